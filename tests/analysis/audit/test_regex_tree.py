@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 
 from keystroke.analysis.audit.rules.regex_tree import (
     ANY,
-    Atomic,
-    Back,
-    Char,
-    Choice,
-    Group,
-    Look,
-    Place,
-    Repeat,
+    RegexAlternation,
+    RegexAnchor,
+    RegexAtomic,
+    RegexBackreference,
+    RegexChars,
+    RegexGroup,
+    RegexLookaround,
+    RegexRepeat,
     parse,
 )
 
 
-def one(sign: str) -> Char:
-    return Char(1 << ord(sign))
+def one(sign: str) -> RegexChars:
+    return RegexChars(1 << ord(sign))
 
 
 A, B = one("a"), one("b")
@@ -33,31 +33,42 @@ A, B = one("a"), one("b")
     ("pattern", "tree"),
     [
         ("ab", (A, B)),
-        ("a|b", (Choice(((A,), (B,))),)),
-        ("(a)(?:b)(?P<x>a)(?<y>b)", (Group((A,)), Group((B,)), Group((A,)), Group((B,)))),
+        ("a|b", (RegexAlternation(((A,), (B,))),)),
+        ("(a)(?:b)(?P<x>a)(?<y>b)", (RegexGroup((A,)), RegexGroup((B,)), RegexGroup((A,)), RegexGroup((B,)))),
         (
             "a*b+?a?b{2}",
-            (Repeat(0, None, (A,)), Repeat(1, None, (B,)), Repeat(0, 1, (A,)), Repeat(2, 2, (B,))),
+            (
+                RegexRepeat(0, None, (A,)),
+                RegexRepeat(1, None, (B,)),
+                RegexRepeat(0, 1, (A,)),
+                RegexRepeat(2, 2, (B,)),
+            ),
         ),
-        ("a{,3}b{3,}", (Repeat(0, 3, (A,)), Repeat(3, None, (B,)))),
+        ("a{,3}b{3,}", (RegexRepeat(0, 3, (A,)), RegexRepeat(3, None, (B,)))),
         ("a{}", (A, one("{"), one("}"))),
-        ("a++(?>b)", (Atomic((Repeat(1, None, (A,)),)), Atomic((B,)))),
-        ("^a$\\b", (Place(), A, Place(), Place())),
-        ("(?=a)(?<!b)", (Look((A,)), Look((B,)))),
-        (r"(a)\1(?P=x)\k<y>", (Group((A,)), Back(), Back(), Back())),
-        ("[ab]", (Char(A.options | B.options),)),
-        ("[^a]", (Char(ANY ^ A.options),)),
-        ("[]a]", (Char(one("]").options | A.options),)),
-        ("[^]", (Char(ANY),)),
-        ("[^]a]b", (Char(ANY), A, one("]"), B)),  # JavaScript's reading where both are possible
-        ("([^](a])", (Group((Char(ANY ^ sum(one(s).options for s in "](a")),)),)),  # Python's where one is
-        ("[a-c]", (Char(sum(one(s).options for s in "abc")),)),
-        ("[a-]", (Char(A.options | one("-").options),)),
+        ("a++(?>b)", (RegexAtomic((RegexRepeat(1, None, (A,)),)), RegexAtomic((B,)))),
+        ("^a$\\b", (RegexAnchor(), A, RegexAnchor(), RegexAnchor())),
+        ("(?=a)(?<!b)", (RegexLookaround((A,)), RegexLookaround((B,)))),
+        (
+            r"(a)\1(?P=x)\k<y>",
+            (RegexGroup((A,)), RegexBackreference(), RegexBackreference(), RegexBackreference()),
+        ),
+        ("[ab]", (RegexChars(A.options | B.options),)),
+        ("[^a]", (RegexChars(ANY ^ A.options),)),
+        ("[]a]", (RegexChars(one("]").options | A.options),)),
+        ("[^]", (RegexChars(ANY),)),
+        ("[^]a]b", (RegexChars(ANY), A, one("]"), B)),  # JavaScript's reading where both are possible
+        (
+            "([^](a])",
+            (RegexGroup((RegexChars(ANY ^ sum(one(s).options for s in "](a")),)),),
+        ),  # Python's where one is
+        ("[a-c]", (RegexChars(sum(one(s).options for s in "abc")),)),
+        ("[a-]", (RegexChars(A.options | one("-").options),)),
         (r"\x61\u0062\u{61}\141", (A, B, A, A)),
-        ("é€", (Char(1 << 233), Char(1 << 256))),
-        (".", (Char(ANY ^ (1 << 10)),)),
+        ("é€", (RegexChars(1 << 233), RegexChars(1 << 256))),
+        (".", (RegexChars(ANY ^ (1 << 10)),)),
         ("(?x) a # b\n b", (A, B)),
-        ("(?i)a(?i:b)(?#c)", (A, Group((B,)))),
+        ("(?i)a(?i:b)(?#c)", (A, RegexGroup((B,)))),
     ],
 )
 def test_an_expression_is_read_as_its_tree(pattern: str, tree: object) -> None:
@@ -68,8 +79,8 @@ def test_an_expression_is_read_as_its_tree(pattern: str, tree: object) -> None:
 def test_kinds_of_characters_are_those_of_the_standard_library(sign: str, flag: str) -> None:
     (found,) = parse(f"\\{sign}")
     (opposite,) = parse(f"\\{sign.upper()}")
-    assert isinstance(found, Char)
-    assert isinstance(opposite, Char)
+    assert isinstance(found, RegexChars)
+    assert isinstance(opposite, RegexChars)
     expected = {code for code in range(256) if re.match(rf"(?{flag}:\{sign})", chr(code))}
     assert {code for code in range(257) if found.options >> code & 1} == expected
     assert found.options ^ opposite.options == ANY

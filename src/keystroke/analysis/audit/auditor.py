@@ -19,17 +19,18 @@ from keystroke.analysis.audit.detectors import Detectors, MemoryDetectors
 from keystroke.analysis.audit.finding import Finding
 from keystroke.analysis.audit.fixes.build import build
 from keystroke.analysis.audit.fixes.imports import bound_name, imported
-from keystroke.analysis.audit.fixes.offers import Offer, offered
-from keystroke.analysis.audit.fixes.site import Repair, Site
-from keystroke.analysis.audit.flow.data_flow import Env, ExhaustedError, Flow
+from keystroke.analysis.audit.fixes.offers import UnitFix, offered
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite
+from keystroke.analysis.audit.flow.data_flow import DataFlow
 from keystroke.analysis.audit.flow.knowledge import load_knowledge
-from keystroke.analysis.audit.flow.memo import Memo
+from keystroke.analysis.audit.flow.memo import StatementMemo
 from keystroke.analysis.audit.flow.values import Memory, Value
+from keystroke.analysis.audit.flow.walk import Env, ExhaustedError
 from keystroke.analysis.audit.go_numbers import GoDetectors
-from keystroke.analysis.audit.memory.control import started
-from keystroke.analysis.audit.memory.pointers import Pointers
+from keystroke.analysis.audit.memory.control import thread_and_signal_functions
+from keystroke.analysis.audit.memory.pointers import PointerFlow
 from keystroke.analysis.audit.rules.catalog import LANGUAGES
-from keystroke.analysis.audit.rules.match import Match, Matcher, index_of
+from keystroke.analysis.audit.rules.match import RuleMatch, RuleMatcher, index_of
 from keystroke.analysis.audit.rules.triggers import FLOW, SILENT, WORD, triggers_of, words_of
 from keystroke.analysis.audit.rules.wrappers import wrappers
 from keystroke.analysis.audit.source import ir
@@ -40,7 +41,7 @@ from keystroke.analysis.audit.source.lower.java import JavaLowering
 from keystroke.analysis.audit.source.lower.javascript import ScriptLowering
 from keystroke.analysis.audit.source.lower.python import PythonLowering
 from keystroke.analysis.audit.source.suppress import suppress
-from keystroke.analysis.audit.source.units import Skeleton, Unit, resplit, skeleton, split
+from keystroke.analysis.audit.source.units import FileOutline, SourceUnit, outline_of, resplit, split
 from keystroke.errors import InputError, Interrupted, NotFound
 from keystroke.text import Edit, apply_edits
 
@@ -68,7 +69,7 @@ class _Found:
     """A finding placed in its unit, and what is offered for it there."""
 
     finding: Finding
-    offers: tuple[Offer, ...]
+    offers: tuple[UnitFix, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +128,12 @@ class LiveAudit:
         self._context: Env = {}
         self._constants = ""  # texts of the file that its functions may use
         self._imports: frozenset[str] = frozenset()  # paths of what the file imports
-        self._memo = Memo()
-        self._outline_memo = Memo()
-        self._outline = Skeleton("", (0,), (0,))
+        self._memo = StatementMemo()
+        self._outline_memo = StatementMemo()
+        self._outline = FileOutline("", (0,), (0,))
         self._handed: dict[str, str] = {}
         self._outline_found: tuple[_Found, ...] = ()
-        self._units: list[Unit] = []
+        self._units: list[SourceUnit] = []
         self._functions: dict[str, str] = {}
         self._alone: dict[str, frozenset[str]] = {}
         self._lowered: dict[str, ir.Function | None] = {}
@@ -164,7 +165,7 @@ class LiveAudit:
 
     def _refresh(self) -> tuple[Finding, ...]:
         text = self.text
-        outline = skeleton(text, self._units, self.language)
+        outline = outline_of(text, self._units, self.language)
         self._functions = {}  # the outline is read without them, so that it depends on its own text alone
         handing = self._handing()
         if outline.text != self._outline.text or handing != self._handed:
@@ -201,12 +202,12 @@ class LiveAudit:
     def _handing(self) -> dict[str, str]:
         """Functions of special meaning: they hand a text on to a shell or a database, or run as threads."""
         if self.language in ("c", "cpp"):
-            return started(self.text)
+            return thread_and_signal_functions(self.text)
         if self.language != "python":
             return {}
         return {**self._helpers, **wrappers(self.text[unit.start : unit.end] for unit in self._units)}
 
-    def _read_outline(self, outline: Skeleton) -> None:
+    def _read_outline(self, outline: FileOutline) -> None:
         before, imports = self._context, self._imports
         matches, env, _ = self._walk(outline.text, {}, 0)
         self._imports = imported(outline.text, self.language).union(
@@ -239,7 +240,7 @@ class LiveAudit:
                 del self._results[key]
         self._outline_found = self._with_fixes(matches, outline.text, {}, 0)
 
-    def _audit_unit(self, source: str, unit: Unit) -> _Result:
+    def _audit_unit(self, source: str, unit: SourceUnit) -> _Result:
         names, calls = words_of(source)
         needed = FLOW
         if self.language not in ("c", "cpp"):
@@ -331,44 +332,44 @@ class LiveAudit:
 
     def _walk(
         self, source: str, env: Env, shift: int, data: bool = True, words: str = ""
-    ) -> tuple[list[Match], Env, Any]:
+    ) -> tuple[list[RuleMatch], Env, Any]:
         root = _parse(source, self.language)
         memory = self.language in ("c", "cpp")
         heard = MemoryDetectors if memory else GoDetectors if self.language == "go" else Detectors
-        matcher: Matcher = heard(self.language, self._index)
-        flow = (Pointers if memory else Flow)(self.language, self._knowledge, matcher, env)
+        matcher: RuleMatcher = heard(self.language, self._index)
+        flow = (PointerFlow if memory else DataFlow)(self.language, self._knowledge, matcher, env)
         matcher.flow = flow
         constants = self._constants if env else ""
-        matcher.about(source + constants, words and words + constants)
+        matcher.set_text(source + constants, words and words + constants)
         if self._remember and self.language == "python" and (env is self._context or not env):
             flow.memo = self._memo if env else self._outline_memo
-            flow.broken = [
+            flow.error_spans = [
                 (span.start.index, span.end.index)
                 for span in (node.range() for node in root.find_all(kind="ERROR"))
             ]
-        flow.provide = self._function if self._functions else None
-        if isinstance(flow, Pointers):
-            flow.alone = self._reported_alone
+        flow.find_function = self._function if self._functions else None
+        if isinstance(flow, PointerFlow):
+            flow.rules_broken_by = self._reported_alone
         try:
             if data:
                 flow.run(self._lowering.stmt(root))
         except (ExhaustedError, RecursionError):
-            flow.quiet = 0  # machine-made code: what was found so far stands
+            flow.silent = 0  # machine-made code: what was found so far stands
         finally:
             self._lowering.depth = 0
-        flow.quiet = 0
-        matcher.patterns(root)
-        matcher.source(root, source)
+        flow.silent = 0
+        matcher.match_patterns(root)
+        matcher.scan_text(root, source)
         matches = [match for match in matcher.matches.values() if match.start >= shift]
         return _distinct(matches), flow.env, root
 
     # Fixes
 
-    def _with_fixes(self, matches: list[Match], source: str, env: Env, shift: int) -> tuple[_Found, ...]:
+    def _with_fixes(self, matches: list[RuleMatch], source: str, env: Env, shift: int) -> tuple[_Found, ...]:
         out: list[_Found] = []
         errors: int | None = None
         for match in matches:
-            offers: list[Offer] = []
+            offers: list[UnitFix] = []
             for spec in match.rule.fixes if match.node is not None else ():
                 if any(offer.title == spec.title for offer in offers):
                     continue  # another way to the same end
@@ -381,7 +382,7 @@ class LiveAudit:
                     edits = tuple(
                         Edit(edit.start - shift, edit.end - shift, edit.text) for edit in repair.edits
                     )
-                    offers.append(Offer(spec.title, edits, repair.needs, spec.suggest))
+                    offers.append(UnitFix(spec.title, edits, repair.needs, spec.suggest))
             finding = Finding(
                 match.rule.id,
                 match.cwe,
@@ -396,14 +397,14 @@ class LiveAudit:
             out.append(_Found(finding, tuple(offers)))
         return tuple(out)
 
-    def _site(self, match: Match, source: str) -> Site:
+    def _site(self, match: RuleMatch, source: str) -> FixSite:
         self._lowering.depth = 0
-        return Site(
+        return FixSite(
             match, self.language, source, self._imports | imported(source, self.language), self._lowering.expr
         )
 
     def _silenced(
-        self, match: Match, matches: list[Match], repair: Repair, source: str, env: Env, errors: int
+        self, match: RuleMatch, matches: list[RuleMatch], repair: FixEdits, source: str, env: Env, errors: int
     ) -> bool:
         """Whether the rule is silent on the fixed text, which parses no worse. No proof: a condition."""
         try:
@@ -426,10 +427,10 @@ class LiveAudit:
         )
 
     def _place(self, found: _Found, at: int) -> Finding:
-        offers = [offer.moved(at) for offer in found.offers]
-        return offered(found.finding.moved(at), offers, self.text, self.language, self._context)
+        offers = [offer.move_by(at) for offer in found.offers]
+        return offered(found.finding.move_by(at), offers, self.text, self.language, self._context)
 
-    def _place_outline(self, found: _Found, outline: Skeleton) -> Finding | None:
+    def _place_outline(self, found: _Found, outline: FileOutline) -> Finding | None:
         finding = found.finding
         start = outline.origin(finding.start)
         end = outline.origin(max(finding.end - 1, finding.start)) + 1
@@ -496,7 +497,7 @@ def _errors(root: ir.Syntax) -> int:
     return len(root.find_all(kind="ERROR"))
 
 
-def _count(matches: list[Match], about: Match, start: int, end: int, last: int) -> int:
+def _count(matches: list[RuleMatch], about: RuleMatch, start: int, end: int, last: int) -> int:
     """How often the same weakness is said of a span; of a chain of calls, the one that ends at `last`
     counts."""
     return sum(
@@ -509,9 +510,9 @@ def _count(matches: list[Match], about: Match, start: int, end: int, last: int) 
     )
 
 
-def _distinct(matches: list[Match]) -> list[Match]:
+def _distinct(matches: list[RuleMatch]) -> list[RuleMatch]:
     """One finding per weakness and place: the most severe, then the first by rule id."""
-    best: dict[tuple[int, int], Match] = {}
+    best: dict[tuple[int, int], RuleMatch] = {}
     for match in matches:
         key = (match.start, match.cwe)
         known = best.get(key)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.flow.data_flow import CallEvent
+from keystroke.analysis.audit.flow.folding import key_of
 from keystroke.analysis.audit.flow.values import LOCAL, PARAMETER, REMOTE, Value
-from keystroke.analysis.audit.memory.control import Control
+from keystroke.analysis.audit.flow.walk import CallEvent
+from keystroke.analysis.audit.memory.control import ControlMatcher
 from keystroke.analysis.audit.memory.matcher import MemoryMatcher
-from keystroke.analysis.audit.rules.match import Matcher, key_of
+from keystroke.analysis.audit.rules.match import RuleMatcher
 from keystroke.analysis.audit.rules.secrets import FORMAT_MARKS, FORMATS, is_secret
 from keystroke.analysis.audit.source import ir
 
@@ -68,30 +69,30 @@ def _mentioned(expr: ir.Expr, depth: int) -> list[str]:
     return []
 
 
-class _Secrets(Matcher):
-    def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
-        super().bind(path, key, value, node, target)
+class _Secrets(RuleMatcher):
+    def on_assign(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
+        super().on_assign(path, key, value, node, target)
         name = path.rsplit(".", 1)[-1]
         if name.endswith("[]") and isinstance(target, ir.IndexExpr) and isinstance(target.key, ir.ConstExpr):
             name = str(target.key.value)
-        self.named(name, value, node)
+        self.check_named_secret(name, value, node)
 
-    def call(self, event: CallEvent) -> Value | None:
+    def on_call(self, event: CallEvent) -> Value | None:
         if self.language in _TIMED and _LOGS.search(event.path):
-            self.logged(event)
+            self.check_logged_secret(event)
         for name, value in event.kwargs.items():
-            self.named(name, value, event.call.kwargs[name].node)
+            self.check_named_secret(name, value, event.call.kwargs[name].node)
             if (
                 name in ("password", "passwd")
                 and isinstance(value.const, str)
                 and value.const
                 and _LOGIN.search(event.path)
             ):
-                self.detected("named-secret", event.call.kwargs[name].node)
-        return super().call(event)
+                self.report("named-secret", event.call.kwargs[name].node)
+        return super().on_call(event)
 
-    def literal(self, value: Value, node: ir.Syntax, coll: ir.CollectionExpr) -> None:
-        super().literal(value, node, coll)
+    def on_collection(self, value: Value, node: ir.Syntax, coll: ir.CollectionExpr) -> None:
+        super().on_collection(value, node, coll)
         if coll.keys is not None:
             for key, item in zip(coll.keys, coll.items, strict=True):
                 if (
@@ -99,10 +100,10 @@ class _Secrets(Matcher):
                     and isinstance(key.value, str)
                     and isinstance(item, ir.ConstExpr)
                 ):
-                    self.named(key.value, Value(item.value), item.node)
+                    self.check_named_secret(key.value, Value(item.value), item.node)
 
-    def tested(self, test: ir.OpExpr, args: list[Value]) -> None:
-        self.compared(test, args)
+    def on_comparison(self, test: ir.OpExpr, args: list[Value]) -> None:
+        self.check_timing(test, args)
         for side, other in ((0, 1), (1, 0)):
             expr = test.args[side]
             name = (
@@ -113,9 +114,9 @@ class _Secrets(Matcher):
                 else ""
             )
             if name and isinstance(test.args[other], ir.ConstExpr):
-                self.named(name, args[other], test.node)
+                self.check_named_secret(name, args[other], test.node)
 
-    def compared(self, test: ir.OpExpr, args: list[Value]) -> None:
+    def check_timing(self, test: ir.OpExpr, args: list[Value]) -> None:
         """A secret held against what a caller sent, character by character."""
         if self.language not in _TIMED or any(not value.level or value.numeric for value in args):
             return
@@ -133,40 +134,40 @@ class _Secrets(Matcher):
             any(value.level >= REMOTE for value in args) and any(map(_TOKEN.search, names))
         )
         if (named and sent[0] != sent[1]) or (digest and any(sent)):
-            self.detected("timing-compare", test.node)
+            self.report("timing-compare", test.node)
 
-    def logged(self, event: CallEvent) -> None:
+    def check_logged_secret(self, event: CallEvent) -> None:
         """A password or key written where others read it."""
         for arg in (*event.call.args, *event.call.kwargs.values()):
             for name in _mentioned(arg, 0):
-                held = self.flow.held(name) if self.flow is not None else None
+                held = self.flow.lookup(name) if self.flow is not None else None
                 if _PRIVATE.search(name) and not (
                     held is not None and (held.numeric or held.known or held.function is not None)
                 ):
-                    self.detected("secret-logged", event.call.node, origin=name)
+                    self.report("secret-logged", event.call.node, origin=name)
                     return
 
-    def define(self, function: ir.Function, handler: bool) -> None:
-        super().define(function, handler)
+    def on_function(self, function: ir.Function, handler: bool) -> None:
+        super().on_function(function, handler)
         for param in function.params:
             if isinstance(param.default, ir.ConstExpr) and isinstance(param.default.value, str):
-                self.named(param.name, Value(param.default.value), param.default.node)
+                self.check_named_secret(param.name, Value(param.default.value), param.default.node)
 
-    def named(self, name: str, value: Value, node: ir.Syntax) -> None:
+    def check_named_secret(self, name: str, value: Value, node: ir.Syntax) -> None:
         text = value.const
         if isinstance(text, bytes):
             text = text.decode("latin-1")
         if isinstance(text, str) and is_secret(name, text):
-            self.detected("named-secret", node)
+            self.report("named-secret", node)
 
-    def source(self, root: ir.Syntax, text: str) -> None:
+    def scan_text(self, root: ir.Syntax, text: str) -> None:
         """Keys recognised by their form, wherever they stand."""
         pair = self.rules.detectors.get("secret-format")
         if pair is None or not any(mark in text for mark in FORMAT_MARKS):
             return
         for found in FORMATS.finditer(text):
             if "EXAMPLE" not in found.group():
-                self.place(pair[0], pair[1], found.start(), found.end())
+                self.record_match(pair[0], pair[1], found.start(), found.end())
 
 
 _XML_FACTORIES = {
@@ -204,20 +205,20 @@ _XML_SAFE = re.compile(
 
 
 class Detectors(_Secrets):
-    def call(self, event: CallEvent) -> Value | None:
+    def on_call(self, event: CallEvent) -> Value | None:
         if self.language == "java":
-            self.factories(event)
-            self.cookies(event)
-        return super().call(event)
+            self.check_xml_factory(event)
+            self.check_cookie(event)
+        return super().on_call(event)
 
-    def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
-        super().bind(path, key, value, node, target)
+    def on_assign(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
+        super().on_assign(path, key, value, node, target)
         if path == "jsx.target" and value.const in ("_blank", "blank"):
             element = node.parent()
             if element is not None and _LINK.match(element.text()) and not _TIED.search(element.text()):
-                self.detected("blank-target", element)
+                self.report("blank-target", element)
 
-    def factories(self, event: CallEvent) -> None:
+    def check_xml_factory(self, event: CallEvent) -> None:
         """A Java XML factory used without any of the settings that make it refuse entities."""
         owner, _, method = event.path.rpartition(".")
         name = owner.split(".", 1)[0].removesuffix("()")
@@ -230,9 +231,9 @@ class Detectors(_Secrets):
             return
         root = event.call.node.get_root().root()
         if not _XML_SAFE.search(root.text()):
-            self.detected("xml-factory", event.call.node)
+            self.report("xml-factory", event.call.node)
 
-    def cookies(self, event: CallEvent) -> None:
+    def check_cookie(self, event: CallEvent) -> None:
         """A Java cookie that is sent though nothing ever made it secure."""
         if not event.path.endswith(".addCookie") or not event.call.args:
             return
@@ -241,11 +242,11 @@ class Detectors(_Secrets):
             return
         text = event.call.node.get_root().root().text()
         if f"{holder.id}.setSecure(" not in text:
-            self.detected("plain-cookie", event.call.node)
+            self.report("plain-cookie", event.call.node)
         if f"{holder.id}.setHttpOnly(" not in text:
-            self.detected("bare-cookie", event.call.node)
+            self.report("bare-cookie", event.call.node)
 
-    def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.IndexExpr) -> None:
+    def on_index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.IndexExpr) -> None:
         """`target[key] = value` with a foreign key: JavaScript objects answer to __proto__."""
         if self.language == "python":
             if (
@@ -254,13 +255,13 @@ class Detectors(_Secrets):
                 and base.path.endswith("session")
                 and _assigned(node) is not None
             ):
-                self.detected("session-key", node, origin=key.origin)
+                self.report("session-key", node, origin=key.origin)
             return
         if (
             self.language not in ("javascript", "typescript", "tsx")
             or key.numeric
             or key.level < PARAMETER
-            or key.safe("proto")
+            or key.is_safe_for("proto")
         ):
             return
         parent = _assigned(node)
@@ -269,7 +270,7 @@ class Detectors(_Secrets):
         nested = (
             isinstance(expr.base, ir.IndexExpr)
             and self.flow is not None
-            and self.flow.eval_quiet(expr.base.key).level >= PARAMETER
+            and self.flow.eval_silently(expr.base.key).level >= PARAMETER
         )
         around = self.function.node.text() if self.function is not None else ""
         if _GUARDED.search(around):
@@ -289,7 +290,7 @@ class Detectors(_Secrets):
         if name is not None and re.search(_OWNED.format(re.escape(name)), around):
             return
         if nested or copied or walked or recursed or key.level >= REMOTE:
-            self.detected("foreign-property", parent, origin=key.origin)
+            self.report("foreign-property", parent, origin=key.origin)
 
 
 _LINK = re.compile(r"<a\s[\s\S]*\bhref=(?:\{|[\"']https?:)")
@@ -313,5 +314,5 @@ def _assigned(node: ir.Syntax) -> ir.Syntax | None:
     return parent
 
 
-class MemoryDetectors(_Secrets, Control, MemoryMatcher):
+class MemoryDetectors(_Secrets, ControlMatcher, MemoryMatcher):
     pass

@@ -29,7 +29,7 @@ class Fix:
     title: str
     edits: tuple[Edit, ...]
 
-    def moved(self, by: int) -> Fix:
+    def move_by(self, by: int) -> Fix:
         return Fix(self.title, tuple(shift(edit, by) for edit in self.edits))
 
 
@@ -53,7 +53,7 @@ class Finding:
         """Every CWE number that describes it, the closest first."""
         return (self.cwe, *(number for number in self.also if number != self.cwe))
 
-    def moved(self, by: int) -> Finding:
+    def move_by(self, by: int) -> Finding:
         """The same finding `by` characters further on."""
         if not by:
             return self
@@ -61,6 +61,6 @@ class Finding:
             self,
             start=self.start + by,
             end=self.end + by,
-            fixes=tuple(fix.moved(by) for fix in self.fixes),
-            suggestions=tuple(fix.moved(by) for fix in self.suggestions),
+            fixes=tuple(fix.move_by(by) for fix in self.fixes),
+            suggestions=tuple(fix.move_by(by) for fix in self.suggestions),
         )

@@ -21,69 +21,69 @@ from keystroke.analysis.audit.fixes import (
     templates,
     wrapping,
 )
-from keystroke.analysis.audit.fixes.site import Repair, Site
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite
 from keystroke.analysis.audit.rules.catalog import FixSpec
 
-Fixer = Callable[[Site, FixSpec], Repair | None]
+Fixer = Callable[[FixSite, FixSpec], FixEdits | None]
 
 FIXERS: dict[str, Fixer] = {
-    "sql-parameters": sql.parameters,
-    "shell-quote": shell.quoted,
-    "shell-arguments": shell.exec_file,
-    "shell-positional": shell.positional,
-    "wrap": wrapping.wrapped,
-    "wrap-assigned": wrapping.wrapped_assigned,
-    "told-nothing": small.told_nothing,
-    "checked-again": small.checked_again,
-    "anchor": paths.anchored,
-    "text-property": scripts.text_property,
-    "text-method": scripts.text_method,
-    "options": scripts.options,
-    "text-values": scripts.text_values,
-    "guarded-key": scripts.guarded_key,
-    "every-match": scripts.every_match,
-    "random-number": scripts.random_number,
-    "buffer-from": scripts.buffer_from,
-    "last-dropped": scripts.last_dropped,
-    "cut-opener": scripts.cut_opener,
-    "java-parameters": java.parameters,
-    "insert-before": java.inserted,
-    "closed-parser": java.closed_parser,
-    "exec-words": java.exec_words,
-    "temporary": java.temporary,
-    "bounded-copy": c_calls.bounded_copy,
-    "bounded-print": c_calls.bounded_print,
-    "as-text": c_calls.as_text,
-    "read-line": c_calls.read_line,
-    "scan-width": c_calls.scan_width,
-    "zeroed": c_calls.zeroed,
-    "room": c_calls.room,
-    "checked-pointer": c_statements.checked_pointer,
-    "guarded-index": c_statements.guarded_index,
-    "guarded-length": c_statements.guarded_length,
-    "guarded-division": c_statements.guarded_division,
-    "checked-arithmetic": c_statements.checked_arithmetic,
-    "initialised": c_statements.initialised,
-    "released": c_statements.released,
-    "forgotten": c_statements.forgotten,
-    "kept-block": c_statements.kept_block,
-    "pointed-size": c_statements.pointed_size,
-    "matching-release": c_statements.matching_release,
-    "removed": c_statements.removed,
-    "verified-peer": c_statements.verified_peer,
-    "compared": c_statements.compared,
-    "static-array": c_statements.static_array,
-    "local-target": small.local_target,
-    "mask": small.masked,
-    "change": small.changed,
-    "xpath-variables": small.xpath_variables,
-    "assertion": small.assertion,
-    "random-source": small.random_source,
-    "owned-temporary": small.owned_temporary,
+    "sql-parameters": sql.bind_parameters,
+    "shell-quote": shell.quote_values,
+    "shell-arguments": shell.use_exec_file,
+    "shell-positional": shell.use_positional_arguments,
+    "wrap": wrapping.wrap_values,
+    "wrap-assigned": wrapping.wrap_assigned_value,
+    "told-nothing": small.hide_error,
+    "checked-again": small.enable_check,
+    "anchor": paths.anchor_names,
+    "text-property": scripts.use_text_property,
+    "text-method": scripts.use_text_method,
+    "options": scripts.set_options,
+    "text-values": scripts.convert_to_text,
+    "guarded-key": scripts.guard_key,
+    "every-match": scripts.replace_every_match,
+    "random-number": scripts.use_secure_random,
+    "buffer-from": scripts.use_buffer_factory,
+    "last-dropped": scripts.drop_last_argument,
+    "cut-opener": scripts.add_noopener,
+    "java-parameters": java.bind_parameters,
+    "insert-before": java.insert_before,
+    "closed-parser": java.disable_external_entities,
+    "exec-words": java.exec_word_list,
+    "temporary": java.use_private_temporary_file,
+    "bounded-copy": c_calls.bound_copy,
+    "bounded-print": c_calls.bound_print,
+    "as-text": c_calls.print_as_text,
+    "read-line": c_calls.use_fgets,
+    "scan-width": c_calls.add_scan_width,
+    "zeroed": c_calls.use_calloc,
+    "room": c_calls.enlarge_buffer,
+    "checked-pointer": c_statements.check_pointer,
+    "guarded-index": c_statements.guard_index,
+    "guarded-length": c_statements.guard_length,
+    "guarded-division": c_statements.guard_division,
+    "checked-arithmetic": c_statements.check_arithmetic,
+    "initialised": c_statements.initialise,
+    "released": c_statements.release_before_end,
+    "forgotten": c_statements.set_to_null,
+    "kept-block": c_statements.free_on_failed_realloc,
+    "pointed-size": c_statements.use_pointed_size,
+    "matching-release": c_statements.match_release,
+    "removed": c_statements.remove_statement,
+    "verified-peer": c_statements.verify_peer,
+    "compared": c_statements.use_comparison,
+    "static-array": c_statements.make_static,
+    "local-target": small.restrict_redirect,
+    "mask": small.mask_mode,
+    "change": small.correct_settings,
+    "xpath-variables": small.bind_xpath_variables,
+    "assertion": small.raise_assertion,
+    "random-source": small.use_system_random,
+    "owned-temporary": small.use_named_temporary_file,
 }
 
 
-def build(site: Site, spec: FixSpec) -> Repair | None:
+def build(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """The edits on the parsed text, or None where this fix does not apply."""
     if spec.array >= 0:
         args = site.match.args
@@ -98,13 +98,13 @@ def build(site: Site, spec: FixSpec) -> Repair | None:
             return None
     if spec.path and not spec.path.search(site.path):
         return None
-    if spec.alone and not site.alone(site.match.node):
+    if spec.alone and not site.is_statement(site.match.node):
         return None
-    if spec.unless and spec.unless.search(site.function(site.match.node).text()):
+    if spec.unless and spec.unless.search(site.enclosing_function(site.match.node).text()):
         return None
-    fixer = FIXERS[spec.fixer] if spec.fixer else templates.filled
+    fixer = FIXERS[spec.fixer] if spec.fixer else templates.fill_template
     repair = fixer(site, spec)
     if repair is None or not repair.edits:
         return None
     needs = tuple(need for need in (*repair.needs, spec.imports) if need)
-    return Repair(tuple(sorted(repair.edits, key=lambda edit: (edit.start, edit.end))), needs)
+    return FixEdits(tuple(sorted(repair.edits, key=lambda edit: (edit.start, edit.end))), needs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import Repair, Site, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
 from keystroke.analysis.audit.flow.values import Memory
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
@@ -20,11 +20,11 @@ _NEEDED = re.compile(
 _ALLOCATES = re.compile(r"\b(?:malloc|alloca)\s*\(")
 
 
-def memory_of(site: Site, node: ir.Syntax) -> Memory | None:
+def memory_of(site: FixSite, node: ir.Syntax) -> Memory | None:
     return site.value(node).memory
 
 
-def size_text(site: Site, node: ir.Syntax, unit: int = 1) -> str | None:
+def size_text(site: FixSite, node: ir.Syntax, unit: int = 1) -> str | None:
     """How many elements of `unit` bytes a buffer holds, as C says it; None where that is not known."""
     memory = memory_of(site, node)
     if memory is None or memory.start != 0:
@@ -41,11 +41,11 @@ def size_text(site: Site, node: ir.Syntax, unit: int = 1) -> str | None:
     return f"sizeof({holder})" if unit == 1 else f"sizeof({holder}) / sizeof({holder}[0])"
 
 
-def is_array(site: Site, name: str, node: ir.Syntax) -> bool:
+def is_array(site: FixSite, name: str, node: ir.Syntax) -> bool:
     """Whether a name is an array of the function around, so that sizeof tells what it holds."""
     return any(
         declared.field("declarator") is not None and declared.field("declarator").text() == name
-        for declared in (site.function(node).find_all(kind="array_declarator") if name else ())
+        for declared in (site.enclosing_function(node).find_all(kind="array_declarator") if name else ())
         if not _is_parameter(declared)
     )
 
@@ -57,10 +57,10 @@ def _is_parameter(node: ir.Syntax) -> bool:
     return at is not None and at.kind() == "parameter_declaration"
 
 
-def bounded_copy(site: Site, spec: FixSpec) -> Repair | None:
+def bound_copy(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """strcpy and strcat with the size of their destination."""
     call, given = site.call, site.arguments()
-    if call is None or len(given) != 2 or not site.alone(call.node) or site.method not in _COPIES:
+    if call is None or len(given) != 2 or not site.is_statement(call.node) or site.method not in _COPIES:
         return None
     wide = site.method.startswith("w")
     size = size_text(site, given[0], 4 if wide else 1)
@@ -77,20 +77,20 @@ def bounded_copy(site: Site, spec: FixSpec) -> Repair | None:
     else:
         text = f"wcsncat({to}, {source}, {size} - wcslen({to}) - 1)"
     needs = ("<stdio.h>",) if site.method == "strcpy" else ("<wchar.h>",) if wide else ("<string.h>",)
-    return Repair((Edit(start, end, text),), needs)
+    return FixEdits((Edit(start, end, text),), needs)
 
 
 _COPIES = ("strcpy", "strcat", "wcscpy", "wcscat")
 
 
-def bounded_print(site: Site, spec: FixSpec) -> Repair | None:
+def bound_print(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """sprintf with the size of its destination."""
     call, given = site.call, site.arguments()
     if (
         call is None
         or len(given) < 2
         or site.method not in ("sprintf", "vsprintf")
-        or not site.alone(call.node)
+        or not site.is_statement(call.node)
     ):
         return None
     size = size_text(site, given[0])
@@ -98,17 +98,17 @@ def bounded_print(site: Site, spec: FixSpec) -> Repair | None:
         return None
     at, end = span(call.func.node)[0], span(given[0])[1]
     name = site.method.replace("sprintf", "snprintf")
-    return Repair((Edit(at, end, f"{name}({site.source(given[0])}, {size}"),), ("<stdio.h>",))
+    return FixEdits((Edit(at, end, f"{name}({site.source(given[0])}, {size}"),), ("<stdio.h>",))
 
 
-def as_text(site: Site, spec: FixSpec) -> Repair | None:
+def print_as_text(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """A format that is data, printed as text."""
     given = site.arguments()
     at = _FORMATTED.get(site.method)
     if at is None or len(given) != at + 1:
         return None
     start = span(given[at])[0]
-    return Repair((Edit(start, start, 'L"%ls", ' if "w" in site.method else '"%s", '),))
+    return FixEdits((Edit(start, start, 'L"%ls", ' if "w" in site.method else '"%s", '),))
 
 
 _FORMATTED = {
@@ -125,7 +125,7 @@ _FORMATTED = {
 }
 
 
-def read_line(site: Site, spec: FixSpec) -> Repair | None:
+def use_fgets(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """gets as fgets, without the end of the line that only fgets keeps."""
     call, given = site.call, site.arguments()
     if call is None or len(given) != 1 or site.method != "gets":
@@ -138,17 +138,17 @@ def read_line(site: Site, spec: FixSpec) -> Repair | None:
     text = f"fgets({name}, {size}, stdin)"
     cut = f"{name}[strcspn({name}, \"\\n\")] = '\\0'"
     parent = call.node.parent()
-    if site.alone(call.node):
+    if site.is_statement(call.node):
         held = parent.parent() if parent is not None else None
         if held is None or held.kind() != "compound_statement":
             return None
         whole = f"if ({text} != NULL) {cut}"
     else:
         whole = f"({text} ? ({cut}, {name}) : NULL)"
-    return Repair((Edit(start, end, whole),), ("<string.h>",))
+    return FixEdits((Edit(start, end, whole),), ("<string.h>",))
 
 
-def scan_width(site: Site, spec: FixSpec) -> Repair | None:
+def add_scan_width(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """scanf with a width one less than each buffer it fills."""
     given = site.arguments()
     at = {"scanf": 0, "fscanf": 1, "sscanf": 1}.get(site.method)
@@ -169,10 +169,10 @@ def scan_width(site: Site, spec: FixSpec) -> Repair | None:
             return None
         place = start + found.start() + 1
         edits.append(Edit(place, place, str(memory.capacity - 1)))
-    return Repair(tuple(edits)) if edits else None
+    return FixEdits(tuple(edits)) if edits else None
 
 
-def zeroed(site: Site, spec: FixSpec) -> Repair | None:
+def use_calloc(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """malloc(n * size) as calloc(n, size), which refuses a product that wraps around."""
     call, given = site.call, site.arguments()
     if call is None or site.method != "malloc" or len(given) != 1:
@@ -184,10 +184,10 @@ def zeroed(site: Site, spec: FixSpec) -> Repair | None:
     if left.kind() == "binary_expression":
         return None
     start, end = span(call.node)
-    return Repair((Edit(start, end, f"calloc({site.source(left)}, {site.source(right)})"),))
+    return FixEdits((Edit(start, end, f"calloc({site.source(left)}, {site.source(right)})"),))
 
 
-def room(site: Site, spec: FixSpec) -> Repair | None:
+def enlarge_buffer(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """An array or a block as large as what is written to it, where both sizes are numbers."""
     found = _NEEDED.search(site.match.message)
     if found is None:
@@ -204,15 +204,15 @@ def room(site: Site, spec: FixSpec) -> Repair | None:
         return None
     unit = max(memory.unit, 1) if found[1] else 1
     arrays = site.match.known.arrays(memory.block) if site.match.known is not None else []
-    scope = site.function(site.match.node)
+    scope = site.enclosing_function(site.match.node)
     for array in [name, *arrays]:
         edit = _declared_size(site, scope, array, held // unit, -(-wanted // unit))
         if edit is not None:
-            return Repair((edit,))
+            return FixEdits((edit,))
     return None
 
 
-def _written(site: Site) -> str | None:
+def _written(site: FixSite) -> str | None:
     """The variable whose memory the match is about."""
     node = site.match.node
     if node.kind() == "subscript_expression":
@@ -223,7 +223,7 @@ def _written(site: Site) -> str | None:
     return held.text() if held is not None and held.kind() == "identifier" else None
 
 
-def _declared_size(site: Site, scope: ir.Syntax, name: str, held: int, wanted: int) -> Edit | None:
+def _declared_size(site: FixSite, scope: ir.Syntax, name: str, held: int, wanted: int) -> Edit | None:
     """The edit of an array's size, or of the size of the only block a pointer is given."""
     for node in scope.find_all(kind="array_declarator"):
         declared, size = node.field("declarator"), node.field("size")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from keystroke.analysis.audit.fixes.c_calls import is_array, size_text
-from keystroke.analysis.audit.fixes.site import Repair, Site, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -22,12 +22,12 @@ _INTEGERS = re.compile(
 )
 
 
-def checked_pointer(site: Site, spec: FixSpec) -> Repair | None:
+def check_pointer(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """A pointer that may be null, looked at behind the statement that gave it."""
     name = _pointer(site)
     if name is None or "null here" in site.match.message:
         return None
-    scope = site.function(site.match.node)
+    scope = site.enclosing_function(site.match.node)
     given = _acquired(site, scope, name, 0)
     if given is None:
         return None
@@ -41,10 +41,10 @@ def checked_pointer(site: Site, spec: FixSpec) -> Repair | None:
         return None
     at = span(whole)[1]
     text = f"\n{indent}if ({holder} == NULL) {{\n{indent}    {leave}\n{indent}}}"
-    return Repair((Edit(at, at, text),), ("<stdlib.h>",) if leave == "abort();" else ())
+    return FixEdits((Edit(at, at, text),), ("<stdlib.h>",) if leave == "abort();" else ())
 
 
-def _pointer(site: Site) -> str | None:
+def _pointer(site: FixSite) -> str | None:
     """The variable that is followed."""
     node = site.match.node
     for name in ("argument", "function"):
@@ -63,7 +63,7 @@ def _pointer(site: Site) -> str | None:
     return None
 
 
-def _acquired(site: Site, scope: ir.Syntax, name: str, depth: int) -> tuple[ir.Syntax, str] | None:
+def _acquired(site: FixSite, scope: ir.Syntax, name: str, depth: int) -> tuple[ir.Syntax, str] | None:
     """The last place before the match that gives the variable a fresh block, and the name given there."""
     best: tuple[ir.Syntax, str] | None = None
     for place, value in site.bindings(name, scope):
@@ -89,7 +89,7 @@ def _plain(node: ir.Syntax) -> ir.Syntax | None:
     return None
 
 
-def _leaving(site: Site, scope: ir.Syntax, before: int) -> str | None:
+def _leaving(site: FixSite, scope: ir.Syntax, before: int) -> str | None:
     """How a function says that it failed; the program stops where it has no way to say so, or where something
     taken earlier would be lost."""
     if scope.kind() != "function_definition":
@@ -117,7 +117,7 @@ def _leaving(site: Site, scope: ir.Syntax, before: int) -> str | None:
 # Guards
 
 
-def _guard(site: Site, test: str, needs: tuple[str, ...] = ()) -> Repair | None:
+def _guard(site: FixSite, test: str, needs: tuple[str, ...] = ()) -> FixEdits | None:
     """The statement of the match under a test."""
     at = site.match.node
     while (parent := at.parent()) is not None and at.kind() != "expression_statement":
@@ -130,10 +130,10 @@ def _guard(site: Site, test: str, needs: tuple[str, ...] = ()) -> Repair | None:
     start, end = span(at)
     indent = site.indent(start)
     body = site.text[start:end].replace("\n", "\n    ")
-    return Repair((Edit(start, end, f"if ({test}) {{\n{indent}    {body}\n{indent}}}"),), needs)
+    return FixEdits((Edit(start, end, f"if ({test}) {{\n{indent}    {body}\n{indent}}}"),), needs)
 
 
-def guarded_index(site: Site, spec: FixSpec) -> Repair | None:
+def guard_index(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """An access only where the index lies inside the array."""
     node = site.match.node
     if node.kind() != "subscript_expression":
@@ -159,7 +159,7 @@ def guarded_index(site: Site, spec: FixSpec) -> Repair | None:
     return _guard(site, f"{index} >= 0 && (size_t){index} < {count}", ("<stddef.h>",))
 
 
-def guarded_length(site: Site, spec: FixSpec) -> Repair | None:
+def guard_length(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """A copy only where its length is no more than its destination holds."""
     given = site.arguments()
     at = {"memcpy": 2, "memmove": 2, "strncpy": 2, "memset": 2}.get(site.method)
@@ -172,7 +172,7 @@ def guarded_length(site: Site, spec: FixSpec) -> Repair | None:
     return _guard(site, f"{length} >= 0 && (size_t){length} <= {size}", ("<stddef.h>",))
 
 
-def guarded_division(site: Site, spec: FixSpec) -> Repair | None:
+def guard_division(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """A division only by something that is not zero."""
     node = site.match.node
     right = node.field("right")
@@ -181,7 +181,7 @@ def guarded_division(site: Site, spec: FixSpec) -> Repair | None:
     return _guard(site, f"{right.text()} != 0")
 
 
-def checked_arithmetic(site: Site, spec: FixSpec) -> Repair | None:
+def check_arithmetic(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Arithmetic that the compiler's own check finds too large for its type stops before it is done."""
     node = site.match.node
     if site.language != "c":
@@ -210,18 +210,18 @@ def checked_arithmetic(site: Site, spec: FixSpec) -> Repair | None:
     declared = re.search(rf"\b((?:unsigned\s+|signed\s+)?\w+(?:\s+long)?)\s+{target.text()}\b", site.text)
     if declared is None or not _INTEGERS.match(declared[1]):
         return None
-    scope = site.function(node)
+    scope = site.enclosing_function(node)
     at = span(whole)[0]
     indent = site.indent(at)
     test = f"__builtin_{name}_overflow({left.text()}, {right.text()}, &({declared[1]}){{0}})"
     text = f"if ({test}) {{\n{indent}    abort();\n{indent}}}\n{indent}"
-    return Repair((Edit(at, at, text),), ("<stdlib.h>",)) if scope.kind() == "function_definition" else None
+    return FixEdits((Edit(at, at, text),), ("<stdlib.h>",)) if scope.kind() == "function_definition" else None
 
 
 # Values and releases
 
 
-def initialised(site: Site, spec: FixSpec) -> Repair | None:
+def initialise(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """A variable or an array with a value from its declaration on."""
     node = site.match.node
     names = [node.text()] if node.kind() == "identifier" else []
@@ -229,7 +229,7 @@ def initialised(site: Site, spec: FixSpec) -> Repair | None:
         names = [node.field("argument").text()]
     elif node.kind() == "call_expression":
         names = [held.text() for held in site.arguments()[:1]]
-    scope = site.function(node)
+    scope = site.enclosing_function(node)
     for name in names:
         for declaration in scope.find_all(kind="declaration"):
             for child in declaration.children():
@@ -237,18 +237,18 @@ def initialised(site: Site, spec: FixSpec) -> Repair | None:
                     kind = declaration.field("type")
                     if kind is None or not _INTEGERS.match(kind.text()):
                         return None
-                    return Repair((Edit(span(child)[1], span(child)[1], " = 0"),))
+                    return FixEdits((Edit(span(child)[1], span(child)[1], " = 0"),))
                 if child.kind() == "array_declarator":
                     held, size = child.field("declarator"), child.field("size")
                     if held is None or held.text() != name or size is None:
                         continue
                     if size.kind() not in ("number_literal",) and not size.text().isupper():
                         return None  # an array of a size known only when it runs takes no initial value
-                    return Repair((Edit(span(child)[1], span(child)[1], " = {0}"),))
+                    return FixEdits((Edit(span(child)[1], span(child)[1], " = {0}"),))
     return None
 
 
-def released(site: Site, spec: FixSpec) -> Repair | None:
+def release_before_end(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """A block that one variable holds, freed where that variable ends."""
     node = site.match.node
     holder = node.parent()
@@ -261,7 +261,7 @@ def released(site: Site, spec: FixSpec) -> Repair | None:
     whole = _plain(holder)
     if not re.fullmatch(r"\w+", name) or whole is None:
         return None
-    scope = site.function(node)
+    scope = site.enclosing_function(node)
     declared = [
         item
         for item in scope.find_all(kind="declaration")
@@ -289,9 +289,9 @@ def released(site: Site, spec: FixSpec) -> Repair | None:
         if re.search(rf"\b{name}\b", last.text()):
             return None
         at = span(last)[0]
-        return Repair((Edit(at, at, f"{release}\n{site.indent(at)}"),))
+        return FixEdits((Edit(at, at, f"{release}\n{site.indent(at)}"),))
     at = span(last)[1]
-    return Repair((Edit(at, at, f"\n{site.indent(span(last)[0])}{release}"),))
+    return FixEdits((Edit(at, at, f"\n{site.indent(span(last)[0])}{release}"),))
 
 
 def _absent(node: ir.Syntax, name: str) -> bool:
@@ -305,13 +305,13 @@ def _absent(node: ir.Syntax, name: str) -> bool:
     )
 
 
-def forgotten(site: Site, spec: FixSpec) -> Repair | None:
+def set_to_null(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """A freed pointer set to NULL, which may be freed again without harm."""
     given = site.arguments()
     if site.method != "free" or len(given) != 1 or given[0].kind() != "identifier":
         return None
     name = given[0].text()
-    scope = site.function(site.match.node)
+    scope = site.enclosing_function(site.match.node)
     before = [
         call
         for call in scope.find_all(kind="call_expression")
@@ -326,10 +326,10 @@ def forgotten(site: Site, spec: FixSpec) -> Repair | None:
     if held is None or held.kind() != "compound_statement":
         return None
     at = span(whole)[1]
-    return Repair((Edit(at, at, f"\n{site.indent(span(whole)[0])}{name} = NULL;"),))
+    return FixEdits((Edit(at, at, f"\n{site.indent(span(whole)[0])}{name} = NULL;"),))
 
 
-def kept_block(site: Site, spec: FixSpec) -> Repair | None:
+def free_on_failed_realloc(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """`p = realloc(p, n)` that frees the old block where no new one could be had."""
     node = site.match.node
     whole = node.parent()
@@ -356,10 +356,10 @@ def kept_block(site: Site, spec: FixSpec) -> Repair | None:
         f"    {name} = {cast}grown;",
         "}",
     ]
-    return Repair((Edit(start, end, f"\n{indent}".join(lines)),))
+    return FixEdits((Edit(start, end, f"\n{indent}".join(lines)),))
 
 
-def pointed_size(site: Site, spec: FixSpec) -> Repair | None:
+def use_pointed_size(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """`sizeof(p)` where what `p` points to is meant."""
     node = site.match.node
     target = node.field("left") or node.field("declarator")
@@ -373,10 +373,10 @@ def pointed_size(site: Site, spec: FixSpec) -> Repair | None:
     ]
     if len(found) != 1:
         return None
-    return Repair((Edit(*span(found[0]), f"sizeof(*{name})"),))
+    return FixEdits((Edit(*span(found[0]), f"sizeof(*{name})"),))
 
 
-def matching_release(site: Site, spec: FixSpec) -> Repair | None:
+def match_release(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Memory given back the way it was taken."""
     node = site.match.node
     given = site.arguments()
@@ -392,10 +392,10 @@ def matching_release(site: Site, spec: FixSpec) -> Repair | None:
         "new": f"delete {held.text()}",
         "new[]": f"delete[] {held.text()}",
     }.get(memory.kind if memory is not None else "")
-    return Repair((Edit(*span(node), text),)) if text else None
+    return FixEdits((Edit(*span(node), text),)) if text else None
 
 
-def removed(site: Site, spec: FixSpec) -> Repair | None:
+def remove_statement(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """A statement that must not be there."""
     whole = site.match.node.parent()
     if whole is None or whole.kind() != "expression_statement":
@@ -406,33 +406,33 @@ def removed(site: Site, spec: FixSpec) -> Repair | None:
     start, end = span(whole)
     line = site.text.rfind("\n", 0, start) + 1
     if not site.text[line:start].strip() and site.text[end : end + 1] == "\n":
-        return Repair((Edit(line, end + 1, ""),))
-    return Repair((Edit(start, end, ""),))
+        return FixEdits((Edit(line, end + 1, ""),))
+    return FixEdits((Edit(start, end, ""),))
 
 
-def verified_peer(site: Site, spec: FixSpec) -> Repair | None:
+def verify_peer(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """curl told to check the peer, and the name in its certificate."""
     given = site.arguments()
     if site.method != "curl_easy_setopt" or len(given) != 3:
         return None
     value = {"CURLOPT_SSL_VERIFYPEER": "1L", "CURLOPT_SSL_VERIFYHOST": "2L"}.get(given[1].text())
-    return Repair((Edit(*span(given[2]), value),)) if value else None
+    return FixEdits((Edit(*span(given[2]), value),)) if value else None
 
 
-def compared(site: Site, spec: FixSpec) -> Repair | None:
+def use_comparison(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """`=` in a test as `==`."""
     operator = site.match.node.field("operator")
     if site.match.node.kind() != "assignment_expression" or operator is None or operator.text() != "=":
         return None
-    return Repair((Edit(*span(operator), "=="),))
+    return FixEdits((Edit(*span(operator), "=="),))
 
 
-def static_array(site: Site, spec: FixSpec) -> Repair | None:
+def make_static(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """An array that outlives the function that gives it away."""
     name = site.match.node.text()
-    scope = site.function(site.match.node)
+    scope = site.enclosing_function(site.match.node)
     for declaration in scope.find_all(kind="declaration"):
         if re.search(rf"\b{re.escape(name)}\s*\[", declaration.text()) and "static" not in declaration.text():
             at = span(declaration)[0]
-            return Repair((Edit(at, at, "static "),))
+            return FixEdits((Edit(at, at, "static "),))
     return None

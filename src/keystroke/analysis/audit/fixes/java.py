@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 
 from keystroke.analysis.audit.fixes import sql
-from keystroke.analysis.audit.fixes.shell import command, words
-from keystroke.analysis.audit.fixes.site import Repair, Site, span
-from keystroke.analysis.audit.fixes.text_parts import Composition, compose
+from keystroke.analysis.audit.fixes.shell import command_words, composed_command
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
+from keystroke.analysis.audit.fixes.text_parts import TextComposition, compose
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -24,20 +24,20 @@ _QUERIES = ("createQuery", "createNativeQuery", "createSQLQuery")
 _TEMPLATE = re.compile(r"^(?:queryFor\w+|query|update)$")
 
 
-def parameters(site: Site, spec: FixSpec) -> Repair | None:
+def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """SQL: values out of the statement and into its parameters."""
     call, given = site.call, site.arguments()
     if call is None or not given or not isinstance(call.func, ir.AttrExpr):
         return None
-    written = sql.site_value(site, given[0])
+    written = sql.resolve_variable(site, given[0])
     statement = compose(written, site.language, site.text)
     if statement is None or not statement.holes:
         return None
     if span(written) != span(given[0]) and not all(
-        site.steady(hole.node, written) for hole in statement.holes
+        site.is_unchanged(hole.node, written) for hole in statement.holes
     ):
         return None
-    bound = sql.values_of(site, statement)
+    bound = sql.bindable_values(site, statement)
     if not bound:
         return None
     first = _marks(statement, bound)
@@ -46,7 +46,7 @@ def parameters(site: Site, spec: FixSpec) -> Repair | None:
     method = site.method
     if method in _QUERIES:
         return _query(site, statement, bound, method)
-    edits = sql.placed(statement, bound, "?")
+    edits = sql.place_marks(statement, bound, "?")
     if edits is None:
         return None
     if method in ("executeQuery", "executeUpdate", "execute") and len(given) == 1:
@@ -59,11 +59,11 @@ def parameters(site: Site, spec: FixSpec) -> Repair | None:
         listed = "".join(f", {item.value}" for item in bound)
         if any(node.kind() in ("array_creation_expression", "lambda_expression") for node in given[1:]):
             return None
-        return Repair((*edits, Edit(end, end, listed)))
+        return FixEdits((*edits, Edit(end, end, listed)))
     return None
 
 
-def _marks(statement: Composition, bound: list[sql.Bound]) -> int | None:
+def _marks(statement: TextComposition, bound: list[sql.Bound]) -> int | None:
     """The number of the first new parameter; None where one the statement has would move."""
     skeleton = statement.skeleton
     plain = re.sub(r"'[^']*'", lambda found: " " * len(found.group()), skeleton)
@@ -74,13 +74,13 @@ def _marks(statement: Composition, bound: list[sql.Bound]) -> int | None:
 
 
 def _prepared(
-    site: Site, call: ir.CallExpr, holder: ir.Syntax, edits: list[Edit], bound: list[sql.Bound], first: int
-) -> Repair | None:
+    site: FixSite, call: ir.CallExpr, holder: ir.Syntax, edits: list[Edit], bound: list[sql.Bound], first: int
+) -> FixEdits | None:
     """`statement.execute(text)` with a prepared statement of the same connection."""
     func = call.func
     assert isinstance(func, ir.AttrExpr)
     owner = func.base.node
-    scope = site.function(call.node).text()
+    scope = site.enclosing_function(call.node).text()
     if owner.kind() != "identifier" or first != 1 or _LATER.search(scope):
         return None
     name = owner.text()
@@ -100,7 +100,7 @@ def _prepared(
     start, end = span(call.node)
     kept = [edit for edit in edits if edit not in moved]
     replaced = Edit(start, end, f"{fresh}.{func.name}()")
-    return Repair((*kept, Edit(at, at, inserted), replaced))
+    return FixEdits((*kept, Edit(at, at, inserted), replaced))
 
 
 def _applied(text: str, edits: list[Edit], shift: int) -> str:
@@ -115,8 +115,8 @@ def _setter(number: int, item: sql.Bound) -> str:
 
 
 def _set_behind(
-    site: Site, call: ir.CallExpr, edits: list[Edit], bound: list[sql.Bound], first: int
-) -> Repair | None:
+    site: FixSite, call: ir.CallExpr, edits: list[Edit], bound: list[sql.Bound], first: int
+) -> FixEdits | None:
     """Parameters of a statement that is prepared already, set behind its declaration."""
     declared = call.node.parent()
     while declared is not None and declared.kind() in ("cast_expression", "parenthesized_expression"):
@@ -132,7 +132,7 @@ def _set_behind(
         at = span(inner[0])[0]
         glue = f"\n{site.indent(at)}"
         lines = [f"{name.text()}.{_setter(number, item)};{glue}" for number, item in enumerate(bound, first)]
-        return Repair((*edits, Edit(at, at, "".join(lines))))
+        return FixEdits((*edits, Edit(at, at, "".join(lines))))
     holder = declared.field("name") if declared.kind() == "variable_declarator" else declared.field("left")
     if declared.kind() not in ("variable_declarator", "assignment_expression") or holder is None:
         return None
@@ -144,10 +144,10 @@ def _set_behind(
     at = span(place)[1]
     glue = f"\n{site.indent(span(place)[0])}"
     lines = [f"{glue}{holder.text()}.{_setter(number, item)};" for number, item in enumerate(bound, first)]
-    return Repair((*edits, Edit(at, at, "".join(lines))))
+    return FixEdits((*edits, Edit(at, at, "".join(lines))))
 
 
-def _query(site: Site, statement: Composition, bound: list[sql.Bound], method: str) -> Repair | None:
+def _query(site: FixSite, statement: TextComposition, bound: list[sql.Bound], method: str) -> FixEdits | None:
     """JPA and Hibernate: parameters set on the query itself."""
     named = method != "createNativeQuery"
     edits: list[Edit] = []
@@ -167,10 +167,10 @@ def _query(site: Site, statement: Composition, bound: list[sql.Bound], method: s
             return None
         edits += [*statement.unwrap, *statement.undouble]
     end = span(site.match.node)[1]
-    return Repair((*edits, Edit(end, end, listed)))
+    return FixEdits((*edits, Edit(end, end, listed)))
 
 
-def _statement(site: Site, node: ir.Syntax) -> ir.Syntax | None:
+def _statement(site: FixSite, node: ir.Syntax) -> ir.Syntax | None:
     """The plain statement of a block that holds a call, evaluated exactly once when it runs."""
     at = node
     while (parent := at.parent()) is not None:
@@ -182,7 +182,7 @@ def _statement(site: Site, node: ir.Syntax) -> ir.Syntax | None:
     return None
 
 
-def _fresh(site: Site, name: str) -> str:
+def _fresh(site: FixSite, name: str) -> str:
     """A name that the unit does not use yet."""
     number = 1
     chosen = name
@@ -192,7 +192,7 @@ def _fresh(site: Site, name: str) -> str:
     return chosen
 
 
-def inserted(site: Site, spec: FixSpec) -> Repair | None:
+def insert_before(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Statements that are missing, put before the one that holds the call; `{0}` is its first
     argument, a name."""
     given = site.arguments()
@@ -207,7 +207,7 @@ def inserted(site: Site, spec: FixSpec) -> Repair | None:
     lines = [line for line in wanted if f"{line.split('(', 1)[0]}(" not in site.text]
     at = span(place)[0]
     return (
-        Repair((Edit(at, at, "".join(f"{line};\n{site.indent(at)}" for line in lines)),)) if lines else None
+        FixEdits((Edit(at, at, "".join(f"{line};\n{site.indent(at)}" for line in lines)),)) if lines else None
     )
 
 
@@ -241,7 +241,7 @@ _MADE = re.compile(r"([\w.]+)\.new(?:Default)?(?:Instance|Factory)\(\)")
 _CREATED = re.compile(r"new\s+([\w.]+)\(\)")
 
 
-def closed_parser(site: Site, spec: FixSpec) -> Repair | None:
+def disable_external_entities(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """An XML parser told to follow nothing out of the document, before it is used."""
     call = site.call
     place = _statement(site, site.match.node)
@@ -255,7 +255,7 @@ def closed_parser(site: Site, spec: FixSpec) -> Repair | None:
         lines = _settings(kind, owner.text())
         if lines is None:
             return None
-        return Repair((Edit(at, at, "".join(f"{line}\n{indent}" for line in lines)),))
+        return FixEdits((Edit(at, at, "".join(f"{line}\n{indent}" for line in lines)),))
     made = site.source(owner)
     found = _MADE.fullmatch(made) or _CREATED.fullmatch(made)
     if found is None or found[1].rsplit(".", 1)[-1] != kind:
@@ -265,18 +265,18 @@ def closed_parser(site: Site, spec: FixSpec) -> Repair | None:
     if lines is None:
         return None
     lines = [f"{found[1]} {fresh} = {made};", *lines]
-    return Repair((Edit(at, at, "".join(f"{line}\n{indent}" for line in lines)), Edit(*span(owner), fresh)))
+    return FixEdits((Edit(at, at, "".join(f"{line}\n{indent}" for line in lines)), Edit(*span(owner), fresh)))
 
 
-def exec_words(site: Site, spec: FixSpec) -> Repair | None:
+def exec_word_list(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """`exec("tool " + value)`: the words as a list, so that the value stays one of them."""
     given = site.arguments()
     if not given or site.method != "exec":
         return None
-    text = command(site, given[0])
+    text = composed_command(site, given[0])
     if text is None or any(quote in text.skeleton for quote in "'\""):
         return None
-    listed = words(site, text)
+    listed = command_words(site, text)
     if listed is None or len(listed) < 2 or not listed[0].startswith('"'):
         return None
     if span(text.node) != span(given[0]):
@@ -285,14 +285,14 @@ def exec_words(site: Site, spec: FixSpec) -> Repair | None:
         word if word.startswith('"') or _is_text(site, word) else f"String.valueOf({word})" for word in listed
     ]
     start, end = span(given[0])
-    return Repair((Edit(start, end, f"new String[] {{{', '.join(listed)}}}"),))
+    return FixEdits((Edit(start, end, f"new String[] {{{', '.join(listed)}}}"),))
 
 
-def _is_text(site: Site, word: str) -> bool:
+def _is_text(site: FixSite, word: str) -> bool:
     return '"' in word or re.search(rf"\bString\s+{re.escape(word)}\b", site.text) is not None
 
 
-def temporary(site: Site, spec: FixSpec) -> Repair | None:
+def use_private_temporary_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """`File.createTempFile` with the same prefix, suffix and folder, readable by the owner alone."""
     call, given = site.call, site.arguments()
     if call is None or site.method != "createTempFile" or len(given) not in (2, 3):
@@ -304,4 +304,4 @@ def temporary(site: Site, spec: FixSpec) -> Repair | None:
         folder = texts[2] if re.fullmatch(r"[\w.()]+", texts[2]) else f"({texts[2]})"
         texts = [f"{folder}.toPath()", texts[0], texts[1]]
     start, end = span(call.node)
-    return Repair((Edit(start, end, f"java.nio.file.Files.createTempFile({', '.join(texts)}).toFile()"),))
+    return FixEdits((Edit(start, end, f"java.nio.file.Files.createTempFile({', '.join(texts)}).toFile()"),))

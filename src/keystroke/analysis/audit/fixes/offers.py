@@ -12,22 +12,22 @@ from dataclasses import dataclass
 
 from keystroke.analysis.audit.finding import Finding, Fix
 from keystroke.analysis.audit.fixes.imports import bound_name, import_edit, needless
-from keystroke.analysis.audit.source.units import Skeleton
+from keystroke.analysis.audit.source.units import FileOutline
 from keystroke.errors import InputError
 from keystroke.text import Edit, apply_edits, shift
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class UnitFix:
     title: str
     edits: tuple[Edit, ...]
     needs: tuple[str, ...]
     suggest: bool
 
-    def moved(self, by: int) -> Offer:
-        return Offer(self.title, tuple(shift(edit, by) for edit in self.edits), self.needs, self.suggest)
+    def move_by(self, by: int) -> UnitFix:
+        return UnitFix(self.title, tuple(shift(edit, by) for edit in self.edits), self.needs, self.suggest)
 
-    def outlined(self, outline: Skeleton, text: str) -> Offer | None:
+    def outlined(self, outline: FileOutline, text: str) -> UnitFix | None:
         """The offer with offsets of the text instead of its skeleton; None where that is not one piece."""
         edits = [
             Edit(outline.origin(edit.start), outline.origin(edit.start) + edit.end - edit.start, edit.text)
@@ -37,11 +37,11 @@ class Offer:
             text[new.start : new.end] == outline.text[old.start : old.end]
             for new, old in zip(edits, self.edits, strict=True)
         )
-        return Offer(self.title, tuple(edits), self.needs, self.suggest) if same else None
+        return UnitFix(self.title, tuple(edits), self.needs, self.suggest) if same else None
 
 
 def offered(
-    finding: Finding, offers: Iterable[Offer], text: str, language: str, known: Iterable[str]
+    finding: Finding, offers: Iterable[UnitFix], text: str, language: str, known: Iterable[str]
 ) -> Finding:
     """The finding with its fixes and suggestions as edits of `text`; `known`: the names the file has."""
     fixes: list[Fix] = []
@@ -67,7 +67,7 @@ def offered(
     )
 
 
-def placed(offer: Offer, text: str, language: str, names: set[str]) -> Fix | None:
+def placed(offer: UnitFix, text: str, language: str, names: set[str]) -> Fix | None:
     """The fix for the whole file; None where it does not fit there."""
     added: list[Edit] = []
     for need in offer.needs:

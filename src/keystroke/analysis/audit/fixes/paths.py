@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from keystroke.analysis.audit.fixes.site import Repair, Site, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
 from keystroke.analysis.audit.fixes.sql import is_text
-from keystroke.analysis.audit.fixes.text_parts import Hole, compose
+from keystroke.analysis.audit.fixes.text_parts import TextHole, compose
 from keystroke.analysis.audit.flow.values import LOCAL
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
@@ -25,7 +25,7 @@ _JOINS = {
 }
 
 
-def anchored(site: Site, spec: FixSpec) -> Repair | None:
+def anchor_names(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Every foreign name behind a folder in the path that is used."""
     edits: list[Edit] = []
     needs: list[str] = []
@@ -39,10 +39,10 @@ def anchored(site: Site, spec: FixSpec) -> Repair | None:
                 return None
             edits += step[0]
             needs += step[1]
-    return Repair(tuple(dict.fromkeys(edits)), tuple(dict.fromkeys(needs))) if edits else None
+    return FixEdits(tuple(dict.fromkeys(edits)), tuple(dict.fromkeys(needs))) if edits else None
 
 
-def _written(site: Site, node: ir.Syntax) -> ir.Syntax:
+def _written(site: FixSite, node: ir.Syntax) -> ir.Syntax:
     """The expression a path was given by: kept inside its folder there, it is so wherever it is used."""
     java = site.family == "java" and node.kind() == "method_invocation" and node.field("object") is not None
     if java and node.text().endswith((".toPath()", ".getPath()", ".getAbsolutePath()", ".toFile()")):
@@ -52,7 +52,7 @@ def _written(site: Site, node: ir.Syntax) -> ir.Syntax:
     return node
 
 
-def _paths(site: Site) -> list[ir.Syntax]:
+def _paths(site: FixSite) -> list[ir.Syntax]:
     """The paths a call is given, and the one it is called on."""
     out = site.arguments()
     call = site.call
@@ -63,7 +63,7 @@ def _paths(site: Site) -> list[ir.Syntax]:
     return out
 
 
-def _names(site: Site, node: ir.Syntax) -> list[tuple[ir.Syntax, bool]] | None:
+def _names(site: FixSite, node: ir.Syntax) -> list[tuple[ir.Syntax, bool]] | None:
     """The foreign names of a path, each behind a folder, and whether it is surely text; None where the path
     is put together in another way."""
     while node.kind() == "parenthesized_expression":
@@ -90,7 +90,7 @@ def _names(site: Site, node: ir.Syntax) -> list[tuple[ir.Syntax, bool]] | None:
     out: list[tuple[ir.Syntax, bool]] = []
     skeleton = text.skeleton
     for at, hole in enumerate(text.atoms):
-        if not isinstance(hole, Hole) or not _open(site, hole.node):
+        if not isinstance(hole, TextHole) or not _open(site, hole.node):
             continue
         before = skeleton[:at]
         if not (before.endswith("/") or _separator(text.atoms[at - 1 : at], site)) or len(before) < 2:
@@ -101,16 +101,16 @@ def _names(site: Site, node: ir.Syntax) -> list[tuple[ir.Syntax, bool]] | None:
     return out
 
 
-def _separator(before: Sequence[object], site: Site) -> bool:
+def _separator(before: Sequence[object], site: FixSite) -> bool:
     """Whether the part before a name is the system's separator."""
     hole = before[0] if before else None
     return (
-        isinstance(hole, Hole)
+        isinstance(hole, TextHole)
         and re.fullmatch(r"(?:java\.io\.)?File\.separator|os\.sep|path\.sep", hole.node.text()) is not None
     )
 
 
-def _joined(site: Site, node: ir.Syntax) -> list[ir.Syntax] | None:
+def _joined(site: FixSite, node: ir.Syntax) -> list[ir.Syntax] | None:
     """The arguments of a call that joins a path."""
     kind = node.kind()
     arguments = node.field("arguments") if kind in _CALLS else None
@@ -137,17 +137,17 @@ def _joined(site: Site, node: ir.Syntax) -> list[ir.Syntax] | None:
 _CALLS = ("call", "call_expression", "method_invocation", "object_creation_expression")
 
 
-def _open(site: Site, node: ir.Syntax) -> bool:
+def _open(site: FixSite, node: ir.Syntax) -> bool:
     if "zip-slip" in site.match.rule.id:  # what an archive says of its entries
         return _ENTRY.search(node.text()) is not None
     value = site.value(node)
-    return value.level > LOCAL and not value.numeric and not value.safe("path")
+    return value.level > LOCAL and not value.numeric and not value.is_safe_for("path")
 
 
 _ENTRY = re.compile(r"(?i)entry|header|getName\(\)|\.name\b|filename")
 
 
-def _anchor(site: Site, node: ir.Syntax, known: bool) -> tuple[list[Edit], list[str]] | None:
+def _anchor(site: FixSite, node: ir.Syntax, known: bool) -> tuple[list[Edit], list[str]] | None:
     source = site.source(node)
     if "\n" in source:
         return None

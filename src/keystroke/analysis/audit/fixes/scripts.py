@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import Repair, Site, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
 from keystroke.analysis.audit.fixes.text_parts import compose
 from keystroke.analysis.audit.flow.values import LOCAL, REMOTE
 from keystroke.analysis.audit.rules.catalog import FixSpec
@@ -18,7 +18,7 @@ _TEXTUAL = re.compile(
 _RISKY = ("__proto__", "constructor", "prototype")
 
 
-def text_property(site: Site, spec: FixSpec) -> Repair | None:
+def use_text_property(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """`element.innerHTML = value` as `element.textContent = value`, where the value is a client's text
     alone."""
     node = site.match.node
@@ -31,10 +31,10 @@ def text_property(site: Site, spec: FixSpec) -> Repair | None:
         return None
     if value.level < REMOTE and not spec.suggest:
         return None
-    return Repair((Edit(*span(name), "textContent"),))
+    return FixEdits((Edit(*span(name), "textContent"),))
 
 
-def text_method(site: Site, spec: FixSpec) -> Repair | None:
+def use_text_method(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """`$(place).html(value)` as `$(place).text(value)`, where the value is a client's text alone."""
     call, given = site.call, site.arguments()
     if call is None or len(given) != 1 or site.method != "html":
@@ -43,10 +43,10 @@ def text_method(site: Site, spec: FixSpec) -> Repair | None:
     name = call.func.node.field("property")
     if name is None or value.built or value.level < REMOTE or compose(given[0], site.language, site.text):
         return None
-    return Repair((Edit(*span(name), "text"),))
+    return FixEdits((Edit(*span(name), "text"),))
 
 
-def options(site: Site, spec: FixSpec) -> Repair | None:
+def set_options(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Options set in the object a call is given, or in one that is added behind its arguments."""
     call, given = site.call, site.arguments()
     if call is None or not given:
@@ -73,12 +73,12 @@ def options(site: Site, spec: FixSpec) -> Repair | None:
             else:
                 at = start + 1 + len(inner) - len(inner.lstrip())
                 edits.append(Edit(at, at, f"{', '.join(missing)}, "))
-        return Repair(tuple(edits)) if edits else None
+        return FixEdits(tuple(edits)) if edits else None
     if len(given) != 2:
         return None
     end = span(last)[1]
     listed = ", ".join(f"{name}: {value}" for name, value in wanted.items())
-    return Repair((Edit(end, end, f", {{ {listed} }}"),))
+    return FixEdits((Edit(end, end, f", {{ {listed} }}"),))
 
 
 def _key(pair: ir.Syntax) -> str:
@@ -86,7 +86,7 @@ def _key(pair: ir.Syntax) -> str:
     return name.text().strip("\"'") if name is not None else ""
 
 
-def text_values(site: Site, spec: FixSpec) -> Repair | None:
+def convert_to_text(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """A document query whose values are texts: an object sent in their place would be an operator."""
     given = site.arguments()
     if not given or given[0].kind() != "object":
@@ -108,15 +108,15 @@ def text_values(site: Site, spec: FixSpec) -> Repair | None:
             return None
         start, end = span(value)
         edits += [Edit(start, start, "String("), Edit(end, end, ")")]
-    return Repair(tuple(edits)) if edits else None
+    return FixEdits(tuple(edits)) if edits else None
 
 
-def _open(site: Site, node: ir.Syntax) -> bool:
+def _open(site: FixSite, node: ir.Syntax) -> bool:
     value = site.value(node)
-    return value.level > LOCAL and not value.numeric and not value.safe(site.match.rule.use)
+    return value.level > LOCAL and not value.numeric and not value.is_safe_for(site.match.rule.use)
 
 
-def guarded_key(site: Site, spec: FixSpec) -> Repair | None:
+def guard_key(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """A loop over foreign keys leaves out those that lead to the prototype of every object."""
     node = site.match.node
     left = node.field("left")
@@ -148,7 +148,7 @@ def guarded_key(site: Site, spec: FixSpec) -> Repair | None:
     return None
 
 
-def _returning(site: Site, function: ir.Syntax, name: str, test: str) -> Repair | None:
+def _returning(site: FixSite, function: ir.Syntax, name: str, test: str) -> FixEdits | None:
     """The same for a callback of forEach: the callback ends early."""
     parent = function.parent()
     called = parent.parent() if parent is not None and parent.kind() == "arguments" else None
@@ -166,7 +166,7 @@ def _returning(site: Site, function: ir.Syntax, name: str, test: str) -> Repair 
     return _first(site, body, f"if ({test}) return;")
 
 
-def _first(site: Site, body: ir.Syntax, statement: str) -> Repair | None:
+def _first(site: FixSite, body: ir.Syntax, statement: str) -> FixEdits | None:
     """A statement put before the first of a block."""
     inner = [child for child in body.children() if child.is_named()]
     if not inner:
@@ -174,24 +174,24 @@ def _first(site: Site, body: ir.Syntax, statement: str) -> Repair | None:
     at = span(inner[0])[0]
     line = site.text.rfind("\n", 0, at) + 1
     glue = f"\n{site.text[line:at]}" if not site.text[line:at].strip() else " "
-    return Repair((Edit(at, at, f"{statement}{glue}"),))
+    return FixEdits((Edit(at, at, f"{statement}{glue}"),))
 
 
-def every_match(site: Site, spec: FixSpec) -> Repair | None:
+def replace_every_match(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """`.replace(text, ...)` replaces the first occurrence; here all of them are meant."""
     call, given = site.call, site.arguments()
     if call is None or len(given) != 2 or site.method != "replace":
         return None
     if given[0].kind() == "string":
         name = call.func.node.field("property")
-        return Repair((Edit(*span(name), "replaceAll"),)) if name is not None else None
+        return FixEdits((Edit(*span(name), "replaceAll"),)) if name is not None else None
     if given[0].kind() == "regex":
         end = span(given[0])[1]
-        return Repair((Edit(end, end, "g"),))
+        return FixEdits((Edit(end, end, "g"),))
     return None
 
 
-def random_number(site: Site, spec: FixSpec) -> Repair | None:
+def use_secure_random(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """`Math.random()` as a number of the same range from the system's source."""
     drawn = (
         'require("crypto").randomBytes(6).readUIntBE(0, 6) / 0x1000000000000'
@@ -207,7 +207,7 @@ def random_number(site: Site, spec: FixSpec) -> Repair | None:
         for node in site.match.node.find_all(kind="call_expression")
         if node.text() == "Math.random()"
     ]
-    return Repair(tuple(edits), ("require",) if "require" in drawn else ()) if edits else None
+    return FixEdits(tuple(edits), ("require",) if "require" in drawn else ()) if edits else None
 
 
 _NODE = frozenset(
@@ -215,11 +215,11 @@ _NODE = frozenset(
 )
 
 
-def _is_module(site: Site) -> bool:
+def _is_module(site: FixSite) -> bool:
     return re.search(r"(?m)^\s*(?:import\s+[\w{*\"']|export\s)", site.text) is not None
 
 
-def buffer_from(site: Site, spec: FixSpec) -> Repair | None:
+def use_buffer_factory(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """`new Buffer(...)`: a text is copied, a number of bytes is set to zero."""
     call, given = site.call, site.arguments()
     if call is None or not given or not call.new:
@@ -234,21 +234,21 @@ def buffer_from(site: Site, spec: FixSpec) -> Repair | None:
         return None
     start, _ = span(call.node)
     listed = call.node.field("arguments")
-    return Repair((Edit(start, span(listed)[0], name),))
+    return FixEdits((Edit(start, span(listed)[0], name),))
 
 
-def last_dropped(site: Site, spec: FixSpec) -> Repair | None:
+def drop_last_argument(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """The last argument taken away: it switched a check off."""
     given = site.arguments()
     if len(given) < 2 or given[-1].text() != "true":
         return None
-    return Repair((Edit(span(given[-2])[1], span(given[-1])[1], ""),))
+    return FixEdits((Edit(span(given[-2])[1], span(given[-1])[1], ""),))
 
 
-def cut_opener(site: Site, spec: FixSpec) -> Repair | None:
+def add_noopener(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """A link to a new window that tells it nothing of this one."""
     for attribute in site.match.node.children():
         if attribute.kind() == "jsx_attribute" and attribute.text().startswith("target"):
             end = span(attribute)[1]
-            return Repair((Edit(end, end, ' rel="noopener noreferrer"'),))
+            return FixEdits((Edit(end, end, ' rel="noopener noreferrer"'),))
     return None

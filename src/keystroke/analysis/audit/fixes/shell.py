@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from keystroke.analysis.audit.fixes.site import Repair, Site, span
-from keystroke.analysis.audit.fixes.sql import is_text, site_value
-from keystroke.analysis.audit.fixes.text_parts import Char, Composition, Hole, compose
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
+from keystroke.analysis.audit.fixes.sql import is_text, resolve_variable
+from keystroke.analysis.audit.fixes.text_parts import TextChar, TextComposition, TextHole, compose
 from keystroke.analysis.audit.flow.values import CONSTANT, HOLE
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
@@ -29,7 +29,7 @@ _META = re.compile(r"[$`\"'\\|&;<>()*?\[\]#~!{}\n\r=^]")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HolePosition:
     """Where a hole stands in a command: inside which quotes, and whether it is the whole of them."""
 
     quote: str
@@ -38,11 +38,11 @@ class Place:
     whole: bool
 
 
-def places(skeleton: str) -> dict[int, Place] | None:
+def hole_positions(skeleton: str) -> dict[int, HolePosition] | None:
     """The place of each hole; None where the command uses what is not followed here."""
     if "`" in skeleton or "$(" in skeleton or "<<" in skeleton or "\\" in skeleton or "#" in skeleton:
         return None
-    out: dict[int, Place] = {}
+    out: dict[int, HolePosition] = {}
     at, size = 0, len(skeleton)
     started = True  # a command's first word comes next
     while at < size:
@@ -56,13 +56,13 @@ def places(skeleton: str) -> dict[int, Place] | None:
                 return None
             for number, held in enumerate(inside, at + 1):
                 if held == HOLE:
-                    out[number] = Place(char, at, end, inside == HOLE)
+                    out[number] = HolePosition(char, at, end, inside == HOLE)
             at = end
             started = False
         elif char == HOLE:
             if started:
                 return None
-            out[at] = Place("", at, at, True)
+            out[at] = HolePosition("", at, at, True)
         elif char in ";|&(\n":
             started = True
         elif not char.isspace():
@@ -71,13 +71,13 @@ def places(skeleton: str) -> dict[int, Place] | None:
     return out
 
 
-def command(site: Site, node: ir.Syntax) -> Composition | None:
+def composed_command(site: FixSite, node: ir.Syntax) -> TextComposition | None:
     """The command put together in a call or in a variable used only by it."""
-    written = site_value(site, node)
+    written = resolve_variable(site, node)
     text = compose(written, site.language, site.text)
     if text is None or not text.holes:
         return None
-    if span(written) != span(node) and not all(site.steady(hole.node, written) for hole in text.holes):
+    if span(written) != span(node) and not all(site.is_unchanged(hole.node, written) for hole in text.holes):
         return None
     before = text.skeleton.rsplit(HOLE, 1)[0]
     if _AGAIN.search(f"{before} ") is not None:
@@ -85,22 +85,22 @@ def command(site: Site, node: ir.Syntax) -> Composition | None:
     return text
 
 
-def quoted(site: Site, spec: FixSpec) -> Repair | None:
+def quote_values(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Python: each value quoted for the shell."""
     call = site.call
     given = site.arguments()
     if call is None or not given:
         return None
-    text = command(site, given[0])
+    text = composed_command(site, given[0])
     if text is None:
         return None
-    found = places(text.skeleton)
+    found = hole_positions(text.skeleton)
     if found is None:
         return None
     edits: list[Edit] = []
     changed = False
     for at, hole in enumerate(text.atoms):
-        if not isinstance(hole, Hole):
+        if not isinstance(hole, TextHole):
             continue
         value = site.value(hole.node)
         if value.level == CONSTANT or value.numeric or "shell" in value.clean or "*" in value.clean:
@@ -110,10 +110,12 @@ def quoted(site: Site, spec: FixSpec) -> Repair | None:
             return None
         edits += step
         changed = True
-    return Repair(tuple(edits)) if changed else None
+    return FixEdits(tuple(edits)) if changed else None
 
 
-def _quote(site: Site, text: Composition, at: int, hole: Hole, place: Place) -> list[Edit] | None:
+def _quote(
+    site: FixSite, text: TextComposition, at: int, hole: TextHole, place: HolePosition
+) -> list[Edit] | None:
     source = site.source(hole.node)
     if _several(source) or (hole.format and hole.format != "%s"):
         return None
@@ -125,14 +127,14 @@ def _quote(site: Site, text: Composition, at: int, hole: Hole, place: Place) -> 
     if not place.quote:
         return edits
     left, right = atoms[place.first], atoms[place.last]
-    if not isinstance(left, Char) or not isinstance(right, Char):
+    if not isinstance(left, TextChar) or not isinstance(right, TextChar):
         return None
     if place.whole:  # the quotes around the value go: it brings its own
         return [*edits, Edit(left.start, left.end, ""), Edit(right.start, right.end, "")]
     # Inside a longer quoted text: the quotes are closed before the value and opened again behind it.
     spelled = site.text[left.start : left.end]
     near_left, near_right = atoms[at - 1], atoms[at + 1]
-    if not isinstance(near_left, Char) or not isinstance(near_right, Char):
+    if not isinstance(near_left, TextChar) or not isinstance(near_right, TextChar):
         return None
     if place.first == at - 1:
         edits.append(Edit(left.start, left.end, ""))
@@ -160,9 +162,9 @@ def _several(source: str) -> bool:
 # Without a shell: the words of the command as a list
 
 
-def words(site: Site, text: Composition) -> list[str] | None:
+def command_words(site: FixSite, text: TextComposition) -> list[str] | None:
     """The command's words as expressions of the language; None where only a shell can read it."""
-    found = places(text.skeleton)
+    found = hole_positions(text.skeleton)
     if found is None:
         return None
     out: list[list[str]] = [[]]
@@ -176,7 +178,7 @@ def words(site: Site, text: Composition) -> list[str] | None:
             constant = ""
 
     for atom in text.atoms:
-        if isinstance(atom, Hole):
+        if isinstance(atom, TextHole):
             source = site.source(atom.node)
             if atom.format or _several(source):
                 return None
@@ -197,7 +199,7 @@ def words(site: Site, text: Composition) -> list[str] | None:
     return None if not made or any(word is None for word in made) else [word for word in made if word]
 
 
-def _word(site: Site, parts: list[str]) -> str | None:
+def _word(site: FixSite, parts: list[str]) -> str | None:
     if len(parts) == 1:
         return parts[0]
     if any(re.search(r"\s[-+*/?:|&]|=>", part) for part in parts if not part.startswith('"')):
@@ -205,7 +207,7 @@ def _word(site: Site, parts: list[str]) -> str | None:
     return " + ".join(parts)
 
 
-def exec_file(site: Site, spec: FixSpec) -> Repair | None:
+def use_exec_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """JavaScript: `exec("tool " + value)` as `execFile("tool", [value])`, which starts no shell."""
     call, given = site.call, site.arguments()
     if call is None or not given or site.method not in ("exec", "execSync"):
@@ -217,10 +219,10 @@ def exec_file(site: Site, spec: FixSpec) -> Repair | None:
         return None
     if any(arg.kind() == "object" and "shell" in arg.text() for arg in given[1:]):
         return None
-    text = command(site, given[0])
+    text = composed_command(site, given[0])
     if text is None:
         return None
-    listed = words(site, text)
+    listed = command_words(site, text)
     if listed is None or len(listed) < 2 or not listed[0].startswith('"'):
         return None
     if any(hole.form == "inside" for hole in text.holes) and any("`" in word for word in listed):
@@ -237,13 +239,13 @@ def exec_file(site: Site, spec: FixSpec) -> Repair | None:
         if name is None:
             return None
         edits.append(Edit(*span(name), file))
-        return Repair(tuple(edits))
+        return FixEdits(tuple(edits))
     if call.func.node.text() != site.method:
         return None
     if "child_process" not in site.imports and f"child_process.{site.method}" not in site.imports:
         return None
     edits.append(Edit(at, stop, f'require("child_process").{file}'))
-    return Repair(tuple(edits), ("require",))
+    return FixEdits(tuple(edits), ("require",))
 
 
 def _bare(node: ir.Syntax) -> ir.Syntax:
@@ -255,22 +257,22 @@ def _bare(node: ir.Syntax) -> ir.Syntax:
     return node
 
 
-def positional(site: Site, spec: FixSpec) -> Repair | None:
+def use_positional_arguments(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """`sh -c "tool " + value` as `sh -c 'tool "$1"' sh value`: the shell takes the value for one word."""
     given = _shell_call(site)
     if given is None:
         return None
     at = 0
-    text = command(site, given[at + 2])
+    text = composed_command(site, given[at + 2])
     if text is None:
         return None
-    found = places(text.skeleton)
+    found = hole_positions(text.skeleton)
     if found is None:
         return None
     edits: list[Edit] = []
     values: list[str] = []
     for number, atom in enumerate(text.atoms):
-        if not isinstance(atom, Hole):
+        if not isinstance(atom, TextHole):
             continue
         if site.value(atom.node).level == CONSTANT and not text.template:
             continue
@@ -296,14 +298,14 @@ def positional(site: Site, spec: FixSpec) -> Repair | None:
             return None
         edits += [*text.unwrap, *text.undouble]
     end = span(given[at + 2])[1]
-    return Repair((*edits, Edit(end, end, f', "sh", {", ".join(values)}')))
+    return FixEdits((*edits, Edit(end, end, f', "sh", {", ".join(values)}')))
 
 
 _SHELL = re.compile(r"[\"'](?:/bin/|/usr/bin/)?(?:ba|da|z|k)?sh[\"']")
 _BEHIND = ("object", "arrow_function", "function_expression", "null_literal")
 
 
-def _shell_call(site: Site) -> list[ir.Syntax] | None:
+def _shell_call(site: FixSite) -> list[ir.Syntax] | None:
     """The shell, "-c" and its command, where a call gets exactly these in a row."""
     found: list[ir.Syntax] = []
     for node in site.arguments():

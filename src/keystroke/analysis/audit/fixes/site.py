@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from keystroke.analysis.audit.flow.values import PARAMETER, Value
-from keystroke.analysis.audit.rules.match import Match
+from keystroke.analysis.audit.rules.match import RuleMatch
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
 
@@ -91,7 +91,7 @@ _STEADY = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class FixEdits:
     """Edits of the unit, and what the file must import for them."""
 
     edits: tuple[Edit, ...]
@@ -99,8 +99,8 @@ class Repair:
 
 
 @dataclass(slots=True)
-class Site:
-    match: Match
+class FixSite:
+    match: RuleMatch
     language: str
     text: str  # of the unit, as it was parsed
     imports: frozenset[str]  # dotted paths of what the file imports
@@ -160,10 +160,10 @@ class Site:
         """What data flow knows of an expression where the match was made."""
         return self.match.evaluate(self.lower(node))
 
-    def foreign(self, node: ir.Syntax, level: int = PARAMETER) -> bool:
+    def is_foreign(self, node: ir.Syntax, level: int = PARAMETER) -> bool:
         """Whether an expression carries data that the rule is about and nothing made safe."""
         value = self.value(node)
-        return value.level >= level and not value.numeric and not value.safe(self.match.rule.use)
+        return value.level >= level and not value.numeric and not value.is_safe_for(self.match.rule.use)
 
     # Text
 
@@ -179,7 +179,7 @@ class Site:
 
     # Syntax around
 
-    def function(self, node: ir.Syntax) -> ir.Syntax:
+    def enclosing_function(self, node: ir.Syntax) -> ir.Syntax:
         """The innermost function around a node, or the whole unit."""
         at = node
         while (parent := at.parent()) is not None:
@@ -188,7 +188,7 @@ class Site:
                 return at
         return at
 
-    def statement(self, node: ir.Syntax) -> ir.Syntax | None:
+    def enclosing_statement(self, node: ir.Syntax) -> ir.Syntax | None:
         """The statement that stands in a block and holds the node."""
         at = node
         while (parent := at.parent()) is not None:
@@ -197,7 +197,7 @@ class Site:
             at = parent
         return None
 
-    def alone(self, node: ir.Syntax) -> bool:
+    def is_statement(self, node: ir.Syntax) -> bool:
         """Whether an expression is a statement of its own, its value unused."""
         parent = node.parent()
         return parent is not None and parent.kind() == "expression_statement"
@@ -244,7 +244,7 @@ class Site:
         """The expression a variable stands for: given once and, unless `many`, used only here."""
         if name.kind() != "identifier":
             return None
-        scope = self.function(name)
+        scope = self.enclosing_function(name)
         word = name.text()
         found = list(self.bindings(word, scope))
         if len(found) != 1 or found[0][1] is None:
@@ -256,9 +256,9 @@ class Site:
             return None
         return value
 
-    def steady(self, node: ir.Syntax, since: ir.Syntax) -> bool:
+    def is_unchanged(self, node: ir.Syntax, since: ir.Syntax) -> bool:
         """Whether an expression of `since` still means the same at the match: no name of it changed."""
-        scope = self.function(since)
+        scope = self.enclosing_function(since)
         begun, here = span(since)[1], self.match.start
         if not self._adjacent(since) and any(part.kind() not in _STEADY for part in _inside(node)):
             return False
@@ -274,14 +274,14 @@ class Site:
         return True
 
     def _adjacent(self, since: ir.Syntax) -> bool:
-        one, other = self.statement(since), self.statement(self.match.node)
+        one, other = self.enclosing_statement(since), self.enclosing_statement(self.match.node)
         following = one.next() if one is not None else None
         while following is not None and following.kind() in ("comment", "line_comment"):
             following = following.next()
         return following is not None and other is not None and span(following) == span(other)
 
     def _same_block(self, since: ir.Syntax) -> bool:
-        one, other = self.statement(since), self.statement(self.match.node)
+        one, other = self.enclosing_statement(since), self.enclosing_statement(self.match.node)
         if one is None or other is None:
             return False
         left, right = one.parent(), other.parent()

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import Repair, Site, span
-from keystroke.analysis.audit.fixes.sql import as_text, site_value
-from keystroke.analysis.audit.fixes.text_parts import Hole, compose
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
+from keystroke.analysis.audit.fixes.sql import as_text, resolve_variable
+from keystroke.analysis.audit.fixes.text_parts import TextHole, compose
 from keystroke.analysis.audit.flow.values import CONSTANT, HOLE, LOCAL
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
 
 
-def masked(site: Site, spec: FixSpec) -> Repair | None:
+def mask_mode(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """A file's mode without the bits the rule is about; the owner's stay as they are."""
     mask = int(spec.value, 8)
     call, given = site.call, site.arguments()
@@ -30,13 +30,13 @@ def masked(site: Site, spec: FixSpec) -> Repair | None:
         mode = int(found[1], 8)
         if mode & ~mask & 0o777:
             start, end = span(node)
-            return Repair(
+            return FixEdits(
                 (Edit(start, end, f"{text[: -len(found[1])]}{mode & (mask | 0o7000):0{len(found[1])}o}"),)
             )
     return None
 
 
-def changed(site: Site, spec: FixSpec) -> Repair | None:
+def correct_settings(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Settings that are given and wrong, set right; nothing is added."""
     call = site.call
     held: dict[str, ir.Expr] = dict(call.kwargs) if call is not None else {}
@@ -52,7 +52,7 @@ def changed(site: Site, spec: FixSpec) -> Repair | None:
         expr = held.get(name)
         if expr is not None and expr.node.text() != value and expr.node.text() in _WRONG:
             edits.append(Edit(*span(expr.node), value))
-    return Repair(tuple(edits)) if edits else None
+    return FixEdits(tuple(edits)) if edits else None
 
 
 _WRONG = frozenset(
@@ -74,18 +74,20 @@ _WRONG = frozenset(
 )
 
 
-def xpath_variables(site: Site, spec: FixSpec) -> Repair | None:
+def bind_xpath_variables(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """lxml: values out of the expression and into its variables."""
     call, given = site.call, site.arguments()
     if call is None or call.kwargs or len(given) != 1 or site.method != "xpath":
         return None
     if not any(path == "lxml" or path.startswith("lxml.") for path in site.imports):
         return None
-    written = site_value(site, given[0])
+    written = resolve_variable(site, given[0])
     text = compose(written, site.language, site.text)
     if text is None:
         return None
-    if span(written) != span(given[0]) and not all(site.steady(hole.node, written) for hole in text.holes):
+    if span(written) != span(given[0]) and not all(
+        site.is_unchanged(hole.node, written) for hole in text.holes
+    ):
         return None
     skeleton = text.skeleton
     edits: list[Edit] = []
@@ -101,7 +103,7 @@ def xpath_variables(site: Site, spec: FixSpec) -> Repair | None:
                 if inside != HOLE:
                     return None
                 hole = text.atoms[start + 1]
-                assert isinstance(hole, Hole)
+                assert isinstance(hole, TextHole)
                 value = as_text(site, hole)
                 if value is None:
                     return None
@@ -113,7 +115,7 @@ def xpath_variables(site: Site, spec: FixSpec) -> Repair | None:
             quote = start = None
         elif char == HOLE and quote is None:
             held = text.atoms[at]
-            if text.template or not isinstance(held, Hole) or site.value(held.node).level != CONSTANT:
+            if text.template or not isinstance(held, TextHole) or site.value(held.node).level != CONSTANT:
                 return None
     if not values or quote is not None:
         return None
@@ -121,10 +123,10 @@ def xpath_variables(site: Site, spec: FixSpec) -> Repair | None:
         edits += [*text.unwrap, *text.undouble]
     end = span(given[0])[1]
     listed = "".join(f", p{number}={value}" for number, value in enumerate(values, 1))
-    return Repair((*edits, Edit(end, end, listed)))
+    return FixEdits((*edits, Edit(end, end, listed)))
 
 
-def assertion(site: Site, spec: FixSpec) -> Repair | None:
+def raise_assertion(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Python: a check that must not vanish with -O, raising what it raised."""
     node = site.match.node
     inner = [child for child in node.children() if child.is_named()]
@@ -136,10 +138,10 @@ def assertion(site: Site, spec: FixSpec) -> Repair | None:
     if "\n" in test or "\n" in said:
         return None
     indent = site.indent(start)
-    return Repair((Edit(start, end, f"if not ({test}):\n{indent}    raise AssertionError({said})"),))
+    return FixEdits((Edit(start, end, f"if not ({test}):\n{indent}    raise AssertionError({said})"),))
 
 
-def owned_temporary(site: Site, spec: FixSpec) -> Repair | None:
+def use_named_temporary_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Python: `mktemp(...)` as a file that is made at once, under the same suffix, prefix and folder."""
     call = site.call
     if call is None or set(call.kwargs) - {"suffix", "prefix", "dir"} or len(call.args) > 3:
@@ -154,12 +156,12 @@ def owned_temporary(site: Site, spec: FixSpec) -> Repair | None:
     base = callee.rpartition(".")[0]
     if not base:
         return None
-    return Repair(
+    return FixEdits(
         (Edit(start, end, f"{base}.NamedTemporaryFile({', '.join([*listed, 'delete=False'])}).name"),)
     )
 
 
-def random_source(site: Site, spec: FixSpec) -> Repair | None:
+def use_system_random(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Python: every draw from the `random` module inside the match, from the system's source instead."""
     edits: list[Edit] = []
     for node in site.match.node.find_all(kind="call"):
@@ -169,7 +171,7 @@ def random_source(site: Site, spec: FixSpec) -> Repair | None:
         base, name = func.field("object"), func.field("attribute")
         if base.kind() == "identifier" and site.value(base).path == "random" and name.text() in _DRAWS:
             edits.append(Edit(*span(base), "secrets.SystemRandom()"))
-    return Repair(tuple(edits)) if edits else None
+    return FixEdits(tuple(edits)) if edits else None
 
 
 _DRAWS = frozenset(
@@ -183,14 +185,14 @@ _THROWN = re.compile(
 )
 
 
-def told_nothing(site: Site, spec: FixSpec) -> Repair | None:
+def hide_error(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """An error in an answer, replaced by a sentence that tells nothing of the inside."""
     edits: list[Edit] = []
     for node in site.arguments():
         text = compose(node, site.language, site.text)
         if text is not None:
             for at, hole in enumerate(text.atoms):
-                if isinstance(hole, Hole) and _is_error(site, hole.node):
+                if isinstance(hole, TextHole) and _is_error(site, hole.node):
                     step = text.substitute(at, at, "internal error")
                     if step is None:
                         return None
@@ -199,10 +201,10 @@ def told_nothing(site: Site, spec: FixSpec) -> Repair | None:
         edits += [
             Edit(*span(held), '"Internal Server Error"') for held in _values(node) if _is_error(site, held)
         ]
-    return Repair(tuple(edits)) if edits else None
+    return FixEdits(tuple(edits)) if edits else None
 
 
-def _is_error(site: Site, node: ir.Syntax) -> bool:
+def _is_error(site: FixSite, node: ir.Syntax) -> bool:
     if node.kind() == "method_invocation":
         return _THROWN.match(node.text()) is not None
     return (
@@ -221,11 +223,11 @@ def _values(node: ir.Syntax) -> list[ir.Syntax]:
 _OPPOSITE = {"false": "true", "False": "True", '"0"': '"1"', "'0'": "'1'", "0": "1"}
 
 
-def checked_again(site: Site, spec: FixSpec) -> Repair | None:
+def enable_check(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """A check that an assignment switched off, switched on."""
     right = site.match.node.field("right") if site.call is None else None
     opposite = _OPPOSITE.get(right.text()) if right is not None else None
-    return Repair((Edit(*span(right), opposite),)) if opposite else None
+    return FixEdits((Edit(*span(right), opposite),)) if opposite else None
 
 
 _PURE = frozenset(
@@ -241,7 +243,7 @@ _PURE = frozenset(
 )
 
 
-def local_target(site: Site, spec: FixSpec) -> Repair | None:
+def restrict_redirect(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """A redirect kept on this site: only a path from the root is followed, anything else leads to the
     start."""
     given = site.arguments()
@@ -269,9 +271,9 @@ def local_target(site: Site, spec: FixSpec) -> Repair | None:
             text = f'{source} != null && {source}.matches("/(?![/\\\\\\\\\\\\s]).*") ? {source} : "/"'
         elif plain:
             text = f'{source} if re.match(r"/(?![/\\\\\\s])", str({source})) else "/"'
-        elif re.search(r"\btarget\b", site.function(node).text()):
+        elif re.search(r"\btarget\b", site.enclosing_function(node).text()):
             return None
         else:
             text = f'target if re.match(r"/(?![/\\\\\\s])", (target := str({source}))) else "/"'
-        return Repair((Edit(*span(node), text),))
+        return FixEdits((Edit(*span(node), text),))
     return None

@@ -10,8 +10,8 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from keystroke.analysis.audit.fixes.site import Repair, Site, span
-from keystroke.analysis.audit.fixes.text_parts import Char, Composition, Hole, compose
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
+from keystroke.analysis.audit.fixes.text_parts import TextChar, TextComposition, TextHole, compose
 from keystroke.analysis.audit.flow.values import CONSTANT, HOLE, LOCAL, REMOTE
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
@@ -92,7 +92,7 @@ _WORDS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundValue:
     """One value of the statement: the atoms it replaces, and the expression that is bound instead."""
 
     first: int
@@ -101,7 +101,7 @@ class Bound:
     number: bool = False  # it must be a whole number
 
 
-def parameters(site: Site, spec: FixSpec) -> Repair | None:
+def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """The statement with placeholders and its values beside it."""
     call = site.call
     if call is None or call.kwargs or site.method not in _METHODS.get(site.family, ()):
@@ -112,7 +112,7 @@ def parameters(site: Site, spec: FixSpec) -> Repair | None:
         return None
     holder, behind = given[at], given[at + 1 :]
     wrapped = _wrapper(site, holder)
-    written = site_value(site, wrapped or holder)
+    written = resolve_variable(site, wrapped or holder)
     statement = compose(written, site.language, site.text)
     if statement is None or (behind and not _callback_only(site, behind)):
         return None
@@ -121,29 +121,29 @@ def parameters(site: Site, spec: FixSpec) -> Repair | None:
     mark = _mark(site, wrapped is not None) or ("?" if spec.suggest else None)
     if mark is None:
         return None
-    bound = values_of(site, statement)
+    bound = bindable_values(site, statement)
     if not bound:
         return None
-    edits = placed(statement, bound, mark)
+    edits = place_marks(statement, bound, mark)
     if edits is None:
         return None
     end = span(holder)[1]
-    return Repair((*edits, Edit(end, end, _handed(site, [item.value for item in bound], mark))))
+    return FixEdits((*edits, Edit(end, end, _handed(site, [item.value for item in bound], mark))))
 
 
-def site_value(site: Site, node: ir.Syntax) -> ir.Syntax:
+def resolve_variable(site: FixSite, node: ir.Syntax) -> ir.Syntax:
     """The text itself, or what a variable used only here was given."""
     if node.kind() == "identifier":
         return site.definition(node) or node
     return node
 
 
-def _still(site: Site, statement: Composition) -> bool:
+def _still(site: FixSite, statement: TextComposition) -> bool:
     """Whether the values of a statement built earlier are the same where it is executed."""
-    return all(site.steady(hole.node, statement.node) for hole in statement.holes)
+    return all(site.is_unchanged(hole.node, statement.node) for hole in statement.holes)
 
 
-def _wrapper(site: Site, node: ir.Syntax) -> ir.Syntax | None:
+def _wrapper(site: FixSite, node: ir.Syntax) -> ir.Syntax | None:
     """The text inside `text("...")` of SQLAlchemy."""
     if site.family != "python" or node.kind() != "call":
         return None
@@ -154,7 +154,7 @@ def _wrapper(site: Site, node: ir.Syntax) -> ir.Syntax | None:
     return inner[0] if len(inner) == 1 else None
 
 
-def _callback_only(site: Site, behind: list[ir.Syntax]) -> bool:
+def _callback_only(site: FixSite, behind: list[ir.Syntax]) -> bool:
     return (
         site.family == "javascript"
         and len(behind) == 1
@@ -162,7 +162,7 @@ def _callback_only(site: Site, behind: list[ir.Syntax]) -> bool:
     )
 
 
-def _mark(site: Site, wrapped: bool) -> str | None:
+def _mark(site: FixSite, wrapped: bool) -> str | None:
     """How the driver marks a parameter; None where the imports do not say, or say two things."""
     table = {"python": _PYTHON, "javascript": _SCRIPT, "go": _GO}.get(site.family, {})
     styles = {style for path in site.imports for module, style in table.items() if _within(path, module)}
@@ -185,7 +185,7 @@ def _within(path: str, module: str) -> bool:
     return path == module or path.startswith((f"{module}.", f"{module}/") if module[-1] != "/" else module)
 
 
-def values_of(site: Site, statement: Composition) -> list[Bound] | None:
+def bindable_values(site: FixSite, statement: TextComposition) -> list[BoundValue] | None:
     """Every hole as a value that can be bound; None where one of them is, or may be, no value."""
     skeleton, atoms = statement.skeleton, statement.atoms
     if not _WORDS.search(skeleton.split(HOLE, 1)[0]):
@@ -193,9 +193,9 @@ def values_of(site: Site, statement: Composition) -> list[Bound] | None:
     quotes = _quotes(skeleton)
     if quotes is None:
         return None
-    out: list[Bound] = []
+    out: list[BoundValue] = []
     for at, atom in enumerate(atoms):
-        if not isinstance(atom, Hole):
+        if not isinstance(atom, TextHole):
             continue
         if out and out[-1].last >= at:
             return None  # two holes in one quoted text
@@ -242,13 +242,15 @@ def _quotes(skeleton: str) -> list[tuple[int, int]] | None:
     return out
 
 
-def _quoted(site: Site, atoms: list[Char | Hole], hole: Hole, quotes: tuple[int, int]) -> Bound | None:
+def _quoted(
+    site: FixSite, atoms: list[TextChar | TextHole], hole: TextHole, quotes: tuple[int, int]
+) -> BoundValue | None:
     """The value of a quoted text: what stands around the hole inside the quotes goes with it."""
-    if len([atom for atom in atoms if isinstance(atom, Hole)]) != 1:
+    if len([atom for atom in atoms if isinstance(atom, TextHole)]) != 1:
         return None
-    at = next(number for number, atom in enumerate(atoms) if isinstance(atom, Hole))
-    before = "".join(atom.text for atom in atoms[:at] if isinstance(atom, Char)).replace("''", "'")
-    after = "".join(atom.text for atom in atoms[at + 1 :] if isinstance(atom, Char)).replace("''", "'")
+    at = next(number for number, atom in enumerate(atoms) if isinstance(atom, TextHole))
+    before = "".join(atom.text for atom in atoms[:at] if isinstance(atom, TextChar)).replace("''", "'")
+    after = "".join(atom.text for atom in atoms[at + 1 :] if isinstance(atom, TextChar)).replace("''", "'")
     written = as_text(site, hole)
     if written is None or not re.fullmatch(r"[\w %.,:;@/()+*=-]*", before + after):
         return None
@@ -257,10 +259,10 @@ def _quoted(site: Site, atoms: list[Char | Hole], hole: Hole, quotes: tuple[int,
     value = " + ".join(
         part for part in (f'"{before}"' * bool(before), written, f'"{after}"' * bool(after)) if part
     )
-    return Bound(quotes[0], quotes[1], value)
+    return BoundValue(quotes[0], quotes[1], value)
 
 
-def as_text(site: Site, hole: Hole) -> str | None:
+def as_text(site: FixSite, hole: TextHole) -> str | None:
     """The expression that gives exactly the text a hole puts into the statement."""
     source = site.source(hole.node)
     if "\n" in source:
@@ -279,7 +281,7 @@ def as_text(site: Site, hole: Hole) -> str | None:
     }[site.family]
 
 
-def _text_mark(site: Site, hole: Hole) -> bool:
+def _text_mark(site: FixSite, hole: TextHole) -> bool:
     return site.text[hole.start : hole.end] == "%s" and not hole.node.text().startswith(("[]byte", "&"))
 
 
@@ -296,7 +298,7 @@ def _simple(node: ir.Syntax) -> bool:
     )
 
 
-def is_text(site: Site, node: ir.Syntax) -> bool:
+def is_text(site: FixSite, node: ir.Syntax) -> bool:
     """Whether an expression is surely a text already."""
     value = site.value(node)
     if isinstance(value.const, str):
@@ -333,12 +335,12 @@ _GO_TEXT = re.compile(
 )
 
 
-def _declared(site: Site, node: ir.Syntax, kind: str) -> bool:
+def _declared(site: FixSite, node: ir.Syntax, kind: str) -> bool:
     """Whether a plain name is declared with a type in the function around."""
     if node.kind() != "identifier":
         return False
     name = re.escape(node.text())
-    scope = site.function(node).text()
+    scope = site.enclosing_function(node).text()
     if site.family == "java":
         return re.search(rf"\b{kind}\s+{name}\b", scope) is not None
     if site.family == "go":
@@ -346,7 +348,7 @@ def _declared(site: Site, node: ir.Syntax, kind: str) -> bool:
     return re.search(rf"\b{name}\s*\??:\s*(?:Optional\[)?{kind}\b", scope) is not None
 
 
-def is_number(site: Site, node: ir.Syntax) -> bool:
+def is_number(site: FixSite, node: ir.Syntax) -> bool:
     value = site.value(node)
     if value.numeric:
         return True
@@ -355,7 +357,7 @@ def is_number(site: Site, node: ir.Syntax) -> bool:
     return _declared(site, node, {"python": r"int", "javascript": r"number"}.get(site.family, r"\0"))
 
 
-def _bare(site: Site, skeleton: str, at: int, hole: Hole) -> Bound | None:
+def _bare(site: FixSite, skeleton: str, at: int, hole: TextHole) -> BoundValue | None:
     """A value without quotes, where the statement can only mean a value."""
     before, after = skeleton[:at], skeleton[at + 1 :]
     source = site.source(hole.node)
@@ -368,9 +370,9 @@ def _bare(site: Site, skeleton: str, at: int, hole: Hole) -> Bound | None:
         return None
     if _COUNTED.search(before):
         if numeric:
-            return Bound(at, at, source)
+            return BoundValue(at, at, source)
         counted = {"python": f"int({source})", "javascript": f"Number({source})"}.get(site.family)
-        return Bound(at, at, counted, True) if counted else None
+        return BoundValue(at, at, counted, True) if counted else None
     if _COMPARED.search(before) or _WORDED.search(before):
         pass
     elif _LISTED.search(before):
@@ -382,10 +384,10 @@ def _bare(site: Site, skeleton: str, at: int, hole: Hole) -> Bound | None:
         return None
     if site.family == "java" and not numeric:
         return None  # a database that does not convert refuses a text here
-    return Bound(at, at, source)
+    return BoundValue(at, at, source)
 
 
-def placed(statement: Composition, bound: list[Bound], mark: str) -> list[Edit] | None:
+def place_marks(statement: TextComposition, bound: list[BoundValue], mark: str) -> list[Edit] | None:
     """The statement's edits: each value's place holds the driver's mark."""
     edits: list[Edit] = []
     for number, item in enumerate(bound, 1):
@@ -411,17 +413,20 @@ def placed(statement: Composition, bound: list[Bound], mark: str) -> list[Edit] 
     return _tidy(edits)
 
 
-def _percent(statement: Composition, bound: list[Bound]) -> list[Edit]:
+def _percent(statement: TextComposition, bound: list[BoundValue]) -> list[Edit]:
     """Where parameters are marked with %s a percent sign of the statement itself is written twice."""
     covered = {at for item in bound for at in range(item.first, item.last + 1)}
     return [
         Edit(atom.start, atom.end, "%%")
         for at, atom in enumerate(statement.atoms)
-        if isinstance(atom, Char) and atom.text == "%" and at not in covered and atom.end - atom.start == 1
+        if isinstance(atom, TextChar)
+        and atom.text == "%"
+        and at not in covered
+        and atom.end - atom.start == 1
     ]
 
 
-def _unformatted(statement: Composition, bound: list[Bound]) -> list[Edit]:
+def _unformatted(statement: TextComposition, bound: list[BoundValue]) -> list[Edit]:
     """An f-string without a hole or a brace left is a plain string."""
     covered = {at for item in bound for at in range(item.first, item.last + 1)}
     edits: list[Edit] = []
@@ -434,8 +439,8 @@ def _unformatted(statement: Composition, bound: list[Bound]) -> list[Edit]:
         left = [atom for at, atom in atoms if at not in covered]
         begun = operand.inner[0] - len(operand.quote)
         prefix = statement.node.text()[operand.start - statement.start : begun - statement.start]
-        emptied = prefix.lower() in ("f", "fr", "rf") and any(isinstance(a, Hole) for _, a in atoms)
-        if emptied and not any(isinstance(atom, Hole) or atom.text in "{}" for atom in left):
+        emptied = prefix.lower() in ("f", "fr", "rf") and any(isinstance(a, TextHole) for _, a in atoms)
+        if emptied and not any(isinstance(atom, TextHole) or atom.text in "{}" for atom in left):
             edits.append(Edit(operand.start, begun, prefix.replace("f", "").replace("F", "")))
     return edits
 
@@ -449,7 +454,7 @@ def _tidy(edits: list[Edit]) -> list[Edit] | None:
     return ordered
 
 
-def _handed(site: Site, values: list[str], mark: str) -> str:
+def _handed(site: FixSite, values: list[str], mark: str) -> str:
     """The parameters behind the statement."""
     listed = ", ".join(values)
     if site.family == "go" or (mark == "$1" and site.family == "python"):

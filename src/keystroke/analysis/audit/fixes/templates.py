@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import Repair, Site, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -16,7 +16,7 @@ from keystroke.text import Edit
 _SLOT = re.compile(r"\{(\d+|base|callee|method|args|rest\d+)\}")
 
 
-def filled(site: Site, spec: FixSpec) -> Repair | None:
+def fill_template(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """The edits a rule's own template asks for."""
     subject = site.match.subject
     if isinstance(subject, ir.CallExpr):
@@ -30,10 +30,10 @@ def filled(site: Site, spec: FixSpec) -> Repair | None:
         edits = (Edit(start, end, spec.replace.replace("{text}", site.text[start:end])),)
     else:
         edits = None
-    return Repair(edits) if edits else None
+    return FixEdits(edits) if edits else None
 
 
-def _right_side(site: Site, value: str) -> tuple[Edit, ...] | None:
+def _right_side(site: FixSite, value: str) -> tuple[Edit, ...] | None:
     match = site.match
     node = match.subject.node if match.subject is not None else None
     while node is not None:
@@ -48,7 +48,7 @@ def _right_side(site: Site, value: str) -> tuple[Edit, ...] | None:
     return None
 
 
-def _call(site: Site, call: ir.CallExpr, spec: FixSpec) -> tuple[Edit, ...] | None:
+def _call(site: FixSite, call: ir.CallExpr, spec: FixSpec) -> tuple[Edit, ...] | None:
     start, end = span(call.node)
     if spec.replace:
         if "{args}" not in spec.replace and "{rest" not in spec.replace:

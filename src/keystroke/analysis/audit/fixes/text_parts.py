@@ -33,7 +33,7 @@ _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "`":
 
 
 @dataclass(frozen=True, slots=True)
-class Char:
+class TextChar:
     """One character of a literal and the span of the source that spells it."""
 
     text: str
@@ -42,7 +42,7 @@ class Char:
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class TextHole:
     """A part that is computed: the expression, and the span that stands for it in the text."""
 
     node: ir.Syntax
@@ -53,42 +53,42 @@ class Hole:
     text: bool = False  # it must be text already: an operand of a sum in Python
 
 
-Atom = Char | Hole
+TextAtom = TextChar | TextHole
 
 
 @dataclass(slots=True)
-class Operand:
+class TextOperand:
     """One summand: a literal with its atoms, or a hole alone."""
 
     start: int
     end: int
     inner: tuple[int, int] | None  # the content of a literal
     quote: str
-    atoms: list[Atom]
+    atoms: list[TextAtom]
 
 
 @dataclass(slots=True)
-class Composition:
+class TextComposition:
     node: ir.Syntax
     start: int
     end: int
-    operands: list[Operand]
+    operands: list[TextOperand]
     unwrap: list[Edit] = field(default_factory=list)  # takes the formatting away once no mark is left
     undouble: list[Edit] = field(default_factory=list)  # "%%" is "%" once nothing is formatted
     template: bool = False
 
     @property
-    def atoms(self) -> list[Atom]:
+    def atoms(self) -> list[TextAtom]:
         return [atom for operand in self.operands for atom in operand.atoms]
 
     @property
-    def holes(self) -> list[Hole]:
-        return [atom for atom in self.atoms if isinstance(atom, Hole)]
+    def holes(self) -> list[TextHole]:
+        return [atom for atom in self.atoms if isinstance(atom, TextHole)]
 
     @property
     def skeleton(self) -> str:
         """The text with one NUL for each hole: as many characters as atoms."""
-        return "".join(HOLE if isinstance(atom, Hole) else atom.text for atom in self.atoms)
+        return "".join(HOLE if isinstance(atom, TextHole) else atom.text for atom in self.atoms)
 
     def substitute(self, first: int, last: int, text: str) -> list[Edit] | None:
         """Edits that put constant `text` in the place of the atoms `first` to `last`; None where no literal
@@ -96,7 +96,7 @@ class Composition:
         edits: list[Edit] = []
         placed = False
         reached = 0
-        previous: Operand | None = None
+        previous: TextOperand | None = None
         for operand in self.operands:
             start, stop = reached, reached + len(operand.atoms)
             reached = stop
@@ -148,7 +148,7 @@ def _merged(edits: list[Edit]) -> list[Edit]:
     return out
 
 
-def compose(node: ir.Syntax, language: str, text: str) -> Composition | None:
+def compose(node: ir.Syntax, language: str, text: str) -> TextComposition | None:
     """The text an expression puts together; None where it is no text built in place."""
     reader = _Reader(language, text)
     node = reader.bare(node)
@@ -159,12 +159,12 @@ def compose(node: ir.Syntax, language: str, text: str) -> Composition | None:
     if not operands or not any(operand.inner is not None for operand in operands):
         return None
     start, end = _span(node)
-    return Composition(node, start, end, operands)
+    return TextComposition(node, start, end, operands)
 
 
 def compose_format(
     node: ir.Syntax, held: ir.Syntax, values: list[ir.Syntax], language: str, text: str
-) -> Composition | None:
+) -> TextComposition | None:
     """The text a call such as `printf` makes of its format `held` and the values behind it."""
     reader = _Reader(language, text)
     constant = reader.constant(held)
@@ -184,7 +184,7 @@ class _Reader:
             node = inner[0]
         return node
 
-    def operands(self, node: ir.Syntax) -> Iterator[Operand]:
+    def operands(self, node: ir.Syntax) -> Iterator[TextOperand]:
         """The summands from left to right, without recursion into long sums."""
         parts: list[ir.Syntax] = []
         while (
@@ -207,12 +207,12 @@ class _Reader:
                 yield self.literal(part)
             else:
                 start, end = _span(part)
-                yield Operand(
+                yield TextOperand(
                     start,
                     end,
                     None,
                     "",
-                    [Hole(part, start, end, "operand", "", self.family == "python")],
+                    [TextHole(part, start, end, "operand", "", self.family == "python")],
                 )
 
     def binary(self, node: ir.Syntax) -> bool:
@@ -224,15 +224,15 @@ class _Reader:
         found = re.match(r"([A-Za-z]*)(\"\"\"|'''|[\"'`])", text)
         return (found[1], found[2]) if found else ("", text[:1])
 
-    def literal(self, node: ir.Syntax) -> Operand:
+    def literal(self, node: ir.Syntax) -> TextOperand:
         start, end = _span(node)
         prefix, quote = self.opening(node)
         if self.binary(node):
-            return Operand(start, end, None, "", [Hole(node, start, end, "operand")])
+            return TextOperand(start, end, None, "", [TextHole(node, start, end, "operand")])
         inner = (start + len(prefix) + len(quote), end - len(quote))
         raw = "r" in prefix.lower() if self.family == "python" else self.family == "go" and quote == "`"
         formatted = "f" in prefix.lower()
-        atoms: list[Atom] = []
+        atoms: list[TextAtom] = []
         at = inner[0]
         for child in node.children():
             if child.kind() in ("interpolation", "template_substitution"):
@@ -241,17 +241,17 @@ class _Reader:
                 atoms.append(self.hole(child, from_, to))
                 at = to
         atoms += self.chars(at, inner[1], raw, formatted)
-        return Operand(start, end, inner, quote, atoms)
+        return TextOperand(start, end, inner, quote, atoms)
 
-    def hole(self, child: ir.Syntax, start: int, end: int) -> Hole:
+    def hole(self, child: ir.Syntax, start: int, end: int) -> TextHole:
         inner = child.field("expression") or (_named(child) or [child])[0]
         spec = "".join(
             part.text() for part in child.children() if part.kind() in ("type_conversion", "format_specifier")
         )
         named = [part for part in _named(child) if part.kind() not in ("type_conversion", "format_specifier")]
-        return Hole(inner, start, end, "inside", spec if len(named) == 1 else "?")
+        return TextHole(inner, start, end, "inside", spec if len(named) == 1 else "?")
 
-    def chars(self, start: int, end: int, raw: bool, formatted: bool) -> Iterator[Char]:
+    def chars(self, start: int, end: int, raw: bool, formatted: bool) -> Iterator[TextChar]:
         text = self.source
         at = start
         while at < end:
@@ -260,19 +260,19 @@ class _Reader:
                 if found is not None:
                     spelled = found.group()[1:]
                     told = _SIMPLE.get(spelled, spelled if len(spelled) == 1 else "?")
-                    yield Char(told or " ", at, found.end())
+                    yield TextChar(told or " ", at, found.end())
                     at = found.end()
                     continue
             if formatted and text[at : at + 2] in ("{{", "}}"):
-                yield Char(text[at], at, at + 2)
+                yield TextChar(text[at], at, at + 2)
                 at += 2
                 continue
-            yield Char(text[at], at, at + 1)
+            yield TextChar(text[at], at, at + 1)
             at += 1
 
     # Templates: "..." % (a, b), "...".format(a, b), fmt.Sprintf("...", a), String.format("...", a)
 
-    def template(self, node: ir.Syntax) -> Composition | None:
+    def template(self, node: ir.Syntax) -> TextComposition | None:
         start, end = _span(node)
         kind = node.kind()
         if self.family == "python" and kind == "binary_operator" and node.field("operator").text() == "%":
@@ -314,26 +314,26 @@ class _Reader:
             return self.marked(node, held, given[1:], {}, unwrap, _PERCENT)
         return None
 
-    def constant(self, node: ir.Syntax | None) -> list[Operand] | None:
+    def constant(self, node: ir.Syntax | None) -> list[TextOperand] | None:
         """The literals of a constant text; None where it is not constant."""
         if node is None:
             return None
         operands = list(self.operands(self.bare(node)))
         if any(operand.inner is None for operand in operands):
             return None
-        if any(isinstance(atom, Hole) for operand in operands for atom in operand.atoms):
+        if any(isinstance(atom, TextHole) for operand in operands for atom in operand.atoms):
             return None
         return operands
 
     def marked(
         self,
         node: ir.Syntax,
-        operands: list[Operand],
+        operands: list[TextOperand],
         values: list[ir.Syntax],
         names: dict[str, ir.Syntax],
         unwrap: list[Edit],
         pattern: re.Pattern[str],
-    ) -> Composition | None:
+    ) -> TextComposition | None:
         """The template with its marks as holes; None where marks and values do not agree."""
         undouble: list[Edit] = []
         used: set[int] = set()
@@ -341,15 +341,15 @@ class _Reader:
         counted = 0
         for operand in operands:
             atoms = operand.atoms
-            text = "".join(atom.text for atom in atoms if isinstance(atom, Char))
-            out: list[Atom] = []
+            text = "".join(atom.text for atom in atoms if isinstance(atom, TextChar))
+            out: list[TextAtom] = []
             at = 0
             for found in pattern.finditer(text):
                 out += atoms[at : found.start()]
                 begun, ended = atoms[found.start()].start, atoms[found.end() - 1].end
                 at = found.end()
                 if found.group() in ("%%", "{{", "}}"):
-                    out.append(Char(found.group()[0], begun, ended))
+                    out.append(TextChar(found.group()[0], begun, ended))
                     undouble.append(Edit(begun, ended, found.group()[0]))
                     continue
                 if "(" in found.group():
@@ -370,13 +370,13 @@ class _Reader:
                         return None
                     value = values[number]
                     used.add(number)
-                out.append(Hole(value, begun, ended, "mark", spec))
+                out.append(TextHole(value, begun, ended, "mark", spec))
             out += atoms[at:]
             operand.atoms = out
         if used != set(range(len(values))) or taken != names.keys():
             return None
         start, end = _span(node)
-        return Composition(node, start, end, operands, unwrap, undouble, True)
+        return TextComposition(node, start, end, operands, unwrap, undouble, True)
 
 
 def _named(node: ir.Syntax | None) -> list[ir.Syntax]:

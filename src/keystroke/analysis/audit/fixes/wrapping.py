@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import Repair, Site, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
 from keystroke.analysis.audit.fixes.sql import is_text
-from keystroke.analysis.audit.fixes.text_parts import Composition, Hole, compose, compose_format
+from keystroke.analysis.audit.fixes.text_parts import TextComposition, TextHole, compose, compose_format
 from keystroke.analysis.audit.flow.values import CONSTANT, LOCAL
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
@@ -40,7 +40,7 @@ def _fits(context: str, before: str) -> bool:
     return context != "ldap" or re.search(r"\([\w;.-]+\s*[~<>]?=\s*\*?$", before) is not None
 
 
-def wrapped(site: Site, spec: FixSpec) -> Repair | None:
+def wrap_values(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Every foreign part of what the match is about, wrapped as the rule says."""
     edits: list[Edit] = []
     if site.method in _PRINTS:
@@ -49,13 +49,13 @@ def wrapped(site: Site, spec: FixSpec) -> Repair | None:
         for node in _subjects(site, spec):
             if _open(site, node):
                 edits += _wrap(site, spec, node) or []  # what is left open is said again, and then no fix
-    return Repair(tuple(dict.fromkeys(edits))) if edits else None
+    return FixEdits(tuple(dict.fromkeys(edits))) if edits else None
 
 
 _PRINTS = {"Fprintf": 1, "Printf": 0, "Infof": 0, "Errorf": 0, "printf": 0, "format": 0}
 
 
-def _printed(site: Site, spec: FixSpec) -> list[Edit] | None:
+def _printed(site: FixSite, spec: FixSpec) -> list[Edit] | None:
     """The values of a format, each where the format puts it."""
     given = site.arguments()
     at = _PRINTS[site.method]
@@ -65,12 +65,12 @@ def _printed(site: Site, spec: FixSpec) -> list[Edit] | None:
     return _wrap_parts(site, spec, text) if text is not None else None
 
 
-def wrapped_assigned(site: Site, spec: FixSpec) -> Repair | None:
+def wrap_assigned_value(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """The same for what is assigned."""
-    return wrapped(site, spec) if site.call is None else None
+    return wrap_values(site, spec) if site.call is None else None
 
 
-def _subjects(site: Site, spec: FixSpec) -> list[ir.Syntax]:
+def _subjects(site: FixSite, spec: FixSpec) -> list[ir.Syntax]:
     """The expressions that reach the sink: chosen arguments, the value assigned, or the value returned."""
     if site.call is not None:
         given = site.arguments()
@@ -87,13 +87,13 @@ def _subjects(site: Site, spec: FixSpec) -> list[ir.Syntax]:
     return [node]
 
 
-def _open(site: Site, node: ir.Syntax) -> bool:
+def _open(site: FixSite, node: ir.Syntax) -> bool:
     """Whether an expression carries something that was not made safe."""
     value = site.value(node)
-    return value.level > LOCAL and not value.numeric and not value.safe(site.match.rule.use)
+    return value.level > LOCAL and not value.numeric and not value.is_safe_for(site.match.rule.use)
 
 
-def _wrap(site: Site, spec: FixSpec, node: ir.Syntax) -> list[Edit] | None:
+def _wrap(site: FixSite, spec: FixSpec, node: ir.Syntax) -> list[Edit] | None:
     if site.family == "go" and re.match(r"\[\]byte\(", node.text()):
         node = _operand(node)
     text = compose(node, site.language, site.text)
@@ -107,7 +107,7 @@ def _wrap(site: Site, spec: FixSpec, node: ir.Syntax) -> list[Edit] | None:
             return None
         if spec.context == "joined" and not is_text(site, node):
             return None  # put together from parts of our own that must stay as they are
-        return _around(site, spec, node, Hole(node, *span(node), "operand"), "")
+        return _around(site, spec, node, TextHole(node, *span(node), "operand"), "")
     return _wrap_parts(site, spec, text)
 
 
@@ -121,11 +121,11 @@ def _operand(node: ir.Syntax) -> ir.Syntax:
     return held if held is not None else node
 
 
-def _wrap_parts(site: Site, spec: FixSpec, text: Composition) -> list[Edit] | None:
+def _wrap_parts(site: FixSite, spec: FixSpec, text: TextComposition) -> list[Edit] | None:
     edits: list[Edit] = []
     skeleton = text.skeleton
     for at, hole in enumerate(text.atoms):
-        if not isinstance(hole, Hole) or not _open(site, hole.node):
+        if not isinstance(hole, TextHole) or not _open(site, hole.node):
             continue
         if site.value(hole.node).level == CONSTANT:
             continue
@@ -146,14 +146,14 @@ _PUT_TOGETHER = frozenset(
 )
 
 
-def _quote_of(text: Composition, hole: Hole) -> str:
+def _quote_of(text: TextComposition, hole: TextHole) -> str:
     """The quote of the literal a hole stands in."""
     if hole.form != "inside":
         return ""
     return next((operand.quote for operand in text.operands if hole in operand.atoms), "")
 
 
-def _around(site: Site, spec: FixSpec, node: ir.Syntax, hole: Hole, quote: str) -> list[Edit] | None:
+def _around(site: FixSite, spec: FixSpec, node: ir.Syntax, hole: TextHole, quote: str) -> list[Edit] | None:
     known = hole.text or is_text(site, node)
     template = spec.wrap_text if known and spec.wrap_text else spec.wrap
     if not template:

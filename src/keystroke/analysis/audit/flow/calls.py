@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from keystroke.analysis.audit.flow.folding import formatted, key_of, replaced
-from keystroke.analysis.audit.flow.narrowing import Narrowing
+from keystroke.analysis.audit.flow.narrowing import NarrowingFlow
 from keystroke.analysis.audit.flow.roles import callback_roles
 from keystroke.analysis.audit.flow.values import (
     ALL,
@@ -34,8 +34,8 @@ _HTML = frozenset({"html"})
 _SETTER, _GETTER = re.compile(r"set[A-Z]\w*"), re.compile(r"get[A-Z]\w*")
 
 
-class Calls(Narrowing):
-    def call(self, expr: ir.CallExpr) -> Value:
+class CallFlow(NarrowingFlow):
+    def eval_call(self, expr: ir.CallExpr) -> Value:
         receiver: Value | None = None
         func = expr.func
         function = None
@@ -51,7 +51,7 @@ class Calls(Narrowing):
             if method is not None and method.path and method.function is None:
                 path = method.path
             elif receiver.path in SELF:
-                held = self.held(func.name)
+                held = self.lookup(func.name)
                 function = held.function if held is not None else None
         else:
             callee = self.eval(func)
@@ -60,12 +60,12 @@ class Calls(Narrowing):
         for arg in expr.args:
             if isinstance(arg, ir.ClosureExpr):
                 args.append(
-                    self.closure(
+                    self.eval_closure(
                         arg,
-                        self.element(receiver)
+                        self.element_of(receiver)
                         if receiver is not None
                         and receiver.level > CONSTANT
-                        and self.know.item_callbacks.match(path)
+                        and self.knowledge.item_callbacks.match(path)
                         else None,
                         callback_roles(path, args, arg.function) if self.family == "javascript" else (),
                     )
@@ -74,27 +74,27 @@ class Calls(Narrowing):
                 args.append(self.eval(arg))
         kwargs = {name: self.eval(arg) for name, arg in expr.kwargs.items()}
         event = CallEvent(expr, path, receiver, args, kwargs, self.functions[-1] if self.functions else None)
-        replaced = self.hear.call(event) if not self.quiet else None
-        self.effects(expr, path, receiver, args)
+        replaced = self.listener.on_call(event) if not self.silent else None
+        self.apply_effects(expr, path, receiver, args)
         if replaced is not None:
             return replaced
         if (
             function is None
-            and self.provide is not None
+            and self.find_function is not None
             and (
                 receiver is None
                 or (receiver.level == CONSTANT and self.family not in ("python", "javascript"))
                 or (receiver.path in SELF and self.family == "javascript")
             )
         ):
-            function = self.provide(path.rsplit(".", 1)[-1])
+            function = self.find_function(path.rsplit(".", 1)[-1])
         if function is not None and function is not (self.functions[-1] if self.functions else None):
-            result = self.inlined(function, args)
+            result = self.inline_call(function, args)
             if result is not None:
                 return replace(result, path=result.path or f"{path}()")
-        return self.result(expr, path, receiver, args, kwargs)
+        return self.call_result(expr, path, receiver, args, kwargs)
 
-    def result(
+    def call_result(
         self,
         expr: ir.CallExpr,
         path: str,
@@ -102,11 +102,11 @@ class Calls(Narrowing):
         args: list[Value],
         kwargs: dict[str, Value],
     ) -> Value:
-        know = self.know
+        know = self.knowledge
         out = f"{path}()"
         if args and receiver is not None and know.text_setters.match(path):
             # `$(...).text(value)` returns the element, with the value in it as text.
-            return replace(mix([receiver, *args]).cleaned(_HTML), path=out)
+            return replace(mix([receiver, *args]).as_safe_for(_HTML), path=out)
         if know.sources.match(out):
             return Value(
                 level=REMOTE,
@@ -159,11 +159,11 @@ class Calls(Narrowing):
             given = self.env.get(f"{holder}.{last[3:]}") if holder is not None else None
             if given is not None:
                 return given
-        special = self.special(path, last, receiver, args, kwargs)
+        special = self.known_result(path, last, receiver, args, kwargs)
         if special is not None:
             return special
         if know.joiners.match(out):
-            joined = self.path_joined(args) if args else mixed
+            joined = self.join_path(args) if args else mixed
             return replace(joined, path=out)
         if know.transparent.match(out):
             told = [
@@ -177,7 +177,7 @@ class Calls(Narrowing):
                 and (single.text or "").startswith("/")
                 and know.path_normalizers.match(out)
             ):
-                single = single.cleaned(_PATH)  # made absolute first: no ".." of it is left
+                single = single.as_safe_for(_PATH)  # made absolute first: no ".." of it is left
             if single is not None:
                 return replace(
                     single,
@@ -199,13 +199,13 @@ class Calls(Narrowing):
             level = CONSTANT
         return Value(level=level, path=out, clean=mixed.clean, origin=mixed.origin, roots=mixed.roots)
 
-    def special(
+    def known_result(
         self, path: str, last: str, receiver: Value | None, args: list[Value], kwargs: dict[str, Value]
     ) -> Value | None:
         """Calls whose result we can say exactly: formatting, joining, and access to known contents."""
-        at = self.know.formatters.get(path)
+        at = self.knowledge.formatters.get(path)
         if at is None and path.startswith(("str.", "?.")):
-            at = self.know.formatters.get(f"*.{last}")
+            at = self.knowledge.formatters.get(f"*.{last}")
         if at is not None:
             template = receiver if at < 0 else (args[at] if at < len(args) else None)
             rest = args if at < 0 else args[at + 1 :]
@@ -219,9 +219,19 @@ class Calls(Narrowing):
             for item in items:
                 parts += [receiver, item] if parts else [item]
             return text_of(parts)
-        if receiver is not None and last in self.know.text_appenders and receiver.text is not None and args:
+        if (
+            receiver is not None
+            and last in self.knowledge.text_appenders
+            and receiver.text is not None
+            and args
+        ):
             return replace(text_of([receiver, *args]), path=receiver.path)
-        if receiver is not None and receiver.items is not None and args and last in self.know.item_getters:
+        if (
+            receiver is not None
+            and receiver.items is not None
+            and args
+            and last in self.knowledge.item_getters
+        ):
             if len(args) == 2 and isinstance(args[0].const, str) and isinstance(args[1].const, str):
                 setting = receiver.item(f"{args[0].const}\n{args[1].const}")
                 if setting is not None:
@@ -229,7 +239,7 @@ class Calls(Narrowing):
             if args[0].known:
                 found = receiver.item(args[0].const)
                 return found if found is not None else (args[1] if len(args) > 1 else constant(None))
-            return self.element(receiver)
+            return self.element_of(receiver)
         if (
             receiver is not None
             and last == "charAt"
@@ -239,16 +249,16 @@ class Calls(Narrowing):
         ):
             place = args[0].const
             return constant(receiver.const[place]) if 0 <= place < len(receiver.const) else None
-        if last in self.know.call_wrappers and args:
+        if last in self.knowledge.call_wrappers and args:
             return args[0]
         if path == "RegExp" and args and isinstance(args[0].const, str):
             flags = args[1].const if len(args) > 1 and isinstance(args[1].const, str) else ""
             return Value(path="RegExp()", skeleton=f"/{args[0].const}/{flags}")
         return None
 
-    def effects(self, expr: ir.CallExpr, path: str, receiver: Value | None, args: list[Value]) -> None:
+    def apply_effects(self, expr: ir.CallExpr, path: str, receiver: Value | None, args: list[Value]) -> None:
         """What a call does to the variables it is given."""
-        know = self.know
+        know = self.knowledge
         last = path.rsplit(".", 1)[-1]
         fills = know.fills.get(path) or know.fills.get(f"*.{last}")
         if fills is not None:
@@ -256,7 +266,7 @@ class Calls(Narrowing):
                 if at < len(expr.args):
                     key = key_of(expr.args[at])
                     if key is not None:
-                        known = self.held(key) or PLAIN
+                        known = self.lookup(key) or PLAIN
                         self.env[key] = replace(
                             known,
                             level=REMOTE,
@@ -273,7 +283,7 @@ class Calls(Narrowing):
         if copies is not None and len(expr.args) > max(copies):
             target = key_of(expr.args[copies[0]])
             if target is not None:
-                known = self.held(target) or PLAIN
+                known = self.lookup(target) or PLAIN
                 printed = "printf" in last and args[copies[1]].text is not None
                 whole = formatted(args[copies[1]], args[copies[1] + 1 :]) if printed else args[copies[1]]
                 if "cat" in last:
@@ -291,23 +301,23 @@ class Calls(Narrowing):
         if receiver is None or not isinstance(expr.func, ir.AttrExpr):
             return
         holder = key_of(expr.func.base)
-        if holder is None or self.held(holder) is None:
+        if holder is None or self.lookup(holder) is None:
             return
         if self.family == "java" and len(args) == 1 and _SETTER.fullmatch(last):
             self.env[f"{holder}.{last[3:]}"] = args[0]  # what its getter gives back
             return
         if last in know.mutators and args:
-            known = self.held(holder) or PLAIN
+            known = self.lookup(holder) or PLAIN
             if last == "set" and len(args) == 3:  # a setting in a section
                 if known.items is None and know.section_types.match(known.path) and known.level <= LOCAL:
                     self.env[holder] = replace(known, items=())
                 section, name = args[0].const, args[1].const
                 told = isinstance(section, str) and isinstance(name, str)
-                self.put(holder, f"{section}\n{name}" if told else UNKNOWN, args[2])
+                self.store_item(holder, f"{section}\n{name}" if told else UNKNOWN, args[2])
             elif last in know.keyed_setters and len(args) > 1:
                 if known.items is None and know.mapping_types.match(known.path) and known.level <= LOCAL:
                     self.env[holder] = replace(known, items=())
-                self.put(holder, args[0].const, args[1])
+                self.store_item(holder, args[0].const, args[1])
             elif known.text is not None or known.path in know.text_builders:
                 start = known if known.text is not None or known.level else constant("")
                 self.env[holder] = replace(text_of([start, *args]), path=known.path)
@@ -316,7 +326,7 @@ class Calls(Narrowing):
                 and last in know.list_adders
                 and all(isinstance(key, int) for key, _ in known.items)
             ):
-                self.put(holder, len(known.items), args[0])
+                self.store_item(holder, len(known.items), args[0])
             elif (
                 know.list_types.match(known.path)
                 and known.items is None
@@ -331,9 +341,9 @@ class Calls(Narrowing):
                     origin=args[0].origin,
                 )
             else:
-                self.put(holder, UNKNOWN, mix(args))
+                self.store_item(holder, UNKNOWN, mix(args))
         elif last in know.removers and (not args or isinstance(args[0].const, int)):
-            known = self.held(holder) or PLAIN
+            known = self.lookup(holder) or PLAIN
             listed = known.items is not None and all(isinstance(key, int) for key, _ in known.items)
             if known.items and listed and not (last == "remove" and (not args or self.family == "python")):
                 at = args[0].const if args else (0 if last == "shift" else -1)

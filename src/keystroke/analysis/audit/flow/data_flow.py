@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from functools import reduce
 
-from keystroke.analysis.audit.flow.expressions import Expressions
-from keystroke.analysis.audit.flow.folding import assigned, key_of, names, raises
+from keystroke.analysis.audit.flow.expressions import ExpressionFlow
+from keystroke.analysis.audit.flow.folding import assigned, names, raises
 from keystroke.analysis.audit.flow.knowledge import Knowledge
 from keystroke.analysis.audit.flow.roles import (
     is_called_by_client,
@@ -38,10 +38,9 @@ from keystroke.analysis.audit.flow.walk import (
     MAX_STEPS,
     SELF,
     VALIDATING,
-    CallEvent,
     Env,
     ExhaustedError,
-    Listener,
+    FlowListener,
 )
 from keystroke.analysis.audit.source import ir
 
@@ -50,24 +49,24 @@ MAX_STATES = 4
 _DEFINITIONS = ("function_definition", "class_definition", "decorated_definition")
 
 
-class Flow(Expressions):
+class DataFlow(ExpressionFlow):
     def __init__(
-        self, language: str, knowledge: Knowledge, listener: Listener, env: Env | None = None
+        self, language: str, knowledge: Knowledge, listener: FlowListener, env: Env | None = None
     ) -> None:
         super().__init__(language, knowledge, listener, env)
         self.dispatch = {
             ir.ConstExpr: lambda e: constant(e.value),
-            ir.NameExpr: self.name,
-            ir.AttrExpr: self.attr,
-            ir.IndexExpr: self.index,
-            ir.CallExpr: self.call,
+            ir.NameExpr: self.eval_name,
+            ir.AttrExpr: self.eval_attr,
+            ir.IndexExpr: self.eval_index,
+            ir.CallExpr: self.eval_call,
             ir.TextExpr: lambda e: text_of([self.eval(part) for part in e.parts]),
-            ir.OpExpr: self.op,
-            ir.CollectionExpr: self.coll,
-            ir.ConditionalExpr: self.cond,
-            ir.ClosureExpr: self.closure,
-            ir.AssignExpr: self.bind,
-            ir.CastExpr: self.cast,
+            ir.OpExpr: self.eval_op,
+            ir.CollectionExpr: self.eval_collection,
+            ir.ConditionalExpr: self.eval_conditional,
+            ir.ClosureExpr: self.eval_closure,
+            ir.AssignExpr: self.eval_assign,
+            ir.CastExpr: self.eval_cast,
             ir.UnknownExpr: lambda e: (
                 mix([self.eval(part) for part in e.parts]) if e.parts else Value(level=LOCAL)
             ),
@@ -85,52 +84,54 @@ class Flow(Expressions):
                 elif isinstance(stmt, ir.FunctionStmt | ir.ClassStmt) or (
                     isinstance(stmt, ir.LazyStmt) and stmt.node.kind() in _DEFINITIONS
                 ):
-                    self.stmt(stmt)
+                    self.run_stmt(stmt)
                 continue
             if isinstance(stmt, ir.LabelStmt) and stmt.name in self.gotos:
-                self.env = self.joined([self.env, self.gotos[stmt.name]])
-            dead = self.stmt(stmt)
+                self.env = self.join_envs([self.env, self.gotos[stmt.name]])
+            dead = self.run_stmt(stmt)
         return dead
 
-    def stmt(self, stmt: ir.Stmt) -> bool:
+    def run_stmt(self, stmt: ir.Stmt) -> bool:
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise ExhaustedError
         kind = type(stmt)
         if kind is ir.LazyStmt:
-            return self.pending(stmt)  # type: ignore[arg-type]
+            return self.run_lazy(stmt)  # type: ignore[arg-type]
         if kind is ir.ExprStmt:
-            return self.do(stmt)  # type: ignore[arg-type]
+            return self.run_expr(stmt)  # type: ignore[arg-type]
         if kind is ir.DeclareStmt:
-            self.let(stmt)  # type: ignore[arg-type]
+            self.run_declare(stmt)  # type: ignore[arg-type]
             return False
         if isinstance(stmt, ir.IfStmt):
-            return self.branch(stmt)
+            return self.run_if(stmt)
         if isinstance(stmt, ir.ReturnStmt):
             value = self.eval(stmt.value) if stmt.value is not None else PLAIN
-            if self.inline and isinstance(stmt.value, ir.NameExpr):
-                value = self.gathered(stmt.value.id, value)
+            if self.inline_depth and isinstance(stmt.value, ir.NameExpr):
+                value = self.with_fields(stmt.value.id, value)
             self.returns[-1].append(value)
-            if not self.quiet and stmt.value is not None:
-                self.hear.returned(value, stmt.value.node, self.functions[-1] if self.functions else None)
-            if self.functions and not self.quiet:
-                self.hear.leave(self.env, self.functions[-1])
+            if not self.silent and stmt.value is not None:
+                self.listener.on_return(
+                    value, stmt.value.node, self.functions[-1] if self.functions else None
+                )
+            if self.functions and not self.silent:
+                self.listener.on_leave(self.env, self.functions[-1])
             return True
         if isinstance(stmt, ir.LoopStmt):
-            return self.loop(stmt)
+            return self.run_loop(stmt)
         if isinstance(stmt, ir.BlockStmt):
             return self.run(stmt.body)
         if isinstance(stmt, ir.TryStmt):
-            return self.attempt(stmt)
+            return self.run_try(stmt)
         if isinstance(stmt, ir.SwitchStmt):
-            return self.switch(stmt)
+            return self.run_switch(stmt)
         if isinstance(stmt, ir.JumpStmt):
-            return self.jump(stmt)
+            return self.run_jump(stmt)
         if isinstance(stmt, ir.FunctionStmt):
-            self.define(stmt.function)
+            self.run_function(stmt.function)
         elif isinstance(stmt, ir.ClassStmt):
-            if not self.quiet:
-                self.hear.classdef(stmt)
+            if not self.silent:
+                self.listener.on_class(stmt)
             for mark in stmt.decorators:
                 self.eval(mark)
             outer = self.env
@@ -146,25 +147,25 @@ class Flow(Expressions):
             if stmt.name not in ("*", "#include"):
                 root = stmt.name.split(".", 1)[0] if self.family == "python" else stmt.name
                 path = stmt.path if root == stmt.name else root
-                self.env[root] = Value(path=self.importable(path))
-            if not self.quiet:
-                self.hear.imported(stmt.path, stmt.node)
+                self.env[root] = Value(path=self.import_path(path))
+            if not self.silent:
+                self.listener.on_import(stmt.path, stmt.node)
         return False
 
-    def gathered(self, name: str, value: Value) -> Value:
+    def with_fields(self, name: str, value: Value) -> Value:
         """An object with what was assigned to its fields, for whoever gets it."""
         prefix = f"{name}."
-        fields = [key for key in self.dotted if key.startswith(prefix) and key in self.env]
+        fields = [key for key in self.dotted_keys if key.startswith(prefix) and key in self.env]
         if not fields:
             return value
         items = dict(value.items or ()) | {key[len(prefix) :]: self.env[key] for key in sorted(fields)}
         mixed = mix([value, *items.values()])
         return replace(mixed, path=value.path, items=tuple(items.items()))
 
-    def pending(self, stmt: ir.LazyStmt) -> bool:
+    def run_lazy(self, stmt: ir.LazyStmt) -> bool:
         """A statement walked before in a like environment is not walked again."""
         memo = self.memo
-        if memo is None or self.quiet or self._whole(stmt.node) or self._broken(stmt.node):
+        if memo is None or self.silent or self._whole(stmt.node) or self._broken(stmt.node):
             self.env = dict(self.env)  # it may be remembered as what came out of the statement before
             return self.run(stmt.statements())
         name, handler = self.scopes[-1] if self.scopes else ("", False)
@@ -175,42 +176,42 @@ class Flow(Expressions):
             self.steps += effect.steps
             if self.steps > MAX_STEPS:
                 raise ExhaustedError
-            self.dotted |= effect.dotted
+            self.dotted_keys |= effect.dotted
             return effect.dead
-        before, heard, steps = self.env, self.hear.heard, self.steps
+        before, heard, steps = self.env, self.listener.match_count, self.steps
         ends = len(self.breaks[-1]) if self.breaks else 0
         self.env = dict(before)
         dead = self.run(stmt.statements())
-        if heard == self.hear.heard and ends == (len(self.breaks[-1]) if self.breaks else 0):
-            memo.keep(key, before, self.env, dead, self.steps - steps, self.dotted)
+        if heard == self.listener.match_count and ends == (len(self.breaks[-1]) if self.breaks else 0):
+            memo.remember(key, before, self.env, dead, self.steps - steps, self.dotted_keys)
         return dead
 
     def _whole(self, node: ir.Syntax) -> bool:
         """Whether a statement is all of the text: what it did is remembered as the text's result."""
-        return not self.scopes and bool(self.outside) and node.kind() in _DEFINITIONS
+        return not self.scopes and bool(self.file_env) and node.kind() in _DEFINITIONS
 
     def _broken(self, node: ir.Syntax) -> bool:
-        if not self.broken:
+        if not self.error_spans:
             return False
         span = node.range()
         start, end = span.start.index, span.end.index
-        return any(start <= first and last <= end for first, last in self.broken)
+        return any(start <= first and last <= end for first, last in self.error_spans)
 
-    def importable(self, path: str) -> str:
+    def import_path(self, path: str) -> str:
         return path.rsplit(".", 1)[-1] if self.family == "java" else path
 
-    def do(self, stmt: ir.ExprStmt) -> bool:
+    def run_expr(self, stmt: ir.ExprStmt) -> bool:
         expr = stmt.expr
         value = self.eval(expr)
         if isinstance(expr, ir.CallExpr):
             path = value.path.removesuffix("()")
-            if path and self.know.exits.match(path):
+            if path and self.knowledge.exits.match(path):
                 return True
             if path == "assert" and expr.args:
                 self.narrow(expr.args[0], True)
             else:
                 # A validator called for its exception makes what it saw safe.
-                uses = self.know.validators.uses(path) or (
+                uses = self.knowledge.validators.uses(path) or (
                     ALL if VALIDATING.search(path) and raises(path) else NONE
                 )
                 if uses:
@@ -218,37 +219,39 @@ class Flow(Expressions):
                         *expr.args,
                         *([expr.func.base] if isinstance(expr.func, ir.AttrExpr) else []),
                     ]:
-                        self.clean(arg, uses)
+                        self.mark_clean(arg, uses)
         return False
 
-    def let(self, stmt: ir.DeclareStmt) -> None:
+    def run_declare(self, stmt: ir.DeclareStmt) -> None:
         value = (
             self.eval(stmt.value) if stmt.value is not None else Value(path="", roots=frozenset({stmt.name}))
         )
         kind = stmt.type
         if self.family == "java" and kind:
-            self.kinds[stmt.name] = kind
-            value = self.declared(kind, value)
+            self.declared_types[stmt.name] = kind
+            value = self.declared_value(kind, value)
         elif self.family == "go" and kind:
-            value = replace(value, path=value.path or self.typed(kind))
+            value = replace(value, path=value.path or self.resolve_type(kind))
         elif self.family == "c" and kind and not value.path:
             value = replace(value, path=kind.replace("::", ".").split("<", 1)[0])
-        if kind in self.know.numeric_types and not stmt.pointer and stmt.size is None:
+        if kind in self.knowledge.numeric_types and not stmt.pointer and stmt.size is None:
             value = replace(value, numeric=True)
         written = value
-        value = self.hear.let(stmt, value)
+        value = self.listener.on_declare(stmt, value)
         self.store(stmt.name, value)
-        if not self.quiet and stmt.value is not None:
-            self.hear.bind(stmt.name, stmt.name, written, stmt.node, ir.NameExpr(stmt.node, stmt.name))
+        if not self.silent and stmt.value is not None:
+            self.listener.on_assign(
+                stmt.name, stmt.name, written, stmt.node, ir.NameExpr(stmt.node, stmt.name)
+            )
 
-    def declared(self, kind: str, value: Value) -> Value:
+    def declared_value(self, kind: str, value: Value) -> Value:
         """Java: a value under the type it is declared with, or the narrower one it was made with."""
         if kind in ("var", "String", "Object") or (value.path.endswith("()") and kind[:1].islower()):
             return value
         made = value.path.removesuffix("()")
         return replace(value, path=made if made.endswith(kind) and "." not in made else kind)
 
-    def branch(self, stmt: ir.IfStmt) -> bool:
+    def run_if(self, stmt: ir.IfStmt) -> bool:
         test = self.eval(stmt.test)
         if test.known and test.level == CONSTANT:
             return self.run(stmt.then if test.const else stmt.other)
@@ -264,14 +267,16 @@ class Flow(Expressions):
             return True
         if left:
             return False
-        self.env = after_then if right else self.joined([after_then, self.env])
+        self.env = after_then if right else self.join_envs([after_then, self.env])
         return False
 
-    def loop(self, stmt: ir.LoopStmt) -> bool:
+    def run_loop(self, stmt: ir.LoopStmt) -> bool:
         self.run(stmt.init)
-        changed = self.changes.get(id(stmt))
+        changed = self.loop_assignments.get(id(stmt))
         if changed is None:
-            changed = self.changes[id(stmt)] = assigned(stmt.body, self.known_changes()) | assigned(stmt.step)
+            changed = self.loop_assignments[id(stmt)] = assigned(stmt.body, self.loop_memo()) | assigned(
+                stmt.step
+            )
         first = self.eval(stmt.test) if stmt.test is not None else PLAIN
         if stmt.test is not None and first.known and not first.const:
             return False
@@ -279,17 +284,17 @@ class Flow(Expressions):
         self.breaks.append([])
         after = before
         for again in (False, True):
-            self.env = self.joined([before, after]) if again else dict(before)
+            self.env = self.join_envs([before, after]) if again else dict(before)
             self.widen(changed)
             if stmt.iterable is not None and stmt.target is not None:
                 whole = self.eval(stmt.iterable)
-                self.assign(stmt.target, self.element(whole), stmt.target.node)
+                self.assign(stmt.target, self.element_of(whole), stmt.target.node)
             if stmt.test is not None:
                 self.eval(stmt.test)
                 self.narrow(stmt.test, True)
             self.run(stmt.body)
             self.run(stmt.step)
-            if again or len(self.breaks) > 1 or not self.worse(before, self.env):
+            if again or len(self.breaks) > 1 or not self.is_worse(before, self.env):
                 break
             after = self.env
         ends = [*self.breaks.pop()]
@@ -297,19 +302,19 @@ class Flow(Expressions):
             stmt.test is not None and first.known and bool(first.const) and not changed & names(stmt.test)
         )
         if not endless or not ends:
-            self.env = self.joined([before, self.env])
+            self.env = self.join_envs([before, self.env])
             if stmt.test is not None:
                 self.narrow(stmt.test, False)
             ends.append(self.env)
-        self.env = self.joined(ends)
+        self.env = self.join_envs(ends)
         return False
 
-    def known_changes(self) -> dict[str, frozenset[str]] | None:
-        return self.memo.changes if self.memo is not None and not self.broken else None
+    def loop_memo(self) -> dict[str, frozenset[str]] | None:
+        return self.memo.changes if self.memo is not None and not self.error_spans else None
 
     def widen(self, changed: frozenset[str]) -> None:
         for key in changed:
-            value = self.held(key)
+            value = self.lookup(key)
             if value is not None and (value.known or value.high is not None):
                 low = value.low if isinstance(value.low, int) else None
                 text = value.text
@@ -317,7 +322,7 @@ class Flow(Expressions):
                     value, const=UNKNOWN, high=None, low=low, skeleton=text, level=value.level
                 )
 
-    def worse(self, before: Env, after: Env) -> bool:
+    def is_worse(self, before: Env, after: Env) -> bool:
         """Whether a second walk of the loop can see something the first could not."""
         for key, value in before.items():
             now = after.get(key)
@@ -329,7 +334,7 @@ class Flow(Expressions):
                 return True
         return False
 
-    def switch(self, stmt: ir.SwitchStmt) -> bool:
+    def run_switch(self, stmt: ir.SwitchStmt) -> bool:
         subject = self.eval(stmt.subject)
         before = self.env
         self.breaks.append([])
@@ -350,12 +355,12 @@ class Flow(Expressions):
             if chosen is not None and at > chosen and fall is None:
                 break
             self.env = (
-                dict(before) if fall is None else self.joined([before, fall] if chosen is None else [fall])
+                dict(before) if fall is None else self.join_envs([before, fall] if chosen is None else [fall])
             )
             covered = covered or not labels
             constants = [self.eval(label) for label in labels]
             if labels and all(label.known for label in constants) and chosen is None:
-                self.clean(stmt.subject, ALL)
+                self.mark_clean(stmt.subject, ALL)
             fall = None if self.run(body) else self.env
         ends = self.breaks.pop()
         if fall is not None:
@@ -364,53 +369,53 @@ class Flow(Expressions):
             ends.append(before)
         if not ends:
             return True
-        self.env = self.joined(ends)
+        self.env = self.join_envs(ends)
         return False
 
-    def attempt(self, stmt: ir.TryStmt) -> bool:
+    def run_try(self, stmt: ir.TryStmt) -> bool:
         before = dict(self.env)
         # A handler may start after any statement of the body; the first few tell the states apart.
         states = [before]
         dead = False
         for at, part in enumerate(stmt.body):
-            dead = self.run([part, *stmt.body[at + 1 :]]) if at == MAX_STATES else self.stmt(part)
+            dead = self.run([part, *stmt.body[at + 1 :]]) if at == MAX_STATES else self.run_stmt(part)
             states.append(dict(self.env))
             if dead or at == MAX_STATES:
                 break
         after = self.env
         ends = [] if dead else [after]
         for handler in stmt.handlers:
-            self.env = self.joined(states)
+            self.env = self.join_envs(states)
             if not self.run(handler):
                 ends.append(self.env)
-        self.env = self.joined(ends) if ends else self.joined([before, after])
+        self.env = self.join_envs(ends) if ends else self.join_envs([before, after])
         final = self.run(stmt.final)
         return final or not ends
 
-    def jump(self, stmt: ir.JumpStmt) -> bool:
+    def run_jump(self, stmt: ir.JumpStmt) -> bool:
         if stmt.value is not None and stmt.kind != "goto":
             self.eval(stmt.value)
         if stmt.kind == "break" and self.breaks:
             self.breaks[-1].append(dict(self.env))
         elif stmt.kind == "goto" and isinstance(stmt.value, ir.NameExpr):
             known = self.gotos.get(stmt.value.id)
-            self.gotos[stmt.value.id] = self.joined([known, self.env]) if known else dict(self.env)
+            self.gotos[stmt.value.id] = self.join_envs([known, self.env]) if known else dict(self.env)
         return True
 
     # Functions
 
-    def define(self, function: ir.Function) -> None:
+    def run_function(self, function: ir.Function) -> None:
         if function.name:
             self.env[function.name] = Value(path=function.name, function=function)
         marks = [self.eval(mark) for mark in function.decorators]
-        handler = any(self.know.handler_decorators.match(mark.path) for mark in marks) or any(
-            self.know.handler_types.match(self.typed(param.type)) for param in function.params
+        handler = any(self.knowledge.handler_decorators.match(mark.path) for mark in marks) or any(
+            self.knowledge.handler_types.match(self.resolve_type(param.type)) for param in function.params
         )
-        if not self.quiet:
-            self.hear.define(function, handler)
-        self.enter(function, handler)
+        if not self.silent:
+            self.listener.on_function(function, handler)
+        self.enter_function(function, handler)
 
-    def enter(
+    def enter_function(
         self,
         function: ir.Function,
         handler: bool,
@@ -429,7 +434,7 @@ class Flow(Expressions):
         for at, param in enumerate(function.params):
             role = roles[at] if at < len(roles) else ""
             foreign = handler or (main and (self.family != "python" or is_client_parameter(param)))
-            value = self.parameter(param, REMOTE if foreign else level, role)
+            value = self.parameter_value(param, REMOTE if foreign else level, role)
             if at == 0 and first is not None and not role:
                 value = replace(first, roots=first.roots | {param.name})
             self.env[param.name] = value
@@ -439,8 +444,8 @@ class Flow(Expressions):
         self.scopes.append((function.name, handler))
         self.returns.append([])
         try:
-            if not self.run(function.body) and not self.quiet:
-                self.hear.leave(self.env, function)
+            if not self.run(function.body) and not self.silent:
+                self.listener.on_leave(self.env, function)
             return self.env
         finally:
             self.env, self.breaks, self.gotos = outer, breaks, gotos
@@ -448,7 +453,7 @@ class Flow(Expressions):
             self.scopes.pop()
             self.returns.pop()
 
-    def parameter(self, param: ir.Param, level: int, role: str = "") -> Value:
+    def parameter_value(self, param: ir.Param, level: int, role: str = "") -> Value:
         if param.name in SELF or (level == REMOTE and self.family == "python" and param.name == "request"):
             return Value(level=LOCAL, path=param.name)
         path = param.name
@@ -456,14 +461,16 @@ class Flow(Expressions):
             path = role or parameter_role(param) or path
         if self.family in ("java", "go", "c") and param.type:
             path = (
-                self.typed(param.type)
+                self.resolve_type(param.type)
                 if self.family == "go"
                 else param.type.replace("::", ".").split("<", 1)[0].strip("*& ")
             )
-        numeric = param.type.split("=", 1)[0].strip() in self.know.numeric_types
-        if any(mark.split("(", 1)[0].lstrip("@") in self.know.handler_marks for mark in param.annotations):
+        numeric = param.type.split("=", 1)[0].strip() in self.knowledge.numeric_types
+        if any(
+            mark.split("(", 1)[0].lstrip("@") in self.knowledge.handler_marks for mark in param.annotations
+        ):
             level = REMOTE
-        if self.know.sources.match(path):
+        if self.knowledge.sources.match(path):
             level = REMOTE
         if numeric and self.family != "c":
             return Value(level=LOCAL, numeric=True, path=path, roots=frozenset({param.name}), clean=ALL)
@@ -471,15 +478,19 @@ class Flow(Expressions):
             level=level, path=path, numeric=numeric, origin=param.name, roots=frozenset({param.name})
         )
 
-    def closure(self, expr: ir.ClosureExpr, first: Value | None = None, roles: tuple[str, ...] = ()) -> Value:
+    def eval_closure(
+        self, expr: ir.ClosureExpr, first: Value | None = None, roles: tuple[str, ...] = ()
+    ) -> Value:
         handler = any(
-            self.know.handler_types.match(self.typed(param.type))
+            self.knowledge.handler_types.match(self.resolve_type(param.type))
             for param in expr.function.params
             if param.type
         )
-        if not self.quiet:
-            self.hear.define(expr.function, handler)
-        after = self.enter(expr.function, handler, LOCAL if first is not None else PARAMETER, first, roles)
+        if not self.silent:
+            self.listener.on_function(expr.function, handler)
+        after = self.enter_function(
+            expr.function, handler, LOCAL if first is not None else PARAMETER, first, roles
+        )
         if self.family == "javascript":  # what a callback assigns outside itself is seen by the next one
             for key, value in after.items():
                 known = self.env.get(key)
@@ -487,27 +498,24 @@ class Flow(Expressions):
                     self.env[key] = join(known, value)
         return Value(level=CONSTANT, function=expr.function)
 
-    def inlined(self, function: ir.Function, args: list[Value]) -> Value | None:
-        if self.inline >= MAX_INLINE or not function.body:
+    def inline_call(self, function: ir.Function, args: list[Value]) -> Value | None:
+        if self.inline_depth >= MAX_INLINE or not function.body:
             return None
         outer, breaks, gotos = self.env, self.breaks, self.gotos
         self.env, self.breaks, self.gotos = dict(outer), [], {}
         params = [param for param in function.params if param.name not in SELF]
         for at, param in enumerate(params):
-            self.env[param.name] = args[at] if at < len(args) else self.parameter(param, LOCAL)
-        self.inline += 1
-        self.quiet += 1
+            self.env[param.name] = args[at] if at < len(args) else self.parameter_value(param, LOCAL)
+        self.inline_depth += 1
+        self.silent += 1
         self.functions.append(function)
         self.returns.append([])
         try:
             self.run(function.body)
         finally:
             self.env, self.breaks, self.gotos = outer, breaks, gotos
-            self.inline -= 1
-            self.quiet -= 1
+            self.inline_depth -= 1
+            self.silent -= 1
             self.functions.pop()
             results = self.returns.pop()
         return reduce(join, results) if results else None
-
-
-__all__ = ["CallEvent", "Env", "ExhaustedError", "Flow", "Listener", "key_of"]

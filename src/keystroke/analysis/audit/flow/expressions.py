@@ -7,7 +7,7 @@ import re
 import string
 from typing import Any
 
-from keystroke.analysis.audit.flow.calls import Calls
+from keystroke.analysis.audit.flow.calls import CallFlow
 from keystroke.analysis.audit.flow.folding import compare, fold, formatted, key_of
 from keystroke.analysis.audit.flow.roles import is_source_here
 from keystroke.analysis.audit.flow.values import (
@@ -38,42 +38,42 @@ _ALPHABETS = {
 _PACKAGE = re.compile(r"(?:java|javax|jakarta|org|com|io|net)(?:\.[a-z][\w]*)*")
 
 
-class Expressions(Calls):
+class ExpressionFlow(CallFlow):
     def eval(self, expr: ir.Expr) -> Value:
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise ExhaustedError
         return self.dispatch[type(expr)](expr)
 
-    def name(self, expr: ir.NameExpr) -> Value:
-        known = self.held(expr.id)
+    def eval_name(self, expr: ir.NameExpr) -> Value:
+        known = self.lookup(expr.id)
         if known is None:
-            known = self.unknown(expr.id)
-        elif not self.quiet and known.memory is not None:
-            self.hear.used(expr.id, known, expr.node)
+            known = self.unknown_name(expr.id)
+        elif not self.silent and known.memory is not None:
+            self.listener.on_use(expr.id, known, expr.node)
         return known
 
-    def unknown(self, path: str) -> Value:
-        if self.know.sources.match(path):
+    def unknown_name(self, path: str) -> Value:
+        if self.knowledge.sources.match(path):
             return Value(level=REMOTE, path=path, origin=path, roots=frozenset({path}))
         if path == "arguments" and self.family == "javascript":
             return Value(level=PARAMETER, path=path, origin=path, roots=frozenset({path}))
         last = path.rsplit(".", 1)[-1]
-        level = CONSTANT if CAPS.fullmatch(last) or self.know.constants.match(path) else LOCAL
-        origin = path if self.know.origins.match(path) else ""
+        level = CONSTANT if CAPS.fullmatch(last) or self.knowledge.constants.match(path) else LOCAL
+        origin = path if self.knowledge.origins.match(path) else ""
         return Value(level=level, path=path, origin=origin, roots=frozenset({path}))
 
-    def attr(self, expr: ir.AttrExpr) -> Value:
+    def eval_attr(self, expr: ir.AttrExpr) -> Value:
         key = key_of(expr)
         if key is not None:
-            known = self.held(key)
+            known = self.lookup(key)
             if known is not None:
-                if not self.quiet and known.memory is not None:
-                    self.hear.used(key, known, expr.node)
+                if not self.silent and known.memory is not None:
+                    self.listener.on_use(key, known, expr.node)
                 return known
-        return self.member(self.eval(expr.base), expr.name)
+        return self.member_of(self.eval(expr.base), expr.name)
 
-    def member(self, base: Value, name: str) -> Value:
+    def member_of(self, base: Value, name: str) -> Value:
         item = base.item(name)
         if item is not None:
             return item
@@ -82,11 +82,11 @@ class Expressions(Calls):
             return Value(_ALPHABETS[name], path=path)
         if self.family == "java" and name[:1].isupper() and _PACKAGE.fullmatch(base.path):
             return Value(path=name)
-        if self.know.sources.match(path) and is_source_here(
+        if self.knowledge.sources.match(path) and is_source_here(
             path, self.functions[-1] if self.functions else None
         ):
             return Value(level=REMOTE, path=path, origin=path, roots=base.roots)
-        if base.level <= LOCAL and self.know.origins.match(path):
+        if base.level <= LOCAL and self.knowledge.origins.match(path):
             return Value(level=LOCAL, path=path, origin=path, roots=base.roots)
         if name == "length" and self.family in ("javascript", "java"):
             return Value(level=base.level, numeric=True, path=path, roots=base.roots)
@@ -94,7 +94,7 @@ class Expressions(Calls):
         if base.level == CONSTANT and not base.known and base.items is None:
             level = (
                 CONSTANT
-                if CAPS.fullmatch(name) or self.know.constants.match(path) or not base.path
+                if CAPS.fullmatch(name) or self.knowledge.constants.match(path) or not base.path
                 else LOCAL
             )
         elif base.level == PARAMETER and self.family == "c":
@@ -103,7 +103,7 @@ class Expressions(Calls):
             level = CONSTANT
         return Value(level=level, path=path, origin=base.origin, roots=base.roots, clean=base.clean)
 
-    def element(self, whole: Value) -> Value:
+    def element_of(self, whole: Value) -> Value:
         """Any one item of a collection."""
         if whole.items:
             value = whole.items[0][1]
@@ -116,35 +116,37 @@ class Expressions(Calls):
             whole, path=f"{whole.path}[]" if whole.path else "", items=None, memory=None, skeleton=None
         )
 
-    def index(self, expr: ir.IndexExpr) -> Value:
+    def eval_index(self, expr: ir.IndexExpr) -> Value:
         base = self.eval(expr.base)
         key = self.eval(expr.key)
-        if not self.quiet:
-            self.hear.index(base, key, expr.node, expr)
+        if not self.silent:
+            self.listener.on_index(base, key, expr.node, expr)
         if base.items is not None:
             if key.known:
                 item = base.item(key.const)
                 if item is not None:
                     return item
-            return self.element(base)
+            return self.element_of(base)
         if isinstance(base.const, str) and isinstance(key.const, int) and not base.level:
             inside = -len(base.const) <= key.const < len(base.const)
             return constant(base.const[key.const]) if inside else PLAIN
         if isinstance(key.const, str) and base.path:
-            return self.member(base, key.const)
-        element = self.element(base)
+            return self.member_of(base, key.const)
+        element = self.element_of(base)
         if base.memory is not None and base.memory.length is not None:
             element = replace(element, numeric=True)
         return element
 
-    def coll(self, expr: ir.CollectionExpr) -> Value:
+    def eval_collection(self, expr: ir.CollectionExpr) -> Value:
         values = [self.eval(item) for item in expr.items]
         if expr.keys is None:
             items: tuple[tuple[Any, Value], ...] = tuple(enumerate(values))
         else:
             keys = [self.eval(key) for key in expr.keys]
             values = [
-                value.cleaned(frozenset({"nosql"})) if key.const in self.know.plain_operators else value
+                value.as_safe_for(frozenset({"nosql"}))
+                if key.const in self.knowledge.plain_operators
+                else value
                 for key, value in zip(keys, values, strict=True)
             ]
             items = tuple(
@@ -152,13 +154,13 @@ class Expressions(Calls):
                 for at, (key, value) in enumerate(zip(keys, values, strict=True))
             )
         whole = mix(values)
-        path = self.typed(expr.type) if expr.type else ""
+        path = self.resolve_type(expr.type) if expr.type else ""
         value = replace(whole, items=items[:200], path=path, roots=whole.roots)
-        if not self.quiet:
-            self.hear.literal(value, expr.node, expr)
+        if not self.silent:
+            self.listener.on_collection(value, expr.node, expr)
         return value
 
-    def cond(self, expr: ir.ConditionalExpr) -> Value:
+    def eval_conditional(self, expr: ir.ConditionalExpr) -> Value:
         test = self.eval(expr.test)
         if test.known and test.level == CONSTANT:
             return self.eval(expr.then if test.const else expr.other)
@@ -172,28 +174,28 @@ class Expressions(Calls):
         self.env = before
         return join(left, right)
 
-    def cast(self, expr: ir.CastExpr) -> Value:
+    def eval_cast(self, expr: ir.CastExpr) -> Value:
         value = self.eval(expr.value)
         kind = expr.type.strip("()* ")
-        if kind in self.know.numeric_types and "*" not in expr.type:
+        if kind in self.knowledge.numeric_types and "*" not in expr.type:
             return replace(value, numeric=True)
         if self.family == "java" and kind and kind not in ("String", "Object"):
             return replace(value, path=kind)
         return value
 
-    def op(self, expr: ir.OpExpr) -> Value:
+    def eval_op(self, expr: ir.OpExpr) -> Value:
         op = expr.op
         if op in ("and", "&&", "or", "||", "??"):
-            return self.logical(expr)
+            return self.eval_logical(expr)
         args = [self.eval(arg) for arg in expr.args]
         if len(args) == 1:
-            return self.unary(op, args[0])
+            return self.eval_unary(op, args[0])
         if op == "%" and self.family == "python" and args[0].text is not None:  # a template in a variable
             several = isinstance(expr.args[1], ir.CollectionExpr) and expr.args[1].keys is None
             return formatted(args[0], [value for _, value in args[1].items or ()] if several else [args[1]])
         if op == "+" and not all(arg.numeric for arg in args):
             if any(arg.memory is not None for arg in args):
-                return self.offset(args)
+                return self.offset_pointer(args)
             texts = [arg for arg in args if arg.text is not None]
             if texts or not any(isinstance(arg.const, int) for arg in args):
                 if self.family == "c" and not texts:
@@ -212,16 +214,16 @@ class Expressions(Calls):
             folded = fold(op, args[0].const, args[1].const, self.family)
             if folded is not UNKNOWN:
                 return constant(folded)
-            if not self.quiet:
-                self.hear.arithmetic(op, args, expr.node)
+            if not self.silent:
+                self.listener.on_arithmetic(op, args, expr.node)
             if op == "/" and self.family == "python" and not args[0].numeric:
-                return self.path_joined(args)
+                return self.join_path(args)
             if op == "-" and args[0].memory is not None and args[1].memory is None:
-                return self.offset([args[0], self.unary("-", args[1])])
-            return self.ranged(op, args)
+                return self.offset_pointer([args[0], self.eval_unary("-", args[1])])
+            return self.eval_range(op, args)
         if op in ("==", "===", "!=", "!==", "<", ">", "<=", ">=", "is", "is not"):
-            if not self.quiet and op in ("==", "===", "!=", "!=="):
-                self.hear.tested(expr, args)
+            if not self.silent and op in ("==", "===", "!=", "!=="):
+                self.listener.on_comparison(expr, args)
             result = compare(op, args[0], args[1])
             return Value(numeric=True) if result is UNKNOWN else Value(result)
         if op in ("in", "not in"):
@@ -231,7 +233,7 @@ class Expressions(Calls):
             return Value(numeric=True)
         return Value(numeric=True, level=mix(args).level)
 
-    def ranged(self, op: str, args: list[Value]) -> Value:
+    def eval_range(self, op: str, args: list[Value]) -> Value:
         worst = max(args, key=lambda arg: arg.level)
         low = high = None
         a, b = args
@@ -260,7 +262,7 @@ class Expressions(Calls):
             bounded=bounded,
         )
 
-    def offset(self, args: list[Value]) -> Value:
+    def offset_pointer(self, args: list[Value]) -> Value:
         pointer = next(arg for arg in args if arg.memory is not None)
         step = next((arg for arg in args if arg is not pointer), PLAIN)
         memory = pointer.memory
@@ -273,18 +275,22 @@ class Expressions(Calls):
             pointer, memory=dataclasses.replace(memory, capacity=capacity, length=None, array=False, fits="")
         )
 
-    def path_joined(self, args: list[Value]) -> Value:
+    def join_path(self, args: list[Value]) -> Value:
         pieces: list[Value] = []
         for at, arg in enumerate(args):
             if at and not (pieces[-1].text or "").endswith("/"):
                 pieces.append(constant("/"))
             pieces.append(arg)
         whole = replace(text_of(pieces), path=args[0].path)
-        if args[0].level < whole.level and all(arg.safe("path") for arg in args if arg.level == whole.level):
-            return whole.cleaned(frozenset({"path"}))  # the caller's folder, and names that cannot leave it
+        if args[0].level < whole.level and all(
+            arg.is_safe_for("path") for arg in args if arg.level == whole.level
+        ):
+            return whole.as_safe_for(
+                frozenset({"path"})
+            )  # the caller's folder, and names that cannot leave it
         return whole
 
-    def unary(self, op: str, arg: Value) -> Value:
+    def eval_unary(self, op: str, arg: Value) -> Value:
         if op in ("!", "not"):
             return Value(not arg.const) if arg.known and arg.level == CONSTANT else Value(numeric=True)
         if op == "-" and isinstance(arg.const, int | float):
@@ -297,7 +303,7 @@ class Expressions(Calls):
             return PLAIN
         return arg
 
-    def logical(self, expr: ir.OpExpr) -> Value:
+    def eval_logical(self, expr: ir.OpExpr) -> Value:
         left = self.eval(expr.args[0])
         both = expr.op in ("and", "&&")
         if left.known and left.level == CONSTANT and expr.op != "??":
@@ -308,36 +314,40 @@ class Expressions(Calls):
         self.env = dict(before)
         self.narrow(expr.args[0], both)
         right = self.eval(expr.args[1])
-        self.env = self.joined([before, self.env]) if self.family == "c" else before
+        self.env = self.join_envs([before, self.env]) if self.family == "c" else before
         if both and self.family != "javascript":
             return right if not left.numeric else replace(right, const=UNKNOWN)
         return join(left, right)
 
     # Assignment
 
-    def bind(self, expr: ir.AssignExpr) -> Value:
+    def eval_assign(self, expr: ir.AssignExpr) -> Value:
         value = self.eval(expr.value)
         if expr.op and expr.op != ":":
             old = self.eval(expr.target)
             if expr.op == "+":
                 if not (old.numeric and value.numeric):
                     value = (
-                        self.offset([old, value])
+                        self.offset_pointer([old, value])
                         if old.memory is not None
                         else (mix([old, value]) if old.items is not None else text_of([old, value]))
                     )
                 else:
                     folded = fold("+", old.const, value.const, self.family)
-                    value = constant(folded) if folded is not UNKNOWN else self.ranged("+", [old, value])
+                    value = constant(folded) if folded is not UNKNOWN else self.eval_range("+", [old, value])
             elif expr.op == "-" and old.memory is not None and value.memory is None:
-                value = self.offset([old, self.unary("-", value)])
+                value = self.offset_pointer([old, self.eval_unary("-", value)])
             elif expr.op in ("||", "??", "&&", "|"):
                 value = join(old, value)
             else:
                 folded = fold(expr.op, old.const, value.const, self.family)
-                value = constant(folded) if folded is not UNKNOWN else self.ranged(expr.op, [old, value])
-        elif self.family == "java" and isinstance(expr.target, ir.NameExpr) and expr.target.id in self.kinds:
-            value = self.declared(self.kinds[expr.target.id], value)
+                value = constant(folded) if folded is not UNKNOWN else self.eval_range(expr.op, [old, value])
+        elif (
+            self.family == "java"
+            and isinstance(expr.target, ir.NameExpr)
+            and expr.target.id in self.declared_types
+        ):
+            value = self.declared_value(self.declared_types[expr.target.id], value)
         self.assign(expr.target, value, expr.node)
         return value
 
@@ -348,7 +358,7 @@ class Expressions(Calls):
                 if part is None and target.keys is not None:
                     label = target.keys[at]
                     name = label.value if isinstance(label, ir.ConstExpr) else "*"
-                    part = self.member(value, str(name)) if name != "..." else value
+                    part = self.member_of(value, str(name)) if name != "..." else value
                 elif part is None:
                     part = value if at == 0 else replace(value, memory=None)
                 self.assign(item, part, node)
@@ -363,37 +373,37 @@ class Expressions(Calls):
             path = f"{base.path}.{target.name}" if base.path else key or f"?.{target.name}"
             owner = key_of(target.base)
             if self.family == "javascript" and owner is not None and base.items is not None:
-                self.put(owner, target.name, value)
-            if owner is not None and target.name in self.know.text_properties:
-                self.store(f"{owner}.innerHTML", value.cleaned(frozenset({"html"})))
+                self.store_item(owner, target.name, value)
+            if owner is not None and target.name in self.knowledge.text_properties:
+                self.store(f"{owner}.innerHTML", value.as_safe_for(frozenset({"html"})))
         elif isinstance(target, ir.IndexExpr):
             base = self.eval(target.base)
             index = self.eval(target.key)
-            if not self.quiet:
-                self.hear.index(base, index, target.node, target)
+            if not self.silent:
+                self.listener.on_index(base, index, target.node, target)
             path = f"{base.path or key_of(target.base) or '?'}[]"
             holder = key_of(target.base)
-            if holder is not None and self.held(holder) is not None:
-                self.put(holder, index.const if index.known else UNKNOWN, value)
+            if holder is not None and self.lookup(holder) is not None:
+                self.store_item(holder, index.const if index.known else UNKNOWN, value)
         if key is not None and not isinstance(target, ir.IndexExpr):
             self.store(key, value)
-        if not self.quiet:
-            self.hear.bind(path, key or path, value, node, target)
+        if not self.silent:
+            self.listener.on_assign(path, key or path, value, node, target)
 
     def store(self, key: str, value: Value) -> None:
         if value.level and key not in value.roots:
             value = replace(value, roots=value.roots | {key})
         self.env[key] = value
         if "." in key:
-            self.dotted.add(key)
-        if self.dotted:
+            self.dotted_keys.add(key)
+        if self.dotted_keys:
             prefix = key + "."
-            for other in [name for name in self.dotted if name.startswith(prefix)]:
+            for other in [name for name in self.dotted_keys if name.startswith(prefix)]:
                 self.env.pop(other, None)
 
-    def put(self, holder: str, key: Any, value: Value) -> None:
+    def store_item(self, holder: str, key: Any, value: Value) -> None:
         """`holder[key] = value`: precise where the key is constant."""
-        whole = self.held(holder) or PLAIN
+        whole = self.lookup(holder) or PLAIN
         if whole.memory is not None:
             length = None if not (value.const == 0 and isinstance(key, int)) else key
             if length is not None:

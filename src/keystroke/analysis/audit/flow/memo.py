@@ -21,7 +21,7 @@ Key = tuple[str, bool, str, str]  # function's name, whether it is a handler, ki
 
 
 @dataclass(slots=True)
-class Effect:
+class StatementEffect:
     """One walk of one statement: from `before` to `after`, whether it ends there, and the steps it took."""
 
     seen: frozenset[str]  # every name whose value it may read or change
@@ -33,7 +33,7 @@ class Effect:
     steps: int
     dotted: frozenset[str]
 
-    def apart(self, env: Env) -> set[str] | None:
+    def difference(self, env: Env) -> set[str] | None:
         """Where `env` differs from the environment it was walked in; None where it can see that."""
         before = self.before
         out: set[str] = set()
@@ -41,21 +41,21 @@ class Effect:
             return out
         for key, value in [item for item in env.items() if before.get(item[0]) is not item[1]]:
             known = before.get(key)
-            if known is not None and same(known, value):
+            if known is not None and is_same(known, value):
                 env[key] = known  # one object for both: the next comparison is quick
                 continue
-            if self.sees(key, value) or (known is not None and self.sees(key, known)):
+            if self.reads(key, value) or (known is not None and self.reads(key, known)):
                 return None
             out.add(key)
         if len(before) != len(env) or out:
             for key, value in before.items():
                 if key not in env:
-                    if self.sees(key, value):
+                    if self.reads(key, value):
                         return None
                     out.add(key)
         return out
 
-    def on(self, env: Env, apart: set[str]) -> Env:
+    def apply_to(self, env: Env, apart: set[str]) -> Env:
         """The environment after the statement where it runs in `env`, which differs there."""
         if not apart:
             return self.after
@@ -65,13 +65,13 @@ class Effect:
         out.update(self.changed)
         return out
 
-    def sees(self, key: str, value: Value) -> bool:
+    def reads(self, key: str, value: Value) -> bool:
         return _root(key) in self.seen or not value.roots.isdisjoint(self.seen)
 
 
-class Memo:
+class StatementMemo:
     def __init__(self) -> None:
-        self.effects: dict[Key, list[Effect]] = {}
+        self.effects: dict[Key, list[StatementEffect]] = {}
         self.changes: dict[str, frozenset[str]] = {}  # names that a statement assigns
         self._env: Env | None = None  # the last environment given out, its remembered twin,
         self._twin: Env = {}
@@ -91,15 +91,15 @@ class Memo:
         ]:
             del self.effects[key]
 
-    def find(self, key: Key, env: Env) -> tuple[Effect, Env] | None:
+    def find(self, key: Key, env: Env) -> tuple[StatementEffect, Env] | None:
         for effect in self.effects.get(key, ()):
             followed = env is self._env and effect.before is self._twin
             if followed:  # the environment is known to differ from the remembered one in a few places only
                 apart = self._apart if effect.seen.isdisjoint(self._reach) else None
             else:
-                apart = effect.apart(env)
+                apart = effect.difference(env)
             if apart is not None:
-                after = effect.on(env, apart)
+                after = effect.apply_to(env, apart)
                 left = apart - effect.changed.keys()
                 if not followed or len(left) != len(apart):
                     self._reach = _reach(left, after, effect.after)
@@ -107,7 +107,7 @@ class Memo:
                 return effect, after
         return None
 
-    def keep(
+    def remember(
         self,
         key: Key,
         before: Env,
@@ -121,8 +121,8 @@ class Memo:
         known = self.effects.setdefault(key, [])
         changed = {name: value for name, value in after.items() if before.get(name) is not value}
         removed = tuple(name for name in before if name not in after)
-        effect = Effect(
-            sight(frozenset(_WORD.findall(key[-1])), before, after),
+        effect = StatementEffect(
+            reachable_names(frozenset(_WORD.findall(key[-1])), before, after),
             before,
             after,
             changed,
@@ -134,7 +134,7 @@ class Memo:
         self.effects[key] = [effect, *known[: WAYS - 1]]
 
 
-def sight(names: frozenset[str], *envs: Env) -> frozenset[str]:
+def reachable_names(names: frozenset[str], *envs: Env) -> frozenset[str]:
     """What a statement with these names can read or change: them, and what flowed into them."""
     seen = set(names)
     fresh = names
@@ -166,7 +166,7 @@ def _root(key: str) -> str:
     return key if dot < 0 else key[:dot]
 
 
-def same(one: Value, other: Value) -> bool:
+def is_same(one: Value, other: Value) -> bool:
     return one is other or (
         one == other and one.function is other.function and type(one.const) is type(other.const)
     )

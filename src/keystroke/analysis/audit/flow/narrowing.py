@@ -12,7 +12,7 @@ from keystroke.analysis.audit.flow.values import (
 from keystroke.analysis.audit.flow.walk import (
     VALIDATING,
     Env,
-    Walk,
+    FlowBase,
 )
 from keystroke.analysis.audit.source import ir
 
@@ -22,7 +22,7 @@ _ALWAYS = frozenset(
 )  # own properties of a table: an allowlist, but not for keys that every object has
 
 
-class Narrowing(Walk):
+class NarrowingFlow(FlowBase):
     def narrow(self, test: ir.Expr, truth: bool) -> None:
         """What the environment knows more once `test` turned out `truth`."""
         if isinstance(test, ir.OpExpr):
@@ -33,25 +33,27 @@ class Narrowing(Walk):
                     for arg in test.args:
                         self.narrow(arg, True)
                 else:
-                    self.either(test.args, False)
+                    self.narrow_either(test.args, False)
             elif test.op in ("or", "||"):
                 if not truth:
                     for arg in test.args:
                         self.narrow(arg, False)
                 else:
-                    self.either(test.args, True)
+                    self.narrow_either(test.args, True)
             else:
-                self.compared(test, truth)
+                self.narrow_comparison(test, truth)
             return
         if isinstance(test, ir.AssignExpr):
             self.narrow(test.target, truth)
             return
         if isinstance(test, ir.CallExpr):
-            self.validated(test, truth)
+            self.narrow_validation(test, truth)
         if isinstance(test, ir.NameExpr | ir.AttrExpr):
-            self.hear.narrowed(self, ir.OpExpr(test.node, "!=", [test, ir.ConstExpr(test.node, None)]), truth)
+            self.listener.on_narrow(
+                self, ir.OpExpr(test.node, "!=", [test, ir.ConstExpr(test.node, None)]), truth
+            )
             if truth and isinstance(test, ir.NameExpr):
-                known = self.held(test.id)
+                known = self.lookup(test.id)
                 if (
                     known is not None
                     and known.numeric
@@ -59,9 +61,9 @@ class Narrowing(Walk):
                     and known.roots
                     and VALIDATING.search(known.path[:-2])
                 ):
-                    self.clean(test, ALL)
+                    self.mark_clean(test, ALL)
 
-    def either(self, tests: list[ir.Expr], truth: bool) -> None:
+    def narrow_either(self, tests: list[ir.Expr], truth: bool) -> None:
         """One of the tests came out `truth`: only what each of them implies is known."""
         before = self.env
         ends: list[Env] = []
@@ -69,17 +71,17 @@ class Narrowing(Walk):
             self.env = dict(before)
             self.narrow(test, truth)
             ends.append(self.env)
-        self.env = self.joined(ends)
+        self.env = self.join_envs(ends)
 
-    def compared(self, test: ir.OpExpr, truth: bool) -> None:
+    def narrow_comparison(self, test: ir.OpExpr, truth: bool) -> None:
         if len(test.args) != 2:
             return
         left, right = test.args
         op = test.op
-        self.hear.narrowed(self, test, truth)
+        self.listener.on_narrow(self, test, truth)
         if isinstance(left, ir.OpExpr) and left.op == "typeof" and isinstance(right, ir.ConstExpr):
             if truth == (op in ("==", "===")) and right.value in _SCALARS:
-                self.clean(
+                self.mark_clean(
                     left.args[0], frozenset({"nosql", "proto"} if right.value != "string" else {"nosql"})
                 )
             return
@@ -87,15 +89,15 @@ class Narrowing(Walk):
             held = truth == (op == "in")
             if isinstance(left, ir.ConstExpr) and isinstance(left.value, str):
                 if not held:  # `".." in path` was false
-                    self.clean(right, frozenset({"path", "header", "log"}) | refused(left.value))
+                    self.mark_clean(right, frozenset({"path", "header", "log"}) | refused(left.value))
             elif held:
-                group = self.eval_quiet(right)
+                group = self.eval_silently(right)
                 if group.level <= LOCAL:
-                    self.clean(left, ALL)
+                    self.mark_clean(left, ALL)
         elif op in ("==", "===", "is", "!=", "!==", "is not"):
             if truth == (op in ("==", "===", "is")):
                 for side, other in ((left, right), (right, left)):
-                    value = self.eval_quiet(other)
+                    value = self.eval_silently(other)
                     if (
                         value.level == CONSTANT
                         and value.const is not None
@@ -103,44 +105,44 @@ class Narrowing(Walk):
                         and not isinstance(value.const, bool)
                     ):
                         whole = isinstance(side, ir.NameExpr | ir.AttrExpr)
-                        self.clean(
+                        self.mark_clean(
                             side,
                             ALL if whole and not value.numeric else frozenset({"path", "url", "redirect"}),
                         )
                     elif value.level <= LOCAL and isinstance(side, ir.CallExpr | ir.AttrExpr):
-                        self.clean(side, frozenset({"path", "url", "redirect"}))
+                        self.mark_clean(side, frozenset({"path", "url", "redirect"}))
             elif isinstance(right, ir.ConstExpr) and right.value in ("__proto__", "constructor", "prototype"):
-                self.clean(left, frozenset({"proto"}))
-            elif isinstance(left, ir.CallExpr) and self.eval_quiet(right).const == -1:
-                self.clean(left, frozenset({"path"}))  # indexOf("..") != -1 was false
+                self.mark_clean(left, frozenset({"proto"}))
+            elif isinstance(left, ir.CallExpr) and self.eval_silently(right).const == -1:
+                self.mark_clean(left, frozenset({"path"}))  # indexOf("..") != -1 was false
 
         elif op in ("<", "<=", ">", ">=") and self.family in ("python", "javascript"):
             small, limit = (left, right) if (op in ("<", "<=")) == truth else (right, left)
             key = key_of(small)
-            known = self.held(key) if key is not None else None
-            if key is not None and known is not None and self.eval_quiet(limit).level <= LOCAL:
+            known = self.lookup(key) if key is not None else None
+            if key is not None and known is not None and self.eval_silently(limit).level <= LOCAL:
                 self.env[key] = replace(known, bounded=True)
 
-    def validated(self, test: ir.CallExpr, truth: bool) -> None:
+    def narrow_validation(self, test: ir.CallExpr, truth: bool) -> None:
         func = test.func
-        path = self.eval_quiet(func).path if isinstance(func, ir.NameExpr) else ""
+        path = self.eval_silently(func).path if isinstance(func, ir.NameExpr) else ""
         if isinstance(func, ir.AttrExpr):
-            base = self.eval_quiet(func.base)
+            base = self.eval_silently(func.base)
             path = f"{base.path or ('str' if isinstance(base.const, str) else '?')}.{func.name}"
-        uses = self.know.validators.uses(path)
-        if self.know.own_property_tests.match(path):
+        uses = self.knowledge.validators.uses(path)
+        if self.knowledge.own_property_tests.match(path):
             uses = _ALWAYS
-        if self.know.membership_tests.match(path) and isinstance(func, ir.AttrExpr):
-            group = self.eval_quiet(func.base)
+        if self.knowledge.membership_tests.match(path) and isinstance(func, ir.AttrExpr):
+            group = self.eval_silently(func.base)
             if not truth and any(item.const == "__proto__" for _, item in group.items or ()):
                 for arg in test.args:
-                    self.clean(arg, frozenset({"proto"}))
+                    self.mark_clean(arg, frozenset({"proto"}))
                 return
         if not uses and VALIDATING.search(path):
             uses = ALL
         if not uses:
             return
-        negative = self.know.negative_tests.match(path) and any(
+        negative = self.knowledge.negative_tests.match(path) and any(
             isinstance(arg, ir.ConstExpr) for arg in test.args
         )
         if truth == negative:
@@ -148,11 +150,11 @@ class Narrowing(Walk):
         if negative:  # `x.contains("..")` was false: only what such a check is for
             uses = frozenset({"path", "header", "log"})
         for arg in test.args:
-            self.clean(arg, uses)
+            self.mark_clean(arg, uses)
         if isinstance(func, ir.AttrExpr):
-            self.clean(func.base, uses)
+            self.mark_clean(func.base, uses)
 
-    def clean(self, expr: ir.Expr, uses: frozenset[str]) -> None:
+    def mark_clean(self, expr: ir.Expr, uses: frozenset[str]) -> None:
         """Everything that flowed into `expr` is safe for `uses` from here on."""
         if isinstance(expr, ir.AssignExpr):
             expr = expr.target
@@ -160,14 +162,14 @@ class Narrowing(Walk):
         key = key_of(expr)
         if key is not None:
             keys.add(key)
-        value = self.eval_quiet(expr)
+        value = self.eval_silently(expr)
         keys |= value.roots
         for name in keys:
-            known = self.held(name)
+            known = self.lookup(name)
             if known is None and isinstance(expr, ir.AttrExpr | ir.IndexExpr) and name == key:
                 known = value
             if known is not None and known.level:
-                self.env[name] = known.cleaned(uses)
+                self.env[name] = known.as_safe_for(uses)
         if keys:
             for name, known in self.env.items():
                 if (
@@ -176,4 +178,4 @@ class Narrowing(Walk):
                     and name not in keys
                     and len(known.roots & keys) == len(known.roots - {name})
                 ):
-                    self.env[name] = known.cleaned(uses)
+                    self.env[name] = known.as_safe_for(uses)

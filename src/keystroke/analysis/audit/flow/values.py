@@ -80,10 +80,10 @@ class Value:
             return self.const.decode("latin-1")
         return self.skeleton
 
-    def safe(self, use: str) -> bool:
+    def is_safe_for(self, use: str) -> bool:
         return self.level == CONSTANT or (bool(self.clean) and (use in self.clean or "*" in self.clean))
 
-    def cleaned(self, uses: frozenset[str]) -> Value:
+    def as_safe_for(self, uses: frozenset[str]) -> Value:
         return replace(self, clean=self.clean | uses)
 
     def item(self, key: Any) -> Value | None:

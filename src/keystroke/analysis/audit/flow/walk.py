@@ -14,7 +14,7 @@ from typing import Any
 
 from keystroke.analysis.audit.flow.folding import key_of
 from keystroke.analysis.audit.flow.knowledge import Knowledge, family_of
-from keystroke.analysis.audit.flow.memo import Memo
+from keystroke.analysis.audit.flow.memo import StatementMemo
 from keystroke.analysis.audit.flow.values import (
     Value,
     join,
@@ -49,87 +49,87 @@ class CallEvent:
     awaited: bool = False
 
 
-class Listener:
+class FlowListener:
     """Hears what the walk sees; every method may be left as it is."""
 
-    elsewhere: tuple[ir.Syntax, frozenset[str]] | None = (
+    call_site: tuple[ir.Syntax, frozenset[str]] | None = (
         None  # a call that is walked into; what is said there
     )
-    heard = 0  # grows when something was said that a rule describes
+    match_count = 0  # grows when something was said that a rule describes
 
-    def call(self, event: CallEvent) -> Value | None:
+    def on_call(self, event: CallEvent) -> Value | None:
         """A call; a value returned here replaces the walk's own idea of the result."""
         return None
 
-    def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None: ...
-    def returned(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None: ...
-    def define(self, function: ir.Function, handler: bool) -> None: ...
-    def classdef(self, stmt: ir.ClassStmt) -> None: ...
-    def imported(self, path: str, node: ir.Syntax) -> None: ...
-    def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.IndexExpr) -> None: ...
-    def used(self, name: str, value: Value, node: ir.Syntax) -> None: ...
-    def lost(self, block: int) -> None:
+    def on_assign(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None: ...
+    def on_return(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None: ...
+    def on_function(self, function: ir.Function, handler: bool) -> None: ...
+    def on_class(self, stmt: ir.ClassStmt) -> None: ...
+    def on_import(self, path: str, node: ir.Syntax) -> None: ...
+    def on_index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.IndexExpr) -> None: ...
+    def on_use(self, name: str, value: Value, node: ir.Syntax) -> None: ...
+    def on_block_lost(self, block: int) -> None:
         """The last pointer to a block was overwritten."""
 
-    def remark(self, detector: str, node: ir.Syntax) -> None:
+    def on_remark(self, detector: str, node: ir.Syntax) -> None:
         """Something the walk itself finds odd."""
 
-    def reached(self, base: Value, expr: ir.AttrExpr) -> None:
+    def on_field_access(self, base: Value, expr: ir.AttrExpr) -> None:
         """A field asked for through a pointer."""
 
-    def literal(self, value: Value, node: ir.Syntax, coll: ir.CollectionExpr) -> None: ...
-    def arithmetic(self, op: str, args: list[Value], node: ir.Syntax) -> None: ...
-    def tested(self, test: ir.OpExpr, args: list[Value]) -> None: ...
-    def let(self, stmt: ir.DeclareStmt, value: Value) -> Value:
+    def on_collection(self, value: Value, node: ir.Syntax, coll: ir.CollectionExpr) -> None: ...
+    def on_arithmetic(self, op: str, args: list[Value], node: ir.Syntax) -> None: ...
+    def on_comparison(self, test: ir.OpExpr, args: list[Value]) -> None: ...
+    def on_declare(self, stmt: ir.DeclareStmt, value: Value) -> Value:
         return value
 
-    def leave(self, env: Env, function: ir.Function) -> None: ...
-    def narrowed(self, flow: Walk, test: ir.OpExpr, truth: bool) -> None: ...
+    def on_leave(self, env: Env, function: ir.Function) -> None: ...
+    def on_narrow(self, flow: FlowBase, test: ir.OpExpr, truth: bool) -> None: ...
 
 
-class Walk:
+class FlowBase:
     """What every part of the walk shares: the environment, the listener, and the budget."""
 
     def __init__(
-        self, language: str, knowledge: Knowledge, listener: Listener, env: Env | None = None
+        self, language: str, knowledge: Knowledge, listener: FlowListener, env: Env | None = None
     ) -> None:
         self.language = language
         self.family = family_of(language)
-        self.know = knowledge
-        self.hear = listener
-        self.outside: Env = env or {}  # facts of the file; read, never changed
+        self.knowledge = knowledge
+        self.listener = listener
+        self.file_env: Env = env or {}  # facts of the file; read, never changed
         self.env: Env = {}  # what this walk knows
-        self.dotted: set[str] = set()  # keys such as `self.x` that assigning `self` makes stale
+        self.dotted_keys: set[str] = set()  # keys such as `self.x` that assigning `self` makes stale
         self.functions: list[ir.Function] = []
         self.returns: list[list[Value]] = [[]]
         self.breaks: list[list[Env]] = []
         self.gotos: dict[str, Env] = {}
-        self.changes: dict[int, frozenset[str]] = {}  # names a loop assigns
-        self.provide: Callable[[str], ir.Function | None] | None = None  # functions of the same file
+        self.loop_assignments: dict[int, frozenset[str]] = {}  # names a loop assigns
+        self.find_function: Callable[[str], ir.Function | None] | None = None  # functions of the same file
         self.dispatch: dict[type, Callable[[Any], Value]] = {}  # how each kind of expression is evaluated
-        self.memo: Memo | None = None  # what earlier walks of the same functions learnt
-        self.broken: list[tuple[int, int]] = []  # places that do not parse: nothing there is remembered
+        self.memo: StatementMemo | None = None  # what earlier walks of the same functions learnt
+        self.error_spans: list[tuple[int, int]] = []  # places that do not parse: nothing there is remembered
         self.scopes: list[tuple[str, bool]] = []  # functions around, and whether each is a handler
-        self.kinds: dict[str, str] = {}  # Java: the types that variables were declared with
-        self.inline = 0
-        self.quiet = 0
+        self.declared_types: dict[str, str] = {}  # Java: the types that variables were declared with
+        self.inline_depth = 0
+        self.silent = 0
         self.steps = 0
 
-    def held(self, key: str) -> Value | None:
+    def lookup(self, key: str) -> Value | None:
         """What is known of a variable, here or outside."""
         value = self.env.get(key)
-        return value if value is not None else self.outside.get(key)
+        return value if value is not None else self.file_env.get(key)
 
-    def typed(self, kind: str) -> str:
+    def resolve_type(self, kind: str) -> str:
         base = kind.lstrip("*[]&")
         package, dot, name = base.partition(".")
         if dot:
-            held = self.held(package)
+            held = self.lookup(package)
             if held is not None:
                 return f"{held.path}.{name}"
         return base
 
-    def joined(self, envs: list[Env]) -> Env:
+    def join_envs(self, envs: list[Env]) -> Env:
         out = dict(envs[0])
         for env in envs[1:]:
             for key, value in [item for item in env.items() if out.get(item[0]) is not item[1]]:
@@ -137,27 +137,27 @@ class Walk:
                 out[key] = value if known is None else join(known, value)
         return out
 
-    def eval_quiet(self, expr: ir.Expr) -> Value:
-        self.quiet += 1
+    def eval_silently(self, expr: ir.Expr) -> Value:
+        self.silent += 1
         try:
             return self.eval(expr)
         finally:
-            self.quiet -= 1
+            self.silent -= 1
 
     # What the parts give each other
 
     def eval(self, expr: ir.Expr) -> Value:
         raise NotImplementedError
 
-    def place(self, expr: ir.Expr) -> str | None:
+    def pointed_variable(self, expr: ir.Expr) -> str | None:
         """The variable whose memory an expression points into; languages without pointers have no others."""
         return key_of(expr)
 
-    def aliases(self, block: int) -> list[str]:
+    def aliases_of(self, block: int) -> list[str]:
         """The variables that point into one block of memory."""
         return []
 
-    def declared(self, kind: str, value: Value) -> Value:
+    def declared_value(self, kind: str, value: Value) -> Value:
         raise NotImplementedError
 
     def run(self, stmts: list[ir.Stmt]) -> bool:
@@ -166,20 +166,22 @@ class Walk:
     def narrow(self, test: ir.Expr, truth: bool) -> None:
         raise NotImplementedError
 
-    def clean(self, expr: ir.Expr, uses: frozenset[str]) -> None:
+    def mark_clean(self, expr: ir.Expr, uses: frozenset[str]) -> None:
         raise NotImplementedError
 
-    def element(self, whole: Value) -> Value:
+    def element_of(self, whole: Value) -> Value:
         raise NotImplementedError
 
-    def path_joined(self, args: list[Value]) -> Value:
+    def join_path(self, args: list[Value]) -> Value:
         raise NotImplementedError
 
-    def put(self, holder: str, key: Any, value: Value) -> None:
+    def store_item(self, holder: str, key: Any, value: Value) -> None:
         raise NotImplementedError
 
-    def closure(self, expr: ir.ClosureExpr, first: Value | None = None, roles: tuple[str, ...] = ()) -> Value:
+    def eval_closure(
+        self, expr: ir.ClosureExpr, first: Value | None = None, roles: tuple[str, ...] = ()
+    ) -> Value:
         raise NotImplementedError
 
-    def inlined(self, function: ir.Function, args: list[Value]) -> Value | None:
+    def inline_call(self, function: ir.Function, args: list[Value]) -> Value | None:
         raise NotImplementedError

@@ -11,52 +11,52 @@ from keystroke.analysis.audit.flow.values import (
     Memory,
     Value,
 )
-from keystroke.analysis.audit.flow.walk import Walk
+from keystroke.analysis.audit.flow.walk import FlowBase
 from keystroke.analysis.audit.memory.library import LIBRARY
-from keystroke.analysis.audit.rules.match import Matcher
+from keystroke.analysis.audit.rules.match import RuleMatcher
 from keystroke.analysis.audit.source import ir
 
 
-class Bounds(Matcher):
-    def before(self, node: ir.Syntax, writes: bool) -> None:
-        self.detected(
+class BoundsMatcher(RuleMatcher):
+    def report_before_start(self, node: ir.Syntax, writes: bool) -> None:
+        self.report(
             "overflow" if writes else "over-read",
             node,
             "the pointer points before the start of its buffer",
         )
 
-    def remark(self, detector: str, node: ir.Syntax) -> None:
-        self.detected(detector, node)
+    def on_remark(self, detector: str, node: ir.Syntax) -> None:
+        self.report(detector, node)
 
-    def reached(self, base: Value, expr: ir.AttrExpr) -> None:
-        self.dereferenced(base, expr.node, expr.base)
+    def on_field_access(self, base: Value, expr: ir.AttrExpr) -> None:
+        self.check_dereference(base, expr.node, expr.base)
 
-    def dereferenced(self, value: Value, node: ir.Syntax, expr: ir.Expr) -> None:
+    def check_dereference(self, value: Value, node: ir.Syntax, expr: ir.Expr) -> None:
         memory = value.memory
         if value.known and value.const is None and memory is None and isinstance(expr, ir.NameExpr):
             if self.flow is None or expr.id not in self.flow.env:
                 return  # a global is not null for ever
-            if self.elsewhere is None:
-                self.detected("null-dereference", node, "a pointer that is null here is followed")
+            if self.call_site is None:
+                self.report("null-dereference", node, "a pointer that is null here is followed")
             return
         if memory is None or not memory.nullable or self.flow is None:
             return
         key = key_of(expr)
         if key is None:
             return
-        self.detected("null-dereference", node)
-        self.assume(key, present=True)
+        self.report("null-dereference", node)
+        self.assume_presence(key, present=True)
 
     # Tests
 
-    def narrowed(self, flow: Walk, test: ir.OpExpr, truth: bool) -> None:
+    def on_narrow(self, flow: FlowBase, test: ir.OpExpr, truth: bool) -> None:
         left, right = test.args
         op = test.op
         for side, other, turned in ((left, right, op), (right, left, _FLIP.get(op, op))):
             effective = turned if truth else _NEGATED.get(turned)
             if effective is None:
                 continue
-            bound = flow.eval_quiet(other)
+            bound = flow.eval_silently(other)
             if isinstance(side, ir.CallExpr) and isinstance(side.func, ir.NameExpr | ir.AttrExpr):
                 name = side.func.id if isinstance(side.func, ir.NameExpr) else side.func.name
                 if name in LIBRARY.lengths and effective in ("<", "<=", "=="):
@@ -66,21 +66,21 @@ class Bounds(Matcher):
                         else (side.func.base if isinstance(side.func, ir.AttrExpr) else None)
                     )
                     if inner is not None:
-                        self.length_known(flow, inner, bound.const, effective)
+                        self.set_known_length(flow, inner, bound.const, effective)
                     continue
                 if effective in ("<", "<="):  # abs(x) < bound and the like
                     for arg in side.args:
-                        self.bound(flow, arg, effective, bound)
+                        self.narrow_number(flow, arg, effective, bound)
                 continue
             if isinstance(side, ir.OpExpr) and effective in ("<", "<=") and side.op in ("+", "-"):
-                step = flow.eval_quiet(side.args[-1]).const
+                step = flow.eval_silently(side.args[-1]).const
                 if isinstance(step, int) and isinstance(bound.const, int) and len(side.args) == 2:
                     limit = bound.const - step if side.op == "+" else bound.const + step
-                    self.bound(flow, side.args[0], effective, Value(limit, numeric=True))
+                    self.narrow_number(flow, side.args[0], effective, Value(limit, numeric=True))
                     continue
             if isinstance(side, ir.OpExpr) and effective in ("<", "<=", ">", ">="):
                 for arg in side.args:
-                    self.bound(flow, arg, "<", Value(numeric=True))
+                    self.narrow_number(flow, arg, "<", Value(numeric=True))
                 continue
             if isinstance(side, ir.AssignExpr):
                 side = side.target
@@ -88,33 +88,33 @@ class Bounds(Matcher):
             if key is None:
                 continue
             if bound.known and (bound.const is None or bound.const == 0) and effective in ("==", "!="):
-                self.assume(key, present=effective == "!=")
+                self.assume_presence(key, present=effective == "!=")
                 if effective == "!=":
-                    self.mark(flow, key, "zero")
-            self.bound(flow, side, effective, bound)
+                    self.mark_safe(flow, key, "zero")
+            self.narrow_number(flow, side, effective, bound)
 
-    def length_known(self, flow: Walk, expr: ir.Expr, bound: Any, op: str) -> None:
+    def set_known_length(self, flow: FlowBase, expr: ir.Expr, bound: Any, op: str) -> None:
         key = key_of(expr)
-        known = flow.held(key) if key is not None else None
+        known = flow.lookup(key) if key is not None else None
         if key is None:
             return
         if known is None:
-            known = flow.eval_quiet(expr)
+            known = flow.eval_silently(expr)
         memory = known.memory or Memory()
         if isinstance(bound, int):
             memory = replace(memory, length=bound - 1 if op == "<" else bound)
         flow.env[key] = replace(
-            known.cleaned(frozenset({"length"})),
+            known.as_safe_for(frozenset({"length"})),
             memory=memory if known.memory or isinstance(bound, int) else None,
         )
 
-    def bound(self, flow: Walk, expr: ir.Expr, op: str, limit: Value) -> None:
+    def narrow_number(self, flow: FlowBase, expr: ir.Expr, op: str, limit: Value) -> None:
         key = key_of(expr)
         if key is None:
             return
-        known = flow.held(key)
+        known = flow.lookup(key)
         if known is None:
-            known = flow.eval_quiet(expr)
+            known = flow.eval_silently(expr)
         if known.memory is not None:
             if known.memory.kind != "unset":
                 return
@@ -136,20 +136,20 @@ class Bounds(Matcher):
             )
             known = replace(known, low=low if low is not None else known.low)
             if known.low is not None and known.low > 0:
-                known = known.cleaned(frozenset({"zero"}))
+                known = known.as_safe_for(frozenset({"zero"}))
         elif op == "==":
             known = replace(known, low=number, high=number, bounded=True)
         flow.env[key] = known
 
-    def mark(self, flow: Walk, key: str, use: str) -> None:
-        known = flow.held(key)
+    def mark_safe(self, flow: FlowBase, key: str, use: str) -> None:
+        known = flow.lookup(key)
         if known is not None:
-            flow.env[key] = known.cleaned(frozenset({use}))
+            flow.env[key] = known.as_safe_for(frozenset({use}))
 
-    def assume(self, key: str, present: bool) -> None:
+    def assume_presence(self, key: str, present: bool) -> None:
         if self.flow is None:
             return
-        known = self.flow.held(key)
+        known = self.flow.lookup(key)
         if not present:
             if known is not None and known.memory is not None and known.memory.block:
                 self.flow.env.pop(f"#l{known.memory.block}", None)

@@ -11,7 +11,7 @@ import re
 from keystroke.analysis.audit.flow.values import REMOTE, Value
 from keystroke.analysis.audit.flow.walk import CallEvent
 from keystroke.analysis.audit.memory.library import LIBRARY
-from keystroke.analysis.audit.rules.match import Matcher
+from keystroke.analysis.audit.rules.match import RuleMatcher
 from keystroke.analysis.audit.source import ir
 
 THREAD, SIGNAL, ATOMIC = "@thread", "@signal", "@atomic"
@@ -48,7 +48,7 @@ _CONDITIONAL = re.compile(r"&&|\?|\|\||sizeof|offsetof|assert|typeof")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
-def started(text: str) -> dict[str, str]:
+def thread_and_signal_functions(text: str) -> dict[str, str]:
     """The functions of a file that run as threads or as handlers of signals."""
     found: dict[str, str] = {}
     for kind, word, pattern in _STARTS:
@@ -57,35 +57,35 @@ def started(text: str) -> dict[str, str]:
     return {name: kind for name, kind in found.items() if name not in ("NULL", "SIG_IGN", "SIG_DFL")}
 
 
-class Control(Matcher):
-    def define(self, function: ir.Function, handler: bool) -> None:
-        super().define(function, handler)
-        if self.flow is None or self.flow.inline or function.node.kind() != "function_definition":
+class ControlMatcher(RuleMatcher):
+    def on_function(self, function: ir.Function, handler: bool) -> None:
+        super().on_function(function, handler)
+        if self.flow is None or self.flow.inline_depth or function.node.kind() != "function_definition":
             return
         body = function.node.field("body")
         if body is None:
             return
         text = body.text()
         if function.name and re.search(rf"\b{re.escape(function.name)}\s*\(", text):
-            self.recursive(function, body)
-            self.nested(function, body, text)
+            self.check_recursion(function, body)
+            self.check_nested_input(function, body, text)
         if "while" in text or "for" in text:
-            self.endless(function, body)
-        self.looked_at_late(function, body)
-        role = self.flow.outside.get(function.name)
+            self.check_endless_loops(function, body)
+        self.check_late_null_test(function, body)
+        role = self.flow.file_env.get(function.name)
         if role is not None and role.path == THREAD and not _LOCKS.search(text):
-            self.shared(function, body)
+            self.check_shared_data(function, body)
         elif role is not None and role.path == SIGNAL:
-            self.handled(body)
+            self.check_signal_handler(body)
 
-    def call(self, event: CallEvent) -> Value | None:
+    def on_call(self, event: CallEvent) -> Value | None:
         if event.path == "assert" and event.args:
-            self.asserted(event)
-        return super().call(event)
+            self.check_assertion(event)
+        return super().on_call(event)
 
     # Recursion
 
-    def recursive(self, function: ir.Function, body: ir.Syntax) -> None:
+    def check_recursion(self, function: ir.Function, body: ir.Syntax) -> None:
         names = [param.name for param in function.params if param.name.isidentifier()]
         for call in body.find_all(kind="call_expression"):
             callee = call.field("function")
@@ -96,7 +96,7 @@ class Control(Matcher):
                 [child.text() for child in given.children() if child.is_named()] if given is not None else []
             )
             if not _guarded(call, body):
-                self.detected("recursion", call)
+                self.report("recursion", call)
             elif (
                 names
                 and len(args) == len(names)
@@ -106,9 +106,9 @@ class Control(Matcher):
                 and not any(param.type.endswith("*") or "*" in param.type for param in function.params)
                 and not any(_changed(body, name, call) for name in names)
             ):
-                self.detected("recursion", call, "the function calls itself with the same arguments again")
+                self.report("recursion", call, "the function calls itself with the same arguments again")
 
-    def nested(self, function: ir.Function, body: ir.Syntax, text: str) -> None:
+    def check_nested_input(self, function: ir.Function, body: ir.Syntax, text: str) -> None:
         """A reader of nested input that goes as deep as the input says."""
         if not _READER.search(function.name) or _DEPTH.search(function.node.text()):
             return
@@ -117,14 +117,14 @@ class Control(Matcher):
         for call in body.find_all(kind="call_expression"):
             callee = call.field("function")
             if callee is not None and callee.text() == function.name:
-                self.detected(
+                self.report(
                     "recursion", call, "the input decides how deep this recursion goes; count the levels"
                 )
                 return
 
     # Pointers
 
-    def looked_at_late(self, function: ir.Function, body: ir.Syntax) -> None:
+    def check_late_null_test(self, function: ir.Function, body: ir.Syntax) -> None:
         """A pointer given by the caller, followed first and compared with null afterwards."""
         followed: dict[str, ir.Syntax] = {}
         names = [param.name for param in function.params if param.name.isidentifier()]
@@ -135,7 +135,7 @@ class Control(Matcher):
                 found = _NULL.fullmatch(test.text()) if test is not None else None
                 name = next((group for group in found.groups() if group), "") if found is not None else ""
                 if name in followed:
-                    self.detected(
+                    self.report(
                         "null-dereference", followed[name], "followed here, and compared with null later"
                     )
                 return
@@ -150,16 +150,16 @@ class Control(Matcher):
 
     # Loops
 
-    def endless(self, function: ir.Function, body: ir.Syntax) -> None:
+    def check_endless_loops(self, function: ir.Function, body: ir.Syntax) -> None:
         for kind in ("while_statement", "for_statement"):
             for loop in body.find_all(kind=kind):
                 inner, test = loop.field("body"), loop.field("condition")
                 if inner is None or _LEAVES.search(inner.text()) or _breaks(inner):
                     continue
-                if self.unending(function, body, loop, inner, test):
-                    self.detected("endless-loop", loop)
+                if self.is_endless(function, body, loop, inner, test):
+                    self.report("endless-loop", loop)
 
-    def unending(
+    def is_endless(
         self,
         function: ir.Function,
         body: ir.Syntax,
@@ -195,42 +195,40 @@ class Control(Matcher):
 
     # Assertions
 
-    def asserted(self, event: CallEvent) -> None:
+    def check_assertion(self, event: CallEvent) -> None:
         expr, value = event.call.args[0], event.args[0]
         if value.known and not value.const and not isinstance(expr, ir.ConstExpr):
-            self.detected(
-                "reachable-assertion", event.call.node, "this assertion fails whenever it is reached"
-            )
+            self.report("reachable-assertion", event.call.node, "this assertion fails whenever it is reached")
             return
         if self.flow is None:
             return
         for name in _WORD.findall(expr.node.text()):
-            held = self.flow.held(name)
+            held = self.flow.lookup(name)
             if held is None or held.level < REMOTE or "*" in held.clean:
                 continue
             received = held.origin in ("recv()", "read()", "recvfrom()") and held.low == 0
             if received or (not held.bounded and held.low is None and held.high is None):
-                self.detected("reachable-assertion", event.call.node, origin=held.origin)
+                self.report("reachable-assertion", event.call.node, origin=held.origin)
                 return
 
     # Threads and signals
 
-    def shared(self, function: ir.Function, body: ir.Syntax) -> None:
+    def check_shared_data(self, function: ir.Function, body: ir.Syntax) -> None:
         assert self.flow is not None
         local = {param.name for param in function.params} | _declared(body)
         for kind, target in (("assignment_expression", "left"), ("update_expression", "argument")):
             for node in body.find_all(kind=kind):
                 held = node.field(target)
                 name = held.text() if held is not None and held.kind() == "identifier" else ""
-                known = self.flow.outside.get(name) if name and name not in local else None
+                known = self.flow.file_env.get(name) if name and name not in local else None
                 if known is not None and known.path != ATOMIC:
-                    self.detected("unlocked-share", node)
+                    self.report("unlocked-share", node)
 
-    def handled(self, body: ir.Syntax) -> None:
+    def check_signal_handler(self, body: ir.Syntax) -> None:
         for call in body.find_all(kind="call_expression"):
             callee = call.field("function")
             if callee is not None and callee.text() in LIBRARY.signal_unsafe:
-                self.detected("signal-unsafe", call)
+                self.report("signal-unsafe", call)
 
 
 def _guarded(call: ir.Syntax, body: ir.Syntax) -> bool:

@@ -18,7 +18,7 @@ from keystroke.analysis.audit.flow.values import (
     Value,
 )
 from keystroke.analysis.audit.flow.walk import CallEvent
-from keystroke.analysis.audit.memory.bounds import Bounds
+from keystroke.analysis.audit.memory.bounds import BoundsMatcher
 from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.source import ir
 
@@ -29,8 +29,8 @@ _DIRECTIVE = re.compile(
 _WIDTH = re.compile(r"%(\*?)(\d*)(?:l|h|hh|ll)?(m?)([a-zA-Z\[%])")
 
 
-class Copies(Bounds):
-    def counted(self, event: CallEvent, name: str) -> None:
+class CopyMatcher(BoundsMatcher):
+    def check_counted_copy(self, event: CallEvent, name: str) -> None:
         to, source, at = LIBRARY.counted[name]
         args, exprs = event.args, event.call.args
         if max(to, at) >= len(args):
@@ -38,19 +38,19 @@ class Copies(Bounds):
         target, count = args[to], args[at]
         unit = 4 if name.startswith(("w", "fgetws", "swprintf")) else 1
         memory = target.memory
-        self.dereferenced(target, event.call.node, exprs[to])
+        self.check_dereference(target, event.call.node, exprs[to])
         whole = exprs[at]
-        if self.misplaced(event, to, source):
+        if self.check_before_start(event, to, source):
             return
         if (
             isinstance(whole, ir.CallExpr)
-            and named(whole, "sizeof")
+            and is_call_of(whole, "sizeof")
             and whole.args
             and isinstance(exprs[to], ir.AttrExpr)
         ):
             owner = key_of(exprs[to].base)  # type: ignore[attr-defined]
             if owner is not None and key_of(whole.args[0]) == owner:
-                self.detected(
+                self.report(
                     "overflow",
                     event.call.node,
                     "the size of the whole structure is copied into one of its fields",
@@ -64,7 +64,7 @@ class Copies(Bounds):
             and count.low is None
             and name in ("memcpy", "memmove", "strncpy", "memset", "wcsncpy")
         ):
-            self.detected("signed-length", event.call.node, origin=count.origin, subject=event.call)
+            self.report("signed-length", event.call.node, origin=count.origin, subject=event.call)
             return
         if (  # a signed number of the caller, compared with the size of the buffer from above only
             count.level == PARAMETER
@@ -76,16 +76,16 @@ class Copies(Bounds):
             and count.high is not None
             and count.high * unit in (memory.capacity, memory.capacity - 1)
         ):
-            self.detected("signed-length", event.call.node, origin=count.origin, subject=event.call)
+            self.report("signed-length", event.call.node, origin=count.origin, subject=event.call)
             return
         if isinstance(count.const, int) and count.const < 0:
-            self.detected("signed-length", event.call.node, subject=event.call)
+            self.report("signed-length", event.call.node, subject=event.call)
             return
         if memory is not None and memory.capacity is not None:
             size = count.const if isinstance(count.const, int) else count.high
             if isinstance(size, int):
                 if size * unit > memory.capacity:
-                    self.detected(
+                    self.report(
                         "overflow",
                         event.call.node,
                         f"{size * unit} bytes are written into a buffer of {memory.capacity}",
@@ -97,11 +97,11 @@ class Copies(Bounds):
                 not count.bounded
                 and "length" not in count.clean
                 and count.level >= PARAMETER
-                and not self.limited(whole, memory)
+                and not self.is_limited(whole, memory)
             ):
-                own = isinstance(whole, ir.CallExpr) and named(whole, "sizeof")
+                own = isinstance(whole, ir.CallExpr) and is_call_of(whole, "sizeof")
                 if not own and (count.level >= REMOTE or "strlen" in whole.node.text() or memory.array):
-                    self.detected(
+                    self.report(
                         "unchecked-length",
                         event.call.node,
                         origin=count.origin,
@@ -117,7 +117,7 @@ class Copies(Bounds):
             and name in ("memcpy", "memmove", "read", "recv")
             and memory is None
         ):
-            self.detected(
+            self.report(
                 "unchecked-length", event.call.node, origin=count.origin, subject=event.call, args=args
             )
         if 0 <= source < len(args) and name in ("memcpy", "memmove", "wmemcpy", "wmemmove"):
@@ -128,28 +128,28 @@ class Copies(Bounds):
                 and isinstance(most := count.const if count.known else count.high, int)
                 and most * unit > origin.capacity
             ):
-                self.detected(
+                self.report(
                     "over-read",
                     event.call.node,
                     f"{most * unit} bytes are read from a buffer of {origin.capacity}",
                     subject=event.call,
                 )
-        self.set_length(exprs[to], self.filled(name, args, count, unit))
+        self.set_length(exprs[to], self.written_length(name, args, count, unit))
 
-    def misplaced(self, event: CallEvent, to: int, source: int) -> bool:
+    def check_before_start(self, event: CallEvent, to: int, source: int) -> bool:
         """Whether a copy goes to or comes from before the start of a buffer."""
         for at in (to, source):
             memory = event.args[at].memory if 0 <= at < len(event.args) else None
             if memory is not None and memory.start is not None and memory.start < 0:
-                self.before(event.call.node, writes=at == to)
+                self.report_before_start(event.call.node, writes=at == to)
                 return True
         return False
 
-    def limited(self, expr: ir.Expr, memory: Memory) -> bool:
+    def is_limited(self, expr: ir.Expr, memory: Memory) -> bool:
         text = str(expr.node.text())
         return "sizeof" in text or "min" in text.lower() or (bool(memory.fits) and memory.fits in text)
 
-    def filled(self, name: str, args: list[Value], count: Value, unit: int) -> int | None:
+    def written_length(self, name: str, args: list[Value], count: Value, unit: int) -> int | None:
         size = count.const if isinstance(count.const, int) else None
         if name in ("memset", "wmemset"):
             return (
@@ -171,32 +171,32 @@ class Copies(Bounds):
             return
         key = key_of(expr)
         if key is None:
-            key, length = self.flow.place(expr), None
-        known = self.flow.held(key) if key is not None else None
+            key, length = self.flow.record_match(expr), None
+        known = self.flow.lookup(key) if key is not None else None
         if key is None or known is None or known.memory is None:
             return
         self.flow.env[key] = replace(known, memory=replace(known.memory, length=length, fresh=False))
-        for name in self.flow.aliases(known.memory.block):
+        for name in self.flow.aliases_of(known.memory.block):
             other = self.flow.env[name]
             if name != key and other.memory is not None:
                 here = length if other.memory.start == known.memory.start else None
                 self.flow.env[name] = replace(other, memory=replace(other.memory, length=here, fresh=False))
 
-    def length_of(self, value: Value) -> int | None:
+    def text_length(self, value: Value) -> int | None:
         if isinstance(value.const, str):
             return len(value.const)
         if value.memory is not None and value.memory.length is not None:
             return value.memory.length
         return None
 
-    def copied(self, event: CallEvent, name: str) -> None:
+    def check_string_copy(self, event: CallEvent, name: str) -> None:
         target, source = event.args[0], event.args[1]
         exprs = event.call.args
         unit = 4 if name.startswith("w") else 1
-        self.dereferenced(target, event.call.node, exprs[0])
-        if self.misplaced(event, 0, 1):
+        self.check_dereference(target, event.call.node, exprs[0])
+        if self.check_before_start(event, 0, 1):
             return
-        length = self.length_of(source)
+        length = self.text_length(source)
         if isinstance(source.const, str) and unit == 4:
             length = len(source.const) * 4
         memory = target.memory
@@ -206,7 +206,7 @@ class Copies(Bounds):
         self.set_length(exprs[0], total)
         if length is not None:
             if capacity is not None and start + length + unit > capacity:
-                self.detected(
+                self.report(
                     "overflow",
                     event.call.node,
                     f"{start + length + unit} bytes are copied into a buffer of {capacity}",
@@ -238,18 +238,18 @@ class Copies(Bounds):
             and source.level < REMOTE
         ):
             return
-        self.detected(
+        self.report(
             "unbounded-copy", event.call.node, origin=source.origin, subject=event.call, args=event.args
         )
 
-    def appended(self, event: CallEvent) -> None:
+    def check_bounded_append(self, event: CallEvent) -> None:
         memory, count = event.args[0].memory, event.args[2]
         if memory is None or memory.capacity is None:
             return
         size = count.const
         used = memory.length or 0
         if isinstance(size, int) and size + used + 1 > memory.capacity and size >= memory.capacity:
-            self.detected(
+            self.report(
                 "overflow",
                 event.call.node,
                 "the bound of strncat is what may be appended, not the size of the buffer",
@@ -258,14 +258,14 @@ class Copies(Bounds):
             )
         self.set_length(event.call.args[0], used + size if isinstance(size, int) else None)
 
-    def printed(self, event: CallEvent) -> None:
+    def check_print(self, event: CallEvent) -> None:
         memory = event.args[0].memory
         template = event.args[1].text
         rest = event.args[2:]
         exprs = event.call.args
         if template is None or not isinstance(event.args[1].const, str):
             if event.args[1].level >= PARAMETER or event.path.endswith("vsprintf"):
-                self.detected(
+                self.report(
                     "unbounded-print",
                     event.call.node,
                     origin=event.args[1].origin,
@@ -283,7 +283,7 @@ class Copies(Bounds):
             arg = rest[used] if used < len(rest) else PLAIN
             used += 1
             if found[4] in "sS[":
-                length = self.length_of(arg)
+                length = self.text_length(arg)
                 if length is not None:
                     total += length
                 elif arg.memory is not None and arg.memory.capacity is not None:
@@ -294,11 +294,11 @@ class Copies(Bounds):
         capacity = memory.capacity if memory is not None else None
         self.set_length(exprs[0], None if unknown else total)
         if unknown and (capacity is not None or memory is None):
-            self.detected(
+            self.report(
                 "unbounded-print", event.call.node, origin=foreign, subject=event.call, args=event.args
             )
         elif capacity is not None and total - 2 * used + 1 > capacity:
-            self.detected(
+            self.report(
                 "overflow",
                 event.call.node,
                 f"up to {total - 2 * used + 1} bytes are printed into a buffer of {capacity}",
@@ -306,7 +306,7 @@ class Copies(Bounds):
                 args=event.args,
             )
 
-    def directed(self, event: CallEvent, at: int) -> None:
+    def check_format_arguments(self, event: CallEvent, at: int) -> None:
         """A format that asks for more arguments than there are."""
         if at >= len(event.call.args) or not isinstance(event.call.args[at], ir.ConstExpr):
             return
@@ -324,9 +324,9 @@ class Copies(Bounds):
                 not scans and ((found["width"] == "*") + (found["precision"] == "*") + bool(found["skip"]))
             )
         if wanted > len(event.call.args) - at - 1 and "$" not in template.text():
-            self.detected("format-arguments", event.call.node)
+            self.report("format-arguments", event.call.node)
 
-    def scanned(self, event: CallEvent, name: str) -> None:
+    def check_scan(self, event: CallEvent, name: str) -> None:
         at = LIBRARY.scans[name]
         if at >= len(event.args) or not isinstance(event.args[at].const, str):
             return
@@ -340,10 +340,10 @@ class Copies(Bounds):
                 continue
             capacity = arg.memory.capacity if arg.memory is not None else None
             if not found[2]:
-                self.detected("unbounded-scan", event.call.node, subject=event.call, args=event.args)
+                self.report("unbounded-scan", event.call.node, subject=event.call, args=event.args)
                 return
             if capacity is not None and int(found[2]) >= capacity:
-                self.detected(
+                self.report(
                     "overflow",
                     event.call.node,
                     f"{found[2]} characters and a terminator are read into a buffer of {capacity}",
@@ -352,5 +352,5 @@ class Copies(Bounds):
                 return
 
 
-def named(call: ir.CallExpr, *names: str) -> bool:
+def is_call_of(call: ir.CallExpr, *names: str) -> bool:
     return isinstance(call.func, ir.NameExpr) and call.func.id in names

@@ -12,7 +12,7 @@ from dataclasses import replace
 from keystroke.analysis.audit.flow.folding import key_of
 from keystroke.analysis.audit.flow.values import LOCAL, NONE, PARAMETER, REMOTE, Memory, Value
 from keystroke.analysis.audit.flow.walk import CallEvent, Env
-from keystroke.analysis.audit.memory.copies import Copies, named
+from keystroke.analysis.audit.memory.copies import CopyMatcher, is_call_of
 from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.memory.sizes import size_of
 from keystroke.analysis.audit.source import ir
@@ -29,7 +29,7 @@ _SCALAR = re.compile(
 )
 
 
-class Lifetimes(Copies):
+class LifetimeMatcher(CopyMatcher):
     blocks = 0  # allocations seen so far; each gets its number
 
     def __init__(self, *args: object) -> None:
@@ -38,7 +38,7 @@ class Lifetimes(Copies):
         self.declared: set[str] = set()  # variables of the function
         self.checked: dict[str, ir.Syntax] = {}  # paths whose file was looked at
 
-    def block(self) -> int:
+    def new_block(self) -> int:
         self.blocks += 1
         return self.blocks
 
@@ -59,25 +59,25 @@ class Lifetimes(Copies):
             if name == "new[]":
                 unit = size_of(str(event.args[1].const)) if len(event.args) > 1 else 1
                 capacity = capacity * unit if capacity is not None and unit else None
-            fits = self.sized(event, name, expr, size)
+            fits = self.check_size(event, name, expr, size)
         elif name in LIBRARY.duplicators and event.args:
             memory = event.args[0].memory
             capacity = memory.length + 1 if memory is not None and memory.length is not None else None
         kind = name if name in ("new", "new[]") else "stack" if "alloca" in name.lower() else "malloc"
-        number = self.block()
+        number = self.new_block()
         fresh = kind == "stack" or name in ("malloc", "valloc", "kmalloc", "std.malloc", "aligned_alloc")
         nullable = kind == "malloc" and name != "xmalloc"
         memory = Memory(capacity, 1, None, number, nullable, fits, False, kind, 0, fresh)
         level = max((arg.level for arg in event.args), default=0) if name in LIBRARY.duplicators else 0
         origin = event.args[0].origin if name in LIBRARY.duplicators and event.args else ""
         if name == "realloc" and event.args:
-            self.grown(event)
-        self.measured(event)
-        if kind == "malloc" or (kind in ("new", "new[]") and self.plain(event)):
-            self.born(number, event)
+            self.check_realloc(event)
+        self.check_sizeof_pointer(event)
+        if kind == "malloc" or (kind in ("new", "new[]") and self.is_scalar(event)):
+            self.track_block(number, event)
         return Value(level=level, path=f"{event.path}()", memory=memory, roots=NONE, origin=origin)
 
-    def measured(self, event: CallEvent) -> None:
+    def check_sizeof_pointer(self, event: CallEvent) -> None:
         """`p = malloc(sizeof(p))`: as much as a pointer takes."""
         node = event.call.node.parent()
         while node is not None and node.kind() in ("cast_expression", "parenthesized_expression"):
@@ -89,29 +89,29 @@ class Lifetimes(Copies):
             for part in arg.args if isinstance(arg, ir.OpExpr) else [arg]:
                 if (
                     isinstance(part, ir.CallExpr)
-                    and named(part, "sizeof")
+                    and is_call_of(part, "sizeof")
                     and "type" not in part.kwargs
                     and part.args
                     and part.args[0].node.text().strip("() ") == target
                 ):
-                    self.detected("sizeof-pointer", node)
+                    self.report("sizeof-pointer", node)
 
-    def plain(self, event: CallEvent) -> bool:
+    def is_scalar(self, event: CallEvent) -> bool:
         kind = event.kwargs.get("type") or (event.args[1] if len(event.args) > 1 else None)
         return kind is not None and _SCALAR.fullmatch(str(kind.const)) is not None
 
-    def opened(self, event: CallEvent) -> Value:
-        number = self.block()
-        self.born(number, event)
+    def open_file(self, event: CallEvent) -> Value:
+        number = self.new_block()
+        self.track_block(number, event)
         memory = Memory(block=number, nullable=True, kind="file")
         return Value(path=f"{event.path}()", memory=memory, level=LOCAL)
 
-    def born(self, number: int, event: CallEvent) -> None:
+    def track_block(self, number: int, event: CallEvent) -> None:
         if self.flow is not None and len(self.flow.functions) == 1 and not _tested(event.call.node):
             self.sites[number] = event.call.node
             self.flow.env[f"#l{number}"] = Value(path=event.path)
 
-    def grown(self, event: CallEvent) -> None:
+    def check_realloc(self, event: CallEvent) -> None:
         """`p = realloc(p, n)` loses the old block when it fails; another target takes it over."""
         old = event.args[0]
         node = event.call.node.parent()
@@ -123,23 +123,23 @@ class Lifetimes(Copies):
             and node.field("left").text() == event.call.args[0].node.text()
             and not (old.known and old.const is None)
         ):
-            self.detected("realloc-leak", node, subject=event.call)
+            self.report("realloc-leak", node, subject=event.call)
         if old.memory is not None:
             self.escape(old)
 
-    def sized(self, event: CallEvent, name: str, expr: ir.Expr, size: Value) -> str:
+    def check_size(self, event: CallEvent, name: str, expr: ir.Expr, size: Value) -> str:
         """Checks the size asked for; answers the variable whose string it was made for."""
         bare = expr
         if (
             isinstance(bare, ir.OpExpr)
             and bare.op == "*"
-            and any(isinstance(arg, ir.CallExpr) and named(arg, "sizeof") for arg in bare.args)
+            and any(isinstance(arg, ir.CallExpr) and is_call_of(arg, "sizeof") for arg in bare.args)
         ):
             bare = next(
-                arg for arg in bare.args if not (isinstance(arg, ir.CallExpr) and named(arg, "sizeof"))
+                arg for arg in bare.args if not (isinstance(arg, ir.CallExpr) and is_call_of(arg, "sizeof"))
             )
-        if isinstance(bare, ir.CallExpr) and named(bare, "strlen", "wcslen"):
-            self.detected("strlen-allocation", event.call.node, subject=event.call, args=event.args)
+        if isinstance(bare, ir.CallExpr) and is_call_of(bare, "strlen", "wcslen"):
+            self.report("strlen-allocation", event.call.node, subject=event.call, args=event.args)
         limited = size.bounded or size.high is not None
         if (isinstance(expr, ir.OpExpr) and expr.op in ("*", "+", "<<")) or name == "new[]":
             foreign = size.level >= REMOTE or (
@@ -147,12 +147,12 @@ class Lifetimes(Copies):
             )
             lengths = "strlen" in str(event.call.node.text())
             if foreign and size.numeric and not limited and not lengths:
-                self.detected("allocation-overflow", event.call.node, origin=size.origin, subject=event.call)
+                self.report("allocation-overflow", event.call.node, origin=size.origin, subject=event.call)
         elif size.level >= REMOTE and size.numeric and not limited and name != "realloc":
-            self.detected("allocation-size", event.call.node, origin=size.origin, subject=event.call)
+            self.report("allocation-size", event.call.node, origin=size.origin, subject=event.call)
         if isinstance(expr, ir.OpExpr) and expr.op == "+":
             for arg in expr.args:
-                if isinstance(arg, ir.CallExpr) and named(arg, "strlen", "wcslen") and arg.args:
+                if isinstance(arg, ir.CallExpr) and is_call_of(arg, "strlen", "wcslen") and arg.args:
                     return str(arg.args[0].node.text())
         return ""
 
@@ -165,21 +165,21 @@ class Lifetimes(Copies):
             return
         memory = value.memory
         if memory is not None and memory.block and memory.kind != "file" and memory.start != 0:
-            self.detected("moved-free", event.call.node, subject=event.call)
+            self.report("moved-free", event.call.node, subject=event.call)
             return
         key = key_of(expr)
         if key is None or (isinstance(expr, ir.OpExpr) and not value.target):
             return
         start = expr.node.range().start.index
         uaf = self.rules.detectors.get("use-after-free")
-        if memory is not None and self.freed(memory.block):
+        if memory is not None and self.is_freed(memory.block):
             if uaf is not None:
                 self.matches.pop((uaf[0].id, start), None)
-            self.detected("double-close" if memory.kind == "file" else "double-free", event.call.node)
+            self.report("double-close" if memory.kind == "file" else "double-free", event.call.node)
             return
         if value.target or (memory is not None and memory.kind in ("stack", "static")):
             if memory is None or memory.kind != "file":
-                self.detected("invalid-free", event.call.node, subject=event.call)
+                self.report("invalid-free", event.call.node, subject=event.call)
             return
         if (
             memory is not None
@@ -187,20 +187,20 @@ class Lifetimes(Copies):
             and memory.block
             and memory.kind != LIBRARY.releases[name]
         ):
-            self.detected("mismatched-free", event.call.node, subject=event.call)
+            self.report("mismatched-free", event.call.node, subject=event.call)
         if memory is None or not memory.block:
             for other in [key for key in self.flow.env if key.startswith("#l")]:
                 self.flow.env[f"#e{other[2:]}"] = Value(level=LOCAL)  # it may be any of them
             if memory is not None and memory.capacity is not None:
                 return
-            memory = Memory(block=self.block(), kind="file" if LIBRARY.releases[name] == "file" else "")
+            memory = Memory(block=self.new_block(), kind="file" if LIBRARY.releases[name] == "file" else "")
             self.flow.env[key] = replace(value, memory=memory)
         self.flow.env[f"#{memory.block}"] = Value(level=LOCAL)
 
-    def freed(self, block: int) -> bool:
+    def is_freed(self, block: int) -> bool:
         if not block or self.flow is None:
             return False
-        state = self.flow.held(f"#{block}")
+        state = self.flow.lookup(f"#{block}")
         return state is not None and state.level > 0
 
     def escape(self, value: Value) -> None:
@@ -208,11 +208,11 @@ class Lifetimes(Copies):
         if value.memory is not None and value.memory.block and self.flow is not None:
             self.flow.env[f"#e{value.memory.block}"] = Value(level=LOCAL)
 
-    def lent(self, event: CallEvent, name: str) -> None:
+    def pass_pointers(self, event: CallEvent, name: str) -> None:
         """A call given pointers: it may keep them, write through them, or need them to be open."""
         at = LIBRARY.streams.get(name)
         if at is not None and at < len(event.args):
-            self.dereferenced(event.args[at], event.call.node, event.call.args[at])
+            self.check_dereference(event.args[at], event.call.node, event.call.args[at])
         if name.isupper() and self.flow is not None:  # a macro writes to whatever it likes
             for key in [key for key, held in self.flow.env.items() if held.memory is not None]:
                 held = self.flow.env[key]
@@ -222,7 +222,7 @@ class Lifetimes(Copies):
         if name in ("strcat", "strncat", "wcscat", "wcsncat") and event.args:
             start = event.args[0].memory
             if start is not None and start.fresh:
-                self.detected("uninitialised", event.call.node)
+                self.report("uninitialised", event.call.node)
         keeps = name not in _BORROWS and not _SHOWS.match(name)
         for value in (*event.args, *event.kwargs.values()):
             memory = value.memory
@@ -231,30 +231,30 @@ class Lifetimes(Copies):
             if keeps:
                 self.escape(value)
             if memory.fresh and name not in ("free", "sizeof") and not _SHOWS.match(name):
-                self.written(memory.block)
+                self.mark_written(memory.block)
 
-    def written(self, block: int) -> None:
+    def mark_written(self, block: int) -> None:
         if self.flow is None:
             return
         for key, value in self.flow.env.items():
             if value.memory is not None and value.memory.block == block and value.memory.fresh:
                 self.flow.env[key] = replace(value, memory=replace(value.memory, fresh=False))
 
-    def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
-        super().bind(path, key, value, node, target)
+    def on_assign(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
+        super().on_assign(path, key, value, node, target)
         if value.memory is not None and (not isinstance(target, ir.NameExpr) or key not in self.declared):
             self.escape(value)  # into a structure, a parameter, a member or a global
 
-    def literal(self, value: Value, node: ir.Syntax, coll: ir.CollectionExpr) -> None:
-        super().literal(value, node, coll)
+    def on_collection(self, value: Value, node: ir.Syntax, coll: ir.CollectionExpr) -> None:
+        super().on_collection(value, node, coll)
         for _, item in value.items or ():
             self.escape(item)
 
-    def returned(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None:
-        super().returned(value, node, function)
+    def on_return(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None:
+        super().on_return(value, node, function)
         self.escape(value)
 
-    def leave(self, env: Env, function: ir.Function) -> None:
+    def on_leave(self, env: Env, function: ir.Function) -> None:
         if self.flow is None or len(self.flow.functions) != 1 or function.name in ("main", "wmain"):
             return
         held = {value.memory.block for value in env.values() if value.memory is not None}
@@ -262,9 +262,9 @@ class Lifetimes(Copies):
             if key.startswith("#l"):
                 number = int(key[2:])
                 if number in held and f"#{number}" not in env and f"#e{number}" not in env:
-                    self.leaked(number, env[key])
+                    self.report_leak(number, env[key])
 
-    def raced(self, event: CallEvent, name: str) -> None:
+    def check_race(self, event: CallEvent, name: str) -> None:
         """A path checked by one call and used by a later one: the file may be another by then."""
         if not event.call.args or name not in _PATH_CALLS:
             return
@@ -272,29 +272,29 @@ class Lifetimes(Copies):
         if name in LIBRARY.path_checks:
             self.checked[path] = event.call.node
         elif path in self.checked:
-            self.detected("toctou", self.checked.pop(path))
+            self.report("toctou", self.checked.pop(path))
 
-    def lost(self, block: int) -> None:
+    def on_block_lost(self, block: int) -> None:
         env = self.flow.env if self.flow is not None else {}
         if f"#l{block}" in env and f"#e{block}" not in env and block in self.sites:
-            self.leaked(block, env[f"#l{block}"])
+            self.report_leak(block, env[f"#l{block}"])
 
-    def leaked(self, block: int, state: Value) -> None:
+    def report_leak(self, block: int, state: Value) -> None:
         handle = state.path.rsplit(".", 1)[-1] in LIBRARY.openers
-        self.detected("handle-leak" if handle else "leak", self.sites[block])
+        self.report("handle-leak" if handle else "leak", self.sites[block])
 
     # Being used
 
-    def used(self, name: str, value: Value, node: ir.Syntax) -> None:
+    def on_use(self, name: str, value: Value, node: ir.Syntax) -> None:
         memory = value.memory
         if memory is None:
             return
         parent = node.parent()
         kind = parent.kind() if parent is not None else ""
         if memory.kind == "unset":
-            self.unset(name, node, parent, kind)
+            self.check_unset(name, node, parent, kind)
             return
-        if self.freed(memory.block):
+        if self.is_freed(memory.block):
             if value.target:
                 return  # the address of a variable: what the variable pointed to is not followed
             if kind == "argument_list" and _EXCHANGES.match(parent.parent().text()):
@@ -308,9 +308,9 @@ class Lifetimes(Copies):
             if kind == "argument_list" and parent.parent().text().startswith(("fclose", "free", "pclose")):
                 return  # released twice, which is said there
             if memory.kind != "file" or kind != "return_statement":
-                self.detected("use-after-close" if memory.kind == "file" else "use-after-free", node)
+                self.report("use-after-close" if memory.kind == "file" else "use-after-free", node)
 
-    def unset(self, name: str, node: ir.Syntax, parent: ir.Syntax | None, kind: str) -> None:
+    def check_unset(self, name: str, node: ir.Syntax, parent: ir.Syntax | None, kind: str) -> None:
         """A variable read though nothing was ever written to it."""
         if self.flow is None or parent is None:
             return
@@ -331,12 +331,12 @@ class Lifetimes(Copies):
             text = callee.text() if callee is not None else ""
             quiet = text not in _BORROWS and not _SHOWS.match(text)  # a macro, or a reference in C++
         if not quiet:
-            self.detected("uninitialised", node)
-        known = self.flow.held(name)
+            self.report("uninitialised", node)
+        known = self.flow.lookup(name)
         if known is not None:
             self.flow.env[name] = replace(known, memory=None)
 
-    def unwritten(self, stmt: ir.DeclareStmt) -> bool:
+    def is_unwritten(self, stmt: ir.DeclareStmt) -> bool:
         """Whether a declaration leaves a plain variable without a value."""
         return (
             stmt.value is None

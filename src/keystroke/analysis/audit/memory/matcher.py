@@ -20,7 +20,7 @@ from keystroke.analysis.audit.flow.values import (
 )
 from keystroke.analysis.audit.flow.walk import CallEvent
 from keystroke.analysis.audit.memory.library import LIBRARY
-from keystroke.analysis.audit.memory.lifetimes import Lifetimes
+from keystroke.analysis.audit.memory.lifetimes import LifetimeMatcher
 from keystroke.analysis.audit.memory.pointers import FORGED, PARSED
 from keystroke.analysis.audit.memory.sizes import size_of
 from keystroke.analysis.audit.source import ir
@@ -29,19 +29,19 @@ _ABOVE = "the index is checked from above only; a negative one reaches memory be
 _LENGTH = "the length of "  # no text in memory is so long that sums with its length wrap around
 
 
-class MemoryMatcher(Lifetimes):
+class MemoryMatcher(LifetimeMatcher):
     # Declarations
 
-    def let(self, stmt: ir.DeclareStmt, value: Value) -> Value:
+    def on_declare(self, stmt: ir.DeclareStmt, value: Value) -> Value:
         self.declared.add(stmt.name)
         unit = size_of(stmt.type) or 1
         if stmt.size is not None and self.flow is not None:
             if stmt.pointer:
                 unit = 8
-            asked = self.flow.eval_quiet(stmt.size)
+            asked = self.flow.eval_silently(stmt.size)
             count = asked.const
             if asked.level >= REMOTE and asked.numeric and not asked.bounded and asked.high is None:
-                self.detected("allocation-size", stmt.node, origin=asked.origin)
+                self.report("allocation-size", stmt.node, origin=asked.origin)
             capacity: int | None = count * unit if isinstance(count, int) else None
             length: int | None = None
             if isinstance(value.const, str):
@@ -53,9 +53,9 @@ class MemoryMatcher(Lifetimes):
                 capacity = None
             kind = "static" if stmt.static or not self.flow.functions else "stack"
             fresh = kind == "stack" and stmt.value is None and size_of(stmt.type) is not None
-            memory = Memory(capacity, unit, length, self.block(), array=True, kind=kind, fresh=fresh)
+            memory = Memory(capacity, unit, length, self.new_block(), array=True, kind=kind, fresh=fresh)
             return replace(value, memory=memory, const=UNKNOWN, items=None, numeric=False, level=value.level)
-        if self.unwritten(stmt):
+        if self.is_unwritten(stmt):
             return replace(value, memory=Memory(kind="unset"))
         if value.memory is not None:
             if stmt.pointer:
@@ -66,21 +66,21 @@ class MemoryMatcher(Lifetimes):
         if stmt.pointer and isinstance(value.const, str):
             size = len(value.const)
             return replace(value, memory=Memory(size * unit + unit, unit, size * unit))
-        self.fitted(stmt, value)
+        self.check_constant_range(stmt, value)
         wide = value.numeric and not value.known and not value.bounded and value.high is None
         if (
             wide
             and stmt.type in LIBRARY.narrow_types
             and (value.origin.startswith(_LENGTH) or _foreign(value))
         ):
-            self.detected("truncation", stmt.node, origin=value.origin)
+            self.report("truncation", stmt.node, origin=value.origin)
         if value.numeric and (
             "unsigned" in stmt.type or "size_t" in stmt.type or stmt.type.startswith("uint")
         ):
             return replace(value, low=max(value.low or 0, 0))
         return value
 
-    def fitted(self, stmt: ir.DeclareStmt, value: Value) -> None:
+    def check_constant_range(self, stmt: ir.DeclareStmt, value: Value) -> None:
         """Arithmetic on constants whose result the type cannot hold."""
         size = size_of(stmt.type)
         if size is None or stmt.pointer or not isinstance(value.const, int) or isinstance(value.const, bool):
@@ -94,45 +94,45 @@ class MemoryMatcher(Lifetimes):
         free = "unsigned" in stmt.type or stmt.type.startswith(("uint", "size_t"))
         top = 1 << (8 * size - (not free))
         if not (0 if free else -top) <= value.const < top:
-            self.detected("integer-overflow", stmt.node)
+            self.report("integer-overflow", stmt.node)
 
     # Calls
 
-    def call(self, event: CallEvent) -> Value | None:
-        super().call(event)
+    def on_call(self, event: CallEvent) -> Value | None:
+        super().on_call(event)
         if isinstance(event.call.func, ir.AttrExpr):  # a method or a function pointer, whatever its name
-            self.lent(event, "")
+            self.pass_pointers(event, "")
             return None
         name = event.path.rsplit(".", 1)[-1]
         args = event.args
         if name == "sizeof":
-            return self.sizeof(event)
+            return self.sizeof_value(event)
         if name == "new":
-            self.lent(event, name)
+            self.pass_pointers(event, name)
             if event.kwargs.get("place") is not None:
                 return event.kwargs["place"]
         if name in LIBRARY.allocators or name in LIBRARY.duplicators or name == "new":
             return self.allocate(event, name)
-        self.raced(event, name)
+        self.check_race(event, name)
         if name in LIBRARY.openers:
-            return self.opened(event)
-        self.lent(event, name)
+            return self.open_file(event)
+        self.pass_pointers(event, name)
         if name in LIBRARY.formats:
-            self.directed(event, LIBRARY.formats[name])
+            self.check_format_arguments(event, LIBRARY.formats[name])
         if name in LIBRARY.releases and args:
             self.release(event, name)
         elif name in LIBRARY.counted:
-            self.counted(event, name)
+            self.check_counted_copy(event, name)
         elif name in LIBRARY.string_copies and len(args) > 1:
-            self.copied(event, name)
+            self.check_string_copy(event, name)
         elif name in ("sprintf", "vsprintf", "swprintf", "wsprintf") and len(args) > 1 and name != "swprintf":
-            self.printed(event)
+            self.check_print(event)
         elif name in ("strncat", "wcsncat") and len(args) > 2:
-            self.appended(event)
+            self.check_bounded_append(event)
         elif name in LIBRARY.scans:
-            self.scanned(event, name)
+            self.check_scan(event, name)
         if name in LIBRARY.finders:
-            return self.found(event, name)
+            return self.find_result(event, name)
         if name in LIBRARY.counted_reads and len(args) > LIBRARY.counted_reads[name]:
             count = args[LIBRARY.counted_reads[name]]
             top = count.const if isinstance(count.const, int) else count.high
@@ -164,7 +164,7 @@ class MemoryMatcher(Lifetimes):
             )
         return None
 
-    def found(self, event: CallEvent, name: str) -> Value:
+    def find_result(self, event: CallEvent, name: str) -> Value:
         """A place in a text, or an entry of a table, that need not be there."""
         level = event.args[0].level if event.args and name.startswith(("str", "mem", "wcs")) else LOCAL
         origin = event.args[0].origin if level > LOCAL else ""
@@ -172,7 +172,7 @@ class MemoryMatcher(Lifetimes):
         memory = Memory(nullable=True, kind="found")
         return Value(level=level, path=f"{name}()", origin=origin, roots=roots, memory=memory)
 
-    def sizeof(self, event: CallEvent) -> Value:
+    def sizeof_value(self, event: CallEvent) -> Value:
         if not event.args:
             return Value(numeric=True)
         arg = event.args[0]
@@ -187,11 +187,11 @@ class MemoryMatcher(Lifetimes):
 
     # Places
 
-    def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.IndexExpr) -> None:
+    def on_index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.IndexExpr) -> None:
         if base.path == FORGED:
-            self.detected("foreign-pointer", node, origin=base.origin)
+            self.report("foreign-pointer", node, origin=base.origin)
             return
-        self.dereferenced(base, node, expr.base)
+        self.check_dereference(base, node, expr.base)
         memory = base.memory
         if memory is None:
             return
@@ -203,15 +203,15 @@ class MemoryMatcher(Lifetimes):
             return
         writes = stored(node)
         if memory.fresh and memory.block:
-            if not writes and not self.updated(node):
-                self.detected("uninitialised", node)
-            self.written(memory.block)
-        if not memory.unit or (self.elsewhere is not None and not key.known):
+            if not writes and not self.may_be_written(node):
+                self.report("uninitialised", node)
+            self.mark_written(memory.block)
+        if not memory.unit or (self.call_site is not None and not key.known):
             return  # what a called function checks of its index is its own business
         if memory.start is not None and memory.start < 0 and memory.kind != "unset":
             place = key.const if isinstance(key.const, int) else key.low
             if isinstance(place, int) and memory.start + place * memory.unit < 0:
-                self.before(node, writes)
+                self.report_before_start(node, writes)
             return
         if memory.capacity is None:
             return
@@ -219,7 +219,7 @@ class MemoryMatcher(Lifetimes):
         place = key.const if isinstance(key.const, int) else key.high
         if isinstance(place, int) and place >= count:
             if key.known or key.low is not None or key.level >= REMOTE:
-                self.detected(
+                self.report(
                     "overflow" if writes else "over-read",
                     node,
                     f"index {place} is past the end of a buffer of {count} elements",
@@ -227,7 +227,7 @@ class MemoryMatcher(Lifetimes):
             return
         lowest = key.const if isinstance(key.const, int) else key.low
         if isinstance(lowest, int) and lowest < 0 and (key.known or key.level >= REMOTE):
-            self.detected(
+            self.report(
                 "overflow" if writes else "over-read",
                 node,
                 f"index {lowest} is before the start of the buffer",
@@ -235,20 +235,20 @@ class MemoryMatcher(Lifetimes):
             return
         if key.level == PARAMETER and key.path in LIBRARY.signed_types and memory.array and key.low is None:
             if place == count - 1:
-                self.detected("unchecked-index", node, _ABOVE, key.origin)
+                self.report("unchecked-index", node, _ABOVE, key.origin)
             return
         if key.level >= REMOTE and key.numeric:
             if place is None and not key.bounded:
-                self.detected("unchecked-index", node, origin=key.origin)
+                self.report("unchecked-index", node, origin=key.origin)
             elif key.low is None:
-                self.detected(
+                self.report(
                     "unchecked-index",
                     node,
                     _ABOVE,
                     key.origin,
                 )
 
-    def updated(self, node: ir.Syntax) -> bool:
+    def may_be_written(self, node: ir.Syntax) -> bool:
         """Whether a place may be written rather than read: its address is taken, or a call changes it."""
         whole = _base(node)
         parent = whole.parent()
@@ -259,21 +259,21 @@ class MemoryMatcher(Lifetimes):
         callee = parent.parent().field("function")
         return self.language == "cpp" or callee is None or callee.text().isupper()
 
-    def arithmetic(self, op: str, args: list[Value], node: ir.Syntax) -> None:
+    def on_arithmetic(self, op: str, args: list[Value], node: ir.Syntax) -> None:
         left, right = args
         if op == ">>" and left.path.endswith("cin") and right.memory is not None and right.memory.array:
-            self.detected("unbounded-scan", node)
+            self.report("unbounded-scan", node)
             return
         if op in ("/", "%"):
             if right.const == 0 and isinstance(right.const, int) and not isinstance(right.const, bool):
-                self.detected("zero-division", node)
+                self.report("zero-division", node)
             elif (
                 right.level >= REMOTE
                 and right.numeric
                 and "zero" not in right.clean
                 and not (right.low is not None and right.low > 0)
             ):
-                self.detected("zero-division", node, origin=right.origin)
+                self.report("zero-division", node, origin=right.origin)
             return
         if op not in ("+", "-", "*") or "LL" in node.text():
             return
@@ -288,11 +288,11 @@ class MemoryMatcher(Lifetimes):
                 continue
             if not _number_source(arg.origin):
                 continue
-            self.detected("integer-overflow", node, origin=arg.origin)
+            self.report("integer-overflow", node, origin=arg.origin)
             return
 
-    def returned(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None:
-        super().returned(value, node, function)
+    def on_return(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None:
+        super().on_return(value, node, function)
         if (
             value.memory is not None
             and value.memory.array
@@ -301,7 +301,7 @@ class MemoryMatcher(Lifetimes):
             and function is not None
             and "string" not in function.returns
         ):
-            self.detected("stack-return", node)
+            self.report("stack-return", node)
 
 
 def _foreign(value: Value) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from keystroke.analysis.audit.flow.data_flow import Flow
+from keystroke.analysis.audit.flow.data_flow import DataFlow
 from keystroke.analysis.audit.flow.folding import key_of
 from keystroke.analysis.audit.flow.values import PLAIN, REMOTE, UNKNOWN, Value, constant, join
 from keystroke.analysis.audit.flow.walk import CallEvent, Env
@@ -28,14 +28,16 @@ _CHECKED = re.compile(r"__builtin_s?(?:add|sub|mul)l{0,2}_overflow(?:_p)?|ckd_(?
 _READERS = frozenset({"free", "memcmp", "strcmp", "sizeof", "printf", "fprintf", "delete"})
 
 
-class Pointers(Flow):
+class PointerFlow(DataFlow):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.calling: list[ir.CallExpr] = []
-        self.visits = 0  # functions of the file walked at calls
-        self.alone: Callable[[str], frozenset[str]] | None = None  # rules a function breaks by itself
+        self.call_stack: list[ir.CallExpr] = []
+        self.inlined_calls = 0  # functions of the file walked at calls
+        self.rules_broken_by: Callable[[str], frozenset[str]] | None = (
+            None  # rules a function breaks by itself
+        )
 
-    def place(self, expr: ir.Expr) -> str | None:
+    def pointed_variable(self, expr: ir.Expr) -> str | None:
         """The variable whose memory an expression points into."""
         while True:
             if isinstance(expr, ir.CastExpr):
@@ -45,12 +47,12 @@ class Pointers(Flow):
                 expr = inner.base if isinstance(inner, ir.IndexExpr) else inner
             elif isinstance(expr, ir.OpExpr) and expr.op in ("+", "-") and len(expr.args) == 2:
                 left, right = expr.args
-                held = self.eval_quiet(left)
+                held = self.eval_silently(left)
                 expr = left if held.memory is not None or not isinstance(right, ir.NameExpr) else right
             else:
                 return key_of(expr)
 
-    def aliases(self, block: int) -> list[str]:
+    def aliases_of(self, block: int) -> list[str]:
         if not block:
             return []
         return [
@@ -59,27 +61,27 @@ class Pointers(Flow):
 
     # Expressions
 
-    def name(self, expr: ir.NameExpr) -> Value:
+    def eval_name(self, expr: ir.NameExpr) -> Value:
         if expr.id not in self.env and expr.id.isupper():  # a macro may be another name for a variable
-            known = self.outside.get(expr.id)
+            known = self.file_env.get(expr.id)
             if known is not None and known.path in self.env:
-                return super().name(ir.NameExpr(expr.node, known.path))
-        return super().name(expr)
+                return super().eval_name(ir.NameExpr(expr.node, known.path))
+        return super().eval_name(expr)
 
-    def op(self, expr: ir.OpExpr) -> Value:
+    def eval_op(self, expr: ir.OpExpr) -> Value:
         if expr.op == "&" and len(expr.args) == 1:
-            return self.address(expr.args[0])
-        return super().op(expr)
+            return self.eval_address(expr.args[0])
+        return super().eval_op(expr)
 
-    def unknown(self, path: str) -> Value:
+    def unknown_name(self, path: str) -> Value:
         limit = LIBRARY.limits.get(path)
-        return constant(limit) if limit is not None else super().unknown(path)
+        return constant(limit) if limit is not None else super().unknown_name(path)
 
-    def address(self, inner: ir.Expr) -> Value:
+    def eval_address(self, inner: ir.Expr) -> Value:
         if isinstance(inner, ir.IndexExpr):
             base, at = self.eval(inner.base), self.eval(inner.key)
             if base.memory is not None:
-                return self.offset([base, at])
+                return self.offset_pointer([base, at])
             return replace(base, numeric=False)
         value = self.eval(inner)
         key = key_of(inner)
@@ -88,7 +90,7 @@ class Pointers(Flow):
         memory = value.memory if value.memory is not None and value.memory.kind != "unset" else None
         return replace(value, numeric=False, target=key, memory=memory)
 
-    def offset(self, args: list[Value]) -> Value:
+    def offset_pointer(self, args: list[Value]) -> Value:
         pointer = next(arg for arg in args if arg.memory is not None)
         step = next((arg for arg in args if arg is not pointer), PLAIN)
         memory = pointer.memory
@@ -118,62 +120,67 @@ class Pointers(Flow):
             ),
         )
 
-    def index(self, expr: ir.IndexExpr) -> Value:
+    def eval_index(self, expr: ir.IndexExpr) -> Value:
         if (
             isinstance(expr.key, ir.ConstExpr)
             and expr.key.value == 0
             and isinstance(expr.base, ir.NameExpr | ir.AttrExpr)
         ):
-            base = self.eval_quiet(expr.base)
-            held = self.held(base.target) if base.target else None
+            base = self.eval_silently(expr.base)
+            held = self.lookup(base.target) if base.target else None
             if held is not None:
                 self.eval(expr.base)
                 return held
-        return super().index(expr)
+        return super().eval_index(expr)
 
-    def call(self, expr: ir.CallExpr) -> Value:
+    def eval_call(self, expr: ir.CallExpr) -> Value:
         if isinstance(expr.func, ir.NameExpr) and expr.func.id == "sizeof":  # its operand is never evaluated
-            args = [self.eval_quiet(arg) for arg in expr.args]
-            kwargs = {name: self.eval_quiet(arg) for name, arg in expr.kwargs.items()}
+            args = [self.eval_silently(arg) for arg in expr.args]
+            kwargs = {name: self.eval_silently(arg) for name, arg in expr.kwargs.items()}
             event = CallEvent(expr, "sizeof", None, args, kwargs, None)
-            return self.hear.call(event) or Value(numeric=True)
-        self.calling.append(expr)
+            return self.listener.on_call(event) or Value(numeric=True)
+        self.call_stack.append(expr)
         try:
-            return super().call(expr)
+            return super().eval_call(expr)
         finally:
-            self.calling.pop()
+            self.call_stack.pop()
 
-    def inlined(self, function: ir.Function, args: list[Value]) -> Value | None:
+    def inline_call(self, function: ir.Function, args: list[Value]) -> Value | None:
         """A function of the file walked with what a call gives it; what only that breaks is said here."""
-        if self.inline or not function.body or self.alone is None or len(args) < len(function.params):
+        if (
+            self.inline_depth
+            or not function.body
+            or self.rules_broken_by is None
+            or len(args) < len(function.params)
+        ):
             return None
-        self.visits += 1
-        if self.visits > MAX_VISITS:
+        self.inlined_calls += 1
+        if self.inlined_calls > MAX_VISITS:
             return None
-        call = self.calling[-1]
+        call = self.call_stack[-1]
         outer, breaks, gotos = self.env, self.breaks, self.gotos
         self.env, self.breaks, self.gotos = dict(outer), [], {}
         for param, arg in zip(function.params, args, strict=False):
             self.env[param.name] = arg
-        self.inline += 1
+        self.inline_depth += 1
         self.functions.append(function)
         self.returns.append([])
-        self.hear.elsewhere = (call.node, self.alone(function.name))
+        self.listener.call_site = (call.node, self.rules_broken_by(function.name))
         try:
             self.run(function.body)
         finally:
             after, self.env, self.breaks, self.gotos = self.env, outer, breaks, gotos
-            self.hear.elsewhere = None
-            self.inline -= 1
+            self.listener.call_site = None
+            self.inline_depth -= 1
             self.functions.pop()
             results = self.returns.pop()
-        self.adopt(after, call, function)
+        self.adopt_effects(after, call, function)
         return reduce(join, results) if results else None
 
-    def adopt(self, after: Env, call: ir.CallExpr, function: ir.Function) -> None:
+    def adopt_effects(self, after: Env, call: ir.CallExpr, function: ir.Function) -> None:
         """What a called function did to blocks, globals and its references."""
         for key, value in after.items():
-            if (key.startswith("#") and not key.startswith("#l")) or key in self.outside:
+            if (key.startswith("#") and not key.startswith("#l")) or key in self.file_env:
                 self.env[key] = value
         for key, known in list(self.env.items()):
             inner = after.get(key)
@@ -190,8 +197,8 @@ class Pointers(Flow):
             if name is not None and param.name in after:
                 self.store(name, after[param.name])
 
-    def cast(self, expr: ir.CastExpr) -> Value:
-        value = super().cast(expr)
+    def eval_cast(self, expr: ir.CastExpr) -> Value:
+        value = super().eval_cast(expr)
         if expr.type in ("float", "double") and value.level >= REMOTE:
             return replace(value, bounded=True)  # it does not wrap around
         open_ended = value.numeric and not value.bounded and value.high is None
@@ -201,8 +208,8 @@ class Pointers(Flow):
             and open_ended
             and PARSED.search(value.origin)
         ):
-            if not self.quiet:
-                self.hear.remark("truncation", expr.node)
+            if not self.silent:
+                self.listener.on_remark("truncation", expr.node)
             value = replace(value, bounded=True)
         foreign = value.numeric and value.level >= REMOTE and not value.bounded and value.high is None
         if foreign and "*" in expr.type and value.memory is None and _NUMBER.search(value.origin):
@@ -213,10 +220,10 @@ class Pointers(Flow):
                 return replace(value, memory=replace(value.memory, unit=unit))
         return value
 
-    def attr(self, expr: ir.AttrExpr) -> Value:
-        if not self.quiet and isinstance(expr.base, ir.NameExpr | ir.AttrExpr) and "->" in expr.node.text():
-            self.hear.reached(self.eval_quiet(expr.base), expr)
-        return super().attr(expr)
+    def eval_attr(self, expr: ir.AttrExpr) -> Value:
+        if not self.silent and isinstance(expr.base, ir.NameExpr | ir.AttrExpr) and "->" in expr.node.text():
+            self.listener.on_field_access(self.eval_silently(expr.base), expr)
+        return super().eval_attr(expr)
 
     def widen(self, changed: frozenset[str]) -> None:
         super().widen(changed)
@@ -226,49 +233,49 @@ class Pointers(Flow):
                 continue
             self.env[key] = replace(value, memory=replace(value.memory, capacity=None, length=None))
 
-    def branch(self, stmt: ir.IfStmt) -> bool:
+    def run_if(self, stmt: ir.IfStmt) -> bool:
         test = stmt.test
         if (
             isinstance(test, ir.AssignExpr)
             and not test.op
             and isinstance(test.value, ir.ConstExpr)
-            and not self.quiet
+            and not self.silent
         ):
-            self.hear.remark("assigned-test", test.node)
-        return super().branch(stmt)
+            self.listener.on_remark("assigned-test", test.node)
+        return super().run_if(stmt)
 
-    def do(self, stmt: ir.ExprStmt) -> bool:
-        if isinstance(stmt.expr, ir.OpExpr) and stmt.expr.op == "==" and not self.quiet:
+    def run_expr(self, stmt: ir.ExprStmt) -> bool:
+        if isinstance(stmt.expr, ir.OpExpr) and stmt.expr.op == "==" and not self.silent:
             parent = stmt.expr.node.parent()
             if parent is not None and parent.kind() == "expression_statement":
-                self.hear.remark("lost-comparison", stmt.expr.node)
-        return super().do(stmt)
+                self.listener.on_remark("lost-comparison", stmt.expr.node)
+        return super().run_expr(stmt)
 
-    def validated(self, test: ir.CallExpr, truth: bool) -> None:
+    def narrow_validation(self, test: ir.CallExpr, truth: bool) -> None:
         """The compiler's own check of a sum or product: where it says no, the numbers fit."""
         if isinstance(test.func, ir.NameExpr) and _CHECKED.fullmatch(test.func.id):
             for arg in test.args[:2]:
                 key = key_of(arg)
-                known = self.held(key) if key is not None and not truth else None
+                known = self.lookup(key) if key is not None and not truth else None
                 if key is not None and known is not None:
                     self.env[key] = replace(known, bounded=True, low=known.low or LIBRARY.limits["LLONG_MIN"])
             return
-        super().validated(test, truth)
+        super().narrow_validation(test, truth)
 
     # Effects
 
-    def bind(self, expr: ir.AssignExpr) -> Value:
-        if expr.op in ("+", "-", "*") and not self.quiet:
+    def eval_assign(self, expr: ir.AssignExpr) -> Value:
+        if expr.op in ("+", "-", "*") and not self.silent:
             parent = expr.node.parent()
             if parent is not None and parent.kind() == "expression_statement":
-                args = [self.eval_quiet(expr.target), self.eval_quiet(expr.value)]
+                args = [self.eval_silently(expr.target), self.eval_silently(expr.value)]
                 if args[0].memory is None:
-                    self.hear.arithmetic(expr.op, args, expr.node)
+                    self.listener.on_arithmetic(expr.op, args, expr.node)
         if expr.node.kind() == "update_expression" and expr.node.text()[0] not in "+-":
-            old = self.eval_quiet(expr.target)
-            super().bind(expr)
+            old = self.eval_silently(expr.target)
+            super().eval_assign(expr)
             return old  # `p++` is what p was
-        return super().bind(expr)
+        return super().eval_assign(expr)
 
     def assign(self, target: ir.Expr, value: Value, node: ir.Syntax) -> None:
         if (
@@ -277,25 +284,25 @@ class Pointers(Flow):
             and target.key.value == 0
             and isinstance(target.base, ir.NameExpr | ir.AttrExpr)
         ):
-            base = self.eval_quiet(target.base)
-            if base.target and self.held(base.target) is not None:
+            base = self.eval_silently(target.base)
+            if base.target and self.lookup(base.target) is not None:
                 self.eval(target.base)
                 self.store(base.target, value)
                 return
         super().assign(target, value, node)
 
-    def put(self, holder: str, key: Any, value: Value) -> None:
-        whole = self.held(holder) or PLAIN
+    def store_item(self, holder: str, key: Any, value: Value) -> None:
+        whole = self.lookup(holder) or PLAIN
         memory = whole.memory
         if memory is None:
-            super().put(holder, key, value)
+            super().store_item(holder, key, value)
             return
         length = memory.length
         if value.const == 0 and isinstance(key, int):
             end = key * memory.unit
             length = end if length is None or end < length else length
-        for name in {holder, *self.aliases(memory.block)}:
-            known = self.held(name)
+        for name in {holder, *self.aliases_of(memory.block)}:
+            known = self.lookup(name)
             if known is None or known.memory is None:
                 continue
             level, origin = known.level, known.origin
@@ -306,30 +313,30 @@ class Pointers(Flow):
             if changed != known.memory or level != known.level:
                 self.env[name] = replace(known, level=level, origin=origin, memory=changed)
 
-    def effects(self, expr: ir.CallExpr, path: str, receiver: Value | None, args: list[Value]) -> None:
+    def apply_effects(self, expr: ir.CallExpr, path: str, receiver: Value | None, args: list[Value]) -> None:
         if path in ("swap", "std.swap", "std::swap") and len(expr.args) == 2:
             keys = [key_of(arg) for arg in expr.args]
             if all(isinstance(arg, ir.NameExpr) for arg in expr.args) and keys[0] and keys[1]:
                 self.env[keys[0]], self.env[keys[1]] = args[1], args[0]
                 return
-        exprs = [self.pointed(arg) for arg in expr.args]
-        super().effects(replace(expr, args=exprs), path, receiver, args)
+        exprs = [self.pointed_expr(arg) for arg in expr.args]
+        super().apply_effects(replace(expr, args=exprs), path, receiver, args)
         for place, arg in zip(exprs, args, strict=True):
             if arg.target and path not in _READERS:
-                self.given(arg.target)
+                self.forget_variable(arg.target)
             if arg.memory is None or not arg.memory.block or not isinstance(place, ir.NameExpr):
                 continue
-            filled = self.held(place.id)
+            filled = self.lookup(place.id)
             if filled is None:
                 continue
-            for name in self.aliases(arg.memory.block):
+            for name in self.aliases_of(arg.memory.block):
                 known = self.env[name]
                 if name != place.id and known.level < filled.level:
                     self.env[name] = replace(
                         known, level=filled.level, origin=filled.origin, clean=filled.clean, const=UNKNOWN
                     )
 
-    def given(self, key: str) -> None:
+    def forget_variable(self, key: str) -> None:
         """A call was given the address of a variable: it may hold anything now."""
         known = self.env.get(key)
         if known is None or (known.memory is not None and known.memory.array):
@@ -342,22 +349,22 @@ class Pointers(Flow):
         if old is not None and old.memory is not None and old.memory.block:
             block = old.memory.block
             here = value.memory is not None and value.memory.block == block
-            if not here and self.aliases(block) == [key]:
+            if not here and self.aliases_of(block) == [key]:
                 if f"#{block}" in self.env:
                     del self.env[f"#{block}"]  # the last name of a freed block is gone
-                elif not self.quiet and not self.inline:
-                    self.hear.lost(block)
+                elif not self.silent and not self.inline_depth:
+                    self.listener.on_block_lost(block)
         super().store(key, value)
 
-    def pointed(self, expr: ir.Expr) -> ir.Expr:
+    def pointed_expr(self, expr: ir.Expr) -> ir.Expr:
         if isinstance(expr, ir.OpExpr | ir.CastExpr):
-            key = self.place(expr)
+            key = self.pointed_variable(expr)
             if key is not None:
                 return ir.NameExpr(expr.node, key)
         return expr
 
-    def ranged(self, op: str, args: list[Value]) -> Value:
-        value = super().ranged(op, args)
+    def eval_range(self, op: str, args: list[Value]) -> Value:
+        value = super().eval_range(op, args)
         a, b = args
         if op == "/":
             value = replace(value, bounded=value.bounded or a.bounded)

@@ -12,15 +12,15 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from keystroke.analysis.audit.rules.regex_tree import (
-    Back,
-    Char,
-    Choice,
-    Group,
-    Look,
-    Node,
-    Place,
-    Repeat,
-    Sequence,
+    RegexAlternation,
+    RegexAnchor,
+    RegexBackreference,
+    RegexChars,
+    RegexGroup,
+    RegexLookaround,
+    RegexNode,
+    RegexRepeat,
+    RegexSequence,
     parse,
 )
 
@@ -39,41 +39,41 @@ def runaway(pattern: str) -> bool:
         return False
 
 
-def _search(nodes: Sequence, after: Sequence) -> bool:
+def _search(nodes: RegexSequence, after: RegexSequence) -> bool:
     """Looks for a dangerous repetition among `nodes`, which `after` follows."""
     for at, node in enumerate(nodes):
         rest = (*nodes[at + 1 :], *after)
         match node:
-            case Repeat(body=inner):
+            case RegexRepeat(body=inner):
                 if _endless(node) and _can_fail(rest) and _ambiguous(inner):
                     return True
                 if _search(inner, (*(inner if _endless(node) else ()), *rest)):
                     return True
-            case Group(body):
+            case RegexGroup(body):
                 if _search(body, rest):
                     return True
-            case Choice(branches):
+            case RegexAlternation(branches):
                 if any(_search(branch, rest) for branch in branches):
                     return True
-            case Look(body):
+            case RegexLookaround(body):
                 if _search(body, ()):
                     return True
     return False
 
 
-def _endless(node: Repeat) -> bool:
+def _endless(node: RegexRepeat) -> bool:
     return node.high is None or node.high >= _MANY
 
 
-def _can_fail(rest: Sequence) -> bool:
+def _can_fail(rest: RegexSequence) -> bool:
     """Something must come after the repetition for it to be tried again; an end of text is enough."""
-    return any(isinstance(node, Place) or not _empty((node,)) for node in rest)
+    return any(isinstance(node, RegexAnchor) or not _empty((node,)) for node in rest)
 
 
-def _ambiguous(body: Sequence) -> bool:
+def _ambiguous(body: RegexSequence) -> bool:
     """Whether a text of several rounds of `body` can be cut into rounds in more than one way."""
     body = _flat(body)
-    if len(body) == 1 and isinstance(body[0], Choice):
+    if len(body) == 1 and isinstance(body[0], RegexAlternation):
         branches = [_flat(branch) for branch in body[0].branches]
         if any(_ambiguous(branch) for branch in branches):
             return True
@@ -90,11 +90,11 @@ def _ambiguous(body: Sequence) -> bool:
     for at, node in enumerate(body):
         before, behind = body[:at], body[at + 1 :]
         others = (*before, *behind)
-        if isinstance(node, Choice) and _empty((node,)):  # a(?:|a) is a|aa
+        if isinstance(node, RegexAlternation) and _empty((node,)):  # a(?:|a) is a|aa
             if any(branch and _overlap(_flat(branch), others) for branch in node.branches):
                 return True
             continue
-        if not isinstance(node, Repeat):
+        if not isinstance(node, RegexRepeat):
             continue
         inner = node.body
         taken = _chars(inner)
@@ -110,18 +110,18 @@ def _ambiguous(body: Sequence) -> bool:
     return False
 
 
-def _repeats_inside(inner: Sequence) -> bool:
+def _repeats_inside(inner: RegexSequence) -> bool:
     """A group repeated inside the round: (a*)* and its like."""
     flat = _flat(inner)
     return any(
-        isinstance(node, Repeat)
+        isinstance(node, RegexRepeat)
         and _endless(node)
         and _round_fits((*flat[:at], *flat[at + 1 :]), node.body, _chars(node.body))
         for at, node in enumerate(flat)
     )
 
 
-def _round_fits(others: Sequence, inner: Sequence, taken: int) -> bool:
+def _round_fits(others: RegexSequence, inner: RegexSequence, taken: int) -> bool:
     """Whether a whole round made of `others` could as well be part of the repetition of `inner`."""
     if not others or _empty(others):
         return bool(taken)
@@ -130,7 +130,7 @@ def _round_fits(others: Sequence, inner: Sequence, taken: int) -> bool:
     )
 
 
-def _overlap(one: Sequence, other: Sequence) -> bool:
+def _overlap(one: RegexSequence, other: RegexSequence) -> bool:
     """Whether two alternatives can match the same text, as far as their sets of characters tell."""
     sets, others = _word(one), _word(other)
     if sets is None or others is None:
@@ -146,66 +146,66 @@ def _overlap(one: Sequence, other: Sequence) -> bool:
     return all(a & b for a, b in zip(sets, others, strict=True))
 
 
-def _word(nodes: Sequence) -> list[int] | None:
+def _word(nodes: RegexSequence) -> list[int] | None:
     """The sets of a word of fixed length; None for anything that repeats or branches."""
     out: list[int] = []
     for node in _flat(nodes):
         match node:
-            case Char(options):
+            case RegexChars(options):
                 out.append(options)
-            case Place():
+            case RegexAnchor():
                 continue
             case _:
                 return None
     return out
 
 
-def _flat(nodes: Iterable[Node]) -> Sequence:
+def _flat(nodes: Iterable[RegexNode]) -> RegexSequence:
     """The nodes with groups opened."""
-    out: list[Node] = []
+    out: list[RegexNode] = []
     for node in nodes:
-        if isinstance(node, Group):
+        if isinstance(node, RegexGroup):
             out.extend(_flat(node.body))
         else:
             out.append(node)
     return tuple(out)
 
 
-def _empty(nodes: Iterable[Node]) -> bool:
+def _empty(nodes: Iterable[RegexNode]) -> bool:
     """Whether all of these can match nothing."""
     for node in nodes:
         match node:
-            case Repeat(low, _, body):
+            case RegexRepeat(low, _, body):
                 if low > 0 and not _empty(body):
                     return False
-            case Group(body):
+            case RegexGroup(body):
                 if not _empty(body):
                     return False
-            case Choice(branches):
+            case RegexAlternation(branches):
                 if not any(_empty(branch) for branch in branches):
                     return False
-            case Place() | Look() | Back():
+            case RegexAnchor() | RegexLookaround() | RegexBackreference():
                 continue
             case _:
                 return False
     return True
 
 
-def _first(nodes: Iterable[Node]) -> int:
+def _first(nodes: Iterable[RegexNode]) -> int:
     """The characters a match of these can begin with."""
     return _chars(nodes, beginning=True)
 
 
-def _chars(nodes: Iterable[Node], *, beginning: bool = False) -> int:
+def _chars(nodes: Iterable[RegexNode], *, beginning: bool = False) -> int:
     """Every character that can occur in a match of these, or only those at its beginning."""
     found = 0
     for node in nodes:
         match node:
-            case Char(options):
+            case RegexChars(options):
                 found |= options
-            case Repeat(body=body) | Group(body):
+            case RegexRepeat(body=body) | RegexGroup(body):
                 found |= _chars(body, beginning=beginning)
-            case Choice(branches):
+            case RegexAlternation(branches):
                 for branch in branches:
                     found |= _chars(branch, beginning=beginning)
         if beginning and not _empty((node,)):

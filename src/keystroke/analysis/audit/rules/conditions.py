@@ -31,13 +31,13 @@ def satisfies(value: Value | None, test: str, use: str) -> bool:
     if test == "present":
         return True
     if test == "foreign":  # numbers too: how many, how long
-        return value.level >= REMOTE and not value.bounded and not value.safe(use)
+        return value.level >= REMOTE and not value.bounded and not value.is_safe_for(use)
     level = _LEVELS.get(test)
     if level is not None:
-        return value.level >= level and not value.numeric and not value.safe(use)
+        return value.level >= level and not value.numeric and not value.is_safe_for(use)
     if test.startswith("built"):
         wanted = _LEVELS.get(test[6:], LOCAL)
-        return value.built and value.level >= wanted and not value.safe(use)
+        return value.built and value.level >= wanted and not value.is_safe_for(use)
     return _constant(value, test)
 
 

@@ -13,8 +13,9 @@ from functools import cache, lru_cache
 from typing import Any
 
 from keystroke.analysis.audit.finding import Severity
-from keystroke.analysis.audit.flow.data_flow import CallEvent, ExhaustedError, Flow, Listener, key_of
+from keystroke.analysis.audit.flow.data_flow import DataFlow
 from keystroke.analysis.audit.flow.values import REMOTE, Value
+from keystroke.analysis.audit.flow.walk import CallEvent, ExhaustedError, FlowListener
 from keystroke.analysis.audit.rules.catalog import Rule, RuleCondition, load_rules
 from keystroke.analysis.audit.rules.conditions import satisfies
 from keystroke.analysis.audit.rules.triggers import WORD
@@ -22,7 +23,7 @@ from keystroke.analysis.audit.source import ir
 
 
 @dataclass(slots=True)
-class Match:
+class RuleMatch:
     rule: Rule
     start: int
     end: int
@@ -34,14 +35,14 @@ class Match:
     value: Value | None
     args: list[Value]
     node: ir.Syntax = None  # where it was found
-    known: Snapshot | None = None  # what was known there
+    known: FlowSnapshot | None = None  # what was known there
 
     def evaluate(self, expr: ir.Expr) -> Value:
         """What was known of an expression at this place; where nothing was, the worst."""
         return self.known(expr) if self.known is not None else Value(level=REMOTE)
 
 
-class Index:
+class RuleIndex:
     """One language's rules by what can trigger them."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
@@ -81,21 +82,21 @@ class Index:
 
 
 @cache
-def index_of(language: str) -> Index:
-    return Index(load_rules(language))
+def index_of(language: str) -> RuleIndex:
+    return RuleIndex(load_rules(language))
 
 
-class Matcher(Listener):
-    def __init__(self, language: str, index: Index) -> None:
+class RuleMatcher(FlowListener):
+    def __init__(self, language: str, index: RuleIndex) -> None:
         self.language = language
         self.rules = index
-        self.matches: dict[tuple[str, int], Match] = {}
-        self.flow: Flow | None = None
+        self.matches: dict[tuple[str, int], RuleMatch] = {}
+        self.flow: DataFlow | None = None
         self.handlers: dict[int, bool] = {}
         self.any_call = index.any_call
         self.present: set[str] = set()  # words that rules wait for and the text holds
 
-    def about(self, text: str, words: str = "") -> None:
+    def set_text(self, text: str, words: str = "") -> None:
         """The text that will be walked, its words once each where they are known, which is shorter.
 
         What it does not hold rules out conditions, which are then not asked at each call.
@@ -111,7 +112,7 @@ class Matcher(Listener):
 
     # Events
 
-    def call(self, event: CallEvent) -> Value | None:
+    def on_call(self, event: CallEvent) -> Value | None:
         path = event.path
         last = path.rsplit(".", 1)[-1]
         for rule, condition in [*self.rules.calls.get(last, ()), *self.any_call]:
@@ -123,55 +124,55 @@ class Matcher(Listener):
                 continue
             value = self.argument(event, condition.arg)
             if self.holds(rule, condition, value, event.args, event.kwargs, event.function):
-                self.add(rule, condition, event.call.node, value, event.call, event.args)
+                self.add_match(rule, condition, event.call.node, value, event.call, event.args)
         return None
 
-    def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
+    def on_assign(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
         pairs = self.rules.binds_for(path)
         if isinstance(target, ir.IndexExpr) and isinstance(target.key, ir.ConstExpr) and path.endswith("[]"):
             pairs = [*pairs, *self.rules.binds_for(f"{path[:-1]}{target.key.value}]")]  # by name too
         for rule, condition in pairs:
             if self.holds(rule, condition, value, [value], {}, self.function):
-                self.add(rule, condition, node, value, target, [value])
+                self.add_match(rule, condition, node, value, target, [value])
 
-    def returned(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None:
+    def on_return(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None:
         if self.language == "python" and value.items is not None:  # body, status, headers
             value = value.item(0) or value
         for rule, condition in self.rules.returns:
             if self.holds(rule, condition, value, [value], {}, function):
-                self.add(rule, condition, node, value, None, [value])
+                self.add_match(rule, condition, node, value, None, [value])
 
-    def literal(self, value: Value, node: ir.Syntax, coll: ir.CollectionExpr) -> None:
+    def on_collection(self, value: Value, node: ir.Syntax, coll: ir.CollectionExpr) -> None:
         for rule, condition in self.rules.literals:
             if (
                 condition.literal is not None
                 and condition.literal.match(value.path)
                 and self.holds(rule, condition, value, [value], {}, self.function)
             ):
-                self.add(rule, condition, node, value, coll, [value])
+                self.add_match(rule, condition, node, value, coll, [value])
 
-    def imported(self, path: str, node: ir.Syntax) -> None:
+    def on_import(self, path: str, node: ir.Syntax) -> None:
         for rule, condition in self.rules.imports:
             if condition.imports is not None and condition.imports.match(path):
-                self.add(rule, condition, node, None, None, [])
+                self.add_match(rule, condition, node, None, None, [])
 
-    def define(self, function: ir.Function, handler: bool) -> None:
+    def on_function(self, function: ir.Function, handler: bool) -> None:
         self.handlers[id(function)] = handler
 
     @property
     def function(self) -> ir.Function | None:
         return self.flow.functions[-1] if self.flow is not None and self.flow.functions else None
 
-    def patterns(self, root: Any) -> None:
+    def match_patterns(self, root: Any) -> None:
         """Syntax rules, on the units whose text can match at all."""
         for rule, condition in self.rules.patterns:
             if condition.ast is None or self.present.isdisjoint(condition.needs):
                 continue
             for node in root.find_all({"rule": condition.ast}):
                 if condition.unless is None or not condition.unless.search(_around(node).text()):
-                    self.add(rule, condition, node, None, None, [])
+                    self.add_match(rule, condition, node, None, None, [])
 
-    def detected(
+    def report(
         self,
         detector: str,
         node: ir.Syntax,
@@ -183,7 +184,7 @@ class Matcher(Listener):
         """A detector in code found what its rule describes."""
         pair = self.rules.detectors.get(detector)
         if pair is not None:
-            self.add(pair[0], pair[1], node, None, subject, args or [], message, origin)
+            self.add_match(pair[0], pair[1], node, None, subject, args or [], message, origin)
 
     # Conditions
 
@@ -264,7 +265,7 @@ class Matcher(Listener):
             return all(self.option(name, args, kwargs) is None for name in condition.without)
         return not condition.without
 
-    def add(
+    def add_match(
         self,
         rule: Rule,
         condition: RuleCondition,
@@ -275,20 +276,20 @@ class Matcher(Listener):
         message: str = "",
         origin: str = "",
     ) -> None:
-        if self.flow is not None and self.flow.quiet:
+        if self.flow is not None and self.flow.silent:
             return
         here: ir.Syntax | None = node
-        if self.elsewhere is not None:  # in a function called: said at the call, unless it is said there
-            node, known = self.elsewhere
+        if self.call_site is not None:  # in a function called: said at the call, unless it is said there
+            node, known = self.call_site
             if rule.id in known:
                 return
             subject, args, here = None, [], None
         span = node.range()
-        self.place(
+        self.record_match(
             rule, condition, span.start.index, span.end.index, value, subject, args, message, origin, here
         )
 
-    def place(
+    def record_match(
         self,
         rule: Rule,
         condition: RuleCondition,
@@ -301,11 +302,11 @@ class Matcher(Listener):
         origin: str = "",
         node: ir.Syntax = None,
     ) -> None:
-        self.heard += 1
+        self.match_count += 1
         key = (rule.id, start)
         if key in self.matches and self.matches[key].end >= end:
             return
-        self.matches[key] = Match(
+        self.matches[key] = RuleMatch(
             rule,
             start,
             end,
@@ -319,16 +320,16 @@ class Matcher(Listener):
             node,
         )
         if rule.fixes and self.flow is not None:
-            self.matches[key].known = Snapshot(self.flow)
+            self.matches[key].known = FlowSnapshot(self.flow)
 
-    def source(self, root: Any, text: str) -> None:
+    def scan_text(self, root: Any, text: str) -> None:
         """Checks of the text itself."""
 
 
-class Snapshot:
+class FlowSnapshot:
     """What the walk knew at one place, for questions asked later."""
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: DataFlow) -> None:
         self.flow, self.env, self.functions = flow, dict(flow.env), list(flow.functions)
 
     def __call__(self, expr: ir.Expr) -> Value:
@@ -336,7 +337,7 @@ class Snapshot:
         held = flow.env, flow.functions, flow.steps, flow.memo
         flow.env, flow.functions, flow.memo = dict(self.env), list(self.functions), None
         try:
-            return flow.eval_quiet(expr)
+            return flow.eval_silently(expr)
         except (ExhaustedError, RecursionError):
             return Value(level=REMOTE)
         finally:
@@ -349,9 +350,6 @@ class Snapshot:
             for name, value in self.env.items()
             if block and value.memory is not None and value.memory.block == block and value.memory.array
         ]
-
-
-__all__ = ["Index", "Match", "Matcher", "index_of", "key_of", "satisfies"]
 
 
 def _around(node: ir.Syntax) -> ir.Syntax:

@@ -28,60 +28,69 @@ _POSIX = re.compile(r"\[:\^?\w+:\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Char:
+class RegexChars:
     """One character out of a set."""
 
     options: int
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class RegexRepeat:
     """`high` is None without end."""
 
     low: int
     high: int | None
-    body: Sequence
+    body: RegexSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    body: Sequence
+class RegexGroup:
+    body: RegexSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    branches: tuple[Sequence, ...]
+class RegexAlternation:
+    branches: tuple[RegexSequence, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class RegexLookaround:
     """What must or must not stand before or behind, and takes nothing."""
 
-    body: Sequence
+    body: RegexSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Atomic:
+class RegexAtomic:
     """What is never tried again once it matched."""
 
-    body: Sequence
+    body: RegexSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RegexAnchor:
     """A line's end, a word's edge: takes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Back:
+class RegexBackreference:
     """What another group matched."""
 
 
-Node = Char | Repeat | Group | Choice | Look | Atomic | Place | Back
-Sequence = tuple[Node, ...]
+RegexNode = (
+    RegexChars
+    | RegexRepeat
+    | RegexGroup
+    | RegexAlternation
+    | RegexLookaround
+    | RegexAtomic
+    | RegexAnchor
+    | RegexBackreference
+)
+RegexSequence = tuple[RegexNode, ...]
 
 
-def parse(pattern: str) -> Sequence:
+def parse(pattern: str) -> RegexSequence:
     """The tree of `pattern`. Raises ValueError for what it cannot read."""
     try:
         return _parse(pattern, scripted=True)
@@ -91,7 +100,7 @@ def parse(pattern: str) -> Sequence:
         return _parse(pattern, scripted=False)
 
 
-def _parse(pattern: str, *, scripted: bool) -> Sequence:
+def _parse(pattern: str, *, scripted: bool) -> RegexSequence:
     reader = _Reader(pattern, scripted)
     tree = reader.choice(0)
     if reader.at < len(pattern):
@@ -106,32 +115,32 @@ class _Reader:
         self._verbose = False
         self.at = 0
 
-    def choice(self, depth: int) -> Sequence:
+    def choice(self, depth: int) -> RegexSequence:
         """Alternatives up to the end of the group."""
         if depth > _DEEPEST:
             raise ValueError("too many groups inside groups")
         branches = [tuple(self._sequence(depth))]
         while self._take("|"):
             branches.append(tuple(self._sequence(depth)))
-        return branches[0] if len(branches) == 1 else (Choice(tuple(branches)),)
+        return branches[0] if len(branches) == 1 else (RegexAlternation(tuple(branches)),)
 
-    def _sequence(self, depth: int) -> Iterator[Node]:
+    def _sequence(self, depth: int) -> Iterator[RegexNode]:
         while self.at < len(self._text) and self._text[self.at] not in "|)":
             node = self._one(depth)
             if node is not None:
                 yield self._repeated(node)
 
-    def _one(self, depth: int) -> Node | None:
+    def _one(self, depth: int) -> RegexNode | None:
         sign = self._next()
         match sign:
             case "(":
                 return self._group(depth)
             case "[":
-                return Char(self._bracket())
+                return RegexChars(self._bracket())
             case ".":
-                return Char(ANY ^ _NEWLINE)
+                return RegexChars(ANY ^ _NEWLINE)
             case "^" | "$":
-                return Place()
+                return RegexAnchor()
             case "\\":
                 return self._escape()
             case "*" | "+" | "?":
@@ -143,9 +152,9 @@ class _Reader:
             case _ if self._verbose and sign.isspace():
                 return None
             case _:
-                return Char(_bit(ord(sign)))
+                return RegexChars(_bit(ord(sign)))
 
-    def _repeated(self, node: Node) -> Node:
+    def _repeated(self, node: RegexNode) -> RegexNode:
         """`node` with the quantifiers behind it."""
         while True:
             if self._take("*"):
@@ -162,24 +171,24 @@ class _Reader:
                     raise ValueError("a repetition from more to less")
             else:
                 return node
-            node = Repeat(low, high, (node,))
+            node = RegexRepeat(low, high, (node,))
             if self._take("+"):
-                node = Atomic((node,))
+                node = RegexAtomic((node,))
             else:
                 self._take("?")
 
-    def _group(self, depth: int) -> Node | None:
+    def _group(self, depth: int) -> RegexNode | None:
         if self._take("?#"):
             self.at = self._text.index(")", self.at) + 1
             return None
         if self._take("?P="):
             self.at = self._text.index(")", self.at) + 1
-            return Back()
-        kind: type[Group | Look | Atomic] = Group
+            return RegexBackreference()
+        kind: type[RegexGroup | RegexLookaround | RegexAtomic] = RegexGroup
         if any(self._take(look) for look in ("?=", "?!", "?<=", "?<!")):
-            kind = Look
+            kind = RegexLookaround
         elif self._take("?>"):
-            kind = Atomic
+            kind = RegexAtomic
         elif self._take("?("):  # a condition: both ways are alternatives
             self.at = self._text.index(")", self.at) + 1
         elif self._text.startswith(("?P<", "?<"), self.at):
@@ -199,19 +208,19 @@ class _Reader:
             raise ValueError("a group is not closed")
         return kind(body)
 
-    def _escape(self) -> Node:
+    def _escape(self) -> RegexNode:
         sign = self._text[self.at : self.at + 1]
         if sign and sign in "bBAZzG":
             self.at += 1
-            return Place()
+            return RegexAnchor()
         if sign and sign in "123456789" and not _THREE.match(self._text, self.at):
             while self._text[self.at : self.at + 1].isdigit():
                 self.at += 1
-            return Back()
+            return RegexBackreference()
         if sign == "k" and (name := _NAME.match(self._text, self.at + 1)):
             self.at = name.end()
-            return Back()
-        return Char(self._escaped())
+            return RegexBackreference()
+        return RegexChars(self._escaped())
 
     def _escaped(self) -> int:
         """The set of what follows a backslash."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class SourceUnit:
     """`text[start:end]`, parsed behind `before` and in front of `after` to make it whole."""
 
     start: int
@@ -25,7 +25,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Skeleton:
+class FileOutline:
     """The text with each unit replaced by an empty statement; `origin` maps its offsets back."""
 
     text: str
@@ -40,7 +40,9 @@ class Skeleton:
 Stop = Callable[[int, int], bool]  # (start of a unit, containers around it): the rest is known already
 
 
-def split(text: str, language: str, at: int = 0, outer: int = 0, stop: Stop | None = None) -> list[Unit]:
+def split(
+    text: str, language: str, at: int = 0, outer: int = 0, stop: Stop | None = None
+) -> list[SourceUnit]:
     """The units from `at` on, which must be 0 or the start of a unit inside `outer` containers."""
     if language == "python":
         return _split_python(text, at, stop or _never)
@@ -49,7 +51,9 @@ def split(text: str, language: str, at: int = 0, outer: int = 0, stop: Stop | No
     return _split_braces(text, language, at, outer, stop or _never)
 
 
-def resplit(text: str, language: str, old: list[Unit], start: int, end: int, delta: int) -> list[Unit]:
+def resplit(
+    text: str, language: str, old: list[SourceUnit], start: int, end: int, delta: int
+) -> list[SourceUnit]:
     """What `split(text)` gives, from the units before an edit of `[start, end)` that added `delta` letters.
 
     A unit's start is a clean state of the cutter, so cutting resumes one unit before the edit and stops where
@@ -60,7 +64,7 @@ def resplit(text: str, language: str, old: list[Unit], start: int, end: int, del
     while resume < len(old) and old[resume].end < start and not old[resume].recovered:
         resume += 1
     if language == "python" and resume < len(old) and _head_end(text, old[resume].start) < start:
-        first: Unit | None = old[resume]
+        first: SourceUnit | None = old[resume]
     else:
         resume = max(0, resume - 1)
         first = old[resume] if old and resume and old[resume].end < start else None
@@ -78,7 +82,7 @@ def resplit(text: str, language: str, old: list[Unit], start: int, end: int, del
     fresh = split(text, language, first.start if first else 0, first.outer if first else 0, known)
     rest = old[tail[0] :] if tail else []
     moved = (
-        [Unit(u.start + delta, u.end + delta, u.before, u.after, u.outer, u.recovered) for u in rest]
+        [SourceUnit(u.start + delta, u.end + delta, u.before, u.after, u.outer, u.recovered) for u in rest]
         if delta
         else rest
     )
@@ -89,7 +93,7 @@ def _never(at: int, outer: int) -> bool:
     return False
 
 
-def skeleton(text: str, units: list[Unit], language: str) -> Skeleton:
+def outline_of(text: str, units: list[SourceUnit], language: str) -> FileOutline:
     pieces: list[str] = []
     starts: list[int] = []
     origins: list[int] = []
@@ -106,7 +110,7 @@ def skeleton(text: str, units: list[Unit], language: str) -> Skeleton:
     starts.append(length)
     origins.append(at)
     pieces.append(text[at:])
-    return Skeleton("".join(pieces), tuple(starts), tuple(origins))
+    return FileOutline("".join(pieces), tuple(starts), tuple(origins))
 
 
 _BLANK = re.compile(r"[ \t]*")
@@ -133,8 +137,8 @@ _LONG_END = {
 }
 
 
-def _split_python(text: str, at: int, stop: Stop) -> list[Unit]:
-    units: list[Unit] = []
+def _split_python(text: str, at: int, stop: Stop) -> list[SourceUnit]:
+    units: list[SourceUnit] = []
     inside = -1  # the indentation of the unit being read, -1 between units
     start = 0
     mark: tuple[int, int] | None = None  # first decorator waiting for its definition: (offset, indentation)
@@ -174,8 +178,8 @@ def _head_end(text: str, at: int) -> int:
     return found.end() if found is not None else len(text)
 
 
-def _python_unit(text: str, start: int, end: int, indent: int) -> Unit:
-    return Unit(start, end, "class _:\n" if indent else "")
+def _python_unit(text: str, start: int, end: int, indent: int) -> SourceUnit:
+    return SourceUnit(start, end, "class _:\n" if indent else "")
 
 
 _BRACES = re.compile(
@@ -194,10 +198,10 @@ _CONTAINER = {
 }
 
 
-def _split_braces(text: str, language: str, at: int, outer: int, stop: Stop) -> list[Unit]:
+def _split_braces(text: str, language: str, at: int, outer: int, stop: Stop) -> list[SourceUnit]:
     container = _CONTAINER[language]
     wrap = ("class _ {", "}") if language == "java" else ("", "")
-    units: list[Unit] = []
+    units: list[SourceUnit] = []
     depth = outer  # braces open now; `outer` of them are containers
     head = at  # where the current declaration starts
     start = -1  # start of the unit being read
@@ -210,7 +214,7 @@ def _split_braces(text: str, language: str, at: int, outer: int, stop: Stop) -> 
             if not recover and depth > outer:
                 recover, depth, at = True, outer, start
                 continue
-            units.append(Unit(start, len(text), *wrap, outer, recover))
+            units.append(SourceUnit(start, len(text), *wrap, outer, recover))
             break
         at = found.end()
         mark = text[found.start()]
@@ -236,7 +240,7 @@ def _split_braces(text: str, language: str, at: int, outer: int, stop: Stop) -> 
                 head = at
             elif depth == outer:
                 if start >= 0:
-                    units.append(Unit(start, at, *wrap, outer, recover))
+                    units.append(SourceUnit(start, at, *wrap, outer, recover))
                     start, recover = -1, False
                 head = at
         elif mark == "f":
@@ -279,8 +283,8 @@ _SCRIPT_CLASS = re.compile(
 )
 
 
-def _split_script(text: str, at: int, outer: int, stop: Stop) -> list[Unit]:
-    units: list[Unit] = []
+def _split_script(text: str, at: int, outer: int, stop: Stop) -> list[SourceUnit]:
+    units: list[SourceUnit] = []
     depth, head = outer, at
     kept = False  # the statement being read holds a function: it becomes a unit
     wrap = ("class _ {", "}") if outer else ("", "")
@@ -294,7 +298,7 @@ def _split_script(text: str, at: int, outer: int, stop: Stop) -> list[Unit]:
             return False
         if stop(start, outer):
             return True
-        units.append(Unit(start, end, *wrap, outer))
+        units.append(SourceUnit(start, end, *wrap, outer))
         return False
 
     while found := _SCRIPT.search(text, at):
