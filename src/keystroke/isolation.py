@@ -27,13 +27,13 @@ START = 60.0  # seconds a process may take to say that it is there: a cold disk,
 _GRACE = 2.0  # seconds after which an overdue process ends itself, should nobody be left to end it
 
 
-class OverLimit(EngineError):
+class LimitExceeded(EngineError):
     """The work took more time or memory than it may, and was ended."""
 
     code = "over_limit"
 
 
-class Isolated:
+class IsolatedFunction:
     """Calls `target` ("module:function") elsewhere, one call at a time; safe to use from many threads. The
     process starts with the first call, stays for the next ones, and is started anew after it was ended."""
 
@@ -41,7 +41,7 @@ class Isolated:
         self._target, self._seconds, self._memory = target, seconds, memory
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._watch: weakref.finalize[Any, Isolated]
+        self._watch: weakref.finalize[Any, IsolatedFunction]
         self._closed = False
 
     def call(self, *arguments: Any) -> Any:
@@ -57,11 +57,11 @@ class Isolated:
                 kind, value = msgspec.msgpack.decode(_receive(process.stdout, deadline))
             except (OSError, EOFError, TimeoutError, msgspec.DecodeError):
                 self._end()
-                raise OverLimit(
+                raise LimitExceeded(
                     f"It took more than {self._seconds:g} s or {self._memory >> 20} MB and was stopped."
                 ) from None
         if kind == "memory":
-            raise OverLimit(f"It took more than {self._memory >> 20} MB and was stopped.")
+            raise LimitExceeded(f"It took more than {self._memory >> 20} MB and was stopped.")
         if kind == "error":
             raise EngineError(str(value))
         return value

@@ -8,7 +8,7 @@ import pytest
 
 from keystroke.errors import KeystrokeError
 from keystroke.protocol import codec, events
-from keystroke.protocol.items import Item, Part
+from keystroke.protocol.items import ContentPart, Item
 from keystroke.protocol.requests import ResponseCreate, ResponseSteer
 
 
@@ -35,7 +35,7 @@ def test_a_create_event_reads_strings_and_item_lists_and_ignores_what_it_does_no
     assert event.stream_id == "s1"
     assert event.input == [
         Item(role="user", content="a"),
-        Item(role="developer", content=[Part(text="b")]),
+        Item(role="developer", content=[ContentPart(text="b")]),
         Item(type="something_new"),
     ]
 
@@ -80,7 +80,7 @@ def test_deep_nesting_is_refused_not_crashed_on() -> None:
 
 def test_every_event_survives_the_wire() -> None:
     delta = events.TextDelta("msg", 0, 0, "é\n", [], 4, "lane")
-    assert codec.decode_server_event(codec.encode_text(delta)) == delta
+    assert codec.decode_server_event(codec.encode(delta)) == delta
     name, data, end, _ = codec.encode_sse(delta).split(b"\n")
     assert name == b"event: response.output_text.delta"
     assert json.loads(data.removeprefix(b"data: "))["delta"] == "é\n"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from text_strategies import edits_of, texts
 
-from keystroke.text import Dropped, Edit, Reason, apply_edits, rebase, rebase_all
+from keystroke.text import Dropped, DropReason, Edit, apply_edits, rebase, rebase_all
 
 
 @st.composite
@@ -37,7 +37,7 @@ def test_typing_the_suggestion_letter_by_letter_reaches_the_same_text(text: str,
     for change in typed:
         now = apply_edits(now, [change])
     moved = rebase(edit, typed)
-    if moved == Dropped(Reason.FULFILLED):
+    if moved == Dropped(DropReason.FULFILLED):
         assert now == wanted
     else:
         assert isinstance(moved, Edit)
@@ -63,14 +63,14 @@ def test_what_survives_always_fits_the_text_as_it_is_now(text: str, data: st.Dat
     ("edit", "typed", "result"),
     [
         (Edit(3, 3, "print"), [Edit(3, 3, "pr")], Edit(5, 5, "int")),
-        (Edit(3, 3, "print"), [Edit(3, 3, "px")], Dropped(Reason.DIVERGED)),
-        (Edit(3, 3, "ab"), [Edit(3, 3, "a"), Edit(4, 4, "b")], Dropped(Reason.FULFILLED)),
+        (Edit(3, 3, "print"), [Edit(3, 3, "px")], Dropped(DropReason.DIVERGED)),
+        (Edit(3, 3, "ab"), [Edit(3, 3, "a"), Edit(4, 4, "b")], Dropped(DropReason.FULFILLED)),
         (Edit(3, 3, "f(x)"), [Edit(3, 3, "f"), Edit(4, 4, "()")], Edit(5, 5, "x")),
-        (Edit(3, 3, "f(x);"), [Edit(3, 3, "f()")], Dropped(Reason.DIVERGED)),
-        (Edit(3, 3, "x"), [Edit(3, 3, ")")], Dropped(Reason.DIVERGED)),
-        (Edit(3, 8, "x"), [Edit(4, 4, "y")], Dropped(Reason.OVERLAPPED)),
-        (Edit(3, 8, "x"), [Edit(0, 4, "")], Dropped(Reason.OVERLAPPED)),
-        (Edit(3, 3, "x"), [Edit(1, 5, "")], Dropped(Reason.OUTSIDE)),
+        (Edit(3, 3, "f(x);"), [Edit(3, 3, "f()")], Dropped(DropReason.DIVERGED)),
+        (Edit(3, 3, "x"), [Edit(3, 3, ")")], Dropped(DropReason.DIVERGED)),
+        (Edit(3, 8, "x"), [Edit(4, 4, "y")], Dropped(DropReason.OVERLAPPED)),
+        (Edit(3, 8, "x"), [Edit(0, 4, "")], Dropped(DropReason.OVERLAPPED)),
+        (Edit(3, 3, "x"), [Edit(1, 5, "")], Dropped(DropReason.OUTSIDE)),
         (Edit(3, 3, "x"), [Edit(0, 0, "abc")], Edit(6, 6, "x")),
         (Edit(3, 3, "x"), [Edit(5, 5, "abc")], Edit(3, 3, "x")),
         (Edit(3, 8, "new"), [Edit(3, 3, "n")], Edit(4, 9, "ew")),
@@ -84,7 +84,7 @@ def test_every_outcome_has_its_name(edit: Edit, typed: list[Edit], result: Edit 
 
 def test_one_contradicted_edit_drops_the_whole_suggestion() -> None:
     edits = [Edit(0, 0, "a"), Edit(5, 9, "b")]
-    assert rebase_all(edits, [Edit(6, 7, "")]) == Dropped(Reason.OVERLAPPED)
+    assert rebase_all(edits, [Edit(6, 7, "")]) == Dropped(DropReason.OVERLAPPED)
 
 
 def test_an_edit_already_typed_falls_away_and_the_others_stay() -> None:

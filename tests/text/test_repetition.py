@@ -7,16 +7,24 @@ from pathlib import Path
 import pytest
 
 import keystroke
-from keystroke.text.repetition import LoopWatch, loop_start
+from keystroke.text.repetition import LoopDetector, loop_start
 
 
 @pytest.mark.parametrize("piece", ["more ", "I will.\n", "def f():\n    pass\n\n\n", "x" * 300 + "\n"])
 def test_a_loop_is_cut_to_its_first_round(piece: str) -> None:
-    text = "Once upon a time " + piece * 60
+    start = "Once upon a time "
+    text = start + piece * min(60, 2300 // len(piece))  # all of it is looked at
     at = loop_start(text)
     assert at is not None
-    assert at <= len("Once upon a time ") + len(piece) or text[:at].startswith("Once")
+    assert len(start) < at <= len(start + piece)
     assert text[at:].count(piece) >= 3
+
+
+def test_of_a_text_longer_than_what_is_looked_at_only_the_end_is_cut() -> None:
+    text = "Once upon a time " + ("x" * 300 + "\n") * 60
+    at = loop_start(text)
+    assert at is not None
+    assert len(text) - 2400 < at < len(text) - 3 * 301
 
 
 @pytest.mark.parametrize(
@@ -43,6 +51,6 @@ def test_no_source_file_of_this_project_loops() -> None:
 
 def test_a_stream_is_seen_to_loop_however_it_is_cut() -> None:
     for size in (1, 3, 50, 1000):
-        watch = LoopWatch()
+        watch = LoopDetector()
         text = "The answer is: " + "yes it is. " * 100
-        assert any(watch.looping(text[at : at + size]) for at in range(0, len(text), size)), size
+        assert any(watch.feed(text[at : at + size]) for at in range(0, len(text), size)), size

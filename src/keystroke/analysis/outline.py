@@ -13,10 +13,10 @@ from enum import StrEnum
 
 from ast_grep_py import SgNode
 
-from keystroke.analysis.syntax import tree, walk
+from keystroke.analysis.syntax import parse_tree, walk
 
 
-class Kind(StrEnum):
+class UnitKind(StrEnum):
     FUNCTION = "function"
     CLASS = "class"  # whatever has members: a class, a struct, an interface, an impl, a module
     IMPORTS = "imports"
@@ -24,16 +24,16 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class OutlineUnit:
     """Lines `start` to `end` (excluded). `name` is qualified (`Account.transfer`); empty for imports and
     statements that define nothing. `header` is the first line that defines it, stripped."""
 
-    kind: Kind
+    kind: UnitKind
     name: str
     start: int
     end: int
     header: str = ""
-    members: tuple[Unit, ...] = field(default=())
+    members: tuple[OutlineUnit, ...] = field(default=())
 
     @property
     def short(self) -> str:
@@ -64,25 +64,27 @@ _ASSIGNED = ("assignment", "lexical_declaration", "variable_declaration", "const
              "field_declaration", "property_signature", "preproc_def")  # fmt: skip
 
 
-def outline(text: str, language: str | None) -> tuple[Unit, ...]:
+def outline(text: str, language: str | None) -> tuple[OutlineUnit, ...]:
     """The parts of a file in order; every line that is not blank belongs to one."""
     lines = text.split("\n")
     if language is None:
         return tuple(_by_margin(lines))
-    return tuple(_units(tree(text, language).children(), lines, "", 0, len(lines)))
+    return tuple(_units(parse_tree(text, language).children(), lines, "", 0, len(lines)))
 
 
-def flattened(units: Sequence[Unit]) -> Iterator[Unit]:
+def walk_units(units: Sequence[OutlineUnit]) -> Iterator[OutlineUnit]:
     """Every part and every member, parents first."""
     for unit in units:
         yield unit
-        yield from flattened(unit.members)
+        yield from walk_units(unit.members)
 
 
-def _units(nodes: Sequence[SgNode], lines: list[str], owner: str, floor: int, ceiling: int) -> Iterator[Unit]:
+def _units(
+    nodes: Sequence[SgNode], lines: list[str], owner: str, floor: int, ceiling: int
+) -> Iterator[OutlineUnit]:
     """`floor` and `ceiling`: the lines that are the owner's; a part never takes a line of its neighbour."""
     pending: int | None = None  # where comments above the next definition begin
-    made: list[Unit] = []
+    made: list[OutlineUnit] = []
     for node in nodes:
         if not node.is_named():
             continue  # before its range, which takes as long to find as its line is long
@@ -105,29 +107,29 @@ def _units(nodes: Sequence[SgNode], lines: list[str], owner: str, floor: int, ce
         if last < start:
             continue  # shares its line with the one before
         unit = _unit(node, lines, owner, start, min(last + 1, ceiling))
-        if made and unit.kind is Kind.IMPORTS and made[-1].kind is Kind.IMPORTS:
-            made[-1] = Unit(Kind.IMPORTS, "", made[-1].start, unit.end, made[-1].header)
+        if made and unit.kind is UnitKind.IMPORTS and made[-1].kind is UnitKind.IMPORTS:
+            made[-1] = OutlineUnit(UnitKind.IMPORTS, "", made[-1].start, unit.end, made[-1].header)
         else:
             made.append(unit)
     yield from made
 
 
-def _unit(node: SgNode, lines: list[str], owner: str, start: int, end: int) -> Unit:
+def _unit(node: SgNode, lines: list[str], owner: str, start: int, end: int) -> OutlineUnit:
     inner = _unwrapped(node)
     kind, at = inner.kind(), inner.range().start.line
     header = lines[at].strip()
     if _IMPORTS.match(kind):
-        return Unit(Kind.IMPORTS, "", start, end, header)
+        return OutlineUnit(UnitKind.IMPORTS, "", start, end, header)
     body = _body(inner)
     if _FUNCTIONS.search(kind) or _is_function_value(inner):
-        return Unit(Kind.FUNCTION, _qualified(owner, _function_name(inner)), start, end, header)
+        return OutlineUnit(UnitKind.FUNCTION, _qualified(owner, _function_name(inner)), start, end, header)
     if _CLASSES.search(kind) and body is not None:
         name = _qualified(owner, _name(inner))
         members = tuple(_units(body.children(), lines, name, at + (at < end - 1), end))
-        return Unit(Kind.CLASS, name, start, end, header, members)
+        return OutlineUnit(UnitKind.CLASS, name, start, end, header, members)
     if kind == "module" or (body is not None and kind == "block"):
-        return Unit(Kind.STATEMENT, "", start, end, header)
-    return Unit(Kind.STATEMENT, _qualified(owner, _assigned(inner)), start, end, header)
+        return OutlineUnit(UnitKind.STATEMENT, "", start, end, header)
+    return OutlineUnit(UnitKind.STATEMENT, _qualified(owner, _assigned(inner)), start, end, header)
 
 
 def _unwrapped(node: SgNode) -> SgNode:
@@ -207,7 +209,7 @@ def _qualified(owner: str, name: str) -> str:
     return f"{owner}.{name}" if owner and name else name
 
 
-def _by_margin(lines: list[str]) -> Iterator[Unit]:
+def _by_margin(lines: list[str]) -> Iterator[OutlineUnit]:
     """Parts that begin with a line at the margin after a blank or indented one."""
     starts: list[int] = []
     for number, line in enumerate(lines):
@@ -220,4 +222,4 @@ def _by_margin(lines: list[str]) -> Iterator[Unit]:
         while end > start and not lines[end - 1].strip():
             end -= 1
         words = re.findall(r"[A-Za-z_]\w*", lines[start])
-        yield Unit(Kind.STATEMENT, words[-1] if words else "", start, end, lines[start].strip())
+        yield OutlineUnit(UnitKind.STATEMENT, words[-1] if words else "", start, end, lines[start].strip())

@@ -10,7 +10,7 @@ import textwrap
 import warnings
 
 
-def stubs(text: str) -> list[str]:
+def find_stubs(text: str) -> list[str]:
     """Names of the functions and methods whose body does nothing, in the order of the text."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the text, not of ours

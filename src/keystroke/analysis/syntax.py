@@ -33,7 +33,7 @@ _NOT_BLOCKS = ("object", "dictionary", "dict", "set", "array", "pattern", "strin
                "initializer", "literal", "struct_expression", "hash")  # fmt: skip
 
 
-def spelled(language: str) -> str:
+def language_name(language: str) -> str:
     """A language as people write its name."""
     return _SPELLED.get(language, language.capitalize())
 
@@ -48,15 +48,15 @@ def language_of(path: str | None, editor: str | None = None) -> str | None:
     return _BY_SUFFIX.get(PurePath(path).suffix.lower()) if path else None
 
 
-def tree(text: str, language: str) -> SgNode:
+def parse_tree(text: str, language: str) -> SgNode:
     return SgRoot(text, language).root()
 
 
 def error_count(text: str, language: str) -> int:
-    return len(tree(text, language).find_all(kind="ERROR"))
+    return len(parse_tree(text, language).find_all(kind="ERROR"))
 
 
-def region(text: str, start: int, end: int) -> tuple[int, int]:
+def surrounding_region(text: str, start: int, end: int) -> tuple[int, int]:
     """A part of `text` around [start, end) that begins and ends between top-level lines."""
     first = 0
     if start > _REGION:
@@ -79,10 +79,10 @@ def _top_level(text: str, at: int, *, backwards: bool) -> int:
     return starts[-1] if starts else text.rfind("\n", 0, at) + 1
 
 
-def breaks(text: str, cursor: int, inserted: str, language: str) -> bool:
+def adds_errors(text: str, cursor: int, inserted: str, language: str) -> bool:
     """Whether `inserted` at the cursor adds syntax errors that were not there. An open bracket or block at
     the end of what was typed is no error of the suggestion's."""
-    first, last = region(text, cursor, cursor)
+    first, last = surrounding_region(text, cursor, cursor)
     before, after = text[first:cursor], text[cursor:last]
     was = error_count(before + after, language)
     now = error_count(before + inserted + after, language)
@@ -96,17 +96,17 @@ def opens_block(text: str, end: int, language: str | None) -> bool:
         return False
     if language is None:
         return line.endswith((":", "{"))
-    first, _ = region(text, end, end)
+    first, _ = surrounding_region(text, end, end)
     head = text[first : text.rfind("\n", 0, end) + 1] + line
     at = len(head) - 1
     if language == "python":
         indent = re.match(r"\s*", line)
         assert indent is not None
-        root = tree(f"{head}\n{indent[0]}    pass\n", language)
+        root = parse_tree(f"{head}\n{indent[0]}    pass\n", language)
         leaf = leaf_at(root, at)
         parent = leaf.parent() if leaf is not None else None
         return parent is not None and parent.kind().endswith(("_statement", "_definition", "_clause"))
-    leaf = leaf_at(tree(f"{head}\n{_closing(head)}\n", language), at)
+    leaf = leaf_at(parse_tree(f"{head}\n{_closing(head)}\n", language), at)
     if leaf is None or leaf.kind() in ("comment", "string_content", "string_fragment"):
         return False
     parent = leaf.parent()

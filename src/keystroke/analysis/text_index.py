@@ -37,7 +37,7 @@ class Lexicon:
         self.words: dict[str, int] = {"\n": _NEWLINE}
         self._lines: dict[str, _Line] = {}
 
-    def lexed(self, text: str, *, keep: bool = True) -> Lexed:
+    def lex(self, text: str, *, keep: bool = True) -> Lexed:
         """A text taken apart. `keep`: its lines will be met again soon."""
         numbers, ends = [_EDGE], [_START]
         starts, sizes = [0], [1]
@@ -84,14 +84,14 @@ class Lexed:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class TextContext:
     """The words before a place, and what has been written of the next one (spaces before it included)."""
 
     words: tuple[str, ...]
     begun: str
 
     @classmethod
-    def before(cls, text: str) -> Context:
+    def before(cls, text: str) -> TextContext:
         """The context at the end of `text`."""
         tail = text[-CONTEXT:]
         if len(text) > CONTEXT:
@@ -114,7 +114,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Continuations:
     """What followed the longest context that was found: the rest of each line, and how often."""
 
     length: int
@@ -139,7 +139,7 @@ class TextIndex:
         self._pairs = pairs[self._order]
 
     @classmethod
-    def of(cls, lexicon: Lexicon, texts: Sequence[tuple[str, Lexed]]) -> TextIndex:
+    def build(cls, lexicon: Lexicon, texts: Sequence[tuple[str, Lexed]]) -> TextIndex:
         """Of texts by name, all taken apart by `lexicon`; the later ones are preferred where many match."""
         numbers: list[Numbers] = [np.array([_BREAK], dtype=np.int64)]
         ends: list[Numbers] = [np.array([0], dtype=np.int64)]
@@ -154,7 +154,7 @@ class TextIndex:
         text = "\n".join(lexed.text for _, lexed in texts)
         return cls(lexicon, text, np.concatenate(numbers), np.concatenate(ends), spans)
 
-    def after(self, context: Context, without: str | None = None) -> Seen | None:
+    def find_continuations(self, context: TextContext, without: str | None = None) -> Continuations | None:
         """What followed `context`; None where not even its last words stand anywhere. `without`: the name of
         a text that does not count."""
         if len(context.words) < SHORTEST:
@@ -165,7 +165,7 @@ class TextIndex:
         for length, at in _by_length(self.numbers, places, words):
             followed = self._followed(at, context.begun)
             if followed:
-                return Seen(length + any(map(str.isalnum, context.begun)), followed)
+                return Continuations(length + any(map(str.isalnum, context.begun)), followed)
         return None
 
     def _places(self, first: int, second: int, without: str | None) -> Numbers:

@@ -1,7 +1,4 @@
-"""The bodies that chat, completion and infill clients read.
-
-Shapes only. Which tokens filled them is not known here.
-"""
+"""Response bodies of the chat, completion and infill endpoints."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ class AssistantMessage(Struct, frozen=True):
     reasoning_content: str | UnsetType = UNSET
 
 
-class Delta(Struct, frozen=True):
+class ChatDelta(Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
@@ -75,7 +72,7 @@ class ChatChoice(Struct, frozen=True):
 
 
 class ChunkChoice(Struct, frozen=True):
-    delta: Delta
+    delta: ChatDelta
     finish_reason: str | None = None
     index: int = 0
     logprobs: ChatLogprobs | None = None

@@ -1,7 +1,7 @@
-"""The one place where raw JSON exists: bytes to typed requests, typed events to bytes.
+"""JSON codec of the protocol: bytes to typed requests, typed events to bytes.
 
-One encoder and one decoder per request type, made when the module is imported. A body that does not
-fit its type becomes one sentence naming the field; the decoder's own wording of paths never reaches a user.
+There is one encoder, and one decoder per request type, created on import. A body that does not fit its type
+raises an error whose one sentence names the field; msgspec's wording of paths never reaches a user.
 """
 
 from __future__ import annotations
@@ -39,17 +39,24 @@ _CLIENT_EVENTS: msgspec.json.Decoder[ClientEvent] = msgspec.json.Decoder(ClientE
 _SERVER_EVENTS: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 _LIVE_REQUESTS: msgspec.json.Decoder[LiveRequest] = msgspec.json.Decoder(LiveRequest)
 _LIVE_EVENTS: msgspec.json.Decoder[LiveEvent] = msgspec.json.Decoder(LiveEvent)
-_CREATE = msgspec.json.Decoder(CreateRequest)
-_CHAT = msgspec.json.Decoder(ChatRequest)
-_COMPLETION = msgspec.json.Decoder(CompletionRequest)
-_INFILL = msgspec.json.Decoder(InfillRequest)
-_LOAD = msgspec.json.Decoder(LoadRequest)
-_TASKS: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (TaskCreate, TaskSteer, TaskAnswer, TaskApply, TaskResume)
+_BODIES: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind)
+    for kind in (
+        CreateRequest,
+        ChatRequest,
+        CompletionRequest,
+        InfillRequest,
+        LoadRequest,
+        TaskCreate,
+        TaskSteer,
+        TaskAnswer,
+        TaskApply,
+        TaskResume,
+    )
 }
 _TASK_EVENTS: msgspec.json.Decoder[TaskEvent] = msgspec.json.Decoder(TaskEvent)
 
-# What a socket reads, for the sentence about an event that it does not.
+# Event types that a socket accepts, for the error about an unknown one.
 _READS = {
     "event": "response.create, response.steer, response.cancel and response.resume",
     "live event": "buffer.open, buffer.change, buffer.close, complete, next_edit.ask, feedback, cancel, "
@@ -60,29 +67,24 @@ _PATH = re.compile(r" - at `(key in )?\$\.?(?P<path>[^`]*)`$")
 encode = _encoder.encode
 
 
-def encode_text(event: Any) -> str:
-    """The event as the text of one WebSocket frame."""
-    return _encoder.encode(event).decode()
-
-
 def encode_sse(event: Event) -> bytes:
     """The event as one server-sent event, `event:` and `data:` lines."""
     return b"event: %b\ndata: %b\n\n" % (event_type(event).encode(), _encoder.encode(event))
 
 
 def encode_numbered(event: TaskEvent) -> bytes:
-    """A task's event as one server-sent event whose id is its number, so that a browser can come back."""
+    """A task's event as one server-sent event whose id is its number, so that a browser can resume."""
     kind = event_type(event).encode()
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence_number, kind, _encoder.encode(event))
 
 
 def encode_data(body: Any) -> bytes:
-    """A body as a nameless server-sent event, the form chat and completion clients read."""
+    """A body as a server-sent event without a name, as chat and completion clients read it."""
     return b"data: %b\n\n" % _encoder.encode(body)
 
 
 def encode_comment(body: Any) -> bytes:
-    """A body as a comment between server-sent events: only those who look for it see it."""
+    """A body as a comment between server-sent events, which ordinary clients ignore."""
     return b": %b\n\n" % _encoder.encode(body)
 
 
@@ -123,7 +125,7 @@ def decode_client_event(data: bytes | str) -> ClientEvent:
 
 
 def decode_server_event(data: bytes | str) -> Event:
-    """What a client of ours reads; raises ProtocolError on an event this version does not know."""
+    """An event for our own client. Raises ProtocolError for an event this version does not know."""
     return _decode(_SERVER_EVENTS, data, "event")
 
 
@@ -132,36 +134,16 @@ def decode_live_request(data: bytes | str) -> LiveRequest:
 
 
 def decode_live_event(data: bytes | str) -> LiveEvent:
-    """What a live client reads; raises ProtocolError on an event this version does not know."""
+    """An event for a live client. Raises ProtocolError for an event this version does not know."""
     return _decode(_LIVE_EVENTS, data, "live event")
 
 
-def decode_create(data: bytes) -> CreateRequest:
-    return _decode(_CREATE, data, "request body")
-
-
-def decode_chat(data: bytes) -> ChatRequest:
-    return _decode(_CHAT, data, "request body")
-
-
-def decode_completion(data: bytes) -> CompletionRequest:
-    return _decode(_COMPLETION, data, "request body")
-
-
-def decode_load(data: bytes) -> LoadRequest:
-    return _decode(_LOAD, data, "request body")
-
-
-def decode_infill(data: bytes) -> InfillRequest:
-    return _decode(_INFILL, data, "request body")
-
-
-def decode_task(data: bytes, kind: type[T]) -> T:
-    """The body of a request about a task."""
-    decoder: msgspec.json.Decoder[T] = _TASKS[kind]
+def decode_body(data: bytes, kind: type[T]) -> T:
+    """The body of an HTTP request. Raises InvalidJson, or InputError that names the field."""
+    decoder: msgspec.json.Decoder[T] = _BODIES[kind]
     return _decode(decoder, data, "request body")
 
 
 def decode_task_event(data: bytes | str) -> TaskEvent:
-    """What a client that watches a task reads; ProtocolError on an event this version does not know."""
+    """An event of a task. Raises ProtocolError for an event this version does not know."""
     return _decode(_TASK_EVENTS, data, "event")

@@ -1,7 +1,7 @@
-"""Everything the server may say on a stream, one tagged struct per event.
+"""The server's events on a response stream, one tagged struct per event.
 
-An event is written once and never changed afterwards. `stream_id` is present exactly when the request
-named a stream. Every response ends in one of TERMINAL, and in only one.
+An event never changes after it is created. `stream_id` is present exactly when the request named a stream.
+Every response ends with exactly one event of TERMINAL.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 from keystroke.protocol.items import ChosenToken, Item, OutputItem, OutputText, ReasoningText
 from keystroke.protocol.response import ErrorDetail, Response
 
-Stream = str | UnsetType
+StreamId = str | UnsetType
 
 
 class ResponseEvent(Struct, tag_field="type", kw_only=True):
@@ -21,7 +21,7 @@ class ResponseEvent(Struct, tag_field="type", kw_only=True):
 
     response: Response
     sequence_number: int
-    stream_id: Stream = UNSET
+    stream_id: StreamId = UNSET
 
 
 class Created(ResponseEvent, tag="response.created"):
@@ -52,36 +52,36 @@ class Cancelled(ResponseEvent, tag="response.cancelled"):
     pass
 
 
-class ItemAdded(Struct, tag_field="type", tag="response.output_item.added"):
+class ItemEvent(Struct, tag_field="type"):
     item: OutputItem
     output_index: int
     sequence_number: int
-    stream_id: Stream = UNSET
+    stream_id: StreamId = UNSET
 
 
-class ItemDone(Struct, tag_field="type", tag="response.output_item.done"):
-    item: OutputItem
-    output_index: int
-    sequence_number: int
-    stream_id: Stream = UNSET
+class ItemAdded(ItemEvent, tag="response.output_item.added"):
+    pass
 
 
-class PartAdded(Struct, tag_field="type", tag="response.content_part.added"):
+class ItemDone(ItemEvent, tag="response.output_item.done"):
+    pass
+
+
+class PartEvent(Struct, tag_field="type"):
     item_id: str
     output_index: int
     content_index: int
     part: OutputText | ReasoningText
     sequence_number: int
-    stream_id: Stream = UNSET
+    stream_id: StreamId = UNSET
 
 
-class PartDone(Struct, tag_field="type", tag="response.content_part.done"):
-    item_id: str
-    output_index: int
-    content_index: int
-    part: OutputText | ReasoningText
-    sequence_number: int
-    stream_id: Stream = UNSET
+class PartAdded(PartEvent, tag="response.content_part.added"):
+    pass
+
+
+class PartDone(PartEvent, tag="response.content_part.done"):
+    pass
 
 
 class TextDelta(Struct, tag_field="type", tag="response.output_text.delta"):
@@ -91,7 +91,7 @@ class TextDelta(Struct, tag_field="type", tag="response.output_text.delta"):
     delta: str
     logprobs: list[ChosenToken]
     sequence_number: int
-    stream_id: Stream = UNSET
+    stream_id: StreamId = UNSET
 
 
 class TextDone(Struct, tag_field="type", tag="response.output_text.done"):
@@ -101,7 +101,7 @@ class TextDone(Struct, tag_field="type", tag="response.output_text.done"):
     text: str
     logprobs: list[ChosenToken]
     sequence_number: int
-    stream_id: Stream = UNSET
+    stream_id: StreamId = UNSET
 
 
 class ReasoningDelta(Struct, tag_field="type", tag="response.reasoning_text.delta"):
@@ -110,7 +110,7 @@ class ReasoningDelta(Struct, tag_field="type", tag="response.reasoning_text.delt
     content_index: int
     delta: str
     sequence_number: int
-    stream_id: Stream = UNSET
+    stream_id: StreamId = UNSET
 
 
 class ReasoningDone(Struct, tag_field="type", tag="response.reasoning_text.done"):
@@ -119,15 +119,19 @@ class ReasoningDone(Struct, tag_field="type", tag="response.reasoning_text.done"
     content_index: int
     text: str
     sequence_number: int
-    stream_id: Stream = UNSET
+    stream_id: StreamId = UNSET
 
 
-class ArgumentsDelta(Struct, tag_field="type", tag="response.function_call_arguments.delta"):
+class CallDelta(Struct, tag_field="type"):
     item_id: str
     output_index: int
     delta: str
     sequence_number: int
-    stream_id: Stream = UNSET
+    stream_id: StreamId = UNSET
+
+
+class ArgumentsDelta(CallDelta, tag="response.function_call_arguments.delta"):
+    pass
 
 
 class ArgumentsDone(Struct, tag_field="type", tag="response.function_call_arguments.done"):
@@ -136,15 +140,11 @@ class ArgumentsDone(Struct, tag_field="type", tag="response.function_call_argume
     name: str
     arguments: str
     sequence_number: int
-    stream_id: Stream = UNSET
+    stream_id: StreamId = UNSET
 
 
-class ToolInputDelta(Struct, tag_field="type", tag="response.custom_tool_call_input.delta"):
-    item_id: str
-    output_index: int
-    delta: str
-    sequence_number: int
-    stream_id: Stream = UNSET
+class ToolInputDelta(CallDelta, tag="response.custom_tool_call_input.delta"):
+    pass
 
 
 class ToolInputDone(Struct, tag_field="type", tag="response.custom_tool_call_input.done"):
@@ -152,7 +152,7 @@ class ToolInputDone(Struct, tag_field="type", tag="response.custom_tool_call_inp
     output_index: int
     input: str
     sequence_number: int
-    stream_id: Stream = UNSET
+    stream_id: StreamId = UNSET
 
 
 class SteerRef(Struct, frozen=True):
@@ -161,7 +161,7 @@ class SteerRef(Struct, frozen=True):
 
 
 class SteerReturned(Struct, frozen=True, omit_defaults=True):
-    """Steering input that was not used, given back."""
+    """Steering input that was not used, returned to the client."""
 
     previous_response_id: str
     input: str | list[Item]
@@ -177,7 +177,7 @@ class RequiredInput(Struct, frozen=True, omit_defaults=True):
 class SteerAccepted(Struct, tag_field="type", tag="response.steer.accepted"):
     steer: SteerRef
     sequence_number: int
-    stream_id: Stream = UNSET
+    stream_id: StreamId = UNSET
 
 
 class SteerPending(Struct, tag_field="type", tag="response.steer.pending"):
@@ -185,7 +185,7 @@ class SteerPending(Struct, tag_field="type", tag="response.steer.pending"):
     required_input: list[RequiredInput]
     sequence_number: int
     reason: str = "waiting_for_required_input"
-    stream_id: Stream = UNSET
+    stream_id: StreamId = UNSET
 
 
 class SteerError(Struct, frozen=True):
@@ -198,15 +198,15 @@ class SteerFailed(Struct, tag_field="type", tag="response.steer.failed"):
     steer: SteerReturned
     error: SteerError
     sequence_number: int
-    stream_id: Stream = UNSET
+    stream_id: StreamId = UNSET
 
 
 class ErrorEvent(Struct, tag_field="type", tag="error"):
-    """A request that never became a response, or a frame that could not be read. `status` is always there."""
+    """A request that never became a response, or a frame that could not be read."""
 
     status: int
     error: ErrorDetail
-    stream_id: Stream = UNSET
+    stream_id: StreamId = UNSET
     headers: dict[str, str] | UnsetType = UNSET
 
 

@@ -1,7 +1,6 @@
-"""Errors only the wire knows, each a leaf of the common tree.
+"""Errors of the protocol, and the mapping from any error to the wire's error body.
 
-A fault adds a wire code (and sometimes a status) that clients already understand to an error class
-that exists; it adds no behaviour. The mapping from any error to the wire's error body lives here too.
+Each class only adds a wire code (and sometimes a status) that clients know to a class of `errors.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from keystroke.protocol.response import ErrorDetail
 
 
 class PreviousResponseNotFound(NotFound):
-    """Clients answer this one by sending the full input again."""
+    """Clients react by sending the full input again."""
 
     code = "previous_response_not_found"
     status = 400
@@ -39,7 +38,7 @@ class ModelNotFound(NotFound):
 
 
 class NoSuitableModel(UsageError):
-    """No model here, or not the named one, can do what was asked."""
+    """No model, or not the named one, can serve the request."""
 
     code = "model_not_suitable"
 
@@ -53,7 +52,7 @@ class StreamLimitReached(ProtocolError):
 
 
 class ConnectionLimitReached(ProtocolError):
-    """The connection lived as long as one may; the client opens the next."""
+    """The connection reached its maximum lifetime; the client opens a new one."""
 
     code = "websocket_connection_limit_reached"
 
@@ -66,20 +65,20 @@ class InvalidJson(ProtocolError):
     code = "invalid_json"
 
 
-class TooLarge(ProtocolError):
+class RequestTooLarge(ProtocolError):
     code = "request_too_large"
     status = 413
 
 
 class SlowClient(EngineError):
-    """The reader stood still for so long that its answer was stopped."""
+    """The client read too slowly, so its response was stopped."""
 
     code = "slow_client"
     status = 408
 
 
 def error_type(error: KeystrokeError) -> str:
-    """The OpenAI family of an error: what SDKs switch on before they look at the code."""
+    """The OpenAI error type, which SDKs check before the code."""
     if isinstance(error, RateLimited):
         return "rate_limit_error"
     if isinstance(error, Unauthorized):
@@ -91,5 +90,5 @@ def error_type(error: KeystrokeError) -> str:
     return "server_error"
 
 
-def detail(error: KeystrokeError) -> ErrorDetail:
+def error_detail(error: KeystrokeError) -> ErrorDetail:
     return ErrorDetail(type=error_type(error), code=error.code, message=error.message, param=error.param)

@@ -1,7 +1,7 @@
-"""What a conversation is made of: the items a client sends and the items a response gives back.
+"""Items of a conversation: those a client sends and those a response returns.
 
-These are values. Input is read leniently (one shape with optional fields; unknown fields and item
-types do no harm) because clients differ; output is written strictly, one tagged type per kind.
+Input is decoded leniently (one struct with optional fields; unknown fields and item types are ignored),
+because clients differ. Output is strict: one tagged struct per kind.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 
-class Part(Struct, omit_defaults=True, frozen=True):
+class ContentPart(Struct, omit_defaults=True, frozen=True):
     """A piece of content. Only text is used, whether the part is input, output or a refusal."""
 
     type: str = "input_text"
@@ -25,14 +25,14 @@ class Item(Struct, omit_defaults=True, frozen=True):
     type: str = "message"
     id: str | None = None
     role: str | None = None
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     status: str | None = None
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
-    output: str | list[Part] | dict[str, Any] | None = None
+    output: str | list[ContentPart] | dict[str, Any] | None = None
     phase: str | None = None
 
 
@@ -109,7 +109,7 @@ class CustomToolCall(Struct, tag_field="type", tag="custom_tool_call"):
 OutputItem = Message | Reasoning | FunctionCall | CustomToolCall
 
 
-def text_of(content: str | list[Part] | None) -> str:
+def content_text(content: str | list[ContentPart] | None) -> str:
     """The plain text of a content field, parts joined."""
     if content is None:
         return ""
@@ -122,10 +122,10 @@ def as_input(item: OutputItem) -> Item:
     """The item as a client would send it back in a later turn."""
     if isinstance(item, Message):
         text = "".join(part.text for part in item.content)
-        return Item(role="assistant", content=[Part(type="output_text", text=text)])
+        return Item(role="assistant", content=[ContentPart(type="output_text", text=text)])
     if isinstance(item, Reasoning):
         return Item(
-            type="reasoning", content=[Part(type="reasoning_text", text=p.text) for p in item.content]
+            type="reasoning", content=[ContentPart(type="reasoning_text", text=p.text) for p in item.content]
         )
     if isinstance(item, FunctionCall):
         return Item(type="function_call", call_id=item.call_id, name=item.name, arguments=item.arguments)

@@ -1,10 +1,9 @@
-"""The live channel's words: buffers mirrored key by key, suggestions, next edits and findings about them.
+"""Messages of the live channel: mirrored buffers, suggestions, next edits and findings.
 
-Offsets count code points of the buffer's text (a JavaScript client converts from UTF-16; Python and Rust
-have them as they are). A change says which version it starts from; its edits happen one after another, each
-counted in the text the one before it left. Every `complete` ends in exactly one `suggestion` that is `done`,
-one `not_shown` or one `error` with its id; where a larger model reads along, a
-`suggestion.revised` may follow.
+Offsets count code points of the buffer's text (a JavaScript client converts from UTF-16). A change names the
+version it starts from; its edits apply one after another, each to the text that the previous one left. Every
+`complete` ends with exactly one `suggestion` that is `done`, one `not_shown` or one `error` with its id; if a
+larger model is configured, a `suggestion.revised` may follow.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Outcome = Literal["shown", "accepted", "partial", "dismissed"]
 Extent = Literal["auto", "line", "block"]
 
 
-class Delta(Struct, frozen=True):
+class BufferEdit(Struct, frozen=True):
     """Replace [start, end) by `text`."""
 
     start: Offset
@@ -33,13 +32,13 @@ class Delta(Struct, frozen=True):
     text: str
 
 
-# What a client says
+# Requests of a client
 
 
 class BufferOpen(Struct, tag_field="type", tag="buffer.open", kw_only=True):
-    """Open a buffer, or replace all of one that is open; its context is warmed at once. `path`: where the
-    file lies, in the workspace `root`; both only serve to find rules, imports and a language. `cursor`: where
-    the user is, so that the context is warmed there."""
+    """Open a buffer, or replace the text of an open one; its context is warmed up at once. `path`: the file's
+    path in the workspace `root`; both are only used to find rules, imports and the language. `cursor`: the
+    position to warm up."""
 
     buffer: BufferName
     text: str
@@ -51,19 +50,19 @@ class BufferOpen(Struct, tag_field="type", tag="buffer.open", kw_only=True):
 
 
 class BufferChange(Struct, tag_field="type", tag="buffer.change", kw_only=True):
-    """`base`: the version the edits start from; `version`: the one they lead to, above it. `cursor`: where
-    the user types on, if that is known; then the answer is begun before it is asked for."""
+    """`base`: the version the edits start from; `version`: the higher one they lead to. `cursor`: where the
+    user types, if known; then a completion is started before it is requested."""
 
     buffer: BufferName
     base: Version
     version: Version
-    edits: Annotated[list[Delta], Meta(max_length=MAX_DELTAS)]
+    edits: Annotated[list[BufferEdit], Meta(max_length=MAX_DELTAS)]
     cursor: Offset | None = None
 
 
 class BufferCursor(Struct, tag_field="type", tag="buffer.cursor", kw_only=True):
-    """The user went there without typing: the context is warmed for the key to come. Never answered; about
-    another version than the mirrored one it means nothing."""
+    """The cursor moved without typing: the context there is warmed up. Never answered, and ignored for another
+    version than the mirrored one."""
 
     buffer: BufferName
     version: Version
@@ -74,31 +73,33 @@ class BufferClose(Struct, tag_field="type", tag="buffer.close", kw_only=True):
     buffer: BufferName
 
 
-class Complete(Struct, tag_field="type", tag="complete", kw_only=True):
-    """Ask for the text at `cursor`. A newer request of the same buffer takes the place of an older one.
-    `invoked`: the user asked by hand, so nothing is held back for calm's sake. `selected`: what the editor's
-    own list would put there; the suggestion replaces the same span, begins with the same text and goes on."""
+class BufferRequest(Struct, tag_field="type", kw_only=True):
+    """A request about one version of a buffer."""
 
     id: RequestId
     buffer: BufferName
     version: Version
+
+
+class Complete(BufferRequest, tag="complete", kw_only=True):
+    """Request the text at `cursor`. A newer request of the same buffer supersedes an older one. `invoked`: the
+    user requested it explicitly, so the gate withholds nothing. `selected`: the selected item of the editor's
+    own list; the suggestion replaces the same span and begins with the same text."""
+
     cursor: Offset
     invoked: bool = False
     extent: Extent = "auto"
-    selected: Delta | None = None
+    selected: BufferEdit | None = None
 
 
-class NextEditAsk(Struct, tag_field="type", tag="next_edit.ask", kw_only=True):
-    """Ask where to change next, now. Without asking, `next_edit` events come after changes."""
+class NextEditAsk(BufferRequest, tag="next_edit.ask", kw_only=True):
+    """Request the next edit now. `next_edit` events also follow changes without a request."""
 
-    id: RequestId
-    buffer: BufferName
-    version: Version
     cursor: Offset
 
 
 class Feedback(Struct, tag_field="type", tag="feedback", kw_only=True):
-    """What became of a suggestion or a next edit. `length`: characters taken by a partial acceptance."""
+    """The outcome of a suggestion or a next edit. `length`: characters accepted by a partial acceptance."""
 
     id: RequestId
     buffer: BufferName
@@ -106,18 +107,14 @@ class Feedback(Struct, tag_field="type", tag="feedback", kw_only=True):
     length: Offset = 0
 
 
-class Cancel(Struct, tag_field="type", tag="cancel", kw_only=True):
+class CancelRequest(Struct, tag_field="type", tag="cancel", kw_only=True):
     """Stop a request. It ends with `not_shown`, reason "cancelled"."""
 
     id: RequestId
 
 
-class ProblemsAsk(Struct, tag_field="type", tag="problems.ask", kw_only=True):
-    """Ask what would not run: syntax, undefined names, wrong imports. Answered by `problems`."""
-
-    id: RequestId
-    buffer: BufferName
-    version: Version
+class ProblemsAsk(BufferRequest, tag="problems.ask", kw_only=True):
+    """Request syntax errors, undefined names and wrong imports. Answered by `problems`."""
 
 
 Refactoring = Literal[
@@ -125,26 +122,20 @@ Refactoring = Literal[
 ]
 
 
-class RefactorAsk(Struct, tag_field="type", tag="refactor.ask", kw_only=True):
-    """Ask for a refactoring of what lies at [start, end). Answered by `changes`. `name`: the new name, or for
+class RefactorAsk(BufferRequest, tag="refactor.ask", kw_only=True):
+    """Request a refactoring of the code at [start, end). Answered by `changes`. `name`: the new name, or for
     `move` the module to move to, or for `change_signature` the new parameter list."""
 
-    id: RequestId
-    buffer: BufferName
-    version: Version
     kind: Refactoring
     start: Offset
     end: Offset
     name: str = ""
 
 
-class EditAsk(Struct, tag_field="type", tag="edit.ask", kw_only=True):
-    """Ask a model for a minimal edit of the lines of [start, end), or of the whole buffer where they are
-    equal. Answered by `changes`; needs a model that follows instructions."""
+class EditAsk(BufferRequest, tag="edit.ask", kw_only=True):
+    """Request a minimal edit of the lines of [start, end), or of the whole buffer if they are equal, from a
+    model that follows instructions. Answered by `changes`."""
 
-    id: RequestId
-    buffer: BufferName
-    version: Version
     start: Offset
     end: Offset
     instruction: Annotated[str, Meta(min_length=1, max_length=20_000)]
@@ -158,18 +149,18 @@ LiveRequest = (
     | Complete
     | NextEditAsk
     | Feedback
-    | Cancel
+    | CancelRequest
     | ProblemsAsk
     | RefactorAsk
     | EditAsk
 )
 
 
-# What the server says
+# Events of the server
 
 
 class LiveReceipt(Struct, frozen=True, kw_only=True):
-    """Where the time of one key went. A suggestion typed through, or from the cache, computed nothing."""
+    """Tokens and times of one request. A suggestion that was typed through or cached computed nothing."""
 
     model: str = ""
     source: Literal["computed", "continued", "typed_through", "cached", "none"] = "computed"
@@ -184,8 +175,8 @@ class LiveReceipt(Struct, frozen=True, kw_only=True):
 
 
 class Ready(Struct, tag_field="type", tag="ready", kw_only=True):
-    """The buffer is mirrored and its context is warm. `warm` False: it is not, and `note` says why: this
-    model or file gets no completions, or the server could not warm it yet (`queue_full`, say); a key will."""
+    """The buffer is mirrored and its context is warm. If `warm` is False, `note` says why: this model or file
+    gets no completions, or the server could not warm it up yet (for example `queue_full`)."""
 
     buffer: str
     version: int
@@ -196,20 +187,25 @@ class Ready(Struct, tag_field="type", tag="ready", kw_only=True):
 
 
 class Resync(Struct, tag_field="type", tag="resync", kw_only=True):
-    """The mirror cannot follow: send `buffer.open` with the whole text. `have`: the version mirrored."""
+    """The mirror is out of step: send `buffer.open` with the whole text. `have`: the mirrored version."""
 
     buffer: str
     reason: Literal["unknown_buffer", "version_gap", "bad_edit", "evicted"]
     have: int | None = None
 
 
-class Suggestion(Struct, tag_field="type", tag="suggestion", kw_only=True):
-    """Replace [start, end) by `text` in version `version`; most often an insertion at the cursor. Not `done`:
-    more lines may follow under the same id; each such event carries the whole text so far."""
+class BufferAnswer(Struct, tag_field="type", kw_only=True):
+    """`id` is the request's; a next edit that nobody requested has one of its own."""
 
     id: str
     buffer: str
     version: int
+
+
+class Suggestion(BufferAnswer, tag="suggestion", kw_only=True):
+    """Replace [start, end) by `text` in version `version`; most often an insertion at the cursor. Not `done`:
+    more lines may follow under the same id; each such event carries the whole text so far."""
+
     start: int
     end: int
     text: str
@@ -219,12 +215,9 @@ class Suggestion(Struct, tag_field="type", tag="suggestion", kw_only=True):
     receipt: LiveReceipt = LiveReceipt()
 
 
-class NotShown(Struct, tag_field="type", tag="not_shown", kw_only=True):
-    """There is nothing to show, and why. `hidden`: what was made but held back, for whoever wants to look."""
+class NotShown(BufferAnswer, tag="not_shown", kw_only=True):
+    """Nothing is shown, with the reason. `hidden`: the text that was computed but withheld."""
 
-    id: str
-    buffer: str
-    version: int
     reason: str
     hidden: str = ""
     receipt: LiveReceipt = LiveReceipt()
@@ -233,14 +226,11 @@ class NotShown(Struct, tag_field="type", tag="not_shown", kw_only=True):
 Verdict = Literal["confirmed", "lengthened", "replaced", "offered"]
 
 
-class SuggestionRevised(Struct, tag_field="type", tag="suggestion.revised", kw_only=True):
-    """What a larger model made of a request that has ended, at most once for each and only while its version
-    stands: [start, end) should be replaced by `text`. `confirmed`: by what was shown; `lengthened`: by that
-    and more; `replaced`: by something else, of which it is sure; `offered`: nothing was shown before."""
+class SuggestionRevised(BufferAnswer, tag="suggestion.revised", kw_only=True):
+    """A larger model's answer to a request that has ended, at most one for each and only while its version is
+    current: replace [start, end) by `text`. `confirmed`: the text that was shown; `lengthened`: that text and
+    more; `replaced`: another text with high confidence; `offered`: nothing was shown before."""
 
-    id: str  # the request's
-    buffer: str
-    version: int
     verdict: Verdict
     start: int
     end: int
@@ -250,7 +240,7 @@ class SuggestionRevised(Struct, tag_field="type", tag="suggestion.revised", kw_o
     receipt: LiveReceipt = LiveReceipt()
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class NextEditChange(Struct, frozen=True, kw_only=True):
     """One edit of a suggestion that may reach into other buffers."""
 
     buffer: str
@@ -259,22 +249,20 @@ class Change(Struct, frozen=True, kw_only=True):
     text: str
 
 
-class NextEdit(Struct, tag_field="type", tag="next_edit", kw_only=True):
-    """Jump to `change`, and take it. `others`: the rest of the same intent, in order. Rebased while the user
-    types: a later event with the same id takes this one's place. `answers`: the asks it answers."""
+class NextEdit(BufferAnswer, tag="next_edit", kw_only=True):
+    """A proposed edit elsewhere. `buffer`: where the change that led to it was made. `others`: further edits of
+    the same intent, in order. Rebased while the user types: a later event with the same id replaces this one.
+    `answers`: ids of the requests it answers."""
 
-    id: str
-    buffer: str  # the buffer whose change led here
-    version: int
     cause: str  # "rename", "repeat", "signature", "model"
     title: str
-    change: Change
-    others: list[Change] = []
+    change: NextEditChange
+    others: list[NextEditChange] = []
     answers: list[str] = []
 
 
 class NextEditDropped(Struct, tag_field="type", tag="next_edit.dropped", kw_only=True):
-    """An offer is gone (`id` is its own), or nothing is offered to an ask (`id` is the ask's); and why."""
+    """A proposal is withdrawn (`id` is its own), or a request gets none (`id` is the request's)."""
 
     id: str
     buffer: str
@@ -283,7 +271,7 @@ class NextEditDropped(Struct, tag_field="type", tag="next_edit.dropped", kw_only
 
 class LiveFix(Struct, frozen=True, kw_only=True):
     title: str
-    edits: list[Delta]
+    edits: list[BufferEdit]
 
 
 class LiveFinding(Struct, frozen=True, kw_only=True):
@@ -295,7 +283,7 @@ class LiveFinding(Struct, frozen=True, kw_only=True):
     end: int
     origin: str = ""
     fixes: list[LiveFix] = []
-    suggestions: list[LiveFix] = []  # only the direction is known: a client shows them under that word
+    suggestions: list[LiveFix] = []  # not proved; a client labels them as suggestions
 
 
 class Diagnostics(Struct, tag_field="type", tag="diagnostics", kw_only=True):
@@ -318,12 +306,9 @@ class Problem(Struct, frozen=True, kw_only=True):
     fixes: list[LiveFix] = []
 
 
-class Problems(Struct, tag_field="type", tag="problems", kw_only=True):
+class Problems(BufferAnswer, tag="problems", kw_only=True):
     """All problems of this version; they replace the earlier ones."""
 
-    id: str
-    buffer: str
-    version: int
     problems: list[Problem]
     elapsed_ms: float = 0.0
 
@@ -332,17 +317,14 @@ class FileEdits(Struct, frozen=True, kw_only=True):
     """Edits of one text, all at once: offsets count in the text before them. `buffer` where it is open, else
     `path`, and the text is the file's."""
 
-    edits: list[Delta]
+    edits: list[BufferEdit]
     buffer: str | None = None
     path: str | None = None
 
 
-class Changes(Struct, tag_field="type", tag="changes", kw_only=True):
-    """What a refactoring or an edit would do, to be made by the client as one step. Empty: nothing to do."""
+class Changes(BufferAnswer, tag="changes", kw_only=True):
+    """The edits of a refactoring or an edit request; the client applies them as one step. May be empty."""
 
-    id: str
-    buffer: str
-    version: int
     title: str
     files: list[FileEdits]
 

@@ -1,7 +1,7 @@
-"""What clients may ask: Responses, chat, completions and infill bodies, and the WebSocket's client events.
+"""Requests: the bodies of responses, chat, completions and infill, and the WebSocket's client events.
 
 Bounds that do not depend on a model are part of the type, so the codec, the JSON Schema and the OpenAPI
-document state the same rule once. Unknown fields are ignored: clients are newer than servers.
+document state each rule once. Unknown fields are ignored, because clients may be newer than servers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from keystroke.protocol.items import Item, Part, Tool
+from keystroke.protocol.items import ContentPart, Item, Tool
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
@@ -26,48 +26,78 @@ PriorityName = Literal["ghost", "next_edit", "edit", "audit", "chat", "backgroun
 
 
 class Prediction(Struct, frozen=True):
-    """Output the client expects; it becomes the draft, so that what was right costs almost nothing."""
+    """Output the client expects. It becomes the draft, so the parts that are right cost almost nothing."""
 
-    content: str | list[Part]
+    content: str | list[ContentPart]
     type: str = "content"
 
 
-class CreateRequest(Struct, kw_only=True):
-    """The body of `POST /v1/responses`. `stop`, `seed`, `top_k`, `priority` and `buffer` are extensions."""
+class StreamOptions(Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class SamplingFields(Struct, kw_only=True):
+    """Fields of every request that generates text."""
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+    stream: bool | None = None
+    buffer: Name | None = None
+
+
+class GenerationFields(SamplingFields, kw_only=True):
+    """Fields that responses, chat and completions share. `top_k`, `seed`, `stop`, `structured_outputs` (as in
+    vLLM), `priority`, `drafts` and `buffer` are extensions where the API of a request does not have them."""
 
     model: Name = "auto"
+    service_tier: Tier | None = None
+    prediction: Prediction | None = None
+    structured_outputs: dict[str, Any] | None = None
+    user: str | None = None
+    priority: PriorityName | None = None
+    lane: PriorityName | None = None  # the older name of `priority`
+    drafts: bool | None = None  # False: decode without drafts; the text is the same
+
+
+class ConstraintFields(GenerationFields, kw_only=True):
+    """Fields that chat and completions share: limits, and constraints as llama.cpp and vLLM name them."""
+
+    max_tokens: Tokens | None = None
+    n: Annotated[int, Meta(ge=1, le=1)] | None = None
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+
+class CreateRequest(GenerationFields, kw_only=True):
+    """The body of `POST /v1/responses`."""
+
     input: str | list[Item] | None = None
     instructions: str | None = None
     previous_response_id: Name | None = None
     tools: list[Tool] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    seed: Seed | None = None
-    stop: Stop | None = None
-    max_output_tokens: Tokens | None = None
     top_logprobs: Logprobs | None = None
+    max_output_tokens: Tokens | None = None
     include: list[str] | None = None
     store: bool | None = None
-    stream: bool | None = None
     background: bool | None = None
     conversation: Any = None
     metadata: dict[str, str] | None = None
     reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     truncation: str | None = None
-    service_tier: Tier | None = None
-    prediction: Prediction | None = None
-    structured_outputs: dict[str, Any] | None = None  # as vLLM takes it
     prompt_cache_key: str | None = None
-    user: str | None = None
-    priority: PriorityName | None = None
-    lane: PriorityName | None = None  # the older name of `priority`
-    drafts: bool | None = None  # False: decode without drafts; the text is the same
-    buffer: Name | None = None
-    # Whether the answer goes on for a while when its connection breaks, to be taken up again; else it stops.
+    # "continue": the response goes on for a while after its connection breaks and can be resumed.
     on_disconnect: Literal["cancel", "continue"] | None = None
 
 
@@ -90,8 +120,8 @@ class ResponseCancel(Struct, tag_field="type", tag="response.cancel", kw_only=Tr
 
 
 class ResponseResume(Struct, tag_field="type", tag="response.resume", kw_only=True):
-    """Our extension: take up a response whose connection broke, behind the event of this number (-1: from its
-    first). `stream_id` is the one it was asked for on."""
+    """Our extension: resume a response whose connection broke, after the event of this number (-1: from the
+    first). `stream_id` is the one it was requested on."""
 
     response_id: Name
     starting_after: Annotated[int, Meta(ge=-1)] = -1
@@ -114,7 +144,7 @@ class ChatToolCall(Struct, frozen=True):
 
 class ChatMessage(Struct, frozen=True):
     role: Annotated[str, Meta(max_length=32)]
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ChatToolCall] | None = None
     tool_call_id: str | None = None
@@ -139,82 +169,28 @@ class ChatTool(Struct, frozen=True):
     custom: ChatCustomTool | None = None
 
 
-class StreamOptions(Struct, frozen=True):
-    include_usage: bool | None = None
-
-
-class ChatRequest(Struct, kw_only=True):
+class ChatRequest(ConstraintFields, kw_only=True):
     """The body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
-    model: Name = "auto"
     tools: list[ChatTool] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    seed: Seed | None = None
-    stop: Stop | None = None
-    max_tokens: Tokens | None = None
-    max_completion_tokens: Tokens | None = None
-    n: Annotated[int, Meta(ge=1, le=1)] | None = None
-    logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    service_tier: Tier | None = None
-    prediction: Prediction | None = None
-    response_format: dict[str, Any] | None = None
-    grammar: str | None = None  # as llama.cpp takes them, and json_schema
-    json_schema: dict[str, Any] | None = None
-    guided_json: Any = None  # as vLLM takes them, and those below
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    structured_outputs: dict[str, Any] | None = None
-    user: str | None = None
-    priority: PriorityName | None = None
-    lane: PriorityName | None = None  # the older name of `priority`
-    drafts: bool | None = None  # False: decode without drafts; the text is the same
-    buffer: Name | None = None
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = None
 
 
-class CompletionRequest(Struct, kw_only=True):
-    """The body of `POST /v1/completions`. With `suffix` the model fills the middle."""
+class CompletionRequest(ConstraintFields, kw_only=True):
+    """The body of `POST /v1/completions`. With `suffix` the model fills in the middle."""
 
     prompt: str | Annotated[list[str], Meta(min_length=1, max_length=1)] = ""
     suffix: str | None = None
-    model: Name = "auto"
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    seed: Seed | None = None
-    stop: Stop | None = None
-    max_tokens: Tokens | None = None
-    n: Annotated[int, Meta(ge=1, le=1)] | None = None
     logprobs: Logprobs | None = None
     echo: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    service_tier: Tier | None = None
-    prediction: Prediction | None = None
-    response_format: dict[str, Any] | None = None
-    grammar: str | None = None  # as llama.cpp takes them, and json_schema
-    json_schema: dict[str, Any] | None = None
-    guided_json: Any = None  # as vLLM takes them, and those below
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    structured_outputs: dict[str, Any] | None = None
-    user: str | None = None
-    priority: PriorityName | None = None
-    lane: PriorityName | None = None  # the older name of `priority`
-    drafts: bool | None = None  # False: decode without drafts; the text is the same
-    buffer: Name | None = None
-    # The prompt is what lies around a cursor, cut to this many tokens; a half word before it is said again.
+    # The prompt is the text around a cursor, cut to this many tokens; a half word before it is healed.
     context: Annotated[int, Meta(ge=16, le=1 << 20)] | None = None
-    lines: Annotated[int, Meta(ge=0, le=10_000)] | None = None  # then it ends after so many; 0: after a block
+    lines: Annotated[int, Meta(ge=0, le=10_000)] | None = None  # stop after so many; 0: after a block
     literal: bool | None = None  # what looks like a control token in the prompt is text
 
 
@@ -223,7 +199,7 @@ class InfillExtra(Struct, frozen=True):
     filename: str = ""
 
 
-class InfillRequest(Struct, kw_only=True):
+class InfillRequest(SamplingFields, kw_only=True):
     """The body of `POST /infill`, as llama.vim and llama.vscode send it."""
 
     input_prefix: str = ""
@@ -235,16 +211,9 @@ class InfillRequest(Struct, kw_only=True):
     n_indent: Annotated[int, Meta(ge=0, le=1000)] | None = None
     t_max_prompt_ms: Annotated[float, Meta(ge=0)] | None = None
     t_max_predict_ms: Annotated[float, Meta(ge=0)] | None = None
-    temperature: Temperature | None = None
-    top_k: TopK | None = None
-    top_p: TopP | None = None
-    seed: Seed | None = None
-    stop: Stop | None = None
-    stream: bool | None = None
     cache_prompt: bool | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
-    buffer: Name | None = None
 
 
 def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""The response object and what hangs on it: usage, the receipt, the route taken, the error.
+"""The response object with its usage, receipt, routing and error.
 
-Field names and nesting are those that OpenAI clients read; `receipt`, `routing`, `shortened` and
-`queue_position` are ours and ride along as extra fields that other clients ignore.
+Field names and nesting are those of the OpenAI API; `receipt`, `routing`, `shortened` and `queue_position`
+are extensions that other clients ignore.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Routing(Struct, frozen=True):
 
 
 class Shortened(Struct, frozen=True):
-    """What a small model was not shown of the request: tools by name, and blocks of system text by theirs."""
+    """Parts of the request that a small model was not shown: names of tools and of system text blocks."""
 
     tools: list[str] = []
     blocks: list[str] = []

@@ -1,7 +1,6 @@
 """JSON Schema of the wire, generated from the types: `python -m keystroke.protocol.schema schema/`.
 
-The types are the source. The files under `schema/` are written by this module and by nobody else; a test
-compares them, so they cannot drift.
+The files under `schema/` are written by this module only; a test compares them with the types.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ DOCUMENTS: dict[str, tuple[Any, ...]] = {
         chat.TextCompletion,
         chat.Infill,
         response.ErrorBody,
-        status.Status,
+        status.GatewayStatus,
         status.LoadStep,
-        status.Waiting,
+        status.WaitingNotice,
     ),
     "task_requests": (
         tasks.TaskCreate,

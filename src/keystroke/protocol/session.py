@@ -1,8 +1,7 @@
-"""One connection's memory and rules: streams, their order, their limits, and what each stream said last.
+"""State of one WebSocket connection: its streams, their order and limits, and the last turn of each.
 
-Sans-I/O. Frames and endings go in; actions come out (start this, stop that, send this event). Whoever
-owns the socket carries them out. It knows no model and no scheduler; what a finished turn is to the
-gateway stays an opaque value here.
+Sans-I/O: frames and ends of responses go in; actions come out (start, steer, cancel, send an event), which the
+owner of the socket carries out. A finished turn is an opaque value here.
 """
 
 from __future__ import annotations
@@ -16,50 +15,50 @@ from msgspec import UNSET
 
 from keystroke.errors import Interrupted, KeystrokeError, QueueFull
 from keystroke.protocol import codec, events
-from keystroke.protocol.faults import InvalidStreamId, StreamLimitReached, detail
+from keystroke.protocol.faults import InvalidStreamId, StreamLimitReached, error_detail
 from keystroke.protocol.requests import ResponseCancel, ResponseCreate, ResponseResume, ResponseSteer
 
 STREAM_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Begin this response now. `stream` is the connection stream it occupies until `ended(stream)`."""
+class StartResponse:
+    """Start this response now. It occupies `stream` until `end_response(stream)`."""
 
     request: ResponseCreate
     stream: str
 
 
 @dataclass(frozen=True, slots=True)
-class Steer:
+class SteerResponse:
     request: ResponseSteer
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelResponse:
     """Stop this response; None: every response of the connection."""
 
     response_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
-    """Take up this response. `stream` is occupied from now on until `ended(stream)`."""
+class ResumeResponse:
+    """Resume this response. It occupies `stream` until `end_response(stream)`."""
 
     request: ResponseResume
     stream: str
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendEvent:
     event: events.Event
 
 
-Action = Start | Steer | Cancel | Resume | Send
+Action = StartResponse | SteerResponse | CancelResponse | ResumeResponse | SendEvent
 
 
 @dataclass(slots=True)
-class Stream:
+class StreamQueue:
     """A FIFO of requests of which at most one runs, and the turn it finished last."""
 
     stream_id: str | None
@@ -82,28 +81,28 @@ class SessionLimits:
 class ConnectionSession:
     def __init__(self, limits: SessionLimits | None = None) -> None:
         self.limits = limits or SessionLimits()
-        self._streams: dict[str, Stream] = {"": Stream(None)}
+        self._streams: dict[str, StreamQueue] = {"": StreamQueue(None)}
         self._running = 0
         self._detached = 0
 
-    def receive(self, frame: str | bytes) -> list[Action]:
-        """One frame from the client. A frame that breaks a rule costs an error event, not the connection."""
+    def handle_frame(self, frame: str | bytes) -> list[Action]:
+        """Handle one frame from the client. An invalid frame yields an error event; the connection stays open."""
         try:
             event = codec.decode_client_event(frame)
             if isinstance(event, ResponseCreate):
                 return self._create(event)
             if isinstance(event, ResponseSteer):
-                return [Steer(event)]
+                return [SteerResponse(event)]
             if isinstance(event, ResponseResume):
                 return self._resume(event)
             assert isinstance(event, ResponseCancel)
             return self._cancel(event)
         except KeystrokeError as error:
-            return [Send(error_event(error))]
+            return [SendEvent(error_event(error))]
 
-    def ended(self, stream: str, response_id: str | None, turn: Any) -> list[Action]:
-        """The response on `stream` ended. `turn` is what a continuation needs; None (it failed) forgets
-        what the stream remembered, so the client is told to send its full input again."""
+    def end_response(self, stream: str, response_id: str | None, turn: Any) -> list[Action]:
+        """Mark the response on `stream` as ended. `turn` is what a continuation needs; None (it failed) forgets
+        the stream's last turn, so that the client has to send its full input again."""
         state = self._streams[stream]
         state.busy = False
         self._running -= 1
@@ -111,14 +110,14 @@ class ConnectionSession:
             state.latest = None if turn is None else (response_id, turn)
         return self._start_waiting()
 
-    def recall(self, response_id: str) -> Any | None:
-        """The turn of a response this connection still remembers, from whichever stream."""
+    def find_turn(self, response_id: str) -> Any | None:
+        """The turn of a response that is the last one of some stream of this connection."""
         for state in self._streams.values():
             if state.latest is not None and state.latest[0] == response_id:
                 return state.latest[1]
         return None
 
-    def forget(self, response_id: str) -> None:
+    def forget_turn(self, response_id: str) -> None:
         for state in self._streams.values():
             if state.latest is not None and state.latest[0] == response_id:
                 state.latest = None
@@ -135,14 +134,14 @@ class ConnectionSession:
         try:
             name = self._stream_of(request)
         except KeystrokeError as error:
-            return [Send(error_event(error, request.stream_id))]
+            return [SendEvent(error_event(error, request.stream_id))]
         state = self._streams[name]
         if self.waiting >= self.limits.waiting:
             full = QueueFull(
                 f"{self.waiting} requests already wait on this connection; wait for one to end.",
                 retry_after=1.0,
             )
-            return [Send(error_event(full, request.stream_id))]
+            return [SendEvent(error_event(full, request.stream_id))]
         state.waiting.append(request)
         return self._start_waiting()
 
@@ -150,21 +149,21 @@ class ConnectionSession:
         try:
             name = self._stream_of(request)
         except KeystrokeError as error:
-            return [Send(error_event(error, request.stream_id))]
+            return [SendEvent(error_event(error, request.stream_id))]
         state = self._streams[name]
         if not state.idle:
             busy = InvalidStreamId(
                 "Another response runs on this stream; resume before anything else.", param="stream_id"
             )
-            return [Send(error_event(busy, request.stream_id))]
+            return [SendEvent(error_event(busy, request.stream_id))]
         state.busy = True
         self._running += 1
-        return [Resume(request, name)]
+        return [ResumeResponse(request, name)]
 
     def _stream_of(self, request: ResponseCreate | ResponseResume) -> str:
         stream_id = request.stream_id
         if stream_id is None and isinstance(request, ResponseCreate) and request.background:
-            # Work in the background takes a stream of its own, so that it never holds up the turns after it.
+            # Background work gets a stream of its own, so that later turns do not wait for it.
             self._detached += 1
             stream_id = request.stream_id = f"background_{self._detached}"
         if stream_id is None:
@@ -184,7 +183,7 @@ class ConnectionSession:
                         param="stream_id",
                     )
                 del self._streams[idle]
-            self._streams[stream_id] = Stream(stream_id)
+            self._streams[stream_id] = StreamQueue(stream_id)
         return stream_id
 
     def _start_waiting(self) -> list[Action]:
@@ -195,19 +194,19 @@ class ConnectionSession:
             if state.waiting and not state.busy:
                 state.busy = True
                 self._running += 1
-                started.append(Start(state.waiting.popleft(), name))
+                started.append(StartResponse(state.waiting.popleft(), name))
         return started
 
     def _cancel(self, request: ResponseCancel) -> list[Action]:
         if request.response_id is not None:
-            return [Cancel(request.response_id)]
+            return [CancelResponse(request.response_id)]
         dropped: list[Action] = []
         for state in self._streams.values():
             for waiting in state.waiting:
                 gone = Interrupted("The request was cancelled before it began.")
-                dropped.append(Send(error_event(gone, waiting.stream_id)))
+                dropped.append(SendEvent(error_event(gone, waiting.stream_id)))
             state.waiting.clear()
-        return [*dropped, Cancel(None)]
+        return [*dropped, CancelResponse(None)]
 
 
 def error_event(
@@ -215,7 +214,7 @@ def error_event(
 ) -> events.ErrorEvent:
     return events.ErrorEvent(
         status=error.status,
-        error=detail(error),
+        error=error_detail(error),
         stream_id=UNSET if stream_id is None else stream_id,
         headers=UNSET if headers is None else headers,
     )

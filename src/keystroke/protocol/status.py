@@ -1,8 +1,4 @@
-"""What a gateway says about itself and its models.
-
-Shapes only, for the clients of this project: which models are loaded, how far a load has come, how far
-an answer is from its first word.
-"""
+"""Status messages of the gateway: loaded models, progress of a load, progress before the first token."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ class LoadRequest(Struct, kw_only=True):
 
 
 class ModelStatus(Struct, frozen=True, kw_only=True):
-    """One model. What only a loaded one has is None for one that is offered or being loaded."""
+    """One model. Fields that only a loaded model has are None until it is loaded."""
 
     name: str
     role: str
@@ -35,12 +31,12 @@ class ModelStatus(Struct, frozen=True, kw_only=True):
     cached_bytes: int | None = None
     context: int | None = None
     path: str | None = None
-    languages: list[str] | None = None  # those it has learned, where its card says so
+    languages: list[str] | None = None  # those it was trained on, if its card names them
     running: int = 0
     waiting: int = 0
 
 
-class Status(Struct, frozen=True, kw_only=True):
+class GatewayStatus(Struct, frozen=True, kw_only=True):
     """The body of `GET /v1/status`."""
 
     version: str
@@ -49,7 +45,7 @@ class Status(Struct, frozen=True, kw_only=True):
 
 
 class LoadStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of the answer to a load. The last one is `ready` with the model, or `failed` with why."""
+    """One line of progress. The last one is `ready` with the model, or `failed` with the error."""
 
     state: Literal["loading", "ready", "failed"]
     what: str = ""
@@ -60,9 +56,9 @@ class LoadStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: int = 200
 
 
-class Waiting(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A sign of life in a stream before its first word, sent as a comment to those who ask for it: the place
-    in the queue, or how many tokens of the prompt have been read."""
+class WaitingNotice(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Progress before the first token, sent as a comment to clients that request it: the position in the
+    queue, or how many tokens of the prompt have been read."""
 
     position: int = 0
     read: int = 0

@@ -1,15 +1,15 @@
 """One response as a sequence of events, in the order every client accepts.
 
-Sans-I/O. It is told what happened (text came, a call began, the end) and gives the events that say so;
-it numbers them, opens and closes items, keeps the response object current, and refuses a second end.
-WebSocket, SSE, the plain HTTP body and the tests all read from this one place.
+Sans-I/O: each method records what happened (text, a tool call, the end) and returns the events that say so.
+It numbers events, opens and closes items, keeps the response object current, and refuses a second end.
+WebSocket, SSE and the plain HTTP body are all built from these events.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import UNSET, UnsetType
 
@@ -29,46 +29,42 @@ from keystroke.protocol.response import Incomplete, Receipt, Response, ResponseE
 
 
 class ResponseStream:
-    """`ended` is set by the terminal event; everything told afterwards raises."""
+    """`ended` is set by the terminal event; every later call raises ProtocolError."""
 
     def __init__(self, response: Response, stream_id: str | None = None) -> None:
         self.response = response
         self.ended = False
-        self._lane: str | UnsetType = UNSET if stream_id is None else stream_id
+        self._stream_id: str | UnsetType = UNSET if stream_id is None else stream_id
         self._sequence = 0
         self._item: Message | Reasoning | FunctionCall | CustomToolCall | None = None
         self._pieces: list[str] = []
         self._logprobs: list[ChosenToken] = []
 
     def number(self) -> int:
-        """The next sequence number; steer events borrow it."""
+        """The next sequence number; steer events use it too."""
         number = self._sequence
         self._sequence += 1
         return number
 
-    # what happened before the first token
+    # before the first token
 
     def created(self) -> list[Event]:
         self._check()
-        return [
-            events.Created(response=self._snapshot(), sequence_number=self.number(), stream_id=self._lane)
-        ]
+        return [self._event(events.Created, self._snapshot())]
 
     def queued(self, position: int) -> list[Event]:
         self._check()
         self.response.status = "queued"
         self.response.queue_position = position
-        return [events.Queued(response=self._snapshot(), sequence_number=self.number(), stream_id=self._lane)]
+        return [self._event(events.Queued, self._snapshot())]
 
     def in_progress(self) -> list[Event]:
         self._check()
         self.response.status = "in_progress"
         self.response.queue_position = UNSET
-        return [
-            events.InProgress(response=self._snapshot(), sequence_number=self.number(), stream_id=self._lane)
-        ]
+        return [self._event(events.InProgress, self._snapshot())]
 
-    # what the model says
+    # output of the model
 
     def text(self, delta: str, logprobs: Sequence[ChosenToken] = ()) -> list[Event]:
         out: list[Event] = []
@@ -79,14 +75,16 @@ class ResponseStream:
             item = Message(id=self._id("msg"), status="in_progress", content=[])
             self._open(item, out)
             out.append(
-                events.PartAdded(item.id, self._index, 0, OutputText(text=""), self.number(), self._lane)
+                events.PartAdded(item.id, self._index, 0, OutputText(text=""), self.number(), self._stream_id)
             )
         self._pieces.append(delta)
         chosen = list(logprobs)
         if chosen:
             self._logprobs += chosen
         out.append(
-            events.TextDelta(item.id, len(self.response.output), 0, delta, chosen, self.number(), self._lane)
+            events.TextDelta(
+                item.id, len(self.response.output), 0, delta, chosen, self.number(), self._stream_id
+            )
         )
         return out
 
@@ -99,10 +97,12 @@ class ResponseStream:
             item = Reasoning(id=self._id("rs"), status="in_progress", content=[])
             self._open(item, out)
             out.append(
-                events.PartAdded(item.id, self._index, 0, ReasoningText(text=""), self.number(), self._lane)
+                events.PartAdded(
+                    item.id, self._index, 0, ReasoningText(text=""), self.number(), self._stream_id
+                )
             )
         self._pieces.append(delta)
-        out.append(events.ReasoningDelta(item.id, self._index, 0, delta, self.number(), self._lane))
+        out.append(events.ReasoningDelta(item.id, self._index, 0, delta, self.number(), self._stream_id))
         return out
 
     def call(self, name: str, *, custom: bool, namespace: str | None = None) -> list[Event]:
@@ -124,47 +124,35 @@ class ResponseStream:
             raise ProtocolError("no tool call is open")
         self._pieces.append(delta)
         if isinstance(item, FunctionCall):
-            return [events.ArgumentsDelta(item.id, self._index, delta, self.number(), self._lane)]
-        return [events.ToolInputDelta(item.id, self._index, delta, self.number(), self._lane)]
+            return [events.ArgumentsDelta(item.id, self._index, delta, self.number(), self._stream_id)]
+        return [events.ToolInputDelta(item.id, self._index, delta, self.number(), self._stream_id)]
 
     def call_done(self) -> list[Event]:
         return self._close()
 
-    # how it ends: exactly once
+    # the end, exactly once
 
     def completed(self, usage: Usage, receipt: Receipt | None = None) -> list[Event]:
         out = self._finish("completed", usage, receipt)
-        out.append(
-            events.Completed(response=self.response, sequence_number=self.number(), stream_id=self._lane)
-        )
-        return out
+        return [*out, self._event(events.Completed, self.response)]
 
     def incomplete(self, reason: Incomplete, usage: Usage, receipt: Receipt | None = None) -> list[Event]:
         self.response.incomplete_details = reason
         out = self._finish("incomplete", usage, receipt, item_status="incomplete")
-        out.append(
-            events.IncompleteEvent(
-                response=self.response, sequence_number=self.number(), stream_id=self._lane
-            )
-        )
-        return out
+        return [*out, self._event(events.IncompleteEvent, self.response)]
 
     def cancelled(self, usage: Usage | None = None, receipt: Receipt | None = None) -> list[Event]:
         out = self._finish("cancelled", usage, receipt, item_status="incomplete")
-        out.append(
-            events.Cancelled(response=self.response, sequence_number=self.number(), stream_id=self._lane)
-        )
-        return out
+        return [*out, self._event(events.Cancelled, self.response)]
 
     def failed(
         self, error: KeystrokeError, usage: Usage | None = None, receipt: Receipt | None = None
     ) -> list[Event]:
         self.response.error = ResponseError(code=error.code, message=error.message)
         out = self._finish("failed", usage, receipt, item_status="incomplete")
-        out.append(events.Failed(response=self.response, sequence_number=self.number(), stream_id=self._lane))
-        return out
+        return [*out, self._event(events.Failed, self.response)]
 
-    # inside
+    # internal
 
     @property
     def _index(self) -> int:
@@ -175,16 +163,19 @@ class ResponseStream:
             raise ProtocolError(f"response {self.response.id} has already ended")
 
     def _id(self, kind: str) -> str:
-        """Ids derive from the response's, so they are unique without asking for randomness per item."""
+        """Item ids derive from the response's id, so they are unique without new random numbers."""
         return f"{kind}_{self.response.id.removeprefix('resp_')}_{len(self.response.output)}"
 
+    def _event(self, kind: Callable[..., Event], response: Response) -> Event:
+        return kind(response=response, sequence_number=self.number(), stream_id=self._stream_id)
+
     def _snapshot(self) -> Response:
-        """Events are never changed after they are written, the response object is: give them a copy."""
+        """A copy for an event: events never change, the response object does."""
         return copy.copy(self.response)
 
     def _open(self, item: Message | Reasoning | FunctionCall | CustomToolCall, out: list[Event]) -> None:
         self._item = item
-        out.append(events.ItemAdded(copy.copy(item), self._index, self.number(), self._lane))
+        out.append(events.ItemAdded(copy.copy(item), self._index, self.number(), self._stream_id))
 
     def _close(self, status: str = "completed") -> list[Event]:
         item = self._item
@@ -195,22 +186,24 @@ class ResponseStream:
         index = self._index
         if isinstance(item, Message):
             part = OutputText(text=whole, logprobs=self._logprobs)
-            out.append(events.TextDone(item.id, index, 0, whole, self._logprobs, self.number(), self._lane))
-            out.append(events.PartDone(item.id, index, 0, part, self.number(), self._lane))
+            out.append(
+                events.TextDone(item.id, index, 0, whole, self._logprobs, self.number(), self._stream_id)
+            )
+            out.append(events.PartDone(item.id, index, 0, part, self.number(), self._stream_id))
             item.content = [part]
         elif isinstance(item, Reasoning):
             thought = ReasoningText(text=whole)
-            out.append(events.ReasoningDone(item.id, index, 0, whole, self.number(), self._lane))
-            out.append(events.PartDone(item.id, index, 0, thought, self.number(), self._lane))
+            out.append(events.ReasoningDone(item.id, index, 0, whole, self.number(), self._stream_id))
+            out.append(events.PartDone(item.id, index, 0, thought, self.number(), self._stream_id))
             item.content = [thought]
         elif isinstance(item, FunctionCall):
             item.arguments = whole
-            out.append(events.ArgumentsDone(item.id, index, item.name, whole, self.number(), self._lane))
+            out.append(events.ArgumentsDone(item.id, index, item.name, whole, self.number(), self._stream_id))
         else:
             item.input = whole
-            out.append(events.ToolInputDone(item.id, index, whole, self.number(), self._lane))
+            out.append(events.ToolInputDone(item.id, index, whole, self.number(), self._stream_id))
         item.status = status
-        out.append(events.ItemDone(item, index, self.number(), self._lane))
+        out.append(events.ItemDone(item, index, self.number(), self._stream_id))
         self.response.output = [*self.response.output, item]
         self._item, self._pieces, self._logprobs = None, [], []
         return out

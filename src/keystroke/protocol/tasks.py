@@ -1,7 +1,7 @@
-"""A task on the wire: what a client may ask of one, what it looks like, and what it tells while it works.
+"""Tasks on the wire: requests, the task object, and its events.
 
-Shapes only. A task outlives the connection that began it: every event has a sequence number, and whoever
-comes back asks for those after the last one seen. What a model or a command wrote is text, never markup.
+A task outlives the connection that started it: every event has a sequence number, and a client that
+reconnects requests those after the last one it saw. Output of models and commands is text, never markup.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ Path = Annotated[str, Meta(min_length=1, max_length=4096)]
 Words = Annotated[str, Meta(max_length=100_000)]
 Line = Annotated[str, Meta(max_length=10_000)]
 TaskStatus = Literal[
-    "queued",  # waits for a place
+    "queued",  # waits for a free slot
     "working",
     "asking",  # waits for an answer to `question`
-    "done",  # the change was made, or there was nothing to change
-    "proposed",  # the change is there and was not made
+    "done",  # the change was applied, or there was nothing to change
+    "proposed",  # the change is ready and not applied
     "failed",
-    "interrupted",  # stopped, or its server was; it can be gone on with
-    "undone",  # the change was made and taken back
+    "interrupted",  # it or its server was stopped; it can be resumed
+    "undone",  # the change was applied and reverted
 ]
 
 
@@ -32,8 +32,8 @@ class TaskCreate(Struct, kw_only=True):
     workspace: Path
     instruction: Annotated[Words, Meta(min_length=1)]
     model: Name = "auto"
-    deep: Name | None = None  # takes over where the first model fails, and reviews; None: what is configured
-    check: Line = ""  # a command that must pass; naming it is asking for it to be run
+    deep: Name | None = None  # takes over when the first model fails, and reviews; None: the configured one
+    check: Line = ""  # a command that must pass; naming it permits running it
     types: Line = ""  # likewise, for types
     files: Annotated[list[Path], Meta(max_length=100)] = []
     attempts: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -44,7 +44,7 @@ class TaskCreate(Struct, kw_only=True):
     approve: Literal["never", "commands", "all"] = "all"
     review: bool = False
     dry_run: bool = False
-    background: bool = False  # behind everything that somebody waits for
+    background: bool = False  # lowest priority
     seconds: Annotated[float, Meta(gt=0, le=86_400)] = 300.0  # time limit of one command
     max_tokens: Annotated[int, Meta(ge=1, le=100_000)] = 2048
     stream: bool = False  # answer with the task's events instead of the task
@@ -72,7 +72,7 @@ class TaskApply(Struct, kw_only=True):
 
 
 class TaskResume(Struct, kw_only=True):
-    """The body of `POST /v1/tasks/{id}/resume`: go on with a task that has ended."""
+    """The body of `POST /v1/tasks/{id}/resume`: resume a task that has ended."""
 
     instruction: Words = ""
 
@@ -111,7 +111,7 @@ class TaskDiff(Struct, frozen=True, kw_only=True):
 
 
 class TaskQuestion(Struct, frozen=True, kw_only=True):
-    """What the user is asked. Of a change the hunks can be taken one by one."""
+    """A question to the user. The hunks of a change can be approved one by one."""
 
     id: str
     kind: Literal["command", "change"]
@@ -122,7 +122,7 @@ class TaskQuestion(Struct, frozen=True, kw_only=True):
 
 
 class Task(Struct, kw_only=True):
-    """A task as it stands. `entry` names it in the undo journal once its change was made."""
+    """The state of a task. `entry` names it in the undo journal once its change is applied."""
 
     id: str
     status: TaskStatus
@@ -156,13 +156,13 @@ class TaskEventBase(Struct, tag_field="type", kw_only=True):
 
 
 class TaskCreated(TaskEventBase, tag="task.created"):
-    """The first event, and again when a task is gone on with."""
+    """The first event, and the first again when a task is resumed."""
 
     task: Task
 
 
 class TaskQueued(TaskEventBase, tag="task.queued"):
-    """It waits: for a place among tasks, or its model for one in the model's queue. 0: no longer."""
+    """The task waits for a free slot, or its model waits in the model's queue. 0: it no longer waits."""
 
     position: int
 
@@ -173,7 +173,7 @@ class TaskBegan(TaskEventBase, tag="task.began"):
 
 
 class TaskDoing(TaskEventBase, tag="task.doing"):
-    """One line: what is about to be done."""
+    """The next step, in one line."""
 
     line: str
 
@@ -191,14 +191,14 @@ class TaskOutput(TaskEventBase, tag="task.output.delta"):
 
 
 class TaskNoted(TaskEventBase, tag="task.noted"):
-    """What came of a step, in one line."""
+    """The result of a step, in one line."""
 
     line: str
     failed: bool = False
 
 
 class TaskChanged(TaskEventBase, tag="task.changed"):
-    """The whole change so far, not made yet."""
+    """The whole change so far, not yet applied."""
 
     diff: str
 
@@ -228,7 +228,7 @@ class TaskEnded(TaskEventBase, tag="task.ended"):
 
 
 class TaskLanded(TaskEventBase, tag="task.landed"):
-    """A proposed change was made after all."""
+    """A proposed change was applied."""
 
     task: Task
 

@@ -4,15 +4,15 @@ from keystroke.text.diff import minimal_diff, unified_diff
 from keystroke.text.document import Document
 from keystroke.text.edit import Edit, apply_edits, compose, invert, shift
 from keystroke.text.position import Encoding, Position
-from keystroke.text.rebase import Dropped, Reason, rebase, rebase_all
+from keystroke.text.rebase import Dropped, DropReason, rebase, rebase_all
 
 __all__ = [
     "Document",
+    "DropReason",
     "Dropped",
     "Edit",
     "Encoding",
     "Position",
-    "Reason",
     "apply_edits",
     "compose",
     "invert",

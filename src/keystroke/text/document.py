@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from keystroke.errors import InputError
-from keystroke.text.edit import Edit, apply_edits, ordered
+from keystroke.text.edit import Edit, apply_edits, sorted_edits
 from keystroke.text.position import Encoding, Position
 
 if TYPE_CHECKING:
@@ -121,10 +121,10 @@ class Document:
 
     def apply(self, edits: Iterable[Edit], time: float | None = None) -> Document:
         """The next version: all edits made at once. A line index already made is updated, not made again."""
-        changes = ordered(edits, len(self.text))
+        changes = sorted_edits(edits, len(self.text))
         text = apply_edits(self.text, changes)
         if self._starts is None:
             return Document(text, self.version + 1, time)
-        from keystroke.text.line_index import updated
+        from keystroke.text.line_index import update_line_starts
 
-        return Document(text, self.version + 1, time, updated(self._starts, changes, text))
+        return Document(text, self.version + 1, time, update_line_starts(self._starts, changes, text))

@@ -46,7 +46,7 @@ def shift(edit: Edit, by: int) -> Edit:
     return Edit(edit.start + by, edit.end + by, edit.text)
 
 
-def ordered(edits: Iterable[Edit], length: int) -> tuple[Edit, ...]:
+def sorted_edits(edits: Iterable[Edit], length: int) -> tuple[Edit, ...]:
     """The edits from first to last; InputError where two overlap or one leaves a text of `length`."""
     result = tuple(sorted(edits, key=lambda edit: (edit.start, edit.end)))
     reached = 0
@@ -65,7 +65,7 @@ def apply_edits(text: str, edits: Iterable[Edit]) -> str:
     """`text` with all edits made at once."""
     pieces: list[str] = []
     reached = 0
-    for edit in ordered(edits, len(text)):
+    for edit in sorted_edits(edits, len(text)):
         pieces += (text[reached : edit.start], edit.text)
         reached = edit.end
     pieces.append(text[reached:])
@@ -76,7 +76,7 @@ def invert(text: str, edits: Iterable[Edit]) -> tuple[Edit, ...]:
     """The edits that take `apply_edits(text, edits)` back to `text`."""
     result: list[Edit] = []
     moved = 0
-    for edit in ordered(edits, len(text)):
+    for edit in sorted_edits(edits, len(text)):
         start = edit.start + moved
         result.append(Edit(start, start + len(edit.text), text[edit.start : edit.end]))
         moved += edit.delta
@@ -107,7 +107,7 @@ _Piece = tuple[int, int] | str  # a span of the original that is kept, or new te
 def _pieces(base: deque[_Piece], edits: Iterable[Edit]) -> Iterator[_Piece]:
     """What `base` consists of after the edits."""
     reached = 0
-    for edit in ordered(edits, _OPEN):
+    for edit in sorted_edits(edits, _OPEN):
         yield from _take(base, edit.start - reached)
         yield edit.text
         for _ in _take(base, edit.end - edit.start):

@@ -23,7 +23,7 @@ def line_starts(text: str) -> Offsets:
     return np.concatenate((np.zeros(1, np.int64), _starts_within(text, 1, len(text))))
 
 
-def updated(starts: Offsets, edits: tuple[Edit, ...], text: str) -> Offsets:
+def update_line_starts(starts: Offsets, edits: tuple[Edit, ...], text: str) -> Offsets:
     """Line starts of the new text. Whether a line starts at p depends on the characters at p - 1 and p alone,
     so only offsets from an edit's start to its end need a new look; the others move along."""
     pieces: list[Offsets] = []

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from keystroke.text.edit import Edit, ordered, shift
+from keystroke.text.edit import Edit, shift, sorted_edits
 
 _CLOSERS = frozenset(")]}>\"'`")  # what editors add by themselves after the cursor
 
 
-class Reason(StrEnum):
+class DropReason(StrEnum):
     DIVERGED = "diverged"  # other text was typed where the suggestion goes
     OVERLAPPED = "overlapped"  # text that the suggestion would replace was changed
     OUTSIDE = "outside"  # the place of the suggestion was deleted
@@ -25,7 +25,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    reason: Reason
+    reason: DropReason
 
 
 def rebase(edit: Edit, typed: Iterable[Edit]) -> Edit | Dropped:
@@ -36,7 +36,7 @@ def rebase(edit: Edit, typed: Iterable[Edit]) -> Edit | Dropped:
         if isinstance(result, Dropped):
             return result
         edit = result
-    return Dropped(Reason.FULFILLED) if edit.is_empty else edit
+    return Dropped(DropReason.FULFILLED) if edit.is_empty else edit
 
 
 def rebase_all(edits: Sequence[Edit], typed: Sequence[Edit]) -> tuple[Edit, ...] | Dropped:
@@ -46,12 +46,12 @@ def rebase_all(edits: Sequence[Edit], typed: Sequence[Edit]) -> tuple[Edit, ...]
         moved = rebase(edit, typed)
         if isinstance(moved, Edit):
             result.append(moved)
-        elif moved.reason is not Reason.FULFILLED:
+        elif moved.reason is not DropReason.FULFILLED:
             return moved
     return (
-        ordered(result, max((edit.end for edit in result), default=0))
+        sorted_edits(result, max((edit.end for edit in result), default=0))
         if result
-        else Dropped(Reason.FULFILLED)
+        else Dropped(DropReason.FULFILLED)
     )
 
 
@@ -64,7 +64,7 @@ def _over(edit: Edit, change: Edit) -> Edit | Dropped:
         return shift(edit, change.delta)
     if change.start >= edit.end:
         return edit
-    return Dropped(Reason.OUTSIDE if edit.is_insertion else Reason.OVERLAPPED)
+    return Dropped(DropReason.OUTSIDE if edit.is_insertion else DropReason.OVERLAPPED)
 
 
 def _typed_through(edit: Edit, typed: str) -> Edit | Dropped:
@@ -73,9 +73,9 @@ def _typed_through(edit: Edit, typed: str) -> Edit | Dropped:
     while not edit.text.startswith(head):
         # An editor that closes brackets inserts "()" for "(": the closers must then end the suggestion.
         if not edit.is_insertion or not head or head[-1] not in _CLOSERS:
-            return Dropped(Reason.DIVERGED)
+            return Dropped(DropReason.DIVERGED)
         head, tail = head[:-1], head[-1] + tail
     rest = edit.text[len(head) :]
     if not head or not rest.endswith(tail):
-        return Dropped(Reason.DIVERGED)
+        return Dropped(DropReason.DIVERGED)
     return Edit(edit.start + len(head), edit.end + len(head), rest[: len(rest) - len(tail)])

@@ -41,13 +41,13 @@ def _equal_end(tail: str, period: int) -> int:
     return count
 
 
-class LoopWatch:
+class LoopDetector:
     """Asks now and then, while a text streams in pieces."""
 
     def __init__(self, every: int = 80) -> None:
         self._text, self._every, self._asked = "", every, 0
 
-    def looping(self, piece: str) -> bool:
+    def feed(self, piece: str) -> bool:
         """True once the text so far repeats itself."""
         self._text = (self._text + piece)[-2 * _LOOK :]
         self._asked += len(piece)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from keystroke.analysis.check import Diagnostic, Project
 from keystroke.analysis.check.check import check
 from keystroke.analysis.check.flakes import separable
-from keystroke.analysis.check.pieces import pieces, whole
+from keystroke.analysis.check.pieces import single_piece, split_pieces
 
 PROGRAM = '''"""A module.
 looks = like code
@@ -79,12 +79,12 @@ else:
 
 def plain(text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Diagnostic, ...]:
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules[check.__module__], "pieces", whole)
+        patch.setattr(sys.modules[check.__module__], "split_pieces", single_piece)
         return check(text, "a.py", project=Project(), fixes=False)
 
 
 def test_the_pieces_are_the_text_and_more_than_one() -> None:
-    found = pieces(PROGRAM)
+    found = split_pieces(PROGRAM)
     assert found is not None
     assert "".join(piece.text for piece in found) == PROGRAM
     assert len(found) > 5

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from installed import program
 from keystroke.analysis.failures.diagnose import Diagnosis, diagnose
-from keystroke.analysis.failures.report import Failure, Frame, Language, Watch, failures
-from keystroke.clients.cli.screen import Screen
+from keystroke.analysis.failures.failure import Failure, Language, StackFrame
+from keystroke.analysis.failures.report import FailureWatcher, find_failures
+from keystroke.clients.cli.live_run import TerminalLine
 from keystroke.text import apply_edits
 
 
@@ -31,7 +32,7 @@ def read(folder: Path, name: str) -> str | None:
 
 def diagnosed(folder: Path, text: str) -> Diagnosis:
     (folder / "app.py").write_text(text)
-    found = failures(output(folder, sys.executable, "app.py"))
+    found = find_failures(output(folder, sys.executable, "app.py"))
     assert found, "the program did not fail"
     return diagnose(found[-1], folder, folder, lambda name: read(folder, name))
 
@@ -61,14 +62,14 @@ def test_the_first_fix_makes_the_program_run(tmp_path: Path, text: str, fixed: s
     assert (found.path, found.failure.language) == ("app.py", Language.PYTHON)
     assert apply_edits(text, found.repairs[0].fix.edits) == fixed
     (tmp_path / "app.py").write_text(fixed)
-    assert failures(output(tmp_path, sys.executable, "app.py")) == ()
+    assert find_failures(output(tmp_path, sys.executable, "app.py")) == ()
 
 
 def test_the_last_of_a_chain_is_what_stopped_the_program(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(
         "try:\n    1 / 0\nexcept Exception as e:\n    raise KeyError('x') from e\n"
     )
-    found = failures(output(tmp_path, sys.executable, "app.py"))
+    found = find_failures(output(tmp_path, sys.executable, "app.py"))
     assert [(item.kind, item.frames[-1].line) for item in found] == [
         ("ZeroDivisionError", 2),
         ("KeyError", 4),
@@ -80,7 +81,7 @@ def test_an_exception_group_tells_its_members(tmp_path: Path) -> None:
         "def f():\n    raise ValueError('inner')\n\n\ntry:\n    f()\nexcept ValueError as e:\n"
         "    raise ExceptionGroup('both', [e])\n"
     )
-    found = failures(output(tmp_path, sys.executable, "app.py"))
+    found = find_failures(output(tmp_path, sys.executable, "app.py"))
     assert ("ValueError", "inner") in {(item.kind, item.message) for item in found}
 
 
@@ -90,13 +91,13 @@ def test_the_innermost_frame_inside_the_workspace_is_the_place(tmp_path: Path) -
 
 
 def test_a_failure_elsewhere_has_no_place_and_no_fix(tmp_path: Path) -> None:
-    place = Frame("/usr/lib/python3/somewhere.py", 3, "f")
+    place = StackFrame("/usr/lib/python3/somewhere.py", 3, "f")
     failure = Failure(Language.PYTHON, "NameError", "name 'x' is not defined", (place,))
     assert diagnose(failure, tmp_path, tmp_path, lambda name: read(tmp_path, name)) == Diagnosis(failure)
 
 
 def test_a_missing_package_is_named_as_it_is_installed(tmp_path: Path) -> None:
-    place = Frame("app.py", 1)
+    place = StackFrame("app.py", 1)
     failure = Failure(Language.PYTHON, "ModuleNotFoundError", "No module named 'sklearn'", (place,))
     assert "pip install scikit-learn" in diagnose(failure, tmp_path, tmp_path, lambda _: None).advice
 
@@ -116,8 +117,8 @@ def test_a_pytest_failure_is_located(tmp_path: Path) -> None:
         "--color=yes",
         "test_it.py",
     )
-    (failure,) = failures(printed)
-    assert (failure.kind, failure.frames[-1]) == ("NameError", Frame("test_it.py", 3))
+    (failure,) = find_failures(printed)
+    assert (failure.kind, failure.frames[-1]) == ("NameError", StackFrame("test_it.py", 3))
     found = diagnose(failure, tmp_path, tmp_path, lambda name: read(tmp_path, name))
     text = (tmp_path / "test_it.py").read_text()
     assert "assert total == 1" in apply_edits(text, found.repairs[0].fix.edits)
@@ -126,7 +127,7 @@ def test_a_pytest_failure_is_located(tmp_path: Path) -> None:
 @pytest.mark.skipif(program("node") is None, reason="node is not installed")
 def test_a_node_stack_trace_is_located(tmp_path: Path) -> None:
     (tmp_path / "app.js").write_text("function f() {\n  return missing + 1;\n}\nf();\n")
-    (failure,) = failures(output(tmp_path, "node", "app.js"))
+    (failure,) = find_failures(output(tmp_path, "node", "app.js"))
     assert (failure.language, failure.kind) == (Language.NODE, "ReferenceError")
     found = diagnose(failure, tmp_path, tmp_path, lambda name: read(tmp_path, name))
     assert (found.path, found.line, found.repairs) == ("app.js", 2, ())
@@ -134,10 +135,12 @@ def test_a_node_stack_trace_is_located(tmp_path: Path) -> None:
 
 def test_go_panics_and_compiler_errors_are_located() -> None:
     panic = "panic: boom\n\ngoroutine 1 [running]:\nmain.f(...)\n\t/w/main.go:5\nmain.main()\n\t/w/main.go:9 +0x1d\nexit status 2\n"
-    (failure,) = failures(panic)
-    assert failure == Failure(Language.GO, "panic", "boom", (Frame("/w/main.go", 9), Frame("/w/main.go", 5)))
-    (compiled,) = failures("# example\n./main.go:3:5: undefined: x\n")
-    assert (compiled.message, compiled.frames) == ("undefined: x", (Frame("./main.go", 3, "", 5),))
+    (failure,) = find_failures(panic)
+    assert failure == Failure(
+        Language.GO, "panic", "boom", (StackFrame("/w/main.go", 9), StackFrame("/w/main.go", 5))
+    )
+    (compiled,) = find_failures("# example\n./main.go:3:5: undefined: x\n")
+    assert (compiled.message, compiled.frames) == ("undefined: x", (StackFrame("./main.go", 3, "", 5),))
 
 
 LOCATED = [
@@ -158,7 +161,7 @@ def test_what_compilers_say_is_located(
     if program(tool, "-version" if tool == "javac" else "--version") is None:
         pytest.skip(f"{tool} is not installed")
     (tmp_path / name).write_text(text)
-    failure = failures(output(tmp_path, *command))[0]
+    failure = find_failures(output(tmp_path, *command))[0]
     found = diagnose(failure, tmp_path, tmp_path, lambda path: read(tmp_path, path))
     assert (failure.language, failure.kind, found.line) == expected
     assert (found.path, found.code) == (name, text.splitlines()[1].strip())
@@ -201,17 +204,17 @@ TRACES = {
 @pytest.mark.parametrize("name", TRACES)
 def test_stack_traces_of_many_makers_are_read(name: str) -> None:
     text, expected = TRACES[name]
-    assert [(f.kind, f.message, f.frames[-1].line) for f in failures(text)] == expected
+    assert [(f.kind, f.message, f.frames[-1].line) for f in find_failures(text)] == expected
 
 
 def test_a_place_told_by_its_end_counts_if_only_one_file_fits(tmp_path: Path) -> None:
     for name in ("one/src/org/deep/A.java", "one/src/org/other/A.java", "node_modules/org/deep/A.java"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("x\n" * 9)
-    deep = Failure(Language.JAVA, "E", "", (Frame("org/deep/A.java", 3),))
+    deep = Failure(Language.JAVA, "E", "", (StackFrame("org/deep/A.java", 3),))
     found = diagnose(deep, tmp_path, tmp_path, lambda path: read(tmp_path, path))
     assert (found.path, found.line) == ("one/src/org/deep/A.java", 3)
-    unclear = Failure(Language.JAVA, "E", "", (Frame("A.java", 3),))
+    unclear = Failure(Language.JAVA, "E", "", (StackFrame("A.java", 3),))
     assert diagnose(unclear, tmp_path, tmp_path, lambda path: read(tmp_path, path)).path == ""
 
 
@@ -227,37 +230,37 @@ def test_however_output_is_cut_the_same_failures_are_told(
     text = "".join(f"{TRACES[name][0]}and then\n" for name in names)
     data = text.encode()
     places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    watch, now = Watch(), 0.0
+    watch, now = FailureWatcher(), 0.0
     told: list[Failure] = []
     for start, end in itertools.pairwise(places):
-        watch.hear(1, data[start:end], now)
+        watch.feed(1, data[start:end], now)
         now += pause
-        if watch.due(now) == 0.0:
-            told += watch.told(now)
-    told += watch.told(now + 10)
-    assert set(told) == set(failures(text))
-    assert watch.told(now + 20, ended=True) == []
-    assert watch.due(now + 20) is None
+        if watch.seconds_until_due(now) == 0.0:
+            told += watch.completed(now)
+    told += watch.completed(now + 10)
+    assert set(told) == set(find_failures(text))
+    assert watch.completed(now + 20, ended=True) == []
+    assert watch.seconds_until_due(now + 20) is None
 
 
 def test_two_streams_do_not_tear_each_others_tracebacks() -> None:
-    watch = Watch()
+    watch = FailureWatcher()
     half = b'Traceback (most recent call last):\n  File "a.py", line 3, in f\n'
-    watch.hear(2, half, 0.0)
-    watch.hear(1, b"printed meanwhile\nTypeError: no\n", 0.0)
-    watch.hear(2, b"KeyError: 'x'\n", 0.0)
-    (failure,) = watch.told(1.0)
+    watch.feed(2, half, 0.0)
+    watch.feed(1, b"printed meanwhile\nTypeError: no\n", 0.0)
+    watch.feed(2, b"KeyError: 'x'\n", 0.0)
+    (failure,) = watch.completed(1.0)
     assert (failure.kind, failure.frames[-1].line) == ("KeyError", 3)
 
 
 def test_a_stream_without_end_is_heard_in_bounded_memory_and_still_told() -> None:
-    watch = Watch()
+    watch = FailureWatcher()
     for step in range(400):
-        watch.hear(1, b"an error was avoided\n" * 200, step * 0.01)
-        if watch.due(step * 0.01) == 0.0:
-            assert watch.told(step * 0.01) == []
-    watch.hear(1, TRACES["notes"][0].encode(), 5.0)
-    assert [item.kind for item in watch.told(6.0)] == ["ValueError"]
+        watch.feed(1, b"an error was avoided\n" * 200, step * 0.01)
+        if watch.seconds_until_due(step * 0.01) == 0.0:
+            assert watch.completed(step * 0.01) == []
+    watch.feed(1, TRACES["notes"][0].encode(), 5.0)
+    assert [item.kind for item in watch.completed(6.0)] == ["ValueError"]
     assert sum(len(stream.data) for stream in watch._streams.values()) < 1 << 20
 
 
@@ -277,11 +280,11 @@ def test_a_stream_without_end_is_heard_in_bounded_memory_and_still_told() -> Non
     ],
 )
 def test_a_screen_tells_what_would_be_written_over(shown: bytes, unfinished: bytes | None) -> None:
-    screen = Screen()
+    screen = TerminalLine()
     for at in range(0, len(shown), 7):
-        screen.show(shown[at : at + 7])
-    whole = Screen()
-    whole.show(shown)
+        screen.feed(shown[at : at + 7])
+    whole = TerminalLine()
+    whole.feed(shown)
     assert whole.unfinished() == unfinished
     assert screen.unfinished() == unfinished or shown.startswith(b"\x1b[?1049h")
 
@@ -290,10 +293,10 @@ def test_a_screen_tells_what_would_be_written_over(shown: bytes, unfinished: byt
     "text", ["", "all is well\n", "Traceback (most recent call last):\n", '  File "x", line 1\n' * 5]
 )
 def test_output_without_a_failure_has_none(text: str) -> None:
-    assert failures(text) == ()
+    assert find_failures(text) == ()
 
 
 def test_colours_do_not_hide_a_traceback() -> None:
     text = "\x1b[1mTraceback\x1b[0m (most recent call last):\n  File \"a.py\", line 1, in \x1b[35m<module>\x1b[0m\n    x\n\x1b[1;35mNameError\x1b[0m: \x1b[35mname 'x' is not defined\x1b[0m\n"
-    (failure,) = failures(text)
+    (failure,) = find_failures(text)
     assert (failure.kind, failure.message) == ("NameError", "name 'x' is not defined")

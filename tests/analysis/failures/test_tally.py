@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keystroke.analysis.failures.tally import Tally, tally
+from keystroke.analysis.failures.tally import PassFailTally, count_tests
 
 PYTEST = """
 def test_good():
@@ -69,7 +69,7 @@ Tests:       1 failed, 2 passed, 3 total
 """
 
 
-def ran(folder: Path, text: str, *command: str) -> Tally:
+def ran(folder: Path, text: str, *command: str) -> PassFailTally:
     (folder / "test_it.py").write_text(text)
     done = subprocess.run(
         [sys.executable, "-m", *command],
@@ -79,17 +79,19 @@ def ran(folder: Path, text: str, *command: str) -> Tally:
         text=True,
         check=False,
     )
-    return tally(done.stdout + done.stderr)
+    return count_tests(done.stdout + done.stderr)
 
 
 def test_pytest(tmp_path: Path) -> None:
     plain = ("pytest", "-q", "-p", "no:cacheprovider")
     names = frozenset({"test_it.py::test_bad", "test_it.py::test_worse"})
-    assert ran(tmp_path, PYTEST, *plain) == Tally(1, 2, names)
-    assert ran(tmp_path, PYTEST, *plain, "-v") == Tally(1, 2, names)
-    assert ran(tmp_path, PYTEST, *plain, "-x") == Tally(1, 1, frozenset({"test_it.py::test_bad"}), cut=True)
-    assert ran(tmp_path, "import nowhere\n", *plain) == Tally(0, 1, frozenset({"test_it.py"}))
-    assert ran(tmp_path, "def test_good():\n    pass\n", *plain) == Tally(1)
+    assert ran(tmp_path, PYTEST, *plain) == PassFailTally(1, 2, names)
+    assert ran(tmp_path, PYTEST, *plain, "-v") == PassFailTally(1, 2, names)
+    assert ran(tmp_path, PYTEST, *plain, "-x") == PassFailTally(
+        1, 1, frozenset({"test_it.py::test_bad"}), cut=True
+    )
+    assert ran(tmp_path, "import nowhere\n", *plain) == PassFailTally(0, 1, frozenset({"test_it.py"}))
+    assert ran(tmp_path, "def test_good():\n    pass\n", *plain) == PassFailTally(1)
 
 
 def test_unittest(tmp_path: Path) -> None:
@@ -101,39 +103,39 @@ def test_unittest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("output", "expected"),
     [
-        (CARGO, Tally(1, 1, frozenset({"tests::bad"}))),
-        (NODE, Tally(1, 1, frozenset({"halves"}))),
-        (JEST, Tally(2, 1, frozenset({"halves"}))),
-        ("  2 passing (4ms)\n  1 failing\n", Tally(2, 1)),
-        ("Traceback (most recent call last):\nValueError: 3 passed\n", Tally()),
-        ("", Tally()),
+        (CARGO, PassFailTally(1, 1, frozenset({"tests::bad"}))),
+        (NODE, PassFailTally(1, 1, frozenset({"halves"}))),
+        (JEST, PassFailTally(2, 1, frozenset({"halves"}))),
+        ("  2 passing (4ms)\n  1 failing\n", PassFailTally(2, 1)),
+        ("Traceback (most recent call last):\nValueError: 3 passed\n", PassFailTally()),
+        ("", PassFailTally()),
     ],
     ids=["cargo", "node", "jest", "mocha", "no tests", "nothing"],
 )
-def test_other_runners(output: str, expected: Tally) -> None:
-    assert tally(output) == expected
+def test_other_runners(output: str, expected: PassFailTally) -> None:
+    assert count_tests(output) == expected
 
 
-def failing(passed: int, *names: str, cut: bool = False) -> Tally:
-    return Tally(passed, len(names), frozenset(names), cut)
+def failing(passed: int, *names: str, cut: bool = False) -> PassFailTally:
+    return PassFailTally(passed, len(names), frozenset(names), cut)
 
 
 def test_further_is_more_passed_and_none_lost() -> None:
     begun = failing(1, "a", "b")
-    assert failing(2, "b").further(begun)
-    assert failing(3).further(begun)
-    assert not begun.further(begun)
-    assert not failing(2, "c").further(begun)  # c passed before
-    assert not Tally(2, 1).further(begun)  # which one fails is not told
-    assert Tally(1, 1).further(Tally(0, 2))  # there was nothing to lose
-    assert not Tally().further(Tally())
+    assert failing(2, "b").improves_on(begun)
+    assert failing(3).improves_on(begun)
+    assert not begun.improves_on(begun)
+    assert not failing(2, "c").improves_on(begun)  # c passed before
+    assert not PassFailTally(2, 1).improves_on(begun)  # which one fails is not told
+    assert PassFailTally(1, 1).improves_on(PassFailTally(0, 2))  # there was nothing to lose
+    assert not PassFailTally().improves_on(PassFailTally())
 
 
 def test_tests_of_a_file_that_could_not_be_read_had_not_passed() -> None:
-    assert failing(3, "test_b.py::two").further(failing(2, "test_b.py"))
-    assert not failing(3, "test_a.py::one").further(failing(2, "test_b.py"))
+    assert failing(3, "test_b.py::two").improves_on(failing(2, "test_b.py"))
+    assert not failing(3, "test_a.py::one").improves_on(failing(2, "test_b.py"))
 
 
 def test_a_run_that_stops_at_the_first_failure_gets_further_by_what_passes_before_it() -> None:
-    assert failing(2, "c", cut=True).further(failing(1, "b", cut=True))
-    assert not failing(2, "c").further(failing(1, "b", cut=True))
+    assert failing(2, "c", cut=True).improves_on(failing(1, "b", cut=True))
+    assert not failing(2, "c").improves_on(failing(1, "b", cut=True))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from keystroke.analysis.failures.telling import different, telling
+from keystroke.analysis.failures.telling import distinct_reports, summarize_output
 
 TESTS = """
 from double import double
@@ -49,7 +49,7 @@ def reported(folder: Path, source: str) -> str:
 
 def test_the_first_failures_that_differ_are_told_with_what_was_expected(tmp_path: Path) -> None:
     output = reported(tmp_path, "def double(n):\n    return n + 0\n")
-    told = telling(output)
+    told = summarize_output(output)
     assert len(told) <= 2000 < len(output)
     assert "values = [1, 2]" in told
     assert ">       assert double(values[0]) == 2" in told
@@ -59,7 +59,7 @@ def test_the_first_failures_that_differ_are_told_with_what_was_expected(tmp_path
 
 
 def test_a_failure_below_a_test_shows_both_places(tmp_path: Path) -> None:
-    told = telling(reported(tmp_path, "def double(n):\n    return n * 2\n"))
+    told = summarize_output(reported(tmp_path, "def double(n):\n    return n * 2\n"))
     assert "assert helper(None) == 4" in told
     assert ">       return n * 2" in told
     assert "TypeError" in told
@@ -67,20 +67,20 @@ def test_a_failure_below_a_test_shows_both_places(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_imported_is_told(tmp_path: Path) -> None:
-    told = telling(reported(tmp_path, "def double(n:\n    return n\n"))
+    told = summarize_output(reported(tmp_path, "def double(n:\n    return n\n"))
     assert "SyntaxError" in told
 
 
 def test_of_anything_else_the_end_is_told() -> None:
-    assert telling("short") == "short"
+    assert summarize_output("short") == "short"
     long = "\n".join(f"line {n}" for n in range(1000)) + "\nerror: no such thing"
-    assert telling(long, 100).endswith("error: no such thing")
-    assert len(telling(long, 100)) == 101
+    assert summarize_output(long, 100).endswith("error: no such thing")
+    assert len(summarize_output(long, 100)) == 101
 
 
 def test_each_failure_that_differs_by_itself(tmp_path: Path) -> None:
-    each = different(reported(tmp_path, "def double(n):\n    return n + 0\n"))
+    each = distinct_reports(reported(tmp_path, "def double(n):\n    return n + 0\n"))
     assert len(each) == 4
     assert "values = [1, 2]" in each[0]
     assert [part.count("double.py:") for part in each] == [1, 1, 1, 1]
-    assert different("nothing of a report\n") == []
+    assert distinct_reports("nothing of a report\n") == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from keystroke.analysis.refactor import Refactored, Refactoring
+from keystroke.analysis.refactor import Refactoring, RefactoringPlan
 from keystroke.errors import Forbidden, InputError, NotFound
 from keystroke.text import apply_edits
 
@@ -61,7 +61,7 @@ def printed(folder: Path) -> str:
     return done.stdout
 
 
-def applied(folder: Path, work: Refactoring, done: Refactored) -> dict[str, str]:
+def applied(folder: Path, work: Refactoring, done: RefactoringPlan) -> dict[str, str]:
     """The new texts, which are also put on disk; before that nothing must have changed there."""
     before = {"main.py": MAIN, "tools.py": TOOLS, "user.py": USER}
     assert {p.name: p.read_bytes().decode() for p in folder.iterdir() if p.is_file()} == before

@@ -9,7 +9,7 @@ from editorconfig.fnmatch import fnmatch as reference
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from keystroke.analysis.rules.editorconfig import properties
+from keystroke.analysis.rules.editorconfig import editorconfig_properties
 from keystroke.analysis.rules.globs import LONGEST, matches
 
 WORDS = st.text("ab.", min_size=1, max_size=3)
@@ -84,7 +84,7 @@ def test_no_glob_can_explode(tmp_path: Path, glob: str) -> None:
     assert len(glob) <= LONGEST
     sections = f"[{glob}]\nindent_size = 3\n" * 60  # all that a file may hold
     (tmp_path / ".editorconfig").write_text(f"root = true\n{sections}")
-    assert properties(tmp_path / ("a" * 200)) in ({}, {"indent_size": "3"})
+    assert editorconfig_properties(tmp_path / ("a" * 200)) in ({}, {"indent_size": "3"})
 
 
 def test_a_glob_longer_than_the_format_asks_for_matches_nothing() -> None:
@@ -95,7 +95,7 @@ def test_a_glob_longer_than_the_format_asks_for_matches_nothing() -> None:
 @pytest.mark.timeout(20)
 def test_a_file_of_blank_lines_is_read_in_one_pass(tmp_path: Path) -> None:
     (tmp_path / ".editorconfig").write_text("\n" * 64_000)
-    assert properties(tmp_path / "a.py", tmp_path) == {}
+    assert editorconfig_properties(tmp_path / "a.py", tmp_path) == {}
 
 
 @given(st.text(max_size=40), NAMES)

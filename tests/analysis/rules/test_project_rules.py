@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keystroke.analysis.rules import ProjectRules, project_rules
-from keystroke.analysis.rules.editorconfig import properties
+from keystroke.analysis.rules.editorconfig import editorconfig_properties
 
 
 def project(folder: Path, **files: str) -> Path:
@@ -28,12 +28,12 @@ class TestEditorConfig:
         inner = tmp_path / "pkg"
         inner.mkdir()
         (inner / ".editorconfig").write_text("[*.py]\nindent_size = 8\nmax_line_length = 99\n")
-        assert properties(inner / "a.py") == {
+        assert editorconfig_properties(inner / "a.py") == {
             "indent_style": "space",
             "indent_size": "8",
             "max_line_length": "99",
         }
-        assert properties(tmp_path / "a.js")["indent_size"] == "2"
+        assert editorconfig_properties(tmp_path / "a.js")["indent_size"] == "2"
 
     @pytest.mark.parametrize(
         ("glob", "path", "matches"),
@@ -56,14 +56,14 @@ class TestEditorConfig:
         self, tmp_path: Path, glob: str, path: str, matches: bool
     ) -> None:
         (tmp_path / ".editorconfig").write_text(f"root=true\n[{glob}]\nindent_size = 3\n")
-        assert ("indent_size" in properties(tmp_path / path)) is matches
+        assert ("indent_size" in editorconfig_properties(tmp_path / path)) is matches
 
     def test_a_root_ends_the_search(self, tmp_path: Path) -> None:
         (tmp_path / ".editorconfig").write_text("[*]\nindent_size = 7\n")
         inner = tmp_path / "inner"
         inner.mkdir()
         (inner / ".editorconfig").write_text("root = true\n[*]\ntab_width = 3\n")
-        assert properties(inner / "a.c") == {"tab_width": "3"}
+        assert editorconfig_properties(inner / "a.c") == {"tab_width": "3"}
 
 
 class TestTools:
@@ -89,11 +89,11 @@ class TestTools:
         path = project(
             tmp_path, agents="Use our logger.\n", editorconfig="[*]\nindent_style=tab\nmax_line_length=90\n"
         )
-        header = project_rules(path, tmp_path).header()
+        header = project_rules(path, tmp_path).prompt_header()
         assert "Indent with tabs." in header
         assert "90" in header
         assert header.endswith("Use our logger.")
-        assert header == project_rules(path, tmp_path).header()
+        assert header == project_rules(path, tmp_path).prompt_header()
 
     @pytest.mark.parametrize(
         "files",
@@ -120,32 +120,32 @@ class TestTools:
 class TestFit:
     def test_indentation_becomes_the_projects(self) -> None:
         tabs = ProjectRules(tabs=True, indent_width=4)
-        assert tabs.fit("if x:\n        y\n    z") == "if x:\n\t\ty\n\tz"
+        assert tabs.format_insertion("if x:\n        y\n    z") == "if x:\n\t\ty\n\tz"
         spaces = ProjectRules(tabs=False, indent_width=2)
-        assert spaces.fit("a\n\tb") == "a\n  b"
+        assert spaces.format_insertion("a\n\tb") == "a\n  b"
 
     def test_quotes_change_only_where_the_string_stays_the_same(self) -> None:
         double = ProjectRules(quotes="double")
-        assert double.fit("x = 'a' + \"b\"") == 'x = "a" + "b"'
+        assert double.format_insertion("x = 'a' + \"b\"") == 'x = "a" + "b"'
         for said in ("'it\"s'", "'a\\n'", "f'{x}'", "'''doc'''"):
-            assert double.fit(f"x = {said}") == f"x = {said}"
-        assert double.fit("'a'", 'print("') == "'a'"
-        assert double.fit("'a'", "x = 1  # ") == "'a'"
+            assert double.format_insertion(f"x = {said}") == f"x = {said}"
+        assert double.format_insertion("'a'", 'print("') == "'a'"
+        assert double.format_insertion("'a'", "x = 1  # ") == "'a'"
 
     def test_line_ends_are_the_files_own(self) -> None:
         rules = ProjectRules(crlf=True, final_newline=True)
         assert rules.line_ends("a\nb", "x\r\ny") == "a\r\nb"
         assert rules.line_ends("a\nb", "x\ny") == "a\nb"
         assert rules.line_ends("a\nb", "") == "a\r\nb"
-        assert rules.finished("a") == "a\n"
-        assert rules.finished("") == ""
+        assert rules.with_final_newline("a") == "a\n"
+        assert rules.with_final_newline("") == ""
 
     @given(st.text(alphabet="ab'\"\\ \t\n(){}", max_size=60), st.sampled_from([True, False, None]))
     def test_fitting_twice_is_fitting_once(self, text: str, tabs: bool | None) -> None:
         rules = ProjectRules(tabs=tabs, indent_width=4, quotes="double")
-        once = rules.fit(text)
-        assert rules.fit(once) == once
-        assert [line.strip() for line in rules.fit(text).replace('"', "'").split("\n")] == [
+        once = rules.format_insertion(text)
+        assert rules.format_insertion(once) == once
+        assert [line.strip() for line in rules.format_insertion(text).replace('"', "'").split("\n")] == [
             line.strip() for line in text.replace('"', "'").split("\n")
         ]
 

@@ -1,7 +1,7 @@
 """Errors in text that is being typed, each with the edits that were proved to mend it."""
 
-from keystroke.analysis.check.check import check, concerns, fixes_for
+from keystroke.analysis.check.check import can_check, check, fixes_for
 from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level
 from keystroke.analysis.check.modules import Project
 
-__all__ = ["Diagnostic", "Fix", "Level", "Project", "check", "concerns", "fixes_for"]
+__all__ = ["Diagnostic", "Fix", "Level", "Project", "can_check", "check", "fixes_for"]

@@ -17,18 +17,20 @@ from keystroke.analysis.check.knowledge import ALIASES, FOREIGN, HOMES, MOVED_MO
 from keystroke.analysis.check.modules import Project
 from keystroke.analysis.check.scope import (
     BUILTINS,
-    Classes,
-    Source,
-    enclosing,
-    nearest,
+    ClassTable,
+    PythonSource,
+    closest_names,
+    enclosing_scopes,
     own_members,
-    receiver,
-    visible,
+    receiver_name,
+    visible_names,
 )
 from keystroke.text import Edit
 
 
-def candidates(source: Source, found: Diagnostic, project: Project, origin: Path | None) -> Iterator[Fix]:
+def candidates(
+    source: PythonSource, found: Diagnostic, project: Project, origin: Path | None
+) -> Iterator[Fix]:
     """Everything worth trying for a diagnostic of a text that parses."""
     if found.code == "undefined-name":
         yield from undefined(source, found)
@@ -50,7 +52,7 @@ def candidates(source: Source, found: Diagnostic, project: Project, origin: Path
                     f"Import {found.subject} from {home}", (*add_import(source, home, found.subject), edit)
                 )
     elif found.code == "unknown-self-attribute":
-        node = Classes(source).known.get(found.context)
+        node = ClassTable(source).known.get(found.context)
         yield from renamed(found, own_members(node) if node is not None else ())
     elif found.code == "missing-self":
         yield Fix(
@@ -67,9 +69,9 @@ def candidates(source: Source, found: Diagnostic, project: Project, origin: Path
 # ── names ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def undefined(source: Source, found: Diagnostic) -> Iterator[Fix]:
+def undefined(source: PythonSource, found: Diagnostic) -> Iterator[Fix]:
     name, line = found.subject, source.document.position(found.start).line + 1
-    seen = visible(source.tree, line)
+    seen = visible_names(source.tree, line)
     if (own := FOREIGN.get(name)) is not None and (own != "self" or "self" in seen):
         yield _replaced(found, own)
     yield from _of_self(source, found, line)
@@ -79,24 +81,24 @@ def undefined(source: Source, found: Diagnostic) -> Iterator[Fix]:
         yield Fix(f"Add `import {ALIASES[name]} as {name}`", add_import(source, ALIASES[name], "", name))
     if name in sys.stdlib_module_names and followed == "." and not name.startswith("_"):
         yield Fix(f"Add `import {name}`", add_import(source, name))
-    near = nearest(name, (item for item in seen if item != name))
+    near = closest_names(name, (item for item in seen if item != name))
     if near and (near[0].lower() == name.lower() or name not in HOMES):
         yield from (_replaced(found, item) for item in near)
     if name in HOMES:
         yield Fix(f"Add `from {HOMES[name]} import {name}`", add_import(source, HOMES[name], name))
-    yield from (_replaced(found, item) for item in nearest(name, BUILTINS, 2, least=0.75))
+    yield from (_replaced(found, item) for item in closest_names(name, BUILTINS, 2, least=0.75))
     if not called:
-        for item in nearest(name, ["self", "cls"], 1):
+        for item in closest_names(name, ["self", "cls"], 1):
             if item in seen:
                 yield _replaced(found, item)
 
 
-def _of_self(source: Source, found: Diagnostic, line: int) -> Iterator[Fix]:
+def _of_self(source: PythonSource, found: Diagnostic, line: int) -> Iterator[Fix]:
     """A member of the class, written without its object."""
-    scopes = enclosing(source.tree, line)
+    scopes = enclosing_scopes(source.tree, line)
     for at, scope in enumerate(scopes):
         if isinstance(scope, ast.ClassDef) and at + 1 < len(scopes):
-            own = receiver(scopes[at + 1])
+            own = receiver_name(scopes[at + 1])
             if own is not None and found.subject in own_members(scope):
                 edit = Edit(found.start, found.start, f"{own}.")
                 yield Fix(f"Write `{own}.{found.subject}`", (edit,))
@@ -107,7 +109,9 @@ def _of_self(source: Source, found: Diagnostic, line: int) -> Iterator[Fix]:
                 return
 
 
-def parameter(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[Fix]:
+def parameter(
+    source: PythonSource, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str
+) -> Iterator[Fix]:
     """`name` as the first parameter of a function."""
     start = source.span(function)[0]
     opened = re.compile(r"def\s+\w+\s*(?:\[[^\]]*\])?\s*\(\s*").search(source.text, start)
@@ -116,10 +120,12 @@ def parameter(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef, 
         yield Fix(f"Add the parameter `{name}`", (Edit(opened.end(), opened.end(), f"{name}{comma}"),))
 
 
-def declared_outside(source: Source, name: str, line: int) -> Iterator[Fix]:
+def declared_outside(source: PythonSource, name: str, line: int) -> Iterator[Fix]:
     """A function that assigns a name it also reads from outside."""
     functions = [
-        s for s in enclosing(source.tree, line) if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))
+        s
+        for s in enclosing_scopes(source.tree, line)
+        if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]
     if not functions:
         return
@@ -143,7 +149,7 @@ def renamed(found: Diagnostic, names: object) -> Iterator[Fix]:
         if isinstance(names, (set, frozenset, tuple))
         else []
     )
-    yield from (_replaced(found, item) for item in nearest(found.subject, pool))
+    yield from (_replaced(found, item) for item in closest_names(found.subject, pool))
 
 
 def _replaced(found: Diagnostic, name: str) -> Fix:
@@ -157,7 +163,7 @@ def newline(text: str) -> str:
     return "\r\n" if "\r\n" in text else "\n"
 
 
-def add_import(source: Source, module: str, name: str = "", alias: str = "") -> tuple[Edit, ...]:
+def add_import(source: PythonSource, module: str, name: str = "", alias: str = "") -> tuple[Edit, ...]:
     """The edit that imports a module, or a name from it, where imports of this file stand."""
     head = _imports_at_top(source.tree)
     if name:
@@ -208,7 +214,7 @@ def _imports_at_top(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
     return found
 
 
-def without_import(source: Source, found: Diagnostic) -> Iterator[Fix]:
+def without_import(source: PythonSource, found: Diagnostic) -> Iterator[Fix]:
     for node in ast.walk(source.tree):
         if not isinstance(node, (ast.Import, ast.ImportFrom)) or source.span(node)[0] != found.start:
             continue
@@ -233,7 +239,7 @@ def without_import(source: Source, found: Diagnostic) -> Iterator[Fix]:
             return
 
 
-def _without_statement(source: Source, node: ast.stmt) -> Iterator[Fix]:
+def _without_statement(source: PythonSource, node: ast.stmt) -> Iterator[Fix]:
     start, end = source.span(node)
     first = source.text.rfind("\n", 0, start) + 1
     last = source.text.find("\n", end)
@@ -256,22 +262,22 @@ def _only_one(tree: ast.Module, node: ast.stmt) -> bool:
     )
 
 
-def other_module(source: Source, found: Diagnostic, project: Project) -> Iterator[Fix]:
+def other_module(source: PythonSource, found: Diagnostic, project: Project) -> Iterator[Fix]:
     """A module by the name it has, or has now."""
     if (moved := MOVED_MODULES.get(found.subject)) is not None:
         yield Fix(f"Import {moved}", (Edit(found.start, found.end, _aliased(source, found, moved)),))
     head, dot, rest = found.subject.partition(".")
-    near = nearest(head, project.tops(), least=0.75)
+    near = closest_names(head, project.importable_names(), least=0.75)
     if project.exists(head) and dot:
         names = project.names(head) or frozenset()
-        near = [f"{head}.{item}" for item in nearest(rest.partition(".")[0], names)]
+        near = [f"{head}.{item}" for item in closest_names(rest.partition(".")[0], names)]
     else:
         near = [item + dot + rest for item in near]
     for item in near:
         yield Fix(f"Import {item}", (Edit(found.start, found.end, _aliased(source, found, item)),))
 
 
-def _aliased(source: Source, found: Diagnostic, module: str) -> str:
+def _aliased(source: PythonSource, found: Diagnostic, module: str) -> str:
     """`import X` whose uses say X goes on being called X; after `from`, the name alone changes."""
     line = source.text[source.text.rfind("\n", 0, found.start) + 1 : found.start]
     following = source.text[found.end : found.end + 4]
@@ -281,7 +287,9 @@ def _aliased(source: Source, found: Diagnostic, module: str) -> str:
     return f"{module} as {found.subject}" if used and "." not in found.subject else module
 
 
-def other_import(source: Source, found: Diagnostic, project: Project, origin: Path | None) -> Iterator[Fix]:
+def other_import(
+    source: PythonSource, found: Diagnostic, project: Project, origin: Path | None
+) -> Iterator[Fix]:
     """A name that its module does not have: moved, or misspelt."""
     name, module = found.subject, found.context
     node = next(
@@ -313,7 +321,7 @@ def other_import(source: Source, found: Diagnostic, project: Project, origin: Pa
         target = project.relative(origin, node.level, node.module or "")
     names = project.names_of(target) if target is not None else project.names(module, origin)
     # The file goes on using the name it asked for, so a plain rename would only move the error.
-    for item in nearest(name, names or ()):
+    for item in closest_names(name, names or ()):
         uses = len(re.findall(rf"\b{re.escape(name)}\b", source.text))
         if uses <= 1 or (node is not None and any(a.name == name and a.asname for a in node.names)):
             yield _replaced(found, item)
@@ -327,19 +335,19 @@ def other_import(source: Source, found: Diagnostic, project: Project, origin: Pa
             yield Fix(f"Import `{item} as {name}`", (Edit(found.start, found.end, f"{item} as {name}"),))
 
 
-def _is_code(source: Source, offset: int) -> bool:
+def _is_code(source: PythonSource, offset: int) -> bool:
     """Whether a name, not a string or comment, stands at `offset`."""
     position = source.document.position(offset, "utf-8")
     here = position.line + 1, position.column
-    return any((n.lineno, n.col_offset) == here for n in source.of(ast.Name)) or any(
-        (n.lineno, n.col_offset) == here for n in source.of(ast.alias)
+    return any((n.lineno, n.col_offset) == here for n in source.nodes(ast.Name)) or any(
+        (n.lineno, n.col_offset) == here for n in source.nodes(ast.alias)
     )
 
 
 # ── strings and comparisons ───────────────────────────────────────────────────────────────────
 
 
-def plain_string(source: Source, found: Diagnostic) -> Iterator[Fix]:
+def plain_string(source: PythonSource, found: Diagnostic) -> Iterator[Fix]:
     edits = tuple(
         Edit(found.start + m.start(1), found.start + m.end(1), m[1].replace("f", "").replace("F", ""))
         for m in [re.match(r"([rRfF]{1,2})[\"']", source.text[found.start : found.start + 4])]
@@ -349,7 +357,7 @@ def plain_string(source: Source, found: Diagnostic) -> Iterator[Fix]:
         yield Fix("Remove the f prefix", edits)
 
 
-def compared(source: Source, found: Diagnostic) -> Iterator[Fix]:
+def compared(source: PythonSource, found: Diagnostic) -> Iterator[Fix]:
     text = source.text[found.start : found.end]
     places = list(re.finditer(r"\bis(\s+not)?\b", text))
     if len(places) == 1:

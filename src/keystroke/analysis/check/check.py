@@ -16,14 +16,14 @@ from pyflakes import messages
 
 from keystroke.analysis.check.candidates import candidates
 from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level
-from keystroke.analysis.check.facts import facts
-from keystroke.analysis.check.flakes import flakes, separable
+from keystroke.analysis.check.facts import piece_facts
+from keystroke.analysis.check.flakes import run_pyflakes, separable
 from keystroke.analysis.check.foreign import foreign_fixes, foreign_language, syntax_errors
 from keystroke.analysis.check.knowledge import MOVED_MODULES
-from keystroke.analysis.check.modules import Project, parsed
-from keystroke.analysis.check.pieces import Piece, pieces, whole
-from keystroke.analysis.check.scope import BUILTINS, Classes, Source, nearest
-from keystroke.analysis.check.syntax_fixes import broken, syntax_fixes
+from keystroke.analysis.check.modules import Project, parse_quietly
+from keystroke.analysis.check.pieces import CodePiece, single_piece, split_pieces
+from keystroke.analysis.check.scope import BUILTINS, ClassTable, PythonSource, closest_names
+from keystroke.analysis.check.syntax_fixes import parse_failure, syntax_fixes
 from keystroke.errors import InputError
 from keystroke.text import Document, apply_edits
 
@@ -66,7 +66,7 @@ def check(
 ) -> tuple[Diagnostic, ...]:
     """What is wrong with a text, in the order of the text. `path` tells its language and where it lies; it
     need not be saved, or exist. InputError for a text that is too long."""
-    if not concerns(path):
+    if not can_check(path):
         return ()
     if len(text) > MAX_TEXT:
         raise InputError(f"the text has {len(text):,} characters; at most {MAX_TEXT:,} are checked")
@@ -87,7 +87,7 @@ def check(
     )
 
 
-def concerns(path: str | Path) -> bool:
+def can_check(path: str | Path) -> bool:
     """Whether a path is one whose text can be checked."""
     return is_python(path) or foreign_language(path) is not None
 
@@ -111,9 +111,9 @@ def fixes_for(
         return foreign_fixes(text, diagnostic, path, limit)
     home = project or Project()
     if diagnostic.code == "syntax-error":
-        error = broken(text)
+        error = parse_failure(text)
         return syntax_fixes(text, error, limit) if error is not None else ()
-    source = read(text)
+    source = parse_source(text)
     if source is None:
         return ()
     before = Counter(item.code for item in (known if known is not None else _found(text, path, home)))
@@ -132,10 +132,10 @@ def fixes_for(
     return tuple(proved)
 
 
-def read(text: str) -> Source | None:
+def parse_source(text: str) -> PythonSource | None:
     """The text with its tree; None for a text that does not parse."""
     try:
-        return Source(text, parsed(text), Document(text))
+        return PythonSource(text, parse_quietly(text), Document(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -145,9 +145,9 @@ def _origin(path: str | Path) -> Path | None:
 
 
 def _found(text: str, path: str | Path, project: Project) -> tuple[Diagnostic, ...]:
-    cut = pieces(text)
+    cut = split_pieces(text)
     if cut is None:
-        error = broken(text)
+        error = parse_failure(text)
         if error is None:
             return ()
         end = max(error.end, min(error.start + 1, len(text)))
@@ -155,7 +155,7 @@ def _found(text: str, path: str | Path, project: Project) -> tuple[Diagnostic, .
         return (Diagnostic("syntax-error", Level.ERROR, message, error.start, end),)
     try:
         if len(cut) > 1 and not separable(cut):
-            cut = whole(text) or cut
+            cut = single_piece(text) or cut
         module = _Module(cut)
         found = [
             *_flakes(module, path),
@@ -177,9 +177,9 @@ _Found = Iterator[tuple[int, Diagnostic]]  # a diagnostic in the offsets of its 
 class _Module:
     """The pieces of one text with what each says, and where each begins."""
 
-    def __init__(self, cut: list[Piece]) -> None:
+    def __init__(self, cut: list[CodePiece]) -> None:
         self.pieces = cut
-        self.facts = [facts(piece) for piece in cut]
+        self.facts = [piece_facts(piece) for piece in cut]
         self.starts: list[int] = []
         self.lines: list[int] = []  # before each piece
         start = line = 0
@@ -203,7 +203,7 @@ class _Module:
 
 def _flakes(module: _Module, path: str | Path) -> _Found:
     name = Path(path).name if str(path) else "text.py"
-    for at, message, origin in flakes(module.pieces, str(path) or "text.py"):
+    for at, message, origin in run_pyflakes(module.pieces, str(path) or "text.py"):
         known = _WARNED.get(type(message))
         if known is None or (known[0] == "unused-import" and name == "__init__.py"):
             continue
@@ -261,8 +261,8 @@ def _missing(module: str, start: int, project: Project, origin: Path | None) -> 
     if project.exists(module, origin):
         return
     top = module.partition(".")[0]
-    own = top in project.own_tops() or (top != module and project.exists(top, origin))
-    if own or module in MOVED_MODULES or nearest(top, project.tops(), 1, least=0.8):
+    own = top in project.own_module_names() or (top != module and project.exists(top, origin))
+    if own or module in MOVED_MODULES or closest_names(top, project.importable_names(), 1, least=0.8):
         words = f"There is no module `{module}`"
         yield Diagnostic("unresolved-import", Level.ERROR, words, start, start + len(module), module)
 
@@ -301,7 +301,7 @@ def _attributes(module: _Module, project: Project, origin: Path | None) -> _Foun
 
 def _own_attributes(module: _Module) -> _Found:
     own = {node: names for said in module.facts for node, names in said.own.items()}
-    classes = Classes(*(piece.source for piece in module.pieces), own=lambda node: own[node])
+    classes = ClassTable(*(piece.source for piece in module.pieces), own=lambda node: own[node])
     stored = frozenset().union(*(said.stored for said in module.facts)) if module.facts else frozenset()
     for at, said in enumerate(module.facts):
         for node, uses in said.self_uses.items():

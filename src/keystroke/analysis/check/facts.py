@@ -10,8 +10,15 @@ import ast
 import re
 from dataclasses import dataclass
 
-from keystroke.analysis.check.pieces import Piece
-from keystroke.analysis.check.scope import Source, bound_in, own_members, plain_class, receiver, visible
+from keystroke.analysis.check.pieces import CodePiece
+from keystroke.analysis.check.scope import (
+    PythonSource,
+    bound_names,
+    own_members,
+    plain_class,
+    receiver_name,
+    visible_names,
+)
 
 _GUARDS = {"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", "NameError"}
 _BRACED = re.compile(r"\{([A-Za-z_]\w*)\}")
@@ -20,7 +27,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Import:
+class ImportStatement:
     """An import that nothing guards. `level` is None for a plain `import`, where `names` are modules."""
 
     level: int | None
@@ -30,7 +37,7 @@ class Import:
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class SelflessMethod:
     """A method without parameters; `used`: its class uses it as a plain function."""
 
     owner: str
@@ -41,7 +48,7 @@ class Method:
 
 
 @dataclass(frozen=True, slots=True)
-class Braces:
+class BracedString:
     """A string printed as it stands, with names in braces; `seen` are those visible inside the piece."""
 
     start: int
@@ -51,8 +58,8 @@ class Braces:
 
 
 @dataclass(frozen=True)
-class Facts:
-    imports: tuple[Import, ...]
+class PieceFacts:
+    imports: tuple[ImportStatement, ...]
     modules: tuple[tuple[str, str], ...]  # a name, and the module it stands for
     rebound: frozenset[str]  # names that may stand for something else somewhere
     attributes: tuple[tuple[str, str, int], ...]  # name, attribute, where it ends: unguarded uses
@@ -60,27 +67,27 @@ class Facts:
     of_names: frozenset[tuple[str, str]]  # attributes of plain names
     own: dict[ast.ClassDef, frozenset[str] | None]
     self_uses: dict[ast.ClassDef, tuple[tuple[str, int], ...]]
-    methods: tuple[Method, ...]
-    braces: tuple[Braces, ...]
+    methods: tuple[SelflessMethod, ...]
+    braces: tuple[BracedString, ...]
     bound: frozenset[str]
 
 
-def facts(piece: Piece) -> Facts:
-    found = piece.memory.get("facts")
-    if not isinstance(found, Facts):
-        found = piece.memory["facts"] = _gathered(piece.source)
+def piece_facts(piece: CodePiece) -> PieceFacts:
+    found = piece.cache.get("piece_facts")
+    if not isinstance(found, PieceFacts):
+        found = piece.cache["piece_facts"] = _gathered(piece.source)
     return found
 
 
-def _gathered(source: Source) -> Facts:
+def _gathered(source: PythonSource) -> PieceFacts:
     guarded = _guarded(source)
-    attributes = source.of(ast.Attribute)
-    classes = source.of(ast.ClassDef)
-    rebound = {alias.asname or alias.name for node in source.of(ast.ImportFrom) for alias in node.names}
-    rebound.update(node.id for node in source.of(ast.Name) if not isinstance(node.ctx, ast.Load))
-    rebound.update(node.arg for node in source.of(ast.arg))
+    attributes = source.nodes(ast.Attribute)
+    classes = source.nodes(ast.ClassDef)
+    rebound = {alias.asname or alias.name for node in source.nodes(ast.ImportFrom) for alias in node.names}
+    rebound.update(node.id for node in source.nodes(ast.Name) if not isinstance(node.ctx, ast.Load))
+    rebound.update(node.arg for node in source.nodes(ast.arg))
     for kind in (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef):
-        rebound.update(node.name for node in source.of(kind))  # type: ignore[attr-defined]
+        rebound.update(node.name for node in source.nodes(kind))  # type: ignore[attr-defined]
     rebound.update(
         node.value.id
         for node in attributes
@@ -88,7 +95,7 @@ def _gathered(source: Source) -> Facts:
     )
     modules = tuple(
         (name, alias.name if alias.asname else name)
-        for node in source.of(ast.Import)
+        for node in source.nodes(ast.Import)
         for alias in node.names
         for name in [alias.asname or alias.name.partition(".")[0]]
     )
@@ -99,7 +106,7 @@ def _gathered(source: Source) -> Facts:
         for end in [source.span(node)[1]]
         if source.text[end - len(node.attr) : end] == node.attr
     )
-    return Facts(
+    return PieceFacts(
         imports=_imports(source, guarded),
         modules=modules,
         rebound=frozenset(rebound),
@@ -110,20 +117,20 @@ def _gathered(source: Source) -> Facts:
         self_uses={node: tuple(_self_uses(source, node)) for node in classes},
         methods=tuple(_methods(source, classes)),
         braces=tuple(_braces(source)),
-        bound=frozenset(bound_in(source.tree)),
+        bound=frozenset(bound_names(source.tree)),
     )
 
 
-def _guarded(source: Source) -> set[int]:
+def _guarded(source: PythonSource) -> set[int]:
     """The lines inside `try` blocks that expect what is reported here, and under tests of what there is."""
     lines: set[int] = set()
-    for node in source.of(ast.Try):
+    for node in source.nodes(ast.Try):
         expected = [h.type for h in node.handlers]
         names = {n.id for t in expected if t is not None for n in ast.walk(t) if isinstance(n, ast.Name)}
         if None in expected or names & _GUARDS:
             for inner in node.body:
                 lines.update(range(inner.lineno, (inner.end_lineno or inner.lineno) + 1))
-    for test in source.of(ast.If):
+    for test in source.nodes(ast.If):
         words = {n.attr for n in ast.walk(test.test) if isinstance(n, ast.Attribute)}
         words |= {n.id for n in ast.walk(test.test) if isinstance(n, ast.Name)}
         if words & {"hasattr", "version_info", "platform", "system", "name"}:
@@ -131,30 +138,30 @@ def _guarded(source: Source) -> set[int]:
     return lines
 
 
-def _imports(source: Source, guarded: set[int]) -> tuple[Import, ...]:
+def _imports(source: PythonSource, guarded: set[int]) -> tuple[ImportStatement, ...]:
     plain = [
-        Import(None, "", 0, tuple((alias.name, source.span(alias)[0]) for alias in node.names))
-        for node in source.of(ast.Import)
+        ImportStatement(None, "", 0, tuple((alias.name, source.span(alias)[0]) for alias in node.names))
+        for node in source.nodes(ast.Import)
         if node.lineno not in guarded
     ]
     named = [
-        Import(
+        ImportStatement(
             node.level,
             node.module or "",
             source.span(node)[0] + len("from "),
             tuple((alias.name, source.span(alias)[0]) for alias in node.names if alias.name != "*"),
         )
-        for node in source.of(ast.ImportFrom)
+        for node in source.nodes(ast.ImportFrom)
         if node.lineno not in guarded
     ]
     return (*plain, *named)
 
 
-def _self_uses(source: Source, node: ast.ClassDef) -> list[tuple[str, int]]:
+def _self_uses(source: PythonSource, node: ast.ClassDef) -> list[tuple[str, int]]:
     """Attributes that methods use of their own object, and where each ends."""
     found = []
     for method in node.body:
-        own = receiver(method)
+        own = receiver_name(method)
         if own not in ("self", "cls"):
             continue
         for child in ast.walk(method):
@@ -167,7 +174,7 @@ def _self_uses(source: Source, node: ast.ClassDef) -> list[tuple[str, int]]:
     return found
 
 
-def _methods(source: Source, classes: list[ast.ClassDef]) -> list[Method]:
+def _methods(source: PythonSource, classes: list[ast.ClassDef]) -> list[SelflessMethod]:
     found = []
     for node in classes:
         if node.bases or node.keywords:
@@ -187,14 +194,14 @@ def _methods(source: Source, classes: list[ast.ClassDef]) -> list[Method]:
                     if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
                     for child in ast.walk(statement)
                 )
-                found.append(Method(node.name, method.name, opened.end(), context, used))
+                found.append(SelflessMethod(node.name, method.name, opened.end(), context, used))
     return found
 
 
-def _braces(source: Source) -> list[Braces]:
+def _braces(source: PythonSource) -> list[BracedString]:
     """Strings printed or raised as they stand, whose braces hold names."""
     found = []
-    for node in source.of(ast.Call):
+    for node in source.nodes(ast.Call):
         printed = isinstance(node.func, ast.Name) and (
             node.func.id == "print" or node.func.id.endswith(("Error", "Exception"))
         )
@@ -208,5 +215,7 @@ def _braces(source: Source) -> list[Braces]:
             quoted = source.text[start : start + 1] in "\"'" and "\\" not in source.text[start:end]
             others = re.sub(r"\{[A-Za-z_]\w*\}", "", argument.value)
             if quoted and "{" not in others and "}" not in others:
-                found.append(Braces(start, end, names, frozenset(visible(source.tree, node.lineno))))
+                found.append(
+                    BracedString(start, end, names, frozenset(visible_names(source.tree, node.lineno)))
+                )
     return found

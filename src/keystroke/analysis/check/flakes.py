@@ -15,14 +15,14 @@ from typing import Any
 
 from pyflakes import checker, messages
 
-from keystroke.analysis.check.pieces import Piece
+from keystroke.analysis.check.pieces import CodePiece
 
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
-class Names:
+class PieceBindings:
     """What a piece binds at the top of its module."""
 
     bound: frozenset[str]
@@ -35,7 +35,7 @@ class Names:
 
 
 @dataclass
-class Unused:
+class UnusedImport:
     """An import that its own piece does not use; `redefined` are places that would hide it."""
 
     name: str
@@ -45,17 +45,17 @@ class Unused:
 
 
 @dataclass
-class Look:
+class PieceReport:
     """What one piece says with certain names around it."""
 
     messages: list[Any]
-    unused: list[Unused]
+    unused: list[UnusedImport]
     used: frozenset[str]  # names of other pieces
     exported: frozenset[str]
     hidden: dict[str, list[ast.AST]]  # names of imports elsewhere that something here would hide
 
 
-def flakes(pieces: list[Piece], filename: str) -> Iterator[tuple[int, Any, int]]:
+def run_pyflakes(pieces: list[CodePiece], filename: str) -> Iterator[tuple[int, Any, int]]:
     """Messages with the index of their piece, and the index of the piece that a line in them belongs to."""
     names = [_names(piece) for piece in pieces]
     first: dict[str, int] = {}
@@ -104,7 +104,7 @@ class _Place:
         self.lineno, self.col_offset = lineno, 0
 
 
-def separable(pieces: list[Piece]) -> bool:
+def separable(pieces: list[CodePiece]) -> bool:
     """Whether looking at the pieces one by one says all that looking at the whole does."""
     names = [_names(piece) for piece in pieces]
     if any(item.star for item in names):
@@ -126,14 +126,14 @@ def separable(pieces: list[Piece]) -> bool:
 # ── one piece ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _names(piece: Piece) -> Names:
-    found = piece.memory.get("names")
-    if not isinstance(found, Names):
-        found = piece.memory["names"] = _bindings(piece)
+def _names(piece: CodePiece) -> PieceBindings:
+    found = piece.cache.get("names")
+    if not isinstance(found, PieceBindings):
+        found = piece.cache["names"] = _bindings(piece)
     return found
 
 
-def _bindings(piece: Piece) -> Names:
+def _bindings(piece: CodePiece) -> PieceBindings:
     bound: set[str] = set()
     defined: set[str] = set()
     deleted: set[str] = set()
@@ -177,14 +177,14 @@ def _bindings(piece: Piece) -> Names:
         elif isinstance(node, ast.MatchMapping) and node.rest:
             bound.add(node.rest)
         todo.extend(ast.iter_child_nodes(node))
-    declared = {name for node in piece.source.of(ast.Global) for name in node.names}
+    declared = {name for node in piece.source.nodes(ast.Global) for name in node.names}
     imports = {}
     if imported and not star:
         alone = checker.Checker(ast.Module(imported[::-1], []), builtins=())
         scope = alone.deadScopes[-1]
         imports = {name: item for name, item in scope.items() if isinstance(item, checker.Importation)}
     everything = bound | defined
-    return Names(
+    return PieceBindings(
         frozenset(everything),
         frozenset(defined),
         frozenset(deleted),
@@ -196,23 +196,23 @@ def _bindings(piece: Piece) -> Names:
 
 
 def _look(
-    piece: Piece,
+    piece: CodePiece,
     earlier: frozenset[str],
     later: frozenset[str],
     imports: Mapping[str, Any],
     future: bool,
     first: bool,
     filename: str,
-) -> Look:
+) -> PieceReport:
     outside = {name: imports[name] for name in earlier | later if name in imports}
     meaning = frozenset((name, type(item), item.fullName) for name, item in outside.items())
     key = ("look", earlier, later, meaning, future, first, filename)
-    found = piece.memory.get(key)
-    if not isinstance(found, Look):
-        for old in [k for k in piece.memory if isinstance(k, tuple) and k[0] == "look"][:-3]:
-            del piece.memory[old]
+    found = piece.cache.get(key)
+    if not isinstance(found, PieceReport):
+        for old in [k for k in piece.cache if isinstance(k, tuple) and k[0] == "look"][:-3]:
+            del piece.cache[old]
         own = _PieceChecker(piece.source.tree, filename, earlier, later, outside, future=future, first=first)
-        found = piece.memory[key] = own.look()
+        found = piece.cache[key] = own.look()
     return found
 
 
@@ -235,14 +235,14 @@ class _PieceChecker(checker.Checker):  # type: ignore[misc]
         self._future, self._first = future, first
         self._module: Any = None
         self._outside: dict[str, Any] = {}
-        self._unused: list[Unused] = []
+        self._unused: list[UnusedImport] = []
         self._used: set[str] = set()
         self._exported: frozenset[str] = frozenset()
         self._hidden: dict[str, list[ast.AST]] = {}
         super().__init__(tree, filename)
 
-    def look(self) -> Look:
-        return Look(self.messages, self._unused, frozenset(self._used), self._exported, self._hidden)
+    def look(self) -> PieceReport:
+        return PieceReport(self.messages, self._unused, frozenset(self._used), self._exported, self._hidden)
 
     def handleChildren(self, tree: ast.AST, omit: Any = None) -> None:  # noqa: N802 - pyflakes' name
         if tree is self.root and self._module is None:
@@ -281,7 +281,7 @@ class _PieceChecker(checker.Checker):  # type: ignore[misc]
             if isinstance(binding, checker.Importation) and not binding.used:
                 told = messages.UnusedImport(self.filename, binding.source, binding.imported_name)
                 self._unused.append(
-                    Unused(binding.name, told, binding.source.lineno, list(binding.redefined))
+                    UnusedImport(binding.name, told, binding.source.lineno, list(binding.redefined))
                 )
                 binding.used = True
         super().checkDeadScopes()

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level
-from keystroke.analysis.syntax import language_of, spelled, tree
+from keystroke.analysis.syntax import language_name, language_of, parse_tree
 from keystroke.text import Edit, apply_edits
 
 _TREES = {"javascript", "typescript", "tsx", "go", "java", "c", "cpp"}
@@ -38,7 +38,7 @@ _SHOWN = 20  # errors told at once: one slip makes many
 
 
 @dataclass(frozen=True, slots=True)
-class Slip:
+class SyntaxSlip:
     """A syntax error; `missing` is what the parser would have liked to find there."""
 
     message: str
@@ -59,9 +59,9 @@ def syntax_errors(text: str, path: str | Path) -> tuple[Diagnostic, ...]:
     language = foreign_language(path)
     if language is None or not text.strip():
         return ()
-    found = slips(text, language)
+    found = find_syntax_slips(text, language)
     if not found:
-        remember(path)
+        mark_parsed(path)
         return ()
     if _silent(text, language, Path(path)):
         return ()
@@ -71,7 +71,7 @@ def syntax_errors(text: str, path: str | Path) -> tuple[Diagnostic, ...]:
     )
 
 
-def slips(text: str, language: str) -> list[Slip]:
+def find_syntax_slips(text: str, language: str) -> list[SyntaxSlip]:
     """What the language's own parser says, first things first."""
     if language == "json":
         return list(_json(text))
@@ -87,10 +87,10 @@ def foreign_fixes(text: str, found: Diagnostic, path: str | Path, limit: int) ->
     language = foreign_language(path)
     if language is None:
         return ()
-    before = len(slips(text, language))
+    before = len(find_syntax_slips(text, language))
     kept: list[Fix] = []
     for fix in _candidates(text, found, language):
-        if len(kept) < limit and len(slips(apply_edits(text, fix.edits), language)) < before:
+        if len(kept) < limit and len(find_syntax_slips(apply_edits(text, fix.edits), language)) < before:
             kept.append(fix)
     return tuple(kept)
 
@@ -128,7 +128,7 @@ _clean: OrderedDict[str, None] = OrderedDict()  # files that parsed whole at som
 _REMEMBERED = 1000
 
 
-def remember(path: str | Path) -> None:
+def mark_parsed(path: str | Path) -> None:
     """The grammar read this file whole once: what it says about it from now on counts."""
     if Path(path).is_absolute():
         _clean[str(path)] = None
@@ -167,38 +167,38 @@ def _understood(path: Path, language: str, _stamp: int, _size: int) -> bool:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError):
         return False
-    return not slips(text, language)
+    return not find_syntax_slips(text, language)
 
 
 # ── the parsers ───────────────────────────────────────────────────────────────────────────────
 
 
-def _json(text: str) -> Iterator[Slip]:
+def _json(text: str) -> Iterator[SyntaxSlip]:
     mark = len(text) - len(text.removeprefix("\ufeff"))
     try:
         json.loads(text[mark:])
     except json.JSONDecodeError as error:
         at = min(error.pos + mark, max(0, len(text) - 1))
-        yield Slip(f"{error.msg}", at, min(at + 1, len(text)))
+        yield SyntaxSlip(f"{error.msg}", at, min(at + 1, len(text)))
     except RecursionError:
         return
 
 
-def _toml(text: str) -> Iterator[Slip]:
+def _toml(text: str) -> Iterator[SyntaxSlip]:
     try:
         tomllib.loads(text.replace("\r\n", "\n"))
     except tomllib.TOMLDecodeError as error:
         words, _, place = str(error).partition(" (at ")
         numbers = [int(number) for number in re.findall(r"\d+", place)]
         at = _offset(text, numbers[0] - 1, numbers[1] - 1) if len(numbers) == 2 else max(0, len(text) - 1)
-        yield Slip(words, at, min(at + 1, len(text)))
+        yield SyntaxSlip(words, at, min(at + 1, len(text)))
     except RecursionError:
         return
 
 
-def _yaml(text: str) -> Iterator[Slip]:
+def _yaml(text: str) -> Iterator[SyntaxSlip]:
     """Both parsers must stumble: one knows YAML 1.1 and the other is forgiving."""
-    if not tree(text, "yaml").find_all(kind="ERROR"):
+    if not parse_tree(text, "yaml").find_all(kind="ERROR"):
         return
     import yaml  # type: ignore[import-untyped] # only where it is needed: a tenth of a second
 
@@ -209,26 +209,26 @@ def _yaml(text: str) -> Iterator[Slip]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = _offset(text, mark.line, mark.column) if mark is not None else 0
-        yield Slip((error.problem or "not valid YAML").capitalize(), at, min(at + 1, len(text)))
+        yield SyntaxSlip((error.problem or "not valid YAML").capitalize(), at, min(at + 1, len(text)))
     except (yaml.YAMLError, RecursionError):
         return
 
 
-def _tree(text: str, language: str) -> Iterator[Slip]:
+def _tree(text: str, language: str) -> Iterator[SyntaxSlip]:
     whole = text if text.endswith("\n") else f"{text}\n"  # a last line without its end is no error
-    root = tree(whole, language)
-    found: list[Slip] = []
+    root = parse_tree(whole, language)
+    found: list[SyntaxSlip] = []
     for node in root.find_all(kind="ERROR"):
         span = node.range()
         found.append(_unexpected(text, node.children(), span.start.index, span.end.index, language))
     for node in root.find_all(regex="^$"):
         kind, at = node.kind(), node.range().start.index
         if node.is_leaf() and not kind.isidentifier() and kind.strip() and at <= len(text):
-            found.append(Slip(f"Missing `{kind}`", at, min(at + 1, len(text)), kind))
+            found.append(SyntaxSlip(f"Missing `{kind}`", at, min(at + 1, len(text)), kind))
     yield from sorted(found, key=lambda item: item.start)
 
 
-def _unexpected(text: str, children: list[object], start: int, end: int, language: str) -> Slip:
+def _unexpected(text: str, children: list[object], start: int, end: int, language: str) -> SyntaxSlip:
     """An error's message: a bracket without its other half where there is one."""
     opened: list[tuple[str, int]] = []
     for child in children:
@@ -237,17 +237,17 @@ def _unexpected(text: str, children: list[object], start: int, end: int, languag
             opened.append((kind, at))
         elif kind in _CLOSERS:
             if not opened or _OPENERS[opened[-1][0]] != kind:
-                return Slip(f"`{kind}` closes nothing", at, at + 1)
+                return SyntaxSlip(f"`{kind}` closes nothing", at, at + 1)
             opened.pop()
     if opened:
         sign, at = opened[-1]
-        return Slip(f"`{sign}` is never closed", at, at + 1)
+        return SyntaxSlip(f"`{sign}` is never closed", at, at + 1)
     end = min(end, len(text))
     line = text.find("\n", start)
     last = min(end, line if line >= 0 else end)
     words = text[start:last].strip()
     shown = f"`{words[:40]}` is not expected here" if words else "this cannot be read"
-    return Slip(f"{shown} ({spelled(language)})", start, max(last, min(start + 1, len(text))))
+    return SyntaxSlip(f"{shown} ({language_name(language)})", start, max(last, min(start + 1, len(text))))
 
 
 def _offset(text: str, line: int, column: int) -> int:

@@ -113,14 +113,14 @@ class Project:
         """What `from ..module import` means in the file `origin`."""
         return self._relative(origin, level, module)
 
-    def tops(self) -> frozenset[str]:
+    def importable_names(self) -> frozenset[str]:
         """Every name that `import` may be followed by here."""
         names = {name for name in sys.stdlib_module_names if not name.startswith("_")}
         for folder in (*self.own, *self.sites):
             names |= _submodules(folder)
         return frozenset(names)
 
-    def own_tops(self) -> frozenset[str]:
+    def own_module_names(self) -> frozenset[str]:
         """Those of the project's own code."""
         return frozenset().union(*map(_submodules, self.own)) if self.own else frozenset()
 
@@ -211,7 +211,7 @@ def _source_names(file: Path, _stamp: int, size: int) -> _Named | None:
         return None
     try:
         text = file.read_bytes().decode("utf-8-sig")
-        tree = parsed(text)
+        tree = parse_quietly(text)
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return None
     if _STDLIB in file.parents and (loaded := _loaded(file)):
@@ -220,8 +220,8 @@ def _source_names(file: Path, _stamp: int, size: int) -> _Named | None:
         return None
     names: set[str] = set()
     stars: list[tuple[int, str]] = []
-    for node in top_level(tree):
-        bind(node, names, stars)
+    for node in executed_statements(tree):
+        add_bound_names(node, names, stars)
     for inner in ast.walk(tree):
         if isinstance(inner, ast.Global):
             names.update(inner.names)
@@ -235,14 +235,14 @@ def _loaded(file: Path) -> frozenset[str]:
     return frozenset(dir(module)) if getattr(module, "__file__", None) == str(file) else frozenset()
 
 
-def parsed(text: str) -> ast.Module:
+def parse_quietly(text: str) -> ast.Module:
     """The tree of a text, without the warnings that Python would print about it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text)
 
 
-def top_level(tree: ast.AST) -> list[ast.stmt]:
+def executed_statements(tree: ast.AST) -> list[ast.stmt]:
     """The statements that run when a module or class body does, those inside `if` and `try` included."""
     out: list[ast.stmt] = []
     todo = [tree]
@@ -257,7 +257,7 @@ def top_level(tree: ast.AST) -> list[ast.stmt]:
     return out
 
 
-def bind(node: ast.stmt, names: set[str], stars: list[tuple[int, str]] | None = None) -> None:
+def add_bound_names(node: ast.stmt, names: set[str], stars: list[tuple[int, str]] | None = None) -> None:
     """Add what one statement binds, not counting statements inside it."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         names.add(node.name)

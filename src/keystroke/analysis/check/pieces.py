@@ -12,8 +12,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
 
-from keystroke.analysis.check.modules import parsed
-from keystroke.analysis.check.scope import Source
+from keystroke.analysis.check.modules import parse_quietly
+from keystroke.analysis.check.scope import PythonSource
 from keystroke.text import Document
 
 # Strings and comments as a whole, so that nothing in them is taken for a statement, and beginnings of lines.
@@ -32,18 +32,18 @@ _KEPT = 4_000_000  # characters of pieces that are remembered
 
 
 @dataclass(frozen=True)
-class Piece:
+class CodePiece:
     """Part of a text: positions in `source` count from its own beginning."""
 
     text: str
-    source: Source
+    source: PythonSource
 
     @cached_property
     def words(self) -> frozenset[str]:
         return frozenset(re.findall(r"\w+", self.text))
 
     @cached_property
-    def memory(self) -> dict[object, object]:
+    def cache(self) -> dict[object, object]:
         """What others found out about this piece, under keys of their own."""
         return {}
 
@@ -52,18 +52,18 @@ class _Memory:
     """Pieces by their text, the latest ones. Checks run on several threads."""
 
     def __init__(self) -> None:
-        self._pieces: OrderedDict[str, Piece] = OrderedDict()
+        self._pieces: OrderedDict[str, CodePiece] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()
 
-    def piece(self, text: str) -> Piece | None:
+    def piece(self, text: str) -> CodePiece | None:
         with self._lock:
             found = self._pieces.get(text)
             if found is not None:
                 self._pieces.move_to_end(text)
                 return found
         try:
-            piece = Piece(text, Source(text, parsed(text), Document(text)))
+            piece = CodePiece(text, PythonSource(text, parse_quietly(text), Document(text)))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
         with self._lock:
@@ -78,18 +78,18 @@ class _Memory:
 _memory = _Memory()
 
 
-def whole(text: str) -> list[Piece] | None:
+def single_piece(text: str) -> list[CodePiece] | None:
     """The text as one piece; None if it does not parse."""
     piece = _memory.piece(text)
     return None if piece is None else [piece]
 
 
-def pieces(text: str) -> list[Piece] | None:
+def split_pieces(text: str) -> list[CodePiece] | None:
     """The text in pieces; None if it does not parse."""
     if "\r" in text.replace("\r\n", "") or "\f" in text:
-        return whole(text)  # lines end otherwise there than a piece can tell
+        return single_piece(text)  # lines end otherwise there than a piece can tell
     cuts = [*_cuts(text), len(text)]
-    found: list[Piece] = []
+    found: list[CodePiece] = []
     at = 0
     while at < len(cuts) - 1:
         for upto in range(at + 1, min(at + 1 + _TRIES, len(cuts))):
@@ -103,7 +103,7 @@ def pieces(text: str) -> list[Piece] | None:
             if rest is None:
                 return None
             return [*found, rest]
-    return found or whole(text)
+    return found or single_piece(text)
 
 
 def _cuts(text: str) -> list[int]:

@@ -31,7 +31,7 @@ def check_plain(text: str, path: str, root: str | None) -> tuple[str, Any]:
     return "found", msgspec.to_builtins(found)
 
 
-def diagnostics(plain: Any) -> tuple[Diagnostic, ...]:
+def diagnostics_from_plain(plain: Any) -> tuple[Diagnostic, ...]:
     """What `check_plain` found, as it was."""
     return msgspec.convert(plain, tuple[Diagnostic, ...])
 

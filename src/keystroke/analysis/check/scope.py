@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from keystroke.analysis.check.modules import bind, top_level
+from keystroke.analysis.check.modules import add_bound_names, executed_statements
 from keystroke.text import Document
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -25,7 +25,7 @@ _KNOWN_DECORATORS = {"dataclass", "total_ordering", "final", "runtime_checkable"
 
 
 @dataclass(frozen=True)
-class Source:
+class PythonSource:
     """A text with its tree and the arithmetic from the tree's positions (UTF-8 columns) to offsets."""
 
     text: str
@@ -39,7 +39,7 @@ class Source:
             found.setdefault(type(node), []).append(node)
         return found
 
-    def of(self, kind: type[_Node]) -> list[_Node]:
+    def nodes(self, kind: type[_Node]) -> list[_Node]:
         """Every node of one kind. The tree is walked once for all who ask."""
         return self._nodes.get(kind, [])  # type: ignore[return-value]
 
@@ -70,7 +70,7 @@ def find_words(text: str, name: str) -> Iterable[int]:
         at = text.find(name, at + 1)
 
 
-def enclosing(tree: ast.Module, line: int) -> list[Function | ast.ClassDef | ast.Lambda]:
+def enclosing_scopes(tree: ast.Module, line: int) -> list[Function | ast.ClassDef | ast.Lambda]:
     """The functions and classes around a line, outermost first."""
     found: list[Function | ast.ClassDef | ast.Lambda] = []
     todo: list[ast.AST] = [tree]
@@ -86,7 +86,7 @@ def enclosing(tree: ast.Module, line: int) -> list[Function | ast.ClassDef | ast
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
 
-def bound_in(node: Function | ast.Lambda | ast.ClassDef | ast.Module) -> set[str]:
+def bound_names(node: Function | ast.Lambda | ast.ClassDef | ast.Module) -> set[str]:
     """The names a scope binds: its parameters and what its statements assign."""
     names: set[str] = set()
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
@@ -94,22 +94,22 @@ def bound_in(node: Function | ast.Lambda | ast.ClassDef | ast.Module) -> set[str
         named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         names |= {a.arg for a in (*named, arguments.vararg, arguments.kwarg) if a is not None}
     if not isinstance(node, ast.Lambda):
-        for statement in top_level(node):
-            bind(statement, names)
+        for statement in executed_statements(node):
+            add_bound_names(statement, names)
     return names
 
 
-def visible(tree: ast.Module, line: int) -> set[str]:
+def visible_names(tree: ast.Module, line: int) -> set[str]:
     """Every name that an expression on `line` can use, builtins not included."""
-    names = bound_in(tree)
-    scopes = enclosing(tree, line)
+    names = bound_names(tree)
+    scopes = enclosing_scopes(tree, line)
     for at, scope in enumerate(scopes):
         if not isinstance(scope, ast.ClassDef) or at == len(scopes) - 1:
-            names |= bound_in(scope)
+            names |= bound_names(scope)
     return names
 
 
-def receiver(function: ast.AST) -> str | None:
+def receiver_name(function: ast.AST) -> str | None:
     """The name of a method's own object; None for static methods and functions without parameters."""
     if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return None
@@ -121,9 +121,9 @@ def receiver(function: ast.AST) -> str | None:
 
 def own_members(node: ast.ClassDef) -> set[str]:
     """Names of the class body, and attributes that its methods set on their own object."""
-    names = bound_in(node)
-    for method in top_level(node):
-        if (own := receiver(method)) is None:
+    names = bound_names(node)
+    for method in executed_statements(node):
+        if (own := receiver_name(method)) is None:
             continue
         for child in ast.walk(method):
             if (
@@ -136,16 +136,16 @@ def own_members(node: ast.ClassDef) -> set[str]:
     return names
 
 
-class Classes:
+class ClassTable:
     """The classes of one file by name. One defined twice is left out: nobody can say which is meant."""
 
     def __init__(
         self,
-        *sources: Source,
+        *sources: PythonSource,
         own: Callable[[ast.ClassDef], frozenset[str] | None] | None = None,
     ) -> None:
         """`own`: what a class has by itself, where somebody knows it already."""
-        nodes = [node for source in sources for node in source.of(ast.ClassDef)]
+        nodes = [node for source in sources for node in source.nodes(ast.ClassDef)]
         names = Counter(node.name for node in nodes)
         self.known = {node.name: node for node in nodes if names[node.name] == 1}
         self._own = own or (lambda node: frozenset(own_members(node)) if plain_class(node) else None)
@@ -220,7 +220,7 @@ def plain_class(node: ast.ClassDef) -> bool:
     return True
 
 
-def nearest(name: str, candidates: Iterable[str], limit: int = 3, *, least: float = 0.66) -> list[str]:
+def closest_names(name: str, candidates: Iterable[str], limit: int = 3, *, least: float = 0.66) -> list[str]:
     """The candidates most like `name`, best first: the same letters in another case, then close spellings."""
     if len(name) > 100:
         return []

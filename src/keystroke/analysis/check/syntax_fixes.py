@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from keystroke.analysis.check.diagnostic import Fix
-from keystroke.analysis.check.modules import parsed
+from keystroke.analysis.check.modules import parse_quietly
 from keystroke.text import Document, Edit, apply_edits
 
 MAX_TRIES = 60
@@ -43,7 +43,7 @@ _PLAIN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class ParseFailure:
     """Where a text stops parsing, and what the parser says. Lines count from 0, offsets are in the text."""
 
     message: str
@@ -52,10 +52,10 @@ class Broken:
     end: int
 
 
-def broken(text: str) -> Broken | None:
+def parse_failure(text: str) -> ParseFailure | None:
     """The first syntax error; None for a text that parses."""
     try:
-        parsed(text)
+        parse_quietly(text)
     except SyntaxError as error:
         document = Document(text)
         line = min(max((error.lineno or 1) - 1, 0), document.line_count - 1)
@@ -65,13 +65,13 @@ def broken(text: str) -> Broken | None:
         if error.end_lineno and error.end_offset and error.end_lineno > 0:
             end_line = min(error.end_lineno - 1, document.line_count - 1)
             end = min(document.line_span(end_line)[0] + max(error.end_offset - 1, 0), len(text))
-        return Broken(error.msg, line, start, max(end, start))
+        return ParseFailure(error.msg, line, start, max(end, start))
     except (ValueError, RecursionError, MemoryError) as error:
-        return Broken(f"cannot be parsed: {error}", 0, 0, 0)
+        return ParseFailure(f"cannot be parsed: {error}", 0, 0, 0)
     return None
 
 
-def syntax_fixes(text: str, error: Broken, limit: int = 3) -> tuple[Fix, ...]:
+def syntax_fixes(text: str, error: ParseFailure, limit: int = 3) -> tuple[Fix, ...]:
     """Proved fixes, those after which the whole text parses first. A line that nobody can have typed gets
     none: patterns that look for words take quadratic time on it."""
     if any(len(line) > LONGEST_LINE for line in _around(text, error)):
@@ -83,7 +83,7 @@ def syntax_fixes(text: str, error: Broken, limit: int = 3) -> tuple[Fix, ...]:
         if edits in seen:
             continue
         seen.add(edits)
-        left = broken(apply_edits(text, edits))
+        left = parse_failure(apply_edits(text, edits))
         if left is None:
             whole.append(Fix(title, edits))
         elif left.line > error.line + 1 and left.message != error.message:
@@ -96,7 +96,7 @@ def syntax_fixes(text: str, error: Broken, limit: int = 3) -> tuple[Fix, ...]:
 _Candidate = tuple[str, tuple[Edit, ...]]
 
 
-def _around(text: str, error: Broken) -> list[str]:
+def _around(text: str, error: ParseFailure) -> list[str]:
     """The lines that candidates look at: those next to the error."""
     return text.split("\n", error.line + 3)[max(error.line - 2, 0) : error.line + 3]
 
@@ -108,7 +108,7 @@ def _limited(candidates: Iterator[_Candidate]) -> Iterator[_Candidate]:
         yield candidate
 
 
-def _candidates(text: str, error: Broken) -> Iterator[_Candidate]:
+def _candidates(text: str, error: ParseFailure) -> Iterator[_Candidate]:
     document = Document(text)
     message = error.message
     for maker in (
@@ -158,7 +158,7 @@ def _indent(line: str) -> str:
 # ── one maker for each kind of slip ───────────────────────────────────────────────────────────
 
 
-def _characters(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+def _characters(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     """Typographic characters that came with pasted code."""
     if "invalid character" not in message and "non-printable" not in message:
         return
@@ -170,7 +170,7 @@ def _characters(text: str, document: Document, error: Broken, message: str) -> I
             yield "Replace typographic characters by plain ones", edits
 
 
-def _indentation(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+def _indentation(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     lines = [document.line(n) for n in range(document.line_count)]
     line = error.line
     first = document.line_span(line)[0]
@@ -221,7 +221,7 @@ def _newline(text: str) -> str:
     return "\r\n" if "\r\n" in text else "\n"
 
 
-def _assignment(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+def _assignment(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     if "'=='" not in message and "cannot assign" not in message and "invalid syntax" not in message:
         return
     first, last = document.line_span(error.line)
@@ -230,7 +230,7 @@ def _assignment(text: str, document: Document, error: Broken, message: str) -> I
         yield _one("Compare with `==`", at, at + 1, "==")
 
 
-def _brackets(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+def _brackets(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     if found := re.search(r"closing parenthesis '(.)' does not match opening parenthesis '(.)'", message):
         right = _CLOSERS.get(found[2], ")")
         yield _one(f"Close with `{right}`", error.start, error.start + 1, right)
@@ -293,7 +293,7 @@ def _open_before(text: str, at: int) -> int | None:
     return stack[-1] if stack else None
 
 
-def _strings(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+def _strings(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     if "unterminated" not in message:
         return
     quote = text[error.start : error.start + 1]
@@ -317,7 +317,7 @@ def _strings(text: str, document: Document, error: Broken, message: str) -> Iter
         yield _one(f"Open the string with {quote}", first + found.start(), first + found.start(), quote)
 
 
-def _formatted(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+def _formatted(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     if "f-string" not in message:
         return
     first, last = document.line_span(error.line)
@@ -349,7 +349,7 @@ def _formatted(text: str, document: Document, error: Broken, message: str) -> It
             yield _one(f"Write a literal {brace[0]} twice", place, place, brace[0])
 
 
-def _words(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+def _words(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     """Words and operators of other languages."""
     for number in _near(document, error.line):
         first, last = document.line_span(number)
@@ -394,7 +394,7 @@ def _words(text: str, document: Document, error: Broken, message: str) -> Iterat
             yield _one("Open the block with `:`", first + len(line[: at - first].rstrip()), at + 1, ":")
 
 
-def _colon(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+def _colon(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     if "expected ':'" in message:
         at = len(text[: error.start].rstrip(" \t"))
         yield _one("Add the colon", at, at, ":")
@@ -409,7 +409,7 @@ def _colon(text: str, document: Document, error: Broken, message: str) -> Iterat
             yield _one("Add the colon", end, end, ":")
 
 
-def _comma(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+def _comma(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     if "comma" not in message and "invalid syntax" not in message:
         return
     for found in re.finditer(
@@ -419,7 +419,7 @@ def _comma(text: str, document: Document, error: Broken, message: str) -> Iterat
         yield _one("Add the comma", at, at, ",")
 
 
-def _between(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+def _between(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     """Something small is missing before the word that the parser did not expect."""
     if "invalid syntax" not in message:
         return
@@ -432,4 +432,4 @@ def _between(text: str, document: Document, error: Broken, message: str) -> Iter
 
 
 def parses(text: str) -> bool:
-    return broken(text) is None
+    return parse_failure(text) is None

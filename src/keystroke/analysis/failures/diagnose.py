@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keystroke.analysis.check.candidates import declared_outside
-from keystroke.analysis.check.check import check, read
+from keystroke.analysis.check.check import check, parse_source
 from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level
 from keystroke.analysis.check.knowledge import PACKAGES
 from keystroke.analysis.check.modules import Project
-from keystroke.analysis.failures.failure import Failure, Frame, Language
-from keystroke.analysis.failures.places import place
+from keystroke.analysis.failures.failure import Failure, Language, StackFrame
+from keystroke.analysis.failures.places import workspace_path
 from keystroke.analysis.failures.runtime_fixes import runtime_fixes
 from keystroke.text import apply_edits
 
@@ -58,7 +58,7 @@ def diagnose(failure: Failure, root: Path, cwd: Path, read_text: ReadText) -> Di
     """Locate a failure in the workspace at `root` and look for fixes. `cwd` is where the program ran;
     `read_text` reads workspace files and may refuse any."""
     for frame in reversed(failure.frames):
-        name = place(frame, root, cwd, search=failure.language is not Language.PYTHON)
+        name = workspace_path(frame, root, cwd, search=failure.language is not Language.PYTHON)
         text = read_text(name) if name else None
         if name and text is not None:
             break
@@ -80,7 +80,7 @@ def diagnose(failure: Failure, root: Path, cwd: Path, read_text: ReadText) -> Di
 
 
 def _checked(
-    failure: Failure, frame: Frame, text: str, path: Path, project: Project
+    failure: Failure, frame: StackFrame, text: str, path: Path, project: Project
 ) -> Iterator[tuple[Fix, str]]:
     found = check(text, path, project=project, fixes=False)
     for diagnostic in _matching(failure, frame, text, found):
@@ -88,7 +88,7 @@ def _checked(
         for item in complete:
             if (item.code, item.start) == (diagnostic.code, diagnostic.start):
                 yield from ((fix, "check") for fix in item.fixes)
-    source = read(text)
+    source = parse_source(text)
     if source is None:
         return
     tried: Iterator[Fix] = runtime_fixes(failure, frame.line, source, project, path)
@@ -105,7 +105,7 @@ def _harmless(fix: Fix, text: str, path: Path, project: Project, before: tuple[D
 
 
 def _matching(
-    failure: Failure, frame: Frame, text: str, found: tuple[Diagnostic, ...]
+    failure: Failure, frame: StackFrame, text: str, found: tuple[Diagnostic, ...]
 ) -> Iterator[Diagnostic]:
     """The complaints of the check that say what the failure says."""
     names = set(re.findall(r"'([\w.]+)'", failure.message))

@@ -36,7 +36,7 @@ def language_of(path: str) -> Language:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class StackFrame:
     """A place in a file; line counts from 1, as the program printed it. `column` likewise, 0 if not told."""
 
     path: str
@@ -53,16 +53,16 @@ class Failure:
     language: Language
     kind: str
     message: str
-    frames: tuple[Frame, ...]
+    frames: tuple[StackFrame, ...]
     hint: str = ""
     compiled: bool = False
 
     @property
     def place(self) -> tuple[str, str, int]:
         """What makes two failures the same one happening again: messages may hold numbers that differ."""
-        last = self.frames[-1] if self.frames else Frame("", 0)
+        last = self.frames[-1] if self.frames else StackFrame("", 0)
         return self.kind, last.path, last.line
 
 
 # What a parser of output gives: the index of a failure's last line, and the failure.
-Found = tuple[int, Failure]
+LocatedFailure = tuple[int, Failure]

@@ -10,14 +10,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from keystroke.analysis.failures.failure import Frame
+from keystroke.analysis.failures.failure import StackFrame
 
 _FOREIGN = frozenset({"site-packages", "dist-packages", "node_modules", ".venv", "venv"})
 _SKIPPED = _FOREIGN | {"__pycache__"}
 _FILES = 50_000  # looked at for the end of a path
 
 
-def place(frame: Frame, root: Path, cwd: Path, *, search: bool = False) -> str | None:
+def workspace_path(frame: StackFrame, root: Path, cwd: Path, *, search: bool = False) -> str | None:
     """The workspace name of a frame's file. `cwd` is where the program ran; `search`: look for files whose
     path ends as the printed one does."""
     if not frame.path or frame.path.startswith("<") or "\0" in frame.path:

@@ -1,7 +1,7 @@
 """What a program said when it failed: tracebacks and stack traces in its output, as values.
 
-Reads text, knows formats through its parsers, touches no file. `failures` reads what is there;
-`Watch` hears a stream while it comes and tells each failure once, when it is complete.
+Reads text, knows formats through its parsers, touches no file. `find_failures` reads what is there;
+`FailureWatcher` hears a stream while it comes and tells each failure once, when it is complete.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from keystroke.analysis.failures.failure import Failure, Frame, Language
+from keystroke.analysis.failures.failure import Failure
 from keystroke.analysis.failures.stack_traces import other_failures
 from keystroke.analysis.failures.tracebacks import python_failures
-
-__all__ = ["Failure", "Frame", "Language", "Watch", "failures"]
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b[@-_]")
 QUIET = 0.15  # seconds without output after which a failure is taken to be complete: chains come at once
@@ -24,7 +22,7 @@ _CONTEXT = 16 * 1024  # bytes kept before something that looks like a failure: i
 _SIGNS = (b"Traceback (", b"rror", b"ERROR", b"xception", b"panic", b"\nE  ", b"_test.go:", b".go:")
 
 
-def failures(output: str, limit: int = 20) -> tuple[Failure, ...]:
+def find_failures(output: str, limit: int = 20) -> tuple[Failure, ...]:
     """Every failure in a program's output, in order, each once. Of a chain the last is what stopped it."""
     return tuple(dict.fromkeys(item for _, item in _located(_lines(output))))[-limit:]
 
@@ -44,14 +42,14 @@ class _Stream:
     last: float = 0.0
 
 
-class Watch:
+class FailureWatcher:
     """Hears the output of a program, stream by stream, and tells its failures as they become complete. Times
     are the caller's clock, in seconds."""
 
     def __init__(self) -> None:
         self._streams: dict[int, _Stream] = {}
 
-    def hear(self, stream: int, data: bytes, now: float) -> None:
+    def feed(self, stream: int, data: bytes, now: float) -> None:
         heard = self._streams.setdefault(stream, _Stream())
         start = max(0, len(heard.data) - 16)  # a sign may be cut in two
         heard.data += data
@@ -64,7 +62,7 @@ class Watch:
         elif len(heard.data) > 2 * KEPT:
             del heard.data[:-KEPT]
 
-    def due(self, now: float) -> float | None:
+    def seconds_until_due(self, now: float) -> float | None:
         """In how many seconds `told` has something to look at; None while nothing looks like a failure."""
         times = [
             min(stream.last + QUIET, stream.since + LATEST)
@@ -73,7 +71,7 @@ class Watch:
         ]
         return max(0.0, min(times) - now) if times else None
 
-    def told(self, now: float, *, ended: bool = False) -> list[Failure]:
+    def completed(self, now: float, *, ended: bool = False) -> list[Failure]:
         """The failures that are complete. `ended`: the program is gone and nothing more will come."""
         found: list[Failure] = []
         for stream in self._streams.values():

@@ -15,15 +15,17 @@ from pathlib import Path
 from keystroke.analysis.check.candidates import candidates
 from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level
 from keystroke.analysis.check.knowledge import FOREIGN_METHODS
-from keystroke.analysis.check.modules import Project, parsed
-from keystroke.analysis.check.scope import Classes, Source, nearest, own_members
+from keystroke.analysis.check.modules import Project, parse_quietly
+from keystroke.analysis.check.scope import ClassTable, PythonSource, closest_names, own_members
 from keystroke.analysis.failures.failure import Failure
 from keystroke.text import Document, Edit
 
 _CLASS_FILES = 200
 
 
-def runtime_fixes(failure: Failure, line: int, source: Source, project: Project, path: Path) -> Iterator[Fix]:
+def runtime_fixes(
+    failure: Failure, line: int, source: PythonSource, project: Project, path: Path
+) -> Iterator[Fix]:
     kind, message = failure.kind, failure.message
     if kind == "AttributeError":
         yield from _attribute(failure, line, source, project, path)
@@ -40,7 +42,7 @@ def _on(line: int, node: ast.expr | ast.keyword) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
-def _name(failure: Failure, line: int, source: Source, project: Project, path: Path) -> Iterator[Fix]:
+def _name(failure: Failure, line: int, source: PythonSource, project: Project, path: Path) -> Iterator[Fix]:
     """Names and modules the check does not complain about, because it cannot know."""
     codes = {"NameError": "undefined-name", "ModuleNotFoundError": "unresolved-import"}
     if (wanted := re.search(r"'([\w.]+)'(?: from '([\w.]+)')?", failure.message)) is None:
@@ -57,7 +59,9 @@ def _name(failure: Failure, line: int, source: Source, project: Project, path: P
     yield from candidates(source, stand_in, project, path)
 
 
-def _attribute(failure: Failure, line: int, source: Source, project: Project, path: Path) -> Iterator[Fix]:
+def _attribute(
+    failure: Failure, line: int, source: PythonSource, project: Project, path: Path
+) -> Iterator[Fix]:
     wanted = re.search(r"has no attribute '(\w+)'", failure.message)
     owner = re.search(r"^(?:type object |module |partially initialized module )?'([\w.]+)'", failure.message)
     if wanted is None:
@@ -65,7 +69,7 @@ def _attribute(failure: Failure, line: int, source: Source, project: Project, pa
     name = wanted[1]
     places = [
         source.span(node)[1]
-        for node in source.of(ast.Attribute)
+        for node in source.nodes(ast.Attribute)
         if node.attr == name and (node.end_lineno or node.lineno) >= line >= node.lineno
     ]
     names: list[str] = [failure.hint] if failure.hint else []
@@ -74,25 +78,25 @@ def _attribute(failure: Failure, line: int, source: Source, project: Project, pa
         if (foreign := FOREIGN_METHODS.get(kind, {}).get(name)) is not None:
             names.append(foreign)
         if failure.message.startswith("module"):
-            names += nearest(name, project.names(kind, path) or ())
+            names += closest_names(name, project.names(kind, path) or ())
         elif isinstance(builtin := getattr(builtins, kind, None), type):
-            names += nearest(name, dir(builtin))
+            names += closest_names(name, dir(builtin))
         elif (found := _class(kind, source, project)) is not None:
-            names += nearest(name, own_members(found))
+            names += closest_names(name, own_members(found))
     for at in places:
         for item in dict.fromkeys(names):
             if source.text[at - len(name) : at] == name and item.isidentifier():
                 yield Fix(f"Change to `{item}`", (Edit(at - len(name), at, item),))
 
 
-def _class(name: str, source: Source, project: Project) -> ast.ClassDef | None:
+def _class(name: str, source: PythonSource, project: Project) -> ast.ClassDef | None:
     """The class of that name, in this file or in the project."""
-    if (own := Classes(source).known.get(name)) is not None:
+    if (own := ClassTable(source).known.get(name)) is not None:
         return own
     return next((found.known[name] for found in _project_classes(project, name) if name in found.known), None)
 
 
-def _project_sources(project: Project, word: str) -> Iterator[Source]:
+def _project_sources(project: Project, word: str) -> Iterator[PythonSource]:
     from keystroke.analysis.python_files import python_files
 
     if project.root is None:
@@ -103,16 +107,16 @@ def _project_sources(project: Project, word: str) -> Iterator[Source]:
         try:
             text = (project.root / path).read_bytes().decode("utf-8-sig")
             if word in text:
-                yield Source(text, parsed(text), Document(text))
+                yield PythonSource(text, parse_quietly(text), Document(text))
         except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
             continue
 
 
-def _project_classes(project: Project, name: str) -> Iterator[Classes]:
-    return (Classes(source) for source in _project_sources(project, f"class {name}"))
+def _project_classes(project: Project, name: str) -> Iterator[ClassTable]:
+    return (ClassTable(source) for source in _project_sources(project, f"class {name}"))
 
 
-def _key(message: str, line: int, source: Source) -> Iterator[Fix]:
+def _key(message: str, line: int, source: PythonSource) -> Iterator[Fix]:
     try:
         key = ast.literal_eval(message.strip())
     except (ValueError, SyntaxError, MemoryError):
@@ -120,23 +124,23 @@ def _key(message: str, line: int, source: Source) -> Iterator[Fix]:
     if not isinstance(key, str):
         return
     known = {
-        node.value for d in source.of(ast.Dict) for node in d.keys
+        node.value for d in source.nodes(ast.Dict) for node in d.keys
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }  # fmt: skip
     known |= {
-        node.slice.value for node in source.of(ast.Subscript)
+        node.slice.value for node in source.nodes(ast.Subscript)
         if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
         and isinstance(node.ctx, ast.Store)
     }  # fmt: skip
-    known |= {word.arg for call in source.of(ast.Call) for word in call.keywords
+    known |= {word.arg for call in source.nodes(ast.Call) for word in call.keywords
               if word.arg and isinstance(call.func, ast.Name) and call.func.id == "dict"}  # fmt: skip
-    for node in source.of(ast.Subscript):
+    for node in source.nodes(ast.Subscript):
         wanted = node.slice
         if not (_on(line, node) and isinstance(wanted, ast.Constant) and wanted.value == key):
             continue
         start, end = source.span(wanted)
         quote = source.text[start : start + 1]
-        for item in nearest(key, known):
+        for item in closest_names(key, known):
             if quote and quote in "\"'" and item.isprintable() and quote not in item and "\\" not in item:
                 yield Fix(
                     f"Change the key to {quote}{item}{quote}", (Edit(start, end, f"{quote}{item}{quote}"),)
@@ -151,11 +155,11 @@ def _key(message: str, line: int, source: Source) -> Iterator[Fix]:
                 )
 
 
-def _arguments(message: str, line: int, source: Source, project: Project) -> Iterator[Fix]:
+def _arguments(message: str, line: int, source: PythonSource, project: Project) -> Iterator[Fix]:
     if wrong := re.search(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'", message):
         parameters = _parameters(wrong[1], source, project)
         hint = re.search(r"Did you mean '(\w+)'", message)
-        for call in source.of(ast.Call):
+        for call in source.nodes(ast.Call):
             for word in call.keywords:
                 if word.arg != wrong[2] or not _on(line, call):
                     continue
@@ -163,11 +167,11 @@ def _arguments(message: str, line: int, source: Source, project: Project) -> Ite
                 given = {other.arg for other in call.keywords}
                 pool = [item for item in parameters if item not in given]
                 for item in dict.fromkeys(
-                    [*([hint[1]] if hint else []), *nearest(wrong[2], pool, least=0.5)]
+                    [*([hint[1]] if hint else []), *closest_names(wrong[2], pool, least=0.5)]
                 ):
                     yield Fix(f"Change to `{item}=`", (Edit(start, start + len(wrong[2]), item),))
     elif lacking := re.search(r"(\w+)\.(\w+)\(\) missing 1 required positional argument: 'self'", message):
-        for call in source.of(ast.Call):
+        for call in source.nodes(ast.Call):
             function = call.func
             if (
                 _on(line, call)
@@ -179,16 +183,16 @@ def _arguments(message: str, line: int, source: Source, project: Project) -> Ite
                 yield Fix(f"Call it on an object: `{lacking[1]}().{lacking[2]}`", (Edit(end, end, "()"),))
 
 
-def _parameters(function: str, source: Source, project: Project) -> list[str]:
+def _parameters(function: str, source: PythonSource, project: Project) -> list[str]:
     """The parameters of a function by its qualified name, here or in the project."""
     owner, _, name = function.rpartition(".")
     for place in (source, *_project_sources(project, f"def {name}")):
         for kind in (ast.FunctionDef, ast.AsyncFunctionDef):
-            for node in place.of(kind):
+            for node in place.nodes(kind):
                 if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
                     named = [*node.args.args, *node.args.kwonlyargs]
                     return [item.arg for item in named if item.arg not in ("self", "cls")]
-        fields = Classes(place).known.get(owner.rpartition(".")[2] if name == "__init__" else name)
+        fields = ClassTable(place).known.get(owner.rpartition(".")[2] if name == "__init__" else name)
         if fields is not None:  # a dataclass has its fields as parameters
             return [
                 n.target.id
@@ -198,13 +202,13 @@ def _parameters(function: str, source: Source, project: Project) -> list[str]:
     return []
 
 
-def _mixed(message: str, line: int, source: Source) -> Iterator[Fix]:
+def _mixed(message: str, line: int, source: PythonSource) -> Iterator[Fix]:
     """Text and something else, added."""
     if not re.search(
         r"can only concatenate str|unsupported operand type\(s\) for \+: '\w+' and 'str'", message
     ):
         return
-    for node in source.of(ast.BinOp):
+    for node in source.nodes(ast.BinOp):
         if not _on(line, node) or not isinstance(node.op, ast.Add):
             continue
         left, right = _is_text(node.left), _is_text(node.right)

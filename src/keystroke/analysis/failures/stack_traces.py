@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from keystroke.analysis.failures.failure import Failure, Found, Frame, Language, language_of
+from keystroke.analysis.failures.failure import Failure, Language, LocatedFailure, StackFrame, language_of
 
 COMPILED = "compile error"
 
@@ -64,7 +64,7 @@ _GO_COMPILER = re.compile(
 )
 
 
-def other_failures(lines: Sequence[str]) -> list[Found]:
+def other_failures(lines: Sequence[str]) -> list[LocatedFailure]:
     return [
         *_node(lines),
         *_go(lines),
@@ -75,10 +75,10 @@ def other_failures(lines: Sequence[str]) -> list[Found]:
     ]
 
 
-def _node(lines: Sequence[str]) -> Iterator[Found]:
+def _node(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     said: tuple[str, str] | None = None
-    frames: list[Frame] = []
-    file: Frame | None = None  # told above the sentence where the file itself does not parse
+    frames: list[StackFrame] = []
+    file: StackFrame | None = None  # told above the sentence where the file itself does not parse
     since = 0
     for at, line in enumerate([*lines, ""]):
         place = _NODE_AT.match(line)
@@ -86,7 +86,7 @@ def _node(lines: Sequence[str]) -> Iterator[Found]:
             since = at
             if place and not place["path"].startswith("node:"):
                 column = int(place["column"])
-                frames.append(Frame(place["path"], int(place["line"]), place["name"] or "", column))
+                frames.append(StackFrame(place["path"], int(place["line"]), place["name"] or "", column))
             continue
         if said and since:
             # Node tells the innermost frame first.
@@ -99,12 +99,12 @@ def _node(lines: Sequence[str]) -> Iterator[Found]:
         if error := _NODE_SAID.match(cause["rest"] if cause else line):
             said, since = (error["kind"], error["message"] or ""), 0
         elif top := _NODE_FILE.match(line):
-            file = Frame(top["path"], int(top["line"]))
+            file = StackFrame(top["path"], int(top["line"]))
 
 
-def _go(lines: Sequence[str]) -> Iterator[Found]:
+def _go(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     said: tuple[str, str] | None = None
-    frames: list[Frame] = []
+    frames: list[StackFrame] = []
     last = 0
     for at, line in enumerate(lines):
         if error := _GO_SAID.match(line):
@@ -112,23 +112,26 @@ def _go(lines: Sequence[str]) -> Iterator[Found]:
                 yield last, Failure(Language.GO, *said, tuple(reversed(frames)))
             said, frames = (error["kind"], error["message"]), []
         elif (place := _GO_AT.match(line)) and said:
-            frames.append(Frame(place["path"], int(place["line"])))
+            frames.append(StackFrame(place["path"], int(place["line"])))
             last = at
         elif test := _GO_TEST.match(line):
-            yield at, Failure(Language.GO, "test", test["message"], (Frame(test["path"], int(test["line"])),))
+            yield (
+                at,
+                Failure(Language.GO, "test", test["message"], (StackFrame(test["path"], int(test["line"])),)),
+            )
     if said and frames:
         yield last, Failure(Language.GO, *said, tuple(reversed(frames)))
 
 
-def _java(lines: Sequence[str]) -> Iterator[Found]:
+def _java(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     said: tuple[str, str] | None = None
-    frames: list[Frame] = []
+    frames: list[StackFrame] = []
     last = 0
     for at, line in enumerate([*lines, ""]):
         if (place := _JAVA_AT.match(line)) and said:
             package = place["name"].rpartition(".")[0].rpartition(".")[0].replace(".", "/")
             path = f"{package}/{place['file']}" if package else place["file"]
-            frames.append(Frame(path, int(place["line"]), place["name"]))
+            frames.append(StackFrame(path, int(place["line"]), place["name"]))
             last = at
             continue
         if said and _JAVA_MORE.match(line):
@@ -140,7 +143,7 @@ def _java(lines: Sequence[str]) -> Iterator[Found]:
             said = (error["kind"].rpartition(".")[2], error["message"] or "")
 
 
-def _rust(lines: Sequence[str]) -> Iterator[Found]:
+def _rust(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     for at, line in enumerate(lines):
         if panic := _RUST_PANIC.match(line):
             if at + 1 < len(lines):
@@ -152,9 +155,9 @@ def _rust(lines: Sequence[str]) -> Iterator[Found]:
             yield at, Failure(Language.RUST, kind, said["message"], (_place(place),), compiled=True)
 
 
-def _sanitizers(lines: Sequence[str]) -> Iterator[Found]:
+def _sanitizers(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     said: tuple[str, str] | None = None
-    frames: list[Frame] = []
+    frames: list[StackFrame] = []
     for at, line in enumerate([*lines, ""]):
         if error := _SANITIZER.match(line):
             said, frames = (error["kind"], error["message"].partition(" on address")[0]), []
@@ -165,22 +168,22 @@ def _sanitizers(lines: Sequence[str]) -> Iterator[Found]:
             said = None
 
 
-def _compilers(lines: Sequence[str]) -> Iterator[Found]:
+def _compilers(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     for at, line in enumerate(lines):
         if wrong := _COLONS.match(line):
             yield at, _compiled(wrong["message"], _place(wrong))
         elif wrong := _TSC.match(line):
             number = int(wrong["line"] or wrong["line2"]), int(wrong["column"] or wrong["column2"])
-            place = Frame(wrong["path"], number[0], "", number[1])
+            place = StackFrame(wrong["path"], number[0], "", number[1])
             yield at, _compiled(f"{wrong['code']}: {wrong['message']}", place)
         elif wrong := _GO_COMPILER.match(line):
             yield at, _compiled(wrong["message"], _place(wrong))
 
 
-def _compiled(message: str, place: Frame) -> Failure:
+def _compiled(message: str, place: StackFrame) -> Failure:
     return Failure(language_of(place.path), COMPILED, message, (place,), compiled=True)
 
 
-def _place(found: re.Match[str]) -> Frame:
+def _place(found: re.Match[str]) -> StackFrame:
     told = found.groupdict()
-    return Frame(told["path"], int(told["line"]), told.get("name") or "", int(told.get("column") or 0))
+    return StackFrame(told["path"], int(told["line"]), told.get("name") or "", int(told.get("column") or 0))

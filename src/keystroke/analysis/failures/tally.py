@@ -27,7 +27,7 @@ _CUT = re.compile(r"^!+ stopping after 1 failures !+$")
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class PassFailTally:
     """`names` are those of the failed tests, where a runner says them; `cut`: it stopped at the first."""
 
     passed: int = 0
@@ -42,7 +42,7 @@ class Tally:
     def __str__(self) -> str:
         return f"{self.passed} of {self.passed + self.failed} tests pass"
 
-    def further(self, than: Tally) -> bool:
+    def improves_on(self, than: PassFailTally) -> bool:
         """Whether more tests pass and none that passed fails now. False where that cannot be told."""
         if self.passed <= than.passed:
             return False
@@ -53,7 +53,7 @@ class Tally:
         return known and all({name, name.partition("::")[0]} & than.names for name in self.names)
 
 
-def tally(output: str) -> Tally:
+def count_tests(output: str) -> PassFailTally:
     """What the report in a command's output says; zeros where there is none."""
     passed = failed = ran = 0
     cut = False
@@ -70,7 +70,7 @@ def tally(output: str) -> Tally:
     if ran:
         failed += len(names)
         passed += max(0, ran - len(names))
-    return Tally(passed, failed, frozenset(names), cut)
+    return PassFailTally(passed, failed, frozenset(names), cut)
 
 
 def _sum(counts: re.Pattern[str], line: str) -> int:

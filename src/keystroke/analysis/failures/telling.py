@@ -20,9 +20,9 @@ _PLACE = re.compile(r"^[^\s:][^:\n]*\.py:\d+: ")
 _NOISE = re.compile(r"^self = <.*>$")
 
 
-def telling(output: str, limit: int = LIMIT) -> str:
+def summarize_output(output: str, limit: int = LIMIT) -> str:
     """What a model or a person needs of it; the end of the output where no report is recognised."""
-    reports = different(output, limit)
+    reports = distinct_reports(output, limit)
     if not reports:
         text = output.strip()
         return text if len(text) <= limit else f"…{text[-limit:]}"
@@ -38,7 +38,7 @@ def telling(output: str, limit: int = LIMIT) -> str:
     return "\n\n".join([*kept, *([counts] if counts else [])])
 
 
-def different(output: str, limit: int = LIMIT) -> list[str]:
+def distinct_reports(output: str, limit: int = LIMIT) -> list[str]:
     """The first failures of a report that say different things, each by itself."""
     reports: dict[str, str] = {}
     for said, report in _reports(output.strip().split("\n")):

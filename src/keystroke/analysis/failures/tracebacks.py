@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from keystroke.analysis.failures.failure import Failure, Found, Frame, Language
+from keystroke.analysis.failures.failure import Failure, Language, LocatedFailure, StackFrame
 
 _GROUP = re.compile(r"^\s+[|+](?: |$|-)")  # the margin that exception groups draw
 _HEAD = re.compile(r"^(?P<prefix>.{0,200}?)(?:Exception Group )?Traceback \(most recent call last\):\s*$")
@@ -27,7 +27,7 @@ _PYTEST_SAID = re.compile(r"^E\s{1,10}(?P<text>\S.*)$")
 _HINT = re.compile(r"\.? Did you (?:mean|forget to import)[: ]+(?:import )?'(?P<name>[\w.]+)'\??\s*$")
 
 
-def python_failures(lines: Sequence[str]) -> list[Found]:
+def python_failures(lines: Sequence[str]) -> list[LocatedFailure]:
     plain = [_GROUP.sub("", line) for line in lines]
     found = [*_tracebacks(plain)]
     told = {(item.kind, item.message) for _, item in found}
@@ -35,8 +35,8 @@ def python_failures(lines: Sequence[str]) -> list[Found]:
     return [*found, *_pytest(lines)]
 
 
-def _tracebacks(lines: Sequence[str]) -> Iterator[Found]:
-    frames: list[Frame] | None = None  # those of the traceback being read
+def _tracebacks(lines: Sequence[str]) -> Iterator[LocatedFailure]:
+    frames: list[StackFrame] | None = None  # those of the traceback being read
     prefix = ""
     for at, line in enumerate(lines):
         if "Traceback (" in line and (head := _HEAD.match(line)):
@@ -46,14 +46,14 @@ def _tracebacks(lines: Sequence[str]) -> Iterator[Found]:
             continue
         line = line.removeprefix(prefix)
         if frame := _FRAME.match(line):
-            frames.append(Frame(frame["path"], int(frame["line"]), frame["name"] or ""))
+            frames.append(StackFrame(frame["path"], int(frame["line"]), frame["name"] or ""))
         elif not line[:1].isspace() and line and frames:
             if said := _RAISED.match(line):
                 yield at, _failure(said["kind"], said["message"] or "", frames)
             frames = None
 
 
-def _failure(kind: str, message: str, frames: list[Frame]) -> Failure:
+def _failure(kind: str, message: str, frames: list[StackFrame]) -> Failure:
     hint = _HINT.search(message)
     words = message[: hint.start()] if hint else message
     name = hint["name"] if hint else ""
@@ -61,7 +61,7 @@ def _failure(kind: str, message: str, frames: list[Frame]) -> Failure:
     return Failure(Language.PYTHON, own, words, tuple(frames), name)
 
 
-def _bare_syntax_errors(lines: Sequence[str]) -> Iterator[Found]:
+def _bare_syntax_errors(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     """A script that does not parse has no traceback: a place, the line, a caret and the error."""
     for index, line in enumerate(lines):
         frame = _FRAME.match(line)
@@ -70,21 +70,21 @@ def _bare_syntax_errors(lines: Sequence[str]) -> Iterator[Found]:
         for at, after in enumerate(lines[index + 1 : index + 5], index + 1):
             said = _ERROR.match(after)
             if said and said["kind"] in _SYNTAX:
-                place = Frame(frame["path"], int(frame["line"]))
+                place = StackFrame(frame["path"], int(frame["line"]))
                 yield at, _failure(said["kind"], said["message"] or "", [place])
                 break
 
 
-def _pytest(lines: Sequence[str]) -> Iterator[Found]:
+def _pytest(lines: Sequence[str]) -> Iterator[LocatedFailure]:
     said = ""
-    frames: list[Frame] = []
+    frames: list[StackFrame] = []
     for at, line in enumerate(lines):
         if line.startswith(("____", "====")):
             said, frames = "", []
         elif text := _PYTEST_SAID.match(line):
             said = said or text["text"]
         elif place := _PYTEST.match(line):
-            frames.append(Frame(place["path"], int(place["line"])))
+            frames.append(StackFrame(place["path"], int(place["line"])))
             if said:
                 error = _ERROR.match(said)
                 own = error is not None and error["kind"].endswith(place["kind"])
@@ -92,4 +92,4 @@ def _pytest(lines: Sequence[str]) -> Iterator[Found]:
                 yield at, _failure(place["kind"], message, frames)
                 said, frames = "", []
         elif between := _PYTEST_BETWEEN.match(line):
-            frames.append(Frame(between["path"], int(between["line"])))
+            frames.append(StackFrame(between["path"], int(between["line"])))

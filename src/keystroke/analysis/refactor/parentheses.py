@@ -13,7 +13,7 @@ import tokenize
 _BEFORE_CALL = {tokenize.STRING, tokenize.NUMBER}
 
 
-def unwrapped(text: str, name: str) -> str:
+def remove_redundant_parentheses(text: str, name: str) -> str:
     """`text` without the parentheses around `name` and around the value it was given; the text itself where
     that cannot be done."""
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from keystroke.analysis.refactor.refactoring import Refactored, Refactoring
+from keystroke.analysis.refactor.refactoring import Refactoring, RefactoringPlan
 from keystroke.errors import InputError, KeystrokeError
 
 UNTITLED = "untitled.py"  # what a text without a file is called in its plan
@@ -35,14 +35,14 @@ def refactor_plain(
         return "refused", error.message
 
 
-def refactored(plain: Any) -> Refactored:
+def refactoring_from_plain(plain: Any) -> RefactoringPlan:
     """What `refactor_plain` planned, as it was."""
-    return msgspec.convert(plain, Refactored)
+    return msgspec.convert(plain, RefactoringPlan)
 
 
 def _planned(
     root: Path, texts: Mapping[str, str], kind: str, path: str, start: int, end: int, name: str
-) -> Refactored:
+) -> RefactoringPlan:
     work = Refactoring(root, texts)
     try:
         match kind:

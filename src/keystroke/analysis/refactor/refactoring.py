@@ -15,14 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keystroke.analysis.check.check import check, read
+from keystroke.analysis.check.check import check, parse_source
 from keystroke.analysis.check.diagnostic import Level
 from keystroke.analysis.check.modules import Project
-from keystroke.analysis.check.scope import visible
-from keystroke.analysis.refactor.parentheses import unwrapped
-from keystroke.analysis.refactor.signature import Parameter, of_function, parameters, steps
-from keystroke.analysis.refactor.sources import Sources, own_edits, plain_offset
-from keystroke.analysis.refactor.words import follow
+from keystroke.analysis.check.scope import visible_names
+from keystroke.analysis.refactor.parentheses import remove_redundant_parentheses
+from keystroke.analysis.refactor.signature import (
+    Parameter,
+    function_parameters,
+    parse_parameters,
+    signature_steps,
+)
+from keystroke.analysis.refactor.sources import OverlaySources, lf_offset, restore_line_ends
+from keystroke.analysis.refactor.words import rename_in_strings
 from keystroke.errors import InputError, KeystrokeError
 from keystroke.text import Edit, apply_edits, minimal_diff
 
@@ -30,7 +35,7 @@ _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
-class Refactored:
+class RefactoringPlan:
     """A plan: edits by workspace path, and files that get another path (after their edits)."""
 
     title: str
@@ -43,12 +48,12 @@ class Refactoring:
     files, and offsets are into them."""
 
     def __init__(self, root: Path, overlay: Mapping[str, str] | None = None) -> None:
-        self._sources = Sources(root, overlay or {})
+        self._sources = OverlaySources(root, overlay or {})
         self._project: Any = None
 
     # ── what can be asked ─────────────────────────────────────────────────────────────────────
 
-    def rename(self, path: str, offset: int, name: str) -> Refactored:
+    def rename(self, path: str, offset: int, name: str) -> RefactoringPlan:
         """Every use of the name at `offset` gets another. Also modules, where they are imported."""
         from rope.refactor.rename import Rename
 
@@ -58,33 +63,33 @@ class Refactoring:
         self._check_name(name)
         self._check_free(path, offset, name)
         with self._opened(path, f"rename {old}") as (project, resource):
-            work = Rename(project, resource, plain_offset(self.text(path), offset))
+            work = Rename(project, resource, lf_offset(self.text(path), offset))
             resources = self._resources(old)
             changes = work.get_changes(name, in_hierarchy=True, resources=resources)
             home = self._home(work.old_pyname, old)
 
             def strings(texts: dict[str, str]) -> None:
-                follow(texts, old, name, home, [item.path for item in resources], self.text)
+                rename_in_strings(texts, old, name, home, [item.path for item in resources], self.text)
 
             return self._planned(f"Rename {old} to {name}", changes, also=strings)
 
-    def extract_function(self, path: str, start: int, end: int, name: str) -> Refactored:
+    def extract_function(self, path: str, start: int, end: int, name: str) -> RefactoringPlan:
         """Statements or an expression become a function, called where they were."""
         return self._extract(path, start, end, name, "ExtractMethod")
 
-    def extract_variable(self, path: str, start: int, end: int, name: str) -> Refactored:
+    def extract_variable(self, path: str, start: int, end: int, name: str) -> RefactoringPlan:
         return self._extract(path, start, end, name, "ExtractVariable")
 
-    def inline(self, path: str, offset: int) -> Refactored:
+    def inline(self, path: str, offset: int) -> RefactoringPlan:
         """The function, variable or parameter at `offset` goes; its uses become what it stands for."""
         from rope.refactor.inline import create_inline
 
         old = self._word_at(path, offset)
         with self._opened(path, f"inline {old}") as (project, resource):
-            work = create_inline(project, resource, plain_offset(self.text(path), offset))
+            work = create_inline(project, resource, lf_offset(self.text(path), offset))
             return self._planned(f"Inline {old}", work.get_changes(resources=self._resources(old)))
 
-    def move(self, path: str, offset: int, target: str) -> Refactored:
+    def move(self, path: str, offset: int, target: str) -> RefactoringPlan:
         """The function, class or variable at `offset` goes to the module `target`; imports follow."""
         from rope.refactor.move import MoveGlobal, create_move
 
@@ -93,14 +98,14 @@ class Refactoring:
             raise InputError(f"{old} is in {target} already; name another file")
         self.text(target)
         with self._opened(path, f"move {old}") as (project, resource):
-            work = create_move(project, resource, plain_offset(self.text(path), offset))
+            work = create_move(project, resource, lf_offset(self.text(path), offset))
             if not isinstance(work, MoveGlobal):
                 raise InputError("only functions, classes and variables at the top of a module can be moved")
             destination = project.get_resource(target)
             changes = work.get_changes(destination, resources=self._resources(old, path, target))
             return self._planned(f"Move {old} to {target}", changes)
 
-    def change_signature(self, path: str, offset: int, wanted: str) -> Refactored:
+    def change_signature(self, path: str, offset: int, wanted: str) -> RefactoringPlan:
         """The function at `offset` gets the parameters `wanted` ("a, b, c=0"), and every call follows. They
         are told apart by name: those left out go, new ones need a default, the order may change."""
         from rope.refactor.change_signature import (
@@ -113,16 +118,16 @@ class Refactoring:
 
         old = self._word_at(path, offset)
         with self._opened(path, f"change {old}") as (project, resource):
-            work = ChangeSignature(project, resource, plain_offset(self.text(path), offset))
+            work = ChangeSignature(project, resource, lf_offset(self.text(path), offset))
             home = self._sources.name(work.pyname.get_object().get_module().get_resource().real_path)
             if home is None:
                 raise InputError(f"{old} is not defined in this workspace; only its own functions can change")
             node = _definition(self.text(home), work.pyname.get_object().get_ast().lineno, old)
-            before = of_function(node.args)
-            after = _kept(before, parameters(wanted))
+            before = function_parameters(node.args)
+            after = _kept(before, parse_parameters(wanted))
             if [p.name for p in before] == [p.name for p in after]:
                 raise InputError(f"{old} has these parameters already; name other ones")
-            todo = steps(before, after)
+            todo = signature_steps(before, after)
             changers: list[Any] = [ArgumentNormalizer()]
             changers += [ArgumentRemover(at) for at in todo.removed]
             count = len(before) - len(todo.removed)
@@ -134,7 +139,7 @@ class Refactoring:
             finish = _Header(home, old, after)
             return self._planned(f"Change the parameters of {old}", changes, finish)
 
-    def organise_imports(self, path: str) -> Refactored:
+    def organise_imports(self, path: str) -> RefactoringPlan:
         """Unused imports go, the others are sorted: future, standard library, packages, own."""
         from rope.refactor.importutils import ImportOrganizer
 
@@ -152,17 +157,21 @@ class Refactoring:
 
     # ── how it is done ────────────────────────────────────────────────────────────────────────
 
-    def _extract(self, path: str, start: int, end: int, name: str, kind: str) -> Refactored:
+    def _extract(self, path: str, start: int, end: int, name: str, kind: str) -> RefactoringPlan:
         from rope.refactor import extract
 
         self._check_name(name)
         if not start < end:
             raise InputError("the selection is empty; select what to extract")
         text = self.text(path)
-        first, last = plain_offset(text, start), plain_offset(text, end)
+        first, last = lf_offset(text, start), lf_offset(text, end)
         with self._opened(path, "extract") as (project, resource):
             work = getattr(extract, kind)(project, resource, first, last)
-            bare = (lambda _, plain: unwrapped(plain, name)) if kind == "ExtractVariable" else None
+            bare = (
+                (lambda _, plain: remove_redundant_parentheses(plain, name))
+                if kind == "ExtractVariable"
+                else None
+            )
             return self._planned(f"Extract {name}", work.get_changes(name), bare)
 
     def _check_name(self, name: str) -> None:
@@ -175,10 +184,10 @@ class Refactoring:
         start = offset
         while start and (text[start - 1].isalnum() or text[start - 1] == "_"):
             start -= 1
-        source = read(text)
+        source = parse_source(text)
         if source is None or text[start - 1 : start] == ".":
             return
-        if name in visible(source.tree, source.document.position(start).line + 1):
+        if name in visible_names(source.tree, source.document.position(start).line + 1):
             raise InputError(f"{name} already means something at that place in {path}; choose another name")
 
     def _word_at(self, path: str, offset: int) -> str:
@@ -198,7 +207,7 @@ class Refactoring:
         from rope.base import exceptions
         from rope.base.project import Project as RopeProject
 
-        if read(self.text(path)) is None:
+        if parse_source(self.text(path)) is None:
             raise InputError(f"{path} does not parse; mend its syntax first")
         try:
             if self._project is None:
@@ -237,7 +246,7 @@ class Refactoring:
             ) from None
 
     def _resources(self, word: str, *paths: str) -> list[Any]:
-        names = dict.fromkeys([*self._sources.concerned(word), *paths])
+        names = dict.fromkeys([*self._sources.files_containing(word), *paths])
         return [self._project.get_resource(name) for name in names]
 
     def _home(self, pyname: Any, name: str) -> str | None:
@@ -254,7 +263,7 @@ class Refactoring:
         changes: Any,
         finish: Callable[[str, str], str] | None = None,
         also: Callable[[dict[str, str]], None] | None = None,
-    ) -> Refactored:
+    ) -> RefactoringPlan:
         """A change of rope's as a plan. `finish` has the last word on each file's text, `also` on all."""
         from rope.base.change import ChangeContents, ChangeSet, MoveResource
 
@@ -277,16 +286,16 @@ class Refactoring:
         for path, plain in texts.items():
             text = self.text(path)
             new = finish(path, plain) if finish is not None else plain
-            found = own_edits(text, minimal_diff(text.replace("\r\n", "\n"), new))
+            found = restore_line_ends(text, minimal_diff(text.replace("\r\n", "\n"), new))
             if found:
                 self._prove(path, text, apply_edits(text, found))
                 edits[path] = found
         if not edits and not moves:
             raise InputError("there is nothing to change")
-        return Refactored(title, edits, moves)
+        return RefactoringPlan(title, edits, moves)
 
     def _prove(self, path: str, before: str, after: str) -> None:
-        if read(before) is not None and read(after) is None:
+        if parse_source(before) is not None and parse_source(after) is None:
             raise InputError(f"the result in {path} would not parse; nothing was changed")
         project = Project(self._sources.root)
         names = [
@@ -317,8 +326,8 @@ def _kept(before: list[Parameter], after: list[Parameter]) -> list[Parameter]:
 
 
 def _definition(text: str, line: int, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
-    source = read(text.replace("\r\n", "\n"))
-    for node in (*source.of(ast.FunctionDef), *source.of(ast.AsyncFunctionDef)) if source else ():
+    source = parse_source(text.replace("\r\n", "\n"))
+    for node in (*source.nodes(ast.FunctionDef), *source.nodes(ast.AsyncFunctionDef)) if source else ():
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             if first <= line <= node.lineno and node.name in (name, "__init__"):
@@ -336,10 +345,10 @@ class _Header:
         if path != self._path:
             return text
         wanted = [item.name for item in self._after]
-        source = read(text)
+        source = parse_source(text)
         if source is None:
             return text
-        for node in (*source.of(ast.FunctionDef), *source.of(ast.AsyncFunctionDef)):
+        for node in (*source.nodes(ast.FunctionDef), *source.nodes(ast.AsyncFunctionDef)):
             if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 continue
             if node.name in (self._name, "__init__") and [a.arg for a in node.args.args] == wanted:

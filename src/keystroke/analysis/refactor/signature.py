@@ -10,7 +10,7 @@ import ast
 from dataclasses import dataclass
 from itertools import pairwise
 
-from keystroke.analysis.check.modules import parsed
+from keystroke.analysis.check.modules import parse_quietly
 from keystroke.errors import InputError
 
 
@@ -27,18 +27,18 @@ class Parameter:
         return f"{words} = {self.default}" if self.annotation else f"{words}={self.default}"
 
 
-def parameters(text: str) -> list[Parameter]:
+def parse_parameters(text: str) -> list[Parameter]:
     """The plain parameters of a list such as `a, b: int = 1`."""
     try:
-        tree = parsed(f"def f({text}\n): pass")
+        tree = parse_quietly(f"def f({text}\n): pass")
     except (SyntaxError, ValueError):
         raise InputError(f"{text!r:.80} is not a list of parameters; write it as in a `def`") from None
     if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
         raise InputError(f"{text!r:.80} is not a list of parameters; write it as in a `def`")
-    return of_function(tree.body[0].args)
+    return function_parameters(tree.body[0].args)
 
 
-def of_function(given: ast.arguments) -> list[Parameter]:
+def function_parameters(given: ast.arguments) -> list[Parameter]:
     if given.vararg or given.kwarg or given.kwonlyargs or given.posonlyargs:
         raise InputError("only functions with plain parameters can be changed: no *, ** or / among them")
     lacking = len(given.args) - len(given.defaults)
@@ -53,7 +53,7 @@ def of_function(given: ast.arguments) -> list[Parameter]:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class SignatureSteps:
     """Indices to remove (from the last), parameters to append, and the order then wanted."""
 
     removed: tuple[int, ...]
@@ -61,7 +61,7 @@ class Steps:
     order: tuple[int, ...]
 
 
-def steps(before: list[Parameter], after: list[Parameter]) -> Steps:
+def signature_steps(before: list[Parameter], after: list[Parameter]) -> SignatureSteps:
     old, new = [p.name for p in before], [p.name for p in after]
     if len(set(new)) < len(new):
         raise InputError("a parameter is named twice; name each once")
@@ -78,4 +78,4 @@ def steps(before: list[Parameter], after: list[Parameter]) -> Steps:
                 f"{right.name} has no default, so it cannot come after {left.name}, which has one"
             )
     now = [name for name in old if name in new] + [p.name for p in added]
-    return Steps(removed, added, tuple(now.index(name) for name in new))
+    return SignatureSteps(removed, added, tuple(now.index(name) for name in new))

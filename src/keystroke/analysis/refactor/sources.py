@@ -18,7 +18,7 @@ from keystroke.text.encoding import declared_encoding, decode
 MAX_BYTES = 4 << 20  # a larger file is data; rope would take minutes over it
 
 
-class Sources:
+class OverlaySources:
     def __init__(self, root: Path, overlay: Mapping[str, str]) -> None:
         self.root = root.resolve()
         self.overlay = dict(overlay)
@@ -42,7 +42,7 @@ class Sources:
                 raise InputError(f"{path} cannot be read: {error.strerror}") from None
         return self._texts[path]
 
-    def concerned(self, word: str) -> list[str]:
+    def files_containing(self, word: str) -> list[str]:
         """The project's files in which `word` occurs, and can be read."""
         found = []
         for path in dict.fromkeys([*self.overlay, *python_files(self.root)]):
@@ -79,14 +79,14 @@ class Sources:
     create_file = create_folder = move = remove = write = _refuse
 
 
-def plain_offset(text: str, offset: int) -> int:
+def lf_offset(text: str, offset: int) -> int:
     """An offset in `text` as an offset in the same text with LF line ends."""
     if not 0 <= offset <= len(text):
         raise InputError(f"offset {offset} is outside the text, which has {len(text)} characters")
     return offset - text.count("\r\n", 0, offset)
 
 
-def own_edits(text: str, edits: tuple[Edit, ...]) -> tuple[Edit, ...]:
+def restore_line_ends(text: str, edits: tuple[Edit, ...]) -> tuple[Edit, ...]:
     """Edits of the LF text as edits of `text` itself."""
     if "\r\n" not in text:
         return edits

@@ -10,15 +10,15 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from pathlib import PurePosixPath
 
-from keystroke.analysis.check.check import check, read
+from keystroke.analysis.check.check import check, parse_source
 from keystroke.analysis.check.diagnostic import Diagnostic
-from keystroke.analysis.check.scope import Source, bound_in, find_words
+from keystroke.analysis.check.scope import PythonSource, bound_names, find_words
 from keystroke.text import Edit, apply_edits
 
 _ROUNDS = 3  # a name used in quotes may hide another
 
 
-def follow(
+def rename_in_strings(
     texts: MutableMapping[str, str],
     old: str,
     new: str,
@@ -50,8 +50,8 @@ def _forward(text: str, plain: str, old: str, new: str) -> str:
     """Uses of the old name that are left without it: those in annotations that are strings."""
     if any(item.subject == old for item in _undefined(plain)):
         return text  # it was not defined there before either
-    now, then = read(text), read(plain)
-    if now is not None and then is not None and old in bound_in(then.tree) - bound_in(now.tree):
+    now, then = parse_source(text), parse_source(plain)
+    if now is not None and then is not None and old in bound_names(then.tree) - bound_names(now.tree):
         text = apply_edits(text, list(_quoted(now, old, new)))
     for _ in range(_ROUNDS):
         edits = {Edit(item.start, item.end, new) for item in _undefined(text) if item.subject == old}
@@ -61,11 +61,11 @@ def _forward(text: str, plain: str, old: str, new: str) -> str:
     return text
 
 
-def _quoted(source: Source, old: str, new: str) -> Iterator[Edit]:
-    hints: list[ast.expr | None] = [node.annotation for node in source.of(ast.arg)]
-    hints += [node.annotation for node in source.of(ast.AnnAssign)]
-    hints += [node.returns for node in source.of(ast.FunctionDef)]
-    hints += [node.returns for node in source.of(ast.AsyncFunctionDef)]
+def _quoted(source: PythonSource, old: str, new: str) -> Iterator[Edit]:
+    hints: list[ast.expr | None] = [node.annotation for node in source.nodes(ast.arg)]
+    hints += [node.annotation for node in source.nodes(ast.AnnAssign)]
+    hints += [node.returns for node in source.nodes(ast.FunctionDef)]
+    hints += [node.returns for node in source.nodes(ast.AsyncFunctionDef)]
     for hint in hints:
         for node in ast.walk(hint) if hint is not None else ():
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -80,12 +80,12 @@ def _undefined(text: str) -> list[Diagnostic]:
 
 def _hands_on(text: str, plain: str, path: str, homes: set[str], old: str) -> bool:
     """Whether a module has the renamed thing at its top: it imported it, or all of a module that has it."""
-    now, then = read(text), read(plain)
+    now, then = parse_source(text), parse_source(plain)
     if now is None or then is None:
         return False
-    if old in bound_in(then.tree) and old not in bound_in(now.tree):
+    if old in bound_names(then.tree) and old not in bound_names(now.tree):
         return True
-    stars = [node for node in then.of(ast.ImportFrom) if node.names[0].name == "*"]
+    stars = [node for node in then.nodes(ast.ImportFrom) if node.names[0].name == "*"]
     return any(_is_home(node, path, home) for node in stars for home in homes)
 
 
@@ -102,7 +102,7 @@ def _is_home(node: ast.ImportFrom, path: str, home: str) -> bool:
 
 
 def _exported(text: str, old: str, new: str) -> str:
-    source = read(text)
+    source = parse_source(text)
     if source is None:
         return text
     edits = []
@@ -115,7 +115,7 @@ def _exported(text: str, old: str, new: str) -> str:
     return apply_edits(text, edits)
 
 
-def _export_entries(source: Source) -> Iterator[ast.Constant]:
+def _export_entries(source: PythonSource) -> Iterator[ast.Constant]:
     for node in source.tree.body:
         target: ast.expr | None = None
         if isinstance(node, ast.Assign):

@@ -20,7 +20,7 @@ _SECTION = re.compile(r"\[(?P<glob>.+)\]\s*")
 _PREAMBLE = ""  # the glob of what stands before the first section
 
 
-def properties(path: Path, root: Path | None = None) -> dict[str, str]:
+def editorconfig_properties(path: Path, root: Path | None = None) -> dict[str, str]:
     """What every `.editorconfig` above `path` says about it, nearest last."""
     found: dict[str, str] = {}
     for folder, sections in reversed(list(_files(path, root))):

@@ -19,7 +19,7 @@ _PYTHON = frozenset({"python"})
 _PRETTIER = frozenset({"javascript", "typescript", "tsx", "css", "html", "json", "yaml"})
 
 
-def style(folder: Path, root: Path | None, language: str | None) -> dict[str, Any]:
+def linter_style(folder: Path, root: Path | None, language: str | None) -> dict[str, Any]:
     """`line_length`, `quotes` ("single" or "double"), `indent_width`, `tabs`, as far as a tool says."""
     if language in _PYTHON:
         return _nearest(folder, root, _python_style)

@@ -1,6 +1,6 @@
 """The rules that hold for one file, gathered once and applied to everything inserted into it.
 
-A frozen value. `fit` changes only white space at the start of lines, line ends, and quotes where the
+A frozen value. `format_insertion` changes only white space at the start of lines, line ends, and quotes where the
 project's linter asks for them and the string stays the same; it never touches text that is already there.
 Instructions of the project (AGENTS.md) shape prompts, and are data: nothing in them is carried out here.
 """
@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from keystroke.analysis.rules.editorconfig import properties
-from keystroke.analysis.rules.linters import style
+from keystroke.analysis.rules.editorconfig import editorconfig_properties
+from keystroke.analysis.rules.linters import linter_style
 from keystroke.analysis.rules.settings_file import read_settings
 from keystroke.analysis.syntax import language_of
 
@@ -38,7 +38,7 @@ class ProjectRules:
     trim: bool | None = None
     instructions: str = ""
 
-    def fit(self, inserted: str, line: str = "") -> str:
+    def format_insertion(self, inserted: str, line: str = "") -> str:
         """`inserted` as the project writes it. `line` is what stands left of it: inside a string or a comment
         quotes are left alone."""
         first, newline, others = inserted.partition("\n")
@@ -56,13 +56,13 @@ class ProjectRules:
         plain = text.replace("\r\n", "\n")
         return plain.replace("\n", "\r\n") if crlf else plain
 
-    def finished(self, text: str) -> str:
+    def with_final_newline(self, text: str) -> str:
         """A whole file's text with the final line end the project asks for."""
         if self.final_newline and text and not text.endswith("\n"):
             return text + "\n"
         return text
 
-    def header(self) -> str:
+    def prompt_header(self) -> str:
         """A short text for the front of a prompt; the same for every file of a kind, so that it is cached."""
         said: list[str] = []
         if self.tabs is not None or self.indent_width:
@@ -99,8 +99,8 @@ def project_rules(
     if top is not None and not file.is_relative_to(top):
         top = None
     language = language or language_of(file.name)
-    said = properties(file, top)
-    tool = style(file.parent, top, language)
+    said = editorconfig_properties(file, top)
+    tool = linter_style(file.parent, top, language)
     return ProjectRules(
         root=top,
         language=language,
