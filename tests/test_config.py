@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from keystroke.config import Origin, Settings, SettingSource, load_settings
+import keystroke
+from keystroke.config import NamedModel, Origin, Settings, SettingSource, load_settings
+from keystroke.config.sections import SECTIONS
 from keystroke.errors import ConfigError
 
 
@@ -248,12 +252,13 @@ def test_an_unknown_flag_is_refused_with_the_nearest_key(home: Home) -> None:
     assert "did you mean server.port?" in home.refusal(flags={"server.prot": 1})
 
 
+@pytest.mark.parametrize("name", ["draft_worker", "max_draft"])
 @pytest.mark.parametrize("source", ["user", "project", "environment", "flag"])
 def test_a_setting_of_an_earlier_release_is_accepted_with_one_warning(
-    home: Home, source: str, caplog: pytest.LogCaptureFixture
+    home: Home, source: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    text = '[speculation]\nmax_draft = 8\ndraft_worker = "ahead"\n'
-    key, variable = "speculation.draft_worker", "KEYSTROKE_SPECULATION_DRAFT_WORKER"
+    text = f'[speculation]\nenabled = false\n{name} = "ahead"\n'
+    key, variable = f"speculation.{name}", f"KEYSTROKE_SPECULATION_{name.upper()}"
     given: dict[str, Any] = {
         "user": {"user": text},
         "project": {"project": text},
@@ -262,8 +267,25 @@ def test_a_setting_of_an_earlier_release_is_accepted_with_one_warning(
     }[source]
     settings = home.load(**given)
     assert settings == home.load(**given)  # read again: no second warning
-    assert settings.speculation.max_draft == (8 if source in ("user", "project") else 16)
+    assert settings.speculation.enabled == (source not in ("user", "project"))
     [said] = [record.getMessage() for record in caplog.records]
     assert f"{key} has no effect any more; remove it" in said
     if source in ("user", "project"):
         assert "keystroke.toml, line 3: " in said
+
+
+def test_every_setting_has_a_reader() -> None:
+    source = Path(keystroke.__file__).parent
+    files = (path for path in source.rglob("*.py") if "config" not in path.relative_to(source).parts)
+    read = {
+        node.attr
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    declared = {
+        f"{section.__name__}.{item.name}": item.name
+        for section in (*SECTIONS.values(), NamedModel)
+        for item in dataclasses.fields(section)
+    }
+    assert {key for key, name in declared.items() if name not in read} == set()

@@ -26,12 +26,12 @@ from keystroke.config.sections import SECTIONS, NamedModel
 from keystroke.config.settings import (
     FIXED_SETTINGS,
     RETIRED,
-    SettingSpec,
     Origin,
     Settings,
     SettingSource,
-    find_setting,
+    SettingSpec,
     all_settings,
+    find_setting,
 )
 from keystroke.errors import ConfigError
 

@@ -1,7 +1,7 @@
-"""The options there are: one frozen class a section, one line an option.
+"""Declarations of all settings: one frozen class per section.
 
-An option is declared here once, with its type, its range, one line of help and a default whose comment
-says why. Nothing here reads a file or the environment.
+Each setting is declared once, with its type, range, one line of help, and a default whose comment gives the
+reason for it. This module reads neither files nor the environment.
 """
 
 # ruff: noqa: RUF009 - option() is dataclasses.field() with the option's description
@@ -33,7 +33,7 @@ def option(
     choices: tuple[str, ...] = (),
     guarded: bool = False,
 ) -> Any:
-    """Declare one setting. A callable default is called anew each time. `guarded`: not from a project."""
+    """Declare one setting. A callable default is a factory. `guarded`: a project's file may not set it."""
     about = {"help": help, "least": least, "most": most, "choices": choices, "guarded": guarded}
     if callable(default):
         return field(default_factory=default, metadata=about)
@@ -46,12 +46,14 @@ class ModelSettings:
     default: str = option(
         "embedded", "model used when none is named: a [models.NAME], a library name or a path"
     )
-    # None: a [models.NAME] with that role, else the default if it converses, else one that is installed.
+    # None: a [models.NAME] with that role, else the default if it can chat, else an installed one.
     deep: str | None = option(None, "model that follows instructions: edits, reviews, fixes")
     # None: like deep.
-    chat: str | None = option(None, "model to talk with; the deep one if left out")
+    chat: str | None = option(None, "model for chat; the deep one if left out")
     # auto: as the file stores them, or int8 (int4 if large) on a CPU where a float model would be too slow.
-    precision: str = option("auto", "how weights are kept: stored, or converted to this", choices=PRECISIONS)
+    precision: str = option(
+        "auto", "precision of the weights: as stored, or converted to this", choices=PRECISIONS
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,51 +62,51 @@ class EngineSettings:
     kind: str = option("auto", "which engine runs local models", choices=ENGINES, guarded=True)
     # Physical cores: hyper-threads share the memory bandwidth that decoding waits for.
     threads: int = option(0, "CPU threads; 0 means one per physical core", least=0, most=1024)
-    # auto: compiled once for this very processor where a C compiler is found, which is twice as fast.
+    # auto: compiled once for this processor if there is a C compiler, which is twice as fast.
     kernels: str = option(
-        "auto", "what multiplies stored weights on a CPU: portable compiles nothing", choices=KERNELS
+        "auto", "kernels for stored weights on a CPU; portable compiles nothing", choices=KERNELS
     )
-    # None: half of what is free when a model is loaded; what is kept goes when the machine runs short.
+    # None: half of the free memory when a model is loaded; caches are dropped when memory runs short.
     kv_budget_mb: int | None = option(
-        None, "memory for KV caches, in MB; left out: half of what is free", least=16, most=4_000_000
+        None, "memory for KV caches, in MB; left out: half of the free memory", least=16, most=4_000_000
     )
-    # Off: what was said would lie on the disk. On, a long context is warm after a restart.
+    # Off: prompts would be written to disk. On, a long context is warm after a restart.
     prefix_disk_mb: int = option(
         0, "disk space for prefixes kept across restarts, in MB; 0 keeps none", least=0, guarded=True
     )
-    # On: speculation, prefix reuse and forks then give the very text of plain decoding, for a tenth of its
-    # speed.
-    exact: bool = option(True, "results never depend on how tokens were grouped into runs")
-    # The model knows best; a smaller figure saves memory.
+    # On: speculation, prefix reuse and forks then give exactly the text of plain decoding, at a cost of about
+    # a tenth of the speed.
+    exact: bool = option(True, "results never depend on how tokens are batched")
+    # 0: what the model was trained for; a smaller figure saves memory.
     context: int = option(0, "context length in tokens; 0 means the model's own", least=0, most=1_048_576)
-    # Off: every answer follows from its whole context.
+    # Off: attention reads the whole context.
     sparse: str = option(
         "off",
-        "a GPU reads part of contexts from 16k tokens on: auto only where proved enough",
+        "a GPU reads only part of contexts above 16k tokens; auto: where that is proved enough",
         choices=SPARSE,
     )
-    # bf16: what the model was trained with. Bytes halve what a long context takes and costs.
+    # bf16: what the model was trained with. int8 halves the memory and the reads of a long context.
     kv_precision: str = option(
-        "bf16", "how a GPU keeps the context: int8 holds twice as much", choices=KV_PRECISIONS
+        "bf16", "precision of the KV cache on a GPU; int8 holds twice as much", choices=KV_PRECISIONS
     )
-    # auto: what the GPU is. Another kind shows on one machine how a model runs on an older one.
-    cuda_target: str = option("auto", "the kind of GPU that kernels are compiled for", choices=CUDA_TARGETS)
+    # auto: the GPU of this machine. An older target shows how a model runs on older hardware.
+    cuda_target: str = option("auto", "GPU architecture that kernels are compiled for", choices=CUDA_TARGETS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSettings:
-    # Greedy: for code the likeliest token is the best guess, and answers repeat exactly.
+    # Greedy: for code the likeliest token is the best choice, and results are reproducible.
     temperature: float = option(0.0, "0 is greedy; higher is more varied", least=0.0, most=5.0)
     top_p: float = option(
         1.0, "keep the likeliest tokens up to this mass; 1 is off", least=0.000001, most=1.0
     )
     top_k: int = option(0, "keep this many tokens; 0 is off", least=0)
     min_p: float = option(0.0, "drop tokens below this share of the best; 0 is off", least=0.0, most=0.999999)
-    # Long enough for a whole function or answer, short enough that a loop ends by itself.
+    # Long enough for a whole function or answer; bounds an answer that repeats itself.
     max_tokens: int = option(
         2048, "longest answer in tokens; 0 means to the end of the context", least=0, most=1_048_576
     )
-    # Fixed: the same question gives the same answer until someone asks otherwise.
+    # Fixed: the same prompt gives the same answer.
     seed: int = option(0, "seed of the random choice", least=0, most=2**63 - 1)
 
 
@@ -112,16 +114,10 @@ class GenerationSettings:
 class SpeculationSettings:
     # On: it never changes the text, only the speed.
     enabled: bool = option(True, "draft tokens and verify them together")
-    # Above this a CPU pays more to verify than a code draft earns; GPUs may go to 32.
-    max_draft: int = option(16, "longest draft in tokens", least=1, most=128)
-    # None: the text itself is the best drafter, and costs nothing. Guarded: it loads another model.
-    draft_model: str | None = option(
-        None, "a smaller model of the same vocabulary, which drafts", guarded=True
-    )
-    # auto: a head that lies on this machine for the model at hand only makes it faster. Guarded: it is read.
-    draft_head: str = option(
-        "auto", "a GPU drafts with a head trained for the model: auto, off, or its folder", guarded=True
-    )
+    # None: drafting from the text itself is better and costs nothing. Guarded: it loads another model.
+    draft_model: str | None = option(None, "a smaller draft model with the same vocabulary", guarded=True)
+    # auto: a draft head found for the model only makes it faster. Guarded: it names a file to load.
+    draft_head: str = option("auto", "draft head for a GPU: auto, off, or its folder", guarded=True)
 
 
 def _data_path(*parts: str) -> Callable[[], Path]:
@@ -130,13 +126,13 @@ def _data_path(*parts: str) -> Callable[[], Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathSettings:
-    # Data, not cache: people do not want their models cleaned away.
+    # Data, not cache: the system must not delete models.
     models: Path = option(_data_path("models"), "models on this machine", guarded=True)
-    # Converted weights can be made again, so the system may clear them.
+    # Converted weights can be regenerated, so the system may delete them.
     cache: Path = option(
         lambda: platformdirs.user_cache_path("keystroke", appauthor=False), "converted models", guarded=True
     )
-    # History belongs to this machine and this user only.
+    # History stays on this machine.
     state: Path = option(
         lambda: platformdirs.user_state_path("keystroke", appauthor=False),
         "undo journal and the server's database",
@@ -154,15 +150,15 @@ class RemoteSettings:
     api_key_env: str = option("OPENAI_API_KEY", "environment variable that holds its key", guarded=True)
     # A long prompt on a busy server may take a minute before its first token.
     timeout_s: float = option(
-        120.0, "longest silence before giving up, in seconds", least=0.1, most=3600, guarded=True
+        120.0, "time without data before a request fails, in seconds", least=0.1, most=3600, guarded=True
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    # Loopback: listening beyond this machine is a decision, and needs a key.
+    # Loopback: listening beyond this machine needs an explicit setting and a key.
     host: str = option("127.0.0.1", "address to listen on", guarded=True)
-    # The port editor plugins for local completion already try.
+    # The port that editor plugins for local completion try first.
     port: int = option(8012, "port to listen on; 0 picks a free one", least=0, most=65535, guarded=True)
     api_key_env: str = option(
         "KEYSTROKE_API_KEY",
@@ -174,25 +170,25 @@ class ServerSettings:
     max_frame_bytes: int = option(
         16 << 20, "largest message accepted", least=1024, most=1 << 30, guarded=True
     )
-    # Beyond this a new request would wait longer than a person does.
+    # A longer queue means waits that users do not accept.
     max_queue: int = option(
         64, "requests waiting for one model before more are refused", least=1, guarded=True
     )
     max_connections: int = option(256, "open connections at a time", least=1, guarded=True)
-    # A quarter: one key, or one program gone wrong, leaves room for others.
+    # A quarter of all: one key, or one faulty program, leaves room for others.
     max_connections_per_key: int = option(
         64, "open connections of one key at a time; 0 means no limit", least=0, guarded=True
     )
-    # Some ten thousand long conversations; the oldest responses of a key make room for its newer ones.
+    # About ten thousand long conversations; the oldest responses of a key are deleted first.
     stored_mb_per_key: int = option(
         1024, "disk space for one key's responses, in MB; 0 means no limit", least=0, guarded=True
     )
     # None: plain HTTP, which is right for loopback and behind a proxy that ends TLS.
     tls_certificate: Path | None = option(None, "PEM certificate chain; serve HTTPS with it", guarded=True)
     tls_key: Path | None = option(None, "PEM private key of that certificate", guarded=True)
-    # Empty: pages of this machine only. A browser acts for whatever page is open.
+    # Empty: pages of this machine only, because any open page can send requests through the browser.
     origins: tuple[str, ...] = option((), "web origins whose pages may use the server", guarded=True)
-    # Long enough to come back to a conversation, short enough not to be an archive.
+    # Long enough to continue a conversation, short enough not to be an archive.
     retention_days: int = option(
         30, "responses older than this are deleted; 0 stores none", least=0, guarded=True
     )

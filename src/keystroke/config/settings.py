@@ -1,7 +1,7 @@
-"""Resolved settings: frozen values, each with the place it came from.
+"""Resolved settings: frozen values, each with its origin.
 
-`Settings` answers what a value is, where it came from and what it is for. It knows which keys exist,
-and refuses any other by naming the nearest; it reads nothing.
+Looks up values, origins and help by dotted key; an unknown key raises ConfigError with the nearest known one.
+This module reads neither files nor the environment.
 """
 
 from __future__ import annotations
@@ -142,7 +142,12 @@ FIXED_SETTINGS: dict[str, SettingSpec] = {
     k.key: k for name, section in SECTIONS.items() for k in _declared(name, section)
 }
 # Settings of earlier releases: still accepted, without effect.
-RETIRED = ("speculation.draft_worker", "speculation.draft_engine", "speculation.draft_threads")
+RETIRED = (
+    "speculation.draft_worker",
+    "speculation.draft_engine",
+    "speculation.draft_threads",
+    "speculation.max_draft",
+)
 _OF_MODEL: dict[str, SettingSpec] = {k.name: k for k in _declared("models.NAME", NamedModel)}
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from keystroke.config.layers import user_file
-from keystroke.config.settings import find
+from keystroke.config.settings import find_setting
 from keystroke.errors import ConfigError
 
 
@@ -24,7 +24,7 @@ def write_setting(key: str, value: str | bool | None, environ: Mapping[str, str]
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
-    find(key)
+    find_setting(key)
     file = user_file(environ)
     section, _, name = key.partition(".")
     try:
