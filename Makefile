@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.keystroke-base
+LAB_STAMP := $(VENV)/.keystroke-lab
 DEV_STAMP := $(VENV)/.keystroke-dev
 LOCK := requirements-dev.lock
 TORCH = $(shell sed -nE 's/^ *"(torch==[^"]+)".*/\1/p' pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-gpu test-coder test-lowest test-editors lint format coverage web demo pictures docs lock hooks clean
+.PHONY: help run lab test test-gpu test-coder test-lowest test-editors lint format coverage web demo pictures figures docs lock hooks clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##|^bench-%:.*##' Makefile | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -25,19 +26,25 @@ $(STAMP): pyproject.toml | $(VENV)/bin/python
 
 # The newest versions that pyproject.toml allows, so that what they break is seen early. `make LOCKED=1 ...` takes
 # exactly those of the lock, every file checked against its hash (torch apart: its builds differ by machine).
-$(DEV_STAMP): pyproject.toml $(if $(LOCKED),$(LOCK)) | $(VENV)/bin/python
+$(DEV_STAMP): pyproject.toml lab/pyproject.toml $(if $(LOCKED),$(LOCK)) | $(VENV)/bin/python
 	@echo "setting up $(VENV) with the development tools (a few minutes the first time)"
 ifdef LOCKED
 	@$(PIP) install --require-hashes -r $(LOCK)
 	@$(PIP) install --no-deps $(TORCH)
-	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(PIP) install --no-deps --no-build-isolation --editable . --editable lab
 else
-	@$(PIP) install --editable '.[dev]'
+	@$(PIP) install --editable '.[dev]' --editable lab
 endif
-	@touch $(STAMP) $@
+	@touch $(STAMP) $(LAB_STAMP) $@
 
 run: $(STAMP)  ## set up, then complete code with the embedded model
 	@$(BIN)/keystroke demo
+
+$(LAB_STAMP): pyproject.toml lab/pyproject.toml | $(VENV)/bin/python
+	@$(PIP) install --editable . --editable lab
+	@touch $(STAMP) $@
+
+lab: $(LAB_STAMP)  ## install what makes models (torch and the commands of `keystroke train`)
 
 test: $(DEV_STAMP) lint  ## set up, then every check and every test
 	@$(BIN)/keystroke models add smollm2 --if-missing
@@ -46,7 +53,7 @@ test: $(DEV_STAMP) lint  ## set up, then every check and every test
 test-lowest:  ## the tests on the lowest versions that pyproject.toml allows (ARGS="tests/text" for a part)
 	@$(PYTHON) -m venv .venv-lowest
 	@$(PYTHON) .ci/lowest.py dev > .venv-lowest/constraints.txt
-	@.venv-lowest/bin/python -m pip --disable-pip-version-check -q install --editable '.[dev]' --constraint .venv-lowest/constraints.txt
+	@.venv-lowest/bin/python -m pip --disable-pip-version-check -q install --editable '.[dev]' --editable lab --constraint .venv-lowest/constraints.txt
 	@.venv-lowest/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 coverage: $(DEV_STAMP)  ## every test with its lines counted; fails below the floor in pyproject.toml
@@ -85,6 +92,9 @@ pictures: $(DEV_STAMP)  ## take the pictures of docs/tour.md anew (needs a Chrom
 
 bench-%: $(DEV_STAMP)  ## run bench/NAME.py; `ls bench` shows them, each says in its docstring what it measures
 	@$(BIN)/python -m bench.$(subst -,_,$*) $(ARGS)
+
+figures: $(DEV_STAMP)  ## write BENCHMARKS.md from bench/results
+	@$(BIN)/python -m bench.figures
 
 docs: $(DEV_STAMP)  ## the documentation as a site in site/, built offline
 	@$(BIN)/python -c 'import sphinx, myst_parser, furo' 2>/dev/null || $(PIP) install --editable '.[docs]'

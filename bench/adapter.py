@@ -2,7 +2,7 @@
 
 Regime: `prepare` makes questions of the 300 moments of `bench/data/edits.jsonl.xz`, of MBPP+ (all tasks, one
 greedy answer, the fence already written) and of late Python code to fill in (150 places of each kind, 192
-tokens above and 64 below, in both orders). `python -m keystroke.train.adapter answer` has them answered
+tokens above and 64 below, in both orders). `python -m keystroke_lab.adapters answer` has them answered
 where the GPU is, tokens only, by the base and by the adapter at several strengths. `score` reads the answers
 here: `place`, `text_em` and `quiet` as `bench/next_edit.py` has them, at the threshold that is quiet in nine
 of ten moments of lessons held out; `mbpp` as `bench/agent.py`; `fim_rest_em` and `fim_line_em` suffix first,
@@ -10,7 +10,7 @@ of ten moments of lessons held out; `mbpp` as `bench/agent.py`; `fim_rest_em` an
 in 33.5 % it is and the answer has at most 40 tokens.
 
     python -m bench.adapter prepare --model coder --mbpp MbppPlus.jsonl --out FOLDER
-    python -m keystroke.train.adapter --model coder.gguf answer --questions FOLDER/questions.npz \\
+    python -m keystroke_lab.adapters --model coder.gguf answer --questions FOLDER/questions.npz \\
         --heldout lessons-heldout.npz --adapter adapter.safetensors --strength 0 --strength 1 --out FOLDER
     python -m bench.adapter score --model coder --mbpp MbppPlus.jsonl --heldout lessons-heldout.npz \\
         --out FOLDER
@@ -31,27 +31,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.record import record
 from keystroke.agent.evaluation.function_sets import function_tasks
 from keystroke.agent.evaluation.functions import OPEN, messages, score
 from keystroke.agent.evaluation.tasks import FunctionTask
-from keystroke.agent.sandbox import Kind, Sandbox, find_sandbox
+from keystroke.agent.sandbox import Sandbox, SandboxKind, find_sandbox
 from keystroke.config import load_settings
 from keystroke.engine.locate import resolve
-from keystroke.train.adapter.lessons import Forms, next_edit
-from keystroke.train.adapter.making import forms_of
-from keystroke.train.cases import Case, read_cases
-from keystroke.train.draft_head.texts import Text, read_texts, write_texts
-from keystroke.train.edit_cases import EditCase, read_edit_cases
-from keystroke.train.evaluate import Share
-from keystroke.train.fim import Cut
+from keystroke.text.cases import CompletionCase, read_cases
+from keystroke_lab.adapters.dataset import forms_of
+from keystroke_lab.adapters.examples import Forms, next_edit
+from keystroke_lab.draft_heads.texts import TokenText, read_texts, write_texts
+from keystroke_lab.evaluation.completion import Share
+from keystroke_lab.evaluation.edit_cases import EditCase, read_edit_cases
+from keystroke_lab.pretraining.fim import FimCut
 
 DATA = Path(__file__).parent / "data"
-FILLED = {"rest": Cut.REST_OF_LINE, "line": Cut.LINE}
+FILLED = {"rest": FimCut.REST_OF_LINE, "line": FimCut.LINE}
 PLACES, ABOVE, BELOW = 150, 192, 64
 QUIET = 0.9  # of held-out moments with nothing left to do: what the threshold is chosen for
 
 
-def filled_in() -> list[tuple[str, Case]]:
+def filled_in() -> list[tuple[str, CompletionCase]]:
     """Late Python code, by kind and order."""
     cases = read_cases(DATA / "completion.jsonl.xz")
     return [
@@ -62,7 +63,7 @@ def filled_in() -> list[tuple[str, Case]]:
     ]
 
 
-def questions(forms: Forms, tasks: Sequence[FunctionTask]) -> list[Text]:
+def questions(forms: Forms, tasks: Sequence[FunctionTask]) -> list[TokenText]:
     """Every question, in an order that `scored` knows."""
     encode = forms.tokenizer.encode
     found = [
@@ -71,12 +72,12 @@ def questions(forms: Forms, tasks: Sequence[FunctionTask]) -> list[Text]:
     ]
     for task in tasks:
         prompt = [*forms.chat(messages(task)), *encode(OPEN)]
-        found.append(Text(np.array(prompt, np.int32), len(prompt), "mbpp"))
+        found.append(TokenText(np.array(prompt, np.int32), len(prompt), "mbpp"))
     for kind, case in filled_in():
         above, below = list(encode(case.prefix))[-ABOVE:], list(encode(case.suffix))[:BELOW]
         form = replace(forms.fim, order="spm" if kind.startswith("spm") else "psm")
         prompt = form.assemble(forms.tokenizer, above, below)
-        found.append(Text(np.array(prompt, np.int32), len(prompt), kind))
+        found.append(TokenText(np.array(prompt, np.int32), len(prompt), kind))
     return found
 
 
@@ -90,7 +91,7 @@ def prepare(forms: Forms, tasks: Sequence[FunctionTask], out: Path) -> None:
     print(json.dumps({"questions": len(made), "tokens": sum(len(text.tokens) for text in made)}))
 
 
-def threshold(chances: NDArray[np.float32], lessons: Sequence[Text], silence: int) -> float:
+def threshold(chances: NDArray[np.float32], lessons: Sequence[TokenText], silence: int) -> float:
     """The least chance of the best place at which `QUIET` of the lessons with nothing left to do stay so."""
     best = [
         float(row[1:].max())
@@ -151,7 +152,7 @@ def _lines(forms: Forms, prompt: Any, tokens: Sequence[int] | None) -> tuple[str
 
 
 def scored(
-    forms: Forms, tasks: Sequence[FunctionTask], folder: Path, heldout: Sequence[Text], sandbox: Sandbox
+    forms: Forms, tasks: Sequence[FunctionTask], folder: Path, heldout: Sequence[TokenText], sandbox: Sandbox
 ) -> dict[str, Any]:
     cases = read_edit_cases(DATA / "edits.jsonl.xz")
     places = filled_in()
@@ -206,7 +207,7 @@ def main() -> int:
     if given.step == "prepare":
         prepare(forms, tasks, given.out)
         return 0
-    sandbox = Sandbox(Kind.NONE) if given.unconfined else find_sandbox()
+    sandbox = Sandbox(SandboxKind.NONE) if given.unconfined else find_sandbox()
     if tasks and not sandbox.confines and not given.unconfined:
         sys.exit("no sandbox holds here; on a machine that is thrown away afterwards say --unconfined")
     results = scored(forms, tasks, given.out, read_texts(given.heldout) if given.heldout else [], sandbox)
@@ -224,7 +225,7 @@ def main() -> int:
     print("strength", *(f"{column:>12}" for column in columns))
     for strength, row in results.items():
         print(f"{strength:<8}", *(f"{row.get(column, float('nan')):>12.3f}" for column in columns))
-    print(json.dumps({"bench": "adapter", "strengths": results}))
+    record("adapter", {"bench": "adapter", "strengths": results})
     return 0
 
 

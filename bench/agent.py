@@ -18,7 +18,6 @@ Sets that are not given are left out. On a CPU: --limit 8. Results go to --out a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -29,19 +28,21 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from keystroke.agent.attempts import EngineDecoder, Race, samplings
-from keystroke.agent.chat import LocalChat, Wording
-from keystroke.agent.evaluation.evaluate import Way, evaluate
+from bench.record import record
+from keystroke.agent.attempts import EngineDecoder, Race, attempt_samplings
+from keystroke.agent.chat.encoder import ConversationEncoder
+from keystroke.agent.chat.local import LocalChatModel
+from keystroke.agent.evaluation.evaluate import EvaluationConfig, evaluate
 from keystroke.agent.evaluation.folder_solver import FolderSolver
 from keystroke.agent.evaluation.function_solver import FunctionSolver
-from keystroke.agent.evaluation.functions import CLOSE, FunctionJudge, messages, prompt_tokens
-from keystroke.agent.evaluation.plot import plotted
-from keystroke.agent.evaluation.programs import standby
-from keystroke.agent.evaluation.record import Head, Record
-from keystroke.agent.evaluation.report import HEADINGS, Summary, summarised, table
-from keystroke.agent.evaluation.sets import chosen, load_set, timed
-from keystroke.agent.evaluation.tasks import Done, FunctionTask, Task
-from keystroke.agent.sandbox import Kind, Sandbox, find_sandbox
+from keystroke.agent.evaluation.functions import CLOSE, OPEN, FunctionChecker, messages
+from keystroke.agent.evaluation.plot import render_plot
+from keystroke.agent.evaluation.programs import interpreter_pool
+from keystroke.agent.evaluation.report import HEADINGS, Summary, summarise, table_rows
+from keystroke.agent.evaluation.result_file import ResultFile, ResultHeader
+from keystroke.agent.evaluation.sets import load_set, select_tasks, with_test_timeout
+from keystroke.agent.evaluation.tasks import FunctionTask, Task, TaskResult
+from keystroke.agent.sandbox import Sandbox, SandboxKind, find_sandbox
 from keystroke.config import load_settings
 from keystroke.engine.base import GREEDY, Interrupt
 from keystroke.engine.generation import GenerationParams
@@ -73,7 +74,7 @@ def main() -> None:
         "--unconfined", action="store_true", help="run without a sandbox: a throw-away machine"
     )
     options = parser.parse_args()
-    sandbox = Sandbox(Kind.NONE) if options.unconfined else find_sandbox()
+    sandbox = Sandbox(SandboxKind.NONE) if options.unconfined else find_sandbox()
     if not sandbox.confines and not options.unconfined:
         sys.exit("no sandbox holds here; on a machine that is thrown away afterwards say --unconfined")
     settings = load_settings({"engine.kind": options.engine, "model.precision": options.precision})
@@ -93,19 +94,21 @@ def main() -> None:
     if options.polyglot is not None:
         keys |= polyglot(options.polyglot, model, sandbox, max(numbers), options)
     keys |= reactions(model, sandbox)
-    print(json.dumps(keys))
+    record("agent", keys)
 
 
 def functions(
     name: str, path: Path, model: Model, sandbox: Sandbox, numbers: Sequence[int], options: argparse.Namespace
 ) -> dict[str, object]:
     _, every = load_set(str(path), options.out)
-    tasks = chosen(every, [], options.limit)
+    tasks = select_tasks(every, [], options.limit)
     ways = [
-        Way(f"x{number}", model.name, number, max_tokens=options.max_tokens, temperature=options.temperature)
+        EvaluationConfig(
+            f"x{number}", model.name, number, max_tokens=options.max_tokens, temperature=options.temperature
+        )
         for number in numbers
     ]
-    with closing(FunctionSolver(model, sandbox, seed=options.seed)) as solver:
+    with closing(FunctionSolver(LocalChatModel(model), sandbox, seed=options.seed)) as solver:
         _warm(solver, tasks, ways)
         summaries = _done(name, tasks, ways, solver, options)
     prefix = "" if name == "humaneval" else f"{name}_"
@@ -121,7 +124,7 @@ def functions(
     return keys
 
 
-def _warm(solver: FunctionSolver, tasks: Sequence[Task], ways: Sequence[Way]) -> None:
+def _warm(solver: FunctionSolver, tasks: Sequence[Task], ways: Sequence[EvaluationConfig]) -> None:
     """One task of each kind beforehand: kernels are compiled and memory is taken the first time."""
     for way in ways:
         solver.solve(tasks[-1], way, Interrupt())
@@ -135,11 +138,11 @@ def polyglot(
     folders = [task for task in every if not isinstance(task, FunctionTask)]
     if options.sample:
         folders = random.Random(options.seed).sample(folders, min(options.sample, len(folders)))
-    tasks = timed(chosen(folders, [], options.limit), options.test_seconds)
-    chat = LocalChat(model)
+    tasks = with_test_timeout(select_tasks(folders, [], options.limit), options.test_seconds)
+    chat = LocalChatModel(model)
     solver = FolderSolver(chat, sandbox, seed=options.seed, workers=min(8, os.cpu_count() or 2))
     ways = [
-        Way(
+        EvaluationConfig(
             f"x{number}",
             model.name,
             number,
@@ -164,34 +167,34 @@ def polyglot(
 def _done(
     name: str,
     tasks: Sequence[Task],
-    ways: Sequence[Way],
+    ways: Sequence[EvaluationConfig],
     solver: FunctionSolver | FolderSolver,
     options: argparse.Namespace,
 ) -> list[Summary]:
-    record = Record(options.out / f"{name}.jsonl", Head(name, len(tasks)))
+    record = ResultFile(options.out / f"{name}.jsonl", ResultHeader(name, len(tasks)))
 
-    def told(row: Done, done: int, total: int) -> None:
+    def told(row: TaskResult, done: int, total: int) -> None:
         if done % 20 == 0 or row.seconds > 20:
             print(f"  {name} {row.way}: {done} of {total}", flush=True)
 
-    evaluate(tasks, ways, solver, record, jobs=max(1, (os.cpu_count() or 2) // 2), told=told)
+    evaluate(tasks, ways, solver, record, jobs=max(1, (os.cpu_count() or 2) // 2), on_result=told)
     wanted = {task.id for task in tasks}
     labels = {way.label for way in ways}
-    summaries = summarised(row for row in record.rows if row.task in wanted and row.way in labels)
+    summaries = summarise(row for row in record.rows if row.task in wanted and row.way in labels)
     print(f"\n{name}")
-    for cells in [HEADINGS, *table(summaries)]:
+    for cells in [HEADINGS, *table_rows(summaries)]:
         print("  ".join(cell.ljust(10) for cell in cells))
     print(flush=True)
-    (options.out / f"{name}.svg").write_text(plotted(summaries, f"{name}: score against time"))
+    (options.out / f"{name}.svg").write_text(render_plot(summaries, f"{name}: score against time"))
     return summaries
 
 
 def reactions(model: Model, sandbox: Sandbox, rounds: int = 5) -> dict[str, object]:
     """How soon many attempts stop when told to, and how much of an answer's work a steering line keeps."""
     task = FunctionTask("probe", "def f(a):\n    '''Anything, at great length.'''\n", "f", "")
-    prompt = prompt_tokens(model, messages(task))
+    prompt = ConversationEncoder(model).encode(messages(task), opening=OPEN)
     waits = []
-    ready = standby(sandbox, 1)
+    ready = interpreter_pool(sandbox, 1)
     for number in range(rounds):
         interrupt, thrown = Interrupt(), [0.0]
 
@@ -202,8 +205,8 @@ def reactions(model: Model, sandbox: Sandbox, rounds: int = 5) -> dict[str, obje
         race = Race(
             EngineDecoder(model, GenerationParams(4000, ignore_eos=True, stop=(CLOSE * 9,))),
             prompt,
-            samplings(16, temperature=1.5, seed=number),
-            FunctionJudge(ready, task),
+            attempt_samplings(16, temperature=1.5, seed=number),
+            FunctionChecker(ready, task),
             interrupt=interrupt,
         )
         timer = threading.Timer(0.3 + 0.07 * number, throw)
@@ -218,7 +221,7 @@ def reactions(model: Model, sandbox: Sandbox, rounds: int = 5) -> dict[str, obje
         session.extend(prompt)
         for _ in range(48):
             session.step((), GREEDY)
-        spliced = Wording(model).splice("Use a loop instead.")
+        spliced = ConversationEncoder(model).encode_interjection("Use a loop instead.")
         extended = session.extend([*session.tokens, *spliced])
     share = extended.reused / (extended.reused + extended.computed)
     return {

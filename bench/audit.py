@@ -45,6 +45,7 @@ import platformdirs
 from bench.audit_fixes import LANGUAGES, outcomes, read_trials, report, works
 from bench.audit_random import trials
 from bench.audit_suites import suite
+from bench.record import record
 from keystroke.analysis.audit import Auditor, LiveAudit, load_rules
 from keystroke.analysis.audit.files import language_of
 from keystroke.errors import KeystrokeError
@@ -531,7 +532,7 @@ def main() -> None:
         for item in options.suite:
             name, _, folder = item.partition("=")
             out |= suite(name, Path(folder))
-    print(json.dumps(out))
+    record("audit", out)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from typing import Any
 
 import uvicorn
 
+from bench.record import record
 from keystroke.gateway.transport.frames import EXTENSION, AbortableHttp, FrameProtocol
 
 PASSED = {"OK", "NON-STRICT", "INFORMATIONAL"}
@@ -118,7 +119,7 @@ def main() -> None:
         "informational": counts["INFORMATIONAL"],
         "failed": failed + closed_badly,
     }
-    print(json.dumps(summary))
+    record("autobahn", summary)
     sys.exit(1 if failed else 0)
 
 

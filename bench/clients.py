@@ -35,11 +35,12 @@ import uvicorn
 
 from bench.client_rows.programs import PROGRAMS, Program
 from bench.client_rows.tasks import TASKS, Task
+from bench.record import record
 from keystroke.config import Settings, load_settings
 from keystroke.engine.load import load_model
 from keystroke.gateway.api.serializers import ChatSerializer, ResponseSerializer
 from keystroke.gateway.app import Gateway, uvicorn_config
-from keystroke.gateway.work.registry import Registry, local_entry
+from keystroke.gateway.work.registry import ModelRegistry, local_entry
 from keystroke.protocol.items import CustomToolCall, FunctionCall, Message
 
 _PART = "/bench-task/"  # of a path: whose request it is
@@ -144,7 +145,7 @@ def parted(app: Any) -> Any:
 def serving(model: Path, settings: Settings) -> Iterator[str]:
     """A gateway over the model, in a thread of its own."""
     loaded = load_model(model, settings)
-    gateway = Gateway(Registry([local_entry("small", loaded)]), settings)
+    gateway = Gateway(ModelRegistry([local_entry("small", loaded)]), settings)
     config = uvicorn_config(gateway)
     config.app = parted(config.app)
     server = uvicorn.Server(config)
@@ -247,7 +248,7 @@ def main() -> None:
             figures[f"{name}_turns"] = sum(len(r.turns) for r in results)
             figures[f"{name}_seconds"] = time.perf_counter() - began
             print(json.dumps({key: value for key, value in figures.items() if key.startswith(name)}))
-    print(json.dumps(figures))
+    record("clients", figures)
 
 
 def _show(name: str, result: Result, verbose: bool) -> None:

@@ -13,7 +13,6 @@ modules (`keystroke config path`), which no warm gateway can save.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -23,6 +22,8 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench.record import record
 
 SOURCE = """def area(width, height):
     return width * height
@@ -98,9 +99,9 @@ class Home:
         return time.perf_counter() - began, done.stdout
 
     def close(self) -> None:
-        from keystroke.clients.local_gateway import announced
+        from keystroke.clients.local_gateway import running_gateways
 
-        for said in announced(self.root / "state"):
+        for said in running_gateways(self.root / "state"):
             os.kill(said.pid, 15)
 
 
@@ -128,7 +129,7 @@ def main() -> None:
         finally:
             home.close()
             shutil.rmtree(home.root / "state", ignore_errors=True)
-    print(json.dumps({"benchmark": "commands", "start_s": round(start, 3), "figures": figures}))
+    record("commands", {"benchmark": "commands", "start_s": round(start, 3), "figures": figures})
 
 
 def measured(home: Home, asked: Asked, rounds: int) -> dict[str, float]:

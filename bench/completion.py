@@ -41,13 +41,15 @@ from typing import Any
 
 from bench.exactness import TASKS, Cascade, Kept, by_language, exactness, paired, whole
 from bench.plot import Point, plot
+from bench.record import record
 from keystroke.config import load_settings
 from keystroke.engine.card import card_languages
 from keystroke.engine.load import load_model
 from keystroke.engine.locate import resolve
 from keystroke.errors import KeystrokeError
-from keystroke.train.cases import Case, read_cases
-from keystroke.train.edit_cases import (
+from keystroke.text.cases import CompletionCase, read_cases
+from keystroke_lab.evaluation.completion import ModelSuggester, NgramSuggester, evaluate, limited, summary
+from keystroke_lab.evaluation.edit_cases import (
     EditCase,
     WordJudge,
     edit_summary,
@@ -55,8 +57,7 @@ from keystroke.train.edit_cases import (
     read_edit_cases,
     scored_edits,
 )
-from keystroke.train.evaluate import ModelSuggester, NgramSuggester, evaluate, limited, summary
-from keystroke.train.fim import Cut
+from keystroke_lab.pretraining.fim import FimCut
 
 CASES = Path(__file__).parent / "data" / "completion.jsonl.xz"
 LANGUAGES = Path(__file__).parent / "data" / "languages.jsonl.xz"
@@ -68,13 +69,13 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def measured_bits(path: Path, cases: list[Case], texts: int) -> float | None:
+def measured_bits(path: Path, cases: list[CompletionCase], texts: int) -> float | None:
     """Bits per byte where torch is installed and the model is a plain Llama; None otherwise."""
     try:
-        from keystroke.train.perplexity import bits_per_byte
+        from keystroke_lab.evaluation.perplexity import bits_per_byte
     except ImportError:
         return None
-    sample = [c.prefix + c.middle for c in cases if c.kind == Cut.LINE][:texts]
+    sample = [c.prefix + c.middle for c in cases if c.kind == FimCut.LINE][:texts]
     try:
         return bits_per_byte(path, sample)
     except KeystrokeError:
@@ -82,7 +83,7 @@ def measured_bits(path: Path, cases: list[Case], texts: int) -> float | None:
 
 
 def measure(
-    name: str, cases: list[Case], typed: int, texts: int, context: int, edits: list[EditCase]
+    name: str, cases: list[CompletionCase], typed: int, texts: int, context: int, edits: list[EditCase]
 ) -> dict[str, Any]:
     if name == "ngram":
         words = edit_summary(evaluate_edits(WordJudge(), edits, sure=0.3)) if edits else {}
@@ -144,7 +145,7 @@ class Voices:
 
 
 def measured_languages(
-    name: str, chosen: dict[str, list[Case]], tasks: list[str], voices: Voices, timed: int
+    name: str, chosen: dict[str, list[CompletionCase]], tasks: list[str], voices: Voices, timed: int
 ) -> dict[str, Any]:
     """The rows of one model, or of a cascade of two, by language; `all` holds them together."""
     rows: dict[str, Any] = {}
@@ -212,18 +213,16 @@ def by_languages(given: argparse.Namespace) -> int:
         print(f"{name} against {first}, the same places: {row}")
     if given.plot:
         given.plot.write_text(drawn(results), encoding="utf-8")
-    line = json.dumps(
-        {
-            "bench": "completion",
-            "each": given.each,
-            "context": given.context,
-            "languages": results,
-            "against_first": against,
-        }
-    )
-    print(line)
+    figures = {
+        "bench": "completion",
+        "each": given.each,
+        "context": given.context,
+        "languages": results,
+        "against_first": against,
+    }
+    record("completion", figures)
     if given.out:
-        given.out.write_text(line + "\n")
+        given.out.write_text(json.dumps(figures) + "\n")
     return 0 if results else 1
 
 
@@ -264,12 +263,10 @@ def main() -> int:
     print(" " * width, *(f"{c:>20}" for c in COLUMNS))
     for name, row in results.items():
         print(f"{name:<{width}}", *(f"{shown(row.get(c)):>20}" for c in COLUMNS))
-    line = json.dumps(
-        {"bench": "completion", "cases": len(cases), "context": given.context, "models": results}
-    )
-    print(line)
+    figures = {"bench": "completion", "cases": len(cases), "context": given.context, "models": results}
+    record("completion", figures)
     if given.out:
-        given.out.write_text(line + "\n")
+        given.out.write_text(json.dumps(figures) + "\n")
     return 0 if results else 1
 
 

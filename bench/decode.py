@@ -9,7 +9,6 @@ MODEL is a folder with a tokenizer.json or a GGUF file, TEXT a source file (by d
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +16,8 @@ from statistics import median
 
 import numpy as np
 
-from keystroke.engine.base import GREEDY, Allowed, Extended, Interrupt, Sampling, Session, Step
+from bench.record import record
+from keystroke.engine.base import GREEDY, AllowedTokens, ExtendResult, Interrupt, Sampling, Session, Step
 from keystroke.engine.echo import EchoEngine
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
@@ -50,16 +50,16 @@ class Idle(Session):
     def tokens(self) -> Sequence[int]:
         return self._tokens
 
-    def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> Extended:
+    def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> ExtendResult:
         self._tokens = list(tokens)
-        return Extended(0, len(tokens))
+        return ExtendResult(0, len(tokens))
 
     def step(
         self,
         draft: Sequence[int] = (),
         sampling: Sampling = GREEDY,
         interrupt: Interrupt | None = None,
-        allowed: Allowed | None = None,
+        allowed: AllowedTokens | None = None,
     ) -> Step:
         self._tokens.append(self._step.tokens[0])
         return self._step
@@ -135,7 +135,7 @@ def replay(
         new = output[at : at + right + 1]
         at += right + 1
         sequence.extend(new)
-        drafter.verified(len(draft), right, 0.0)
+        drafter.record_result(len(draft), right, 0.0)
         drafter.observe(new)
         steps += 1
         spent += cost[len(draft) + 1]
@@ -188,10 +188,9 @@ def main() -> None:
     for machine, rows in drafts.items():
         for name, (per_step, speed, cost) in rows.items():
             print(f"{machine:7} {name:30} {per_step:6.2f} tokens/step  {speed:6.2f}x  {cost:5.1f} us/token")
-    print(
-        json.dumps(
-            {"choose_us": choosing, "generation_us": generating, "keystroke_us": key, "drafts": drafts}
-        )
+    record(
+        "decode",
+        {"choose_us": choosing, "generation_us": generating, "keystroke_us": key, "drafts": drafts},
     )
 
 

@@ -17,7 +17,6 @@ before the verdict, in the mean of those shown. Ceiling: a place with several go
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ from typing import Any
 
 from bench.completion import CASES, LANGUAGES
 from bench.exactness import language
+from bench.record import record
 from keystroke.assist.completion import Extent, LiveCompletion, ShownCompletion
 from keystroke.assist.completion.beginning import WHOLE
 from keystroke.config import AssistSettings
@@ -35,20 +35,20 @@ from keystroke.engine.generation import Chunk, Generation
 from keystroke.engine.load import load_model
 from keystroke.engine.mixing import Mixing
 from keystroke.engine.model import Model
-from keystroke.text.cases import Case, read_cases
+from keystroke.text.cases import CompletionCase, read_cases
 from keystroke.text.diff import common_prefix
-from keystroke_lab.pretraining.fim import Cut
+from keystroke_lab.pretraining.fim import FimCut
 
 WINDOW = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    case: Case
+    case: CompletionCase
     steps: tuple[Chunk, ...]
 
 
-def written(model: Model, cases: Sequence[Case]) -> Iterator[Written]:
+def written(model: Model, cases: Sequence[CompletionCase]) -> Iterator[Written]:
     """What the model says at each place, step by step."""
     with model.engine.session() as session:
         for case in cases:
@@ -71,7 +71,7 @@ def judged(model: Model, one: Written, eagerness: str) -> tuple[ShownCompletion 
     stream = buffer.begin(text, cursor, Extent.REST)
     told = 0
     for step in one.steps:
-        for part in step.each():
+        for part in step.split():
             stream.feed(part)
             told += 1
             answer = buffer.answer(text, cursor, stream)
@@ -116,12 +116,12 @@ def whole_from(eagerness: str, chance: float) -> Iterator[None]:
         WHOLE[eagerness] = shipped
 
 
-def _buffer(model: Model, case: Case, eagerness: str) -> LiveCompletion:
+def _buffer(model: Model, case: CompletionCase, eagerness: str) -> LiveCompletion:
     settings = AssistSettings(eagerness=eagerness)
     return LiveCompletion(model, settings, path=case.path, language=language(case), budget=WINDOW)
 
 
-def _place(case: Case) -> tuple[str, int]:
+def _place(case: CompletionCase) -> tuple[str, int]:
     return case.prefix + case.suffix, len(case.prefix)
 
 
@@ -135,7 +135,7 @@ def main() -> int:
     given = parser.parse_args()
     groups = {}
     for name, path in (("python", CASES), ("others", LANGUAGES)):
-        cases = [case for case in read_cases(path) if case.kind in (Cut.REST_OF_LINE, Cut.LINE)]
+        cases = [case for case in read_cases(path) if case.kind in (FimCut.REST_OF_LINE, FimCut.LINE)]
         random.Random(0).shuffle(cases)
         groups[name] = cases[: given.places or None]
     model = load_model(given.model)
@@ -179,7 +179,7 @@ def main() -> int:
     print(*(f"{column:>12}" for column in columns))
     for cells in rows:
         print(*(f"{cells[column]!s:>12}" for column in columns))
-    print(json.dumps({"bench": "display", "model": given.model, "rows": rows}))
+    record("display", {"bench": "display", "model": given.model, "rows": rows})
     return 0
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from keystroke.analysis.syntax import language_of, tree, walk
+from keystroke.analysis.syntax import language_of, parse_tree, walk
 from keystroke.text.compare import compare
 
 DATA = Path(__file__).parent / "data" / "edits"
@@ -92,7 +92,7 @@ def right(case: Case, texts: Texts) -> bool:
     """Whether the edited files do what was asked."""
     for path, text in texts.items():
         language = language_of(path)
-        if language is not None and tree(text, language).find(kind="ERROR") is not None:
+        if language is not None and parse_tree(text, language).find(kind="ERROR") is not None:
             return False
     bare = " ".join(" ".join(texts.values()).split())
     if any(" ".join(wanted.split()) not in bare for wanted in case.has):
@@ -183,7 +183,7 @@ def without_types(text: str) -> str:
     """TypeScript as the JavaScript it stands for; enough for plain classes and functions."""
     gone: list[tuple[int, int]] = []
     names: list[str] = []
-    for node in walk(tree(text, "typescript")):
+    for node in walk(parse_tree(text, "typescript")):
         span = node.range()
         if node.kind() in _TYPES or (node.kind() == "?" and node.parent() is not None
                                      and "parameter" in node.parent().kind()):  # fmt: skip
@@ -206,7 +206,7 @@ def _bare(texts: Texts) -> list[tuple[str, tuple[str, ...]]]:
     """The tokens of the files, without comments and layout."""
     result = []
     for path, text in sorted(texts.items()):
-        leaves = [n for n in walk(tree(text, language_of(path) or "")) if n.is_leaf()]
+        leaves = [n for n in walk(parse_tree(text, language_of(path) or "")) if n.is_leaf()]
         result.append((path, tuple(n.text().strip() for n in leaves if "comment" not in n.kind())))
     return result
 

@@ -30,14 +30,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from bench.edit_cases import Case, minimal, read_cases, right
-from keystroke.analysis.outline import flattened, outline
+from bench.record import record
+from keystroke.analysis.outline import outline, walk_units
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit import (
+    EditFailure,
+    EditFailureReason,
+    EditProposal,
     EditTask,
-    Failure,
     ModelWriter,
-    Proposal,
-    Reason,
     Region,
     Writer,
     edit_steps,
@@ -110,7 +111,7 @@ def chosen_by_hand(case: Case) -> Region | None:
     text, wanted = case.files[changed[0]], case.references[0][changed[0]]
     spans = compare(text.splitlines(), wanted.splitlines())
     first, last = min(a0 for a0, *_ in spans), max(a1 for _, a1, *_ in spans)
-    units = list(flattened(outline(text, language_of(changed[0]))))
+    units = list(walk_units(outline(text, language_of(changed[0]))))
     near = [u for u in units if u.start <= first and max(last, first) <= u.end and not u.members]
     near = near or [u for u in units if u.start <= first and max(last, first) <= u.end]
     # A new definition goes behind the one before it.
@@ -118,7 +119,7 @@ def chosen_by_hand(case: Case) -> Region | None:
     return Region(changed[0], near[0].start, near[0].end) if near else Region(changed[0])
 
 
-def asked(case: Case, way: str, writer: Writer) -> Proposal | None:
+def asked(case: Case, way: str, writer: Writer) -> EditProposal | None:
     """One case in one way; None where the way cannot be gone."""
     if way == "auto":
         return propose_edit(EditTask(case.files, case.instruction), writer)
@@ -130,7 +131,7 @@ def asked(case: Case, way: str, writer: Writer) -> Proposal | None:
     return propose_edit(EditTask(case.files, case.instruction, region), writer) if region else None
 
 
-def _blocks(task: EditTask, writer: Writer) -> Proposal:
+def _blocks(task: EditTask, writer: Writer) -> EditProposal:
     """Search/replace blocks alone, asked twice, without the rungs after them."""
     steps = edit_steps(task, blocks=True, retries=1)
     question = next(steps)
@@ -140,8 +141,8 @@ def _blocks(task: EditTask, writer: Writer) -> Proposal:
             answers.append(_joined(writer.write(question.messages, question.prediction)))
             question = steps.send(answers[-1])
     except StopIteration as stop:
-        return cast("Proposal", stop.value)
-    return Proposal(task.files, answers[-1], answers=tuple(answers))
+        return cast("EditProposal", stop.value)
+    return EditProposal(task.files, answers[-1], answers=tuple(answers))
 
 
 def _joined(pieces: Iterator[str]) -> str:
@@ -157,7 +158,9 @@ def ran(cases: Sequence[Case], ways: Sequence[str], writer: Recorder) -> Iterato
             try:
                 proposal = asked(case, way, writer)
             except LookupError as error:  # without a model only recorded answers are read
-                proposal = Proposal(case.files, "", failures=(Failure(Reason.NO_HUNKS, "", str(error)),))
+                proposal = EditProposal(
+                    case.files, "", failures=(EditFailure(EditFailureReason.NO_HUNKS, "", str(error)),)
+                )
             if proposal is None:
                 continue
             seconds = max(time.perf_counter() - began, writer.seconds - before[0])
@@ -280,10 +283,10 @@ def told(
         print(f"{way:10}", *(f"{row.get(column, '-')!s:>13}" for column in columns))
     first: dict[str, Any] = table.get("auto") or next(iter(table.values()), {})
     keys = {key: first.get(key) for key in ("right", "minimal", "seconds_p50")}
-    line = json.dumps({"bench": "edits", "model": given.model, "half": given.half, **keys, "ways": table})
-    print(line)
+    figures = {"bench": "edits", "model": given.model, "half": given.half, **keys, "ways": table}
+    record("edits", figures)
     if given.out:
-        given.out.write_text(line + "\n")
+        given.out.write_text(json.dumps(figures) + "\n")
     return 0 if table else 1
 
 

@@ -18,7 +18,6 @@ With `--model FILE.gguf` (or a model named `coder` in the library) a code model 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import threading
@@ -30,7 +29,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.llama_file import llama_files
-from bench.stored_row import stored_row
+from bench.record import record
+from bench.stored_weights import stored_row
 from keystroke.config import load_settings
 from keystroke.engine.base import Interrupt
 from keystroke.engine.checkpoint import open_checkpoint
@@ -38,7 +38,7 @@ from keystroke.engine.cores import usable_cores
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.locate import resolve
 from keystroke.engine.model import Model
-from keystroke.engine.onnx.convert import converted
+from keystroke.engine.onnx.convert import convert_model
 from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
 from keystroke.engine.speculative import FileDrafter, measure_verify_cost
 from keystroke.engine.speculative.adaptive import AdaptiveDrafter, drafter_for
@@ -68,7 +68,7 @@ class Ours:
     def __init__(self, path: Path, precision: str, *, exact: bool = True) -> None:
         cache = load_settings().paths.cache
         with open_checkpoint(path) as checkpoint:
-            model = converted(checkpoint, precision=precision, cache=cache)
+            model = convert_model(checkpoint, precision=precision, cache=cache)
             engine = OnnxEngine(OnnxGraph(model, checkpoint.spec, precision), OnnxOptions(exact=exact))
         self.engine = engine
         self.model = Model("bench", engine, load_tokenizer(path))
@@ -94,7 +94,9 @@ class Ours:
             )
             generation.prefill()
             naked.extend(prompt)
-            naked._own(0, len(prompt) + 4 * DECODED)  # no growing on the way: the loop below is to be bare
+            naked._ensure_buffers(
+                0, len(prompt) + 4 * DECODED
+            )  # no growing on the way: the loop below is to be bare
             naked.extend([])
             naked.extend(prompt)
             naked.step()
@@ -330,7 +332,7 @@ def main() -> None:
         for key, value in stored.items():
             print(f"{key:28} {value}")
     if arguments.only_model:
-        print(json.dumps(stored))
+        record("engine", stored)
         return
 
     path = resolve("smollm2", load_settings())
@@ -393,15 +395,14 @@ def main() -> None:
     for key, value in result.items():
         print(f"{key:28} {value:.3f}" if isinstance(value, float) else f"{key:28} {value}")
     rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in result.items()}
-    print(
-        json.dumps(
-            {
-                **rounded,
-                **stored,
-                "decode_tok_s": {k: round(1 / median(v), 1) for k, v in decode.items()},
-                "kl": quality,
-            }
-        )
+    record(
+        "engine",
+        {
+            **rounded,
+            **stored,
+            "decode_tok_s": {k: round(1 / median(v), 1) for k, v in decode.items()},
+            "kl": quality,
+        },
     )
 
 

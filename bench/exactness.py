@@ -20,20 +20,20 @@ from typing import Any
 
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.completion.extent import Extent
-from keystroke.assist.completion.live_completion import Offer, Withheld
-from keystroke.assist.completion.reasons import Hidden
+from keystroke.assist.completion.live_completion import ShownCompletion, WithheldCompletion
+from keystroke.assist.completion.reasons import WithheldReason
 from keystroke.assist.completion.second_opinion import second_opinion
-from keystroke.train.cases import Case
-from keystroke.train.evaluate import GATE, Share, Suggester
-from keystroke.train.fim import Cut
+from keystroke.text.cases import CompletionCase
+from keystroke_lab.evaluation.completion import GATE, Share, Suggester
+from keystroke_lab.pretraining.fim import FimCut
 
 SETTLED = 0.12  # seconds without a key before the larger one begins, as the gateway has it
 # What is asked: the kind of place, and whether the text below is in view.
 TASKS = {
-    "rest_em": (Cut.REST_OF_LINE, False),
-    "line_em": (Cut.LINE, False),
-    "fim_rest_em": (Cut.REST_OF_LINE, True),
-    "fim_line_em": (Cut.LINE, True),
+    "rest_em": (FimCut.REST_OF_LINE, False),
+    "line_em": (FimCut.LINE, False),
+    "fim_rest_em": (FimCut.REST_OF_LINE, True),
+    "fim_line_em": (FimCut.LINE, True),
 }
 
 
@@ -78,7 +78,7 @@ class Kept:
             self._fills = self._loaded().fills
         return self._fills
 
-    def answer(self, case: Case, *, below: bool, again: bool = False) -> Answer:
+    def answer(self, case: CompletionCase, *, below: bool, again: bool = False) -> Answer:
         """`below`: with the text below in view. `again`: timed on this machine, whatever was kept."""
         key = _key(case, below)
         if key not in self._said:
@@ -100,7 +100,7 @@ class Kept:
         knows = self._learned is None or language(case) in self._learned
         return replace(said, shown=said.shown and knows, seconds=seconds, first=seconds)
 
-    def _ask(self, case: Case, below: bool) -> Answer:
+    def _ask(self, case: CompletionCase, below: bool) -> Answer:
         suggester = self._loaded()
         began = time.perf_counter()
         said = suggester.line(case.prefix, case.suffix if below else None)
@@ -119,7 +119,7 @@ def _answer(text: str, confidence: float, seconds: float) -> Answer:
     return Answer(text, confidence, confidence >= GATE and bool(text.strip()), seconds, seconds)
 
 
-def _key(case: Case, below: bool) -> str:
+def _key(case: CompletionCase, below: bool) -> str:
     return hashlib.sha256(repr((case.prefix, case.suffix if below else None)).encode()).hexdigest()[:24]
 
 
@@ -137,14 +137,14 @@ class Cascade:
     def fills(self) -> bool:
         return self._small.fills and self._large.fills
 
-    def answer(self, case: Case, *, below: bool, again: bool = False) -> Answer:
+    def answer(self, case: CompletionCase, *, below: bool, again: bool = False) -> Answer:
         first = self._small.answer(case, below=below, again=again)
         second = self._large.answer(case, below=below, again=again)
         seconds = first.seconds + SETTLED + second.seconds
         shown = first.text if first.shown else ""
-        offer = Offer(second.text, Extent.REST, second.confidence)
+        offer = ShownCompletion(second.text, Extent.REST, second.confidence)
         opinion = second_opinion(
-            shown, offer if second.shown else Withheld(Hidden.LOW_CONFIDENCE, second.text)
+            shown, offer if second.shown else WithheldCompletion(WithheldReason.LOW_CONFIDENCE, second.text)
         )
         begun = first.seconds if shown else seconds
         if opinion is not None:
@@ -153,14 +153,14 @@ class Cascade:
         return replace(standing, seconds=seconds, first=begun, verdict=verdict)
 
 
-def language(case: Case) -> str:
+def language(case: CompletionCase) -> str:
     name = language_of(case.path, None) or PurePath(case.path).suffix.lstrip(".")
     return "typescript" if name == "tsx" else name
 
 
-def by_language(cases: Sequence[Case], each: int) -> dict[str, list[Case]]:
+def by_language(cases: Sequence[CompletionCase], each: int) -> dict[str, list[CompletionCase]]:
     """The first `each` cases of each kind in each language; all of them for 0."""
-    found: dict[str, list[Case]] = {}
+    found: dict[str, list[CompletionCase]] = {}
     for case in cases:
         held = found.setdefault(language(case), [])
         if not each or sum(other.kind == case.kind for other in held) < each:
@@ -169,7 +169,7 @@ def by_language(cases: Sequence[Case], each: int) -> dict[str, list[Case]]:
 
 
 def exactness(
-    suggester: Kept | Cascade, cases: Sequence[Case], tasks: Sequence[str], timed: int = 0
+    suggester: Kept | Cascade, cases: Sequence[CompletionCase], tasks: Sequence[str], timed: int = 0
 ) -> dict[str, Any]:
     """The share of each task that is right to the letter, with its interval; of all answers those sure enough
     to be `shown`, and of these the `shown_right`; `p50_ms` over all, or over the first `timed` places of each
@@ -201,12 +201,12 @@ def exactness(
     return row
 
 
-def _right(said: Answer, case: Case) -> bool:
+def _right(said: Answer, case: CompletionCase) -> bool:
     return said.text.rstrip() == case.middle.rstrip()
 
 
 def paired(
-    first: Kept | Cascade, second: Kept | Cascade, cases: Sequence[Case], tasks: Sequence[str]
+    first: Kept | Cascade, second: Kept | Cascade, cases: Sequence[CompletionCase], tasks: Sequence[str]
 ) -> dict[str, Any]:
     """At the same places: how many only the one has right and how many only the other, and the difference of
     their shares with its 95 % interval. It tells two models apart long before their own intervals do."""

@@ -21,12 +21,18 @@ from pathlib import Path
 
 from bench.client_rows.programs import Aider
 from bench.clients import serving
-from keystroke.agent.chat import LocalChat
-from keystroke.agent.evaluation.evaluate import Way
-from keystroke.agent.evaluation.folder_solver import TESTS_SAID, FolderSolver, judged, laid_out
-from keystroke.agent.evaluation.sets import load_set, timed
+from bench.record import record
+from keystroke.agent.chat.local import LocalChatModel
+from keystroke.agent.evaluation.evaluate import EvaluationConfig
+from keystroke.agent.evaluation.folder_solver import (
+    TESTS_SAID,
+    FolderSolver,
+    prepare_workspace,
+    run_scoring_tests,
+)
+from keystroke.agent.evaluation.sets import load_set, with_test_timeout
 from keystroke.agent.evaluation.tasks import FolderTask
-from keystroke.agent.loop.edit_judge import said
+from keystroke.agent.loop.edit_checker import failure_message
 from keystroke.agent.sandbox import find_sandbox
 from keystroke.config import Settings, load_settings
 from keystroke.engine.base import Interrupt
@@ -69,7 +75,7 @@ def main() -> None:
         print(f"{who:10} {first:4} in the first try, {either:4} in two, of {len(tasks)}", end="")
         print(f"  ({time.perf_counter() - began:.0f} s)", flush=True)
     figures["precision"] = settings.model.precision
-    print(json.dumps(figures))
+    record("exercises", figures)
 
 
 def chosen(given: argparse.Namespace) -> list[FolderTask]:
@@ -78,7 +84,7 @@ def chosen(given: argparse.Namespace) -> list[FolderTask]:
     folders = [task for task in every if isinstance(task, FolderTask)]
     if given.sample:
         folders = random.Random(given.seed).sample(folders, min(given.sample, len(folders)))
-    return [task for task in timed(folders, given.test_seconds) if isinstance(task, FolderTask)]
+    return [task for task in with_test_timeout(folders, given.test_seconds) if isinstance(task, FolderTask)]
 
 
 def ours(
@@ -86,9 +92,9 @@ def ours(
 ) -> Iterator[tuple[str, int]]:
     """Exercises, and the try that solved each; 0: none did."""
     model = load_model(given.model, settings)
-    chat = LocalChat(model)
+    chat = LocalChatModel(model)
     solver = FolderSolver(chat, find_sandbox(), workers=2)
-    way = Way("x1", model.name, 1, max_tokens=2048, temperature=0.0, tries=TRIES)
+    way = EvaluationConfig("x1", model.name, 1, max_tokens=2048, temperature=0.0, tries=TRIES)
     for task in tasks:
         try:
             yield task.id, solver.solve(task, way, Interrupt()).tries
@@ -108,14 +114,14 @@ def theirs(
         failed = ""
         with tempfile.TemporaryDirectory(prefix="keystroke-aider-", ignore_cleanup_errors=True) as folder:
             root = Path(folder) / "work"
-            laid_out(task, root)
+            prepare_workspace(task, root)
             for number in range(1, TRIES + 1):
                 told = task.instruction + (TESTS_SAID.format(said=failed) if failed else "")
                 program.do(url, root, told, given.limit)
-                scored = judged(task, root, sandbox)
+                scored = run_scoring_tests(task, root, sandbox)
                 if scored.ok:
                     return number
-                failed = said(scored)
+                failed = failure_message(scored)
         return 0
 
     with serving(given.model, settings) as url, ThreadPoolExecutor(given.parallel) as pool:

@@ -37,6 +37,7 @@ import psutil
 import uvloop
 import websockets
 
+from bench.record import record
 from keystroke import Client
 from keystroke.engine.base import Interrupt
 from keystroke.protocol import codec
@@ -85,7 +86,7 @@ def serve() -> None:
     from keystroke.engine.model import Model
     from keystroke.engine.templates import ChatTemplate
     from keystroke.gateway.app import Gateway, run_server
-    from keystroke.gateway.work.registry import Registry, local_entry
+    from keystroke.gateway.work.registry import ModelRegistry, local_entry
 
     tokenizer, template = make_tokenizer(), ChatTemplate(TEMPLATE)
 
@@ -101,7 +102,7 @@ def serve() -> None:
         server=ServerSettings(port=0, max_connections=1024, drain_s=0.1),
         speculation=SpeculationSettings(enabled=False),  # a step is a token
     )
-    run_server(Gateway(Registry(entries), settings), on_ready=lambda port: print(port, flush=True))
+    run_server(Gateway(ModelRegistry(entries), settings), on_ready=lambda port: print(port, flush=True))
 
 
 # The two clients
@@ -314,7 +315,7 @@ def main() -> None:
     finally:
         process.terminate()
         process.wait(10)
-    print(json.dumps(result))
+    record("gateway", result)
 
 
 def row(label: str, what: str, ours: float, theirs: float, unit: str, scale: float) -> None:

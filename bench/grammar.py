@@ -35,10 +35,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.record import record
 from keystroke.assist.tool_calls.forms import call_form
 from keystroke.assist.tool_calls.grammar import calls_constraint
-from keystroke.assist.tool_calls.tools import Offered, short_toolset, whole_toolset
-from keystroke.assist.tool_calls.usable import Bounds
+from keystroke.assist.tool_calls.tools import OfferedTool, short_toolset, whole_toolset
+from keystroke.assist.tool_calls.usable import ToolConstraints
 from keystroke.config import load_settings
 from keystroke.engine.base import Engine, EngineStats, Interrupt, Mask, ModelInfo, Sampling, Session
 from keystroke.engine.checkpoint.huggingface import configured_spec
@@ -74,7 +75,7 @@ PERSON = {
     ],
     "additionalProperties": False,
 }
-PATCH = Offered(
+PATCH = OfferedTool(
     "apply_patch",
     custom=True,
     description="Edits files.",
@@ -86,7 +87,7 @@ PATCH = Offered(
         "%import common.LF\n",
     ),
 )
-COMMAND = Offered(
+COMMAND = OfferedTool(
     "exec_command",
     description="Runs a command and returns its output.",
     parameters={
@@ -96,7 +97,7 @@ COMMAND = Offered(
         "additionalProperties": False,
     },
 )
-CREATE = Offered(
+CREATE = OfferedTool(
     "create_file",
     description="Creates a file.",
     parameters={
@@ -131,21 +132,23 @@ def rows(model: Model) -> list[Row]:
             fix,
             tools,
             calls_constraint(
-                tools, form, model.tokenizer, Bounds({"apply_patch"}), required=True, parallel=False
+                tools, form, model.tokenizer, ToolConstraints({"apply_patch"}), required=True, parallel=False
             ),
         ),
         (
             "edit of lines read",
             fix,
             edits,
-            calls_constraint(edits, form, model.tokenizer, Bounds(seen=seen), required=True, parallel=False),
+            calls_constraint(
+                edits, form, model.tokenizer, ToolConstraints(seen_lines=seen), required=True, parallel=False
+            ),
         ),
         (
             "tool call",
             "Run the tests with pytest.",
             tools,
             calls_constraint(
-                tools, form, model.tokenizer, Bounds({"exec_command"}), required=True, parallel=False
+                tools, form, model.tokenizer, ToolConstraints({"exec_command"}), required=True, parallel=False
             ),
         ),
     ]
@@ -502,7 +505,7 @@ def main() -> None:
         }
     given = drawn([list(schemas_in([path])) for path in asked.schemas], asked.limit) or list(own_schemas())
     figures |= judge(model, given, 400)
-    print(json.dumps(figures))
+    record("grammar", figures)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from typing import Any
 
 from bench.completion import CASES, LANGUAGES
 from bench.exactness import language
+from bench.record import record
 from keystroke.agent.evaluation.package_index import PackageIndex
 from keystroke.analysis.text_index import Lexicon, TextIndex
 from keystroke.assist.completion import Extent, LiveCompletion, ShownCompletion
@@ -48,18 +49,18 @@ from keystroke.engine.mixing import Mixing
 from keystroke.engine.model import Model
 from keystroke.errors import KeystrokeError
 from keystroke.gateway.live.project_text import CHARACTERS, LARGEST, language_family, sort_by_distance
-from keystroke.text.cases import Case, read_cases
+from keystroke.text.cases import CompletionCase, read_cases
 from keystroke_lab.corpus.archives import source_files
 from keystroke_lab.corpus.languages import SUFFIXES
 from keystroke_lab.evaluation.completion import ModelSuggester, Share
-from keystroke_lab.pretraining.fim import Cut
+from keystroke_lab.pretraining.fim import FimCut
 
 ROWS = ("place", "editor", "file", "project", "stepwise")
-KINDS = {Cut.REST_OF_LINE: "rest_em", Cut.LINE: "line_em"}
+KINDS = {FimCut.REST_OF_LINE: "rest_em", FimCut.LINE: "line_em"}
 _COPY = 0.5  # of the lines of a case's file
 
 
-def fetched(cases: Iterable[Case], folder: Path) -> int:
+def fetched(cases: Iterable[CompletionCase], folder: Path) -> int:
     """Bring the projects of the cases into `folder`, one file each; how many are there."""
     wanted = {(case.project, case.version) for case in cases}
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +111,7 @@ def _decodes(content: bytes) -> bool:
 class Found:
     """A case in its file, and the project around it."""
 
-    case: Case
+    case: CompletionCase
     before: str
     after: str
     others: dict[str, str]
@@ -121,7 +122,7 @@ def _project(file: Path) -> dict[str, str]:
     return dict(json.loads(file.read_text()))
 
 
-def found(case: Case, folder: Path) -> Found | None:
+def found(case: CompletionCase, folder: Path) -> Found | None:
     """None where the project, or the place in it, is not there."""
     kept = _kept(folder, case.project, case.version)
     files = _project(kept) if kept.exists() else {}
@@ -201,7 +202,7 @@ class Asked:
             said = self._plain.line(case.prefix, case.suffix).text.rstrip()
         else:
             said = self._live(name, place, row)
-        row.right[KINDS[Cut(case.kind)]].append(said == wanted)
+        row.right[KINDS[FimCut(case.kind)]].append(said == wanted)
 
     def _live(self, name: str, place: Found, row: Row) -> str:
         """The live channel's own question; what the gate makes of the answer is counted."""
@@ -282,11 +283,11 @@ def main() -> int:
     return _told(given, results, rows, there, missing)
 
 
-def _chosen(each: int, languages: Sequence[str] | None, seed: int) -> list[Case]:
+def _chosen(each: int, languages: Sequence[str] | None, seed: int) -> list[CompletionCase]:
     """`each` cases of each kind and language, in an order that may be stopped anywhere."""
     pool = [case for case in [*read_cases(CASES), *read_cases(LANGUAGES)] if case.kind in set(KINDS)]
     random.Random(seed).shuffle(pool)
-    taken: dict[tuple[str, str], list[Case]] = {}
+    taken: dict[tuple[str, str], list[CompletionCase]] = {}
     for case in pool:
         held = taken.setdefault((case.kind, language(case)), [])
         if (not each or len(held) < each) and (not languages or language(case) in languages):
@@ -338,7 +339,7 @@ def _told(given: argparse.Namespace, results: _Results, rows: list[str], there: 
         "bench": "in_project", "model": given.model, "context": given.context, "projects": there,
         "not_found": missing, "languages": told,
     }  # fmt: skip
-    print(json.dumps(result))
+    record("in_project", result)
     if given.out:
         given.out.write_text(json.dumps(result) + "\n")
     return 0 if told else 1

@@ -39,7 +39,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import sys
@@ -51,8 +50,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.combined_models import TwoMinds
 from bench.llama_file import llama_files
-from bench.two_minds import TwoMinds
+from bench.record import record
 from bench.typing_editors import Answer, LiveTransport, LspTransport, Transport, gateway
 from keystroke.config import load_settings
 from keystroke.engine.fim import detect_fim
@@ -60,7 +60,7 @@ from keystroke.engine.locate import resolve
 from keystroke.engine.tokenizer import load_tokenizer
 from keystroke.errors import KeystrokeError
 from keystroke.text import Edit
-from keystroke.train.cases import Case, read_cases
+from keystroke.text.cases import CompletionCase, read_cases
 
 CASES = Path(__file__).parent / "data" / "completion.jsonl.xz"
 LEAD = 60  # characters of the text before the cut that are typed too: people do not begin at the cut
@@ -112,7 +112,7 @@ class Typist:
     """Types the missing part of one case; keeps the places where a line was computed and shown."""
 
     def __init__(
-        self, transport: Transport, case: Case, seed: int, measured: Measured, hurried: bool
+        self, transport: Transport, case: CompletionCase, seed: int, measured: Measured, hurried: bool
     ) -> None:
         lead = min(LEAD, len(case.prefix))
         self.before = case.prefix[: len(case.prefix) - lead]
@@ -236,7 +236,7 @@ class Peers:
         self.theirs: dict[str, list[float]] = {name: [] for name in others}
         self.ours: list[float] = []
 
-    def compare(self, case: Case, places: Sequence[Place]) -> None:
+    def compare(self, case: CompletionCase, places: Sequence[Place]) -> None:
         """The same places, in the order they were typed; the file is in their cache first, as it was in
         ours."""
         if not places or self._left <= 0 or not self._others:
@@ -409,7 +409,7 @@ def main() -> None:
     parser.add_argument("--no-peer", action="store_true", help="leave llama.cpp out")
     try:
         options = parser.parse_args()
-        print(json.dumps(asyncio.run((confirm if options.confirm else run)(options))))
+        record("keystroke", asyncio.run((confirm if options.confirm else run)(options)))
     except KeystrokeError as error:
         sys.exit(error.message)
 

@@ -22,18 +22,19 @@ from typing import Any
 
 from bench.completion import CASES, LANGUAGES
 from bench.exactness import by_language
+from bench.record import record
 from keystroke.assist.completion.gate import THRESHOLDS
-from keystroke.assist.completion.tuning import counted, tuned
+from keystroke.assist.completion.tuning import count_outcomes, tune_threshold
 from keystroke.config import load_settings
 from keystroke.engine.load import load_model
-from keystroke.train.cases import Case, read_cases
-from keystroke.train.evaluate import ModelSuggester
+from keystroke.text.cases import CompletionCase, read_cases
+from keystroke_lab.evaluation.completion import ModelSuggester
 
 DEFAULT = THRESHOLDS["balanced"]
 Answer = tuple[float, bool, int]  # how sure, whether right, how long
 
 
-def answers(suggester: ModelSuggester, cases: list[Case]) -> list[Answer]:
+def answers(suggester: ModelSuggester, cases: list[CompletionCase]) -> list[Answer]:
     found = []
     for case in cases:
         said = suggester.line(case.prefix, case.suffix)
@@ -50,7 +51,7 @@ def replay(day: list[Answer], *, learning: bool) -> tuple[int, int, float]:
     known: list[tuple[float, float]] = []
     for number, (sure, right, length) in enumerate(day):
         if learning and number % 20 == 0:
-            threshold = tuned(DEFAULT, counted(known))
+            threshold = tune_threshold(DEFAULT, count_outcomes(known))
         if sure >= threshold:
             shown += 1
             taken += length * right
@@ -108,10 +109,10 @@ def main() -> int:
     print(f"{'language':<12}", *(f"{key:>18}" for key in keys))
     for language, row in rows.items():
         print(f"{language:<12}", *(f"{row[key]!s:>18}" for key in keys))
-    line = json.dumps({"bench": "learning", "model": given.model, "default": DEFAULT, "languages": rows})
-    print(line)
+    figures = {"bench": "learning", "model": given.model, "default": DEFAULT, "languages": rows}
+    record("learning", figures)
     if given.out:
-        given.out.write_text(line + "\n")
+        given.out.write_text(json.dumps(figures) + "\n")
     return 0
 
 

@@ -24,17 +24,18 @@ from pathlib import Path
 from typing import Any
 
 from bench.plot import Point, plot
-from keystroke.assist.next_edit.places import learned_places
+from bench.record import record
+from keystroke.assist.next_edit.places import adapter_places_format
 from keystroke.assist.next_edit.places_question import PLACE
-from keystroke.assist.next_edit.prompt import detect
+from keystroke.assist.next_edit.prompt import detect_edit_format
 from keystroke.config import load_settings
 from keystroke.engine.load import load_model
 from keystroke.engine.locate import resolve
 from keystroke.errors import KeystrokeError
-from keystroke.train.edit_cases import (
+from keystroke_lab.evaluation.edit_cases import (
     SURE,
     EditCase,
-    Judge,
+    EditJudge,
     ModelJudge,
     PlacesJudge,
     WordJudge,
@@ -49,7 +50,7 @@ COLUMNS = ("place", "text_em", "quiet", "offered_right", "offered", "p50_ms")
 class Timed:
     """A judge whose choices are timed."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, judge: EditJudge) -> None:
         self._judge = judge
         self.seconds: list[float] = []
 
@@ -71,7 +72,10 @@ def measure(name: str, cases: list[EditCase], sure: float | None) -> dict[str, A
     path = resolve(name, settings)
     model = load_model(name, settings)
     try:
-        places, form = learned_places(model.tokenizer, model.learned), detect(model.tokenizer, path)
+        places, form = (
+            adapter_places_format(model.tokenizer, model.adapter_facts),
+            detect_edit_format(model.tokenizer, path),
+        )
         if places is None and form is None:
             raise KeystrokeError(f"{name} has not learned edits; name another model, or one with an adapter")
         judge = PlacesJudge(model, places) if places is not None else ModelJudge(model, form)  # type: ignore[arg-type]
@@ -134,10 +138,10 @@ def main() -> int:
     print(" " * width, *(f"{c:>14}" for c in COLUMNS))
     for name, row in results.items():
         print(f"{name:<{width}}", *(f"{shown(row.get(c)):>14}" for c in COLUMNS))
-    line = json.dumps({"bench": "next_edit", "cases": len(cases), "models": results})
-    print(line)
+    figures = {"bench": "next_edit", "cases": len(cases), "models": results}
+    record("next_edit", figures)
     if given.out:
-        given.out.write_text(line + "\n")
+        given.out.write_text(json.dumps(figures) + "\n")
     return 0 if results else 1
 
 

@@ -32,7 +32,6 @@ import argparse
 import asyncio
 import contextlib
 import gzip
-import json
 import random
 import sys
 import time
@@ -44,9 +43,10 @@ import psutil
 
 from bench.browser import FLAGS, chromium, reason_why_not
 from bench.keystroke import CASES, Measured, Typist, quantile, rounded
+from bench.record import record
 from bench.typing_editors import Answer, LspTransport, gateway
 from keystroke.text import Edit
-from keystroke.train.cases import read_cases
+from keystroke.text.cases import read_cases
 
 PARTS = ("input_ms", "network", "script_ms", "frame_ms")
 Kept = dict[tuple[str, int], tuple[Answer, float]]
@@ -261,7 +261,7 @@ def main() -> None:
     measured = asyncio.run(run(options))
     for name, value in measured.items():
         print(f"  {name:26} {value}")
-    print(json.dumps(measured))
+    record("page", measured)
 
 
 if __name__ == "__main__":

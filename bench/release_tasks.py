@@ -30,18 +30,18 @@ from pathlib import Path
 
 import msgspec
 
+from keystroke.agent.evaluation.package_index import PackageIndex, Release
 from keystroke.agent.evaluation.releases import (
     ENVIRONMENT,
     PYTEST,
     ReleaseTask,
     is_test,
-    support,
-    unpacked,
+    support_files,
+    unpack_archive,
     write_tree,
 )
-from keystroke.agent.sandbox import Limits, Place, Sandbox, find_sandbox
+from keystroke.agent.sandbox import CommandLimits, Sandbox, SandboxPolicy, find_sandbox
 from keystroke.errors import KeystrokeError
-from keystroke.train.corpus.index import PackageIndex, Release
 
 OUT = Path(__file__).parents[1] / "src" / "keystroke" / "agent" / "evaluation" / "releases.json"
 PAIRS = 14  # of one package that are looked at, newest first
@@ -114,7 +114,7 @@ def tasks_of(name: str, index: PackageIndex, sandbox: Sandbox) -> list[ReleaseTa
 
     def tree(release: Release) -> dict[str, bytes]:
         if release.version not in trees:
-            trees[release.version] = unpacked(index.fetch(release.download))
+            trees[release.version] = unpack_archive(index.fetch(release.download))
         return trees[release.version]
 
     found: list[ReleaseTask] = []
@@ -149,7 +149,7 @@ def task_of(
     """A task, or why the pair makes none."""
     if any(path.endswith(_COMPILED) for path in after):
         return "compiled code"
-    tests = [path for path in support(after) if path.endswith(".py")]
+    tests = [path for path in support_files(after) if path.endswith(".py")]
     if not tests:
         return "no tests"
     fresh = [path for path in tests if before.get(path) != after[path] and _holds_tests(path)]
@@ -160,7 +160,7 @@ def task_of(
         return "only the version changed"
     if len(changed) > FILES or lines > LINES:
         return f"{len(changed)} files and {lines} lines changed"
-    merged = before | {path: after[path] for path in support(after)}
+    merged = before | {path: after[path] for path in support_files(after)}
     new_results = _results(after, fresh, sandbox)
     if not new_results or all(result != "passed" for result in new_results.values()):
         return f"the new release's tests do not run here: {_last_words}"
@@ -242,8 +242,8 @@ def _results(tree: dict[str, bytes], tests: list[str], sandbox: Sandbox) -> dict
         write_tree(root, tree)
         report = root / "keystroke-report.xml"
         argv = [sys.executable, *PYTEST, f"--junitxml={report}", "-o", "junit_family=xunit1", *tests]
-        limits = Limits(seconds=120, memory=2 << 30)
-        ended = sandbox.run(argv, Place(root), limits, env={**ENVIRONMENT, "PYTHONPATH": "src:."})
+        limits = CommandLimits(seconds=120, memory=2 << 30)
+        ended = sandbox.run(argv, SandboxPolicy(root), limits, env={**ENVIRONMENT, "PYTHONPATH": "src:."})
         global _last_words
         _last_words = " | ".join(ended.output.strip().splitlines()[-3:])[-160:]
         if not report.exists():
@@ -273,9 +273,9 @@ def verify(tasks: list[ReleaseTask], index: PackageIndex, sandbox: Sandbox) -> l
         if task.old not in releases or task.new not in releases:
             print(f"{task.id}: the index does not have it any more", flush=True)
             continue
-        after = unpacked(index.fetch(releases[task.new].download))
-        before = unpacked(index.fetch(releases[task.old].download))
-        merged = before | {path: after[path] for path in support(after)}
+        after = unpack_archive(index.fetch(releases[task.new].download))
+        before = unpack_archive(index.fetch(releases[task.old].download))
+        merged = before | {path: after[path] for path in support_files(after)}
         new, old = _results(after, list(task.tests), sandbox), _results(merged, list(task.tests), sandbox)
         good = all(new.get(t) == "passed" and old.get(t, "failed") == "failed" for t in task.failing)
         good = good and all(new.get(t) == old.get(t) == "passed" for t in task.passing)

@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.edits import Recorder
+from bench.record import record
 from bench.review_cases import Diff, read_diffs, read_held
 from keystroke.assist.edit import ModelWriter, Writer
-from keystroke.assist.review import Finding, review
+from keystroke.assist.review import ReviewFinding, review
 from keystroke.config import load_settings
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.load import load_model
@@ -36,17 +37,17 @@ from keystroke.engine.load import load_model
 MOST_TOKENS = 240
 
 
-def reviewed(diff: Diff, writer: Writer | None, *, remark: bool) -> list[Finding]:
+def reviewed(diff: Diff, writer: Writer | None, *, remark: bool) -> list[ReviewFinding]:
     """The findings of one diff, in a folder that holds nothing but its file."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         (root / diff.path).parent.mkdir(parents=True, exist_ok=True)
         (root / diff.path).write_text(diff.after, "utf-8")
         items = list(review([diff.changed()], root, writer, remark=remark))
-    return [item for item in items if isinstance(item, Finding)]
+    return [item for item in items if isinstance(item, ReviewFinding)]
 
 
-def right(diff: Diff, finding: Finding) -> bool:
+def right(diff: Diff, finding: ReviewFinding) -> bool:
     """Whether a finding points at the defect that the diff brings in."""
     return diff.defect and finding.line in diff.changed().lines
 
@@ -121,17 +122,16 @@ def main() -> int:
             {**row, "findings": [f for f in row["findings"] if name in ("all", f["source"])]} for row in rows
         ]
         print(f"{name:10}" + "".join(f"{value!s:>18}" for value in summary(part).values()))
-    print(
-        json.dumps(
-            {
-                "bench": "review",
-                "set": "held" if given.held else "first",
-                "model": given.model,
-                "remarks": not given.no_remarks,
-                "of": len(diffs),
-                **whole,
-            }
-        )
+    record(
+        "review",
+        {
+            "bench": "review",
+            "set": "held" if given.held else "first",
+            "model": given.model,
+            "remarks": not given.no_remarks,
+            "of": len(diffs),
+            **whole,
+        },
     )
     return 0 if rows else 1
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.edit_cases import DATA, Case, read_cases
-from keystroke.assist.review import Changed
+from keystroke.assist.review import ChangedFile
 from keystroke.text.compare import compare
 
 LABELS = Path(__file__).parent / "data" / "review.toml"
@@ -33,11 +33,11 @@ class Diff:
     def defect(self) -> bool:
         return self.kind in ("fix", "defect")
 
-    def changed(self) -> Changed:
+    def changed(self) -> ChangedFile:
         """The diff as `git` would tell it."""
         spans = compare(self.before.split("\n"), self.after.split("\n"))
         lines = {n for _, _, b0, b1 in spans for n in (range(b0 + 1, b1 + 1) if b1 > b0 else [max(1, b0)])}
-        return Changed(self.path, self.after, frozenset(lines), False, "", self.before)
+        return ChangedFile(self.path, self.after, frozenset(lines), False, "", self.before)
 
 
 def read_diffs() -> list[Diff]:

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import signal
@@ -43,9 +42,10 @@ from typing import Any
 
 import httpx
 
+from bench.record import record
 from keystroke.config import Settings, load_settings
 from keystroke.gateway.record.store import Store, default_url
-from keystroke.scale.cluster import ray_for
+from keystroke.scale.cluster import connect_ray
 from keystroke.scale.rollout import deploy
 
 STEP, TOKENS = 0.025, 8
@@ -80,7 +80,7 @@ def main() -> None:
     aims = {"linear_share": "0.9", "reuse_gain": "3", "lost": "0"}
     for name, value in figures.items():
         print(f"| {name} | {value} | {aims.get(name, 'reported')} |")
-    print(json.dumps(figures))
+    record("scale", figures)
 
 
 def _settings(folder: Path) -> Settings:
@@ -103,12 +103,12 @@ def _settings(folder: Path) -> Settings:
 def _measured(settings: Settings, seconds: float) -> dict[str, float]:
     url = f"http://127.0.0.1:{settings.server.port}"
     figures: dict[str, float] = {}
-    with ray_for(settings) as serve:
-        from keystroke.scale.application import NAME, EchoLoad, application
+    with connect_ray(settings) as serve:
+        from keystroke.scale.application import NAME, EchoLoader, application
 
         def up(replicas: int, step: float, *, spread: bool = False) -> None:
             fewer = replace(settings, scale=replace(settings.scale, replicas=replicas))
-            deploy(serve, application(fewer, echo=EchoLoad(step_cost=step), spread=spread), NAME)
+            deploy(serve, application(fewer, echo=EchoLoader(step_cost=step), spread=spread), NAME)
             _old_ones_gone(replicas + 1)
 
         rates = {}

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import json
 import random
 from bisect import insort
 from collections.abc import Iterator
@@ -31,7 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from keystroke.train.cases import read_cases
+from bench.record import record
+from keystroke.text.cases import read_cases
 
 # One H200, Qwen2.5-Coder-1.5B bf16, 1k context; "CUDA engine on one H200" in BENCHMARKS.md.
 STEP_ONE = 1 / 1133  # seconds, a single session's step with the host included
@@ -265,7 +265,7 @@ def main() -> None:
         "seats": seats,
         "cost": round(cost, 2),
     }
-    print(json.dumps(figures))
+    record("scale_sim", figures)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.record import record
 from keystroke.config import load_settings
 from keystroke.engine.load import load_model
 from keystroke.engine.model import Model
-from keystroke.train.transformer import Shape
+from keystroke_lab.training.transformer import Shape
 
 TOKENIZER = Path(__file__).parents[1] / "models" / "keystroke-80m" / "tokenizer.json"
 PROMPT, WRITTEN = 512, 24
@@ -68,7 +69,7 @@ def exported(name: str, shape: Shape, quantisation: str, folder: Path) -> Path:
     """A GGUF file of random weights."""
     import torch
 
-    from keystroke.train.export import expected, export_gguf
+    from keystroke_lab.export.weights import expected, export_gguf
 
     torch.manual_seed(0)
     weights = {
@@ -147,7 +148,7 @@ def main() -> int:
             f"{name:<24} {row['parameters'] / 1e6:>6.1f} {row['bytes'] / 1e6:>6.1f} {row['prefill_ms']:>11} "
             f"{row['step_ms']:>8} {row['prefill_ratio']:>10} {row['step_ratio']:>7}"
         )
-    print(json.dumps({"bench": "shapes", "rounds": given.rounds, "threads": given.threads, "models": rows}))
+    record("shapes", {"bench": "shapes", "rounds": given.rounds, "threads": given.threads, "models": rows})
     return 0
 
 

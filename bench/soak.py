@@ -37,13 +37,14 @@ import psutil
 import uvicorn
 import websockets
 
+from bench.record import record
 from keystroke.config import NamedModel, ServerSettings, Settings
 from keystroke.engine.echo import EchoEngine
 from keystroke.engine.echo_model import echo_model
-from keystroke.gateway.app import Gateway, calm_collector, uvicorn_config
+from keystroke.gateway.app import Gateway, tune_collector, uvicorn_config
 from keystroke.gateway.record.store import Store, default_url
 from keystroke.gateway.transport.socket import SocketLimits
-from keystroke.gateway.work.registry import Registry, local_entry
+from keystroke.gateway.work.registry import ModelRegistry, local_entry
 
 POOL = 5  # connections to the database that stay open
 TERMINAL = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
@@ -149,7 +150,7 @@ class Soak:
         self.acknowledged: list[str] = []  # responses that were said to be stored
         self.trouble = False  # the engine or the disk fails on purpose: failures are no fault
         self.gateway = Gateway(
-            Registry([entry]), settings, store=self.store, socket_limits=SocketLimits(patience=2.0)
+            ModelRegistry([entry]), settings, store=self.store, socket_limits=SocketLimits(patience=2.0)
         )
         self.entry = entry
 
@@ -175,7 +176,7 @@ class Soak:
         held = [self.store._engine.connect() for _ in range(POOL)]  # all that its pool keeps open
         for connection in held:
             connection.close()
-        calm_collector()  # as a server does once it is up
+        tune_collector()  # as a server does once it is up
         before = await self._settle()
         samples = [before["rss_mb"]]
         began = time.monotonic()
@@ -234,7 +235,7 @@ class Soak:
 
     async def _held(self) -> dict[str, float]:
         for _ in range(1000):
-            busy = self.gateway.service.under_way or self.engine.live or self.entry.scheduler.waiting
+            busy = self.gateway.service.active_work or self.engine.live or self.entry.scheduler.waiting
             if not busy and not self.gateway._connections and not self.entry.scheduler.running:
                 break
             await asyncio.sleep(0.01)
@@ -242,7 +243,7 @@ class Soak:
         gc.collect()
         process = psutil.Process()
         return {
-            "live": len(self.gateway.service.under_way),
+            "live": len(self.gateway.service.active_work),
             "sessions": len(self.engine.live),
             "connections": len(self.gateway._connections),
             "tasks": len(asyncio.all_tasks()),
@@ -532,7 +533,7 @@ def main() -> None:
         print(f"{count:>8}  {name}")
     for fault in result["faults"]:
         print(f"   fault  {fault}")
-    print(json.dumps(result))
+    record("soak", result)
     sys.stdout.flush()
     os._exit(1 if result["faults"] else 0)
 

@@ -26,7 +26,7 @@ import torch
 
 from keystroke.assist.next_edit.prompt import REGION, changes_between, join_lines, learned_version
 from keystroke.engine.base import Sampling, StepRequest
-from keystroke.engine.checkpoint.rope import extended
+from keystroke.engine.checkpoint.rope import extend_context
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
 from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine, load_cuda
@@ -428,13 +428,13 @@ PARTS = {
     "1.5b-sm_86": Part(QWEN_1_5B, (decode, verify, together, partial(decode, context=8192)), target="sm_86"),
     "7b-int4-sm_86": Part(QWEN_7B, (decode, verify), "int4", target="sm_86"),
     "120k": Part(
-        extended(QWEN_1_5B, 131_072),
+        extend_context(QWEN_1_5B, 131_072),
         (partial(prefill, context=WHOLE, rounds=1), partial(decode, context=LONG), sparse_decode),
         kv_tokens=140_000,
         sparse="always",
     ),
     "120k-kv8": Part(
-        extended(QWEN_1_5B, 131_072),
+        extend_context(QWEN_1_5B, 131_072),
         (decode, partial(decode, context=8192), partial(decode, context=LONG), sparse_decode),
         kv_tokens=140_000,
         sparse="always",

@@ -4,22 +4,33 @@ Regime: six modules of 10 to 30 lines, each with 3 or 4 tests of which some fail
 says: "make the tests in test_x.py pass". One greedy attempt a round, each round told how the one before
 failed. The ceiling is the model; what is measured is what a round leaves to the next.
 
-    python -m bench.rounds --model coder.gguf --tries 3
+    python -m bench.agent_rounds --model coder.gguf --tries 3
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from keystroke.agent.chat import LocalChat
-from keystroke.agent.loop import AgentTask, Approvals, Approve, Event, Status, TaskOptions
-from keystroke.agent.loop.events import Doing, Noted
-from keystroke.agent.sandbox import Limits, find_sandbox
+from bench.record import record
+from keystroke.agent.chat.local import LocalChatModel
+from keystroke.agent.loop import (
+    AgentTask,
+    ApprovalLevel,
+    Approvals,
+    EndStatus,
+    Event,
+    TaskControl,
+    TaskFiles,
+    TaskModels,
+    TaskOptions,
+    TaskPermissions,
+)
+from keystroke.agent.loop.events import NoteEvent, StepEvent
+from keystroke.agent.sandbox import CommandLimits, find_sandbox
 from keystroke.assist.edit import Journal, Workspace
 from keystroke.config import load_settings
 from keystroke.engine.load import load_model
@@ -277,7 +288,7 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="show what each task says")
     given = parser.parse_args()
     model = load_model(given.model, load_settings({"engine.context": 4096}))
-    chat = LocalChat(model)
+    chat = LocalChatModel(model)
     solved, began = [], time.perf_counter()
     for name in given.only:
         since = time.perf_counter()
@@ -285,23 +296,25 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="keystroke-rounds-") as folder:
             done, line = _done(name, chat, given, Path(folder), told)
         solved += [name] if done else []
-        rewritten = sum(isinstance(event, Doing) and event.line.startswith("rewrite") for event in told)
+        rewritten = sum(isinstance(event, StepEvent) and event.line.startswith("rewrite") for event in told)
         seconds = time.perf_counter() - since
         print(
             f"{name:10} {'solved' if done else 'failed':7} {rewritten:2} edits {seconds:6.1f} s  {line:.90}"
         )
         for event in told if given.verbose else ():
-            if isinstance(event, (Doing, Noted)):
+            if isinstance(event, (StepEvent, NoteEvent)):
                 print(f"    {event.line}")
         sys.stdout.flush()
     chat.close()
     model.engine.close()
     figures = {"bench": "rounds", "tries": given.tries, "attempts": given.attempts, "solved": solved}
-    print(json.dumps({**figures, "of": len(given.only), "seconds": round(time.perf_counter() - began, 1)}))
+    record(
+        "agent_rounds", {**figures, "of": len(given.only), "seconds": round(time.perf_counter() - began, 1)}
+    )
 
 
 def _done(
-    name: str, chat: LocalChat, given: argparse.Namespace, folder: Path, told: list[Event]
+    name: str, chat: LocalChatModel, given: argparse.Namespace, folder: Path, told: list[Event]
 ) -> tuple[bool, str]:
     root = folder / "project"
     root.mkdir()
@@ -311,17 +324,17 @@ def _done(
     workspace = Workspace(root)
     check = f"{sys.executable} -m pytest -q -p no:cacheprovider test_{name}.py"
     ended = AgentTask(
-        workspace,
-        Journal(folder / "state", workspace),
-        chat,
-        find_sandbox(),
-        Approvals(Approve.NEVER, None),
+        files=TaskFiles(workspace=workspace, journal=Journal(folder / "state", workspace), scratch=folder),
+        models=TaskModels(model=chat),
+        permissions=TaskPermissions(
+            sandbox=find_sandbox(),
+            approvals=Approvals(ApprovalLevel.NEVER, None),
+            limits=CommandLimits(seconds=20),
+        ),
         options=TaskOptions(check=check, tries=given.tries, attempts=given.attempts, max_tokens=700),
-        limits=Limits(seconds=20),
-        sink=told.append,
-        scratch=folder,
+        control=TaskControl(on_event=told.append),
     ).run(f"make the tests in test_{name}.py pass")
-    return ended.status is Status.DONE, ended.line
+    return ended.status is EndStatus.DONE, ended.line
 
 
 if __name__ == "__main__":

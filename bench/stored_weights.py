@@ -21,8 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from bench.fp32_reference import divergence, log_softmax, widened_logprobs
 from bench.llama_library import LlamaLibrary
-from bench.widened import divergence, log_softmax, widened_logprobs
 from keystroke.config import load_settings
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.load import load_model

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float32]
 def widened_logprobs(checkpoint: Checkpoint, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
     """Log probabilities of what follows each of `tokens`. Raises ValueError for other architectures."""
     spec, count = checkpoint.spec, len(tokens)
-    if (beyond := spec.beyond_llama()) or spec.qk_norm:
+    if (beyond := spec.unsupported_feature()) or spec.qk_norm:
         raise ValueError(
             f"{spec.name} has {beyond or 'normalised heads'}; the reference knows plain Llamas only"
         )

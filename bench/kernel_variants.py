@@ -1,5 +1,5 @@
 """Variants of the decode kernel timed against each other, and where a layer's time goes:
-`python -m bench.variants [PART ...] [--try "MACRO=1 in_flight=66048"]`, on a GPU.
+`python -m bench.kernel_variants [PART ...] [--try "MACRO=1 in_flight=66048"]`, on a GPU.
 
 A variant is a set of macros, and of parameters of a launch (lower case). All variants of a part share
 one engine and one process and are timed in turns, launches one after another, so that a difference is
@@ -25,8 +25,9 @@ from typing import Any
 import torch
 
 from bench.cuda_rows.cuda_parts import DEVICE, LONG, QWEN_1_5B, QWEN_7B, SMOLLM2_135M, blocks, random_text
+from bench.record import record
 from keystroke.engine.base import Sampling, StepRequest
-from keystroke.engine.checkpoint.rope import extended
+from keystroke.engine.checkpoint.rope import extend_context
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.driver import GpuLauncher, compile_together, compiled
 from keystroke.engine.cuda.engine import CudaEngine
@@ -75,7 +76,7 @@ class Part:
 _NEAR = (Case(1024), Case(1024, 16))
 PARTS = {
     "1.5b": Part(
-        extended(QWEN_1_5B, 131_072),
+        extend_context(QWEN_1_5B, 131_072),
         (Case(LONG, launches=20), Case(8192), Case(8192, 16), *_NEAR, Case(1024, 16, together=True)),
         kv_tokens=160_000,
     ),
@@ -241,7 +242,7 @@ def run_part(name: str, tried: list[str], log: Path | None) -> list[dict[str, An
         given = [
             f"--{kind}={each}" for kind, of in (("try", tried), ("without", sorted(without))) for each in of
         ]
-        for line in lines_of([sys.executable, "-P", "-m", "bench.variants", "--child", name, *given]):
+        for line in lines_of([sys.executable, "-P", "-m", "bench.kernel_variants", "--child", name, *given]):
             if isinstance(line, int):
                 code = line
             elif line.startswith("{"):
@@ -319,7 +320,7 @@ def main() -> None:
     for row in found:
         if "phases" in row or "error" in row:
             print(json.dumps(row))
-    print(json.dumps(rows))
+    record("kernel_variants", {"rows": rows})
 
 
 if __name__ == "__main__":

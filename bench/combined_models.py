@@ -28,7 +28,7 @@ from typing import Any
 from keystroke.clients.live_connection import LiveClient
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
-from keystroke.train.cases import Case
+from keystroke.text.cases import CompletionCase
 
 BEGUN = 0.5  # seconds after which the larger one has begun, if it will
 PATIENCE = 60.0
@@ -92,7 +92,7 @@ class TwoMinds:
         self._revised: dict[str, tuple[float, live.SuggestionRevised]] = {}
         self._client = LiveClient(url, on_event=self._heard)
 
-    async def measure(self, cases: Sequence[Case], seconds: float) -> Figures:
+    async def measure(self, cases: Sequence[CompletionCase], seconds: float) -> Figures:
         figures = Figures()
         until = time.monotonic() + seconds
         await self._client.start()
@@ -105,7 +105,7 @@ class TwoMinds:
             await self._client.stop()
         return figures
 
-    async def _place(self, name: str, case: Case, figures: Figures) -> None:
+    async def _place(self, name: str, case: CompletionCase, figures: Figures) -> None:
         before, key = case.prefix[:-1], case.prefix[-1:]
         self._ready[name] = asyncio.Event()
         self._client.open(name, before + case.suffix, path=name, language="python", cursor=len(before))
