@@ -1,5 +1,5 @@
 #!/bin/sh
-# Everything that training on a lent machine needs, made here: corpus, edits, tokenizer, plan and lots to send.
+# Prepares what training on a GPU lease needs: corpus, edits, tokenizer, plan and lots to send.
 # Usage: runs/prepare.sh FOLDER [MINUTES for Debian and npm] [PROJECTS of the package index] [VOCABULARY]
 # Each step goes on where it was stopped. Two idle cores: about 35 minutes with the defaults.
 set -eu
@@ -7,7 +7,7 @@ folder=$1 minutes=${2:-16} projects=${3:-2500} vocabulary=${4:-32768}
 here=$(dirname "$0")/..
 cases=""
 for name in completion languages edits; do cases="$cases --without $here/bench/data/$name.jsonl.xz"; done
-keystroke() { PYTHONPATH="$here/src" "${PYTHON:-python3}" -P -m keystroke "$@"; }
+keystroke() { PYTHONPATH="$here/src:$here/lab" "${PYTHON:-python3}" -P -m keystroke "$@"; }
 keystroke train sources "$folder" --minutes "$minutes"
 keystroke train corpus "$folder" --projects "$projects" --late 0 --no-young --every-language $cases
 keystroke train check "$folder" $cases

@@ -38,7 +38,7 @@ def declared(*extras: str) -> set[str]:
 def imports(files: Iterator[Path]) -> dict[str, Path]:
     """Third-party modules by their first name, each with a file that imports it."""
     local = {path.stem for folder in ("tests", "bench", "examples") for path in (ROOT / folder).rglob("*.py")}
-    local |= {"keystroke", "bench", "tests"}
+    local |= {"keystroke", "keystroke_lab", "bench", "tests"}
     found: dict[str, Path] = {}
     for path in files:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -71,7 +71,6 @@ EXTRAS = {
     "cuda": ["engine/cuda"],
     "mcp": ["agent/tools/mcp.py"],
     "scale": ["scale"],
-    "train": ["train"],
 }
 
 
@@ -95,6 +94,12 @@ def test_the_development_tools_have_all_that_tests_and_benchmarks_import() -> No
         path for folder in ("tests", "bench", "examples", "docs") for path in (ROOT / folder).rglob("*.py")
     )
     assert undeclared(files, declared("dev", "docs")) == {}
+
+
+def test_the_lab_has_all_that_it_imports() -> None:
+    lab = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    own = {plain(re.match(r"[\w.-]+", requirement)[0]) for requirement in lab["dependencies"]}  # type: ignore[index]
+    assert undeclared((ROOT / "lab").rglob("*.py"), declared() | own) == {}
 
 
 def test_nothing_is_declared_that_is_not_imported() -> None:

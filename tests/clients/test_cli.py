@@ -18,7 +18,7 @@ from tiny_model import write_tiny_model
 
 from keystroke.clients.cli import app
 from keystroke.clients.cli.app import COMMANDS, CommandEntry
-from keystroke.engine.locate import shipped
+from keystroke.engine.locate import shipped_model
 
 
 class TestCommands:
@@ -61,7 +61,7 @@ class TestCommands:
         assert home.refused("complte") == "No such command 'complte'. Did you mean 'complete'?"
         assert home.refused("complete", "--frob") == "No such option: --frob; see `keystroke complete --help`"
         assert "Missing argument" in home.refused("complete")
-        assert home.refused("--set", "threads", "config", "show").startswith("--set wants KEY=VALUE")
+        assert home.refused("--set", "threads", "config", "show").startswith("--set needs KEY=VALUE")
 
     @pytest.mark.parametrize("group", ["models", "config"])
     def test_a_group_without_a_command_shows_its_help(self, home: Home, group: str) -> None:
@@ -177,7 +177,7 @@ class TestModels:
         listed = {row["name"]: row for row in json.loads(home.keystroke("models", "list", "--json").stdout)}
         assert listed["tiny"]["size"] > file.stat().st_size
         (default,) = (name for name, row in listed.items() if row["default"])
-        assert default == ("smollm2" if shipped() is None else "embedded")
+        assert default == ("smollm2" if shipped_model() is None else "embedded")
         assert "as they were added" in home.keystroke("models", "verify", "tiny").stdout
         assert "exists already" in home.refused("models", "add", str(folder), "--name", "tiny")
         assert home.keystroke("models", "add", str(folder), "--name", "tiny", "--if-missing").stderr == ""

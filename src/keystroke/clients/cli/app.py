@@ -1,8 +1,7 @@
 """The table of commands, and the options they share.
 
-A command is a line in `COMMANDS`: its name, where its Typer app or function is, one line of help, and
-the optional extra it needs, if any. Its module is imported only when the command runs, so `--help` and
-shell completion stay quick however many commands there are.
+An entry of `COMMANDS` has a name, the location of a Typer app or function, one line of help, and the optional
+extra it needs. Its module is imported only when the command runs, so `--help` and shell completion are fast.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from keystroke.errors import ConfigError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """`target` is "module:attribute", a Typer app or a plain function. `asks`: it asks a model."""
+    """`target` is "module:attribute", a Typer app or a plain function."""
 
     target: str
     help: str
@@ -48,49 +47,51 @@ COMMANDS: dict[str, CommandEntry] = {
         f"{_HERE}.chat:chat", "Talk with a model; interrupt or redirect it while it answers.", uses_model=True
     ),
     "edit": CommandEntry(
-        f"{_HERE}.edit:edit", "Change files as told, by the smallest edits.", uses_model=True
+        f"{_HERE}.edit:edit", "Edit files by instruction, with minimal changes.", uses_model=True
     ),
-    "do": CommandEntry(f"{_HERE}.do:do", "Do a task: find the place, change it, check it.", uses_model=True),
-    "tasks": CommandEntry(f"{_HERE}.tasks:app", "Tasks in the background: list, watch, answer, undo."),
-    "undo": CommandEntry(f"{_HERE}.edit:undo", "Take the last edit back."),
+    "do": CommandEntry(
+        f"{_HERE}.do:do", "Run an agent on a task: find the code, change it, check it.", uses_model=True
+    ),
+    "tasks": CommandEntry(f"{_HERE}.tasks:app", "Manage background tasks: list, watch, answer, undo."),
+    "undo": CommandEntry(f"{_HERE}.edit:undo", "Undo the last edit."),
     "run": CommandEntry(
-        f"{_HERE}.run:run", "Run a command; a traceback becomes a diagnosis and a fix.", uses_model=True
+        f"{_HERE}.run:run", "Run a command; if it fails, show a diagnosis and offer a fix.", uses_model=True
     ),
     "refactor": CommandEntry(
-        f"{_HERE}.refactor:app", "Rename, extract, inline, move: Python by its meaning."
+        f"{_HERE}.refactor:app", "Refactor Python: rename, extract, inline, move, change signatures."
     ),
     "review": CommandEntry(
-        f"{_HERE}.review:review", "Review the working diff, each finding with its fix.", uses_model=True
+        f"{_HERE}.review:review", "Review uncommitted changes; findings come with fixes.", uses_model=True
     ),
     "models": CommandEntry(f"{_HERE}.models:app", "List, add, check and remove models on this machine."),
-    "cache": CommandEntry(f"{_HERE}.cache:cache", "Show what is kept on this machine, and clear it."),
+    "cache": CommandEntry(
+        f"{_HERE}.cache:cache", "Show the files Keystroke stores on this machine, and delete them."
+    ),
     "config": CommandEntry(f"{_HERE}.settings:app", "Show where settings come from, and edit them."),
     "learn": CommandEntry(
-        f"{_HERE}.learn:app", "Learn, on this machine only, from which suggestions you take."
+        f"{_HERE}.learn:app", "Learn from the suggestions you accept, on this machine only."
     ),
-    "doctor": CommandEntry(f"{_HERE}.doctor:doctor", "Look at this machine, its model and its speed."),
+    "doctor": CommandEntry(f"{_HERE}.doctor:doctor", "Report on this machine, its models and their speed."),
     "serve": CommandEntry(f"{_HERE}.serve:serve", "Serve models to editors, the OpenAI SDK and Codex."),
     "tui": CommandEntry(
-        f"{_HERE}.tui:tui", "Chat and tasks on one screen; also `keystroke` alone on a terminal."
+        f"{_HERE}.tui:tui", "Open chat and tasks in the terminal; same as `keystroke` alone."
     ),
-    "play": CommandEntry(
-        f"{_HERE}.play:play", "Open the playground: an editor in the browser, with everything."
-    ),
+    "play": CommandEntry(f"{_HERE}.play:play", "Open the playground, an editor in the browser."),
     "scale": CommandEntry(
         f"{_HERE}.scale:app", "Serve with many replicas on Ray: this machine or a cluster.", extra="scale"
     ),
-    "keys": CommandEntry(f"{_HERE}.keys:app", "Create, list and revoke the keys of a server."),
+    "keys": CommandEntry(f"{_HERE}.keys:app", "Create, list and revoke API keys of a server."),
     "usage": CommandEntry(f"{_HERE}.usage:usage", "Show tokens, time and cost by key and model."),
-    "store": CommandEntry(f"{_HERE}.store:app", "Back up and restore what a server keeps."),
+    "store": CommandEntry(f"{_HERE}.store:app", "Back up and restore a server's database."),
     "audit": CommandEntry(f"{_HERE}.audit:audit", "Find security weaknesses in files, with fixes."),
     "lsp": CommandEntry(f"{_HERE}.lsp:lsp", "Serve an editor over the Language Server Protocol."),
     "acp": CommandEntry(
-        f"{_HERE}.acp:acp", "Be the agent of an editor that speaks the Agent Client Protocol.", extra="acp"
+        f"{_HERE}.acp:acp", "Serve as the agent of an editor over the Agent Client Protocol.", extra="acp"
     ),
     "demo": CommandEntry(
         f"{_HERE}.demo:demo", "Watch the embedded model complete a few lines of code.", uses_model=True
     ),
-    "eval": CommandEntry(f"{_HERE}.eval:evaluate", "Do sets of tasks: score against time."),
+    "eval": CommandEntry(f"{_HERE}.eval:evaluate", "Evaluate agents on sets of tasks: score against time."),
     "bench": CommandEntry(f"{_HERE}.bench:bench", "Run a benchmark."),
     "train": CommandEntry(
         f"{LAB}.cli:app", "Make a model: corpus, tokenizer, training, evaluation (make lab)."
@@ -100,7 +101,7 @@ COMMANDS: dict[str, CommandEntry] = {
 
 
 class LazyGroup(TyperGroup):
-    """Knows its commands by name and help; loads one when it is to run."""
+    """A group that knows commands by name and help, and imports one only to run it."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -122,7 +123,7 @@ def load_command(name: str) -> Any:
     try:
         target = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
-        if error.name != LAB:
+        if (error.name or "").partition(".")[0] != LAB:
             raise
         raise UsageError(
             f"`keystroke {name}` is installed apart from the program: run `make lab` in a clone"
@@ -131,18 +132,18 @@ def load_command(name: str) -> Any:
         loaded: Any = typer.main.get_group(target)
     else:
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name, help=entry.help)(_with_local(target) if entry.uses_model else target)
+        single.command(name, help=entry.help)(_add_local_option(target) if entry.uses_model else target)
         loaded = typer.main.get_command(single)
     loaded.name = name
     return loaded
 
 
-def _with_local(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with `--local` after its name, too: one place for all that ask a model."""
+def _add_local_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Add `--local` to a command, so that it is also accepted after the command's name."""
     option = typer.Option("--local", help="Load the model in this process, not in the shared gateway.")
 
     @functools.wraps(command)
-    def asking(ctx: typer.Context, *, local: bool, **given: Any) -> None:
+    def wrapped(ctx: typer.Context, *, local: bool, **given: Any) -> None:
         if local:
             invocation_of(ctx).local = True
         command(ctx, **given)
@@ -152,9 +153,9 @@ def _with_local(command: Callable[..., None]) -> Callable[..., None]:
     own = inspect.Parameter(
         "local", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
     )
-    asking.__signature__ = inspect.Signature([*known, own])  # type: ignore[attr-defined]
-    asking.__annotations__ = {**hints, "local": own.annotation}
-    return asking
+    wrapped.__signature__ = inspect.Signature([*known, own])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {**hints, "local": own.annotation}
+    return wrapped
 
 
 def missing_package_message(arguments: list[str], package: str) -> str:
@@ -181,7 +182,7 @@ app = typer.Typer(
 )
 
 
-def _told(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         from keystroke.clients.cli.release import release
 
@@ -206,7 +207,7 @@ def options(
     ] = None,
     version: Annotated[
         bool,
-        typer.Option("--version", "-V", is_eager=True, callback=_told, help="Print the version and leave."),
+        typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Print the version."),
     ] = False,
 ) -> None:
     """Code completion and chat at the speed of typing, on the hardware you have."""
@@ -214,13 +215,13 @@ def options(
         json=json,
         quiet=quiet,
         config=config,
-        flags=dict(map(_assignment, assignments or ())),
+        flags=dict(map(_parse_assignment, assignments or ())),
         local=local,
     )
 
 
-def _assignment(text: str) -> tuple[str, str]:
+def _parse_assignment(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set wants KEY=VALUE, for example engine.threads=2, not {text!r:.80}")
+        raise ConfigError(f"--set needs KEY=VALUE, for example engine.threads=2, not {text!r:.80}")
     return key.strip(), value

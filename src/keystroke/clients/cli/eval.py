@@ -1,7 +1,7 @@
-"""`keystroke eval`: tasks of a set done by models, in several ways, and score against time.
+"""`keystroke eval`: evaluates models on a set of tasks, score against time.
 
-Opens models and sets, shows progress, writes results as they come and a plot at the end. Ctrl-C loses
-nothing: the same command goes on. Nothing is fetched but archives of the set that is made of releases.
+Writes results as they come and a plot at the end. After Ctrl-C the same command continues. Nothing is
+downloaded but the archives of the set `releases`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from keystroke.agent.chat import Chat
-    from keystroke.agent.evaluation.evaluate import Solver, Way
-    from keystroke.agent.evaluation.record import Record
+    from keystroke.agent.chat.model import ChatModel
+    from keystroke.agent.evaluation.evaluate import EvaluationConfig, Solver
     from keystroke.agent.evaluation.releases import Fetch
     from keystroke.agent.evaluation.report import Summary
-    from keystroke.agent.evaluation.tasks import Done, Task
+    from keystroke.agent.evaluation.result_file import ResultFile
+    from keystroke.agent.evaluation.tasks import Task, TaskResult
 
 
 def evaluate(
@@ -38,22 +38,29 @@ def evaluate(
     ] = "1",
     policy: Annotated[
         str,
-        typer.Option("--policy", help="first: what passes first; agree: what most agree on. May be both."),
+        typer.Option(
+            "--policy", help="first: the first that passes; agree: what most agree on. May be both."
+        ),
     ] = "first",
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="PATTERN", help="Tasks by name; may be repeated.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="At most so many tasks, spread evenly.")] = 0,
-    tries: Annotated[int, typer.Option("--tries", min=1, max=10, help="Tries of a folder's task.")] = 1,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="At most this many tasks, spread evenly.")] = 0,
+    tries: Annotated[int, typer.Option("--tries", min=1, max=10, help="Tries for a folder task.")] = 1,
     test_seconds: Annotated[
         float,
-        typer.Option("--test-seconds", min=0, help="Longest run of a folder's tests; 0: the set's own."),
+        typer.Option("--test-seconds", min=0, help="Time limit of a folder's tests; 0: the set's own."),
     ] = 0,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Scored at a time; 0: by cores.")] = 0,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=0, help="Tasks scored at a time; 0: by cores.")
+    ] = 0,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=16, help="Longest answer.")] = 1024,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=5.0)] = 0.8,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Results, one JSON line each; goes on there.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Results, one JSON line each; continues an existing file."
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw score against time.")
@@ -61,133 +68,132 @@ def evaluate(
     listed: Annotated[bool, typer.Option("--list", help="List the tasks; do none.")] = False,
     json: options.Json = False,
 ) -> None:
-    from keystroke.agent.evaluation.record import Head, Record
-    from keystroke.agent.evaluation.report import HEADINGS, summarised, table
-    from keystroke.agent.evaluation.sets import chosen, load_set, timed
+    from keystroke.agent.evaluation.report import HEADINGS, summarise, table_rows
+    from keystroke.agent.evaluation.result_file import ResultFile, ResultHeader
+    from keystroke.agent.evaluation.sets import load_set, select_tasks, with_test_timeout
+    from keystroke.clients.cli.open_model import chat_model
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     as_json = run.wants_json(json)
     name, every = load_set(where, run.settings.paths.cache / "eval", _fetch(run))
-    tasks = timed(chosen(every, only or [], limit), test_seconds)
+    tasks = with_test_timeout(select_tasks(every, only or [], limit), test_seconds)
     if listed:
         for task in tasks:
             run.console.line(task.id)
         return
-    ways = _ways(model or [_default(run)], attempts, policy, tries, max_tokens, temperature)
-    record = Record(out, Head(name, len(tasks)))
-    left = _todo(record, tasks, ways)
-    if left < len(tasks) * len(ways):
-        run.console.note(f"{len(tasks) * len(ways) - left} results are there already; {left} to do")
+    configs = _configs(model or [chat_model(None, run)], attempts, policy, tries, max_tokens, temperature)
+    record = ResultFile(out, ResultHeader(name, len(tasks)))
+    left = _todo(record, tasks, configs)
+    if left < len(tasks) * len(configs):
+        run.console.note(f"{len(tasks) * len(configs) - left} results exist already; {left} to do")
     try:
-        for named in dict.fromkeys(way.model for way in ways):
-            mine = [way for way in ways if way.model == named]
+        for named in dict.fromkeys(config.model for config in configs):
+            mine = [config for config in configs if config.model == named]
             if _todo(record, tasks, mine):
-                _one_model(run, named, tasks, mine, record, jobs)
+                _evaluate_model(run, named, tasks, mine, record, jobs)
     except KeyboardInterrupt:
-        run.console.note("stopped; the same command goes on" + ("" if out else " if you give it --out FILE"))
+        run.console.note(
+            "stopped; the same command continues" + ("" if out else " if you give it --out FILE")
+        )
         raise
-    summaries = summarised(record.rows)
+    summaries = summarise(record.rows)
     if as_json:
         run.console.json({"set": name, "ways": summaries, "results": record.rows})
     else:
-        run.console.table(HEADINGS, table(summaries))
+        run.console.table(HEADINGS, table_rows(summaries))
     if plot is not None:
         _draw(plot, summaries, name)
         run.console.note(f"score against time: {plot}")
 
 
-def _default(run: Invocation) -> str:
-    from keystroke.engine.roles import Role, required
-
-    return required(Role.CHAT, run.settings)
-
-
-def _ways(
+def _configs(
     models: list[str], attempts: str, policy: str, tries: int, max_tokens: int, temperature: float
-) -> list[Way]:
-    from keystroke.agent.attempts import Policy
-    from keystroke.agent.evaluation.evaluate import Way
+) -> list[EvaluationConfig]:
+    from keystroke.agent.attempts import SelectionPolicy
+    from keystroke.agent.evaluation.evaluate import EvaluationConfig
 
     try:
         numbers = [int(part) for part in attempts.split(",")]
-        policies = [Policy(part.strip()) for part in policy.split(",")]
+        policies = [SelectionPolicy(part.strip()) for part in policy.split(",")]
     except ValueError:
         raise UsageError(
-            f"--attempts takes numbers like 1,4,16 and --policy {' or '.join(Policy)}, not "
+            f"--attempts takes numbers like 1,4,16 and --policy {' or '.join(SelectionPolicy)}, not "
             f"{attempts!r:.40} and {policy!r:.40}"
         ) from None
     if not all(1 <= number <= 64 for number in numbers):
         raise UsageError("--attempts takes numbers from 1 to 64")
-    ways = []
+    configs = []
     for named in models:
         short = Path(named).name if os.path.exists(named) else named
         for number in numbers:
             for chosen in policies if number > 1 else policies[:1]:
                 how = f" {chosen}" if len(policies) > 1 and number > 1 else ""
                 label = f"{short} x{number}{how}" if len(models) > 1 else f"x{number}{how}"
-                ways.append(Way(label, named, number, chosen, temperature, max_tokens, tries))
-    return ways
+                configs.append(EvaluationConfig(label, named, number, chosen, temperature, max_tokens, tries))
+    return configs
 
 
-def _todo(record: Record, tasks: list[Task], ways: list[Way]) -> int:
-    return sum(task.id not in record.known(way.label) for way in ways for task in tasks)
+def _todo(record: ResultFile, tasks: list[Task], configs: list[EvaluationConfig]) -> int:
+    return sum(task.id not in record.finished_tasks(config.label) for config in configs for task in tasks)
 
 
-def _one_model(
-    run: Invocation, named: str, tasks: list[Task], ways: list[Way], record: Record, jobs: int
+def _evaluate_model(
+    run: Invocation,
+    named: str,
+    tasks: list[Task],
+    configs: list[EvaluationConfig],
+    record: ResultFile,
+    jobs: int,
 ) -> None:
     from keystroke.agent.evaluation.evaluate import evaluate as evaluated
     from keystroke.agent.sandbox import find_sandbox
-    from keystroke.clients.cli.chats import open_chat
     from keystroke.clients.cli.interruption import interruptible
+    from keystroke.clients.cli.open_model import open_task_model
     from keystroke.errors import Interrupted
 
     sandbox = find_sandbox()
     if not sandbox.confines:
-        raise InputError("no sandbox holds on this machine, and what models write is not run without one")
+        raise InputError("no sandbox works on this machine, and code of models is not run without one")
     with ExitStack() as stack:
         interrupt = stack.enter_context(interruptible())
-        chat = open_chat(named, run)
-        stack.callback(chat.close)
+        opened = stack.enter_context(open_task_model(named, run))
         progress = stack.enter_context(run.console.progress())
         began = time.monotonic()
         passed = {"passed": 0, "done": 0}
 
-        def told(row: Done, done: int, total: int) -> None:
+        def on_result(row: TaskResult, done: int, total: int) -> None:
             passed["done"] += 1
             passed["passed"] += row.status == "passed"
             rate = (time.monotonic() - began) / passed["done"]
             progress(f"{row.way}: {passed['passed']}/{passed['done']} passed, {rate:.1f} s each", done, total)
 
         try:
-            with closing(_solver(chat, tasks)) as solver:
+            with closing(_solver(opened, tasks)) as solver:
                 evaluated(
                     tasks,
-                    ways,
+                    configs,
                     solver,
                     record,
                     jobs=jobs or max(1, (os.cpu_count() or 2) // 2),
                     interrupt=interrupt,
-                    told=told,
+                    on_result=on_result,
                 )
         except Interrupted:
             raise KeyboardInterrupt from None
 
 
-def _solver(chat: Chat, tasks: list[Task]) -> Solver:
-    from keystroke.agent.chat import LocalChat
+def _solver(model: ChatModel, tasks: list[Task]) -> Solver:
+    from keystroke.agent.chat.local import LocalChatModel
     from keystroke.agent.evaluation.folder_solver import FolderSolver
     from keystroke.agent.evaluation.function_solver import FunctionSolver
     from keystroke.agent.evaluation.tasks import FunctionTask
     from keystroke.agent.sandbox import find_sandbox
 
     if not isinstance(tasks[0], FunctionTask):
-        return FolderSolver(chat, find_sandbox())
-    if not isinstance(chat, LocalChat):
-        raise UsageError(
-            "functions are asked of models on this machine; a server's model does folders' tasks"
-        )
-    return FunctionSolver(chat.model, find_sandbox())
+        return FolderSolver(model, find_sandbox())
+    if not isinstance(model, LocalChatModel):
+        raise UsageError("function tasks need a local model; a server's model solves folder tasks")
+    return FunctionSolver(model, find_sandbox())
 
 
 def _fetch(run: Invocation) -> Fetch:
@@ -198,7 +204,7 @@ def _fetch(run: Invocation) -> Fetch:
         kept = folder / f"{package}-{version}"
         if kept.is_file():
             return kept.read_bytes()
-        from keystroke.train.corpus.index import PackageIndex
+        from keystroke.agent.evaluation.package_index import PackageIndex
 
         index = PackageIndex()
         try:
@@ -219,9 +225,9 @@ def _fetch(run: Invocation) -> Fetch:
 
 
 def _draw(plot: Path, summaries: list[Summary], name: str) -> None:
-    from keystroke.agent.evaluation.plot import plotted
+    from keystroke.agent.evaluation.plot import render_plot
 
     try:
-        plot.write_text(plotted(summaries, f"{name}: score against time"), encoding="utf-8")
+        plot.write_text(render_plot(summaries, f"{name}: score against time"), encoding="utf-8")
     except OSError as error:
         raise InputError(f"{plot} cannot be written: {error.strerror}") from None

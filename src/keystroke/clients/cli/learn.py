@@ -1,14 +1,13 @@
-"""`keystroke learn`: what became of suggestions, in the hands of the one who took or left them.
+"""`keystroke learn`: records the outcomes of suggestions on this machine, shows them and deletes them.
 
-Nothing is kept until it is turned on, nothing ever leaves the machine unless its owner exports it to a
-file. Everything that is kept can be seen, and deleted, here.
+Nothing is recorded until it is turned on, and nothing leaves the machine unless the user exports it to a
+file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -25,31 +24,31 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="learn",
-    help="Learn, on this machine only, from which suggestions you take. Off until turned on.",
+    help="Learn from the suggestions you accept, on this machine only. Off by default.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 Language = Annotated[str | None, typer.Option(help="Only this language, e.g. python.")]
-Project = Annotated[str | None, typer.Option(help="Only this project, as `learn status` calls it.")]
-_KIND = {"rest": "rest_of_line", "line": "line", "block": "block"}  # as training names what is missing
+Project = Annotated[str | None, typer.Option(help="Only this project, by its name in `learn status`.")]
+_KIND = {"rest": "rest_of_line", "line": "line", "block": "block"}  # the names that training uses
 
 
 @app.command("on")
 def turn_on(ctx: typer.Context, json: options.Json = False) -> None:
-    """Keep what becomes of suggestions, and tune how readily they show."""
+    """Record the outcomes of suggestions, and adapt how confident a suggestion must be to be shown."""
     _switch(invocation_of(ctx), True, json)
 
 
 @app.command("off")
 def turn_off(ctx: typer.Context, json: options.Json = False) -> None:
-    """Keep nothing more, at once. What is there stays; `forget` deletes it."""
+    """Stop recording at once. Existing records stay; `forget` deletes them."""
     _switch(invocation_of(ctx), False, json)
 
 
 @app.command()
 def status(ctx: typer.Context, json: options.Json = False) -> None:
-    """Show whether it is on, what is kept, and how sure suggestions must be by now."""
+    """Show whether recording is on, what is recorded, and the current confidence thresholds."""
     from keystroke.assist.completion.gate import THRESHOLDS
     from keystroke.assist.completion.tuning import tune_threshold
     from keystroke.clients.cli.console import format_size
@@ -58,11 +57,11 @@ def status(ctx: typer.Context, json: options.Json = False) -> None:
     settings = run.settings
     default = THRESHOLDS[settings.assist.eagerness]
     rows: list[dict[str, Any]] = []
-    kept = _kept(run)
-    if kept is not None:
-        with closing(kept):
-            for group in kept.groups():
-                threshold = tune_threshold(default, *kept.counts(group.language, group.project))
+    records = _records(run)
+    if records is not None:
+        with closing(records):
+            for group in records.groups():
+                threshold = tune_threshold(default, *records.counts(group.language, group.project))
                 rows.append({**dataclasses.asdict(group), "threshold": threshold, "default": default})
     file = _file(run)
     total = file.stat().st_size if file.exists() else 0
@@ -73,7 +72,7 @@ def status(ctx: typer.Context, json: options.Json = False) -> None:
         return
     run.console.line(f"{'on' if settings.learn.enabled else 'off'}  {file}  {format_size(total)}")
     if rows:
-        headings = ("language", "project", "shown", "accepted", "characters", "not shown", "shown from")
+        headings = ("language", "project", "shown", "accepted", "characters", "not shown", "threshold")
         cells = [
             (
                 row["language"] or "-",
@@ -82,7 +81,7 @@ def status(ctx: typer.Context, json: options.Json = False) -> None:
                 f"{row['accepted'] / max(1, row['shown']):.0%}",
                 f"{row['characters']:,}",
                 f"{row['unseen']:,}",
-                f"{row['threshold']:.3f} (usually {row['default']:.2f})",
+                f"{row['threshold']:.3f} (default {row['default']:.2f})",
             )
             for row in rows
         ]
@@ -92,13 +91,15 @@ def status(ctx: typer.Context, json: options.Json = False) -> None:
 @app.command()
 def show(
     ctx: typer.Context,
-    number: Annotated[int | None, typer.Argument(help="One suggestion, with the code around it.")] = None,
+    number: Annotated[
+        int | None, typer.Argument(help="Show this suggestion with the code around it.")
+    ] = None,
     language: Language = None,
     project: Project = None,
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="The number of suggestions to list.")] = 20,
     json: options.Json = False,
 ) -> None:
-    """Show what is kept, newest first; with a number, everything about that one."""
+    """List recorded suggestions, newest first; with a number, show all details of one."""
     run = invocation_of(ctx)
     found = _outcomes(run, language=language, project=project, number=number, limit=limit)
     if number is not None and not found:
@@ -108,7 +109,7 @@ def show(
     elif number is not None:
         _describe(run, found[0])
     elif not found:
-        run.console.note("nothing is kept")
+        run.console.note("nothing is recorded")
     else:
         cells = [
             (
@@ -121,33 +122,33 @@ def show(
             )
             for o in found
         ]
-        run.console.table(("number", "when", "language", "became", "sure", "suggestion"), cells)
+        run.console.table(("number", "when", "language", "outcome", "confidence", "suggestion"), cells)
 
 
 @app.command()
 def export(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Ends in .jsonl.xz; written whole.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; must end in .jsonl.xz.")],
     language: Language = None,
     project: Project = None,
     json: options.Json = False,
 ) -> None:
-    """Write what you took, or wrote instead, as cases that `keystroke train` reads."""
-    from keystroke.text.cases import Case, write_cases
+    """Export what you accepted, or wrote instead, as cases for `keystroke train`."""
+    from keystroke.text.cases import CompletionCase, write_cases
 
     run = invocation_of(ctx)
     if not file.name.endswith(".jsonl.xz"):
-        raise UsageError(f"{file} must end in .jsonl.xz: that is how training cases are kept")
+        raise UsageError(f"{file} must end in .jsonl.xz, the format of training cases")
     if file.exists():
-        raise InputError(f"{file} is there already; remove it or choose another name")
+        raise InputError(f"{file} already exists; remove it or choose another name")
     found = _outcomes(run, language=language, project=project)
     cases = [
-        Case(_KIND[o.extent], o.project, "", "private", o.path, o.prefix, o.written, o.suffix)
+        CompletionCase(_KIND[o.extent], o.project, "", "private", o.path, o.prefix, o.written, o.suffix)
         for o in reversed(found)
         if o.kind == "completion" and o.written.strip() and o.extent in _KIND
     ]
     if not cases:
-        raise InputError("nothing is kept that could be exported; see `keystroke learn status`")
+        raise InputError("there is nothing to export; see `keystroke learn status`")
     draft = file.with_name(f".{file.name}.part")
     try:
         draft.touch(0o600)
@@ -162,33 +163,37 @@ def export(
         run.console.json({"file": str(file), "cases": len(cases)})
     else:
         run.console.note(
-            f"{len(cases):,} cases are in {file}; it holds your code, and is readable by you alone"
+            f"wrote {len(cases):,} cases to {file}; it contains your code, and only you can read it"
         )
 
 
 @app.command()
 def forget(
     ctx: typer.Context,
-    number: Annotated[int | None, typer.Argument(help="Only this one.")] = None,
+    number: Annotated[int | None, typer.Argument(help="Only this suggestion.")] = None,
     language: Language = None,
     project: Project = None,
-    days: Annotated[float | None, typer.Option(min=0.0, help="Only what is older than this.")] = None,
+    days: Annotated[
+        float | None, typer.Option(min=0.0, help="Only suggestions older than this many days.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Delete what is kept: all of it, or a part. Thresholds follow."""
+    """Delete recorded suggestions, all or some. Thresholds are recomputed."""
+    from keystroke.clients.cli.changes import confirm_deletion
+
     run = invocation_of(ctx)
-    if not yes and not _agreed():
+    if not yes and not confirm_deletion("Delete recorded suggestions?"):
         raise typer.Exit(1)
     before = None if days is None else time.time() - days * 86_400
     gone = 0
-    if (kept := _kept(run)) is not None:
-        with closing(kept):
-            gone = kept.delete(language=language, project=project, before=before, number=number)
+    if (records := _records(run)) is not None:
+        with closing(records):
+            gone = records.delete(language=language, project=project, before=before, number=number)
     if run.wants_json(json):
         run.console.json({"forgotten": gone})
     else:
-        run.console.note(f"{gone:,} suggestions are forgotten")
+        run.console.note(f"deleted {gone:,} suggestions")
 
 
 def _switch(run: Invocation, on: bool, json: bool) -> None:
@@ -196,19 +201,19 @@ def _switch(run: Invocation, on: bool, json: bool) -> None:
     from keystroke.gateway.record.outcome_store import open_outcome_store
 
     if on or _file(run).exists():
-        with closing(open_outcome_store(run.settings)) as kept:
-            kept.set_paused(not on)
+        with closing(open_outcome_store(run.settings)) as records:
+            records.set_paused(not on)
     file = write_setting("learn.enabled", on, run.environ)
     if run.wants_json(json):
         run.console.json({"enabled": on, "settings": str(file), "file": str(_file(run))})
         return
     if on:
         run.console.note(
-            f"on: what becomes of suggestions is kept in {_file(run)}, for you alone, and sent nowhere; "
-            "a gateway that already runs begins when it is next started"
+            f"on: outcomes of suggestions are recorded in {_file(run)}, which only you can read; nothing is "
+            "sent anywhere. A running gateway starts recording after its next restart"
         )
     else:
-        run.console.note("off: nothing more is kept; `keystroke learn forget` deletes what is there")
+        run.console.note("off: recording stopped; `keystroke learn forget` deletes existing records")
 
 
 def _file(run: Invocation) -> Path:
@@ -217,19 +222,19 @@ def _file(run: Invocation) -> Path:
     return outcome_file(run.settings)
 
 
-def _kept(run: Invocation) -> OutcomeStore | None:
-    """What is kept; None where nothing ever was, so that looking makes no file."""
+def _records(run: Invocation) -> OutcomeStore | None:
+    """The records; None if there are none, so that looking creates no file."""
     from keystroke.gateway.record.outcome_store import open_outcome_store
 
     return open_outcome_store(run.settings) if _file(run).exists() else None
 
 
 def _outcomes(run: Invocation, **asked: Any) -> list[SuggestionOutcome]:
-    kept = _kept(run)
-    if kept is None:
+    records = _records(run)
+    if records is None:
         return []
-    with closing(kept):
-        return kept.outcomes(**asked)
+    with closing(records):
+        return records.outcomes(**asked)
 
 
 def _describe(run: Invocation, outcome: SuggestionOutcome) -> None:
@@ -240,11 +245,3 @@ def _describe(run: Invocation, outcome: SuggestionOutcome) -> None:
         if text := getattr(outcome, name):
             run.console.line(f"--- {name}")
             run.console.line(text)
-
-
-def _agreed() -> bool:
-    from keystroke.clients.cli.changes import read_key
-
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError("there is no terminal to ask on; say --yes to delete")
-    return read_key("Delete what became of suggestions? [y/N] ", "yn") == "y"

@@ -1,0 +1,1 @@
+"""Adapters: low-rank matrices that teach a base model to edit, without changing the base."""

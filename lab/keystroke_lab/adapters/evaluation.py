@@ -1,0 +1,142 @@
+"""How well a base with an adapter predicts edits, hundreds of cases at a time on one device.
+
+A case is an example: a prompt and its correct answer. The place, or no edit, is read from one softmax over
+the tokens an answer may begin with; the text is generated greedily from the correct place on. Works on tokens
+only; comparing decoded text is left to the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from keystroke_lab.draft_heads.generation import BatchGenerator, GenerationPrompt
+from keystroke_lab.draft_heads.target import TargetModel, causal
+from keystroke_lab.draft_heads.texts import TokenText
+
+_READ = 32_768  # tokens at a time
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """For each case: how likely each first token is (the numbers, silence first, as shares of all tokens),
+    and what was written from the right place on, and from the likeliest place; empty where not asked."""
+
+    chances: NDArray[np.float32]
+    right: list[NDArray[np.int32]]
+    best: list[NDArray[np.int32]]
+
+
+@torch.no_grad()
+def choices(
+    target: TargetModel, prompts: Sequence[Sequence[int]], numbers: Sequence[int]
+) -> NDArray[np.float32]:
+    """The chance of each of `numbers` to follow each prompt."""
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    out = np.zeros((len(prompts), len(numbers)), np.float32)
+    wanted = torch.tensor(list(numbers), device=target.device)
+    while order:
+        some: list[int] = []
+        while order and (not some or len(prompts[some[0]]) * (len(some) + 1) <= _READ):
+            some.append(order.pop())
+        length = len(prompts[some[0]])
+        tokens = np.zeros((len(some), length), np.int64)
+        for row, i in enumerate(some):
+            tokens[row, : len(prompts[i])] = prompts[i]
+        held = torch.from_numpy(tokens).to(target.device)
+        positions = torch.arange(length, device=target.device).expand_as(held)
+        last, _ = target.run(held, positions, causal)
+        ends = torch.tensor([len(prompts[i]) - 1 for i in some], device=target.device)
+        logits = target.logits(last[torch.arange(len(some), device=target.device), ends])
+        out[some] = torch.softmax(logits, -1)[:, wanted].float().cpu().numpy()
+    return out
+
+
+def written(
+    target: TargetModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    longest: int,
+    ends: frozenset[int],
+    slots: int = 256,
+) -> list[NDArray[np.int32]]:
+    """What the model goes on with, greedily, its end included."""
+    if not prompts:
+        return []
+    writer = BatchGenerator(
+        target,
+        slots=min(slots, len(prompts)),
+        longest_prompt=max(map(len, prompts)),
+        longest_answer=longest,
+        ends=ends,
+    )
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    asks = [
+        GenerationPrompt(tuple(prompts[i]), "", 0.0, i) for i in order
+    ]  # the seed says whose answer it is
+    found: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(prompts)
+    for text in writer.write(asks):
+        found[text.seed] = text.tokens[text.given :]
+    return found
+
+
+def foreseen(
+    target: TargetModel,
+    cases: Sequence[TokenText],
+    numbers: Sequence[int],
+    *,
+    longest: int,
+    ends: frozenset[int],
+    write: bool = True,
+) -> Foreseen:
+    """`numbers`: the first tokens of answers, silence first. Unless told to `write`, only the choice is
+    looked at."""
+    prompts = [case.tokens[: case.given].tolist() for case in cases]
+    chances = choices(target, prompts, numbers)
+    if not write:
+        return Foreseen(chances, [], [])
+    open_cases = [i for i, case in enumerate(cases) if int(case.tokens[case.given]) != numbers[0]]
+    best = [numbers[1 + int(row[1:].argmax())] for row in chances]
+    asked = [(i, int(cases[i].tokens[cases[i].given])) for i in open_cases]
+    others = [(i, best[i]) for i in range(len(cases)) if (i, best[i]) not in set(asked)]
+    every = [*asked, *others]
+    answers = written(target, [[*prompts[i], first] for i, first in every], longest=longest, ends=ends)
+    said = {
+        key: np.concatenate((np.array([key[1]], np.int32), answer))
+        for key, answer in zip(every, answers, strict=True)
+    }
+    nothing = np.zeros(0, np.int32)
+    right = [said.get((i, int(case.tokens[case.given])), nothing) for i, case in enumerate(cases)]
+    return Foreseen(chances, right, [said[i, best[i]] for i in range(len(cases))])
+
+
+def counted(
+    cases: Sequence[TokenText], found: Foreseen, numbers: Sequence[int], sure: float
+) -> dict[str, float]:
+    """Shares over the cases: `place` and `text` of those with a change left, `quiet` of the others at the
+    threshold `sure`, `offered` of the open ones."""
+    place = text = quiet = offered = 0
+    n_open = n_quiet = 0
+    for i, case in enumerate(cases):
+        expected = case.tokens[case.given :]
+        moves = 1.0 - float(found.chances[i, 0])
+        if int(expected[0]) == numbers[0]:
+            n_quiet += 1
+            quiet += moves < sure
+            continue
+        n_open += 1
+        offered += moves >= sure
+        place += numbers[1 + int(found.chances[i, 1:].argmax())] == int(expected[0])
+        text += np.array_equal(found.right[i], expected)
+    return {
+        "place": place / max(1, n_open),
+        "text": text / max(1, n_open),
+        "quiet": quiet / max(1, n_quiet),
+        "offered": offered / max(1, n_open),
+        "open": n_open,
+        "nothing_left": n_quiet,
+    }

@@ -1,0 +1,1 @@
+"""How models are compared: completion cases, next edits, perplexity."""

@@ -1,0 +1,1 @@
+"""Trained weights as GGUF files and Hugging Face folders."""

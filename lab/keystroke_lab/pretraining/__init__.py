@@ -1,0 +1,1 @@
+"""Pretraining: training sequences, data plans and the two kinds of run."""

@@ -1,0 +1,1 @@
+"""The tokenizer of our own models."""

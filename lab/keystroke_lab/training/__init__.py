@@ -1,0 +1,1 @@
+"""What every kind of training shares: the loop, its log, optimizers, schedules and the transformer."""

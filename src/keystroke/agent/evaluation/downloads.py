@@ -1,0 +1,87 @@
+"""Files from a server that somebody else pays for: few connections, tried again politely, hashes checked.
+
+Knows addresses and bytes, nothing of packages. What does not come is one error that says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from keystroke.errors import InputError, Unavailable
+
+_TRIES = 4
+_AGENT = "keystroke-corpus (research crawl of source releases; sequential per project)"
+
+
+class DownloadTooLarge(InputError):
+    """A file has more bytes than were wanted; the rest was not fetched."""
+
+
+class Fetcher:
+    """A client of one server. Thread-safe as httpx's client is. `what` is how an error calls the server."""
+
+    def __init__(
+        self, what: str, *, connections: int = 8, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self._what = what
+        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+        self._client = httpx.Client(
+            headers={"User-Agent": _AGENT},
+            timeout=60,
+            follow_redirects=True,
+            limits=limits,
+            transport=transport,
+        )
+
+    def get(self, url: str, **kwargs: Any) -> httpx.Response:
+        """The answer, whatever it says, unless the server is in trouble. Raises Unavailable then."""
+        return self._tried(lambda: self._client.get(url, **kwargs))
+
+    def download(self, url: str, most: int) -> bytes:
+        """A file's bytes. Raises TooLarge as soon as there are more than `most`: a server need not say how
+        many will come."""
+        found = bytearray()
+
+        def asked() -> httpx.Response:
+            found.clear()
+            with self._client.stream("GET", url) as response:
+                for part in response.iter_bytes():
+                    found.extend(part)
+                    if len(found) > most:
+                        raise DownloadTooLarge(f"{url} has more than {most:,} bytes; it is left out")
+                return response
+
+        self._tried(asked).raise_for_status()
+        return bytes(found)
+
+    def _tried(self, ask: Callable[[], httpx.Response]) -> httpx.Response:
+        for attempt in range(_TRIES):
+            try:
+                response = ask()
+            except httpx.HTTPError as error:
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                if response.status_code < 500 and response.status_code != 429:
+                    return response
+                problem = f"status {response.status_code}"
+            if attempt + 1 < _TRIES:
+                time.sleep(2.0**attempt)
+        raise Unavailable(
+            f"{self._what} does not answer ({problem}); run the command again to go on where it stopped"
+        )
+
+    def fetch(self, url: str, sha256: str, name: str) -> bytes:
+        """A file's bytes. Raises InputError where they are not the ones stated."""
+        response = self.get(url)
+        response.raise_for_status()
+        if hashlib.sha256(response.content).hexdigest() != sha256:
+            raise InputError(f"{name} does not have the hash {self._what} states; it is left out")
+        return response.content
+
+    def close(self) -> None:
+        self._client.close()
