@@ -11,19 +11,28 @@ import pytest
 
 from keystroke.agent.attempts import (
     Attempt,
-    End,
+    AttemptEnd,
+    CheckResult,
     EngineDecoder,
-    Go,
-    Policy,
     Race,
-    Sign,
-    Verdict,
-    choose,
-    normalised,
-    samplings,
+    SelectionPolicy,
+    WatchResult,
+    WatchState,
+    attempt_samplings,
+    normalise,
+    select_attempt,
 )
-from keystroke.agent.attempts.judge import ON, Watch
-from keystroke.engine.base import GREEDY, Allowed, Engine, Interrupt, Sampling, Session, Step, StepRequest
+from keystroke.agent.attempts.checker import CONTINUE, AttemptWatch
+from keystroke.engine.base import (
+    GREEDY,
+    AllowedTokens,
+    Engine,
+    Interrupt,
+    Sampling,
+    Session,
+    Step,
+    StepRequest,
+)
 from keystroke.engine.echo import EOS, SPECIAL, EchoEngine, EchoSession
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.model import Model
@@ -41,7 +50,7 @@ class BatchSession(EchoSession):
         draft: Sequence[int] = (),
         sampling: Sampling = GREEDY,
         interrupt: Interrupt | None = None,
-        allowed: Allowed | None = None,
+        allowed: AllowedTokens | None = None,
     ) -> Step:
         assert isinstance(self._engine, Batching)
         if interrupt is not None:
@@ -94,22 +103,22 @@ class Judging:
         self.seen: list[str] = []
         self.threads: set[str] = set()
 
-    def watch(self) -> Watch:
+    def watch(self) -> AttemptWatch:
         said = ""
 
-        def heard(piece: str) -> Sign:
+        def heard(piece: str) -> WatchResult:
             nonlocal said
             said += piece
-            return Sign(Go.HOPELESS, "it is bad") if "BAD" in said else ON
+            return WatchResult(WatchState.HOPELESS, "it is bad") if "BAD" in said else CONTINUE
 
         return heard
 
-    def check(self, text: str, interrupt: Interrupt) -> Verdict | None:
+    def check(self, text: str, interrupt: Interrupt) -> CheckResult | None:
         self.seen.append(text)
         self.threads.add(threading.current_thread().name)
         if not self.checks:
             return None
-        return Verdict(1.0 if text in self.good else 0.5 if "near" in text else 0.0, f"{text} is wrong")
+        return CheckResult(1.0 if text in self.good else 0.5 if "near" in text else 0.0, f"{text} is wrong")
 
     def key(self, text: str) -> str:
         return text.strip().lower()
@@ -121,7 +130,7 @@ def decoder(engine: EchoEngine, width: int = 0, tokens: int = 1024) -> EngineDec
 
 def race(
     answers: Sequence[str],
-    judge: Judging,
+    checker: Judging,
     count: int,
     *,
     pace: float = 0.0,
@@ -132,7 +141,7 @@ def race(
     engine = Batching(answers, pace)
     chosen = [Sampling(temperature=1.0, seed=number) for number in range(count)]
     prompt = b"question|"
-    return Race(decoder(engine, width, tokens), list(prompt), chosen, judge, **options), engine
+    return Race(decoder(engine, width, tokens), list(prompt), chosen, checker, **options), engine
 
 
 def test_the_prompt_is_read_once_for_all_attempts() -> None:
@@ -155,29 +164,29 @@ def test_the_first_that_passes_wins_and_ends_the_others() -> None:
     assert outcome.passed
     assert outcome.winner is not None
     assert outcome.winner.text == "yes"
-    assert outcome.attempts[2].end is End.BEATEN
-    assert "first to pass" in outcome.report()
+    assert outcome.attempts[2].end is AttemptEnd.BEATEN
+    assert "first to pass" in outcome.summary()
 
 
 def test_a_hopeless_attempt_is_ended_early() -> None:
     running, _ = race(["BAD and a long rest that is never written", "fine"], Judging(["fine"]), 2)
     outcome = running.run()
-    assert outcome.attempts[0].end is End.HOPELESS
+    assert outcome.attempts[0].end is AttemptEnd.HOPELESS
     assert outcome.attempts[0].text == "BAD"
     assert outcome.winner is outcome.attempts[1]
 
 
 def test_a_failure_is_shown_to_a_later_attempt() -> None:
-    judge = Judging(["right"])
+    checker = Judging(["right"])
     engine = Batching(["wrong", "right"])
     shown: list[str] = []
 
     def retry(failed: Attempt) -> list[int]:
-        shown.append(failed.verdict.message if failed.verdict else failed.reason)
+        shown.append(failed.check_result.message if failed.check_result else failed.reason)
         return list(f"question, {failed.text} was wrong|".encode())
 
     chosen = [Sampling(temperature=1.0, seed=number) for number in range(2)]
-    running = Race(decoder(engine, 1), list(b"question|"), chosen, judge, retry=retry)
+    running = Race(decoder(engine, 1), list(b"question|"), chosen, checker, retry=retry)
     outcome = running.run()
     assert shown == ["wrong is wrong"]
     assert engine.prompts == ["question", "question, wrong was wrong"]
@@ -205,7 +214,7 @@ def test_the_best_score_wins_where_none_passes() -> None:
     assert outcome.winner is not None
     assert outcome.winner.text == "near it"
     assert not outcome.passed
-    assert "50%" in outcome.why
+    assert "50%" in outcome.reason
 
 
 def test_without_a_check_agreement_decides() -> None:
@@ -213,24 +222,24 @@ def test_without_a_check_agreement_decides() -> None:
     outcome = running.run()
     assert outcome.winner is not None
     assert outcome.winner.text == "TWO"
-    assert outcome.why == "2 of 3 agree"
+    assert outcome.reason == "2 of 3 agree"
 
 
 def test_policy_agree_waits_for_all_and_takes_what_most_that_pass_agree_on() -> None:
-    judge = Judging(["a", "b"])
-    running, _ = race(["a", "b", "b", "c"], judge, 4, policy=Policy.AGREE)
+    checker = Judging(["a", "b"])
+    running, _ = race(["a", "b", "b", "c"], checker, 4, policy=SelectionPolicy.AGREE)
     outcome = running.run()
-    assert sorted(judge.seen) == ["a", "b", "c"]  # what was written twice is checked once
-    assert all(attempt.verdict is not None for attempt in outcome.attempts)
+    assert sorted(checker.seen) == ["a", "b", "c"]  # what was written twice is checked once
+    assert all(attempt.check_result is not None for attempt in outcome.attempts)
     assert outcome.winner is not None
     assert outcome.winner.text == "b"
-    assert outcome.why == "it passed the check and 2 of 3 agree"
+    assert outcome.reason == "it passed the check and 2 of 3 agree"
 
 
 def test_an_answer_without_end_is_cut_and_not_taken() -> None:
     running, _ = race(["x" * 500, "short"], Judging(checks=False), 2, tokens=20)
     outcome = running.run()
-    assert outcome.attempts[0].end is End.LENGTH
+    assert outcome.attempts[0].end is AttemptEnd.LENGTH
     assert outcome.winner is outcome.attempts[1]
 
 
@@ -238,7 +247,7 @@ def test_nothing_usable_is_said_so() -> None:
     running, _ = race(["BAD"], Judging(), 2)
     outcome = running.run()
     assert outcome.winner is None
-    assert "no attempt came to an end" in outcome.report()
+    assert "no attempt came to an end" in outcome.summary()
 
 
 @pytest.mark.parametrize("width", [1, 4])
@@ -248,7 +257,7 @@ def test_every_session_is_closed_however_the_race_ends(width: int) -> None:
     assert engine.stats().sessions == 0
 
     class Broken(Judging):
-        def check(self, text: str, interrupt: Interrupt) -> Verdict | None:
+        def check(self, text: str, interrupt: Interrupt) -> CheckResult | None:
             raise EngineError("the check broke")
 
     running, engine = race(["yes", "no, and much longer than the other"], Broken(), 2, width=width)
@@ -260,20 +269,20 @@ def test_every_session_is_closed_however_the_race_ends(width: int) -> None:
 @pytest.mark.parametrize("width", [1, 4])
 def test_an_interrupt_stops_it_between_two_steps(width: int) -> None:
     interrupt = Interrupt()
-    judge = Judging()
-    heard = judge.watch
+    checker = Judging()
+    heard = checker.watch
 
-    def watch() -> Watch:
+    def watch() -> AttemptWatch:
         inner = heard()
 
-        def stop(piece: str) -> Sign:
+        def stop(piece: str) -> WatchResult:
             interrupt.set()
             return inner(piece)
 
         return stop
 
-    judge.watch = watch  # type: ignore[method-assign]
-    running, engine = race(["x" * 10_000], judge, 4, width=width, interrupt=interrupt)
+    checker.watch = watch  # type: ignore[method-assign]
+    running, engine = race(["x" * 10_000], checker, 4, width=width, interrupt=interrupt)
     with pytest.raises(Interrupted):
         running.run()
     assert len(engine.widths) <= 2
@@ -284,9 +293,9 @@ def test_checks_that_nobody_waits_for_are_told_to_end() -> None:
     ended = threading.Event()
 
     class Slow(Judging):
-        def check(self, text: str, interrupt: Interrupt) -> Verdict | None:
+        def check(self, text: str, interrupt: Interrupt) -> CheckResult | None:
             if text == "yes":
-                return Verdict(1.0)
+                return CheckResult(1.0)
             assert interrupt.wait(60)
             ended.set()
             return None
@@ -297,11 +306,11 @@ def test_checks_that_nobody_waits_for_are_told_to_end() -> None:
 
 
 def test_checks_run_beside_the_engine() -> None:
-    judge = Judging(["yes"])
-    running, _ = race(["yes"], judge, 1)
+    checker = Judging(["yes"])
+    running, _ = race(["yes"], checker, 1)
     running.run()
-    assert judge.threads
-    assert threading.current_thread().name not in judge.threads
+    assert checker.threads
+    assert threading.current_thread().name not in checker.threads
 
 
 def test_a_race_needs_an_attempt() -> None:
@@ -310,11 +319,11 @@ def test_a_race_needs_an_attempt() -> None:
 
 
 def test_the_first_attempt_is_the_likeliest_and_each_other_has_its_own_seed() -> None:
-    chosen = samplings(16, seed=5)
+    chosen = attempt_samplings(16, seed=5)
     assert chosen[0].temperature == 0.0
     assert len({s.seed for s in chosen[1:]}) == 15
     assert chosen[1].temperature < chosen[-1].temperature
-    assert len(samplings(1)) == 1
+    assert len(attempt_samplings(1)) == 1
 
 
 def test_likelihood_decides_where_nothing_else_does() -> None:
@@ -328,17 +337,17 @@ def test_likelihood_decides_where_nothing_else_does() -> None:
         Judging(checks=False),
     )
 
-    def complete() -> Watch:
+    def complete() -> AttemptWatch:
         count = 0
 
-        def heard(piece: str) -> Sign:
+        def heard(piece: str) -> WatchResult:
             nonlocal count
             count += 1
-            return Sign(Go.COMPLETE) if count == 20 else ON
+            return WatchResult(WatchState.COMPLETE) if count == 20 else CONTINUE
 
         return heard
 
-    running._judge.watch = complete  # type: ignore[method-assign]
+    running._checker.watch = complete  # type: ignore[method-assign]
     outcome = running.run()
     one, other = outcome.attempts
     assert one.text != other.text
@@ -346,25 +355,25 @@ def test_likelihood_decides_where_nothing_else_does() -> None:
     assert other.likelihood is not None
     assert one.likelihood > other.likelihood
     assert outcome.winner is one
-    assert outcome.why == "it is the likeliest"
+    assert outcome.reason == "it is the likeliest"
 
 
 # ── choosing and comparing ────────────────────────────────────────────────────────────────────
 
 
 def attempt(number: int, text: str, score: float | None = None) -> Attempt:
-    verdict = None if score is None else Verdict(score)
-    return Attempt(number, text=text, end=End.FINISHED, verdict=verdict)
+    verdict = None if score is None else CheckResult(score)
+    return Attempt(number, text=text, end=AttemptEnd.FINISHED, check_result=verdict)
 
 
 def test_a_check_outweighs_agreement() -> None:
     made = [attempt(0, "a", 0.2), attempt(1, "a", 0.2), attempt(2, "b", 0.9)]
-    assert choose(made, str)[0] is made[2]
+    assert select_attempt(made, str)[0] is made[2]
 
 
 def test_unfinished_attempts_are_never_taken() -> None:
-    cut = Attempt(0, text="a", end=End.LENGTH)
-    assert choose([cut], str) == (None, "no attempt came to an end that could be used")
+    cut = Attempt(0, text="a", end=AttemptEnd.LENGTH)
+    assert select_attempt([cut], str) == (None, "no attempt came to an end that could be used")
 
 
 @pytest.mark.parametrize(
@@ -376,7 +385,7 @@ def test_unfinished_attempts_are_never_taken() -> None:
     ],
 )
 def test_python_that_means_the_same_has_one_key(one: str, other: str) -> None:
-    assert normalised(one, "python") == normalised(other, "python")
+    assert normalise(one, "python") == normalise(other, "python")
 
 
 @pytest.mark.parametrize(
@@ -388,14 +397,14 @@ def test_python_that_means_the_same_has_one_key(one: str, other: str) -> None:
     ],
 )
 def test_python_that_means_something_else_has_another_key(one: str, other: str) -> None:
-    assert normalised(one, "python") != normalised(other, "python")
+    assert normalise(one, "python") != normalise(other, "python")
 
 
 def test_other_languages_are_compared_without_layout_and_comments() -> None:
-    one = normalised("int f(int a) { return a; } // one", "c")
-    assert one == normalised("int f(int a)\n{\n  return a;\n}\n", "c")
-    assert one != normalised("int f(int a) { return -a; }", "c")
+    one = normalise("int f(int a) { return a; } // one", "c")
+    assert one == normalise("int f(int a)\n{\n  return a;\n}\n", "c")
+    assert one != normalise("int f(int a) { return -a; }", "c")
 
 
 def test_what_does_not_parse_is_compared_as_text() -> None:
-    assert normalised("def (  \n", "python") == normalised("def (\n\n", "python")
+    assert normalise("def (  \n", "python") == normalise("def (\n\n", "python")

@@ -17,28 +17,28 @@ import msgspec
 import pytest
 from test_task import call, in_turn, scripted
 
-from keystroke.agent.attempts import Go, Policy
-from keystroke.agent.evaluation.evaluate import Solved, Way, evaluate, missing
+from keystroke.agent.attempts import SelectionPolicy, WatchState
+from keystroke.agent.evaluation.evaluate import EvaluationConfig, Solution, evaluate, missing_tools
 from keystroke.agent.evaluation.examples import examples
-from keystroke.agent.evaluation.folder_sets import folder_tasks, offline
+from keystroke.agent.evaluation.folder_sets import folder_tasks, strip_downloads
 from keystroke.agent.evaluation.folder_solver import FolderSolver
 from keystroke.agent.evaluation.function_sets import function_tasks
 from keystroke.agent.evaluation.function_solver import FunctionSolver
-from keystroke.agent.evaluation.functions import FunctionJudge, code_of, score
-from keystroke.agent.evaluation.plot import plotted
-from keystroke.agent.evaluation.programs import run_examples, run_program, standby
-from keystroke.agent.evaluation.record import Head, Record
+from keystroke.agent.evaluation.functions import FunctionChecker, program_of, score
+from keystroke.agent.evaluation.interpreter_pool import InterpreterPool
+from keystroke.agent.evaluation.plot import render_plot
+from keystroke.agent.evaluation.programs import interpreter_pool, run_examples, run_program
 from keystroke.agent.evaluation.releases import (
     ReleaseTask,
     is_test,
-    prepared,
+    prepare_task,
     release_tasks,
-    unpacked,
+    unpack_archive,
 )
-from keystroke.agent.evaluation.report import summarised, table
-from keystroke.agent.evaluation.sets import chosen, load_set, timed
-from keystroke.agent.evaluation.standby import Standby
-from keystroke.agent.evaluation.tasks import Done, FolderTask, FunctionTask, Status, Task
+from keystroke.agent.evaluation.report import summarise, table_rows
+from keystroke.agent.evaluation.result_file import ResultFile, ResultHeader
+from keystroke.agent.evaluation.sets import load_set, select_tasks, with_test_timeout
+from keystroke.agent.evaluation.tasks import FolderTask, FunctionTask, ResultStatus, Task, TaskResult
 from keystroke.agent.sandbox import find_sandbox
 from keystroke.engine.base import Interrupt
 from keystroke.errors import EngineError, InputError, Interrupted, NotFound
@@ -47,8 +47,8 @@ SANDBOX = find_sandbox()
 
 
 @pytest.fixture(scope="module")
-def ready() -> Iterator[Standby]:
-    with standby(SANDBOX, 1) as waiting:
+def ready() -> Iterator[InterpreterPool]:
+    with interpreter_pool(SANDBOX, 1) as waiting:
         yield waiting
 
 
@@ -121,7 +121,7 @@ def test_tests_of_unittest_are_scored(tmp_path: Path) -> None:
     assert tasks is not None
     (task,) = tasks
     assert task.needs == ("math", "unittest")
-    assert missing(task) == ""
+    assert missing_tools(task) == ""
     assert score(SANDBOX, task, "def root(n):\n    return math.sqrt(n)\n")[0]
     assert not score(SANDBOX, task, "def root(n):\n    return n\n")[0]
 
@@ -179,23 +179,23 @@ def test_an_archive_that_leads_out_is_refused(tmp_path: Path) -> None:
 
 def test_tasks_are_chosen_by_name_and_spread_evenly() -> None:
     tasks: list[Task] = [FunctionTask(f"t{n}", "", "", "") for n in range(10)]
-    assert [task.id for task in chosen(tasks, [], 3)] == ["t0", "t3", "t6"]
-    assert [task.id for task in chosen(tasks, ["t1", "t9"], 0)] == ["t1", "t9"]
+    assert [task.id for task in select_tasks(tasks, [], 3)] == ["t0", "t3", "t6"]
+    assert [task.id for task in select_tasks(tasks, ["t1", "t9"], 0)] == ["t1", "t9"]
     with pytest.raises(NotFound, match="no task is called"):
-        chosen(tasks, ["x*"], 0)
+        select_tasks(tasks, ["x*"], 0)
 
 
 # ── programs and judges ───────────────────────────────────────────────────────────────────────
 
 
-def test_code_that_prints_or_exits_cannot_pass_for_code_that_is_right(ready: Standby) -> None:
+def test_code_that_prints_or_exits_cannot_pass_for_code_that_is_right(ready: InterpreterPool) -> None:
     assert run_program(SANDBOX, "x = 1", 10)[0]
     for cheat in ("import sys; sys.exit(0)", "import os; os._exit(0)", "print('ok'); raise SystemExit"):
         assert not run_program(SANDBOX, cheat, 10)[0]
     assert run_examples(ready, "import os; os._exit(0)", ["assert f(1) == 1"], 10).score == 0.0
 
 
-def test_examples_say_how_many_hold_and_which_does_not(ready: Standby) -> None:
+def test_examples_say_how_many_hold_and_which_does_not(ready: InterpreterPool) -> None:
     verdict = run_examples(ready, "def f(n): return n", ["assert f(1) == 1", "assert f(2) == 3"], 10)
     assert verdict.score == 0.5
     assert verdict.message == "f(2) == 3 does not hold"
@@ -205,7 +205,7 @@ def test_examples_say_how_many_hold_and_which_does_not(ready: Standby) -> None:
     assert "did not end" in run_examples(ready, "while True: pass", ["assert f(1) == 1"], 0.5).message
 
 
-def test_each_program_has_an_interpreter_and_a_folder_of_its_own(ready: Standby) -> None:
+def test_each_program_has_an_interpreter_and_a_folder_of_its_own(ready: InterpreterPool) -> None:
     """What one leaves behind, in memory or on disk, the next does not find."""
     leaves = "import builtins; builtins.f = lambda n: n; open('left.py', 'w').write('f = abs')"
     assert run_examples(ready, leaves, ["assert f(1) == 1"], 10).passed
@@ -214,14 +214,14 @@ def test_each_program_has_an_interpreter_and_a_folder_of_its_own(ready: Standby)
 
 
 def test_an_interpreter_that_died_waiting_is_replaced() -> None:
-    with standby(SANDBOX, 1) as ready:
+    with interpreter_pool(SANDBOX, 1) as ready:
         ready._ready[0].stop.set()
         ready._ready[0].ended.result()
         assert run_examples(ready, "def f(n): return n", ["assert f(1) == 1"], 10).passed
 
 
 def test_an_interrupted_check_says_so_and_nothing_outlives_the_end() -> None:
-    with standby(SANDBOX, 2) as ready:
+    with interpreter_pool(SANDBOX, 2) as ready:
         waiting = list(ready._ready)
         interrupt = Interrupt()
         threading.Timer(0.3, interrupt.set).start()
@@ -233,19 +233,19 @@ def test_an_interrupted_check_says_so_and_nothing_outlives_the_end() -> None:
         ready.run("", 1)
 
 
-def test_an_answer_is_watched_as_it_grows(ready: Standby) -> None:
-    judge = FunctionJudge(ready, FunctionTask("t", "", "f", ""))
+def test_an_answer_is_watched_as_it_grows(ready: InterpreterPool) -> None:
+    judge = FunctionChecker(ready, FunctionTask("t", "", "f", ""))
     watch = judge.watch()
-    assert watch("def f(a):\n    return (a +\n        1)\n").go is Go.ON
-    assert judge.watch()("def f(a)\n    return a\nx = 1\n").go is Go.HOPELESS
-    assert judge.watch()("x = 1\n" * 40).go is Go.HOPELESS
+    assert watch("def f(a):\n    return (a +\n        1)\n").state is WatchState.CONTINUE
+    assert judge.watch()("def f(a)\n    return a\nx = 1\n").state is WatchState.HOPELESS
+    assert judge.watch()("x = 1\n" * 40).state is WatchState.HOPELESS
     fine = '"""A long\n\ntext: that (is not\ncode\n"""\nimport os\n\nif os:\n    x = 1\nelse:\n    x = 2\n'
-    assert judge.watch()(fine).go is Go.ON
+    assert judge.watch()(fine).state is WatchState.CONTINUE
 
 
-def test_the_judge_never_sees_the_tests_that_score(ready: Standby) -> None:
+def test_the_judge_never_sees_the_tests_that_score(ready: InterpreterPool) -> None:
     task = FunctionTask("t", "def f(n):\n", "f", "assert f(1) == 99\n", examples=("assert f(1) == 1",))
-    judge = FunctionJudge(ready, task)
+    judge = FunctionChecker(ready, task)
     verdict = judge.check("def f(n):\n    return n\n", Interrupt())
     assert verdict is not None
     assert verdict.passed
@@ -254,7 +254,7 @@ def test_the_judge_never_sees_the_tests_that_score(ready: Standby) -> None:
 
 def test_what_follows_the_block_is_not_code() -> None:
     task = FunctionTask("t", "def f(n):\n", "f", "")
-    assert code_of(task, "def f(n):\n    return n\n```\nThis works because") == "def f(n):\n    return n\n"
+    assert program_of(task, "def f(n):\n    return n\n```\nThis works because") == "def f(n):\n    return n\n"
 
 
 # ── doing them ────────────────────────────────────────────────────────────────────────────────
@@ -267,13 +267,13 @@ class Scripted:
         self.right, self.broken = right, broken
         self.solved: list[str] = []
 
-    def solve(self, task: Task, way: Way, interrupt: Interrupt) -> Solved:
+    def solve(self, task: Task, way: EvaluationConfig, interrupt: Interrupt) -> Solution:
         self.solved.append(task.id)
         if task.id in self.broken:
             raise EngineError("the engine broke")
-        return Solved("answer", 2.0, tokens=10)
+        return Solution("answer", 2.0, tokens=10)
 
-    def score(self, task: Task, solved: Solved, interrupt: Interrupt) -> tuple[bool, str]:
+    def score(self, task: Task, solved: Solution, interrupt: Interrupt) -> tuple[bool, str]:
         return task.id in self.right, ""
 
     def close(self) -> None: ...
@@ -283,62 +283,70 @@ TASKS: list[Task] = [FunctionTask(f"t{n}", "", "", "") for n in range(4)]
 
 
 def test_every_task_is_done_in_every_way_and_an_error_is_a_result(tmp_path: Path) -> None:
-    record = Record(tmp_path / "out.jsonl", Head("own", 4))
-    ways = [Way("one", "m"), Way("many", "m", 4)]
+    record = ResultFile(tmp_path / "out.jsonl", ResultHeader("own", 4))
+    ways = [EvaluationConfig("one", "m"), EvaluationConfig("many", "m", 4)]
     solver = Scripted(right=["t0", "t1"], broken=["t2"])
     evaluate(TASKS, ways, solver, record)
     assert [(row.task, row.way, row.status) for row in record.rows][:4] == [
-        ("t0", "one", Status.PASSED),
-        ("t1", "one", Status.PASSED),
-        ("t2", "one", Status.ERROR),
-        ("t3", "one", Status.FAILED),
+        ("t0", "one", ResultStatus.PASSED),
+        ("t1", "one", ResultStatus.PASSED),
+        ("t2", "one", ResultStatus.ERROR),
+        ("t3", "one", ResultStatus.FAILED),
     ]
     assert len(record.rows) == 8
 
 
 def test_a_run_goes_on_where_it_stopped_and_does_errors_again(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    evaluate(TASKS, [Way("one", "m")], Scripted(right=["t0"], broken=["t2"]), Record(out, Head("own", 4)))
+    evaluate(
+        TASKS,
+        [EvaluationConfig("one", "m")],
+        Scripted(right=["t0"], broken=["t2"]),
+        ResultFile(out, ResultHeader("own", 4)),
+    )
     with out.open("ab") as file:
         file.write(b'{"task": "t9", "way')  # a crash in the middle of a line
     again = Scripted(right=["t0", "t2"])
-    record = Record(out, Head("own", 4))
-    evaluate(TASKS, [Way("one", "m")], again, record)
+    record = ResultFile(out, ResultHeader("own", 4))
+    evaluate(TASKS, [EvaluationConfig("one", "m")], again, record)
     assert again.solved == ["t2"]
-    assert summarised(record.rows)[0].passed == 2
-    assert len(Record(out, Head("own", 4)).known("one")) == 4
+    assert summarise(record.rows)[0].passed == 2
+    assert len(ResultFile(out, ResultHeader("own", 4)).finished_tasks("one")) == 4
 
 
 def test_results_of_another_set_are_not_mixed_in(tmp_path: Path) -> None:
-    Record(tmp_path / "out.jsonl", Head("own", 4))
+    ResultFile(tmp_path / "out.jsonl", ResultHeader("own", 4))
     with pytest.raises(InputError, match="holds results of own, not of other"):
-        Record(tmp_path / "out.jsonl", Head("other", 4))
+        ResultFile(tmp_path / "out.jsonl", ResultHeader("other", 4))
     (tmp_path / "notes").write_text("hello\n")
     with pytest.raises(InputError, match="holds no results"):
-        Record(tmp_path / "notes", Head("own", 4))
+        ResultFile(tmp_path / "notes", ResultHeader("own", 4))
 
 
 def test_an_interrupt_keeps_what_was_done(tmp_path: Path) -> None:
     interrupt = Interrupt()
 
     class Stopping(Scripted):
-        def solve(self, task: Task, way: Way, interrupt: Interrupt) -> Solved:
+        def solve(self, task: Task, way: EvaluationConfig, interrupt: Interrupt) -> Solution:
             if task.id == "t2":
                 interrupt.set()
                 interrupt.check()
             return super().solve(task, way, interrupt)
 
-    record = Record(tmp_path / "out.jsonl", Head("own", 4))
+    record = ResultFile(tmp_path / "out.jsonl", ResultHeader("own", 4))
     with pytest.raises(Interrupted):
-        evaluate(TASKS, [Way("one", "m")], Stopping(), record, jobs=1, interrupt=interrupt)
-    assert {row.task for row in Record(tmp_path / "out.jsonl", Head("own", 4)).rows} == {"t0", "t1"}
+        evaluate(TASKS, [EvaluationConfig("one", "m")], Stopping(), record, jobs=1, interrupt=interrupt)
+    assert {row.task for row in ResultFile(tmp_path / "out.jsonl", ResultHeader("own", 4)).rows} == {
+        "t0",
+        "t1",
+    }
 
 
 def test_what_this_machine_cannot_score_is_skipped_and_does_not_count() -> None:
     tasks: list[Task] = [FunctionTask("t0", "", "", "", needs=("no_such_module_here",)), *TASKS[1:2]]
-    record = Record(None, Head("own", 2))
-    evaluate(tasks, [Way("one", "m")], Scripted(right=["t1"]), record)
-    (summary,) = summarised(record.rows)
+    record = ResultFile(None, ResultHeader("own", 2))
+    evaluate(tasks, [EvaluationConfig("one", "m")], Scripted(right=["t1"]), record)
+    (summary,) = summarise(record.rows)
     assert (summary.tasks, summary.skipped, summary.score) == (1, 1, 100.0)
     assert record.rows[0].message == "needs no_such_module_here"
 
@@ -348,15 +356,15 @@ def test_functions_are_solved_by_attempts_that_the_examples_judge(tmp_path: Path
     assert tasks is not None
     wrong, right = "def double(n):\n    return n\n```", "def double(n):\n    return 2 * n\n```"
     chat = scripted(in_turn(wrong, right), small=True)
-    record = Record(None, Head("own", 1))
-    with closing(FunctionSolver(chat.model, SANDBOX)) as solver:
-        evaluate(tasks, [Way("one", "m", 1)], solver, record)
-    assert record.rows[0].status is Status.FAILED
+    record = ResultFile(None, ResultHeader("own", 1))
+    with closing(FunctionSolver(chat, SANDBOX)) as solver:
+        evaluate(tasks, [EvaluationConfig("one", "m", 1)], solver, record)
+    assert record.rows[0].status is ResultStatus.FAILED
     chat = scripted(in_turn(wrong, right), small=True)
-    with closing(FunctionSolver(chat.model, SANDBOX)) as solver:
-        evaluate(tasks, [Way("many", "m", 4, Policy.FIRST)], solver, record)
+    with closing(FunctionSolver(chat, SANDBOX)) as solver:
+        evaluate(tasks, [EvaluationConfig("many", "m", 4, SelectionPolicy.FIRST)], solver, record)
     done = record.rows[-1]
-    assert (done.status, done.attempts, done.checked) == (Status.PASSED, 2, True)
+    assert (done.status, done.attempts, done.checked) == (ResultStatus.PASSED, 2, True)
 
 
 # ── folders ───────────────────────────────────────────────────────────────────────────────────
@@ -389,8 +397,8 @@ def test_an_exercise_shows_its_stub_and_hides_its_tests_and_answer(tmp_path: Pat
         return "def double(n):\n    return 2 * n\n```\n"
 
     solver = FolderSolver(scripted(script, small=True), SANDBOX)
-    solved = solver.solve(tasks[0], Way("one", "m"), Interrupt())
-    assert solved.verdict is True
+    solved = solver.solve(tasks[0], EvaluationConfig("one", "m"), Interrupt())
+    assert solved.passed is True
     assert "Double a number." in seen[0]
     assert "twice is wanted" not in seen[0]
     assert "return 2 * n" in solved.answer
@@ -406,9 +414,12 @@ def test_a_second_try_is_shown_what_the_tests_said(tmp_path: Path) -> None:
         return f"def double(n):\n    return {'2 *' if 'twice is wanted' in prompt else '3 *'} n\n```\n"
 
     chat = scripted(script, small=True)
-    assert FolderSolver(chat, SANDBOX).solve(tasks[0], Way("one", "m", tries=1), Interrupt()).verdict is False
-    solved = FolderSolver(chat, SANDBOX).solve(tasks[0], Way("two", "m", tries=2), Interrupt())
-    assert solved.verdict is True
+    assert (
+        FolderSolver(chat, SANDBOX).solve(tasks[0], EvaluationConfig("one", "m", tries=1), Interrupt()).passed
+        is False
+    )
+    solved = FolderSolver(chat, SANDBOX).solve(tasks[0], EvaluationConfig("two", "m", tries=2), Interrupt())
+    assert solved.passed is True
 
 
 def test_a_description_that_names_one_of_two_stubs_asks_for_the_whole_file(tmp_path: Path) -> None:
@@ -422,8 +433,10 @@ def test_a_description_that_names_one_of_two_stubs_asks_for_the_whole_file(tmp_p
         seen.append(prompt)
         return "def double(n):\n    return 2 * n\n\n\ndef halve(n):\n    return n // 2\n```\n"
 
-    solved = FolderSolver(scripted(script, small=True), SANDBOX).solve(tasks[0], Way("one", "m"), Interrupt())
-    assert solved.verdict is True
+    solved = FolderSolver(scripted(script, small=True), SANDBOX).solve(
+        tasks[0], EvaluationConfig("one", "m"), Interrupt()
+    )
+    assert solved.passed is True
     assert "Write the whole file double.py" in seen[0]
     assert "return n // 2" in solved.answer
 
@@ -431,7 +444,7 @@ def test_a_description_that_names_one_of_two_stubs_asks_for_the_whole_file(tmp_p
 def test_tests_that_never_end_are_cut_short_and_the_second_try_is_told(tmp_path: Path) -> None:
     every = folder_tasks(exercise(tmp_path))
     assert every is not None
-    (task,) = timed(every, 6.0)
+    (task,) = with_test_timeout(every, 6.0)
     seen: list[str] = []
 
     def script(prompt: str) -> str:
@@ -439,8 +452,8 @@ def test_tests_that_never_end_are_cut_short_and_the_second_try_is_told(tmp_path:
         body = "return 2 * n" if "endless loop" in prompt else "while True: pass"
         return f"def double(n):\n    {body}\n```\n"
 
-    way = Way("two", "m", tries=2)
-    assert FolderSolver(scripted(script, small=True), SANDBOX).solve(task, way, Interrupt()).verdict is True
+    way = EvaluationConfig("two", "m", tries=2)
+    assert FolderSolver(scripted(script, small=True), SANDBOX).solve(task, way, Interrupt()).passed is True
     assert "did not end within" in seen[-1]
 
 
@@ -461,14 +474,14 @@ def test_a_container_s_task_is_scored_without_its_container(tmp_path: Path) -> N
     assert isinstance(task, FolderTask)
     assert task.files == ("solution.py",)
     solver = FolderSolver(scripted(lambda prompt: "one = 1\n```\n", small=True), SANDBOX)
-    assert solver.solve(task, Way("one", "m"), Interrupt()).verdict is True
+    assert solver.solve(task, EvaluationConfig("one", "m"), Interrupt()).passed is True
     wrong = FolderSolver(scripted(lambda prompt: "two = 2\n```\n", small=True), SANDBOX)
-    assert wrong.solve(task, Way("one", "m"), Interrupt()).verdict is False
+    assert wrong.solve(task, EvaluationConfig("one", "m"), Interrupt()).passed is False
 
 
 def test_a_script_is_freed_of_what_it_would_fetch() -> None:
     script = "set -e\npip3 install pytest 2>/dev/null || pip install pytest\nuv run pytest x\n"
-    assert offline(f"{script}source $HOME/.local/bin/env\n") == "set -e\npytest x\n"
+    assert strip_downloads(f"{script}source $HOME/.local/bin/env\n") == "set -e\npytest x\n"
 
 
 # ── releases ──────────────────────────────────────────────────────────────────────────────────
@@ -511,25 +524,25 @@ def test_a_release_task_is_the_old_source_with_the_new_tests(tmp_path: Path) -> 
     old = archive({"own.py": source, "tests/test_own.py": "def test_old():\n    pass\n"})
     new = archive({"own.py": source.replace("3", "2"), "tests/test_own.py": tests})
     made = release(old, new)
-    task = prepared(made, tmp_path / "cache", lambda package, version: old if version == "1.0" else new)
+    task = prepare_task(made, tmp_path / "cache", lambda package, version: old if version == "1.0" else new)
     assert (task.source / "own.py").read_text() == source
     assert (task.source / "tests" / "test_own.py").read_text() == tests
     assert not (task.source / "link").exists()
     assert "tests/test_own.py::test_new" in task.instruction
     answer = call("edit", path="own.py", old="    return 3", new="    return 2")
     solver = FolderSolver(scripted(in_turn(answer, "Done."), small=False), SANDBOX)
-    assert solver.solve(task, Way("one", "m"), Interrupt()).verdict is True
+    assert solver.solve(task, EvaluationConfig("one", "m"), Interrupt()).passed is True
     cheat = call("edit", path="tests/test_own.py", old="    assert two() == 2", new="    pass")
     cheating = FolderSolver(scripted(in_turn(cheat, "Done."), small=False), SANDBOX)
-    assert cheating.solve(task, Way("one", "m"), Interrupt()).verdict is False
+    assert cheating.solve(task, EvaluationConfig("one", "m"), Interrupt()).passed is False
 
 
 def test_another_archive_than_the_verified_one_is_refused(tmp_path: Path) -> None:
     data = archive({"own.py": "x = 1\n"})
     with pytest.raises(InputError, match="not the one this set was verified with"):
-        prepared(release(data, data), tmp_path, lambda package, version: b"other")
+        prepare_task(release(data, data), tmp_path, lambda package, version: b"other")
     with pytest.raises(InputError, match="cannot be read"):
-        unpacked(b"no archive")
+        unpack_archive(b"no archive")
 
 
 def test_the_set_that_ships_names_at_least_forty_tasks() -> None:
@@ -550,27 +563,29 @@ def test_the_set_that_ships_names_at_least_forty_tasks() -> None:
 
 def test_a_summary_counts_scores_and_times() -> None:
     rows = [
-        Done("a", "x1", Status.PASSED, 1.0, 100, attempts=1, model="m", cost=0.5),
-        Done("b", "x1", Status.FAILED, 3.0, 300, attempts=1, model="m"),
-        Done("c", "x1", Status.SKIPPED, model="m"),
-        Done("a", "x4", Status.PASSED, 2.0, 400, attempts=4, model="m"),
+        TaskResult("a", "x1", ResultStatus.PASSED, 1.0, 100, attempts=1, model="m", cost=0.5),
+        TaskResult("b", "x1", ResultStatus.FAILED, 3.0, 300, attempts=1, model="m"),
+        TaskResult("c", "x1", ResultStatus.SKIPPED, model="m"),
+        TaskResult("a", "x4", ResultStatus.PASSED, 2.0, 400, attempts=4, model="m"),
     ]
-    one, four = summarised(rows)
+    one, four = summarise(rows)
     assert (one.score, one.tasks, one.skipped, one.seconds_mean) == (50.0, 2, 1, 2.0)
     assert (one.tokens_per_second, one.cost) == (100.0, 0.5)
     assert (four.way, four.attempts) == ("x4", 4.0)
-    assert table([one])[0][:4] == ("x1", "50.0", "69.3", "1/2 (1 skipped)")
+    assert table_rows([one])[0][:4] == ("x1", "50.0", "69.3", "1/2 (1 skipped)")
 
 
 def test_the_plot_is_a_drawing_with_every_way_in_it() -> None:
     rows = [
-        Done("a", f"<x{n}>", Status.PASSED if n > 1 else Status.FAILED, 0.1 * n, 10, model=model)
+        TaskResult(
+            "a", f"<x{n}>", ResultStatus.PASSED if n > 1 else ResultStatus.FAILED, 0.1 * n, 10, model=model
+        )
         for n in (1, 4, 16)
         for model in ("fast & small", "deep")
     ]
     for named in ("fast & small", "deep"):
         rows = [msgspec.structs.replace(r, way=f"{named} {r.way}") if r.model == named else r for r in rows]
-    drawing = plotted(summarised(rows), "own <set>")
+    drawing = render_plot(summarise(rows), "own <set>")
     tree = ElementTree.fromstring(drawing)
     texts = [element.text or "" for element in tree.iter("{http://www.w3.org/2000/svg}text")]
     assert "own <set>" in texts
@@ -580,4 +595,4 @@ def test_the_plot_is_a_drawing_with_every_way_in_it() -> None:
 
 
 def test_a_plot_of_nothing_is_still_a_drawing() -> None:
-    assert ElementTree.fromstring(plotted([], "nothing")) is not None
+    assert ElementTree.fromstring(render_plot([], "nothing")) is not None

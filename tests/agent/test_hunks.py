@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keystroke.agent.loop.hunks import hunks_of, part_of
+from keystroke.agent.loop.hunks import select_hunks, split_hunks
 from keystroke.assist.edit import EditPlan, FileChange, Workspace
-from keystroke.assist.edit.workspace import SourceFile
+from keystroke.assist.edit.workspace import WorkspaceFile
 from keystroke.errors import InputError
 from keystroke.text import minimal_diff
 from keystroke.text.encoding import Decoded
@@ -22,7 +22,7 @@ LINES = st.lists(st.sampled_from(["a\n", "bb\n", "    c d\n", "\n", "é ñ\n", "
 
 
 def plan(before: str | None, after: str | None, path: str = "f.py") -> EditPlan:
-    source = None if before is None else SourceFile(path, Decoded(before), "digest", 0o644)
+    source = None if before is None else WorkspaceFile(path, Decoded(before), "digest", 0o644)
     edits = minimal_diff(before or "", after or "")
     return EditPlan(WORKSPACE, "", (FileChange(path, source, after, edits),))
 
@@ -36,10 +36,10 @@ def test_any_hunks_can_be_taken_and_all_of_them_are_the_change(
     if before == after:
         return
     whole = plan(before, after)
-    hunks = hunks_of(whole)
+    hunks = split_hunks(whole)
     assert [hunk.number for hunk in hunks] == list(range(len(hunks)))
     numbers = data.draw(st.sets(st.sampled_from([hunk.number for hunk in hunks])))
-    taken = part_of(whole, numbers)
+    taken = select_hunks(whole, numbers)
     lines = before.split("\n")
     for hunk in hunks:
         shown = "\n".join(lines[hunk.first - 1 : hunk.last])
@@ -61,13 +61,13 @@ def test_any_hunks_can_be_taken_and_all_of_them_are_the_change(
 
 
 def test_a_file_that_comes_or_goes_is_one_hunk() -> None:
-    (added,) = hunks_of(plan(None, "a\nb\n"))
+    (added,) = split_hunks(plan(None, "a\nb\n"))
     assert (added.whole, added.after) == ("added", "a\nb\n")
-    (removed,) = hunks_of(plan("a\nb\n", None))
+    (removed,) = split_hunks(plan("a\nb\n", None))
     assert (removed.whole, removed.before, removed.last) == ("removed", "a\nb\n", 2)
-    assert part_of(plan("a\n", None), [0]).changes[0].after is None
+    assert select_hunks(plan("a\n", None), [0]).changes[0].after is None
 
 
 def test_a_hunk_that_is_not_there_is_named() -> None:
     with pytest.raises(InputError, match="no hunk 7; the change has 1"):
-        part_of(plan("a\n", "b\n"), [0, 7])
+        select_hunks(plan("a\n", "b\n"), [0, 7])

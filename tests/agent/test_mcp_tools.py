@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from keystroke.agent.tools import Call, Command, Toolbox
-from keystroke.agent.tools.mcp import McpServer, McpTools, named_servers
+from keystroke.agent.tools import CommandRequest, Toolbox, ToolInvocation
+from keystroke.agent.tools.mcp import McpServer, McpTools, load_servers
 from keystroke.engine.base import Interrupt
 from keystroke.errors import ConfigError, Interrupted, Unavailable
 
@@ -20,10 +20,10 @@ SERVER = McpServer(sys.executable, [str(Path(__file__).with_name("mcp_server.py"
 
 class User:
     def __init__(self) -> None:
-        self.asked: list[Command] = []
+        self.asked: list[CommandRequest] = []
         self.says = True
 
-    def approve(self, command: Command) -> bool:
+    def approve(self, command: CommandRequest) -> bool:
         self.asked.append(command)
         return self.says
 
@@ -53,14 +53,14 @@ def test_a_call_is_asked_for_as_one_that_nothing_confines(
 ) -> None:
     _, box, user, _ = shared
     user.asked.clear()
-    result = box.make(Call("tracker__issue", '{"number": 7}'))
+    result = box.invoke(ToolInvocation("tracker__issue", '{"number": 7}'))
     assert "issue 7: add must add" in result.text
     assert [(asked.line, asked.confined) for asked in user.asked] == [
         ('tracker: issue({"number": 7})', False)
     ]
     user.says = False
     target = tmp_path / "made"
-    refused = box.make(Call("tracker__write", json.dumps({"path": str(target), "text": "x"})))
+    refused = box.invoke(ToolInvocation("tracker__write", json.dumps({"path": str(target), "text": "x"})))
     user.says = True
     assert refused.refused
     assert not target.exists()
@@ -70,8 +70,8 @@ def test_a_bad_call_is_the_tool_s_own_failure(
     shared: tuple[McpTools, Toolbox, User, list[Interrupt]],
 ) -> None:
     _, box, _, _ = shared
-    assert box.make(Call("tracker__issue", '{"number": "many"}')).failed
-    assert box.make(Call("tracker__issue", "[]")).failed
+    assert box.invoke(ToolInvocation("tracker__issue", '{"number": "many"}')).failed
+    assert box.invoke(ToolInvocation("tracker__issue", "[]")).failed
 
 
 def test_an_interrupt_ends_a_call_that_never_answers(
@@ -80,7 +80,7 @@ def test_an_interrupt_ends_a_call_that_never_answers(
     tools, box, _, (interrupt,) = shared
     threading.Timer(0.2, interrupt.set).start()
     with pytest.raises(Interrupted):
-        box.make(Call("tracker__wait", "{}"))
+        box.invoke(ToolInvocation("tracker__wait", "{}"))
     tools._interrupt = Interrupt()
 
 
@@ -94,8 +94,8 @@ def test_a_server_that_does_not_start_is_named() -> None:
 def test_only_servers_of_the_user_s_file_can_be_named(tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     file.write_text('{"mcpServers": {"tracker": {"command": "tracker-mcp", "args": ["--quiet"]}}}')
-    assert named_servers(file, ["tracker"]) == {"tracker": McpServer("tracker-mcp", ["--quiet"])}
-    assert named_servers(None, []) == {}
+    assert load_servers(file, ["tracker"]) == {"tracker": McpServer("tracker-mcp", ["--quiet"])}
+    assert load_servers(None, []) == {}
     for path, name in ((file, "other"), (None, "tracker"), (tmp_path / "none.json", "tracker")):
         with pytest.raises(ConfigError):
-            named_servers(path, [name])
+            load_servers(path, [name])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from keystroke.agent.loop.place import find_files, find_regions
+from keystroke.agent.loop.locate import find_files, find_regions
 from keystroke.agent.workspace import Overlay
 from keystroke.assist.edit import Workspace
 
@@ -90,7 +90,7 @@ def test_a_test_that_is_to_be_changed_is_changed(overlay: Overlay, instruction: 
 
 def test_functions_that_a_failure_speaks_of_are_where_it_is_mended(overlay: Overlay) -> None:
     choice = find_regions(overlay, ["shop/cart.py"], "make the tests in tests/test_cart.py pass", OUTPUT)
-    assert choice.sure
+    assert choice.certain
     lines = CART.split("\n")
     written = "\n".join(line for region in choice.regions for line in lines[region.start : region.end])
     assert "def total" in written

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from test_task import CHECK, FIXED, Desk, scripted
 
-from keystroke.agent.loop import Status
-from keystroke.agent.loop.events import Doing
+from keystroke.agent.loop import EndStatus
+from keystroke.agent.loop.events import StepEvent
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_every_use_in_the_project_follows_and_nothing_else(desk: Desk) -> None:
 
     chat = scripted(script, small=True)
     ended = desk.task(chat).run("rename add to plus")
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert not asked
     after = desk.project.tree()
     assert after["calc.py"] == "def plus(a, b):\n    return a - b\n"
@@ -41,7 +41,9 @@ def test_every_use_in_the_project_follows_and_nothing_else(desk: Desk) -> None:
         "add(1", "plus(1"
     )
     assert after["other.py"] == before["other.py"]
-    assert desk.lines(Doing) == ["rename add to plus, without a model, in calc.py, pkg/sums.py, test_calc.py"]
+    assert desk.lines(StepEvent) == [
+        "rename add to plus, without a model, in calc.py, pkg/sums.py, test_calc.py"
+    ]
     desk.project.journal.undo()
     assert desk.project.tree() == before
 
@@ -52,13 +54,13 @@ def test_every_use_in_the_project_follows_and_nothing_else(desk: Desk) -> None:
 def test_what_says_more_or_means_nothing_is_the_model_s(desk: Desk, instruction: str) -> None:
     chat = scripted(lambda prompt: f"{FIXED}```\n", small=True)
     desk.task(chat).run(f"{instruction} in calc.py")
-    assert not any("without a model" in line for line in desk.lines(Doing))
+    assert not any("without a model" in line for line in desk.lines(StepEvent))
 
 
 def test_a_name_with_two_definitions_is_the_model_s(desk: Desk) -> None:
     desk.project.write("more.py", "def add(a):\n    return a\n")
     desk.task(scripted(lambda prompt: f"{FIXED}```\n", small=True)).run("rename `add` to plus")
-    assert not any("without a model" in line for line in desk.lines(Doing))
+    assert not any("without a model" in line for line in desk.lines(StepEvent))
 
 
 def test_a_renaming_that_its_check_refuses_is_taken_back(desk: Desk) -> None:
@@ -66,7 +68,7 @@ def test_a_renaming_that_its_check_refuses_is_taken_back(desk: Desk) -> None:
     ended = desk.task(scripted(lambda prompt: f"{FIXED}```\n", small=True), check=CHECK).run(
         "rename `add` to plus"
     )
-    assert ended.status is Status.DONE  # by the model, which was asked then
+    assert ended.status is EndStatus.DONE  # by the model, which was asked then
     assert (desk.project.root / "calc.py").read_text() == FIXED
 
 
@@ -75,6 +77,6 @@ def test_a_member_of_a_class(desk: Desk) -> None:
     ended = desk.task(scripted(lambda prompt: "", small=True)).run(
         "Rename the method Box.put to store everywhere."
     )
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     text = (desk.project.root / "box.py").read_text()
     assert text == "class Box:\n    def store(self, a):\n        return a\n\n\nBox().store(1)\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from test_task import Desk, in_turn, scripted
 
-from keystroke.agent.loop import Status
-from keystroke.agent.loop.events import Doing, Noted
+from keystroke.agent.loop import EndStatus
+from keystroke.agent.loop.events import NoteEvent, StepEvent
 
 SOURCE = """\
 def double(n):
@@ -71,9 +71,9 @@ def test_the_next_round_begins_from_the_attempt_that_passed_more(desk: Desk) -> 
     before = desk.project.tree()
     told = Told("def double(n):\n    return 2 * n\n", "def half(n):\n    return n // 2\n")
     ended = desk.task(scripted(told, small=True), check=CHECK, tries=2).run(TASK)
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert desk.project.tree() == {**before, "pair.py": BOTH}
-    assert any("2 of 3 tests pass now" in line for line in desk.lines(Noted))
+    assert any("2 of 3 tests pass now" in line for line in desk.lines(NoteEvent))
     first, second = told.prompts
     assert "double is wrong" in first
     assert "return 2 * n" in second
@@ -92,7 +92,7 @@ def test_a_round_mends_one_failure_and_after_one_in_vain_the_next(desk: Desk) ->
     quick = "env PYTEST_DISABLE_PLUGIN_AUTOLOAD=1"  # of the machine's plugins none is needed
     check = f"{quick} {sys.executable} -m pytest -q -p no:cacheprovider test_pair.py"
     ended = desk.task(scripted(told, small=True), check=check, tries=2).run(TASK)
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert [("double is wrong" in prompt, "half is wrong" in prompt) for prompt in told.prompts] == [
         (True, False),
         (False, True),
@@ -106,18 +106,18 @@ def test_an_attempt_that_breaks_what_passed_is_not_built_on(desk: Desk) -> None:
     """More tests pass with it, but one that passed fails: the next round begins as the first did."""
     told = Told(BREAKING, BOTH)
     ended = desk.task(scripted(told, small=True), check=CHECK, tries=2).run(WHOLE)
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert "return -n" not in told.prompts[1]
     assert "return 2 * n" not in told.prompts[1]
-    assert not any("tests pass now" in line for line in desk.lines(Noted))
-    assert "that does not hold: 2 of 3 tests pass" in desk.lines(Noted)
+    assert not any("tests pass now" in line for line in desk.lines(NoteEvent))
+    assert "the change fails: 2 of 3 tests pass" in desk.lines(NoteEvent)
 
 
 def test_of_several_attempts_the_one_that_breaks_nothing_is_built_on(desk: Desk) -> None:
     told = Told(BREAKING, DOUBLED, BREAKING, BOTH)
     ended = desk.task(scripted(told, small=True), check=CHECK, tries=2, attempts=2).run(WHOLE)
-    assert ended.status is Status.DONE
-    assert any("it passed 67% of the check" in line for line in desk.lines(Noted))
+    assert ended.status is EndStatus.DONE
+    assert any("it passed 67% of the check" in line for line in desk.lines(NoteEvent))
     second = told.prompts[-1]
     assert "return 2 * n" in second
     assert "return -n" not in second
@@ -128,17 +128,17 @@ def test_where_not_everything_passes_in_the_end_nothing_is_changed_and_how_far_i
 ) -> None:
     before = desk.project.tree()
     ended = desk.task(scripted(Told(DOUBLED), small=True), check=CHECK, tries=2).run(WHOLE)
-    assert ended.status is Status.FAILED
+    assert ended.status is EndStatus.FAILED
     assert desk.project.tree() == before
     assert "nothing was changed" in ended.line
     assert "2 of 3 tests pass" in ended.line
     assert "+    return 2 * n" in ended.diff
-    record = desk.records.newest()
+    record = desk.records.latest()
     assert record.overlay.texts == {"pair.py": DOUBLED}
     # Going on begins there.
     told = Told(BOTH)
     again = desk.task(scripted(told, small=True), check=CHECK).run("", record)
-    assert again.status is Status.DONE
+    assert again.status is EndStatus.DONE
     assert "return 2 * n" in told.prompts[0]
     assert desk.project.tree() == {**before, "pair.py": BOTH}
     desk.project.journal.undo()
@@ -153,9 +153,9 @@ def test_what_is_left_alone_in_the_last_place_is_checked_all_the_same(desk: Desk
     told = Told("def same(n):\n    return -n\n", "def double(n):\n    return n\n")
     chat = scripted(told, small=True)
     ended = desk.task(chat, check=CHECK, tries=1).run("change same and double in pair.py")
-    assert [line for line in desk.lines(Doing) if line.startswith("rewrite")] == [
+    assert [line for line in desk.lines(StepEvent) if line.startswith("rewrite")] == [
         "rewrite pair.py, lines 31 to 32: def same(n):",
         "rewrite pair.py, lines 1 to 2: def double(n):",
     ]
-    assert ended.status is Status.FAILED
+    assert ended.status is EndStatus.FAILED
     assert desk.project.tree() == before

@@ -10,17 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from keystroke.agent.sandbox import Ending, Kind, Limits, Place, Sandbox, find_sandbox, holds
+from keystroke.agent.sandbox import (
+    CommandLimits,
+    ExitReason,
+    Sandbox,
+    SandboxKind,
+    SandboxPolicy,
+    find_sandbox,
+    is_effective,
+)
 from keystroke.agent.sandbox import sandbox as module
-from keystroke.agent.sandbox.policy import Kept
-from keystroke.agent.sandbox.processes import tree
-from keystroke.agent.sandbox.surroundings import around, environment, secret_files
+from keystroke.agent.sandbox.environment import command_environment, paths_excluding, secret_files
+from keystroke.agent.sandbox.policy import OutputBuffer
+from keystroke.agent.sandbox.processes import process_tree
 from keystroke.engine.base import Interrupt
 from keystroke.errors import InputError, UsageError
 
-HOLDING = [kind for kind in Kind if kind is not Kind.NONE and holds(Sandbox(kind))]
+HOLDING = [kind for kind in SandboxKind if kind is not SandboxKind.NONE and is_effective(Sandbox(kind))]
 PYTHON = (sys.executable, "-I", "-S", "-c")
-QUICK = Limits(seconds=60, processes=100)
+QUICK = CommandLimits(seconds=60, processes=100)
 needs_sandbox = pytest.mark.skipif(not HOLDING, reason="no sandbox holds on this machine")
 
 
@@ -30,28 +38,32 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> SandboxPolicy:
     root = tmp_path / "workspace"
     root.mkdir()
-    return Place(root)
+    return SandboxPolicy(root)
 
 
 def python(text: str, *arguments: object) -> list[str]:
     return [*PYTHON, text, *map(str, arguments)]
 
 
-def test_a_command_writes_the_workspace_and_its_exit_code_comes_back(sandbox: Sandbox, place: Place) -> None:
+def test_a_command_writes_the_workspace_and_its_exit_code_comes_back(
+    sandbox: Sandbox, place: SandboxPolicy
+) -> None:
     ended = sandbox.run(["sh", "-c", "echo said; echo text > made; exit 7"], place, QUICK)
-    assert (ended.code, ended.output, ended.ending) == (7, "said\n", Ending.EXITED)
+    assert (ended.code, ended.output, ended.exit_reason) == (7, "said\n", ExitReason.EXITED)
     assert not ended.ok
     assert (place.root / "made").read_text() == "text\n"
 
 
-def test_a_signal_is_told_as_a_signal(sandbox: Sandbox, place: Place) -> None:
+def test_a_signal_is_told_as_a_signal(sandbox: Sandbox, place: SandboxPolicy) -> None:
     assert sandbox.run(["sh", "-c", "kill -9 $$"], place, QUICK).code == -9
 
 
-def test_nothing_outside_the_workspace_is_written(sandbox: Sandbox, place: Place, tmp_path: Path) -> None:
+def test_nothing_outside_the_workspace_is_written(
+    sandbox: Sandbox, place: SandboxPolicy, tmp_path: Path
+) -> None:
     outside = tmp_path / "outside"
     (place.root / "link").symlink_to(tmp_path)
     script = f"echo x > {outside}; echo x > link/outside; echo x > ../outside; rm -rf {tmp_path}/kept; true"
@@ -61,17 +73,17 @@ def test_nothing_outside_the_workspace_is_written(sandbox: Sandbox, place: Place
     assert (tmp_path / "kept").read_text() == "mine"
 
 
-def test_the_network_is_closed_unless_allowed(sandbox: Sandbox, place: Place) -> None:
+def test_the_network_is_closed_unless_allowed(sandbox: Sandbox, place: SandboxPolicy) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         connect = python(
             "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 2)",
             listener.getsockname()[1],
         )
         assert not sandbox.run(connect, place, QUICK).ok
-        assert sandbox.run(connect, Place(place.root, network=True), QUICK).ok
+        assert sandbox.run(connect, SandboxPolicy(place.root, network=True), QUICK).ok
 
 
-def test_udp_is_closed_too(sandbox: Sandbox, place: Place) -> None:
+def test_udp_is_closed_too(sandbox: Sandbox, place: SandboxPolicy) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.settimeout(0.3)
@@ -87,13 +99,13 @@ def test_what_is_hidden_is_not_read(sandbox: Sandbox, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "private").write_text("hush")
     file.write_text("hush")
-    place = Place(tmp_path / "workspace", hidden=(folder, file))
+    place = SandboxPolicy(tmp_path / "workspace", hidden=(folder, file))
     ended = sandbox.run(["sh", "-c", f"cat {folder}/private {file}; true"], place, QUICK)
     assert "hush" not in ended.output
 
 
 def test_a_folder_is_seen_where_the_user_has_it(sandbox: Sandbox, tmp_path: Path) -> None:
-    if not sandbox.kind.mounts:
+    if not sandbox.kind.can_mount:
         pytest.skip("this sandbox cannot mount")
     copy, shown, installed = tmp_path / "copy", tmp_path / "project", tmp_path / "project" / "env"
     copy.mkdir()
@@ -101,7 +113,7 @@ def test_a_folder_is_seen_where_the_user_has_it(sandbox: Sandbox, tmp_path: Path
     (installed / "tool").write_text("there")
     (copy / "file").write_text("of the copy")
     (shown / "file").write_text("of the user")
-    place = Place(copy, shown, {installed: installed})
+    place = SandboxPolicy(copy, shown, {installed: installed})
     ended = sandbox.run(["sh", "-c", "pwd; cat file env/tool; echo x > env/tool; rm file"], place, QUICK)
     assert ended.output.startswith(f"{shown}\nof the copythere")
     assert (installed / "tool").read_text() == "there"
@@ -110,7 +122,7 @@ def test_a_folder_is_seen_where_the_user_has_it(sandbox: Sandbox, tmp_path: Path
 
 
 def test_the_environment_carries_no_keys(
-    sandbox: Sandbox, place: Place, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, place: SandboxPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_API_KEY", "hush")
     monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
@@ -121,55 +133,55 @@ def test_the_environment_carries_no_keys(
     assert "PATH=" in ended.output
 
 
-def test_a_command_that_never_ends_is_stopped(sandbox: Sandbox, place: Place) -> None:
-    limits = Limits(seconds=0.6)
+def test_a_command_that_never_ends_is_stopped(sandbox: Sandbox, place: SandboxPolicy) -> None:
+    limits = CommandLimits(seconds=0.6)
     ended = sandbox.run(["sleep", "1000"], place, limits)
-    assert ended.ending is Ending.TIMEOUT
-    assert "within 0.6 seconds" in ended.sentence(limits)
+    assert ended.exit_reason is ExitReason.TIMEOUT
+    assert "within 0.6 seconds" in ended.describe(limits)
 
 
-def test_a_gigabyte_of_output_is_cut_and_stopped(sandbox: Sandbox, place: Place) -> None:
+def test_a_gigabyte_of_output_is_cut_and_stopped(sandbox: Sandbox, place: SandboxPolicy) -> None:
     flood = python("import os\nblock = b'x' * 65536\nfor _ in range(16384): os.write(1, block)")
-    ended = sandbox.run(flood, place, Limits(seconds=60))
-    assert ended.ending is Ending.OUTPUT
+    ended = sandbox.run(flood, place, CommandLimits(seconds=60))
+    assert ended.exit_reason is ExitReason.OUTPUT
     assert len(ended.output) < 70_000
     assert "bytes left out" in ended.output
 
 
-def test_processes_that_multiply_are_stopped(sandbox: Sandbox, place: Place) -> None:
+def test_processes_that_multiply_are_stopped(sandbox: Sandbox, place: SandboxPolicy) -> None:
     """A bomb that ends by itself, should nothing else end it: 2**9 processes, asleep."""
     bomb = python("import os, time\nfor _ in range(9): os.fork()\ntime.sleep(30)")
-    ended = sandbox.run(bomb, place, Limits(seconds=60, processes=60))
-    assert ended.ending is Ending.PROCESSES or "BlockingIOError" in ended.output
+    ended = sandbox.run(bomb, place, CommandLimits(seconds=60, processes=60))
+    assert ended.exit_reason is ExitReason.PROCESSES or "BlockingIOError" in ended.output
 
 
-def test_memory_of_all_processes_together_is_limited(sandbox: Sandbox, place: Place) -> None:
+def test_memory_of_all_processes_together_is_limited(sandbox: Sandbox, place: SandboxPolicy) -> None:
     hoard = python(
         "import os, time\nfor _ in range(3): os.fork()\nhoard = bytearray(60 << 20)\ntime.sleep(30)"
     )
-    ended = sandbox.run(hoard, place, Limits(seconds=60, memory=256 << 20))
-    assert ended.ending is Ending.MEMORY
+    ended = sandbox.run(hoard, place, CommandLimits(seconds=60, memory=256 << 20))
+    assert ended.exit_reason is ExitReason.MEMORY
 
 
-def test_memory_of_one_process_is_limited(sandbox: Sandbox, place: Place) -> None:
-    ended = sandbox.run(python("bytearray(1 << 30)"), place, Limits(seconds=60, memory=256 << 20))
+def test_memory_of_one_process_is_limited(sandbox: Sandbox, place: SandboxPolicy) -> None:
+    ended = sandbox.run(python("bytearray(1 << 30)"), place, CommandLimits(seconds=60, memory=256 << 20))
     assert not ended.ok
 
 
-def test_a_file_without_end_is_cut(sandbox: Sandbox, place: Place) -> None:
+def test_a_file_without_end_is_cut(sandbox: Sandbox, place: SandboxPolicy) -> None:
     write = python("f = open('big', 'wb')\nfor _ in range(64): f.write(bytes(1 << 20))")
-    assert not sandbox.run(write, place, Limits(seconds=60, file=4 << 20)).ok
+    assert not sandbox.run(write, place, CommandLimits(seconds=60, file=4 << 20)).ok
     assert (place.root / "big").stat().st_size <= 4 << 20
 
 
-def test_what_a_command_leaves_behind_is_ended(sandbox: Sandbox, place: Place) -> None:
+def test_what_a_command_leaves_behind_is_ended(sandbox: Sandbox, place: SandboxPolicy) -> None:
     script = "(setsid sh -c 'sleep 7.1; echo late > late' &) ; sleep 0.2; echo bye"
     ended = sandbox.run(["sh", "-c", script], place, QUICK)
     assert ended.output == "bye\n"
-    assert not [p for p in tree(os.getpid()) if b"sleep\x007.1" in _command_line(p.pid)]
+    assert not [p for p in process_tree(os.getpid()) if b"sleep\x007.1" in _command_line(p.pid)]
 
 
-def test_an_interrupt_ends_the_whole_tree(sandbox: Sandbox, place: Place) -> None:
+def test_an_interrupt_ends_the_whole_tree(sandbox: Sandbox, place: SandboxPolicy) -> None:
     interrupt = Interrupt()
     script = "sleep 8.25 & sleep 8.25 & echo ready; wait"
     heard = threading.Event()
@@ -180,12 +192,12 @@ def test_an_interrupt_ends_the_whole_tree(sandbox: Sandbox, place: Place) -> Non
 
     threading.Thread(target=stop, daemon=True).start()
     ended = sandbox.run(["sh", "-c", script], place, QUICK, interrupt, on_output=lambda text: heard.set())
-    assert ended.ending is Ending.INTERRUPTED
-    assert not [p for p in tree(os.getpid()) if b"sleep\x008.25" in _command_line(p.pid)]
+    assert ended.exit_reason is ExitReason.INTERRUPTED
+    assert not [p for p in process_tree(os.getpid()) if b"sleep\x008.25" in _command_line(p.pid)]
 
 
 def test_a_command_may_delete_the_whole_workspace_and_nothing_else(
-    sandbox: Sandbox, place: Place, tmp_path: Path
+    sandbox: Sandbox, place: SandboxPolicy, tmp_path: Path
 ) -> None:
     (place.root / "file").write_text("text")
     (tmp_path / "beside").write_text("text")
@@ -194,13 +206,13 @@ def test_a_command_may_delete_the_whole_workspace_and_nothing_else(
     assert (tmp_path / "beside").exists()
 
 
-def test_a_command_that_is_not_there_says_so(sandbox: Sandbox, place: Place) -> None:
+def test_a_command_that_is_not_there_says_so(sandbox: Sandbox, place: SandboxPolicy) -> None:
     ended = sandbox.run(["no-such-command-here"], place, QUICK)
     assert ended.code in (126, 127)
     assert "no-such-command-here" in ended.output
 
 
-def test_power_over_the_system_is_given_up(sandbox: Sandbox, place: Place) -> None:
+def test_power_over_the_system_is_given_up(sandbox: Sandbox, place: SandboxPolicy) -> None:
     script = "mount -o remount,rw / ; unshare -Ur mount -o remount,rw / ; echo x > /keystroke-test; true"
     sandbox.run(["sh", "-c", script], place, QUICK)
     assert not Path("/keystroke-test").exists()
@@ -209,10 +221,10 @@ def test_power_over_the_system_is_given_up(sandbox: Sandbox, place: Place) -> No
 # ── where nothing holds ───────────────────────────────────────────────────────────────────────
 
 
-def test_without_a_sandbox_limits_still_hold(place: Place) -> None:
-    bare = Sandbox(Kind.NONE)
+def test_without_a_sandbox_limits_still_hold(place: SandboxPolicy) -> None:
+    bare = Sandbox(SandboxKind.NONE)
     assert not bare.confines
-    assert bare.run(["sleep", "100"], place, Limits(seconds=0.5)).ending is Ending.TIMEOUT
+    assert bare.run(["sleep", "100"], place, CommandLimits(seconds=0.5)).exit_reason is ExitReason.TIMEOUT
     assert bare.run(["sh", "-c", "echo $TMPDIR; exit 3"], place, QUICK).code == 3
 
 
@@ -223,7 +235,7 @@ def test_a_tool_that_is_present_and_broken_counts_as_absent(
     broken.write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert not holds(Sandbox(Kind.BUBBLEWRAP))
+    assert not is_effective(Sandbox(SandboxKind.BUBBLEWRAP))
 
 
 def test_a_tool_that_confines_nothing_counts_as_absent(
@@ -233,7 +245,7 @@ def test_a_tool_that_confines_nothing_counts_as_absent(
     open_door.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n')
     open_door.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert not holds(Sandbox(Kind.BUBBLEWRAP))
+    assert not is_effective(Sandbox(SandboxKind.BUBBLEWRAP))
 
 
 @needs_sandbox
@@ -246,7 +258,7 @@ def test_one_can_be_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     find_sandbox.cache_clear()
     try:
         monkeypatch.setenv(module.FORCE, "none")
-        assert find_sandbox().kind is Kind.NONE
+        assert find_sandbox().kind is SandboxKind.NONE
         find_sandbox.cache_clear()
         monkeypatch.setenv(module.FORCE, "moat")
         with pytest.raises(UsageError, match="must be one of"):
@@ -255,21 +267,21 @@ def test_one_can_be_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         find_sandbox.cache_clear()
 
 
-def test_nonsense_is_refused_before_anything_runs(place: Place) -> None:
-    bare = Sandbox(Kind.NONE)
+def test_nonsense_is_refused_before_anything_runs(place: SandboxPolicy) -> None:
+    bare = Sandbox(SandboxKind.NONE)
     with pytest.raises(UsageError, match="no command"):
         bare.run([], place)
     with pytest.raises(InputError, match="NUL"):
         bare.run(["echo", "a\0b"], place)
     with pytest.raises(InputError, match="does not exist"):
-        bare.run(["true"], Place(place.root / "missing"))
+        bare.run(["true"], SandboxPolicy(place.root / "missing"))
 
 
 # ── parts ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_long_output_keeps_its_head_and_its_tail() -> None:
-    kept = Kept(100)
+    kept = OutputBuffer(100)
     for number in range(1000):
         kept.add(f"{number}\n".encode())
     text = kept.text()
@@ -282,9 +294,9 @@ def test_paths_around_the_hidden_cover_all_the_rest(tmp_path: Path) -> None:
     for name in ("a/secret", "a/open", "b"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "c").symlink_to(tmp_path / "a")
-    covered = around([tmp_path / "a" / "secret"], tmp_path)
+    covered = paths_excluding([tmp_path / "a" / "secret"], tmp_path)
     assert covered == [tmp_path / "a" / "open", tmp_path / "b"]
-    assert around([], tmp_path) == [tmp_path]
+    assert paths_excluding([], tmp_path) == [tmp_path]
 
 
 def test_secret_files_are_found_by_name(tmp_path: Path) -> None:
@@ -295,7 +307,9 @@ def test_secret_files_are_found_by_name(tmp_path: Path) -> None:
 
 
 def test_only_harmless_names_reach_a_command(tmp_path: Path) -> None:
-    made = environment(tmp_path, {"PATH": "/bin", "LC_ALL": "C", "AWS_SECRET": "x", "DATABASE_URL": "y"})
+    made = command_environment(
+        tmp_path, {"PATH": "/bin", "LC_ALL": "C", "AWS_SECRET": "x", "DATABASE_URL": "y"}
+    )
     assert made["PATH"] == "/bin"
     assert made["LC_ALL"] == "C"
     assert not {"AWS_SECRET", "DATABASE_URL"} & set(made)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from keystroke.agent.workspace.scratch import PREFIX, _writable, remove_abandoned, task_folder
+from keystroke.agent.workspace.scratch import PREFIX, _make_writable, remove_abandoned, task_folder
 
 _HOLDS = """
 import sys
@@ -66,7 +66,7 @@ def test_removing_a_folder_changes_nothing_behind_its_links(tmp_path: Path) -> N
     inside = tmp_path / "folder" / "link"
     inside.parent.mkdir()
     inside.symlink_to(outside)
-    _writable(os.unlink, str(inside), None)
+    _make_writable(os.unlink, str(inside), None)
     assert not inside.is_symlink()
     assert outside.stat().st_mode & 0o777 == 0o640
 
@@ -75,10 +75,11 @@ def test_removing_a_folder_changes_nothing_behind_its_links(tmp_path: Path) -> N
 
 _FULL = r'''
 import os, sys
+from dataclasses import replace
 from pathlib import Path
 
 from test_task import CHECK, FIXED, Desk, call, in_turn, scripted
-from keystroke.agent.loop import Records, Status
+from keystroke.agent.loop import EndStatus, TaskStore
 from keystroke.assist.edit import Journal
 from keystroke.errors import InputError
 
@@ -113,27 +114,27 @@ long = call("edit", path="more.py", old="", new="x = 1\n" * 200)
 desk = Desk(large / "a")
 (desk.project.root / "data.bin").write_bytes(os.urandom(3 << 20))
 task = desk.task(scripted(in_turn(call("run", command="true"), "Done."), small=False), check=CHECK)
-task._scratch = small
+task._files = replace(task._files, scratch=small)
 before = {p: p.read_bytes() for p in desk.project.root.rglob("*") if p.is_file()}
 print(refused(task, "fix add"))
 assert before == {p: p.read_bytes() for p in desk.project.root.rglob("*") if p.is_file()}
 assert list(small.iterdir()) == [], "what was copied so far is gone"
-assert desk.records.newest().status == "failed"
+assert desk.records.latest().status == "failed"
 
 # The workspace has no room for the change, the records have: nothing lands, and it lands once there is room.
 desk = Desk(small)
-desk.records = Records(large / "state", desk.project.root)
+desk.records = TaskStore(large / "state", desk.project.root)
 desk.project.journal = Journal(large / "journal", desk.project.workspace)
 task = desk.task(scripted(in_turn(long, "Done."), small=False))
-task._scratch = large
+task._files = replace(task._files, scratch=large)
 ballast = fill()
 before = desk.project.tree()
 print(refused(task, "add more.py"))
 assert desk.project.tree() == before
 ballast.unlink()
 again = desk.task(scripted(lambda prompt: "Done.", small=False))
-again._scratch = large
-assert again.run("", desk.records.newest()).status is Status.DONE
+again._files = replace(again._files, scratch=large)
+assert again.run("", desk.records.latest()).status is EndStatus.DONE
 assert desk.project.tree()["more.py"] == "x = 1\n" * 200
 
 # Everything on one full disk: a sentence, and the workspace is as it was.

@@ -11,23 +11,30 @@ from typing import Any
 import pytest
 from workspaces import EXCLUDE, Project
 
-from keystroke.agent.chat import LocalChat, Steering
+from keystroke.agent.chat.local import LocalChatModel
+from keystroke.agent.chat.model import AnswerOptions
+from keystroke.agent.chat.steering import Steering
 from keystroke.agent.loop import (
     AgentTask,
-    Answer,
+    ApprovalDecision,
+    ApprovalLevel,
+    ApprovalRequest,
     Approvals,
-    Approve,
-    Ended,
+    EndedEvent,
+    EndStatus,
     Event,
-    Question,
-    Records,
-    Status,
+    TaskControl,
+    TaskFiles,
+    TaskModels,
     TaskOptions,
+    TaskPermissions,
+    TaskStore,
 )
-from keystroke.agent.loop.events import Began, Changed, Doing, Noted, Printed, Spent
-from keystroke.agent.sandbox import Kind, Limits, Sandbox, find_sandbox
+from keystroke.agent.loop.events import CostEvent, DiffEvent, NoteEvent, OutputEvent, StartedEvent, StepEvent
+from keystroke.agent.sandbox import CommandLimits, Sandbox, SandboxKind, find_sandbox
 from keystroke.engine.base import Interrupt
 from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
+from keystroke.engine.generation import GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
@@ -45,11 +52,13 @@ Script = Callable[[str], str]
 
 def scripted(
     script: Script, *, small: bool, name: str = "scripted", step_cost: float = 0.0, held: bool = True
-) -> LocalChat:
+) -> LocalChatModel:
     """A model that answers what `script` makes of the conversation, through template, engine and all."""
     engine = EchoEngine(script, step_cost=step_cost)
     tokenizer = ByteTokenizer(SPECIAL, eos=EOS, vocab_size=320)
-    return LocalChat(Model(name, engine, tokenizer, ChatTemplate(TEMPLATE)), small=small, held=held)
+    return LocalChatModel(
+        Model(name, engine, tokenizer, ChatTemplate(TEMPLATE)), small=small, constrain_calls=held
+    )
 
 
 def in_turn(*answers: str) -> Script:
@@ -67,7 +76,7 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.project = Project(folder)
-        self.records = Records(folder / "state", self.project.root)
+        self.records = TaskStore(folder / "state", self.project.root)
         self.events: list[Event] = []
         self.asked: list[str] = []
         self.says = True
@@ -77,35 +86,37 @@ class Desk:
 
     def task(
         self,
-        *chats: LocalChat,
-        approve: Approve = Approve.NEVER,
+        *chats: LocalChatModel,
+        approve: ApprovalLevel = ApprovalLevel.NEVER,
         nobody: bool = False,
         sandbox: Sandbox | None = None,
+        limits: CommandLimits | None = None,
         **options: Any,
     ) -> AgentTask:
-        def ask(question: Question) -> Answer:
+        def ask(question: ApprovalRequest) -> ApprovalDecision:
             self.asked.append(question.text)
-            return Answer(self.says, self.hunks)
+            return ApprovalDecision(self.says, self.hunks)
 
-        def sink(event: Event) -> None:
+        def on_event(event: Event) -> None:
             self.events.append(event)
             self.heard(event)
 
         return AgentTask(
-            self.project.workspace,
-            self.project.journal,
-            chats[0],
-            sandbox or find_sandbox(),
-            Approvals(approve, None if nobody else ask),
-            deep=(lambda: chats[1]) if len(chats) > 1 else None,
+            files=TaskFiles(
+                workspace=self.project.workspace,
+                journal=self.project.journal,
+                store=self.records,
+                exclude=EXCLUDE,
+                scratch=self.project.folder,
+            ),
+            models=TaskModels(model=chats[0], open_deep=(lambda: chats[1]) if len(chats) > 1 else None),
+            permissions=TaskPermissions(
+                sandbox=sandbox or find_sandbox(),
+                approvals=Approvals(approve, None if nobody else ask),
+                limits=limits or CommandLimits(seconds=60),
+            ),
             options=TaskOptions(**options),
-            records=self.records,
-            limits=Limits(seconds=60),
-            sink=sink,
-            interrupt=self.interrupt,
-            steering=self.steering,
-            exclude=EXCLUDE,
-            scratch=self.project.folder,
+            control=TaskControl(on_event=on_event, interrupt=self.interrupt, steering=self.steering),
         )
 
     def lines(self, kind: type) -> list[str]:
@@ -128,10 +139,10 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def test_a_small_model_rewrites_the_place_and_the_change_lands_as_one_edit(desk: Desk) -> None:
     before = desk.project.tree()
     ended = desk.task(scripted(lambda prompt: f"{FIXED}```\n", small=True)).run("make add in calc.py add")
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert desk.project.tree() == {**before, "calc.py": FIXED}
-    assert isinstance(desk.events[0], Began)
-    assert desk.lines(Doing) == ["rewrite calc.py, lines 1 to 2: def add(a, b):"]
+    assert isinstance(desk.events[0], StartedEvent)
+    assert desk.lines(StepEvent) == ["rewrite calc.py, lines 1 to 2: def add(a, b):"]
     assert desk.events[-1] is ended
     assert "-    return a - b\n+    return a + b\n" in ended.diff
     assert desk.project.journal.undo().instruction == "make add in calc.py add"
@@ -140,7 +151,7 @@ def test_a_small_model_rewrites_the_place_and_the_change_lands_as_one_edit(desk:
 
 def test_tests_are_run_only_when_a_check_is_named(desk: Desk) -> None:
     desk.task(scripted(lambda prompt: f"{FIXED}```\n", small=True)).run("make add in calc.py add")
-    assert not any("run" in line for line in desk.lines(Doing))
+    assert not any("run" in line for line in desk.lines(StepEvent))
     assert not desk.asked
 
 
@@ -152,17 +163,17 @@ def test_a_named_check_is_run_and_its_failure_is_shown_to_the_next_round(desk: D
         return f"{BROKEN if len(prompts) == 1 else FIXED}```\n"
 
     ended = desk.task(scripted(script, small=True), check=CHECK).run("make add in calc.py add")
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert "wrong sum" in prompts[0]
     assert "wrong sum" in prompts[-1]
     assert (desk.project.root / "calc.py").read_text() == FIXED
-    assert any("ended with exit code 1" in line for line in desk.lines(Noted))
+    assert any("ended with exit code 1" in line for line in desk.lines(NoteEvent))
 
 
 def test_where_nothing_holds_nothing_is_changed(desk: Desk) -> None:
     before = desk.project.tree()
     ended = desk.task(scripted(lambda prompt: f"{BROKEN}```\n", small=True), check=CHECK).run("fix calc.py")
-    assert ended.status is Status.FAILED
+    assert ended.status is EndStatus.FAILED
     assert "nothing was changed" in ended.line
     assert desk.project.tree() == before
     with pytest.raises(NotFound):
@@ -181,8 +192,8 @@ def test_where_nothing_holds_nothing_is_changed(desk: Desk) -> None:
 def test_an_answer_that_breaks_something_is_not_taken(desk: Desk, answer: str, says: str) -> None:
     before = desk.project.tree()
     ended = desk.task(scripted(lambda prompt: answer, small=True)).run("change add in calc.py")
-    assert ended.status is Status.FAILED
-    assert any(says in line for line in desk.lines(Noted))
+    assert ended.status is EndStatus.FAILED
+    assert any(says in line for line in desk.lines(NoteEvent))
     assert desk.project.tree() == before
 
 
@@ -190,17 +201,17 @@ def test_several_attempts_are_judged_and_reported(desk: Desk) -> None:
     ended = desk.task(
         scripted(in_turn(f"{BROKEN}```\n", f"{FIXED}```\n"), small=True), check=CHECK, attempts=4
     ).run("make add in calc.py add")
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert (desk.project.root / "calc.py").read_text() == FIXED
-    assert any("was taken: it was the first to pass the check" in line for line in desk.lines(Noted))
+    assert any("was taken: it was the first to pass the check" in line for line in desk.lines(NoteEvent))
 
 
 def test_the_program_finds_the_file_by_a_name_in_it(desk: Desk) -> None:
     desk.project.write("far/away.py", "def distance(a, b):\n    return a\n")
     answer = "def distance(a, b):\n    return abs(a - b)\n```\n"
     ended = desk.task(scripted(lambda prompt: answer, small=True)).run("distance must be absolute")
-    assert ended.status is Status.DONE
-    assert desk.lines(Doing) == ["rewrite far/away.py, lines 1 to 2: def distance(a, b):"]
+    assert ended.status is EndStatus.DONE
+    assert desk.lines(StepEvent) == ["rewrite far/away.py, lines 1 to 2: def distance(a, b):"]
 
 
 def test_a_large_file_is_rewritten_where_it_is_meant(desk: Desk) -> None:
@@ -213,8 +224,8 @@ def test_a_large_file_is_rewritten_where_it_is_meant(desk: Desk) -> None:
         return "def wanted(a):\n    return -a\n```\n"
 
     ended = desk.task(scripted(script, small=True)).run("wanted must negate its argument")
-    assert ended.status is Status.DONE
-    assert desk.lines(Doing) == ["rewrite big.py, lines 241 to 242: def wanted(a):"]
+    assert ended.status is EndStatus.DONE
+    assert desk.lines(StepEvent) == ["rewrite big.py, lines 241 to 242: def wanted(a):"]
     assert (desk.project.root / "big.py").read_text() == f"{filler}def wanted(a):\n    return -a\n"
 
 
@@ -222,8 +233,8 @@ def test_what_is_said_of_every_function_is_about_the_file(desk: Desk) -> None:
     source = "def one(a):\n    return a\n\n\ndef main():\n    return one(1)\n"
     desk.project.write("few.py", source)
     chat = scripted(lambda prompt: f"{source.replace('return', 'return -1 *')}```\n", small=True)
-    assert desk.task(chat).run("negate what every function of few.py returns").status is Status.DONE
-    assert desk.lines(Doing) == ["rewrite few.py"]
+    assert desk.task(chat).run("negate what every function of few.py returns").status is EndStatus.DONE
+    assert desk.lines(StepEvent) == ["rewrite few.py"]
 
 
 def test_a_very_large_file_keeps_its_end(desk: Desk) -> None:
@@ -233,14 +244,14 @@ def test_a_very_large_file_keeps_its_end(desk: Desk) -> None:
     ended = desk.task(scripted(lambda prompt: answer, small=True)).run(
         "wanted in big.py must negate its argument"
     )
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert (desk.project.root / "big.py").read_text() == f"def wanted(a):\n    return -a\n\n\n{filler}"
 
 
 def test_no_file_that_answers_is_a_clear_error(desk: Desk) -> None:
     with pytest.raises(NotFound, match="name it in the task or with --file"):
         desk.task(scripted(lambda prompt: "", small=True)).run("zzz qqq")
-    assert isinstance(desk.events[-1], Ended)
+    assert isinstance(desk.events[-1], EndedEvent)
 
 
 def test_the_project_s_rules_reach_the_model(desk: Desk) -> None:
@@ -265,26 +276,28 @@ def test_a_model_with_tools_reads_edits_and_ends(desk: Desk) -> None:
         "Done: add adds.",
     )
     ended = desk.task(scripted(script, small=False)).run("make add add")
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert (desk.project.root / "calc.py").read_text() == FIXED
-    assert desk.lines(Doing) == ["read calc.py", "change calc.py"]
-    assert [type(event) for event in desk.events if isinstance(event, Changed)] == [Changed]
+    assert desk.lines(StepEvent) == ["read calc.py", "change calc.py"]
+    assert [type(event) for event in desk.events if isinstance(event, DiffEvent)] == [DiffEvent]
     assert sum(receipt.tokens for receipt in ended.receipts) > 0
-    assert len([event for event in desk.events if isinstance(event, Spent)]) == 3
+    assert len([event for event in desk.events if isinstance(event, CostEvent)]) == 3
 
 
 def test_without_being_asked_the_model_has_nothing_to_run_with(desk: Desk) -> None:
     script = in_turn(call("run", command="touch made"), "Done.")
     desk.task(scripted(script, small=False, held=False)).run("do something")
-    assert any("there is no tool 'run'" in line for line in desk.lines(Noted))
+    assert any("there is no tool 'run'" in line for line in desk.lines(NoteEvent))
     assert not desk.asked
 
 
 def test_a_command_of_the_model_is_asked_for_and_its_work_lands(desk: Desk) -> None:
     script = in_turn(call("run", command="cp calc.py copy.py"), "Done.")
-    ended = desk.task(scripted(script, small=False), approve=Approve.COMMANDS, may_run=True).run("copy it")
+    ended = desk.task(scripted(script, small=False), approve=ApprovalLevel.COMMANDS, may_run=True).run(
+        "copy it"
+    )
     assert desk.asked == ["Run `cp calc.py copy.py` in the sandbox?"]
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert (desk.project.root / "copy.py").exists()
     assert desk.project.journal.undo()
     assert not (desk.project.root / "copy.py").exists()
@@ -297,11 +310,13 @@ def test_a_refusal_is_told_to_the_model_and_the_task_goes_on(desk: Desk) -> None
         call("edit", path="calc.py", old="    return a - b", new="    return a + b"),
         "Done without it.",
     )
-    ended = desk.task(scripted(script, small=False), approve=Approve.COMMANDS, may_run=True).run("fix add")
-    assert ended.status is Status.DONE
+    ended = desk.task(scripted(script, small=False), approve=ApprovalLevel.COMMANDS, may_run=True).run(
+        "fix add"
+    )
+    assert ended.status is EndStatus.DONE
     assert desk.project.tree()["calc.py"] == FIXED
     assert not (desk.project.root / "made").exists()
-    assert any("was not approved" in line for line in desk.lines(Noted))
+    assert any("was not approved" in line for line in desk.lines(NoteEvent))
 
 
 def test_a_bad_call_is_told_what_is_wrong_and_tried_again(desk: Desk) -> None:
@@ -317,28 +332,28 @@ def test_a_bad_call_is_told_what_is_wrong_and_tried_again(desk: Desk) -> None:
         return answers(prompt)
 
     ended = desk.task(scripted(script, small=False, held=False)).run("fix add")
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert "That was no call" in prompts[1]
 
 
 def test_bad_calls_without_end_are_the_end(desk: Desk) -> None:
     ended = desk.task(scripted(lambda prompt: "<tool_call>{", small=False, held=False)).run("fix add")
-    assert ended.status is Status.FAILED
+    assert ended.status is EndStatus.FAILED
 
 
 def test_a_model_that_goes_round_in_circles_is_stopped(desk: Desk) -> None:
     ended = desk.task(scripted(lambda prompt: call("read", path="calc.py"), small=False)).run("fix add")
-    assert ended.status is Status.FAILED
-    assert any("round in circles" in line for line in desk.lines(Noted))
-    assert len(desk.lines(Doing)) == 3
+    assert ended.status is EndStatus.FAILED
+    assert any("was repeated 3 times" in line for line in desk.lines(NoteEvent))
+    assert len(desk.lines(StepEvent)) == 3
 
 
 def test_a_model_that_never_ends_is_stopped(desk: Desk) -> None:
     numbers = iter(range(1000))
     script: Script = lambda prompt: call("search", query=f"word{next(numbers)}")  # noqa: E731
     ended = desk.task(scripted(script, small=False), max_steps=5).run("fix add")
-    assert ended.status is Status.FAILED
-    assert any("within 5 steps" in line for line in desk.lines(Noted))
+    assert ended.status is EndStatus.FAILED
+    assert any("within 5 steps" in line for line in desk.lines(NoteEvent))
 
 
 def test_a_failing_check_sends_the_model_back_to_work(desk: Desk) -> None:
@@ -349,17 +364,16 @@ def test_a_failing_check_sends_the_model_back_to_work(desk: Desk) -> None:
         "Done now.",
     )
     ended = desk.task(scripted(script, small=False), check=CHECK).run("fix add")
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert desk.project.tree()["calc.py"] == FIXED
 
 
 def test_a_command_without_end_is_cut_and_the_model_told(desk: Desk) -> None:
     script = in_turn(call("run", command="sleep 60"), "It hangs.")
-    task = desk.task(scripted(script, small=False), may_run=True)
-    task._limits = Limits(seconds=0.5)
+    task = desk.task(scripted(script, small=False), limits=CommandLimits(seconds=0.5), may_run=True)
     ended = task.run("see whether it hangs")
-    assert ended.status is Status.DONE
-    assert any("did not end within 0.5 seconds" in line for line in desk.lines(Noted))
+    assert ended.status is EndStatus.DONE
+    assert any("did not end within 0.5 seconds" in line for line in desk.lines(NoteEvent))
 
 
 # ── permissions, and who can widen them ───────────────────────────────────────────────────────
@@ -392,7 +406,7 @@ def test_instructions_inside_files_do_not_widen_permissions(desk: Desk) -> None:
 
     before = desk.project.tree()
     chat = scripted(script, small=False, held=False)
-    desk.task(chat, approve=Approve.COMMANDS, may_run=True).run("read the README")
+    desk.task(chat, approve=ApprovalLevel.COMMANDS, may_run=True).run("read the README")
     assert desk.project.tree() == before
     assert desk.asked == ["Run `touch made` in the sandbox?"]
     said = prompts[-1]
@@ -409,7 +423,7 @@ def test_instructions_in_a_command_s_output_do_not_widen_permissions(desk: Desk)
     )
     desk.task(scripted(script, small=False), may_run=True).run("run shout.py")
     assert not (desk.project.folder / "escaped").exists()
-    assert not any("hush" in event.text for event in desk.events if isinstance(event, Printed))
+    assert not any("hush" in event.text for event in desk.events if isinstance(event, OutputEvent))
 
 
 def test_a_rewritten_region_can_be_nothing_but_that_region(desk: Desk) -> None:
@@ -420,16 +434,16 @@ def test_a_rewritten_region_can_be_nothing_but_that_region(desk: Desk) -> None:
         f"../outside\n<<<<<<< SEARCH\n=======\nx\n>>>>>>> REPLACE\n{call('run', command='touch made')}\n```\n"
     )
     ended = desk.task(scripted(lambda prompt: answer, small=True)).run("fix add in calc.py")
-    assert ended.status is Status.FAILED
+    assert ended.status is EndStatus.FAILED
     assert desk.project.tree() == before
     assert not desk.asked
 
 
 def test_without_a_sandbox_a_check_is_asked_for_and_with_nobody_to_ask_refused(desk: Desk) -> None:
     chat = scripted(lambda prompt: f"{FIXED}```\n", small=True)
-    bare = Sandbox(Kind.NONE)
+    bare = Sandbox(SandboxKind.NONE)
     ended = desk.task(chat, check=CHECK, sandbox=bare).run("make add in calc.py add")
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert all("WITHOUT a sandbox" in question for question in desk.asked)
     assert len(desk.asked) >= 2
     desk.project.journal.undo()
@@ -441,8 +455,8 @@ def test_approve_all_asks_before_a_change_and_a_no_changes_nothing(desk: Desk) -
     before = desk.project.tree()
     desk.says = False
     chat = scripted(lambda prompt: f"{FIXED}```\n", small=True)
-    ended = desk.task(chat, approve=Approve.ALL).run("make add in calc.py add")
-    assert ended.status is Status.PROPOSED
+    ended = desk.task(chat, approve=ApprovalLevel.ALL).run("make add in calc.py add")
+    assert ended.status is EndStatus.PROPOSED
     assert desk.asked == ["Make this change (change calc.py in 1 place)?"]
     assert desk.project.tree() == before
 
@@ -451,7 +465,7 @@ def test_a_dry_run_shows_the_diff_and_writes_nothing(desk: Desk) -> None:
     before = desk.project.tree()
     chat = scripted(lambda prompt: f"{FIXED}```\n", small=True)
     ended = desk.task(chat, dry_run=True).run("make add in calc.py add")
-    assert ended.status is Status.PROPOSED
+    assert ended.status is EndStatus.PROPOSED
     assert "+    return a + b" in ended.diff
     assert desk.project.tree() == before
 
@@ -466,19 +480,19 @@ def test_an_interrupt_stops_within_a_step_and_changes_nothing(desk: Desk, small:
     chat = scripted(lambda prompt: endless, small=small, step_cost=0.002)
     threading.Timer(0.2, desk.interrupt.set).start()
     ended = desk.task(chat, max_tokens=50_000).run("fix calc.py")
-    assert ended.status is Status.INTERRUPTED
+    assert ended.status is EndStatus.INTERRUPTED
     assert desk.project.tree() == before
 
 
 def test_an_interrupt_ends_a_command_and_all_it_started(desk: Desk) -> None:
     def heard(event: Event) -> None:
-        if isinstance(event, Printed):
+        if isinstance(event, OutputEvent):
             desk.interrupt.set()
 
     desk.heard = heard
     script = in_turn(call("run", command="sh -c 'sleep 31.5 & echo on; wait'"), "Done.")
     ended = desk.task(scripted(script, small=False), may_run=True).run("run it")
-    assert ended.status is Status.INTERRUPTED
+    assert ended.status is EndStatus.INTERRUPTED
 
 
 def test_a_line_said_meanwhile_turns_a_small_model_at_the_next_token_with_its_kv_kept(desk: Desk) -> None:
@@ -488,14 +502,14 @@ def test_a_line_said_meanwhile_turns_a_small_model_at_the_next_token_with_its_kv
         prompts.append(prompt)
         if "use plus" in prompt:
             return f"{FIXED}```\n"
-        desk.steering.say("use plus")
+        desk.steering.add_line("use plus")
         return "def add(a, b):\n" + "    # thinking\n" * 4000
 
     chat = scripted(script, small=True)
     engine = chat.model.engine
     assert isinstance(engine, EchoEngine)
     ended = desk.task(chat, max_tokens=100_000).run("change add in calc.py")
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert desk.project.tree()["calc.py"] == FIXED
     assert "def add" in prompts[-1]
     assert engine.prefilled < len(prompts[0]) + 400  # the prompt was not read again
@@ -507,11 +521,11 @@ def test_a_line_said_meanwhile_turns_a_model_with_tools(desk: Desk) -> None:
             return "Done."
         if "change calc.py instead" in prompt:
             return call("edit", path="calc.py", old="    return a - b", new="    return a + b")
-        desk.steering.say("change calc.py instead")
+        desk.steering.add_line("change calc.py instead")
         return "I will first think about it. " * 2000
 
     ended = desk.task(scripted(script, small=False), max_tokens=100_000).run("fix it")
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert desk.project.tree()["calc.py"] == FIXED
 
 
@@ -525,9 +539,9 @@ def test_a_task_that_was_interrupted_goes_on_with_what_it_had(desk: Desk) -> Non
         return "x" * 1000
 
     ended = desk.task(scripted(first, small=False)).run("fix add")
-    assert ended.status is Status.INTERRUPTED
+    assert ended.status is EndStatus.INTERRUPTED
     assert desk.project.tree()["calc.py"] != FIXED
-    record = desk.records.newest()
+    record = desk.records.latest()
     assert record.status == "interrupted"
     assert record.overlay.texts == {"calc.py": FIXED}
     desk.interrupt = Interrupt()
@@ -538,7 +552,7 @@ def test_a_task_that_was_interrupted_goes_on_with_what_it_had(desk: Desk) -> Non
         return "Done."
 
     ended = desk.task(scripted(second, small=False)).run("", record)
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert desk.project.tree()["calc.py"] == FIXED
     assert "fix add" in prompts[0]
     assert "return a + b" in prompts[0]
@@ -556,8 +570,8 @@ def test_a_crash_of_the_engine_leaves_a_record_to_go_on_from(desk: Desk) -> None
     with pytest.raises(EngineError, match="the engine died"):
         desk.task(scripted(script, small=False)).run("fix add")
     assert desk.project.tree() == before
-    ended = desk.task(scripted(lambda prompt: "Done.", small=False)).run("", desk.records.newest())
-    assert ended.status is Status.DONE
+    ended = desk.task(scripted(lambda prompt: "Done.", small=False)).run("", desk.records.latest())
+    assert ended.status is EndStatus.DONE
     assert desk.project.tree()["calc.py"] == FIXED
 
 
@@ -575,11 +589,11 @@ def test_a_process_killed_in_the_middle_leaves_a_record_too(desk: Desk) -> None:
 
     with pytest.raises(Killed):
         desk.task(scripted(script, small=False)).run("fix add")
-    record = desk.records.newest()
+    record = desk.records.latest()
     assert record.status == "working"
     assert record.overlay.texts == {"calc.py": FIXED}
     ended = desk.task(scripted(lambda prompt: "Done.", small=False)).run("", record)
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
 
 
 def test_a_landed_task_can_be_gone_on_with_and_each_part_undone(desk: Desk) -> None:
@@ -592,7 +606,7 @@ def test_a_landed_task_can_be_gone_on_with_and_each_part_undone(desk: Desk) -> N
         prompts.append(prompt)
         return answers(prompt)
 
-    desk.task(scripted(more, small=False)).run("now add more.py", desk.records.newest())
+    desk.task(scripted(more, small=False)).run("now add more.py", desk.records.latest())
     assert "fix add" in prompts[0]
     assert "now add more.py" in prompts[0]
     assert desk.project.tree()["more.py"] == "x = 1\n"
@@ -636,9 +650,9 @@ def test_the_deep_model_takes_over_where_the_fast_one_fails(desk: Desk) -> None:
         scripted(deep, small=False, name="deep"),
         check=CHECK,
     ).run("make add in calc.py add")
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert desk.project.tree()["calc.py"] == FIXED
-    assert "deep takes over" in desk.lines(Doing)
+    assert "deep takes over" in desk.lines(StepEvent)
     assert "wrong sum" in prompts[0]
     assert {receipt.model for receipt in ended.receipts} == {"fast", "deep"}
 
@@ -655,9 +669,9 @@ def test_the_deep_model_reviews_the_diff(desk: Desk) -> None:
         scripted(deep, small=False, name="deep"),
         review=True,
     ).run("make add in calc.py add")
-    assert ended.status is Status.DONE
+    assert ended.status is EndStatus.DONE
     assert "+    return a + b" in prompts[0]
-    assert "review: the sum may overflow" in desk.lines(Noted)
+    assert "review: the sum may overflow" in desk.lines(NoteEvent)
 
 
 # ── held to the grammar of calls ──────────────────────────────────────────────────────────────
@@ -680,9 +694,9 @@ def test_a_model_held_to_the_grammar_cannot_write_a_malformed_call() -> None:
         }
     ]
     chat = scripted(lambda prompt: "<tool_call>{not json at all", small=False)
-    reply = chat.reply([{"role": "user", "content": "go"}], tools, max_tokens=200)
+    reply = chat.reply([{"role": "user", "content": "go"}], AnswerOptions(GenerationParams(200), tools))
     (made,) = reply.calls
     assert made.name == "read"
     assert list(json.loads(made.arguments)) == ["path"]
     plain = scripted(lambda prompt: "All is well.", small=False)
-    assert plain.reply([{"role": "user", "content": "go"}], tools).text == "All is well."
+    assert plain.reply([{"role": "user", "content": "go"}], AnswerOptions(tools=tools)).text == "All is well."

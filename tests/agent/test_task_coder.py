@@ -9,8 +9,8 @@ import pytest
 from test_task import CHECK, Desk
 
 from coder_model import needed_coder
-from keystroke.agent.chat import LocalChat
-from keystroke.agent.loop import Status
+from keystroke.agent.chat.local import LocalChatModel
+from keystroke.agent.loop import EndStatus
 from keystroke.config import load_settings
 from keystroke.engine.load import load_model
 
@@ -18,20 +18,22 @@ pytestmark = [pytest.mark.coder, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def chat() -> Iterator[LocalChat]:
+def chat() -> Iterator[LocalChatModel]:
     settings = load_settings({"engine.kind": "onnx", "engine.context": 4096})
     model = load_model(needed_coder(), settings)
     with model.engine:
-        yield LocalChat(model)
+        yield LocalChatModel(model)
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
-def test_a_wrong_sum_is_mended_checked_and_taken_back(tmp_path: Path, chat: LocalChat, attempts: int) -> None:
+def test_a_wrong_sum_is_mended_checked_and_taken_back(
+    tmp_path: Path, chat: LocalChatModel, attempts: int
+) -> None:
     desk = Desk(tmp_path)
     before = desk.project.tree()
     task = desk.task(chat, check=CHECK, attempts=attempts, max_tokens=200)
     ended = task.run("add in calc.py must give the sum of its two numbers")
-    assert ended.status is Status.DONE  # only what passes the check lands
+    assert ended.status is EndStatus.DONE  # only what passes the check lands
     changed = {name for name, text in desk.project.tree().items() if before.get(name) != text}
     assert changed == {"calc.py"}
     assert "-    return a - b\n" in ended.diff

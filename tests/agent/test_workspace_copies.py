@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from workspaces import Project
 
-from keystroke.agent.sandbox import Kind, Limits, Sandbox, find_sandbox
+from keystroke.agent.sandbox import CommandLimits, Sandbox, SandboxKind, find_sandbox
 from keystroke.agent.tools import Runner
 from keystroke.agent.workspace import Overlay, replica
 from keystroke.assist.edit import Workspace
-from keystroke.assist.edit.operations import Replacement, Split
+from keystroke.assist.edit.operations import Replacement, SearchReplace
 from keystroke.errors import Forbidden, InputError
 
-CHANGE = Replacement("calc.py", (Split(("    return a - b",), ("    return a + b",)),))
+CHANGE = Replacement("calc.py", (SearchReplace(("    return a - b",), ("    return a + b",)),))
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def project(tmp_path: Path) -> Project:
 
 @pytest.fixture(params=["found", "none"])
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
-    return find_sandbox() if request.param == "found" else Sandbox(Kind.NONE)
+    return find_sandbox() if request.param == "found" else Sandbox(SandboxKind.NONE)
 
 
 def test_nothing_is_written_before_the_task_lands(project: Project) -> None:
@@ -108,18 +108,18 @@ def test_a_record_brings_an_overlay_back(project: Project) -> None:
     overlay = project.overlay()
     overlay.resolve([CHANGE])
     overlay.write("new.py", "x\n")
-    again = Overlay.restored(project.workspace, overlay.saved())
+    again = Overlay.restore(project.workspace, overlay.snapshot())
     assert again.texts == overlay.texts
     project.write("calc.py", "mine\n")
     with pytest.raises(InputError, match="changed since the task stopped"):
-        Overlay.restored(project.workspace, overlay.saved())
+        Overlay.restore(project.workspace, overlay.snapshot())
 
 
 # ── copies on disk ────────────────────────────────────────────────────────────────────────────
 
 
 def run(runner: Runner, script: str) -> str:
-    return runner.check(script).output
+    return runner.run_check(script).output
 
 
 def test_a_command_sees_the_task_s_changes_under_the_user_s_path(project: Project, sandbox: Sandbox) -> None:
@@ -127,7 +127,7 @@ def test_a_command_sees_the_task_s_changes_under_the_user_s_path(project: Projec
     overlay.resolve([CHANGE])
     runner = project.runner(sandbox, overlay)
     assert "a + b" in run(runner, "cat calc.py")
-    if sandbox.kind.mounts:
+    if sandbox.kind.can_mount:
         assert run(runner, "pwd") == f"{project.root}\n"
     assert "a - b" in (project.root / "calc.py").read_text()
 
@@ -224,16 +224,18 @@ def test_a_full_disk_is_one_sentence(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(replica, "_poured", full)
+    monkeypatch.setattr(replica, "_copy_bytes", full)
     with pytest.raises(InputError, match="No space left on device; free some room"):
         run(project.runner(sandbox, project.overlay()), "true")
 
 
 def test_a_copy_is_gone_when_it_is_closed_whatever_was_done_to_it(project: Project, sandbox: Sandbox) -> None:
     copy = project.replica(sandbox, "other")
-    copy.show(project.overlay())
+    copy.sync(project.overlay())
     sandbox.run(
-        ["sh", "-c", "mkdir -p a/b; touch a/b/c; chmod -R 000 a; chmod 500 notes"], copy.place(), Limits()
+        ["sh", "-c", "mkdir -p a/b; touch a/b/c; chmod -R 000 a; chmod 500 notes"],
+        copy.sandbox_policy(),
+        CommandLimits(),
     )
     copy.close()
     assert not copy.folder.exists()
@@ -243,5 +245,5 @@ def test_the_workspace_a_task_is_about_may_be_empty(tmp_path: Path, sandbox: San
     root = tmp_path / "empty"
     root.mkdir()
     copy = replica.Replica(root, tmp_path / "copy", sandbox)
-    copy.show(Overlay(Workspace(root)))
-    assert sandbox.run(["ls"], copy.place(), Limits()).output == ""
+    copy.sync(Overlay(Workspace(root)))
+    assert sandbox.run(["ls"], copy.sandbox_policy(), CommandLimits()).output == ""

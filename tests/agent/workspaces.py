@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from keystroke.agent.sandbox import Sandbox
-from keystroke.agent.tools import Command, Runner
-from keystroke.agent.workspace import Overlay, Replica, Replicas
+from keystroke.agent.tools import CommandRequest, Runner
+from keystroke.agent.workspace import Overlay, Replica, WorkspaceReplicas
 from keystroke.assist.edit import Journal, Workspace
 
 EXCLUDE = (".env", "*.pem")
@@ -25,7 +25,7 @@ class Project:
         self.write(".env", "TOKEN=hush\n")
         self.workspace = Workspace(self.root, exclude=EXCLUDE)
         self.journal = Journal(folder / "state", self.workspace)
-        self.asked: list[Command] = []
+        self.asked: list[CommandRequest] = []
 
     def write(self, name: str, text: str) -> None:
         path = self.root / name
@@ -39,11 +39,11 @@ class Project:
         return Replica(self.root, self.folder / name, sandbox, exclude=EXCLUDE)
 
     def runner(self, sandbox: Sandbox, overlay: Overlay, *, says: bool = True) -> Runner:
-        def approve(command: Command) -> bool:
+        def approve(command: CommandRequest) -> bool:
             self.asked.append(command)
             return says
 
-        copies = Replicas(self.root, self.folder / "copies", sandbox, exclude=EXCLUDE)
+        copies = WorkspaceReplicas(self.root, self.folder / "copies", sandbox, exclude=EXCLUDE)
         return Runner(sandbox, overlay, copies, approve)
 
     def tree(self) -> dict[str, str]:

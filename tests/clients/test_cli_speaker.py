@@ -1,4 +1,4 @@
-"""A speaker on this machine: conversations become tokens, and a redirection keeps every one of them."""
+"""A local chat model: conversations become tokens, and a redirection keeps every one of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from keystroke.clients.cli.answering import Answer
-from keystroke.clients.cli.conversation import Conversation, Turn
-from keystroke.clients.cli.local_speaker import LocalSpeaker
-from keystroke.config import Settings, SpeculationSettings
+from keystroke.agent.chat.local import LocalChatModel
+from keystroke.agent.chat.model import AnswerOptions, ModelAnswer
+from keystroke.clients.cli.conversation import ChatConversation, ChatTurn
 from keystroke.engine.base import Interrupt
 from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.generation import Finish, GenerationParams
@@ -22,35 +21,37 @@ TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}<end>{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-PARAMS = GenerationParams(max_tokens=200)
+OPTIONS = AnswerOptions(GenerationParams(max_tokens=200))
 
 
 def speaker(
     script: Callable[[str], str], template: str | None = TEMPLATE, step_cost: float = 0.0
-) -> LocalSpeaker:
+) -> LocalChatModel:
     tokenizer = ByteTokenizer(SPECIAL, eos=EOS, vocab_size=320)
     chat = ChatTemplate(template) if template else None
-    settings = Settings(speculation=SpeculationSettings(enabled=False))
-    return LocalSpeaker(Model("echo", EchoEngine(script, step_cost=step_cost), tokenizer, chat), settings)
+    model = Model("echo", EchoEngine(script, step_cost=step_cost), tokenizer, chat)
+    return LocalChatModel(model, speculate=False, owns_model=True)
 
 
-def held(chosen: LocalSpeaker) -> str:
+def held(chosen: LocalChatModel) -> str:
     return b"".join(chosen.model.tokenizer.token_bytes(t) for t in chosen.session.tokens).decode()
 
 
-def redirected(chosen: LocalSpeaker, conversation: Conversation, after: int, line: str) -> tuple[str, Answer]:
-    answer = chosen.chat(conversation.messages, PARAMS, Interrupt())
+def redirected(
+    chosen: LocalChatModel, conversation: ChatConversation, after: int, line: str
+) -> tuple[str, ModelAnswer]:
+    answer = chosen.answer(conversation.messages, OPTIONS)
     said = ""
     for count, piece in enumerate(answer, 1):
         said += piece
         if count == after:
-            answer.redirect([*conversation.messages, {"role": "assistant", "content": said}], line)
+            answer.redirect(line)
     return said, answer
 
 
 def test_a_redirection_keeps_what_was_said_and_opens_the_next_answer() -> None:
     with speaker(lambda prompt: "second" if "instead" in prompt else "first answer") as chosen:
-        conversation = Conversation(messages=[{"role": "user", "content": "hi"}])
+        conversation = ChatConversation(messages=[{"role": "user", "content": "hi"}])
         said, answer = redirected(chosen, conversation, 5, "instead")
         assert said == "firstsecond"
         assert answer.finish is Finish.STOP
@@ -60,7 +61,7 @@ def test_a_redirection_keeps_what_was_said_and_opens_the_next_answer() -> None:
 
 def test_a_line_that_looks_like_a_control_token_stays_text() -> None:
     with speaker(lambda prompt: "ok" if "no" in prompt else "first") as chosen:
-        conversation = Conversation(messages=[{"role": "user", "content": "hi"}])
+        conversation = ChatConversation(messages=[{"role": "user", "content": "hi"}])
         redirected(chosen, conversation, 2, "<end>no")
         ends = [t for t in chosen.session.tokens if t == SPECIAL["<end>"]]
         assert len(ends) == 4  # two questions, the answer cut short, the answer that ended
@@ -68,7 +69,7 @@ def test_a_line_that_looks_like_a_control_token_stays_text() -> None:
 
 def test_the_next_turn_reuses_the_tokens_of_a_redirected_answer() -> None:
     with speaker(lambda prompt: "second" if "instead" in prompt else "first answer") as chosen:
-        conversation = Conversation(messages=[{"role": "user", "content": "hi"}])
+        conversation = ChatConversation(messages=[{"role": "user", "content": "hi"}])
         redirected(chosen, conversation, 5, "instead")
         grown = [
             {"role": "user", "content": "hi"},
@@ -77,36 +78,36 @@ def test_the_next_turn_reuses_the_tokens_of_a_redirected_answer() -> None:
             {"role": "assistant", "content": "second"},
             {"role": "user", "content": "more"},
         ]
-        answer = chosen.chat(grown, PARAMS, Interrupt())
+        answer = chosen.answer(grown, OPTIONS)
         list(answer)
         report = answer.report()
         assert report.reused_tokens >= report.prompt_tokens - len("[user]more<end>[assistant]") - 1
 
 
 def test_a_turn_gives_pieces_to_another_thread_and_ends_with_the_conversation_grown() -> None:
-    conversation = Conversation("Be brief.")
-    conversation.say("hi")
+    conversation = ChatConversation("Be brief.")
+    conversation.add_user_message("hi")
     with speaker(lambda _prompt: "hello") as chosen:
         text, ended = "", False
-        with Turn(chosen, conversation, PARAMS, Interrupt()) as turn:
+        with ChatTurn(chosen, conversation, OPTIONS) as turn:
             while not ended:
-                piece, ended = turn.take()
+                piece, ended = turn.read()
                 text += piece
     assert text == "hello"
     assert [m["content"] for m in conversation.messages] == ["Be brief.", "hi", "hello"]
 
 
 def test_an_interrupt_ends_a_turn_within_a_step_and_keeps_what_was_said() -> None:
-    conversation = Conversation()
-    conversation.say("hi")
+    conversation = ChatConversation()
+    conversation.add_user_message("hi")
     interrupt = Interrupt()
     with speaker(lambda _prompt: "a" * 10_000, step_cost=0.005) as chosen:
-        with Turn(chosen, conversation, GenerationParams(), interrupt) as turn:
-            text, ended = turn.take()
+        with ChatTurn(chosen, conversation, AnswerOptions(interrupt=interrupt)) as turn:
+            text, ended = turn.read()
             interrupt.set()
             taken = chosen.model.engine.steps  # type: ignore[attr-defined]
             while not ended:
-                piece, ended = turn.take()
+                piece, ended = turn.read()
                 text += piece
         assert chosen.model.engine.steps <= taken + 1  # type: ignore[attr-defined]
         assert turn.report is not None
@@ -117,9 +118,9 @@ def test_an_interrupt_ends_a_turn_within_a_step_and_keeps_what_was_said() -> Non
 
 def test_a_model_without_a_template_says_what_to_use_instead() -> None:
     with speaker(str, template=None) as chosen, pytest.raises(UnsupportedModel, match="keystroke generate"):
-        chosen.chat([{"role": "user", "content": "hi"}], PARAMS, Interrupt())
+        chosen.answer([{"role": "user", "content": "hi"}], OPTIONS)
 
 
 def test_an_empty_prompt_is_refused() -> None:
     with speaker(str) as chosen, pytest.raises(InputError, match="empty"):
-        chosen.generate("", PARAMS, Interrupt())
+        chosen.generate("", OPTIONS)

@@ -78,5 +78,5 @@ def test_a_converted_model_is_run_without_what_converts_it(home: Home) -> None:
 
 
 def test_a_command_that_asks_the_gateway_loads_no_engine_and_no_numbers(home: Home) -> None:
-    script = "import keystroke.clients.cli.gateway_speaker\nimport keystroke.assist.completion\n"
+    script = "import keystroke.clients.cli.gateway_model\nimport keystroke.assist.completion\n"
     assert not loaded(home, script) & {*HEAVY} - {"httpx"}

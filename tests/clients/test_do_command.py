@@ -157,7 +157,7 @@ def test_ctrl_c_stops_it_and_a_line_typed_meanwhile_steers_it(
         screen.expect("commands in")
         assert server.streaming.wait(60)
         screen.type("just use plus\n")
-        screen.expect(r"\(told: just use plus\)")
+        screen.expect(r"\(sent: just use plus\)")
         screen.expect("Done as told")
         assert screen.leave() == 0
     assert file.read_text() == AFTER

@@ -96,7 +96,7 @@ def test_a_completion_says_how_long_it_took(shared: Home) -> None:
 
 def test_doctor_says_what_is_loaded_where(shared: Home) -> None:
     assert json.loads(shared.keystroke("doctor", "--quick", "--json").stdout)["gateways"] == []
-    assert "none runs" in shared.keystroke("doctor", "--quick").stdout
+    assert "not running" in shared.keystroke("doctor", "--quick").stdout
     shared.keystroke("complete", "a.py:6")
     (found,) = json.loads(shared.keystroke("doctor", "--quick", "--json").stdout)["gateways"]
     (said,) = gateways(shared)
@@ -197,7 +197,7 @@ def test_a_language_the_model_has_not_learned_is_refused_the_same_way_through_th
         for where in ((), ("--local",))
     ]
     assert refused[0] == refused[1]
-    assert "tiny has learned Python and would only babble in go" in refused[0]
+    assert "tiny was trained on Python, not on go" in refused[0]
     assert shared.keystroke("complete", "a.py:6", "--max-tokens", "4").code == 0
 
 

@@ -17,7 +17,7 @@ import pytest
 from gateway_support import scripted_model, serving
 from test_tasks import BROKEN, FIXED, Bench, text
 
-from keystroke.agent.sandbox import Kind, Sandbox
+from keystroke.agent.sandbox import Sandbox, SandboxKind
 from keystroke.config import ServerSettings
 from keystroke.engine.model import Model
 
@@ -144,7 +144,7 @@ def test_others_get_no_network_and_no_command_without_a_sandbox(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEYSTROKE_API_KEY", "key")
-    monkeypatch.setattr("keystroke.gateway.tasks.desk.find_sandbox", lambda: Sandbox(Kind.NONE))
+    monkeypatch.setattr("keystroke.gateway.tasks.manager.find_sandbox", lambda: Sandbox(SandboxKind.NONE))
     settings = ServerSettings(host="0.0.0.0", workspaces=(str(root),))
     with serving(with_tools("Done."), folder=tmp_path / "state", server=settings) as server:
         bench = Bench(server, root, "key")
@@ -154,7 +154,7 @@ def test_others_get_no_network_and_no_command_without_a_sandbox(
         commands: tuple[dict[str, Any], ...] = ({"check": "true"}, {"types": "true"}, {"run": True})
         for command in commands:
             task = bench.create("do", **command)["id"]
-            assert "no sandbox holds" in bench.until(task, "failed")["line"]
+            assert "no sandbox works" in bench.until(task, "failed")["line"]
 
 
 def test_a_model_without_leave_to_run_has_nothing_to_run_with(

@@ -322,7 +322,7 @@ def test_of_several_attempts_the_first_that_passes_is_kept(tmp_path: Path, root:
 @pytest.mark.parametrize(
     ("fields", "status", "says"),
     [
-        ({"workspace": "/"}, 403, "too much for one task"),
+        ({"workspace": "/"}, 403, "too large for a task"),
         ({"workspace": "relative"}, 400, "absolute path"),
         ({"workspace": "/no/such/folder"}, 404, "no folder"),
         ({"workspace": "/tmp\0x"}, 400, "absolute path"),
@@ -411,7 +411,7 @@ def test_the_one_key_of_a_loopback_server_is_this_machine_s_user(
 def test_a_task_waits_its_turn_and_can_be_stopped_there(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keystroke.gateway.tasks.desk._AT_ONCE", 1)
+    monkeypatch.setattr("keystroke.gateway.tasks.manager._MAX_RUNNING", 1)
     model = small(lambda prompt: f"{FIXED}```\n")
     with serving(model, folder=tmp_path / "state") as server:
         bench = Bench(server, root)

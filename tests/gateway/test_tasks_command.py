@@ -11,7 +11,7 @@ from gateway_support import RunningServer, scripted_model, serving
 from test_tasks import BROKEN, FIXED, text
 
 from keystroke.clients.cli import main
-from keystroke.clients.place import Place
+from keystroke.clients.gateway_address import GatewayAddress
 
 Command = Callable[..., tuple[int, str]]
 
@@ -37,10 +37,10 @@ def command(
     monkeypatch.setenv("KEYSTROKE_CONFIG", str(tmp_path / "keystroke.toml"))
 
     class Here:
-        async def locate(self) -> Place:
-            return Place(server.url)
+        async def locate(self) -> GatewayAddress:
+            return GatewayAddress(server.url)
 
-    monkeypatch.setattr("keystroke.clients.cli.shared.shared_gateway", lambda run: Here())
+    monkeypatch.setattr("keystroke.clients.cli.shared_gateway.shared_gateway", lambda run: Here())
 
     def run(*arguments: str) -> tuple[int, str]:
         monkeypatch.setattr("sys.argv", ["keystroke", *arguments])
@@ -60,7 +60,7 @@ def test_a_task_in_the_background_is_watched_answered_and_taken_back(
     command: Command, tmp_path: Path
 ) -> None:
     root = tmp_path / "project"
-    assert "begins" in command("do", "--background", "make add in calc.py add")[1]
+    assert "started" in command("do", "--background", "make add in calc.py add")[1]
     _, shown = command("tasks", "show")
     assert "+    return a + b" in shown
     assert "`keystroke tasks approve`" in shown
@@ -82,7 +82,7 @@ def test_a_task_at_the_shared_gateway_is_told_as_one_done_here(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, given = tmp_path / "project", ("do", "make add in calc.py add", "--model", "worker")
-    monkeypatch.setattr("keystroke.clients.cli.speaker.gateway_model", lambda name, run: "worker")
+    monkeypatch.setattr("keystroke.clients.cli.open_model.gateway_model", lambda name, run: "worker")
     code, said = command(*given, "--check", "grep -q 'a + b' calc.py")
     assert code == 0
     assert "the last task is done; say what else to do" in command("do", "--continue", "--model", "worker")[1]
@@ -91,7 +91,7 @@ def test_a_task_at_the_shared_gateway_is_told_as_one_done_here(
     assert refused[0] == 2
     assert "→ run `grep -q 'a + b' calc.py`" in said
     assert "-    return a - b\n+    return a + b\n" in said
-    assert "`keystroke undo` takes it back" in said
+    assert "`keystroke undo` reverts it" in said
     assert text(root) == FIXED
     assert command("undo")[0] == 0
     assert text(root) == BROKEN

@@ -1,29 +1,29 @@
-"""Several attempts at once, of which a check keeps the best."""
+"""Several sampled attempts at one answer, of which a check selects the best."""
 
-from keystroke.agent.attempts.attempt import Attempt, End, Outcome, Policy, Verdict
-from keystroke.agent.attempts.choice import choose
-from keystroke.agent.attempts.decoder import Decoder, Piece, Writer
+from keystroke.agent.attempts.attempt import Attempt, AttemptEnd, CheckResult, RaceResult, SelectionPolicy
+from keystroke.agent.attempts.checker import AttemptChecker, AttemptWatch, WatchResult, WatchState
+from keystroke.agent.attempts.decoder import AttemptChunk, AttemptStream, Decoder
 from keystroke.agent.attempts.engine_decoder import EngineDecoder
-from keystroke.agent.attempts.judge import Go, Judge, Sign, Watch
-from keystroke.agent.attempts.normal import normalised
-from keystroke.agent.attempts.race import Race, samplings
+from keystroke.agent.attempts.normalise import normalise
+from keystroke.agent.attempts.race import Race, attempt_samplings
+from keystroke.agent.attempts.selection import select_attempt
 
 __all__ = [
     "Attempt",
+    "AttemptChecker",
+    "AttemptChunk",
+    "AttemptEnd",
+    "AttemptStream",
+    "AttemptWatch",
+    "CheckResult",
     "Decoder",
-    "End",
     "EngineDecoder",
-    "Go",
-    "Judge",
-    "Outcome",
-    "Piece",
-    "Policy",
     "Race",
-    "Sign",
-    "Verdict",
-    "Watch",
-    "Writer",
-    "choose",
-    "normalised",
-    "samplings",
+    "RaceResult",
+    "SelectionPolicy",
+    "WatchResult",
+    "WatchState",
+    "attempt_samplings",
+    "normalise",
+    "select_attempt",
 ]

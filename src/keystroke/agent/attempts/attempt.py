@@ -1,7 +1,4 @@
-"""One attempt at an answer, what its check said, and what came of all of them together.
-
-Values. An attempt is told apart from others by its number; why it ended and why one was taken are named.
-"""
+"""One attempt at an answer, the result of its check, and the result of all attempts together."""
 
 from __future__ import annotations
 
@@ -9,33 +6,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from keystroke.agent.sandbox import Ended
+from keystroke.agent.sandbox import CompletedCommand
 from keystroke.engine.base import GREEDY, Sampling
 
 
-class End(StrEnum):
+class AttemptEnd(StrEnum):
     FINISHED = "finished"
-    HOPELESS = "hopeless"  # ended early: nothing that could follow would mend it
+    HOPELESS = "hopeless"  # ended early: no continuation could repair it
     LENGTH = "length"
-    BEATEN = "beaten"  # another one had won
+    BEATEN = "beaten"  # another attempt won
     INTERRUPTED = "interrupted"
 
 
-class Policy(StrEnum):
-    """When to stop looking."""
+class SelectionPolicy(StrEnum):
+    """When to stop sampling."""
 
     FIRST = "first"  # the first that passes its check wins and ends the others
-    AGREE = "agree"  # all are finished; of those that pass, what most of them agree on
+    AGREE = "agree"  # all finish; of those that pass, the answer most agree on wins
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a check said. `score` is the share of it that passed; `message` is what a model can act on;
-    `ended` is how the user's own check ended, if it was run."""
+class CheckResult:
+    """`score` is the share of the check that passed; `message` is text a model can act on; `command` is the
+    result of the user's check command, if it was run."""
 
     score: float
     message: str = ""
-    ended: Ended | None = None
+    command: CompletedCommand | None = None
 
     @property
     def passed(self) -> bool:
@@ -49,30 +46,34 @@ class Attempt:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     prompt: Sequence[int] = ()
-    begins: int = 0  # tokens that were written before the user said otherwise
-    end: End | None = None
+    redirected_at: int = 0  # tokens written before the last redirection
+    end: AttemptEnd | None = None
     reason: str = ""  # why it was ended early
-    verdict: Verdict | None = None
-    seconds: float = 0.0  # from the start of the race to its end or its verdict
-    likelihood: float | None = None  # mean log probability of its tokens, asked for only where it decides
-    retry_of: int | None = None  # the attempt whose failure it was shown
+    check_result: CheckResult | None = None
+    seconds: float = 0.0  # from the start of the race to its end or its check
+    likelihood: float | None = None  # mean log probability of its tokens, computed only where it decides
+    retry_of: int | None = None  # the attempt whose failure its prompt shows
 
     @property
     def usable(self) -> bool:
-        return self.end is End.FINISHED
+        return self.end is AttemptEnd.FINISHED
+
+    @property
+    def passed(self) -> bool:
+        return self.check_result is not None and self.check_result.passed
 
     @property
     def score(self) -> float:
-        return self.verdict.score if self.verdict is not None else 0.0
+        return self.check_result.score if self.check_result is not None else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """`winner` is None where no attempt came to an end. `why` says in one sentence why it was this one."""
+class RaceResult:
+    """`winner` is None where no attempt finished. `reason` says in one clause why it was selected."""
 
     attempts: tuple[Attempt, ...]
     winner: Attempt | None
-    why: str
+    reason: str
     seconds: float
     prompt_tokens: int
     prefill_seconds: float
@@ -80,21 +81,21 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        return self.winner is not None and self.winner.verdict is not None and self.winner.verdict.passed
+        return self.winner is not None and self.winner.passed
 
     @property
     def tokens(self) -> int:
         return sum(len(attempt.tokens) for attempt in self.attempts)
 
-    def report(self) -> str:
-        """One line for a person."""
+    def summary(self) -> str:
+        """One line for the user."""
         made = len(self.attempts)
-        early = sum(attempt.end is End.HOPELESS for attempt in self.attempts)
-        beaten = sum(attempt.end is End.BEATEN for attempt in self.attempts)
+        early = sum(attempt.end is AttemptEnd.HOPELESS for attempt in self.attempts)
+        beaten = sum(attempt.end is AttemptEnd.BEATEN for attempt in self.attempts)
         parts = [f"{made} attempt{'s'[: made > 1]}"]
         if early or beaten:
             parts.append(f"{early + beaten} ended early")
         rate = f" ({self.tokens / self.seconds:.0f} a second)" if self.seconds > 0 else ""
         parts += [f"{self.tokens:,} tokens{rate}", f"{self.seconds:.1f} s"]
-        taken = f"; number {self.winner.number + 1} was taken: {self.why}" if self.winner else f"; {self.why}"
-        return ", ".join(parts) + taken
+        selected = f"number {self.winner.number + 1} was taken: " if self.winner else ""
+        return f"{', '.join(parts)}; {selected}{self.reason}"

@@ -1,8 +1,5 @@
-"""What writes attempts: an engine driven from here, or whatever else can write several texts at once.
-
-An interface. One thread calls it. A decoder reads the shared prompt once; writers come of it, step
-together, can be turned in mid-answer with all they computed kept, and give everything back when closed.
-"""
+"""The interface that generates attempts: a decoder reads the shared prompt once and starts streams that step
+together. One thread calls it."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from keystroke.engine.base import Interrupt, Sampling
 from keystroke.engine.generation import Finish
 
 
-class Writer(ABC):
-    """One attempt as it is written. `prompt` is what its answer stands behind, `begins` how many of its
-    tokens were written before it was turned, `text` the answer since then."""
+class AttemptStream(ABC):
+    """One attempt as it is generated. `prompt` precedes the answer; `redirected_at` counts the tokens written
+    before the last redirection; `text` is the answer since then."""
 
     prompt: Sequence[int]
-    begins: int = 0
+    redirected_at: int = 0
 
     @property
     @abstractmethod
@@ -30,42 +27,42 @@ class Writer(ABC):
     def tokens(self) -> list[int]: ...
 
     @abstractmethod
-    def turn(self, tokens: Sequence[int]) -> None:
-        """End the answer where it is, say `tokens`, and begin it anew; what was computed is kept."""
+    def redirect(self, tokens: Sequence[int]) -> None:
+        """End the answer, append `tokens`, and start a new answer behind them; computed tokens are kept."""
 
     @abstractmethod
     def close(self) -> None:
-        """Stop writing and give back what is held. Idempotent."""
+        """Stop generating and release the session. Idempotent."""
 
 
-Piece = tuple[Writer, str, Finish | None]
+AttemptChunk = tuple[AttemptStream, str, Finish | None]
 
 
 class Decoder(ABC):
-    """`width` writers at a time cost about as much as one. `scores`: likelihoods can be asked for."""
+    """`width` streams at a time cost about as much as one."""
 
     width: int
     context: int
-    scores: bool = False
+    has_likelihood: bool = False
 
     @abstractmethod
-    def read(self, prompt: Sequence[int], interrupt: Interrupt) -> int:
-        """Read the prompt that attempts share; how many of its tokens were known already. Interrupted, and
-        what an engine raises."""
+    def prefill(self, prompt: Sequence[int], interrupt: Interrupt) -> int:
+        """Read the shared prompt; returns how many of its tokens were cached. Raises Interrupted, and what an
+        engine raises."""
 
     @abstractmethod
-    def begin(self, prompt: Sequence[int], sampling: Sampling, *, alone: bool) -> Writer:
-        """A writer; `alone` where no other will write at the same time."""
+    def start(self, prompt: Sequence[int], sampling: Sampling, *, alone: bool) -> AttemptStream:
+        """Start a stream; `alone` where no other runs at the same time."""
 
     @abstractmethod
-    def step(self, writers: Sequence[Writer], patience: float | None) -> Iterable[Piece]:
-        """What some or all of `writers` wrote next, and why one ended. A decoder that waits for others comes
-        back empty-handed after `patience` seconds, if there is a limit. Interrupted."""
+    def step(self, streams: Sequence[AttemptStream], timeout: float | None) -> Iterable[AttemptChunk]:
+        """The next text of some or all streams, with the reason where one finished. A decoder that waits
+        for a scheduler returns nothing after `timeout` seconds. Raises Interrupted."""
 
     def likelihood(self, attempt: Attempt, interrupt: Interrupt) -> float:
-        """The mean log probability of an attempt's tokens, of a decoder that `scores`."""
+        """The mean log probability of an attempt's tokens. Only where `has_likelihood`."""
         raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what is held for the prompt. Idempotent."""
+        """Release the prompt. Idempotent."""

@@ -1,7 +1,6 @@
-"""Attempts written by an engine on the calling thread: sessions forked from one that has read the prompt.
+"""Generates attempts with an engine on the calling thread: sessions forked from one that has read the prompt.
 
-Touches the engine from the calling thread alone. All writers advance in one batch; one that writes alone
-may be drafted for.
+All streams advance in one batch; a stream that runs alone may use a drafter.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from keystroke.agent.attempts.attempt import Attempt
-from keystroke.agent.attempts.decoder import Decoder, AttemptChunk, AttemptStream
-from keystroke.engine.base import Interrupt, Sampling, Session
+from keystroke.agent.attempts.decoder import AttemptChunk, AttemptStream, Decoder
+from keystroke.engine.base import Interrupt, Sampling, Session, StepRequest
 from keystroke.engine.generation import Chunk, Finish, Generation, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import MAX_DRAFT, Drafter
@@ -24,8 +23,8 @@ Draft = Callable[[], Drafter | None]
 class EngineAttemptStream(AttemptStream):
     def __init__(self, generation: Generation, prompt: Sequence[int]) -> None:
         self.generation, self.prompt = generation, prompt
-        self._start = 0  # where its text begins: behind what was written before it was turned
-        self._old = 0  # characters of that which are still to come
+        self._start = 0  # where the text since the last redirection begins
+        self._old = 0  # characters from before it that the next chunks still carry
 
     @property
     def text(self) -> str:
@@ -38,12 +37,12 @@ class EngineAttemptStream(AttemptStream):
     def redirect(self, tokens: Sequence[int]) -> None:
         generation = self.generation
         generation.redirect(tokens)
-        self._old = generation.carried
+        self._old = generation.pending_characters
         self._start = len(generation.text) + self._old
         self.prompt, self.redirected_at = list(generation.session.tokens), len(generation.tokens)
 
     def new_text(self, chunk: Chunk) -> str:
-        """The part of a chunk that belongs to the answer as it is now."""
+        """The part of a chunk that was written after the last redirection."""
         if not self._old:
             return chunk.text
         text, self._old = chunk.text[self._old :], max(0, self._old - len(chunk.text))
@@ -54,8 +53,8 @@ class EngineAttemptStream(AttemptStream):
 
 
 class EngineDecoder(Decoder):
-    """`draft` makes a drafter for an attempt that is written alone. `width` 0: as many at a time as the
-    engine steps for about the price of one."""
+    """`draft` makes a drafter for a stream that runs alone. `width` 0: as many streams as the engine steps
+    for about the cost of one."""
 
     has_likelihood = True
 
@@ -88,33 +87,33 @@ class EngineDecoder(Decoder):
             raise
         return EngineAttemptStream(generation, prompt)
 
-    def step(self, writers: Sequence[AttemptStream], patience: float | None) -> Iterable[AttemptChunk]:
-        known = [writer for writer in writers if isinstance(writer, EngineAttemptStream)]
+    def step(self, streams: Sequence[AttemptStream], timeout: float | None) -> Iterable[AttemptChunk]:
+        known = [stream for stream in streams if isinstance(stream, EngineAttemptStream)]
         if len(known) == 1:
             chunk = known[0].generation.advance()
             if chunk.finish is Finish.INTERRUPTED:
                 raise Interrupted("stopped on request")
             return [(known[0], known[0].new_text(chunk), chunk.finish)]
         pieces: list[AttemptChunk] = []
-        asked = []
-        for writer in known:
-            request = writer.generation.next_step()
+        requests: list[tuple[EngineAttemptStream, StepRequest]] = []
+        for stream in known:
+            request = stream.generation.next_step()
             if request is None:
-                pieces.append((writer, writer.new_text(writer.generation.advance()), Finish.LENGTH))
+                pieces.append((stream, stream.new_text(stream.generation.advance()), Finish.LENGTH))
             else:
-                asked.append((writer, request))
-        if asked:
+                requests.append((stream, request))
+        if requests:
             began = time.perf_counter()
-            steps = self._model.engine.step_many([request for _, request in asked])
+            steps = self._model.engine.step_many([request for _, request in requests])
             spent = time.perf_counter() - began
-            for (writer, request), step in zip(asked, steps, strict=True):
-                chunk = writer.generation.take(step, spent, len(request.draft))
-                pieces.append((writer, writer.new_text(chunk), chunk.finish))
+            for (stream, request), step in zip(requests, steps, strict=True):
+                chunk = stream.generation.apply_step(step, spent, len(request.draft))
+                pieces.append((stream, stream.new_text(chunk), chunk.finish))
         return pieces
 
     def likelihood(self, attempt: Attempt, interrupt: Interrupt) -> float:
-        """Its own tokens are its draft: chosen by the same seed at the same places they are all accepted, so
-        a few steps say what each was worth."""
+        """The attempt's tokens are used as the draft: with the same seed all are accepted, so a few steps
+        give the log probability of each."""
         assert self._base is not None
         total, done = 0.0, 0
         tokens = attempt.tokens[attempt.redirected_at :]

@@ -1,8 +1,8 @@
-"""Attempts made together: one prompt read once, many sessions forked from it, advancing in one batch.
+"""Runs attempts together: the prompt is read once, and streams forked from it advance in one batch.
 
-Runs on one thread, which a decoder that drives an engine wants; checks run on threads of their own and
-are looked at between steps. At most `width` attempts decode at a time; where one fails and more may be made,
-the next begins, every other one with the failure shown to it. Whatever ends the race, every writer is closed.
+Decoding runs on the calling thread; checks run on threads of their own. At most `width` attempts decode at
+a time. Where one fails, the next starts; every second one is shown an earlier failure. All streams are
+closed at the end.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from keystroke.agent.attempts.attempt import Attempt, End, Outcome, Policy, Verdict
-from keystroke.agent.attempts.choice import choose
-from keystroke.agent.attempts.decoder import Decoder, Writer
-from keystroke.agent.attempts.judge import Go, Judge, Watch
+from keystroke.agent.attempts.attempt import Attempt, AttemptEnd, CheckResult, RaceResult, SelectionPolicy
+from keystroke.agent.attempts.checker import AttemptChecker, AttemptWatch, WatchState
+from keystroke.agent.attempts.decoder import AttemptStream, Decoder
+from keystroke.agent.attempts.selection import select_attempt
 from keystroke.engine.base import GREEDY, Interrupt, Sampling
 from keystroke.engine.generation import Finish
 from keystroke.errors import UsageError
 
-Retry = Callable[[Attempt], Sequence[int] | None]  # the prompt that shows a failure to the next attempt
-Steer = Callable[[], Sequence[int] | None]  # tokens that turn every answer under way, if the user said so
-_LOOK = 0.005  # seconds between two looks at an interrupt while only checks are under way
+RetryPrompt = Callable[[Attempt], Sequence[int] | None]  # shows a failed attempt to the next one
+SteeringTokens = Callable[[], Sequence[int] | None]  # tokens that redirect every running answer
+_POLL_SECONDS = 0.005  # between two looks at an interrupt while only checks run
 
 
-def samplings(count: int, *, temperature: float = 0.8, top_p: float = 0.95, seed: int = 0) -> list[Sampling]:
-    """How `count` attempts choose: the first the likeliest each time, the others ever more freely."""
+def attempt_samplings(
+    count: int, *, temperature: float = 0.8, top_p: float = 0.95, seed: int = 0
+) -> list[Sampling]:
+    """Sampling settings for `count` attempts: the first is greedy, the others have rising temperatures."""
     free = count - 1
     return [GREEDY] + [
         Sampling(
@@ -39,12 +41,12 @@ def samplings(count: int, *, temperature: float = 0.8, top_p: float = 0.95, seed
 
 
 class _Runner:
-    """An attempt that decodes."""
+    """A running attempt."""
 
-    __slots__ = ("attempt", "watch", "writer")
+    __slots__ = ("attempt", "stream", "watch")
 
-    def __init__(self, attempt: Attempt, writer: Writer, watch: Watch) -> None:
-        self.attempt, self.writer, self.watch = attempt, writer, watch
+    def __init__(self, attempt: Attempt, stream: AttemptStream, watch: AttemptWatch) -> None:
+        self.attempt, self.stream, self.watch = attempt, stream, watch
 
 
 class Race:
@@ -53,86 +55,82 @@ class Race:
         decoder: Decoder,
         prompt: Sequence[int],
         chosen: Sequence[Sampling],
-        judge: Judge,
+        checker: AttemptChecker,
         *,
         workers: int = 4,
-        policy: Policy = Policy.FIRST,
+        policy: SelectionPolicy = SelectionPolicy.FIRST,
         interrupt: Interrupt | None = None,
-        retry: Retry | None = None,
-        steer: Steer | None = None,
+        retry: RetryPrompt | None = None,
+        steer: SteeringTokens | None = None,
         on_attempt: Callable[[Attempt], None] | None = None,
     ) -> None:
-        """`chosen` holds one sampling an attempt. `steer` is asked between steps: its tokens are put behind
-        what each attempt has written, all of which stays computed, and the answer begins anew. `on_attempt`
-        hears of each attempt as it ends and as it is judged, on the calling thread. The decoder is closed
-        with the race."""
+        """`chosen` holds one sampling per attempt. `steer` is called between steps: its tokens are
+        appended to what each attempt has written, and the answer starts again behind them. `on_attempt` is
+        called on this thread when an attempt has ended or was checked. The race closes the decoder."""
         if not chosen:
             raise UsageError("a race needs at least one attempt")
-        self._decoder, self._prompt, self._judge = decoder, list(prompt), judge
+        self._decoder, self._prompt, self._checker = decoder, list(prompt), checker
         self._waiting = [Attempt(number, sampling) for number, sampling in enumerate(chosen)]
         self._width = min(decoder.width, len(chosen))
         self._workers, self._policy = workers, policy
         self._interrupt, self._retry = interrupt or Interrupt(), retry
         self._steer = steer
-        self._heard = on_attempt or (lambda attempt: None)
+        self._on_attempt = on_attempt or (lambda attempt: None)
         self._attempts: list[Attempt] = []
-        self._live: dict[Writer, _Runner] = {}
+        self._live: dict[AttemptStream, _Runner] = {}
         self._unchecked: list[Attempt] = []
-        self._checks: dict[Future[Verdict | None], list[Attempt]] = {}
-        self._asked: dict[str, Future[Verdict | None]] = {}  # by text: what was written twice is checked once
+        self._checks: dict[Future[CheckResult | None], list[Attempt]] = {}
+        self._checks_by_text: dict[str, Future[CheckResult | None]] = {}  # equal texts are checked once
         self._failed: list[Attempt] = []
-        self._over = Interrupt()  # ends checks that no longer matter
+        self._over = Interrupt()  # stops checks that are no longer needed
         self._winner: Attempt | None = None
         self._started = 0.0
         self._prefill = 0.0
         self._reused = 0
 
-    def run(self) -> Outcome:
-        """Race to the end. Interrupted where the user stopped it; what an engine or a check raises passes
-        through."""
+    def run(self) -> RaceResult:
+        """Run all attempts. Raises Interrupted, and what an engine or a check raises."""
         self._started = time.perf_counter()
         pool = ThreadPoolExecutor(self._workers, "check")
         with contextlib.ExitStack() as held:
             held.callback(self._decoder.close)
             held.callback(self._close)
-            # Checks that no longer matter are told to end and not waited for: ending sixteen sandboxes takes
-            # longer than writing sixteen answers.
+            # Checks that are no longer needed are stopped and not waited for: ending sixteen sandboxes takes
+            # longer than generating sixteen answers.
             held.callback(pool.shutdown, wait=False, cancel_futures=True)
             held.callback(self._over.set)
-            self._reused = self._decoder.read(self._prompt, self._interrupt)
+            self._reused = self._decoder.prefill(self._prompt, self._interrupt)
             self._prefill = time.perf_counter() - self._started
             while self._winner is None:
                 self._interrupt.check()
-                self._begin()
-                if self._steer is not None and self._live and (turn := self._steer()) is not None:
-                    self._turn(turn)
+                self._start_waiting()
+                if self._steer is not None and self._live and (tokens := self._steer()) is not None:
+                    self._redirect(tokens)
                 if self._live:
                     self._step()
                 elif not self._checks and not self._unchecked:
                     break
                 self._collect(pool)
-            self._end_others(End.BEATEN)
-            winner, why = self._chosen()
+            self._end_others(AttemptEnd.BEATEN)
+            winner, why = self._select()
             seconds = time.perf_counter() - self._started
-        return Outcome(
+        return RaceResult(
             tuple(self._attempts), winner, why, seconds, len(self._prompt), self._prefill, self._reused
         )
 
-    # ── attempts begin ────────────────────────────────────────────────────────────────────────
-
-    def _begin(self) -> None:
+    def _start_waiting(self) -> None:
         while self._waiting and len(self._live) < self._width:
-            # One that may yet be judged good is waited for: on an engine that steps one at a time a second
-            # attempt costs as much as the first.
+            # Wait for pending checks: on an engine that steps one at a time a second attempt costs as much as
+            # the first.
             if (self._checks or self._unchecked) and self._width == 1:
                 return
             attempt = self._waiting.pop(0)
-            writer = self._decoder.begin(self._shown(attempt), attempt.sampling, alone=self._width == 1)
+            stream = self._decoder.start(self._prompt_for(attempt), attempt.sampling, alone=self._width == 1)
             self._attempts.append(attempt)
-            self._live[writer] = _Runner(attempt, writer, self._judge.watch())
+            self._live[stream] = _Runner(attempt, stream, self._checker.watch())
 
-    def _shown(self, attempt: Attempt) -> Sequence[int]:
-        """The prompt of an attempt: every other one that begins late sees how an earlier one failed."""
+    def _prompt_for(self, attempt: Attempt) -> Sequence[int]:
+        """The prompt of an attempt: every second one that starts late is shown an earlier failure."""
         if self._retry is None or not self._failed or attempt.number % 2 == 0:
             return self._prompt
         best = max(self._failed, key=lambda failed: (failed.score, -failed.number))
@@ -143,88 +141,84 @@ class Race:
         attempt.retry_of = best.number
         return prompt
 
-    def _turn(self, tokens: Sequence[int]) -> None:
-        """The user said something: every answer under way ends there and begins anew behind it."""
-        self._prompt = [*self._prompt, *tokens]  # for attempts yet to begin
+    def _redirect(self, tokens: Sequence[int]) -> None:
+        """End every running answer and start it again behind `tokens`."""
+        self._prompt = [*self._prompt, *tokens]  # for attempts yet to start
         for runner in self._live.values():
-            runner.writer.turn(tokens)
-            runner.watch = self._judge.watch()
-
-    # ── they step together ────────────────────────────────────────────────────────────────────
+            runner.stream.redirect(tokens)
+            runner.watch = self._checker.watch()
 
     def _step(self) -> None:
-        # While nothing is being checked only the writers can have news, and they are woken by an interrupt.
-        patience = _LOOK if self._checks or self._steer is not None else None
-        for writer, text, finish in self._decoder.step(list(self._live), patience):
-            runner = self._live[writer]
-            sign = runner.watch(text)
-            if sign.go is Go.HOPELESS:
-                self._ended(runner, End.HOPELESS, sign.reason)
-            elif sign.go is Go.COMPLETE or finish in (Finish.STOP, Finish.STOP_STRING):
-                self._ended(runner, End.FINISHED)
+        # While nothing is checked only the streams can have news, and an interrupt wakes them.
+        timeout = _POLL_SECONDS if self._checks or self._steer is not None else None
+        for stream, text, finish in self._decoder.step(list(self._live), timeout):
+            runner = self._live[stream]
+            watched = runner.watch(text)
+            if watched.state is WatchState.HOPELESS:
+                self._end(runner, AttemptEnd.HOPELESS, watched.reason)
+            elif watched.state is WatchState.COMPLETE or finish in (Finish.STOP, Finish.STOP_STRING):
+                self._end(runner, AttemptEnd.FINISHED)
             elif finish is Finish.LENGTH:
-                self._ended(runner, End.LENGTH, f"it did not end within {len(writer.tokens)} tokens")
+                self._end(runner, AttemptEnd.LENGTH, f"it did not end within {len(stream.tokens)} tokens")
 
-    def _ended(self, runner: _Runner, end: End, reason: str = "") -> None:
-        attempt, writer = runner.attempt, runner.writer
-        del self._live[writer]
-        attempt.text, attempt.tokens = writer.text, writer.tokens
-        attempt.prompt, attempt.begins = writer.prompt, writer.begins
+    def _end(self, runner: _Runner, end: AttemptEnd, reason: str = "") -> None:
+        attempt, stream = runner.attempt, runner.stream
+        del self._live[stream]
+        attempt.text, attempt.tokens = stream.text, stream.tokens
+        attempt.prompt, attempt.redirected_at = stream.prompt, stream.redirected_at
         attempt.end, attempt.reason = end, reason
         attempt.seconds = time.perf_counter() - self._started
-        writer.close()
-        if end is End.FINISHED:
+        stream.close()
+        if end is AttemptEnd.FINISHED:
             self._unchecked.append(attempt)
-        elif end in (End.HOPELESS, End.LENGTH):
+        elif end in (AttemptEnd.HOPELESS, AttemptEnd.LENGTH):
             self._failed.append(attempt)
-            self._heard(attempt)
-
-    # ── checks come back ──────────────────────────────────────────────────────────────────────
+            self._on_attempt(attempt)
 
     def _collect(self, pool: ThreadPoolExecutor) -> None:
         for attempt in self._unchecked:
-            check = self._asked.get(attempt.text)
+            check = self._checks_by_text.get(attempt.text)
             if check is None:
-                check = self._asked[attempt.text] = pool.submit(self._judge.check, attempt.text, self._over)
+                check = self._checks_by_text[attempt.text] = pool.submit(
+                    self._checker.check, attempt.text, self._over
+                )
             self._checks.setdefault(check, []).append(attempt)
         self._unchecked.clear()
         if not self._checks:
             return
         idle = not self._live and (not self._waiting or self._width == 1)
-        done, _ = wait(self._checks, timeout=_LOOK if idle else 0, return_when=FIRST_COMPLETED)
+        done, _ = wait(self._checks, timeout=_POLL_SECONDS if idle else 0, return_when=FIRST_COMPLETED)
         for future in done:
             for attempt in self._checks.pop(future):
-                attempt.verdict = future.result()
+                attempt.check_result = future.result()
                 attempt.seconds = time.perf_counter() - self._started
-                self._judged(attempt)
+                self._on_checked(attempt)
 
-    def _judged(self, attempt: Attempt) -> None:
-        self._heard(attempt)
-        if attempt.verdict is None:
+    def _on_checked(self, attempt: Attempt) -> None:
+        self._on_attempt(attempt)
+        if attempt.check_result is None:
             return
-        if not attempt.verdict.passed:
+        if not attempt.check_result.passed:
             self._failed.append(attempt)
-        elif self._policy is Policy.FIRST and self._winner is None:
+        elif self._policy is SelectionPolicy.FIRST and self._winner is None:
             self._winner = attempt
             self._waiting.clear()
 
-    def _end_others(self, end: End) -> None:
+    def _end_others(self, end: AttemptEnd) -> None:
         for runner in tuple(self._live.values()):
-            self._ended(runner, end)
-            self._heard(runner.attempt)
+            self._end(runner, end)
+            self._on_attempt(runner.attempt)
 
     def _close(self) -> None:
-        for writer in self._live:
-            writer.close()
+        for stream in self._live:
+            stream.close()
         self._live.clear()
 
-    # ── one is taken ──────────────────────────────────────────────────────────────────────────
-
-    def _chosen(self) -> tuple[Attempt | None, str]:
+    def _select(self) -> tuple[Attempt | None, str]:
         if self._winner is not None:
             return self._winner, "it was the first to pass the check"
-        likelihood = self._likelihood if self._decoder.scores else None
-        return choose(self._attempts, self._judge.key, likelihood)
+        likelihood = self._likelihood if self._decoder.has_likelihood else None
+        return select_attempt(self._attempts, self._checker.key, likelihood)
 
     def _likelihood(self, attempt: Attempt) -> float:
         if attempt.likelihood is None:

@@ -1,9 +1,7 @@
-"""Calls of tools in the text that a model on this machine writes.
+"""Parses tool calls in the text of a local model, and builds the grammar that constrains such text.
 
-Text in, calls and text out; nothing is run. `call_grammar` is the language of such answers, so that a
-model can be held to it while it writes. Knows `<tool_call>` marks (Qwen, Hermes) and a JSON object
-that is the whole answer, fenced or not. What is almost a call is told apart from talk, so that the model can
-be told what is wrong with it.
+Understands `<tool_call>` marks (Qwen, Hermes) and an answer that is one JSON object, fenced or not. A
+malformed call is distinguished from plain text, so that the model can be told what is wrong with it.
 """
 
 from __future__ import annotations
@@ -14,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keystroke.agent.tools import Call
+from keystroke.agent.tools import ToolInvocation
 from keystroke.engine.grammar.constraint import Constraint, lark
 
-# An answer is a call, or words that cannot be mistaken for one, or words and then a call.
+# An answer is a call, or text that cannot be mistaken for one, or text followed by a call.
 _GRAMMAR = r"""
 start: body | call | talk call?
 talk: /[^<{{`\s][^<`]{{0,1500}}/
@@ -30,16 +28,16 @@ _FENCED = re.compile(r"\A\s*(?:```(?:json)?\s*\n)?(\{.*\})\s*(?:```)?\s*\Z", re.
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """`problem` says why something that looks like a call is none."""
+class ParsedCalls:
+    """`problem` says why something that looks like a call is malformed."""
 
     text: str
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolInvocation, ...] = ()
     problem: str = ""
 
 
 def call_grammar(tools: Sequence[Mapping[str, Any]]) -> Constraint:
-    """What a model that was offered `tools` may answer. Raises GrammarError for a tool whose parameters
+    """The grammar of answers to a request with `tools`. Raises GrammarError for a tool whose parameters
     cannot be enforced."""
     shapes = [
         {
@@ -57,27 +55,27 @@ def call_grammar(tools: Sequence[Mapping[str, Any]]) -> Constraint:
     return lark(_GRAMMAR.format(schema=schema), origin="tools")
 
 
-def read_calls(text: str) -> Read:
-    """The calls of an answer, and what is left of it as text."""
+def parse_calls(text: str) -> ParsedCalls:
+    """The calls of an answer, and its remaining text."""
     bodies = _MARKED.findall(text)
     rest = _MARKED.sub("", text).strip()
     if not bodies and (found := _FENCED.match(text)) and '"name"' in text:
         bodies, rest = [found[1]], ""
     calls = []
     for body in bodies:
-        call = _call(body)
+        call = _parse_call(body)
         if isinstance(call, str):
-            return Read(text, problem=call)
+            return ParsedCalls(text, problem=call)
         calls.append(call)
-    return Read(rest, tuple(calls))
+    return ParsedCalls(rest, tuple(calls))
 
 
-def _call(body: str) -> Call | str:
+def _parse_call(body: str) -> ToolInvocation | str:
     try:
-        said: Any = json.loads(body, strict=False)
+        value: Any = json.loads(body, strict=False)
     except (ValueError, RecursionError) as error:
         return f"a call must be one JSON object with name and arguments; this one is not JSON: {error}"
-    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return "a call must be one JSON object with name and arguments"
-    arguments = said.get("arguments", said.get("parameters", {}))
-    return Call(said["name"], arguments if isinstance(arguments, str) else json.dumps(arguments))
+    arguments = value.get("arguments", value.get("parameters", {}))
+    return ToolInvocation(value["name"], arguments if isinstance(arguments, str) else json.dumps(arguments))

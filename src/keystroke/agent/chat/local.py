@@ -17,16 +17,15 @@ from keystroke.agent.chat.model import (
     SMALL_MODEL,
     AnswerOptions,
     AnswerReport,
-    AnswerStream,
     CompletionModel,
+    ModelAnswer,
     ModelFacts,
     ShowWait,
     WaitState,
 )
 from keystroke.agent.chat.receipt import Price
-from keystroke.agent.chat.steering import Message, Steering
-from keystroke.engine.base import Interrupt
-from keystroke.engine.generation import Generation, GenerationParams
+from keystroke.agent.chat.steering import Message
+from keystroke.engine.generation import Finish, Generation, GenerationParams, GenerationStats
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import drafter_for
 from keystroke.errors import InputError
@@ -62,7 +61,7 @@ class LocalChatModel(CompletionModel):
     def encoder(self) -> ConversationEncoder:
         return ConversationEncoder(self.model)
 
-    def answer(self, messages: Sequence[Message], options: AnswerOptions | None = None) -> AnswerStream:
+    def answer(self, messages: Sequence[Message], options: AnswerOptions | None = None) -> ModelAnswer:
         options = options or AnswerOptions()
         if options.tools and self.constrain_calls:
             from keystroke.agent.chat.calls import call_grammar  # here: grammars take time to load
@@ -70,7 +69,7 @@ class LocalChatModel(CompletionModel):
             options = replace(options, params=replace(options.params, constraint=call_grammar(options.tools)))
         return _LocalStream(self, messages, options, self.encoder.encode(messages, options.tools))
 
-    def generate(self, prompt: str, options: AnswerOptions) -> AnswerStream:
+    def generate(self, prompt: str, options: AnswerOptions) -> ModelAnswer:
         tokens = self.model.prompt(prompt)
         if not tokens:
             raise InputError("the prompt is empty; write something to continue")
@@ -96,27 +95,10 @@ class LocalChatModel(CompletionModel):
             )
         stats = done.stats
         assert stats is not None
-        report = AnswerReport(
-            self.name,
-            str(done.finish),
-            stats.prompt_tokens,
-            stats.reused,
-            stats.tokens,
-            stats.prefill_seconds,
-            stats.prefill_seconds + stats.decode_seconds,
-            stats.tokens_per_second,
-            stats.drafted,
-            stats.accepted,
-        )
-        return done.text, report
+        seconds = stats.prefill_seconds + stats.decode_seconds
+        return done.text, _report(self.name, done.finish, stats, stats.prefill_seconds, seconds)
 
-    def sample(
-        self,
-        request: SamplingRequest,
-        *,
-        interrupt: Interrupt | None = None,
-        steering: Steering | None = None,
-    ) -> SamplingResult:
+    def sample(self, request: SamplingRequest) -> SamplingResult:
         from keystroke.agent.attempts import EngineDecoder
         from keystroke.agent.chat.sampling import run_race
 
@@ -127,7 +109,7 @@ class LocalChatModel(CompletionModel):
             GenerationParams(request.max_tokens, stop=request.stop),
             draft=lambda: drafter_for(model.engine, prediction, draft=model.draft),
         )
-        return run_race(request, decoder, self.encoder, self.name, self.price, interrupt, steering)
+        return run_race(request, decoder, self.encoder, self.name, self.price)
 
     @property
     def facts(self) -> ModelFacts:
@@ -148,7 +130,7 @@ class LocalChatModel(CompletionModel):
                 self.model.draft.close()
 
 
-class _LocalStream(AnswerStream):
+class _LocalStream(ModelAnswer):
     model: LocalChatModel
 
     def __init__(
@@ -178,8 +160,22 @@ class _LocalStream(AnswerStream):
         self._generation.redirect(self.model.encoder.encode_interjection(line))
 
     def report(self) -> AnswerReport:
-        stats = self._generation.stats
-        self.prompt_tokens, self.reused_tokens, self.tokens = stats.prompt_tokens, stats.reused, stats.tokens
-        self.drafted, self.accepted = stats.drafted, stats.accepted
-        report = replace(super().report(), tokens_per_second=stats.tokens_per_second)
-        return replace(report, finish=str(self._generation.finish or ""))
+        stats, finish = self._generation.stats, self._generation.finish
+        return _report(self.model.name, finish, stats, self.first_text_seconds, self.seconds)
+
+
+def _report(
+    name: str, finish: Finish | None, stats: GenerationStats, first: float, seconds: float
+) -> AnswerReport:
+    return AnswerReport(
+        name,
+        str(finish or ""),
+        stats.prompt_tokens,
+        stats.reused,
+        stats.tokens,
+        first,
+        seconds,
+        stats.tokens_per_second,
+        stats.drafted,
+        stats.accepted,
+    )

@@ -1,7 +1,4 @@
-"""What a step of a task cost, and all of them together, by model.
-
-Values and sums. Prices are per million tokens, as the settings have them.
-"""
+"""The cost of a step of a task, and the sums by model. Prices are per million tokens."""
 
 from __future__ import annotations
 
@@ -9,18 +6,16 @@ import msgspec
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Per million tokens."""
-
     input: float = 0.0
     cached: float = 0.0
     output: float = 0.0
 
-    def of(self, prompt: int, reused: int, output: int) -> float:
+    def cost(self, prompt: int, reused: int, output: int) -> float:
         return ((prompt - reused) * self.input + reused * self.cached + output * self.output) / 1e6
 
 
-class Receipt(msgspec.Struct, frozen=True):
-    """One step: what it was, which model, and what it took. Receipts of one model can be added."""
+class StepReceipt(msgspec.Struct, frozen=True):
+    """The cost of one step. Receipts of one model can be added."""
 
     what: str
     model: str = ""
@@ -31,8 +26,8 @@ class Receipt(msgspec.Struct, frozen=True):
     cost: float = 0.0
     attempts: int = 0
 
-    def __add__(self, other: Receipt) -> Receipt:
-        return Receipt(
+    def __add__(self, other: StepReceipt) -> StepReceipt:
+        return StepReceipt(
             self.what,
             self.model,
             self.prompt_tokens + other.prompt_tokens,
@@ -43,8 +38,8 @@ class Receipt(msgspec.Struct, frozen=True):
             self.attempts + other.attempts,
         )
 
-    def line(self) -> str:
-        """For a person."""
+    def describe(self) -> str:
+        """One line for the user."""
         parts = [f"{self.tokens:,} tokens" if self.model else "", f"{self.seconds:.1f} s"]
         if self.reused_tokens:
             parts.append(f"{self.reused_tokens:,} of {self.prompt_tokens:,} prompt tokens reused")
@@ -53,25 +48,25 @@ class Receipt(msgspec.Struct, frozen=True):
         return ", ".join(part for part in parts if part)
 
 
-class Account:
+class TaskReceipts:
     """The receipts of a task, step by step."""
 
-    def __init__(self, receipts: tuple[Receipt, ...] = ()) -> None:
+    def __init__(self, receipts: tuple[StepReceipt, ...] = ()) -> None:
         self.receipts = list(receipts)
 
-    def add(self, receipt: Receipt) -> None:
+    def add(self, receipt: StepReceipt) -> None:
         self.receipts.append(receipt)
 
-    def by_model(self) -> dict[str, Receipt]:
-        """The sum for each model; steps without one (commands) are under the empty name."""
-        sums: dict[str, Receipt] = {}
+    def by_model(self) -> dict[str, StepReceipt]:
+        """The sum for each model; steps without a model (commands) are under the empty name."""
+        sums: dict[str, StepReceipt] = {}
         for receipt in self.receipts:
-            known = sums.get(receipt.model, Receipt("task", receipt.model))
+            known = sums.get(receipt.model, StepReceipt("task", receipt.model))
             sums[receipt.model] = known + receipt
         return sums
 
-    def total(self) -> Receipt:
-        result = Receipt("task")
+    def total(self) -> StepReceipt:
+        result = StepReceipt("task")
         for receipt in self.receipts:
             result = result + receipt
         return result

@@ -1,144 +1,110 @@
-"""A model behind a server as a task talks with it.
+"""A model behind an OpenAI-compatible server.
 
-The server has no sessions of ours, so a line said in mid-answer ends the answer and asks again with what
-was written, and attempts are made one after the other until one passes. Tool calls are the server's own.
+The server holds no session for us, so a redirection sends the longer conversation again; its prefix cache
+makes that cheap. Tool calls are the server's own. Nothing is sent anywhere but to the endpoint given.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 
-from keystroke.agent.attempts import Attempt, End, Go, Outcome, Policy, choose, samplings
-from keystroke.agent.chat.chat import Asked, Chat, Message, Reply, Steered, Steering
-from keystroke.agent.chat.receipt import Price, Receipt
-from keystroke.agent.tools import Call
-from keystroke.engine.base import Interrupt
-from keystroke.engine.generation import Chunk, Finish, GenerationParams
-from keystroke.engine.remote import BlockingModel
-from keystroke.engine.remote.wire import ToolCallDelta, Usage
-from keystroke.errors import Interrupted
+from keystroke.agent.chat.model import (
+    AnswerOptions,
+    AnswerReport,
+    CompletionModel,
+    ModelAnswer,
+    ModelFacts,
+    RequestStream,
+)
+from keystroke.agent.chat.receipt import Price
+from keystroke.agent.chat.steering import Message
+from keystroke.assist.completion import Ending, trim_text
+from keystroke.assist.completion.run import read_until_ending
+from keystroke.engine.generation import Chunk
+from keystroke.engine.remote import BlockingModel, StreamItem, ToolCallDelta, Usage
+from keystroke.errors import UnsupportedModel
 
 
-class RemoteChat(Chat):
-    """Takes over `model`; `close` closes it."""
+class RemoteChatModel(CompletionModel):
+    """`close` closes `server`, too. `name` is what users call the model; by default the server's own name."""
 
-    def __init__(self, model: BlockingModel, *, price: Price | None = None, small: bool = False) -> None:
-        self._model = model
-        self.name = model.model.name
-        self.price, self.small = price or Price(), small
+    def __init__(self, server: BlockingModel, *, name: str = "", price: Price | None = None) -> None:
+        self.server, self.name = server, name or server.model.name
+        self.price = price or Price()
+
+    def answer(self, messages: Sequence[Message], options: AnswerOptions | None = None) -> ModelAnswer:
+        """Servers differ in whether they take a prediction, so none is sent."""
+        options = options or AnswerOptions()
+        return _RemoteStream(
+            self,
+            messages,
+            options,
+            lambda grown: self.server.stream_chat(
+                grown, options.params, options.tools or None, options.interrupt
+            ),
+        )
+
+    def generate(self, prompt: str, options: AnswerOptions) -> ModelAnswer:
+        return self._continue(prompt, None, options)
+
+    def _continue(self, before: str, after: str | None, options: AnswerOptions) -> ModelAnswer:
+        return _RemoteStream(
+            self,
+            (),
+            options,
+            lambda _: self.server.stream_completion(before, after, options.params, options.interrupt),
+        )
+
+    def complete(
+        self, prefix: str, suffix: str, options: AnswerOptions, *, lines: int, budget: int
+    ) -> tuple[str, AnswerReport]:
+        before, after = trim_text(prefix, suffix, budget=budget)
+        ending = Ending.at(prefix, suffix, lines)
+        try:
+            return self._completed(before, after or None, ending, options)
+        except UnsupportedModel:
+            if not after:
+                raise
+            # It cannot fill in the middle: like such a model on this machine, it continues what is before.
+            return self._completed(before, None, ending, options)
+
+    def _completed(
+        self, before: str, after: str | None, ending: Ending, options: AnswerOptions
+    ) -> tuple[str, AnswerReport]:
+        with self._continue(before, after, options) as stream:
+            text, _ = read_until_ending((Chunk(piece) for piece in stream), ending)
+        return text, stream.report()
+
+    @property
+    def facts(self) -> ModelFacts:
+        remote = self.server.model
+        return ModelFacts(f"{remote.endpoint.base_url}#{remote.name}")
 
     def close(self) -> None:
-        self._model.close()
+        self.server.close()
 
-    def reply(
+
+class _RemoteStream(RequestStream):
+    def __init__(
         self,
+        model: RemoteChatModel,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] = (),
-        *,
-        max_tokens: int = 2048,
-        interrupt: Interrupt | None = None,
-        steering: Steering | None = None,
-        on_text: Callable[[str], None] | None = None,
-    ) -> Reply:
-        began = time.perf_counter()
-        said: list[Message] = []
-        tokens = prompt = cached = 0
-        while True:
-            part, calls, finish, usage, line = self._once(
-                [*messages, *said], tools, max_tokens, interrupt, steering, on_text
-            )
-            tokens += usage.completion_tokens
-            prompt += usage.prompt_tokens
-            cached += usage.cached_tokens
-            if line is None:
-                break
-            said += [{"role": "assistant", "content": part}, {"role": "user", "content": line}]
-        made = tuple(Call(name, arguments) for _, name, arguments in calls)
-        answer: dict[str, Any] = {"role": "assistant", "content": part}
-        if calls:
-            answer["tool_calls"] = [
-                {"id": key, "type": "function", "function": {"name": name, "arguments": arguments}}
-                for key, name, arguments in calls
-            ]
-        said.append(answer)
-        cost = self.price.of(prompt, cached, tokens)
-        receipt = Receipt("answer", self.name, prompt, cached, tokens, time.perf_counter() - began, cost)
-        return Reply(part, made, finish, tuple(said), receipt)
+        options: AnswerOptions,
+        send: Callable[[Sequence[Message]], Iterator[StreamItem]],
+    ) -> None:
+        super().__init__(model, messages, options)
+        self._send = send
 
-    def _once(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-        max_tokens: int,
-        interrupt: Interrupt | None,
-        steering: Steering | None,
-        on_text: Callable[[str], None] | None,
-    ) -> tuple[str, list[tuple[str, str, str]], Finish, Usage, str | None]:
-        part, finish, usage, line = "", Finish.STOP, Usage(0, 0, 0), None
-        calls: dict[int, list[str]] = {}
-        stream = self._model.stream_chat(messages, GenerationParams(max_tokens), tools, interrupt)
-        for item in stream:
-            if isinstance(item, Chunk):
-                part += item.text
-                if item.text and on_text is not None:
-                    on_text(item.text)
-                finish = item.finish or finish
-                if item.finish is Finish.INTERRUPTED:
-                    raise Interrupted("stopped on request")
-                if steering is not None and item.finish is None and (line := steering.take()) is not None:
-                    stream.close()  # type: ignore[attr-defined]  # it is a generator
-                    break
-            elif isinstance(item, ToolCallDelta):
-                call = calls.setdefault(item.index, [item.id or f"call_{item.index}", "", ""])
-                call[1] += item.name or ""
-                call[2] += item.arguments
-            elif isinstance(item, Usage):
-                usage = item
-        return part, [(c[0], c[1], c[2] or "{}") for c in calls.values()], finish, usage, line
-
-    def attempts(
-        self, asked: Asked, *, interrupt: Interrupt | None = None, steering: Steering | None = None
-    ) -> tuple[Outcome, Receipt, Steered]:
-        return attempts_in_turn(self, asked, interrupt, steering)
-
-
-def attempts_in_turn(
-    chat: Chat, asked: Asked, interrupt: Interrupt | None, steering: Steering | None
-) -> tuple[Outcome, Receipt, Steered]:
-    """Attempts one after the other until one passes, by a model whose sessions are not ours to fork."""
-    began = time.perf_counter()
-    heard, made, total = Steered(), [], Receipt("attempts", chat.name)
-    shown: Sequence[Message] = asked.messages
-    winner: Attempt | None = None
-    for number, sampling in enumerate(samplings(asked.attempts, temperature=asked.temperature)):
-        attempt = Attempt(number, sampling)
-        reply = chat.reply(shown, max_tokens=asked.max_tokens, interrupt=interrupt, steering=steering)
-        heard.lines += [m["content"] for m in reply.said[:-1] if m["role"] == "user"]
-        attempt.text = reply.text.removeprefix(asked.opening) if asked.opening else reply.text
-        attempt.tokens = [0] * reply.receipt.tokens
-        sign = asked.judge.watch()(attempt.text)
-        attempt.end, attempt.reason = End.FINISHED, sign.reason
-        if sign.go is Go.HOPELESS:
-            attempt.end = End.HOPELESS
-        elif reply.finish is Finish.LENGTH:
-            attempt.end, attempt.reason = End.LENGTH, "it was cut off"
-        else:
-            attempt.verdict = asked.judge.check(attempt.text, interrupt or Interrupt())
-        attempt.seconds = time.perf_counter() - began
-        made.append(attempt)
-        total = total + reply.receipt
-        if asked.on_attempt is not None:
-            asked.on_attempt(attempt)
-        if attempt.verdict is not None and attempt.verdict.passed and asked.policy is Policy.FIRST:
-            winner = attempt
-            break
-        again = asked.retry(attempt) if asked.retry is not None else None
-        shown = again if again is not None and number % 2 == 0 else asked.messages
-    why = "it was the first to pass the check"
-    if winner is None:
-        winner, why = choose(made, asked.judge.key)
-    seconds = time.perf_counter() - began
-    outcome = Outcome(tuple(made), winner, why, seconds, total.prompt_tokens, 0.0, total.reused_tokens)
-    return outcome, total, heard
+    def _request(self) -> Generator[str]:
+        with closing(self._send(self.messages)) as items:  # type: ignore[type-var]  # it is a generator
+            for item in items:
+                if isinstance(item, Chunk):
+                    self.finish = item.finish
+                    yield item.text
+                elif isinstance(item, ToolCallDelta):
+                    self._add_call_delta(item)
+                elif isinstance(item, Usage):
+                    self.prompt_tokens += item.prompt_tokens
+                    self.reused_tokens += item.cached_tokens
+                    self.tokens += item.completion_tokens

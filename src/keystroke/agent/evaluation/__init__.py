@@ -1,1 +1,1 @@
-"""How well models do tasks, and in what time."""
+"""Measures how well models solve tasks, and in what time."""

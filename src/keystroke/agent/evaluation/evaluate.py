@@ -1,8 +1,8 @@
-"""Tasks done one after the other, each in every way asked for, and scored.
+"""Solves tasks one after the other, in every configuration, and scores the solutions.
 
-Solving happens on the engine's thread, one task at a time, so that its seconds are its own; scoring
-happens beside it, on threads. Every result is recorded as it comes. An error of one task is its result and
-not the end of the run; an interrupt is the end, and loses nothing.
+Solving runs on the engine's thread, one task at a time, so that its time is measured alone; scoring runs
+on other threads. Every result is recorded at once. An error of one task is its result; an interrupt ends
+the run and loses no result.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import Protocol
 
 import msgspec
 
-from keystroke.agent.attempts import Policy
-from keystroke.agent.evaluation.record import Record
-from keystroke.agent.evaluation.tasks import Done, Status, Task
+from keystroke.agent.attempts import SelectionPolicy
+from keystroke.agent.evaluation.result_file import ResultFile
+from keystroke.agent.evaluation.tasks import ResultStatus, Task, TaskResult
 from keystroke.engine.base import Interrupt
 from keystroke.errors import Interrupted, KeystrokeError
 
-Told = Callable[[Done, int, int], None]  # a result, how many are done, of how many
+OnResult = Callable[[TaskResult, int, int], None]  # result, number done, total
 
 
-class Way(msgspec.Struct, frozen=True):
-    """One way of doing tasks. `label` names it in tables and plots."""
+class EvaluationConfig(msgspec.Struct, frozen=True):
+    """One configuration of a model. `label` names it in tables and plots."""
 
     label: str
     model: str
     attempts: int = 1
-    policy: Policy = Policy.FIRST
+    policy: SelectionPolicy = SelectionPolicy.FIRST
     temperature: float = 0.8
     max_tokens: int = 1024
-    tries: int = 1  # for folders: how often the tests' output is shown
+    tries: int = 1  # for folders: rounds, each shown the tests' output
 
 
-class Solved(msgspec.Struct, frozen=True):
-    """What a solver made of a task, before it is scored."""
+class Solution(msgspec.Struct, frozen=True):
+    """A solver's answer to a task, before it is scored."""
 
     answer: str
     seconds: float
@@ -48,29 +48,28 @@ class Solved(msgspec.Struct, frozen=True):
     ended_early: int = 0
     checked: bool = False
     cost: float = 0.0
-    verdict: bool | None = None  # already scored, where solving needs the tests' own word
-    tries: int = 1  # the try that passed, where a task gives several; 0: none did
+    passed: bool | None = None  # set where the solver has scored it already
+    tries: int = 1  # the try that passed; 0: none
 
 
 class Solver(Protocol):
-    """Does tasks with one model. `solve` is called on one thread; `score` on several."""
+    """Solves tasks with one model. `solve` is called on one thread; `score` on several."""
 
-    def solve(self, task: Task, way: Way, interrupt: Interrupt) -> Solved: ...
+    def solve(self, task: Task, config: EvaluationConfig, interrupt: Interrupt) -> Solution: ...
 
-    def score(self, task: Task, solved: Solved, interrupt: Interrupt) -> tuple[bool, str]: ...
+    def score(self, task: Task, solution: Solution, interrupt: Interrupt) -> tuple[bool, str]: ...
 
     def close(self) -> None:
-        """Give back what is held. Idempotent."""
-        ...
+        """Release what is held. Idempotent."""
 
 
-def missing(task: Task) -> str:
-    """What this machine lacks to score a task; empty where nothing."""
-    lacking = [name for name in task.needs if not _there(name)]
+def missing_tools(task: Task) -> str:
+    """What this machine lacks to score a task; empty if nothing."""
+    lacking = [name for name in task.needs if not _is_installed(name)]
     return f"needs {', '.join(lacking)}" if lacking else ""
 
 
-def _there(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     if name.startswith("program:"):
         return shutil.which(name.partition(":")[2]) is not None
     try:
@@ -81,84 +80,86 @@ def _there(name: str) -> bool:
 
 def evaluate(
     tasks: Sequence[Task],
-    ways: Sequence[Way],
+    configs: Sequence[EvaluationConfig],
     solver: Solver,
-    record: Record,
+    record: ResultFile,
     *,
     jobs: int = 2,
     interrupt: Interrupt | None = None,
-    told: Told | None = None,
-) -> list[Done]:
-    """Do every task in every way that `record` does not hold yet. Interrupted on request, with all that was
-    finished recorded."""
+    on_result: OnResult | None = None,
+) -> list[TaskResult]:
+    """Do every task in every configuration that `record` does not have yet. Raises Interrupted, with all
+    finished results recorded."""
     interrupt = interrupt or Interrupt()
-    todo = [(task, way) for way in ways for task in tasks if task.id not in record.known(way.label)]
-    total = len(tasks) * len(ways)
-    waiting: list[Future[Done]] = []
+    todo = [
+        (task, config)
+        for config in configs
+        for task in tasks
+        if task.id not in record.finished_tasks(config.label)
+    ]
+    total = len(tasks) * len(configs)
+    waiting: list[Future[TaskResult]] = []
 
     def collect(*, at_most: int) -> None:
         while len(waiting) > at_most or (waiting and waiting[0].done()):
             row = waiting.pop(0).result()
             record.add(row)
-            if told is not None:
-                told(row, len(record.rows), total)
+            if on_result is not None:
+                on_result(row, len(record.rows), total)
 
     pool = ThreadPoolExecutor(jobs, "score")
     try:
-        for task, way in todo:
+        for task, config in todo:
             interrupt.check()
-            if lacking := missing(task):
-                skipped = Done(task.id, way.label, Status.SKIPPED, model=way.model, message=lacking)
-                waiting.append(_known(skipped))
+            if lacking := missing_tools(task):
+                skipped = TaskResult(
+                    task.id, config.label, ResultStatus.SKIPPED, model=config.model, message=lacking
+                )
+                waiting.append(_finished(skipped))
             else:
-                waiting.append(_one(task, way, solver, pool, interrupt))
+                waiting.append(_solve(task, config, solver, pool, interrupt))
             collect(at_most=2 * jobs)
         collect(at_most=0)
     finally:
         pool.shutdown(wait=True)
-        for future in waiting:  # what was scored before the end is not lost
+        for future in waiting:  # keep what was scored before the end
             if future.done() and not future.cancelled() and future.exception() is None:
                 record.add(future.result())
     return record.rows
 
 
-def _one(
-    task: Task, way: Way, solver: Solver, pool: ThreadPoolExecutor, interrupt: Interrupt
-) -> Future[Done]:
+def _solve(
+    task: Task, config: EvaluationConfig, solver: Solver, pool: ThreadPoolExecutor, interrupt: Interrupt
+) -> Future[TaskResult]:
     began = time.perf_counter()
     try:
-        solved = solver.solve(task, way, interrupt)
+        solution = solver.solve(task, config, interrupt)
     except Interrupted:
         raise
     except KeystrokeError as error:
         seconds = time.perf_counter() - began
-        return _known(Done(task.id, way.label, Status.ERROR, seconds, model=way.model, message=str(error)))
-    return pool.submit(_scored, task, way, solved, solver, interrupt)
+        return _finished(
+            TaskResult(
+                task.id, config.label, ResultStatus.ERROR, seconds, model=config.model, message=str(error)
+            )
+        )
+    return pool.submit(_score, task, config, solution, solver, interrupt)
 
 
-def _known(row: Done) -> Future[Done]:
-    future: Future[Done] = Future()
+def _finished(row: TaskResult) -> Future[TaskResult]:
+    future: Future[TaskResult] = Future()
     future.set_result(row)
     return future
 
 
-def _scored(task: Task, way: Way, solved: Solved, solver: Solver, interrupt: Interrupt) -> Done:
-    if solved.verdict is not None:
-        passed, message = solved.verdict, ""
+def _score(
+    task: Task, config: EvaluationConfig, solution: Solution, solver: Solver, interrupt: Interrupt
+) -> TaskResult:
+    if solution.passed is not None:
+        passed, message = solution.passed, ""
     else:
-        passed, message = solver.score(task, solved, interrupt)
-    return Done(
-        task=task.id,
-        way=way.label,
-        status=Status.PASSED if passed else Status.FAILED,
-        seconds=round(solved.seconds, 4),
-        tokens=solved.tokens,
-        prompt_tokens=solved.prompt_tokens,
-        attempts=solved.attempts,
-        ended_early=solved.ended_early,
-        cost=solved.cost,
-        checked=solved.checked,
-        model=way.model,
-        message=message,
-        answer=solved.answer,
-    )
+        passed, message = solver.score(task, solution, interrupt)
+    fields = msgspec.structs.asdict(solution) | {"seconds": round(solution.seconds, 4)}
+    del fields["passed"], fields["tries"]
+    status = ResultStatus.PASSED if passed else ResultStatus.FAILED
+    return TaskResult(task.id, config.label, status, model=config.model, message=message, **fields)

@@ -1,8 +1,8 @@
-"""The examples that a description of a function holds, as assertions.
+"""Extracts the examples in a function's description, as assertions.
 
-Reads text; runs nothing. Takes `>>>` sessions, assertions, lines such as `f(2) -> 4`, `Input: x = 2`
-with `Output: 4` below, and `for x = 2 the output should be 4`; both sides must be literals. What it cannot
-read for sure it leaves out: a wrong example would refuse right answers.
+Understands `>>>` sessions, assertions, lines such as `f(2) -> 4`, `Input: x = 2` with `Output: 4` below,
+and `for x = 2 the output should be 4`; both sides must be literals. Unclear examples are left out: a wrong
+one would refuse right answers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAMED = re.compile(r"\b(?P<name>[A-Za-z_]\w*)\s*[=:]\s*")
 
 def examples(text: str, entry: str) -> tuple[str, ...]:
     """Assertions about `entry` that `text` states, each once, in order."""
-    text = text.replace('"""', "\n").replace("'''", "\n")  # a docstring's end ends what stands in it
+    text = text.replace('"""', "\n").replace("'''", "\n")  # the end of a docstring ends an example
     found = [*_asserted(text, entry), *_sessions(text, entry)]
     if not found:
         found = [*_stated(text, entry), *_described(text, entry)]
@@ -74,7 +74,7 @@ def _stated(text: str, entry: str) -> Iterator[str]:
 
 
 def _described(text: str, entry: str) -> Iterator[str]:
-    """Examples by name of parameter."""
+    """Examples that name parameters."""
     parameters = _parameters(text, entry)
     for found in (*_SHOWN.finditer(text), *_GIVEN.finditer(text)):
         value, given = _literal(found["want"]), _arguments(found["given"], parameters)
@@ -113,7 +113,7 @@ def _arguments(given: str, parameters: list[str]) -> str | None:
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Where the bracket at `start` is closed; strings are passed over."""
+    """The end of the bracket at `start`; strings are skipped."""
     depth, quote = 0, ""
     for at in range(start, min(len(text), start + 2000)):
         sign = text[at]
@@ -137,7 +137,7 @@ def _literal(text: str) -> str | None:
     for candidate in (text, text.rstrip(".,;"), re.split(r"\s+#|\s{2,}|\.\s|;", text)[0].rstrip(".,")):
         try:
             value = repr(ast.literal_eval(candidate))
-            return value if "Ellipsis" not in value else None  # it stands for what was left out
+            return value if "Ellipsis" not in value else None  # it marks an omission
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
     return None

@@ -1,8 +1,7 @@
-"""Sets of folders to change: tasks in Terminal-Bench's format, and exercises of the polyglot benchmark.
+"""Reads sets of folder tasks: Terminal-Bench's format, and exercises of the polyglot benchmark.
 
-Reads folders the user has; runs nothing and fetches nothing. A container's image is not built: what its
-tests would fetch is left out of their script, and a task whose tools this machine lacks is skipped when it
-comes to it. Only what the instruction is about is shown to a solver.
+Nothing is run or downloaded. Containers are not built: downloads are removed from test scripts, and a task
+whose tools this machine lacks is skipped when it is due. A solver sees only what the instruction is about.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ _FILES = re.compile(
     r"([\w/-][\w./-]*\.\w+\b(?:,? +[\w/-][\w./-]*\.\w+\b)*)",
     re.IGNORECASE,
 )
-EXERCISE_SECONDS = 15.0  # for an exercise's tests, which take one; more only makes endless loops dear
-_HANGING = 8  # seconds after which a test that hangs says where
+EXERCISE_SECONDS = 15.0  # for an exercise's tests, which take about one; more only makes endless loops costly
+_HANGING = 8  # seconds after which a hanging test prints its stack
 _PLAIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # a task's tests need none of this machine's plugins
 _PROGRAMS = {"go": "go", "rust": "cargo", "javascript": "npm", "java": "javac", "cpp": "cmake"}
 
 
 def folder_tasks(root: Path) -> list[FolderTask] | None:
-    """The tasks of a folder; None where it holds none that are known."""
+    """The tasks of a folder; None where it has none in a known format."""
     found = [_terminal_bench(path.parent) for path in sorted(root.glob("**/task.yaml"))]
     if not found:
         found = [_exercise(path.parents[1]) for path in sorted(root.glob("**/.meta/config.json"))]
@@ -44,14 +43,15 @@ def folder_tasks(root: Path) -> list[FolderTask] | None:
 
 def _terminal_bench(folder: Path) -> FolderTask | None:
     try:
-        said: Any = yaml.safe_load((folder / "task.yaml").read_text(encoding="utf-8"))
+        config: Any = yaml.safe_load((folder / "task.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise InputError(f"{folder / 'task.yaml'} cannot be read: {error}") from None
     script = folder / "run-tests.sh"
-    if not isinstance(said, dict) or not isinstance(said.get("instruction"), str) or not script.is_file():
+    if not isinstance(config, dict) or not isinstance(config.get("instruction"), str) or not script.is_file():
         return None
-    instruction = said["instruction"].strip()
-    tests = {f"{_TESTS}/{name}": path for name, path in _below(folder / "tests").items()}
+    instruction = config["instruction"].strip()
+    found = (path for path in sorted((folder / "tests").rglob("*")) if path.is_file())
+    tests = {f"{_TESTS}/{path.relative_to(folder / 'tests').as_posix()}": path for path in found}
     return FolderTask(
         id=folder.name,
         instruction=instruction.replace("/app/", ""),
@@ -59,21 +59,21 @@ def _terminal_bench(folder: Path) -> FolderTask | None:
         files=_mentioned(instruction),
         tests={**tests, f"{_TESTS}/run-tests.sh": script},
         command=f"bash ../{_TESTS}/run-tests.sh",
-        seconds=min(float(said.get("max_test_timeout_sec") or 180.0), 300.0),
+        seconds=min(float(config.get("max_test_timeout_sec") or 180.0), 300.0),
         needs=_needed(folder.name, script),
         container=True,
         environment={"TEST_DIR": "{root}/" + _TESTS, **_PLAIN},
     )
 
 
-def offline(script: str) -> str:
-    """A test script without what it would fetch: packages are this machine's."""
+def strip_downloads(script: str) -> str:
+    """A test script without its downloads; this machine's packages are used."""
     lines = [line for line in script.splitlines() if not _FETCHING.match(line)]
     return "\n".join(lines).replace("uv run ", "") + "\n"
 
 
 def _needed(name: str, script: Path) -> tuple[str, ...]:
-    """What a task's tests need, as far as its name and its script tell."""
+    """What a task's tests need, judged by its name and its script."""
     text = script.read_text(encoding="utf-8", errors="replace")
     language = next((key for key in _PROGRAMS if f"_{key}_" in name), "")
     if language:
@@ -88,15 +88,11 @@ def _mentioned(instruction: str) -> tuple[str, ...]:
     return tuple(name.removeprefix("/app/").rstrip(".") for name in names if "." in name)
 
 
-def _below(folder: Path) -> dict[str, Path]:
-    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def _exercise(folder: Path) -> FolderTask | None:
-    """A practice exercise: a stub, instructions, tests. In Python."""
+    """A Python exercise: a stub, instructions, tests."""
     try:
-        said: Any = json.loads((folder / ".meta" / "config.json").read_text(encoding="utf-8"))
-        stubs, tests = said["files"]["solution"], said["files"]["test"]
+        config: Any = json.loads((folder / ".meta" / "config.json").read_text(encoding="utf-8"))
+        stubs, tests = config["files"]["solution"], config["files"]["test"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if not all(isinstance(name, str) and name.endswith(".py") for name in (*stubs, *tests)):
@@ -110,7 +106,7 @@ def _exercise(folder: Path) -> FolderTask | None:
         f"Write {', '.join(stubs)} as described above. Keep the names of functions and classes that are "
         "there, since tests call them, and use the standard library only."
     )
-    helpers = [name for name in said["files"].get("editor", ()) if isinstance(name, str)]
+    helpers = [name for name in config["files"].get("editor", ()) if isinstance(name, str)]
     return FolderTask(
         id=folder.name,
         instruction="\n\n".join(texts),

@@ -1,8 +1,7 @@
-"""Folders changed by a model: each task in a workspace of its own, by the same loop that users run.
+"""Solves folder tasks with the agent loop, each in a workspace of its own.
 
-A solver sees the files a task is about and, where the task names one, a check; the tests that score are
-put beside the result afterwards and thrown away with it. Where a task gives several tries, the next one is
-shown what the tests said.
+The agent sees the files a task is about and, where the task names one, a check. The scoring tests are
+added to a copy of the result. A further try is shown the tests' output.
 """
 
 from __future__ import annotations
@@ -14,13 +13,23 @@ import tempfile
 import time
 from pathlib import Path
 
-from keystroke.agent.chat import Chat
-from keystroke.agent.evaluation.evaluate import Solved, Way
-from keystroke.agent.evaluation.folder_sets import offline
+from keystroke.agent.chat.model import ChatModel
+from keystroke.agent.evaluation.evaluate import EvaluationConfig, Solution
+from keystroke.agent.evaluation.folder_sets import strip_downloads
 from keystroke.agent.evaluation.tasks import FolderTask, Task
-from keystroke.agent.loop import AgentTask, Approvals, Approve, Status, TaskOptions
-from keystroke.agent.loop.edit_judge import said
-from keystroke.agent.sandbox import Ended, Limits, Place, Sandbox, secrets
+from keystroke.agent.loop import (
+    AgentTask,
+    ApprovalLevel,
+    Approvals,
+    EndStatus,
+    TaskControl,
+    TaskFiles,
+    TaskModels,
+    TaskOptions,
+    TaskPermissions,
+)
+from keystroke.agent.loop.edit_checker import failure_message
+from keystroke.agent.sandbox import CommandLimits, CompletedCommand, Sandbox, SandboxPolicy, credential_paths
 from keystroke.assist.edit import Journal, Workspace
 from keystroke.engine.base import Interrupt
 from keystroke.errors import KeystrokeError, UsageError
@@ -35,24 +44,24 @@ The tests are right. Find what is wrong with the code, and write it anew, correc
 
 
 class FolderSolver:
-    def __init__(self, chat: Chat, sandbox: Sandbox, *, workers: int = 2, seed: int = 0) -> None:
-        self._chat, self._sandbox, self._workers, self._seed = chat, sandbox, workers, seed
+    def __init__(self, model: ChatModel, sandbox: Sandbox, *, workers: int = 2, seed: int = 0) -> None:
+        self._model, self._sandbox, self._workers, self._seed = model, sandbox, workers, seed
 
-    def solve(self, task: Task, way: Way, interrupt: Interrupt) -> Solved:
+    def solve(self, task: Task, config: EvaluationConfig, interrupt: Interrupt) -> Solution:
         if not isinstance(task, FolderTask):
-            raise UsageError(f"{task.id} is no folder to change")
+            raise UsageError(f"{task.id} is not a folder to change")
         seconds, tokens, prompts, attempts, cost = 0.0, 0, 0, 0, 0.0
         passed, failed, diff, tries = False, "", "", 0
         with tempfile.TemporaryDirectory(prefix="keystroke-eval-", ignore_cleanup_errors=True) as folder:
-            place = Path(folder)
-            root = place / "work"
-            laid_out(task, root)
-            for number in range(min(way.tries, task.tries)):
+            folder_path = Path(folder)
+            root = folder_path / "work"
+            prepare_workspace(task, root)
+            for number in range(min(config.tries, task.tries)):
                 began = time.perf_counter()
-                agent = self._agent(task, way, root, place / "state", interrupt)
-                told = task.instruction + (TESTS_SAID.format(said=failed) if failed else "")
+                agent = self._agent(task, config, root, folder_path / "state", interrupt)
+                instruction = task.instruction + (TESTS_SAID.format(said=failed) if failed else "")
                 try:
-                    ended = agent.run(told)
+                    ended = agent.run(instruction)
                 except KeystrokeError as error:
                     if interrupt.is_set:
                         raise
@@ -64,69 +73,74 @@ class FolderSolver:
                 for receipt in ended.receipts:
                     tokens, prompts = tokens + receipt.tokens, prompts + receipt.prompt_tokens
                     attempts, cost = attempts + max(receipt.attempts, 1), cost + receipt.cost
-                if ended.status is Status.INTERRUPTED:
+                if ended.status is EndStatus.INTERRUPTED:
                     interrupt.check()
-                scored = judged(task, root, self._sandbox, interrupt)
-                passed, failed = scored.ok, said(scored)
+                scored = run_scoring_tests(task, root, self._sandbox, interrupt)
+                passed, failed = scored.ok, failure_message(scored)
                 if passed:
                     tries = number + 1
                     break
-        return Solved(diff, seconds, tokens, prompts, attempts, cost=cost, verdict=passed, tries=tries)
+        return Solution(diff, seconds, tokens, prompts, attempts, cost=cost, passed=passed, tries=tries)
 
-    def score(self, task: Task, solved: Solved, interrupt: Interrupt) -> tuple[bool, str]:
-        return bool(solved.verdict), ""
+    def score(self, task: Task, solution: Solution, interrupt: Interrupt) -> tuple[bool, str]:
+        return bool(solution.passed), ""
 
     def close(self) -> None:
-        """Nothing is held: the chat is its owner's."""
+        """Nothing is held."""
 
-    def _agent(self, task: FolderTask, way: Way, root: Path, state: Path, interrupt: Interrupt) -> AgentTask:
+    def _agent(
+        self, task: FolderTask, config: EvaluationConfig, root: Path, state: Path, interrupt: Interrupt
+    ) -> AgentTask:
         workspace = Workspace(root)
         options = TaskOptions(
             check=task.check.replace("{python}", sys.executable),
             files=task.files,
-            attempts=way.attempts,
-            policy=way.policy,
-            temperature=way.temperature,
-            max_tokens=way.max_tokens,
+            attempts=config.attempts,
+            policy=config.policy,
+            temperature=config.temperature,
+            max_tokens=config.max_tokens,
             seed=self._seed,
             workers=self._workers,
         )
         return AgentTask(
-            workspace,
-            Journal(state, workspace),
-            self._chat,
-            self._sandbox,
-            Approvals(Approve.NEVER, None),
+            files=TaskFiles(workspace=workspace, journal=Journal(state, workspace)),
+            models=TaskModels(model=self._model),
+            permissions=TaskPermissions(
+                sandbox=self._sandbox,
+                approvals=Approvals(ApprovalLevel.NEVER, None),
+                limits=CommandLimits(seconds=task.seconds),
+            ),
             options=options,
-            limits=Limits(seconds=task.seconds),
-            interrupt=interrupt,
+            control=TaskControl(interrupt=interrupt),
         )
 
 
-def judged(task: FolderTask, root: Path, sandbox: Sandbox, interrupt: Interrupt | None = None) -> Ended:
-    """Run the tests that score on a copy of what was made."""
+def run_scoring_tests(
+    task: FolderTask, root: Path, sandbox: Sandbox, interrupt: Interrupt | None = None
+) -> CompletedCommand:
+    """Run the scoring tests on a copy of the result."""
     with tempfile.TemporaryDirectory(prefix="keystroke-score-", ignore_cleanup_errors=True) as folder:
-        place = Path(folder)
-        copy, tools = place / "work", place / "bin"
+        folder_path = Path(folder)
+        copy, tools = folder_path / "work", folder_path / "bin"
         shutil.copytree(root, copy, symlinks=True)
         for name, source in task.tests.items():
-            # In a container tests lie beside the work, not in it: both may be looked through for tests.
-            _placed(task, copy, place / name if task.container else copy / name, source)
-        _shims(tools)
-        filled = {"{python}": sys.executable, "{root}": str(place)}
-        env = {key: _filled(value, filled) for key, value in task.environment.items()}
+            # In a container tests lie beside the workspace, not in it.
+            _write_test(task, copy, folder_path / name if task.container else copy / name, source)
+        _write_shims(tools)
+        filled = {"{python}": sys.executable, "{root}": str(folder_path)}
+        env = {key: _substitute(value, filled) for key, value in task.environment.items()}
         env["PATH"] = f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"
         return sandbox.run(
-            ["/bin/sh", "-c", f"cd work && {_filled(task.command, filled)}"],
-            Place(place, hidden=secrets()),
-            Limits(seconds=task.seconds),
+            ["/bin/sh", "-c", f"cd work && {_substitute(task.command, filled)}"],
+            SandboxPolicy(folder_path, hidden=credential_paths()),
+            CommandLimits(seconds=task.seconds),
             interrupt,
             env=env,
         )
 
 
-def laid_out(task: FolderTask, root: Path) -> None:
-    """The folder a solver works in: what the task shows, without what scores and without its answers."""
+def prepare_workspace(task: FolderTask, root: Path) -> None:
+    """Create the workspace of a solver: the task's files without its tests and solutions."""
     root.mkdir()
     if not task.source.is_dir():
         return
@@ -143,7 +157,7 @@ def laid_out(task: FolderTask, root: Path) -> None:
         shutil.copyfile(path, target)
 
 
-def _placed(task: FolderTask, copy: Path, target: Path, source: Path) -> None:
+def _write_test(task: FolderTask, copy: Path, target: Path, source: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_symlink() or target.is_dir():
         target.unlink() if target.is_symlink() else shutil.rmtree(target)
@@ -151,12 +165,12 @@ def _placed(task: FolderTask, copy: Path, target: Path, source: Path) -> None:
     if task.container:
         data = data.replace(b"/app", str(copy).encode())
         if target.name == "run-tests.sh":
-            data = offline(data.decode("utf-8", "replace")).encode()
+            data = strip_downloads(data.decode("utf-8", "replace")).encode()
     target.write_bytes(data)
 
 
-def _shims(folder: Path) -> None:
-    """This machine's Python under the names that scripts use."""
+def _write_shims(folder: Path) -> None:
+    """Wrappers that run this machine's Python under the names that scripts use."""
     folder.mkdir()
     for name, line in (
         ("python", f'exec "{sys.executable}" "$@"'),
@@ -167,7 +181,7 @@ def _shims(folder: Path) -> None:
         (folder / name).chmod(0o755)
 
 
-def _filled(text: str, values: dict[str, str]) -> str:
+def _substitute(text: str, values: dict[str, str]) -> str:
     for key, value in values.items():
         text = text.replace(key, value)
     return text

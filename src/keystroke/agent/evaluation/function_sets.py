@@ -1,7 +1,6 @@
-"""Sets of functions to write, in the formats they are published in.
+"""Reads sets of function tasks in their published formats: HumanEval and its variants, MBPP+, BigCodeBench.
 
-Reads files the user has; fetches nothing. Each format becomes `FunctionTask`s: what the model is shown,
-and a program that scores. HumanEval (and its kin), MBPP+ and BigCodeBench are known by their fields.
+The formats are recognised by their fields. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import ast
 import gzip
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ _LARGEST = 512 << 20
 
 
 def function_tasks(path: Path) -> list[FunctionTask] | None:
-    """The tasks of a file of JSON lines or one JSON list; None where the file is nothing of the kind."""
+    """The tasks of a file of JSON lines or one JSON list; None for other files."""
     rows = _rows(path)
     if not rows:
         return None
@@ -43,7 +41,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     except (OSError, EOFError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
     if len(data) > _LARGEST:
-        raise InputError(f"{path} is larger than {_LARGEST >> 20} MB; that is no set of tasks")
+        raise InputError(f"{path} is larger than {_LARGEST >> 20} MB; that is not a set of tasks")
     try:
         text = data.decode("utf-8")
         if text.lstrip().startswith("["):
@@ -51,7 +49,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         else:
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
             if len(rows) == 1 and all(isinstance(row, dict) for row in rows[0].values()):
-                rows = list(rows[0].values())  # rows by their names
+                rows = list(rows[0].values())  # rows keyed by name
     except (ValueError, RecursionError, AttributeError) as error:
         raise InputError(f"{path} is not JSON: {error}") from None
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
@@ -66,7 +64,7 @@ def _human_eval(row: dict[str, Any]) -> FunctionTask:
 
 
 def _before(prompt: str, entry: str) -> str:
-    """What a prompt holds before the function itself: imports and helpers that the answer may lean on."""
+    """The part of a prompt before the function: imports and helpers that the answer may use."""
     found = re.search(rf"^(?:async\s+)?def\s+{re.escape(entry)}\b", prompt, re.MULTILINE)
     return prompt[: found.start()] if found else ""
 
@@ -87,7 +85,7 @@ def _big_code(row: dict[str, Any]) -> FunctionTask:
 
 
 def _imported(text: str) -> tuple[str, ...]:
-    """The packages a program imports at its top."""
+    """The packages a program imports at top level."""
     try:
         body = ast.parse(text).body
     except SyntaxError:
@@ -140,7 +138,7 @@ def _compare(candidate):
 
 
 def _differential(row: dict[str, Any]) -> FunctionTask:
-    """MBPP+: inputs in JSON, a solution that says what is right, assertions that show the types."""
+    """MBPP+: inputs in JSON, a reference solution, and assertions that show the types."""
     prompt, entry = str(row["prompt"]), str(row["entry_point"])
     assertion = str(row.get("assertion", ""))
     like, seen = _form(assertion, entry)
@@ -162,8 +160,8 @@ def _differential(row: dict[str, Any]) -> FunctionTask:
 
 
 def _form(assertion: str, entry: str) -> tuple[str, str]:
-    """From the first assertion: its arguments (whose types inputs take), and what is done to an answer before
-    it is compared, such as `set`."""
+    """From the first assertion: its arguments, whose types the inputs take, and the function applied to an
+    answer before it is compared, such as `set`."""
     try:
         lines = ast.parse(assertion).body
     except SyntaxError:
@@ -181,15 +179,12 @@ def _form(assertion: str, entry: str) -> tuple[str, str]:
 def _around(test: ast.expr, call: ast.Call) -> str:
     if test is call or (isinstance(test, ast.UnaryOp) and test.operand is call):
         return "bool"
-    for node in _calls(test):
+    for node in ast.walk(test):
         if (
-            call in node.args
+            isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
             and node.func.id in ("set", "sorted", "bool")
+            and call in node.args
         ):
             return node.func.id
     return "lambda answer: answer"
-
-
-def _calls(test: ast.expr) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(test) if isinstance(node, ast.Call))

@@ -1,82 +1,72 @@
-"""Functions written by a model on this machine, several attempts at once.
-
-One engine, one thread. The prompt of a task is read once for all its attempts.
-"""
+"""Solves function tasks with a model, in several attempts at once."""
 
 from __future__ import annotations
 
 import os
 import time
 
-from keystroke.agent.attempts import End, EngineDecoder, Race, samplings
-from keystroke.agent.evaluation.evaluate import Solved, Way
+from keystroke.agent.attempts import AttemptEnd
+from keystroke.agent.chat.model import ChatModel
+from keystroke.agent.chat.sampling import SamplingRequest
+from keystroke.agent.evaluation.evaluate import EvaluationConfig, Solution
 from keystroke.agent.evaluation.functions import (
     CLOSE,
-    FunctionJudge,
+    OPEN,
+    FunctionChecker,
     messages,
-    prompt_tokens,
-    retry_tokens,
+    retry_messages,
     score,
 )
-from keystroke.agent.evaluation.programs import standby
+from keystroke.agent.evaluation.programs import interpreter_pool
 from keystroke.agent.evaluation.tasks import FunctionTask, Task
 from keystroke.agent.sandbox import Sandbox
 from keystroke.engine.base import Interrupt
-from keystroke.engine.generation import GenerationParams
-from keystroke.engine.model import Model
-from keystroke.engine.speculative import drafter_for
 from keystroke.errors import UsageError
 
 
 class FunctionSolver:
-    def __init__(self, model: Model, sandbox: Sandbox, *, workers: int = 0, seed: int = 0) -> None:
+    def __init__(self, model: ChatModel, sandbox: Sandbox, *, workers: int = 0, seed: int = 0) -> None:
         self._model, self._sandbox, self._seed = model, sandbox, seed
-        # Few at a time: the answers that ended first are the likeliest, and every further interpreter that
-        # starts beside theirs makes their verdict later.
+        # Few at a time: the answers that end first are the likeliest, and every further interpreter delays
+        # their checks.
         self._workers = workers or max(2, (os.cpu_count() or 2) // 4)
-        self._ready = standby(sandbox, self._workers)
+        self._interpreters = interpreter_pool(sandbox, self._workers)
 
     def close(self) -> None:
-        """End what stands ready to check answers. Idempotent."""
-        self._ready.close()
+        """End the waiting interpreters. Idempotent."""
+        self._interpreters.close()
 
-    def solve(self, task: Task, way: Way, interrupt: Interrupt) -> Solved:
+    def solve(self, task: Task, config: EvaluationConfig, interrupt: Interrupt) -> Solution:
         if not isinstance(task, FunctionTask):
-            raise UsageError(f"{task.id} is no function to write")
-        began = time.perf_counter()
-        model = self._model
-        decoder = EngineDecoder(
-            model,
-            GenerationParams(way.max_tokens, stop=(CLOSE,)),
-            draft=lambda: drafter_for(model.engine, draft=model.draft),  # anew: nothing learnt elsewhere
-        )
-        race = Race(
-            decoder,
-            prompt_tokens(model, messages(task)),
-            samplings(way.attempts, temperature=way.temperature, seed=self._seed),
-            FunctionJudge(self._ready, task),
+            raise UsageError(f"{task.id} is not a function to write")
+        started = time.perf_counter()
+        request = SamplingRequest(
+            messages(task),
+            FunctionChecker(self._interpreters, task),
+            attempts=config.attempts,
+            opening=OPEN,
+            stop=(CLOSE,),
+            policy=config.policy,
+            max_tokens=config.max_tokens,
+            temperature=config.temperature,
+            seed=self._seed,
             workers=self._workers,
-            policy=way.policy,
+            retry=lambda failed: retry_messages(task, failed),
             interrupt=interrupt,
-            retry=lambda failed: retry_tokens(model, task, failed),
         )
-        done = race.run()
-        early = sum(attempt.end in (End.HOPELESS, End.BEATEN) for attempt in done.attempts)
-        return Solved(
-            answer=done.winner.text if done.winner is not None else _longest(done.attempts),
-            seconds=time.perf_counter() - began,
-            tokens=done.tokens,
-            prompt_tokens=done.prompt_tokens,
-            attempts=len(done.attempts),
-            ended_early=early,
-            checked=done.passed,
+        race = self._model.sample(request).race
+        # Where no attempt finished, the longest is scored.
+        longest = max((attempt.text for attempt in race.attempts), key=len, default="")
+        return Solution(
+            answer=race.winner.text if race.winner is not None else longest,
+            seconds=time.perf_counter() - started,
+            tokens=race.tokens,
+            prompt_tokens=race.prompt_tokens,
+            attempts=len(race.attempts),
+            ended_early=sum(a.end in (AttemptEnd.HOPELESS, AttemptEnd.BEATEN) for a in race.attempts),
+            checked=race.passed,
         )
 
-    def score(self, task: Task, solved: Solved, interrupt: Interrupt) -> tuple[bool, str]:
+    def score(self, task: Task, solution: Solution, interrupt: Interrupt) -> tuple[bool, str]:
         assert isinstance(task, FunctionTask)
-        return score(self._sandbox, task, solved.answer, interrupt)
-
-
-def _longest(attempts: tuple[object, ...]) -> str:
-    """Where none came to an end, the one that got furthest is scored all the same."""
-    return max((getattr(attempt, "text", "") for attempt in attempts), key=len, default="")
+        return score(self._sandbox, task, solution.answer, interrupt)

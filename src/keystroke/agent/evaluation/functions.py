@@ -1,25 +1,21 @@
-"""A function asked of a model: what it is told, how its answer is read, and how attempts are judged.
+"""Function tasks: the prompt, the parser of the answer, and the checker of attempts.
 
-Prompt and parser side by side. The answer is one block of code whose fence is written for the model, so
-it cannot begin with talk; the judge sees the examples of the description, never the tests that score.
+The answer is one code block whose fence is written for the model, so it starts with code. The checker sees
+the examples of the description, never the scoring tests.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
-from typing import Any
 
-from keystroke.agent.attempts import Attempt, Go, Sign, Verdict, normalised
-from keystroke.agent.attempts.judge import ON, Watch
+from keystroke.agent.attempts import Attempt, CheckResult, WatchResult, WatchState, normalise
+from keystroke.agent.attempts.checker import CONTINUE, AttemptWatch
+from keystroke.agent.evaluation.interpreter_pool import InterpreterPool
 from keystroke.agent.evaluation.programs import run_examples, run_program
-from keystroke.agent.evaluation.standby import Standby
 from keystroke.agent.evaluation.tasks import FunctionTask
 from keystroke.agent.sandbox import Sandbox
 from keystroke.engine.base import Interrupt
-from keystroke.engine.model import Model
-from keystroke.errors import UnsupportedModel
 
 OPEN, CLOSE = "```python\n", "```"
 _SYSTEM = "You are a careful Python programmer. You answer with code."
@@ -32,7 +28,7 @@ holds the whole function and every import it needs, and nothing else.
 _AGAIN = """That is wrong:
 {problem}
 Write the whole function again, corrected."""
-_REPEATED = 24  # equal lines in a row from which an answer is taken to be a loop
+_REPEATED = 24  # equal lines in a row that make an answer a loop
 _SECONDS = 6.0  # for the examples of a description
 
 
@@ -43,28 +39,20 @@ def messages(task: FunctionTask) -> list[dict[str, str]]:
     ]
 
 
-def prompt_tokens(model: Model, conversation: Sequence[dict[str, Any]]) -> list[int]:
-    """The conversation with the answer's fence already written."""
-    if model.chat is None:
-        raise UnsupportedModel(f"{model.name} has no chat template, so it cannot be asked; choose another")
-    return [*model.chat.tokens(model.tokenizer, conversation), *model.tokenizer.encode(OPEN)]
-
-
-def retry_tokens(model: Model, task: FunctionTask, attempt: Attempt) -> list[int] | None:
-    """The prompt of an attempt that is shown how another one failed."""
-    problem = attempt.verdict.message if attempt.verdict is not None else attempt.reason
+def retry_messages(task: FunctionTask, attempt: Attempt) -> list[dict[str, str]] | None:
+    """The conversation that shows a failed attempt to the next one."""
+    problem = attempt.check_result.message if attempt.check_result is not None else attempt.reason
     if not problem or not attempt.text.strip():
         return None
-    said = [
+    return [
         *messages(task),
         {"role": "assistant", "content": f"{OPEN}{attempt.text.rstrip()}\n{CLOSE}"},
         {"role": "user", "content": _AGAIN.format(problem=problem)},
     ]
-    return prompt_tokens(model, said)
 
 
-def code_of(task: FunctionTask, text: str) -> str:
-    """The program an answer stands for: the function, and before it what the description already has."""
+def program_of(task: FunctionTask, text: str) -> str:
+    """The program of an answer: the function, preceded by the code of the description."""
     text = text.partition(CLOSE)[0]
     defines = re.search(rf"^(?:async\s+)?def\s+{re.escape(task.entry)}\b", text, re.MULTILINE)
     if defines is None and re.match(r"[ \t]+\S", text.lstrip("\n")) and "def " in task.prompt:
@@ -72,66 +60,66 @@ def code_of(task: FunctionTask, text: str) -> str:
     return f"{task.context}\n{text}" if task.context.strip() else text
 
 
-class FunctionJudge:
-    """Judges by the examples of the description; parses while an answer grows."""
+class FunctionChecker:
+    """Checks the examples of the description; parses while an answer is written."""
 
-    def __init__(self, ready: Standby, task: FunctionTask) -> None:
-        self._ready, self._task = ready, task
+    def __init__(self, interpreters: InterpreterPool, task: FunctionTask) -> None:
+        self._interpreters, self._task = interpreters, task
 
-    def watch(self) -> Watch:
-        return _Growing().heard
+    def watch(self) -> AttemptWatch:
+        return _PythonWatch().feed
 
-    def check(self, text: str, interrupt: Interrupt) -> Verdict | None:
-        code = code_of(self._task, text)
+    def check(self, text: str, interrupt: Interrupt) -> CheckResult | None:
+        code = program_of(self._task, text)
         try:
             tree = ast.parse(code)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            return Verdict(0.0, f"it does not parse: {error}")
+            return CheckResult(0.0, f"it does not parse: {error}")
         if not any(
             isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n.name == self._task.entry
             for n in tree.body
         ):
-            return Verdict(0.0, f"it does not define {self._task.entry}")
+            return CheckResult(0.0, f"it does not define {self._task.entry}")
         if not self._task.examples:
             return None
-        return run_examples(self._ready, code, self._task.examples, _SECONDS, interrupt)
+        return run_examples(self._interpreters, code, self._task.examples, _SECONDS, interrupt)
 
     def key(self, text: str) -> str:
-        return normalised(code_of(self._task, text), "python")
+        return normalise(program_of(self._task, text), "python")
 
 
 def score(
     sandbox: Sandbox, task: FunctionTask, text: str, interrupt: Interrupt | None = None
 ) -> tuple[bool, str]:
-    """Whether an answer passes the tests that score, and what went wrong if not."""
-    code = code_of(task, text)
+    """Whether an answer passes the scoring tests, and what went wrong if not."""
+    code = program_of(task, text)
     reached, ended = run_program(sandbox, f"{code}\n\n{task.tests}", task.seconds, interrupt)
     if task.tests.rstrip().endswith("verbosity=0)"):  # unittest ends the program itself
         reached = ended.ok
     return reached, "" if reached else ended.output.strip()[-300:]
 
 
-class _Growing:
-    """Python as it is written: what is complete must parse, and no line may come over and over."""
+class _PythonWatch:
+    """Watches Python as it is written: complete statements must parse, and no line may repeat endlessly."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._rest = ""
         self._run = 0
 
-    def heard(self, piece: str) -> Sign:
+    def feed(self, piece: str) -> WatchResult:
         if "\n" not in piece:
             self._rest += piece
-            return ON
+            return CONTINUE
         *complete, self._rest = (self._rest + piece).split("\n")
         for line in complete:
             self._run = self._run + 1 if self._lines and line == self._lines[-1] and line.strip() else 0
             self._lines.append(line)
             if self._run >= _REPEATED:
-                return Sign(Go.HOPELESS, f"the line {line.strip()!r:.60} comes over and over")
+                return WatchResult(WatchState.HOPELESS, f"the line {line.strip()!r:.60} comes over and over")
             if line[:1] and line[:1] not in " \t#)]}\"'@" and len(self._lines) > 1 and not self._parses():
-                return Sign(Go.HOPELESS, "what is written so far does not parse")
-        return ON
+                return WatchResult(WatchState.HOPELESS, "what is written so far does not parse")
+        return CONTINUE
 
     def _parses(self) -> bool:
         """Whether everything before the last line, which begins a new statement, is Python."""

@@ -1,7 +1,7 @@
-"""Score against time, drawn as SVG.
+"""Draws score against time as SVG.
 
-Pure text, no drawing library. One point a way; ways of one model are joined in order of time. Time is on
-a logarithmic axis, as the field draws it. Every text is escaped.
+One point per configuration; those of one model are joined in order of time, on a logarithmic axis. Every
+text is escaped.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _COLOURS = ("#2563eb", "#dc2626", "#059669", "#9333ea", "#d97706", "#0891b2")
 _TICKS = (1, 2, 5)
 
 
-def plotted(summaries: Sequence[Summary], title: str) -> str:
-    """An SVG document with a point for every way that did at least one task."""
+def render_plot(summaries: Sequence[Summary], title: str) -> str:
+    """An SVG document with a point for every configuration that did a task."""
     shown = [s for s in summaries if s.tasks]
     seconds = [max(s.seconds_mean, 1e-3) for s in shown] or [1.0]
     low, high = math.log10(min(seconds)) - 0.25, math.log10(max(seconds)) + 0.25

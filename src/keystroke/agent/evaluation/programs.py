@@ -1,7 +1,7 @@
-"""Small Python programs run in the sandbox, each to see whether a piece of code does what it should.
+"""Runs small Python programs in the sandbox to check code.
 
-What a program says of itself counts only after a word that it could not know beforehand, so that code
-which prints or exits cannot pass for code that is right.
+A program counts as finished only after printing a random word that it cannot know beforehand, so that code
+which prints or exits early does not pass.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from keystroke.agent.attempts import Verdict
-from keystroke.agent.evaluation.standby import Standby
-from keystroke.agent.sandbox import Ended, Ending, Limits, Place, Sandbox
+from keystroke.agent.attempts import CheckResult
+from keystroke.agent.evaluation.interpreter_pool import InterpreterPool
+from keystroke.agent.sandbox import CommandLimits, CompletedCommand, ExitReason, Sandbox, SandboxPolicy
 from keystroke.engine.base import Interrupt
 from keystroke.errors import Interrupted
 
-_LIMITS = Limits(memory=2 << 30, output=4 << 20, processes=128)
-_MESSAGE = 600  # characters of what went wrong
+_LIMITS = CommandLimits(memory=2 << 30, output=4 << 20, processes=128)
+_MESSAGE = 600  # characters
 _CHECK = """
 def _try(passed, failed, check, source):
     try:
@@ -44,7 +44,7 @@ if _failed:
 """
 
 
-# The program as the main module, with installed packages and what `site` adds to the builtins.
+# Runs the program as the main module, with installed packages and the builtins that `site` adds.
 _QUICK = """\
 import builtins, sys
 sys.path += {path}
@@ -65,69 +65,72 @@ def run_program(
     seconds: float,
     interrupt: Interrupt | None = None,
     files: Mapping[str, str] | None = None,
-) -> tuple[bool, Ended]:
-    """Run a program to its end: whether it reached it, and what was printed. Interrupted."""
+) -> tuple[bool, CompletedCommand]:
+    """Run a program: whether it reached its end, and its result. Interrupted."""
     word = secrets.token_hex(8)
     with tempfile.TemporaryDirectory(prefix="keystroke-", ignore_cleanup_errors=True) as folder:
         root = Path(folder)
         for name, text in (files or {}).items():
             (root / name).write_text(text)
-        (root / "program.py").write_text(_telling(program, word), encoding="utf-8", errors="surrogatepass")
+        (root / "program.py").write_text(
+            _with_end_marker(program, word), encoding="utf-8", errors="surrogatepass"
+        )
         ended = sandbox.run(
             [sys.executable, "-I", "-B", "program.py"],
-            Place(root),
+            SandboxPolicy(root),
             replace(_LIMITS, seconds=seconds),
             interrupt,
         )
     return _reached(ended, word), ended
 
 
-def standby(sandbox: Sandbox, size: int) -> Standby:
-    """Interpreters ready for small programs, without what Python does for itself before one (`site`)."""
-    return Standby(sandbox, _QUICK.format(path=_packages()), _LIMITS, size)
+def interpreter_pool(sandbox: Sandbox, size: int) -> InterpreterPool:
+    """Interpreters that wait for small programs, started without `site`."""
+    return InterpreterPool(sandbox, _QUICK.format(path=_packages()), _LIMITS, size)
 
 
-def _telling(program: str, word: str) -> str:
+def _with_end_marker(program: str, word: str) -> str:
     return f"{program}\nprint()\nprint({word!r})\n"
 
 
-def _reached(ended: Ended, word: str) -> bool:
-    if ended.ending is Ending.INTERRUPTED:
+def _reached(ended: CompletedCommand, word: str) -> bool:
+    if ended.exit_reason is ExitReason.INTERRUPTED:
         raise Interrupted("stopped on request")
     return ended.ok and ended.output.rstrip().endswith(word)
 
 
 def run_examples(
-    ready: Standby, code: str, examples: Sequence[str], seconds: float, interrupt: Interrupt | None = None
-) -> Verdict:
-    """How many of some assertions hold after `code`. Interrupted."""
+    ready: InterpreterPool,
+    code: str,
+    examples: Sequence[str],
+    seconds: float,
+    interrupt: Interrupt | None = None,
+) -> CheckResult:
+    """Check how many assertions hold after `code`. Interrupted."""
     checks = []
     for number, example in enumerate(examples):
         checks.append(f"def _check{number}():\n    {example}\n")
-        checks.append(f"_try(_passed, _failed, _check{number}, {_shown(example)!r})\n")
+        shown = example.removeprefix("assert ").strip()[:300]
+        checks.append(f"_try(_passed, _failed, _check{number}, {shown!r})\n")
     program = "\n".join([code, _CHECK, *checks, _TOLD])
     word = secrets.token_hex(8)
-    ended = ready.run(_telling(program, word), seconds, interrupt)
+    ended = ready.run(_with_end_marker(program, word), seconds, interrupt)
     if _reached(ended, word):
-        return Verdict(1.0)
-    if ended.ending is Ending.TIMEOUT:
-        return Verdict(0.0, f"it did not end within {seconds:g} seconds")
+        return CheckResult(1.0)
+    if ended.exit_reason is ExitReason.TIMEOUT:
+        return CheckResult(0.0, f"it did not end within {seconds:g} seconds")
     if ended.code == 9:
         counts, _, message = ended.output[ended.output.rfind("\n\n") + 2 :].partition("\n")
         numbers = counts.split()
         if len(numbers) == 2 and all(number.isdigit() for number in numbers):
             passed, failed = map(int, numbers)
-            return Verdict(min(passed / max(passed + failed, 1), 0.99), message.strip()[:_MESSAGE])
-    return Verdict(0.0, failure_of(ended))
+            return CheckResult(min(passed / max(passed + failed, 1), 0.99), message.strip()[:_MESSAGE])
+    return CheckResult(0.0, failure_of(ended))
 
 
-def failure_of(ended: Ended) -> str:
-    """The last lines of what a program printed: where Python says what went wrong."""
+def failure_of(ended: CompletedCommand) -> str:
+    """The last lines of a program's output, where Python prints the error."""
     lines = [line for line in ended.output.strip().splitlines() if line.strip()]
-    if ended.ending is not Ending.EXITED:
-        return f"it was stopped: {ended.ending}"
+    if ended.exit_reason is not ExitReason.EXITED:
+        return f"it was stopped: {ended.exit_reason}"
     return "\n".join(lines[-3:])[-_MESSAGE:] or f"it ended with code {ended.code}"
-
-
-def _shown(example: str) -> str:
-    return example.removeprefix("assert ").strip()[:300]

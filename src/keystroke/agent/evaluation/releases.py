@@ -1,8 +1,8 @@
 """Tasks made of consecutive releases: the new release's tests on the old release's source.
 
-What ships is names: a package, two versions with their hashes, and the tests that fail on the old source
-and pass on the new one (built and verified by `bench/release_tasks.py`). The archives are the user's to
-fetch. An archive is hostile until read: only plain files of modest size are unpacked, inside the folder.
+The shipped list names a package, two versions with their hashes, and the tests that fail on the old source
+and pass on the new one (built and verified by `bench/release_tasks.py`). Archives are untrusted: only
+plain files of limited size are unpacked, inside the folder.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 import msgspec
 
@@ -27,7 +28,7 @@ _LARGEST_TREE = 64 << 20
 _MOST_FILES = 5_000
 _TESTS_SHOWN = 12  # failing tests named in an instruction
 
-# A project's own settings may ask for plugins that are not there, and warnings are no failure.
+# A project's settings may require missing plugins, and warnings are not failures.
 PYTEST = (
     "-m",
     "pytest",
@@ -46,8 +47,8 @@ Fetch = Callable[[str, str], bytes]  # the source archive of a package's version
 
 
 class ReleaseTask(msgspec.Struct, frozen=True):
-    """One pair of releases. `failing` are pytest's names of tests; `changed` are the source files that the
-    new release changed, which a solver is not told."""
+    """One pair of releases. `failing` are pytest names; `changed` are the source files that the new
+    release changed, which a solver does not see."""
 
     package: str
     old: str
@@ -56,7 +57,7 @@ class ReleaseTask(msgspec.Struct, frozen=True):
     new_sha256: str
     tests: tuple[str, ...]  # test files of the new release
     failing: tuple[str, ...]
-    passing: tuple[str, ...]  # tests of the same files that hold on both, and must go on holding
+    passing: tuple[str, ...]  # tests of the same files that pass on both and must still pass
     changed: tuple[str, ...]
     lines: int  # of source that the new release changed
     needs: tuple[str, ...] = ()
@@ -67,25 +68,28 @@ class ReleaseTask(msgspec.Struct, frozen=True):
 
 
 def release_tasks() -> tuple[ReleaseTask, ...]:
-    """The set that ships."""
+    """The shipped set."""
     data = files("keystroke.agent.evaluation").joinpath("releases.json").read_bytes()
     return msgspec.json.decode(data, type=tuple[ReleaseTask, ...])
 
 
-def prepared(task: ReleaseTask, folder: Path, fetch: Fetch) -> FolderTask:
-    """The task as a folder below `folder`: the old source with the new tests. Unpacks once."""
-    place = folder / f"{task.package}-{task.old}-{task.new}"
-    if not (place / "ready").exists():
-        new = unpacked(_checked(fetch(task.package, task.new), task.new_sha256, task))
-        old = unpacked(_checked(fetch(task.package, task.old), task.old_sha256, task))
-        write_tree(place / "source", old | {path: new[path] for path in support(new)})
-        write_tree(place / "tests", {path: new[path] for path in support(new)})
-        (place / "ready").touch()
-    tests = {path.relative_to(place / "tests").as_posix(): path for path in (place / "tests").rglob("*")}
+def prepare_task(task: ReleaseTask, folder: Path, fetch: Fetch) -> FolderTask:
+    """Create the task below `folder`: the old source with the new tests. Unpacks once."""
+    target_folder = folder / f"{task.package}-{task.old}-{task.new}"
+    if not (target_folder / "ready").exists():
+        new = unpack_archive(_checked(fetch(task.package, task.new), task.new_sha256, task))
+        old = unpack_archive(_checked(fetch(task.package, task.old), task.old_sha256, task))
+        write_tree(target_folder / "source", old | {path: new[path] for path in support_files(new)})
+        write_tree(target_folder / "tests", {path: new[path] for path in support_files(new)})
+        (target_folder / "ready").touch()
+    tests = {
+        path.relative_to(target_folder / "tests").as_posix(): path
+        for path in (target_folder / "tests").rglob("*")
+    }
     return FolderTask(
         id=task.id,
         instruction=instruction(task),
-        source=place / "source",
+        source=target_folder / "source",
         files=(),
         tests={name: path for name, path in tests.items() if path.is_file()},
         command=command((*task.failing, *task.passing)),
@@ -97,7 +101,7 @@ def prepared(task: ReleaseTask, folder: Path, fetch: Fetch) -> FolderTask:
 
 
 def instruction(task: ReleaseTask) -> str:
-    """What a solver is told: which tests fail."""
+    """The solver's instruction: which tests fail."""
     shown = "\n".join(f"- {name}" for name in task.failing[:_TESTS_SHOWN])
     more = len(task.failing) - _TESTS_SHOWN
     rest = f"\n- and {more} more" if more > 0 else ""
@@ -108,12 +112,12 @@ def instruction(task: ReleaseTask) -> str:
 
 
 def command(tests: tuple[str, ...]) -> str:
-    """The shell line that runs tests by their names."""
+    """The shell command that runs tests by name."""
     return "{python} " + shlex.join([*PYTEST, "-x", *tests])
 
 
-def support(tree: dict[str, bytes]) -> list[str]:
-    """The files of a tree that its tests consist of: everything in folders of tests, and tests elsewhere."""
+def support_files(tree: dict[str, bytes]) -> list[str]:
+    """The files of a tree that belong to its tests."""
     return [path for path in tree if is_test(path)]
 
 
@@ -132,12 +136,12 @@ def _checked(data: bytes, sha256: str, task: ReleaseTask) -> bytes:
     return data
 
 
-def unpacked(data: bytes) -> dict[str, bytes]:
-    """The plain files of a source archive by path, its top folder left out."""
+def unpack_archive(data: bytes) -> dict[str, bytes]:
+    """The plain files of a source archive by path, without its top folder."""
     tree: dict[str, bytes] = {}
     total = 0
     try:
-        for name, content in _zip(data) if data[:2] == b"PK" else _tar(data):
+        for name, content in archive_files(io.BytesIO(data), _LARGEST_FILE):
             path = PurePosixPath(*PurePosixPath(name).parts[1:])
             if not path.parts or path.is_absolute() or ".." in path.parts:
                 continue
@@ -150,19 +154,21 @@ def unpacked(data: bytes) -> dict[str, bytes]:
     return tree
 
 
-def _tar(data: bytes) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r|*") as archive:
-        for member in archive:
-            stream = archive.extractfile(member) if member.isreg() else None
-            if stream is not None and member.size <= _LARGEST_FILE:
-                yield member.name, stream.read(_LARGEST_FILE)
-
-
-def _zip(data: bytes) -> Iterator[tuple[str, bytes]]:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        for entry in archive.infolist():
-            if not entry.is_dir() and entry.file_size <= _LARGEST_FILE:
-                yield entry.filename, archive.read(entry)
+def archive_files(file: BinaryIO, largest: int) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the plain files in a zip or tar archive, up to `largest` bytes each."""
+    is_zip = file.read(2) == b"PK"
+    file.seek(0)
+    if is_zip:
+        with zipfile.ZipFile(file) as archive:
+            for entry in archive.infolist():
+                if not entry.is_dir() and entry.file_size <= largest:
+                    yield entry.filename, archive.read(entry)
+        return
+    with tarfile.open(fileobj=file, mode="r|*") as tar:
+        for member in tar:
+            stream = tar.extractfile(member) if member.isreg() else None
+            if stream is not None and member.size <= largest:
+                yield member.name, stream.read(largest)
 
 
 def write_tree(root: Path, tree: dict[str, bytes]) -> None:

@@ -1,7 +1,7 @@
-"""What a run of tasks came to: a score for each way of doing them, and the time it took.
+"""Summarises results: score and time for each configuration.
 
-Pure. Tasks that cannot be scored here do not count; errors count as failed. Seconds are those that the
-solver took for a task, from its prompt to its answer, checks of its own included.
+Tasks that cannot be scored on this machine do not count; errors count as failed. Seconds are the solver's,
+from the prompt to the answer, its own checks included.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import median
 
 import msgspec
 
-from keystroke.agent.evaluation.tasks import Done, Status
+from keystroke.agent.evaluation.tasks import ResultStatus, TaskResult
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -28,21 +28,21 @@ class Summary(msgspec.Struct, frozen=True):
     seconds_total: float
     tokens: int
     tokens_per_second: float
-    attempts: float  # made, a task
+    attempts: float  # per task
     cost: float
 
 
-def summarised(rows: Iterable[Done]) -> list[Summary]:
-    """One summary a way, in the order the ways first appear."""
-    ways: dict[str, list[Done]] = {}
+def summarise(rows: Iterable[TaskResult]) -> list[Summary]:
+    """One summary per configuration, in order of appearance."""
+    ways: dict[str, list[TaskResult]] = {}
     for row in rows:
         ways.setdefault(row.way, []).append(row)
     return [_summary(way, found) for way, found in ways.items()]
 
 
-def _summary(way: str, rows: Sequence[Done]) -> Summary:
-    counted = [row for row in rows if row.status is not Status.SKIPPED]
-    passed = sum(row.status is Status.PASSED for row in counted)
+def _summary(way: str, rows: Sequence[TaskResult]) -> Summary:
+    counted = [row for row in rows if row.status is not ResultStatus.SKIPPED]
+    passed = sum(row.status is ResultStatus.PASSED for row in counted)
     count = len(counted)
     seconds = [row.seconds for row in counted]
     total, tokens = sum(seconds), sum(row.tokens for row in counted)
@@ -68,7 +68,7 @@ def _summary(way: str, rows: Sequence[Done]) -> Summary:
 HEADINGS = ("way", "score", "±", "tasks", "s/task", "median s", "tok/s", "attempts", "cost")
 
 
-def table(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
+def table_rows(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
     """The cells of a table under `HEADINGS`."""
     return [
         (

@@ -1,7 +1,7 @@
-"""Sets of tasks by the user's path: a file, a folder or an archive.
+"""Loads a set of tasks from a file, a folder or an archive, whose format is detected.
 
-Finds out what a path holds by looking; an archive is unpacked into a cache, plain files only. The set
-made of releases has a name instead of a path, and its archives are fetched by whoever may use the network.
+An archive is unpacked into a cache, plain files only. The set made of releases has a name instead of a
+path; the caller fetches its archives.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from keystroke.agent.evaluation.folder_sets import folder_tasks
 from keystroke.agent.evaluation.function_sets import function_tasks
-from keystroke.agent.evaluation.releases import Fetch, prepared, release_tasks
+from keystroke.agent.evaluation.releases import Fetch, archive_files, prepare_task, release_tasks
 from keystroke.agent.evaluation.tasks import FolderTask, Task
 from keystroke.errors import InputError, NotFound
 
@@ -31,12 +31,12 @@ def load_set(where: str, cache: Path, fetch: Fetch | None = None) -> tuple[str, 
     if where == RELEASES:
         if fetch is None:
             raise InputError("the set of releases needs its archives; name a way to fetch them")
-        return RELEASES, [prepared(task, cache / "releases", fetch) for task in release_tasks()]
+        return RELEASES, [prepare_task(task, cache / "releases", fetch) for task in release_tasks()]
     path = Path(where).expanduser()
     if not path.exists():
         raise NotFound(f"there is no set at {path}; give a file, a folder or an archive, or `{RELEASES}`")
     if path.is_file() and path.name.endswith(_ARCHIVES):
-        path = _unpacked(path, cache / "sets")
+        path = _unpack(path, cache / "sets")
     found: Sequence[Task] | None = folder_tasks(path) if path.is_dir() else function_tasks(path)
     if not found and path.is_dir():
         for file in sorted(path.rglob("*.jsonl*")):
@@ -50,8 +50,8 @@ def load_set(where: str, cache: Path, fetch: Fetch | None = None) -> tuple[str, 
     return Path(where).name, list(found)
 
 
-def chosen(tasks: Sequence[Task], only: Sequence[str], limit: int) -> list[Task]:
-    """Those whose name matches one of some patterns, evenly spread over the set where there are too many."""
+def select_tasks(tasks: Sequence[Task], only: Sequence[str], limit: int) -> list[Task]:
+    """The tasks whose names match a pattern; where there are too many, evenly spread over the set."""
     kept = [task for task in tasks if not only or any(fnmatch(task.id, pattern) for pattern in only)]
     if not kept:
         raise NotFound(f"no task is called {', '.join(only)}")
@@ -60,36 +60,25 @@ def chosen(tasks: Sequence[Task], only: Sequence[str], limit: int) -> list[Task]
     return kept
 
 
-def timed(tasks: Sequence[Task], seconds: float) -> list[Task]:
-    """The tasks with so many seconds for the tests of a folder; 0: as the set has it."""
+def with_test_timeout(tasks: Sequence[Task], seconds: float) -> list[Task]:
+    """The tasks with another time limit for a folder's tests; 0: the set's own."""
     return [
         msgspec.structs.replace(task, seconds=seconds) if seconds and isinstance(task, FolderTask) else task
         for task in tasks
     ]
 
 
-def _unpacked(archive: Path, cache: Path) -> Path:
-    """An archive's files below the cache, once for each content."""
+def _unpack(archive: Path, cache: Path) -> Path:
+    """Unpack an archive below the cache, once per version."""
     name = hashlib.sha256(f"{archive.resolve()} {archive.stat().st_mtime_ns}".encode()).hexdigest()[:16]
     folder = cache / name
     if (folder / ".ready").exists():
         return folder
     total = 0
     try:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as source:
-                for entry in source.infolist():
-                    total = (
-                        _write(folder, entry.filename, source.read(entry), total)
-                        if not entry.is_dir()
-                        else total
-                    )
-        else:
-            with tarfile.open(archive) as source_tar:
-                for member in source_tar:
-                    stream = source_tar.extractfile(member) if member.isreg() else None
-                    if stream is not None:
-                        total = _write(folder, member.name, stream.read(), total)
+        with archive.open("rb") as file:
+            for member, data in archive_files(file, _LARGEST):
+                total = _write(folder, member, data, total)
     except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
         raise InputError(f"{archive} cannot be unpacked: {error}") from None
     folder.mkdir(parents=True, exist_ok=True)

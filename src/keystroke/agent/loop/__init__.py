@@ -1,22 +1,34 @@
-"""The turn loop: a task from an instruction to one edit that can be taken back."""
+"""The agent loop: a task from an instruction to one edit that `undo` reverts."""
 
-from keystroke.agent.loop.approvals import Answer, Approvals, Approve, Question
-from keystroke.agent.loop.events import Ended, Event, Status
-from keystroke.agent.loop.record import Records, TaskRecord
-from keystroke.agent.loop.task import AgentTask, sums
-from keystroke.agent.loop.working import TaskOptions
+from keystroke.agent.loop.approvals import ApprovalDecision, ApprovalLevel, ApprovalRequest, Approvals
+from keystroke.agent.loop.events import EndedEvent, EndStatus, Event
+from keystroke.agent.loop.record import TaskRecord, TaskStore
+from keystroke.agent.loop.state import (
+    TaskControl,
+    TaskFiles,
+    TaskIdentity,
+    TaskModels,
+    TaskOptions,
+    TaskPermissions,
+)
+from keystroke.agent.loop.task import AgentTask, describe_receipts
 
 __all__ = [
     "AgentTask",
-    "Answer",
+    "ApprovalDecision",
+    "ApprovalLevel",
+    "ApprovalRequest",
     "Approvals",
-    "Approve",
-    "Ended",
+    "EndStatus",
+    "EndedEvent",
     "Event",
-    "Question",
-    "Records",
-    "Status",
+    "TaskControl",
+    "TaskFiles",
+    "TaskIdentity",
+    "TaskModels",
     "TaskOptions",
+    "TaskPermissions",
     "TaskRecord",
-    "sums",
+    "TaskStore",
+    "describe_receipts",
 ]

@@ -1,8 +1,7 @@
-"""Who may do what without being asked.
+"""Which commands and changes need the user's approval.
 
-What needs a yes follows from the user's own options and from whether a sandbox holds, from nothing else:
-no text of a model, a file or a command's output is looked at here. Where there is nobody to ask, what needs a
-yes is refused.
+Only the user's options and the sandbox decide, never text of a model, a file or a command's output. Where
+there is nobody to ask, what needs approval is refused.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from keystroke.agent.tools import Command
+from keystroke.agent.tools import CommandRequest
 from keystroke.assist.edit import EditPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What the user is asked: about a command, or about the change that a task would make."""
+class ApprovalRequest:
+    """A question to the user, about a command or about the change of a task."""
 
     text: str
     command: str = ""
@@ -26,45 +25,44 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """`hunks`: of a change, only these; None: all of it."""
+class ApprovalDecision:
+    """`hunks`: only these hunks of a change; None: all of it."""
 
-    yes: bool
+    approved: bool
     hunks: frozenset[int] | None = None
 
 
-NO = Answer(False)
-Ask = Callable[[Question], Answer]
+AskUser = Callable[[ApprovalRequest], ApprovalDecision]
 
 
-class Approve(StrEnum):
-    """What the user is asked before."""
+class ApprovalLevel(StrEnum):
+    """What needs approval."""
 
-    NEVER = "never"  # nothing that the sandbox confines
+    NEVER = "never"  # nothing that runs in the sandbox
     COMMANDS = "commands"
     ALL = "all"  # changes of files too
 
 
 class Approvals:
-    def __init__(self, level: Approve, ask: Ask | None) -> None:
-        """`ask` puts a question to the user; None where there is nobody."""
+    def __init__(self, level: ApprovalLevel, ask: AskUser | None) -> None:
+        """`ask` asks the user; None where there is nobody to ask."""
         self._level, self._ask = level, ask
 
-    def command(self, command: Command) -> bool:
-        """Whether a command may run. Unconfined ones are asked for each time, whatever the level."""
-        if command.confined and self._level is Approve.NEVER:
+    def approve_command(self, command: CommandRequest) -> bool:
+        """Whether a command may run. One outside a sandbox always needs approval."""
+        if command.confined and self._level is ApprovalLevel.NEVER:
             return True
         where = "in the sandbox" if command.confined else "WITHOUT a sandbox"
         network = ", with network access" if command.network else ""
-        return self._asked(Question(f"Run `{command.line}` {where}{network}?", command.line)).yes
+        return self._decide(ApprovalRequest(f"Run `{command.line}` {where}{network}?", command.line)).approved
 
-    def change(self, plan: EditPlan) -> Answer:
-        """Whether a change of the workspace may land, and which of its hunks. One of files that run by
-        themselves is asked for each time, whatever the level: later nobody would be asked again."""
-        if self._level is not Approve.ALL and not plan.self_running():
-            return Answer(True)
+    def approve_change(self, plan: EditPlan) -> ApprovalDecision:
+        """Whether a change may be applied, and which of its hunks. A change of files that run by
+        themselves always needs approval: nobody is asked again when they run."""
+        if self._level is not ApprovalLevel.ALL and not plan.auto_executed():
+            return ApprovalDecision(True)
         text = f"Make this change ({', '.join(plan.summary())})?"
-        return self._asked(Question(text, plan=plan, diff=plan.diff()))
+        return self._decide(ApprovalRequest(text, plan=plan, diff=plan.diff()))
 
-    def _asked(self, question: Question) -> Answer:
-        return self._ask(question) if self._ask is not None else NO
+    def _decide(self, question: ApprovalRequest) -> ApprovalDecision:
+        return self._ask(question) if self._ask is not None else ApprovalDecision(False)

@@ -1,7 +1,7 @@
-"""A change in parts that can be taken one by one.
+"""Splits a change into hunks that can be applied one by one.
 
-Pure. A hunk is whole lines; edits that touch the same line belong to one. A file that is new or goes is
-one hunk. All hunks together are the change, none of them is no change.
+A hunk is whole lines; edits that touch the same line belong to one hunk. An added or removed file is one
+hunk.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class ChangeHunk:
     last: int
     before: str
     after: str
-    whole: str = ""  # "added" or "removed": the file as such
+    whole: str = ""  # "added" or "removed" for a whole file
 
 
-def hunks_of(plan: EditPlan) -> list[ChangeHunk]:
-    """The parts of a change, in order."""
+def split_hunks(plan: EditPlan) -> list[ChangeHunk]:
+    """The hunks of a change, in order."""
     found: list[ChangeHunk] = []
     for change in plan.changes:
         for lines in _parts(change):
@@ -39,12 +39,12 @@ def hunks_of(plan: EditPlan) -> list[ChangeHunk]:
     return found
 
 
-def part_of(plan: EditPlan, numbers: Collection[int]) -> EditPlan:
-    """The change with only these hunks. InputError for a number that none has."""
-    hunks = hunks_of(plan)
-    strange = sorted(set(numbers) - {hunk.number for hunk in hunks})
-    if strange:
-        raise InputError(f"there is no hunk {strange[0]}; the change has {len(hunks)}", param="hunks")
+def select_hunks(plan: EditPlan, numbers: Collection[int]) -> EditPlan:
+    """The change with only these hunks. InputError for an unknown number."""
+    hunks = split_hunks(plan)
+    unknown = sorted(set(numbers) - {hunk.number for hunk in hunks})
+    if unknown:
+        raise InputError(f"there is no hunk {unknown[0]}; the change has {len(hunks)}", param="hunks")
     wanted = [hunk for hunk in hunks if hunk.number in set(numbers)]
     changes = []
     for change in plan.changes:
@@ -73,7 +73,7 @@ def _parts(change: FileChange) -> list[ChangeHunk]:
     spans = []
     for edit in change.edits:
         first, last = _line(at, edit.start), _line(at, edit.end)
-        # Whole lines that come or go touch no other line.
+        # Whole lines that are added or removed touch no other line.
         clean = (
             edit.start == at[first] and edit.end == at[last] and (not edit.text or edit.text.endswith("\n"))
         )
@@ -102,7 +102,7 @@ def _joined(spans: list[tuple[int, int, Edit]]) -> list[tuple[int, int, int, Edi
 
 
 def _starts(text: str) -> list[int]:
-    """Where each line begins, and the end."""
+    """The offset of each line, and of the end."""
     starts = [0]
     for line in text.split("\n")[:-1]:
         starts.append(starts[-1] + len(line) + 1)

@@ -1,15 +1,15 @@
-"""What a model with tools is told, and what it is told back.
+"""Prompts for models with tools.
 
-Words only. Text from files and commands is set apart as data, and the model is told that it is data;
-that it cannot do harm is not left to the model.
+Text from files and commands is marked as data. That it does no harm does not depend on the model:
+approvals and the sandbox see to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keystroke.agent.chat import Message
-from keystroke.agent.tools import Call, Result
+from keystroke.agent.chat.steering import Message
+from keystroke.agent.tools import ToolInvocation, ToolResult
 
 _SYSTEM = """You do a programming task in a project by calling tools. Rules:
 - Change as little as possible; leave everything else as it is.
@@ -20,8 +20,8 @@ _NO_RUNNING = "\n- Do not ask to run anything: the user did not ask for it."
 _FILES = 60  # names shown at the start
 
 
-def opening(instruction: str, files: Sequence[str], rules: str, *, runs: bool) -> list[Message]:
-    """The conversation's first messages. The project comes first: its KV serves every instruction."""
+def opening_messages(instruction: str, files: Sequence[str], rules: str, *, runs: bool) -> list[Message]:
+    """The first messages. The project comes first: its KV cache serves every instruction."""
     system = _SYSTEM if runs else _SYSTEM + _NO_RUNNING
     if rules.strip():
         system += f"\n\nThe project's rules:\n{rules.strip()}"
@@ -33,8 +33,8 @@ def opening(instruction: str, files: Sequence[str], rules: str, *, runs: bool) -
     ]
 
 
-def answered(call: Call, result: Result, key: str) -> Message:
-    """What a tool returned, for the model."""
+def tool_result(call: ToolInvocation, result: ToolResult, key: str) -> Message:
+    """A tool's result, for the model."""
     state = "failed" if result.failed else "ok"
     return {
         "role": "tool",
@@ -55,7 +55,7 @@ def check_failed(line: str, output: str) -> Message:
     return {"role": "user", "content": f"`{line}` still fails:\n{output}\nMend the source."}
 
 
-def looped(call: Call) -> Message:
+def repeated_call(call: ToolInvocation) -> Message:
     return {
         "role": "user",
         "content": f"You made the same call of {call.name} before, with the same result. Do something else, "
@@ -64,7 +64,7 @@ def looped(call: Call) -> Message:
 
 
 def review(instruction: str, diff: str) -> list[Message]:
-    """Asks another model what it thinks of a diff."""
+    """Asks another model to review a diff."""
     system = (
         "You review a change. Answer OK if it does what the task says and breaks nothing. Otherwise name "
         "each problem in one line that begins with a dash. Write nothing else."
@@ -75,8 +75,8 @@ def review(instruction: str, diff: str) -> list[Message]:
     ]
 
 
-def problems(answer: str) -> list[str]:
-    """What a review names; empty where it approves."""
+def parse_review(answer: str) -> list[str]:
+    """The problems a review names; empty where it approves."""
     lines = [line.strip().lstrip("-*• ").strip() for line in answer.splitlines() if line.strip()]
     if not lines or lines[0].rstrip(".!").upper() == "OK":
         return []

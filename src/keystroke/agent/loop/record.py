@@ -1,7 +1,8 @@
-"""A task on disk, so that it can be gone on with: after an interrupt, a crash, or to say more.
+"""Task records on disk, so that a task can be continued after an interrupt, a crash, or with a new
+instruction.
 
-One JSON file a task under the user's state folder, readable by the user alone, replaced whole at every
-step. It holds what was said and what would change, never what the user was asked or answered.
+One JSON file per task under the user's state folder, readable by the user alone, replaced whole at every
+step. It holds the conversation and the change, never approvals.
 """
 
 from __future__ import annotations
@@ -15,39 +16,39 @@ from typing import Any
 
 import msgspec
 
-from keystroke.agent.chat import Receipt
-from keystroke.agent.workspace.overlay import Saved
+from keystroke.agent.chat.receipt import StepReceipt
+from keystroke.agent.workspace.overlay import SavedOverlay
 from keystroke.errors import InputError, NotFound
 from keystroke.text.encoding import digest
 
-KEPT = 50  # tasks a workspace
-FINISHED = 'the last task is done; say what else to do: keystroke do --continue "..."'
+MAX_RECORDS = 50  # per workspace
+ALREADY_DONE = 'the last task is done; say what else to do: keystroke do --continue "..."'
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
     id: str
     instruction: str
-    status: str  # "working", or what it ended with
+    status: str  # "working", or an EndStatus
     model: str
     messages: list[dict[str, Any]] = []
-    overlay: Saved = Saved({}, {})
-    receipts: tuple[Receipt, ...] = ()
+    overlay: SavedOverlay = SavedOverlay({}, {})
+    receipts: tuple[StepReceipt, ...] = ()
     tries: int = 0
     check: str = ""
     files: tuple[str, ...] = ()
     time: float = 0.0
     created: float = 0.0
     workspace: str = ""
-    owner: str = ""  # the key of a server that made it; empty: this machine's user
-    given: dict[str, Any] = {}  # what else a client asked for, so that it can be gone on with
-    line: str = ""  # how it ended
+    owner: str = ""  # the API key it was created with; empty: this machine's user
+    given: dict[str, Any] = {}  # the client's request, to continue the task with
+    line: str = ""  # how it ended, in one line
     diff: str = ""
     entry: str = ""  # of the undo journal
-    pid: int = 0  # of the process that works on it
+    pid: int = 0  # of the process that runs it
 
     @property
     def under_way(self) -> bool:
-        """Whether another process works on it, as far as can be told; what this one does it knows itself."""
+        """Whether another process runs it, as far as can be seen. This process knows its own tasks."""
         if self.status != "working" or self.pid in (0, os.getpid()):
             return False
         try:
@@ -59,15 +60,15 @@ class TaskRecord(msgspec.Struct, frozen=True):
         return True
 
 
-class Records:
+class TaskStore:
     """The tasks of one workspace."""
 
     def __init__(self, state: Path, root: Path) -> None:
         self._folder = state / "tasks" / digest(os.fsencode(root))[:16]
 
     def save(self, record: TaskRecord) -> None:
-        """InputError where it cannot be written; the record before it stays."""
-        path = self._path(record.id)
+        """Write a record. InputError where it cannot be written; the previous version stays."""
+        path = self._folder / f"{record.id}.json"
         part = path.with_suffix(".part")
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -79,28 +80,25 @@ class Records:
             raise InputError(
                 f"the task's record {path} cannot be written: {error.strerror}; free some room"
             ) from None
-        for old in sorted(self._folder.glob("*.json"), reverse=True)[KEPT:]:
+        for old in sorted(self._folder.glob("*.json"), reverse=True)[MAX_RECORDS:]:
             with contextlib.suppress(OSError):
                 old.unlink()
 
-    def newest(self) -> TaskRecord:
-        """The task of this workspace that was worked on last. NotFound if there is none."""
-        for record in self.all():
+    def latest(self) -> TaskRecord:
+        """The newest task of this workspace. NotFound if there is none."""
+        if (record := next(self.all(), None)) is not None:
             return record
-        raise NotFound("there is no task in this workspace to go on with; say what to do")
+        raise NotFound("there is no task in this workspace to continue; say what to do")
 
     def all(self) -> Iterator[TaskRecord]:
-        """Newest first; a record that cannot be read is passed over."""
+        """Newest first; unreadable records are skipped."""
         for path in sorted(self._folder.glob("*.json"), reverse=True):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 yield msgspec.json.decode(path.read_bytes(), type=TaskRecord)
 
-    def _path(self, task: str) -> Path:
-        return self._folder / f"{task}.json"
-
 
 def find_record(state: Path, task: str) -> TaskRecord:
-    """A task by its id, whichever workspace it belongs to. NotFound."""
+    """A task of any workspace, by its id. NotFound."""
     for path in (state / "tasks").glob(f"*/{task}.json") if task.isdigit() else ():
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             return msgspec.json.decode(path.read_bytes(), type=TaskRecord)
@@ -108,12 +106,12 @@ def find_record(state: Path, task: str) -> TaskRecord:
 
 
 def all_records(state: Path) -> Iterator[TaskRecord]:
-    """The tasks of all workspaces, newest first; a record that cannot be read is passed over."""
+    """The tasks of all workspaces, newest first; unreadable records are skipped."""
     for path in sorted((state / "tasks").glob("*/*.json"), key=lambda path: path.name, reverse=True):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             yield msgspec.json.decode(path.read_bytes(), type=TaskRecord)
 
 
 def new_id() -> str:
-    """Sorts by time."""
+    """An id that sorts by time."""
     return f"{time.time_ns():020d}"

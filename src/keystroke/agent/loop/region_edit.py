@@ -1,7 +1,7 @@
-"""One region of one file to be written anew: what a model is told, and what its answer makes of the file.
+"""The rewrite of one region of a file: its prompt, and how its answer changes the file.
 
-A value over `assist/edit`, which owns the format on both sides. The fence that opens the answer is
-written for the model, so it cannot begin with talk.
+`assist/edit` owns the format. The fence that opens the answer is written for the model, so the answer
+starts with code.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from keystroke.agent.chat import Message
+from keystroke.agent.chat.steering import Message
 from keystroke.analysis.syntax import language_of
-from keystroke.assist.edit import Failure, Question, Region
+from keystroke.assist.edit import EditFailure, Region, RewriteQuestion
 from keystroke.assist.edit.blocks import fenced
 from keystroke.assist.edit.excerpt import excerpt
-from keystroke.assist.edit.ladder import read_rewrite
 from keystroke.assist.edit.rewrite import rewrite_messages
+from keystroke.assist.edit.steps import read_rewrite
 
-# Some models open a fence of their own behind the one that is there, with the file's name before it.
+# Some models open another fence, with the file's name before it.
 _FENCED = re.compile(r"\s*(?:[\w./-]+\n)?```[\w+-]*\n")
 
 _WRONG = "The tests are right and this code is wrong: correct it."
@@ -26,8 +26,8 @@ _WRONG = "The tests are right and this code is wrong: correct it."
 
 @dataclass(frozen=True, slots=True)
 class RegionEdit:
-    """`text` is the file as it is; `failure` is what fails now, shown as data; `refused` is what was wrong
-    with an earlier answer."""
+    """`text` is the file's current text; `failure` is what fails now; `refused` is what was wrong with an
+    earlier answer."""
 
     region: Region
     text: str
@@ -52,12 +52,12 @@ class RegionEdit:
             asked += f"\n\nAn answer before this one was refused: {self.refused}"
         shown = {self.region.path: excerpt(self.text, self.region.path, self.region, self.instruction)}
         messages: list[Message] = list(rewrite_messages(self.region, self.text, asked, self.rules, shown))
-        if self.failure:  # told to change nothing else, small models copy what has to be mended
+        if self.failure:  # without it, small models copy the code that has to be repaired
             messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{_WRONG}"}
         return messages
 
-    def again(self, answer: str, problem: str) -> list[Message]:
-        """The conversation that shows how an answer failed."""
+    def retry_messages(self, answer: str, problem: str) -> list[Message]:
+        """The conversation that shows a failed answer."""
         said = f"That cannot be used: {problem}\nWrite it again, corrected and complete."
         return [
             *self.messages(),
@@ -66,12 +66,12 @@ class RegionEdit:
         ]
 
     def watch(self) -> Callable[[str], bool]:
-        """Called with each piece of an answer: True once nothing of use can follow."""
-        ended = Question((), inside=self.region.parts(self.text)[1]).watch()
+        """A function to call with each piece of an answer: True once nothing useful can follow."""
+        ended = RewriteQuestion((), inside=self.region.parts(self.text)[1]).end_detector()
         ended(self.opening)
         return ended
 
-    def read(self, answer: str) -> str | Failure:
-        """The whole file as an answer leaves it, or what is wrong with it."""
+    def apply_answer(self, answer: str) -> str | EditFailure:
+        """The whole file with an answer applied, or what is wrong with the answer."""
         whole = answer if _FENCED.match(answer) else self.opening + answer
         return read_rewrite(whole, self.region, self.text, self.instruction)

@@ -1,50 +1,50 @@
-"""A task that is nothing but a renaming: done by the program, in every file of the project.
+"""Does a task that is nothing but a rename, in every file of the project, without a model.
 
-Shy. The whole instruction must be the renaming, and the name must be defined in one place; Python is
-renamed by its meaning, other languages only where `assist/edit/renaming` is certain. Else a model is asked.
+Conservative: the whole instruction must be the rename, and the name must have one definition. Python is
+renamed semantically, other languages only where `assist/edit/renaming` is certain.
 """
 
 from __future__ import annotations
 
 import re
 
-from keystroke.agent.loop.place import text_of
+from keystroke.agent.loop.locate import read_text
 from keystroke.agent.workspace import Overlay
-from keystroke.analysis.outline import flattened, outline
+from keystroke.analysis.outline import outline, walk_units
 from keystroke.analysis.syntax import language_of
-from keystroke.assist.edit.renaming import read_renaming, renamed
+from keystroke.assist.edit.renaming import apply_renaming, parse_renaming
 from keystroke.errors import KeystrokeError
 from keystroke.text import Document, apply_edits
 
 
-def project_renamed(overlay: Overlay, instruction: str) -> dict[str, str] | None:
-    """The files that the renaming changes; None where the instruction is none, or not one for certain."""
-    asked = read_renaming(instruction)
-    if asked is None:
+def rename_in_project(overlay: Overlay, instruction: str) -> dict[str, str] | None:
+    """The files that the rename changes; None where the instruction is not certainly a rename."""
+    rename = parse_renaming(instruction)
+    if rename is None:
         return None
-    word = re.compile(rf"\b{asked.old}\b")
+    word = re.compile(rf"\b{rename.old}\b")
     names = [name for name in overlay.files() if language_of(name) is not None]
-    texts = {name: text for name in names if word.search(text := text_of(overlay, name))}
+    texts = {name: text for name in names if word.search(text := read_text(overlay, name))}
     places = [
         (name, unit)
         for name, text in texts.items()
-        for unit in flattened(outline(text, language_of(name)))
-        if unit.short == asked.old and f".{unit.name}".endswith(f".{asked.qualified}")
+        for unit in walk_units(outline(text, language_of(name)))
+        if unit.short == rename.old and f".{unit.name}".endswith(f".{rename.qualified}")
     ]
     if len(places) != 1:
         return None
     (home, unit), text = places[0], texts[places[0][0]]
     if language_of(home) != "python":
-        return renamed(texts, instruction)
+        return apply_renaming(texts, instruction)
     head = text.find(unit.header, Document(text).line_span(unit.start)[0])
     found = word.search(text, head)
     if head < 0 or found is None:
         return None
-    return _by_meaning(overlay, home, found.start(), asked.new)
+    return _rename_semantically(overlay, home, found.start(), rename.new)
 
 
-def _by_meaning(overlay: Overlay, path: str, offset: int, new: str) -> dict[str, str] | None:
-    from keystroke.analysis.refactor import Refactoring  # not loaded for tasks that are none
+def _rename_semantically(overlay: Overlay, path: str, offset: int, new: str) -> dict[str, str] | None:
+    from keystroke.analysis.refactor import Refactoring  # here: other tasks need not load it
 
     changed = {name: text for name, text in overlay.texts.items() if text is not None}
     work = Refactoring(overlay.workspace.root, changed)

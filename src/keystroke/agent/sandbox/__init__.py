@@ -1,18 +1,18 @@
-"""Commands run where they can do no harm."""
+"""Runs commands in a sandbox."""
 
-from keystroke.agent.sandbox.policy import Ended, Ending, Limits, Place
-from keystroke.agent.sandbox.sandbox import Kind, Sandbox, find_sandbox, holds
-from keystroke.agent.sandbox.surroundings import secret_files, secrets
+from keystroke.agent.sandbox.environment import credential_paths, secret_files
+from keystroke.agent.sandbox.policy import CommandLimits, CompletedCommand, ExitReason, SandboxPolicy
+from keystroke.agent.sandbox.sandbox import Sandbox, SandboxKind, find_sandbox, is_effective
 
 __all__ = [
-    "Ended",
-    "Ending",
-    "Kind",
-    "Limits",
-    "Place",
+    "CommandLimits",
+    "CompletedCommand",
+    "ExitReason",
     "Sandbox",
+    "SandboxKind",
+    "SandboxPolicy",
+    "credential_paths",
     "find_sandbox",
-    "holds",
+    "is_effective",
     "secret_files",
-    "secrets",
 ]

@@ -1,8 +1,7 @@
-"""A hard limit on the number of processes, where the system lends us a control group.
+"""A hard limit on the number of processes, by a control group (version 1 or 2) where one can be created.
 
-Best effort. Looking every few milliseconds ends a tree that grows, but a bomb grows faster than one
-looks on a busy machine; a control group (version 2 or 1) cannot be outrun. Where none can be made, nothing
-changes.
+Best effort: polling ends a growing process tree, but a fork bomb can grow faster than polling on a busy
+machine. A control group cannot be outrun.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ _number = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """`prefix` goes before a command that shall join; empty where there is no group."""
+class ControlGroup:
+    """`prefix` precedes a command that joins the group; empty where there is no group."""
 
     folder: Path | None = None
 
@@ -32,28 +31,28 @@ class Group:
             return ()
         return ("/bin/sh", "-c", _JOIN, str(self.folder / "cgroup.procs"))
 
-    def reached(self) -> bool:
-        """Whether a process was refused because there are as many as may be."""
+    def limit_reached(self) -> bool:
+        """Whether a process was refused because of the limit."""
         if self.folder is None:
             return False
         try:
-            told = (self.folder / "pids.events").read_text().split()
+            events = (self.folder / "pids.events").read_text().split()
         except OSError:
             return False
-        return told[-1:] not in ([], ["0"])
+        return events[-1:] not in ([], ["0"])
 
 
 @contextlib.contextmanager
-def process_limit(most: int) -> Iterator[Group]:
-    """A group of at most `most` processes, or the empty one. It is removed afterwards."""
-    group = _made(most)
+def process_limit(most: int) -> Iterator[ControlGroup]:
+    """A group of at most `most` processes, or an empty one. It is removed afterwards."""
+    group = _create(most)
     if group is None:
-        yield Group()
+        yield ControlGroup()
         return
     try:
-        yield Group(group)
+        yield ControlGroup(group)
     finally:
-        for _ in range(50):  # it cannot go while the last process is being buried
+        for _ in range(50):  # it cannot be removed before the last process is reaped
             try:
                 group.rmdir()
                 break
@@ -61,7 +60,7 @@ def process_limit(most: int) -> Iterator[Group]:
                 time.sleep(0.01)
 
 
-def _made(most: int) -> Path | None:
+def _create(most: int) -> Path | None:
     for parent in _parents():
         group = parent / f"keystroke-{os.getpid()}-{next(_number)}"
         try:
@@ -80,8 +79,8 @@ def _made(most: int) -> Path | None:
 
 
 def _parents() -> list[Path]:
-    """Groups that may hold one of ours: of version 1 our own; of version 2 the one around ours, for a group
-    with processes in it lends nothing to groups below."""
+    """Groups that may contain a new one: in version 1 our own; in version 2 its parent, because a group
+    with processes cannot delegate controllers."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

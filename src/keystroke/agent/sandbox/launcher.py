@@ -1,9 +1,9 @@
-"""What stands between us and a command where no tool does it: namespaces or Landlock, by system calls.
+"""Confines a command with namespaces or Landlock, by system calls, where no tool does it.
 
-Runs as a program of its own (`python -I -S launcher.py SPEC COMMAND...`), so it imports the standard
-library only and nothing of this package. It confines itself first, then executes; any step of confinement
-that fails ends it with code 125 before the command has run. It stays as the command's parent: orphans fall to
-it, and when the command has ended it ends what is left. `none` confines nothing and is only the parent.
+Runs as a program of its own (`python -I -S launcher.py SPEC COMMAND...`), so it imports only the standard
+library. It confines itself first, then executes the command; a failing step ends it with code 125 before
+the command runs. It remains the command's parent: it adopts orphans and kills them when the command has
+ended. The kind `none` confines nothing and only does that.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
                 _wait_for(child)
             _finish_namespaces(spec)
         else:
-            _demand(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "become a subreaper")
+            _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "become a subreaper")
         if spec["kind"] == "landlock":
             _no_new_privileges()
             _landlock(spec)
@@ -84,7 +84,7 @@ def _execute(command: list[str]) -> NoReturn:
 
 
 def _wait_for(child: int) -> NoReturn:
-    """Reap until the command has ended, end what it left, and end as it did."""
+    """Reap until the command has ended, kill what it left, and exit as it did."""
     code = 0
     while True:
         try:
@@ -94,12 +94,12 @@ def _wait_for(child: int) -> NoReturn:
         if pid == child:
             code = os.waitstatus_to_exitcode(status)
             break
-    _end_rest()
+    _kill_rest()
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _end_rest() -> None:
-    """Kill what was left behind. In a namespace the kernel does so when its first process ends."""
+def _kill_rest() -> None:
+    """Kill remaining processes. In a namespace the kernel does so when its first process ends."""
     if os.getpid() == 1:
         return
     for _ in range(50):
@@ -139,7 +139,7 @@ def _limit(spec: dict[str, Any]) -> None:
         resource.setrlimit(kind, (most, most))
 
 
-def _demand(result: int, what: str) -> int:
+def _check(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"cannot {what}: {os.strerror(number)}")
@@ -147,7 +147,7 @@ def _demand(result: int, what: str) -> int:
 
 
 def _no_new_privileges() -> None:
-    _demand(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "give up new privileges")
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "give up new privileges")
 
 
 # ── namespaces ────────────────────────────────────────────────────────────────────────────────
@@ -156,12 +156,12 @@ def _no_new_privileges() -> None:
 def _enter_namespaces(spec: dict[str, Any]) -> None:
     user, group = os.getuid(), os.getgid()
     flags = _NEWUSER | _NEWNS | _NEWPID | _NEWIPC | _NEWUTS | (0 if spec["network"] else _NEWNET)
-    _demand(_libc.unshare(flags), "make namespaces")
+    _check(_libc.unshare(flags), "make namespaces")
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{user} {user} 1")
     _write("/proc/self/gid_map", f"{group} {group} 1")
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
-    # Held open, for the mounts below will cover where these lie.
+    # Kept open: the mounts below cover these paths.
     sources = {path: os.open(path, os.O_PATH) for path in [spec["root"], *spec["readonly"].values()]}
     _set_readonly("/", True)
     for folder in spec["emptied"]:
@@ -181,7 +181,7 @@ def _enter_namespaces(spec: dict[str, Any]) -> None:
 
 
 def _finish_namespaces(spec: dict[str, Any]) -> None:
-    """In the first process of the new namespace: its own view of processes, then no power over anything."""
+    """In the first process of the new namespace: mount /proc, then drop all privileges."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV)
     _no_new_privileges()
@@ -189,7 +189,7 @@ def _finish_namespaces(spec: dict[str, Any]) -> None:
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
             break
     header = struct.pack("=II", 0x20080522, 0)
-    _demand(
+    _check(
         _libc.syscall(
             _architecture()[2], ctypes.create_string_buffer(header), ctypes.create_string_buffer(24)
         ),
@@ -203,7 +203,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    _demand(
+    _check(
         _libc.mount(
             source.encode(),
             target.encode(),
@@ -228,7 +228,7 @@ def _bind(descriptor: int, target: str) -> None:
 def _set_readonly(path: str, wanted: bool) -> None:
     attributes = struct.pack("=QQQQ", _ATTR_RDONLY * wanted, _ATTR_RDONLY * (not wanted), 0, 0)
     buffer = ctypes.create_string_buffer(attributes)
-    _demand(
+    _check(
         _libc.syscall(
             _MOUNT_SETATTR, _AT_FDCWD, path.encode(), _AT_RECURSIVE, buffer, ctypes.c_size_t(len(attributes))
         ),
@@ -247,22 +247,22 @@ def _architecture() -> tuple[int, int, int]:
 
 
 def _landlock(spec: dict[str, Any]) -> None:
-    version = _demand(_libc.syscall(_LL_CREATE, None, ctypes.c_size_t(0), 1), "use Landlock")
+    version = _check(_libc.syscall(_LL_CREATE, None, ctypes.c_size_t(0), 1), "use Landlock")
     rights = (1 << (13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16)) - 1
     attributes = struct.pack("=Q", rights)
     if version >= 4:
-        attributes += struct.pack("=Q", 0)  # the network is closed by other means, UDP included
+        attributes += struct.pack("=Q", 0)  # seccomp closes the network, UDP included
     if version >= 6:
         attributes += struct.pack("=Q", _LL_SCOPES)
     buffer = ctypes.create_string_buffer(attributes)
-    rules = _demand(
+    rules = _check(
         _libc.syscall(_LL_CREATE, buffer, ctypes.c_size_t(len(attributes)), 0), "make Landlock rules"
     )
     for path in spec["readable"]:
         _allow(rules, path, _LL_READ & rights)
     for path in spec["writable"]:
         _allow(rules, path, rights)
-    _demand(_libc.syscall(_LL_RESTRICT, rules, 0), "apply Landlock rules")
+    _check(_libc.syscall(_LL_RESTRICT, rules, 0), "apply Landlock rules")
     os.close(rules)
 
 
@@ -270,19 +270,19 @@ def _allow(rules: int, path: str, rights: int) -> None:
     try:
         descriptor = os.open(path, os.O_PATH)
     except OSError:
-        return  # it is gone or out of reach: then nothing is allowed there
+        return  # it does not exist or is unreachable: nothing is allowed there
     try:
         if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
             rights &= _LL_FILE
         rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, descriptor))
-        _demand(_libc.syscall(_LL_ADD, rules, 1, rule, 0), f"allow {path}")
+        _check(_libc.syscall(_LL_ADD, rules, 1, rule, 0), f"allow {path}")
     finally:
         os.close(descriptor)
 
 
 def _deny_sockets(*, unix: bool) -> None:
-    """A seccomp filter: `socket` fails with EACCES, but for `AF_UNIX` where that leads nowhere; io_uring,
-    which could open sockets unseen, does not exist; nor do the system calls of other architectures."""
+    """Install a seccomp filter: `socket` fails with EACCES, except `AF_UNIX` where that reaches nothing;
+    io_uring, which could open sockets unseen, and system calls of other architectures fail too."""
     audit, socket, _ = _architecture()
     load, equal, above, done = 0x20, 0x15, 0x35, 0x06
     refuse, missing, allow = 0x00050000 | 13, 0x00050000 | 38, 0x7FFF0000
@@ -303,7 +303,7 @@ def _deny_sockets(*, unix: bool) -> None:
     code = b"".join(struct.pack("=HBBI", *line) for line in program)
     filters = ctypes.create_string_buffer(code)
     head = struct.pack("@HP", len(program), ctypes.addressof(filters))
-    _demand(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.create_string_buffer(head), 0, 0), "filter system calls")
+    _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.create_string_buffer(head), 0, 0), "filter system calls")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,4 @@
-"""What a command may do, for how long, and how it ended.
-
-Values only. A `Place` says which folder a command may write and what it must not see; `Limits` bound
-time, memory, output, processes and disk of the whole tree of processes; `Ended` says what became of it.
-"""
+"""What a command may access, its limits, and its result."""
 
 from __future__ import annotations
 
@@ -11,40 +7,40 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-KEPT = 64 * 1024  # bytes of output that are kept: the first quarter and the last three
+OUTPUT_BYTES = 64 * 1024  # of output that are kept: the first quarter and the last three quarters
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Of one command and everything it starts, together."""
+class CommandLimits:
+    """Limits of a command and all processes it starts, together."""
 
     seconds: float = 300.0
-    memory: int = 4 << 30  # bytes; enough for a build, too little to bring a laptop down
-    output: int = 32 << 20  # bytes; more is a loop, and reading it costs what the user waits for
+    memory: int = 4 << 30  # bytes; enough for a build, too little to exhaust a laptop
+    output: int = 32 << 20  # bytes; more is probably a loop
     processes: int = 512  # threads count too
     file: int = 1 << 30  # bytes of any single file
-    spare_disk: int = 1 << 30  # bytes that stay free on the disk
+    spare_disk: int = 1 << 30  # bytes that must stay free on the disk
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a command runs. `root` is the folder it may write; where the sandbox can mount, the command sees
-    it as `shown`, so that absolute paths mean what they mean to the user. `readonly` are entries of `shown`
-    that come from elsewhere and cannot be written; `hidden` are never seen."""
+class SandboxPolicy:
+    """What a command may access. `root` is the folder it may write; where the sandbox can mount, it
+    appears at `mount_point`, so that absolute paths mean the same as for the user. `readonly` are paths
+    below `mount_point` that are mounted from elsewhere; `hidden` paths are inaccessible."""
 
     root: Path
-    shown: Path | None = None
-    readonly: Mapping[Path, Path] = field(default_factory=dict)  # as shown -> where it really lies
+    mount_point: Path | None = None
+    readonly: Mapping[Path, Path] = field(default_factory=dict)  # path inside the sandbox -> real path
     hidden: tuple[Path, ...] = ()
     network: bool = False
 
     @property
-    def seen(self) -> Path:
+    def inside_path(self) -> Path:
         """The path of `root` inside a sandbox that can mount."""
-        return self.shown or self.root
+        return self.mount_point or self.root
 
 
-class Ending(StrEnum):
+class ExitReason(StrEnum):
     EXITED = "exited"
     TIMEOUT = "timeout"
     MEMORY = "memory"
@@ -55,40 +51,40 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """`code` is the exit code, negative for a signal. `output` is what was printed, its middle left out where
-    it was long; `printed` counts all bytes."""
+class CompletedCommand:
+    """`code` is the exit code, negative for a signal. `output` omits the middle of long output; `printed`
+    counts all bytes."""
 
     code: int
     output: str
-    ending: Ending = Ending.EXITED
+    exit_reason: ExitReason = ExitReason.EXITED
     seconds: float = 0.0
     printed: int = 0
 
     @property
     def ok(self) -> bool:
-        return self.ending is Ending.EXITED and self.code == 0
+        return self.exit_reason is ExitReason.EXITED and self.code == 0
 
-    def sentence(self, limits: Limits) -> str:
-        """How it ended, for a person or a model."""
-        if self.ending is Ending.EXITED:
+    def describe(self, limits: CommandLimits) -> str:
+        """How the command ended, as a clause for the user or a model."""
+        if self.exit_reason is ExitReason.EXITED:
             if self.code >= 0:
                 return f"ended with exit code {self.code}"
             return f"was ended by signal {-self.code}"
         return {
-            Ending.TIMEOUT: f"did not end within {limits.seconds:g} seconds and was stopped",
-            Ending.MEMORY: f"took more than {limits.memory >> 20:,} MB of memory and was stopped",
-            Ending.OUTPUT: f"printed more than {limits.output >> 20:,} MB and was stopped",
-            Ending.PROCESSES: f"started more than {limits.processes:,} processes and was stopped",
-            Ending.DISK: "filled the disk and was stopped",
-            Ending.INTERRUPTED: "was interrupted",
-        }[self.ending]
+            ExitReason.TIMEOUT: f"did not end within {limits.seconds:g} seconds and was stopped",
+            ExitReason.MEMORY: f"took more than {limits.memory >> 20:,} MB of memory and was stopped",
+            ExitReason.OUTPUT: f"printed more than {limits.output >> 20:,} MB and was stopped",
+            ExitReason.PROCESSES: f"started more than {limits.processes:,} processes and was stopped",
+            ExitReason.DISK: "filled the disk and was stopped",
+            ExitReason.INTERRUPTED: "was interrupted",
+        }[self.exit_reason]
 
 
-class Kept:
-    """Output as it comes: all of it while short, else its head and its tail."""
+class OutputBuffer:
+    """Collects output: all of it while short, else its head and its tail."""
 
-    def __init__(self, size: int = KEPT) -> None:
+    def __init__(self, size: int = OUTPUT_BYTES) -> None:
         self._first, self._last = size // 4, size - size // 4
         self._head, self._tail = bytearray(), bytearray()
         self.printed = 0

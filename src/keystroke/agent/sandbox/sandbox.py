@@ -1,8 +1,8 @@
-"""The sandbox that works on this machine, found by trying, and commands run in it.
+"""Finds the sandbox that works on this machine and runs commands in it.
 
-A mechanism counts only after a probe has shown that it holds: a command in it could write the workspace
-and could neither write elsewhere nor reach the network. A tool that is present and broken is absent. Where
-nothing holds, `kind` is `none` and whoever runs a command must ask the user first, each time.
+A mechanism is used only after a probe has shown that it works: a command in it could write the workspace
+and could neither write elsewhere nor reach the network. Where none works, `kind` is `none` and every
+command needs the user's approval.
 """
 
 from __future__ import annotations
@@ -22,15 +22,20 @@ from pathlib import Path
 
 from keystroke.agent.sandbox import launcher
 from keystroke.agent.sandbox.bubblewrap import SCRATCH, bubblewrap
-from keystroke.agent.sandbox.policy import Ended, Limits, Place
-from keystroke.agent.sandbox.processes import owned
+from keystroke.agent.sandbox.environment import (
+    command_environment,
+    credential_paths,
+    escape_sockets,
+    paths_excluding,
+)
+from keystroke.agent.sandbox.policy import CommandLimits, CompletedCommand, SandboxPolicy
+from keystroke.agent.sandbox.processes import user_thread_count
 from keystroke.agent.sandbox.seatbelt import seatbelt
 from keystroke.agent.sandbox.supervise import OnOutput, supervise
-from keystroke.agent.sandbox.surroundings import around, doors, environment, secrets
 from keystroke.engine.base import Interrupt
 from keystroke.errors import InputError, KeystrokeError, UsageError
 
-FORCE = "KEYSTROKE_SANDBOX"  # names one mechanism, for those who want another or none
+FORCE = "KEYSTROKE_SANDBOX"  # selects a mechanism, or none
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
 _EMPTIED = ("/tmp", "/run", "/var/tmp", "/dev/shm")
 _PROBE = """
@@ -49,8 +54,8 @@ sys.exit(3)
 """
 
 
-class Kind(StrEnum):
-    """Ways to confine a command, best first."""
+class SandboxKind(StrEnum):
+    """Mechanisms, best first."""
 
     BUBBLEWRAP = "bubblewrap"
     NAMESPACES = "namespaces"
@@ -59,106 +64,106 @@ class Kind(StrEnum):
     NONE = "none"
 
     @property
-    def mounts(self) -> bool:
-        """Whether a folder can be shown under another path."""
-        return self in (Kind.BUBBLEWRAP, Kind.NAMESPACES)
+    def can_mount(self) -> bool:
+        """Whether a folder can be mounted at another path."""
+        return self in (SandboxKind.BUBBLEWRAP, SandboxKind.NAMESPACES)
 
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    kind: Kind
+    kind: SandboxKind
 
     @property
     def confines(self) -> bool:
-        return self.kind is not Kind.NONE
+        return self.kind is not SandboxKind.NONE
 
     def run(
         self,
         argv: Sequence[str],
-        place: Place,
-        limits: Limits | None = None,
+        policy: SandboxPolicy,
+        limits: CommandLimits | None = None,
         interrupt: Interrupt | None = None,
         *,
         env: Mapping[str, str] | None = None,
         on_output: OnOutput | None = None,
-    ) -> Ended:
-        """Run a command at `place` to its end or to a limit; nothing it starts outlives the call. `env` is
-        added to what a command may know of our environment. NotFound or InputError where it cannot start."""
-        limits = limits or Limits()
+    ) -> CompletedCommand:
+        """Run a command until it ends or exceeds a limit; no process it starts outlives the call. `env` is
+        added to the filtered environment. NotFound or InputError where it cannot start."""
+        limits = limits or CommandLimits()
         if not argv:
             raise UsageError("there is no command to run; name one")
         if any("\0" in part for part in argv):
             raise InputError("a command cannot hold a NUL byte")
-        if not place.root.is_dir():
-            raise InputError(f"the folder {place.root} does not exist; a command needs one to run in")
+        if not policy.root.is_dir():
+            raise InputError(f"the folder {policy.root} does not exist; a command needs one to run in")
         with self._scratch() as scratch:
-            known = {**environment(scratch), **(env or {})}
-            command, own = self._confined(argv, place, limits, scratch)
+            known = {**command_environment(scratch), **(env or {})}
+            command, own = self._confined(argv, policy, limits, scratch)
             ended = supervise(
                 command,
-                cwd=place.root,
+                cwd=policy.root,
                 env=known,
                 limits=limits,
                 interrupt=interrupt,
                 on_output=on_output,
-                disk=place.root,
+                disk=policy.root,
                 unused=own,
-                namespace=self.kind.mounts,
+                namespace=self.kind.can_mount,
             )
-        # The process that stands between tells a signal as a shell does.
+        # The sandbox's own process reports a signal as a shell does.
         return replace(ended, code=128 - ended.code) if own and 128 < ended.code < 160 else ended
 
-    def see(self, place: Place) -> Path:
-        """Where a command finds `place.root`."""
-        return place.seen if self.kind.mounts else place.root
+    def path_inside(self, policy: SandboxPolicy) -> Path:
+        """The path of `policy.root` for a command."""
+        return policy.inside_path if self.kind.can_mount else policy.root
 
     @contextmanager
     def _scratch(self) -> Iterator[Path]:
-        """Where the command keeps temporary files, as it sees it."""
-        if self.kind.mounts:
+        """The command's temporary folder, as the command sees it."""
+        if self.kind.can_mount:
             yield SCRATCH
             return
         with tempfile.TemporaryDirectory(prefix="keystroke-", ignore_cleanup_errors=True) as folder:
             yield Path(folder)
 
     def _confined(
-        self, argv: Sequence[str], place: Place, limits: Limits, scratch: Path
+        self, argv: Sequence[str], policy: SandboxPolicy, limits: CommandLimits, scratch: Path
     ) -> tuple[list[str], int]:
-        """What to execute, and how many processes of it are the sandbox's own."""
-        # The system counts a user's processes wherever they run, so those there are come on top.
-        processes = limits.processes + owned() + 16
-        if self.kind is Kind.BUBBLEWRAP:
-            return bubblewrap(_limited(argv, limits, processes), place, limits), 2
-        if self.kind is Kind.SEATBELT:
-            return seatbelt(argv, place, scratch), 0
-        if self.kind is Kind.NONE and sys.platform != "linux":
+        """The command line, and how many of its processes belong to the sandbox."""
+        # The system counts all processes of a user, so the existing ones are added.
+        processes = limits.processes + user_thread_count() + 16
+        if self.kind is SandboxKind.BUBBLEWRAP:
+            return bubblewrap(_limited(argv, limits, processes), policy, limits), 2
+        if self.kind is SandboxKind.SEATBELT:
+            return seatbelt(argv, policy, scratch), 0
+        if self.kind is SandboxKind.NONE and sys.platform != "linux":
             return list(argv), 0
         spec = {
             "kind": str(self.kind),
-            "root": str(place.root),
-            "seen": str(place.seen),
-            "cwd": str(self.see(place)),
-            "readonly": {str(shown): str(real) for shown, real in place.readonly.items()},
-            "hidden": [str(path) for path in place.hidden if path.exists() and not path.is_symlink()],
-            "network": place.network,
+            "root": str(policy.root),
+            "seen": str(policy.inside_path),
+            "cwd": str(self.path_inside(policy)),
+            "readonly": {str(shown): str(real) for shown, real in policy.readonly.items()},
+            "hidden": [str(path) for path in policy.hidden if path.exists() and not path.is_symlink()],
+            "network": policy.network,
             "file": limits.file,
             "memory": limits.memory,
             "processes": processes,
             "scratch_bytes": min(1 << 30, limits.memory),
             "emptied": [path for path in _EMPTIED if os.path.isdir(path) and not os.path.islink(path)],
-            "unix": not doors(),
+            "unix": not escape_sockets(),
             "readable": [],
             "writable": [],
         }
-        if self.kind is Kind.LANDLOCK:
-            spec["readable"] = [str(path) for path in around(place.hidden)]
-            spec["writable"] = [str(place.root), str(scratch), *(f"/dev/{name}" for name in _DEVICES)]
-        own = 2 if self.kind is Kind.NAMESPACES else 1
+        if self.kind is SandboxKind.LANDLOCK:
+            spec["readable"] = [str(path) for path in paths_excluding(policy.hidden)]
+            spec["writable"] = [str(policy.root), str(scratch), *(f"/dev/{name}" for name in _DEVICES)]
+        own = 2 if self.kind is SandboxKind.NAMESPACES else 1
         return [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec), *argv], own
 
 
-def _limited(argv: Sequence[str], limits: Limits, processes: int) -> list[str]:
-    """The command with limits of its own on files and memory, where the system has the tool for it."""
+def _limited(argv: Sequence[str], limits: CommandLimits, processes: int) -> list[str]:
+    """The command with limits on files and memory, where `prlimit` is installed."""
     tool = shutil.which("prlimit")
     if tool is None:
         return list(argv)
@@ -168,46 +173,46 @@ def _limited(argv: Sequence[str], limits: Limits, processes: int) -> list[str]:
 
 @cache
 def find_sandbox() -> Sandbox:
-    """The best sandbox that holds on this machine. Tries each once; takes a tenth of a second."""
+    """The best sandbox that works on this machine. Tries each once, in about a tenth of a second."""
     wanted = os.environ.get(FORCE, "")
-    if wanted and wanted not in list(Kind):
-        raise UsageError(f"{FORCE} must be one of {', '.join(Kind)}, not {wanted!r:.40}")
-    for kind in Kind:
-        if wanted in ("", kind) and kind is not Kind.NONE and holds(Sandbox(kind)):
+    if wanted and wanted not in list(SandboxKind):
+        raise UsageError(f"{FORCE} must be one of {', '.join(SandboxKind)}, not {wanted!r:.40}")
+    for kind in SandboxKind:
+        if wanted in ("", kind) and kind is not SandboxKind.NONE and is_effective(Sandbox(kind)):
             return Sandbox(kind)
-    if wanted not in ("", Kind.NONE):
-        raise UsageError(f"{FORCE} asks for {wanted}, which does not hold on this machine")
-    return Sandbox(Kind.NONE)
+    if wanted not in ("", SandboxKind.NONE):
+        raise UsageError(f"{FORCE} asks for {wanted}, which does not work on this machine")
+    return Sandbox(SandboxKind.NONE)
 
 
-def holds(sandbox: Sandbox) -> bool:
-    """Whether a command in this sandbox can write the workspace, nothing else, and reaches no network."""
-    if not _present(sandbox.kind):
+def is_effective(sandbox: Sandbox) -> bool:
+    """Whether a command in this sandbox can write the workspace but nothing else, and reaches no network."""
+    if not _is_present(sandbox.kind):
         return False
     with (
-        tempfile.TemporaryDirectory(prefix="keystroke-probe-", dir=_probing()) as folder,
+        tempfile.TemporaryDirectory(prefix="keystroke-probe-", dir=_probe_folder()) as folder,
         socket.create_server(("127.0.0.1", 0)) as listener,
     ):
         inside, outside = Path(folder, "inside"), Path(folder, "outside")
         inside.mkdir()
-        place = Place(inside, hidden=secrets())
+        policy = SandboxPolicy(inside, hidden=credential_paths())
         probe = [sys.executable, "-I", "-S", "-c", _PROBE, str(inside), str(outside)]
         try:
-            ended = sandbox.run([*probe, str(listener.getsockname()[1])], place, Limits(seconds=20))
+            ended = sandbox.run([*probe, str(listener.getsockname()[1])], policy, CommandLimits(seconds=20))
         except (KeystrokeError, OSError):
             return False
         return ended.ok and (inside / "in").exists() and not outside.exists()
 
 
-def _probing() -> str | None:
-    """A folder outside of what sandboxes empty, so that a probe shows what holds for the user's own files."""
+def _probe_folder() -> str | None:
+    """A folder that sandboxes do not replace, so that a probe applies to the user's files."""
     home = Path.home()
     return str(home) if os.access(home, os.W_OK) else None
 
 
-def _present(kind: Kind) -> bool:
-    if kind is Kind.BUBBLEWRAP:
+def _is_present(kind: SandboxKind) -> bool:
+    if kind is SandboxKind.BUBBLEWRAP:
         return sys.platform == "linux" and shutil.which("bwrap") is not None
-    if kind is Kind.SEATBELT:
+    if kind is SandboxKind.SEATBELT:
         return sys.platform == "darwin" and Path("/usr/bin/sandbox-exec").exists()
     return sys.platform == "linux"

@@ -1,15 +1,12 @@
-"""A sandbox by `sandbox-exec` of macOS: everything readable but secrets, the workspace writable.
-
-Makes the profile and the command line; runs nothing. A profile is text, so paths are written into it as
-parameters, never spliced.
-"""
+"""Builds the profile and command line of macOS's `sandbox-exec`: everything readable but secrets, the
+workspace writable. Paths are passed as parameters, never inserted into the profile's text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from keystroke.agent.sandbox.policy import Place
+from keystroke.agent.sandbox.policy import SandboxPolicy
 
 _PROFILE = """(version 1)
 (allow default)
@@ -23,17 +20,17 @@ _PROFILE = """(version 1)
 """
 
 
-def seatbelt(argv: Sequence[str], place: Place, scratch: Path) -> list[str]:
+def seatbelt(argv: Sequence[str], policy: SandboxPolicy, scratch: Path) -> list[str]:
     """`argv` as `sandbox-exec` runs it. Paths must be real ones: the system compares resolved names."""
-    parameters = {"ROOT": place.root.resolve(), "SCRATCH": scratch.resolve()}
+    parameters = {"ROOT": policy.root.resolve(), "SCRATCH": scratch.resolve()}
     profile = _PROFILE
-    for number, path in enumerate(place.readonly):
+    for number, path in enumerate(policy.readonly):
         parameters[f"READONLY{number}"] = path
         profile += f'(deny file-write* (subpath (param "READONLY{number}")))\n'
-    for number, path in enumerate(place.hidden):
+    for number, path in enumerate(policy.hidden):
         parameters[f"HIDDEN{number}"] = path
         profile += f'(deny file-read* file-write* (subpath (param "HIDDEN{number}")))\n'
-    if not place.network:
+    if not policy.network:
         profile += '(deny network*)\n(allow network* (local unix-socket) (subpath (param "SCRATCH")))\n'
     defined = [part for name, path in parameters.items() for part in ("-D", f"{name}={path}")]
     return ["/usr/bin/sandbox-exec", *defined, "-p", profile, *argv]

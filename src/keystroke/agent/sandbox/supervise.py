@@ -1,7 +1,6 @@
-"""One command under watch: its output read, its limits kept, its whole tree ended.
+"""Runs one command, reads its output and enforces its limits.
 
-Knows no sandbox. It is given what to execute and returns how that ended; whatever happens (a limit, an
-interrupt, an error here) no process of the command outlives the call.
+However it ends (a limit, an interrupt, an error here), no process of the command outlives the call.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from keystroke.agent.sandbox.cgroup import Group, process_limit
-from keystroke.agent.sandbox.policy import Ended, Ending, Kept, Limits
-from keystroke.agent.sandbox.processes import end_namespace, end_tree, tree
+from keystroke.agent.sandbox.cgroup import ControlGroup, process_limit
+from keystroke.agent.sandbox.policy import CommandLimits, CompletedCommand, ExitReason, OutputBuffer
+from keystroke.agent.sandbox.processes import end_namespace, end_tree, process_tree
 from keystroke.engine.base import Interrupt
 from keystroke.errors import InputError, NotFound
 
-_GLANCE = 0.05  # seconds between two looks at what the command takes
-_BLINK = 0.02  # seconds between two looks at how many tasks the whole machine has
-_LINGER = 2.0  # seconds that the last output of an ended tree is waited for
+_MEASURE_SECONDS = 0.05  # between two measurements of the command
+_POLL_SECONDS = 0.02  # between two looks at the machine's task count
+_DRAIN_SECONDS = 2.0  # to wait for the last output of an ended tree
 
 OnOutput = Callable[[str], None]
 
@@ -33,23 +32,23 @@ def supervise(
     *,
     cwd: Path,
     env: Mapping[str, str],
-    limits: Limits,
+    limits: CommandLimits,
     interrupt: Interrupt | None = None,
     on_output: OnOutput | None = None,
     disk: Path | None = None,
     unused: int = 0,
     namespace: bool = False,
-) -> Ended:
-    """Run `argv` to its end or to a limit. `disk` is a folder whose file system must keep room; `unused`
-    processes of the tree are the sandbox's own, and with `namespace` its only child is the first process of a
-    namespace. NotFound or InputError where it cannot be started."""
+) -> CompletedCommand:
+    """Run `argv` until it ends or exceeds a limit. `disk` is a folder whose file system must keep free
+    space; `unused` processes of the tree belong to the sandbox; with `namespace` its only child is the
+    first process of a namespace. NotFound or InputError where it cannot be started."""
     with process_limit(limits.processes + unused) as group:
-        child = _started([*group.prefix, *argv], argv[0], cwd, env)
+        child = _start([*group.prefix, *argv], argv[0], cwd, env)
         watch = _Watch(child, group, limits, interrupt, on_output, disk or cwd, unused)
-        return _watched(child, watch, namespace)
+        return _supervise(child, watch, namespace)
 
 
-def _started(argv: Sequence[str], name: str, cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(argv: Sequence[str], name: str, cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             argv,
@@ -66,7 +65,7 @@ def _started(argv: Sequence[str], name: str, cwd: Path, env: Mapping[str, str]) 
         raise InputError(f"{name} cannot be run: {error.strerror}") from None
 
 
-def _watched(child: subprocess.Popen[bytes], watch: _Watch, namespace: bool) -> Ended:
+def _supervise(child: subprocess.Popen[bytes], watch: _Watch, namespace: bool) -> CompletedCommand:
     started = time.monotonic()
     try:
         ending = watch.until_end(started)
@@ -74,107 +73,113 @@ def _watched(child: subprocess.Popen[bytes], watch: _Watch, namespace: bool) -> 
         if child.poll() is None and namespace:
             end_namespace(child.pid)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_LINGER)
+                child.wait(_DRAIN_SECONDS)
         if child.poll() is None:
             end_tree(child.pid)
         child.wait()
         watch.close()
-    return Ended(child.returncode, watch.kept.text(), ending, time.monotonic() - started, watch.kept.printed)
+    return CompletedCommand(
+        child.returncode, watch.output.text(), ending, time.monotonic() - started, watch.output.printed
+    )
 
 
 class _Watch:
     def __init__(
         self,
         child: subprocess.Popen[bytes],
-        group: Group,
-        limits: Limits,
+        group: ControlGroup,
+        limits: CommandLimits,
         interrupt: Interrupt | None,
         on_output: OnOutput | None,
         disk: Path,
         unused: int,
     ) -> None:
-        self.kept = Kept()
+        self.output = OutputBuffer()
         self._child, self._group = child, group
         self._limits, self._interrupt = limits, interrupt
         self._on_output, self._disk, self._unused = on_output, disk, unused
         assert child.stdout is not None
         self._pipe = child.stdout.fileno()
         self._free = _free(disk)
-        self._glance = time.monotonic() + _GLANCE  # nothing takes much before
+        self._next_measurement = time.monotonic() + _MEASURE_SECONDS  # nothing uses much before that
         self._tasks = _tasks()
-        # An interrupt from another thread ends the wait at once, not at the next look.
+        # An interrupt from another thread ends the wait at once.
         self._waker, self._wake = os.pipe()
         self._lock, self._closed = threading.Lock(), False
         if interrupt is not None:
-            interrupt.add_callback(self._woken)
+            interrupt.add_callback(self._on_interrupt)
 
     def close(self) -> None:
         if self._interrupt is not None:
-            self._interrupt.remove_callback(self._woken)
+            self._interrupt.remove_callback(self._on_interrupt)
         if self._child.stdout is not None:
             self._child.stdout.close()
-        with self._lock:  # a thread that interrupts just now must not write to a number given anew
+        with self._lock:  # an interrupting thread must not write to a reused descriptor
             self._closed = True
             os.close(self._wake)
             os.close(self._waker)
 
-    def until_end(self, started: float) -> Ending:
+    def until_end(self, started: float) -> ExitReason:
         end = started + self._limits.seconds
         open_pipe, ended_at = True, 0.0
         while True:
             now = time.monotonic()
             if self._interrupt is not None and self._interrupt.is_set:
-                return Ending.INTERRUPTED
+                return ExitReason.INTERRUPTED
             if now >= end:
-                return Ending.TIMEOUT
-            wait = min(_BLINK, end - now)
+                return ExitReason.TIMEOUT
+            wait = min(_POLL_SECONDS, end - now)
             ready, _, _ = select.select([self._waker, *([self._pipe] if open_pipe else [])], [], [], wait)
             if self._pipe in ready:
                 open_pipe = self._read()
-                if self.kept.printed > self._limits.output:
-                    return Ending.OUTPUT
+                if self.output.printed > self._limits.output:
+                    return ExitReason.OUTPUT
             if self._child.poll() is not None:
-                # Something it left behind may hold the pipe: what is already written is read, no more.
+                # A remaining process may hold the pipe: only what is already written is read.
                 ended_at = ended_at or now
-                if not open_pipe or (not ready and now - ended_at > _GLANCE) or now - ended_at > _LINGER:
-                    return Ending.PROCESSES if self._group.reached() else Ending.EXITED
-            elif (over := self._over(now)) is not None:
+                if (
+                    not open_pipe
+                    or (not ready and now - ended_at > _MEASURE_SECONDS)
+                    or now - ended_at > _DRAIN_SECONDS
+                ):
+                    return ExitReason.PROCESSES if self._group.limit_reached() else ExitReason.EXITED
+            elif (over := self._exceeded(now)) is not None:
                 return over
 
     def _read(self) -> bool:
         data = os.read(self._pipe, 1 << 16)
-        self.kept.add(data)
+        self.output.add(data)
         if data and self._on_output is not None:
             self._on_output(data.decode("utf-8", "replace"))
         return bool(data)
 
-    def _over(self, now: float) -> Ending | None:
-        """The limit that the tree as a whole is over, if any."""
-        # A tree that multiplies shows in the count of all tasks, which costs nothing to read.
-        if now < self._glance and _tasks() - self._tasks <= self._limits.processes:
+    def _exceeded(self, now: float) -> ExitReason | None:
+        """The limit that the process tree exceeds, if any."""
+        # A growing tree shows in the machine's task count, which is cheap to read.
+        if now < self._next_measurement and _tasks() - self._tasks <= self._limits.processes:
             return None
         looked = time.monotonic()
-        living = tree(self._child.pid, _GLANCE / 2)
+        living = process_tree(self._child.pid, _MEASURE_SECONDS / 2)
         threads = sum(process.threads for process in living) - self._unused
-        if threads > self._limits.processes or self._group.reached():
-            return Ending.PROCESSES
+        if threads > self._limits.processes or self._group.limit_reached():
+            return ExitReason.PROCESSES
         if sum(process.memory for process in living) > self._limits.memory:
-            return Ending.MEMORY
+            return ExitReason.MEMORY
         free = _free(self._disk)
         if free < self._limits.spare_disk and free < self._free - (16 << 20):
-            return Ending.DISK
-        # Looking may take a tenth of the time, however many processes this machine has.
-        self._glance = now + max(_GLANCE, 10 * (time.monotonic() - looked))
+            return ExitReason.DISK
+        # Measuring may take a tenth of the time, however many processes there are.
+        self._next_measurement = now + max(_MEASURE_SECONDS, 10 * (time.monotonic() - looked))
         return None
 
-    def _woken(self) -> None:
+    def _on_interrupt(self) -> None:
         with self._lock:
             if not self._closed:
                 os.write(self._wake, b"!")
 
 
 def _tasks() -> int:
-    """How many tasks the machine has; 0 where it does not say."""
+    """The machine's number of tasks; 0 where unknown."""
     try:
         with open("/proc/loadavg", "rb") as file:
             return int(file.read().split()[3].partition(b"/")[2])

@@ -1,21 +1,21 @@
-"""The few things a model can do: read, search, edit, run."""
+"""The tools of the agent: read, search, edit, run."""
 
-from keystroke.agent.tools.call import Call, Result, Tool, Toolbox
-from keystroke.agent.tools.edit import Edit
-from keystroke.agent.tools.read import Read
-from keystroke.agent.tools.run import Approve, Command, Run, Runner
-from keystroke.agent.tools.search import Search
+from keystroke.agent.tools.call import AgentTool, Toolbox, ToolInvocation, ToolResult
+from keystroke.agent.tools.edit import EditTool
+from keystroke.agent.tools.read import ReadTool
+from keystroke.agent.tools.run import ApproveCommand, CommandRequest, Runner, RunTool
+from keystroke.agent.tools.search import SearchTool
 
 __all__ = [
-    "Approve",
-    "Call",
-    "Command",
-    "Edit",
-    "Read",
-    "Result",
-    "Run",
+    "AgentTool",
+    "ApproveCommand",
+    "CommandRequest",
+    "EditTool",
+    "ReadTool",
+    "RunTool",
     "Runner",
-    "Search",
-    "Tool",
+    "SearchTool",
+    "ToolInvocation",
+    "ToolResult",
     "Toolbox",
 ]

@@ -1,8 +1,8 @@
-"""A tool as a model sees it, a call as it writes one, and what comes back.
+"""Tools, their invocations and their results.
 
-A call is data from a model: its arguments are checked against the tool's own types before anything is
-done, and whatever is wrong with it becomes a result that says so in one sentence, never an exception. What a
-tool returns is data too: it is shown to the model as text and gives nobody any permission.
+An invocation is untrusted data: its arguments are validated against the tool's types first, and a faulty
+one becomes a result that says what is wrong, never an exception. A result is data, too: it is shown to the
+model as text and grants no permission.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ LONGEST = 16_000  # characters of a result; more would push the task itself out 
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolInvocation:
     name: str
     arguments: str  # JSON, as the model wrote it
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ToolResult:
     text: str
     failed: bool = False
-    refused: bool = False  # by the user or by a rule, not by circumstances: trying again does not help
+    refused: bool = False  # by the user or by a rule: trying again does not help
 
 
-class Tool(ABC):
-    """`arguments` is the type of what a call holds; its fields describe themselves to the model."""
+class AgentTool(ABC):
+    """`arguments` is the type of a call's arguments; its field descriptions are shown to the model."""
 
     name: ClassVar[str]
     description: ClassVar[str]
     arguments: ClassVar[type[msgspec.Struct]]
 
     @abstractmethod
-    def about(self, arguments: Any) -> str:
-        """One line: what a call is about to do."""
+    def describe(self, arguments: Any) -> str:
+        """One line: what a call will do."""
 
     @abstractmethod
-    def call(self, arguments: Any) -> Result:
-        """Do it. Errors of the tree become results that name them."""
+    def call(self, arguments: Any) -> ToolResult:
+        """Do it. A KeystrokeError becomes a failed result."""
 
     def specification(self) -> dict[str, Any]:
-        """The tool in the form that chat templates and servers take."""
+        """The tool as chat templates and servers expect it."""
         (schema,), components = msgspec.json.schema_components([self.arguments], ref_template="#/{name}")
         own = dict(components[self.arguments.__name__] if "$ref" in schema else schema)
         own.pop("title", None)
@@ -60,7 +60,7 @@ class Tool(ABC):
 class Toolbox:
     """The tools of one task, called by name."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[AgentTool]) -> None:
         self._tools = {tool.name: tool for tool in tools}
 
     @property
@@ -70,15 +70,15 @@ class Toolbox:
     def specifications(self) -> list[dict[str, Any]]:
         return [tool.specification() for tool in self._tools.values()]
 
-    def about(self, call: Call) -> str:
-        """One line: what a call is about to do, or what is wrong with it."""
-        found = self._checked(call)
-        return found.text if isinstance(found, Result) else found[0].about(found[1])
+    def describe(self, call: ToolInvocation) -> str:
+        """One line: what a call will do, or what is wrong with it."""
+        found = self._validate(call)
+        return found.text if isinstance(found, ToolResult) else found[0].describe(found[1])
 
-    def make(self, call: Call) -> Result:
+    def invoke(self, call: ToolInvocation) -> ToolResult:
         """Make a call. Raises Interrupted only."""
-        found = self._checked(call)
-        if isinstance(found, Result):
+        found = self._validate(call)
+        if isinstance(found, ToolResult):
             return found
         tool, arguments = found
         try:
@@ -86,22 +86,24 @@ class Toolbox:
         except Interrupted:
             raise
         except KeystrokeError as error:
-            return Result(str(error), failed=True, refused=error.status == 403)
+            return ToolResult(str(error), failed=True, refused=error.status == 403)
         return result if len(result.text) <= LONGEST else _cut(result)
 
-    def _checked(self, call: Call) -> tuple[Tool, msgspec.Struct] | Result:
+    def _validate(self, call: ToolInvocation) -> tuple[AgentTool, msgspec.Struct] | ToolResult:
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools) or "none"
-            return Result(f"there is no tool {call.name!r:.60}; the tools are: {known}", failed=True)
+            return ToolResult(f"there is no tool {call.name!r:.60}; the tools are: {known}", failed=True)
         try:
             return tool, msgspec.json.decode(call.arguments.encode(), type=tool.arguments)
         except (msgspec.MsgspecError, UnicodeEncodeError) as error:
-            return Result(f"the call of {call.name} is not well formed: {error}; call it again", failed=True)
+            return ToolResult(
+                f"the call of {call.name} is not well formed: {error}; call it again", failed=True
+            )
 
 
-def _cut(result: Result) -> Result:
+def _cut(result: ToolResult) -> ToolResult:
     first, last = LONGEST // 4, LONGEST - LONGEST // 4
     left_out = len(result.text) - first - last
     text = f"{result.text[:first]}\n… {left_out:,} characters left out …\n{result.text[-last:]}"
-    return Result(text, result.failed, result.refused)
+    return ToolResult(text, result.failed, result.refused)

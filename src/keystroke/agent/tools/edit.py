@@ -1,7 +1,7 @@
-"""The tool that changes files: some lines of one become others.
+"""The tool that replaces lines of a file.
 
-The minimal-edit machinery finds the place and keeps everything around it byte for byte. A change that
-does not fit, or that leaves a file which parsed no longer parsing, is not made, and the reason is named.
+Everything around the lines stays byte for byte. A change that does not apply, or that adds syntax errors, is
+refused with its reason.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Annotated
 
 import msgspec
 
-from keystroke.agent.tools.call import Result, Tool
+from keystroke.agent.tools.call import AgentTool, ToolResult
 from keystroke.agent.workspace import Overlay
 from keystroke.analysis.rules import project_rules
 from keystroke.analysis.syntax import error_count, language_of
-from keystroke.assist.edit.operations import Addition, Operation, Replacement, Split
+from keystroke.assist.edit.operations import Addition, Operation, Replacement, SearchReplace
 from keystroke.text import unified_diff
 
 
@@ -26,7 +26,7 @@ class EditArguments(msgspec.Struct, forbid_unknown_fields=True):
     new: Annotated[str, msgspec.Meta(description="the lines that take their place")]
 
 
-class Edit(Tool):
+class EditTool(AgentTool):
     name = "edit"
     description = "Replace some lines of a file by others. Change as little as possible."
     arguments = EditArguments
@@ -34,25 +34,27 @@ class Edit(Tool):
     def __init__(self, overlay: Overlay) -> None:
         self._overlay = overlay
 
-    def about(self, arguments: EditArguments) -> str:
+    def describe(self, arguments: EditArguments) -> str:
         return f"{'change' if arguments.old.strip() else 'write'} {arguments.path}"
 
-    def call(self, arguments: EditArguments) -> Result:
+    def call(self, arguments: EditArguments) -> ToolResult:
         path = arguments.path
         before = self._overlay.read(path)
         trial = self._overlay.fork()
         found = trial.resolve([_operation(arguments, before)])
         if found.failures:
             first = found.failures[0]
-            return Result(f"nothing was changed: {first.message} ({first.reason})", failed=True)
+            return ToolResult(f"nothing was changed: {first.message} ({first.reason})", failed=True)
         after = trial.read(path) or ""
         language = language_of(path)
         if language and error_count(after, language) > (error_count(before, language) if before else 0):
-            return Result(
+            return ToolResult(
                 f"nothing was changed: {path} would no longer parse; mend the new lines", failed=True
             )
         self._overlay.write(path, after)
-        return Result(unified_diff(before or "", after, f"a/{path}", f"b/{path}") or "the file is as it was")
+        return ToolResult(
+            unified_diff(before or "", after, f"a/{path}", f"b/{path}") or "the file is as it was"
+        )
 
 
 def _operation(arguments: EditArguments, before: str | None) -> Operation:
@@ -60,7 +62,10 @@ def _operation(arguments: EditArguments, before: str | None) -> Operation:
     if not old.strip() and not (before or "").strip():
         rules = project_rules(arguments.path)
         return Addition(
-            arguments.path, rules.finished(new if new.endswith("\n") else new + "\n"), overwrite=True
+            arguments.path,
+            rules.with_final_newline(new if new.endswith("\n") else new + "\n"),
+            overwrite=True,
         )
-    split = Split(tuple(old.strip("\n").split("\n")), tuple(new.strip("\n").split("\n")) if new else ())
+    after = tuple(new.strip("\n").split("\n")) if new else ()
+    split = SearchReplace(tuple(old.strip("\n").split("\n")), after)
     return Replacement(arguments.path, (split,))

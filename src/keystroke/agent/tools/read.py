@@ -1,7 +1,7 @@
 """The tool that reads a file, or part of it.
 
-Through the overlay, so the model sees its own changes; a path outside the workspace, a link out of it
-and a secret are refused there.
+It reads through the overlay, so the model sees its own changes, and paths outside the workspace and
+secrets are refused.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Annotated
 
 import msgspec
 
-from keystroke.agent.tools.call import Result, Tool
+from keystroke.agent.tools.call import AgentTool, ToolResult
 from keystroke.agent.workspace import Overlay
 
-_LINES = 400  # shown at a time; a model that wants more asks for the next
+_LINES = 400  # shown at a time; the model asks for the next ones
 
 
 class ReadArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -22,7 +22,7 @@ class ReadArguments(msgspec.Struct, forbid_unknown_fields=True):
     end: Annotated[int, msgspec.Meta(description="last line; 0 means as many as fit", ge=0)] = 0
 
 
-class Read(Tool):
+class ReadTool(AgentTool):
     name = "read"
     description = "Read a file of the workspace."
     arguments = ReadArguments
@@ -30,23 +30,25 @@ class Read(Tool):
     def __init__(self, overlay: Overlay) -> None:
         self._overlay = overlay
 
-    def about(self, arguments: ReadArguments) -> str:
+    def describe(self, arguments: ReadArguments) -> str:
         return f"read {arguments.path}"
 
-    def call(self, arguments: ReadArguments) -> Result:
+    def call(self, arguments: ReadArguments) -> ToolResult:
         text = self._overlay.read(arguments.path)
         if text is None:
-            return Result(f"{arguments.path} does not exist{self._near(arguments.path)}", failed=True)
+            return ToolResult(f"{arguments.path} does not exist{self._near(arguments.path)}", failed=True)
         lines = text.splitlines(keepends=True)
         first = arguments.start - 1
         last = min(arguments.end or len(lines), first + _LINES, len(lines))
         if first >= max(len(lines), 1):
-            return Result(f"{arguments.path} has {len(lines)} lines, none at {arguments.start}", failed=True)
+            return ToolResult(
+                f"{arguments.path} has {len(lines)} lines, none at {arguments.start}", failed=True
+            )
         head = f"{arguments.path}, lines {first + 1} to {last} of {len(lines)}:\n"
-        return Result(head + "".join(lines[first:last]))
+        return ToolResult(head + "".join(lines[first:last]))
 
     def _near(self, path: str) -> str:
-        """Files that may have been meant: of the same name, elsewhere."""
+        """Files of the same name in other folders."""
         name = path.rpartition("/")[2]
         found = [known for known in self._overlay.files() if known.rpartition("/")[2] == name][:3]
         return f"; there is {', '.join(found)}" if found else ""

@@ -1,9 +1,8 @@
-"""The tool that runs a command: in a copy of the workspace, in the sandbox, if it may.
+"""Runs commands in a copy of the workspace, in the sandbox.
 
-A command line from a model is cut into words and executed; no shell ever reads it. Whether it may run is
-asked of `approve`, and where no sandbox holds, always. A command that the user named (a check) is the user's:
-it goes through a shell, and naming it was the approval, unless nothing confines it. What commands change in
-the copy becomes part of the task only when the model ran them; a check changes nothing.
+A command of the model is split into words and executed without a shell, if `approve` allows it. A command
+that the user named (a check) runs in a shell; naming it is the approval, unless there is no sandbox. Files
+that the model's commands change become part of the task; a check changes nothing.
 """
 
 from __future__ import annotations
@@ -15,72 +14,74 @@ from typing import Annotated
 
 import msgspec
 
-from keystroke.agent.sandbox import Ended, Ending, Limits, Sandbox
-from keystroke.agent.tools.call import Result, Tool
-from keystroke.agent.workspace import Overlay, Replica, Replicas
+from keystroke.agent.sandbox import CommandLimits, CompletedCommand, ExitReason, Sandbox
+from keystroke.agent.tools.call import AgentTool, ToolResult
+from keystroke.agent.workspace import Overlay, Replica, WorkspaceReplicas
 from keystroke.engine.base import Interrupt
 from keystroke.errors import Forbidden, InputError, Interrupted
 from keystroke.text.encoding import decode
 
-_REMOVED = 20  # files that a command may remove before somebody must say yes
+_REMOVED = 20  # files that a command may remove without another approval
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """What is about to be run, for whoever is asked. `line` is fit to show."""
+class CommandRequest:
+    """A command that needs approval. `line` is shown to the user."""
 
     line: str
     confined: bool
     network: bool = False
 
 
-Approve = Callable[[Command], bool]
+ApproveCommand = Callable[[CommandRequest], bool]
 
 
 class Runner:
-    """Commands of one task. `changed_by_command` names files that the model's commands changed."""
+    """Runs the commands of one task. `changed_by_command` names files that the model's commands changed."""
 
     def __init__(
         self,
         sandbox: Sandbox,
         overlay: Overlay,
-        copies: Replicas,
-        approve: Approve,
+        copies: WorkspaceReplicas,
+        approve: ApproveCommand,
         *,
-        limits: Limits | None = None,
+        limits: CommandLimits | None = None,
         network: bool = False,
         interrupt: Interrupt | None = None,
         on_output: Callable[[str], None] | None = None,
     ) -> None:
-        self.sandbox, self.overlay, self.limits = sandbox, overlay, limits or Limits()
+        self.sandbox, self.overlay, self.limits = sandbox, overlay, limits or CommandLimits()
         self._copies, self._approve, self._network = copies, approve, network
         self._interrupt, self.on_output = interrupt, on_output
         self.changed_by_command: set[str] = set()
 
-    def check(self, line: str, overlay: Overlay | None = None, interrupt: Interrupt | None = None) -> Ended:
-        """Run a command that the user named, on the task's changes or on `overlay`; several threads may do so
-        at once, then with an interrupt of their own. Forbidden where nothing confines it and the user, asked,
-        says no; Interrupted."""
-        if not self.sandbox.confines and not self._approve(Command(line, False, self._network)):
+    def run_check(
+        self, line: str, overlay: Overlay | None = None, interrupt: Interrupt | None = None
+    ) -> CompletedCommand:
+        """Run a command that the user named, on the task's changes or on `overlay`. Threads that call it
+        at the same time pass interrupts of their own. Forbidden where there is no sandbox and the user
+        does not approve; Interrupted."""
+        if not self.sandbox.confines and not self._approve(CommandRequest(line, False, self._network)):
             raise Forbidden(f"{line!r:.80} was not run: no sandbox holds here and it was not approved")
-        with self._copies.lent() as replica:
+        with self._copies.borrow() as replica:
             quiet = interrupt is not None
             return self._run(replica, ["/bin/sh", "-c", line], overlay or self.overlay, interrupt, quiet)
 
-    def run(self, line: str) -> Ended:
-        """Run a command that a model wrote. Forbidden where it is not approved; InputError where it cannot be
-        read as words; Interrupted. What it changed becomes part of the task."""
+    def run(self, line: str) -> CompletedCommand:
+        """Run a command of the model and take over its changes. Forbidden where it is not approved;
+        InputError where it cannot be split into words; Interrupted."""
         try:
             words = shlex.split(line)
         except ValueError as error:
             raise InputError(f"the command {line!r:.80} cannot be read: {error}") from None
         if not words:
             raise InputError("the command is empty; name a program")
-        if not self._approve(Command(line, self.sandbox.confines, self._network)):
+        if not self._approve(CommandRequest(line, self.sandbox.confines, self._network)):
             raise Forbidden(f"{line!r:.80} was not approved; do without it")
-        with self._copies.lent() as replica:
+        with self._copies.borrow() as replica:
             ended = self._run(replica, words, self.overlay)
-            self._take_over(replica)
+            self._adopt_changes(replica)
         return ended
 
     def _run(
@@ -90,20 +91,27 @@ class Runner:
         overlay: Overlay,
         interrupt: Interrupt | None = None,
         quiet: bool = False,
-    ) -> Ended:
-        replica.show(overlay)
-        place = replica.place(network=self._network)
-        heard = None if quiet else self.on_output
-        ended = self.sandbox.run(words, place, self.limits, interrupt or self._interrupt, on_output=heard)
-        if ended.ending is Ending.INTERRUPTED:
+    ) -> CompletedCommand:
+        replica.sync(overlay)
+        place = replica.sandbox_policy(network=self._network)
+        ended = self.sandbox.run(
+            words,
+            place,
+            self.limits,
+            interrupt or self._interrupt,
+            on_output=None if quiet else self.on_output,
+        )
+        if ended.exit_reason is ExitReason.INTERRUPTED:
             raise Interrupted("stopped on request; the command and all it started were ended")
         return ended
 
-    def _take_over(self, replica: Replica) -> None:
-        changed = replica.changed()
+    def _adopt_changes(self, replica: Replica) -> None:
+        changed = replica.changes()
         removed = [path for path, data in changed.items() if data is None]
         if len(removed) > _REMOVED and not self._approve(
-            Command(f"(remove {len(removed)} files, {', '.join(removed[:3])}, …)", self.sandbox.confines)
+            CommandRequest(
+                f"(remove {len(removed)} files, {', '.join(removed[:3])}, …)", self.sandbox.confines
+            )
         ):
             raise Forbidden(
                 f"the command removed {len(removed)} files; that was not approved and is not kept"
@@ -112,7 +120,7 @@ class Runner:
             try:
                 self.overlay.write(path, None if data is None else decode(data, path).text)
             except (InputError, Forbidden):
-                continue  # no text, or not to be touched: it stays in the copy
+                continue  # not text, or forbidden: it stays in the copy
             self.changed_by_command.add(path)
 
 
@@ -122,7 +130,7 @@ class RunArguments(msgspec.Struct, forbid_unknown_fields=True):
     ]
 
 
-class Run(Tool):
+class RunTool(AgentTool):
     name = "run"
     description = "Run a command in the workspace, for example the tests, and see what it prints."
     arguments = RunArguments
@@ -130,15 +138,15 @@ class Run(Tool):
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def about(self, arguments: RunArguments) -> str:
+    def describe(self, arguments: RunArguments) -> str:
         return f"run {arguments.command:.100}"
 
-    def call(self, arguments: RunArguments) -> Result:
+    def call(self, arguments: RunArguments) -> ToolResult:
         ended = self._runner.run(arguments.command)
-        return Result(told(ended, self._runner.limits), failed=not ended.ok)
+        return ToolResult(result_text(ended, self._runner.limits), failed=not ended.ok)
 
 
-def told(ended: Ended, limits: Limits) -> str:
-    """What a command printed and how it ended, as a model is told."""
+def result_text(ended: CompletedCommand, limits: CommandLimits) -> str:
+    """A command's output and exit, for the model."""
     text = ended.output if not ended.output or ended.output.endswith("\n") else f"{ended.output}\n"
-    return f"{text}The command {ended.sentence(limits)}."
+    return f"{text}The command {ended.describe(limits)}."

@@ -1,7 +1,7 @@
 """The tool that finds text in the workspace's files.
 
-In-process, over the overlay. A query is a regular expression only where it can neither fail to compile
-nor take exponential time; else it is looked for as it stands. Secrets, binary and huge files are passed over.
+It searches the overlay. A query that compiles and cannot take exponential time is a regular expression,
+any other is literal text. Secrets, binary files and huge files are skipped.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Annotated
 
 import msgspec
 
-from keystroke.agent.tools.call import Result, Tool
+from keystroke.agent.tools.call import AgentTool, ToolResult
 from keystroke.agent.workspace import Overlay
-from keystroke.analysis.audit.rules.backtracking import runaway
 from keystroke.errors import KeystrokeError
 
 _MATCHES = 40
@@ -30,7 +29,7 @@ class SearchArguments(msgspec.Struct, forbid_unknown_fields=True):
     files: Annotated[str, msgspec.Meta(description="only files like this, for example *.py")] = ""
 
 
-class Search(Tool):
+class SearchTool(AgentTool):
     name = "search"
     description = "Find lines in the workspace's files."
     arguments = SearchArguments
@@ -38,25 +37,27 @@ class Search(Tool):
     def __init__(self, overlay: Overlay) -> None:
         self._overlay = overlay
 
-    def about(self, arguments: SearchArguments) -> str:
+    def describe(self, arguments: SearchArguments) -> str:
         return f"search for {arguments.query!r:.60}"
 
-    def call(self, arguments: SearchArguments) -> Result:
+    def call(self, arguments: SearchArguments) -> ToolResult:
         found: list[tuple[str, int, str]] = []
         more = False
-        for match in matches(self._overlay, arguments.query, arguments.files):
+        for match in find_matches(self._overlay, arguments.query, arguments.files):
             if len(found) == _MATCHES:
                 more = True
                 break
             found.append(match)
         if not found:
-            return Result(f"nothing matches {arguments.query!r:.80}")
+            return ToolResult(f"nothing matches {arguments.query!r:.80}")
         lines = [f"{path}:{number}: {text[:_WIDTH]}" for path, number, text in found]
-        return Result("\n".join([*lines, *(["… and more; search for something narrower"] if more else [])]))
+        return ToolResult(
+            "\n".join([*lines, *(["… and more; search for something narrower"] if more else [])])
+        )
 
 
-def matches(overlay: Overlay, query: str, files: str = "") -> Iterator[tuple[str, int, str]]:
-    """Path, line from 1 and text of every line that matches, until the time is up."""
+def find_matches(overlay: Overlay, query: str, files: str = "") -> Iterator[tuple[str, int, str]]:
+    """Path, line number from 1 and text of every matching line, within a time limit."""
     pattern = _pattern(query)
     end = time.monotonic() + _SECONDS
     for path in overlay.files():
@@ -65,7 +66,7 @@ def matches(overlay: Overlay, query: str, files: str = "") -> Iterator[tuple[str
         try:
             text = overlay.read(path)
         except KeystrokeError:
-            continue  # binary, too large, or not to be read
+            continue  # binary, too large, or forbidden
         if text is None or len(text) > _SIZE or not pattern.search(text):
             continue
         for number, line in enumerate(text.splitlines(), 1):
@@ -76,10 +77,18 @@ def matches(overlay: Overlay, query: str, files: str = "") -> Iterator[tuple[str
 
 
 def _pattern(query: str) -> re.Pattern[str]:
+    from keystroke.analysis.audit.rules.backtracking import (
+        backtracks_exponentially,
+    )  # here: the audit takes time to load
+
     flags = re.MULTILINE | (0 if any(c.isupper() for c in query) else re.IGNORECASE)
     try:
-        # More than one endless repetition can be slow without being exponential.
-        if len(query) <= 300 and not runaway(query) and len(re.findall(r"(?<!\\)[*+]|\{\d*,", query)) <= 2:
+        # Several unbounded repetitions can be slow without being exponential.
+        if (
+            len(query) <= 300
+            and not backtracks_exponentially(query)
+            and len(re.findall(r"(?<!\\)[*+]|\{\d*,", query)) <= 2
+        ):
             return re.compile(query, flags)
     except (re.error, OverflowError, RecursionError):
         pass

@@ -1,7 +1,7 @@
-"""What a task changes, before it lands: in memory over the workspace, and on disk as a copy for commands."""
+"""A task's changes before they are applied: an overlay in memory, and copies on disk for commands."""
 
-from keystroke.agent.workspace.listing import listed
+from keystroke.agent.workspace.listing import list_files
 from keystroke.agent.workspace.overlay import Overlay
-from keystroke.agent.workspace.replica import Replica, Replicas
+from keystroke.agent.workspace.replica import Replica, WorkspaceReplicas
 
-__all__ = ["Overlay", "Replica", "Replicas", "listed"]
+__all__ = ["Overlay", "Replica", "WorkspaceReplicas", "list_files"]

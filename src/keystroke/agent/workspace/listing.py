@@ -1,7 +1,7 @@
-"""Which files a project consists of.
+"""Lists the files of a project.
 
-What git ignores is left out where git can be asked; else folders that tools fill. Names are relative to
-the root, with forward slashes, in order. No repository's own monitor or hook is run.
+Files that git ignores are left out; without git, folders that tools generate. Names are sorted, relative
+to the root, with forward slashes. The repository's own hooks and monitors are not run.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-MOST = 50_000  # files; a larger tree is cut, so that nobody waits for a home folder
-FILLED = frozenset(
+MOST = 50_000  # files; a larger tree is cut, so that a home folder does not block
+GENERATED = frozenset(
     {
         ".git", ".hg", ".svn", "node_modules", ".venv", "venv", ".tox", ".nox", "__pycache__", ".mypy_cache",
         ".pytest_cache", ".ruff_cache", ".hypothesis", ".cache", "dist", "build", ".eggs", "target",
         ".direnv",
     }
 )  # fmt: skip
-_LITTER = (".pyc", ".pyo", ".orig", ".rej")
+_TEMPORARY = (".pyc", ".pyo", ".orig", ".rej")
 _SECONDS = 30
 
 
-def listed(root: Path, most: int = MOST) -> list[str]:
+def list_files(root: Path, most: int = MOST) -> list[str]:
     """The project's files below `root`."""
     found = _git(root, ["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
     if found is not None:
@@ -31,29 +31,29 @@ def listed(root: Path, most: int = MOST) -> list[str]:
         return [name for name in names if (root / name).is_file()][:most]
     names = []
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in FILLED)
+        folders[:] = sorted(name for name in folders if name not in GENERATED)
         inside = Path(folder).relative_to(root)
-        names += [(inside / name).as_posix() for name in sorted(files) if not name.endswith(_LITTER)]
+        names += [(inside / name).as_posix() for name in sorted(files) if not name.endswith(_TEMPORARY)]
         if len(names) >= most:
             break
     return names[:most]
 
 
-def unwanted(root: Path, names: Iterable[str]) -> set[str]:
-    """Which of these names the project does not want to keep: litter of tools, and what git ignores."""
+def ignored_files(root: Path, names: Iterable[str]) -> set[str]:
+    """The names among these that are temporary files of tools, or that git ignores."""
     wanted = list(names)
-    litter = {
-        name for name in wanted if name.endswith(_LITTER) or not FILLED.isdisjoint(name.split("/")[:-1])
+    ignored = {
+        name for name in wanted if name.endswith(_TEMPORARY) or not GENERATED.isdisjoint(name.split("/")[:-1])
     }
-    rest = [name for name in wanted if name not in litter]
+    rest = [name for name in wanted if name not in ignored]
     if rest:
-        told = _git(root, ["check-ignore", "-z", "--stdin"], b"\0".join(map(os.fsencode, rest)))
-        litter |= {os.fsdecode(name) for name in (told or b"").split(b"\0") if name}
-    return litter
+        output = _git(root, ["check-ignore", "-z", "--stdin"], b"\0".join(map(os.fsencode, rest)))
+        ignored |= {os.fsdecode(name) for name in (output or b"").split(b"\0") if name}
+    return ignored
 
 
 def _git(root: Path, arguments: Sequence[str], given: bytes = b"") -> bytes | None:
-    """What git says; None where there is no git or no repository."""
+    """git's output; None where there is no git or no repository."""
     command = ["git", "-C", str(root), "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]
     try:
         done = subprocess.run(

@@ -1,9 +1,8 @@
-"""Changes of files that exist only in memory, over the workspace as it was when each was first read.
+"""File changes in memory, over the workspace as it was when each file was first read.
 
-Nothing on disk changes before `plan().apply(journal)`, which makes all changes as one edit that one undo
-takes back, or none where a file was changed by somebody else meanwhile. Paths are the workspace's: one that
-leads out of it, into the repository's own files or to a secret is Forbidden, here as everywhere. A file has
-one name here, its real one, whichever link it was named by.
+Nothing on disk changes before `plan().apply(journal)`, which applies all changes as one edit that `undo`
+reverts, or none where a file was changed by somebody else meanwhile. A path out of the workspace, into the
+repository's own files or to a secret is Forbidden. Links are resolved, so a file has one name.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from keystroke.agent.workspace.listing import listed
+from keystroke.agent.workspace.listing import list_files
 from keystroke.assist.edit import EditPlan, FileChange, Workspace
 from keystroke.assist.edit.operations import Operation
 from keystroke.assist.edit.resolve import Resolution, resolve
-from keystroke.assist.edit.workspace import SourceFile
+from keystroke.assist.edit.workspace import WorkspaceFile
 from keystroke.errors import InputError
 from keystroke.text import minimal_diff
 
 
-class Saved(msgspec.Struct, frozen=True):
-    """An overlay for a task's record: new texts (None: removed), and what the files held before."""
+class SavedOverlay(msgspec.Struct, frozen=True):
+    """An overlay in a task's record: new texts (None: removed), and digests of the original files."""
 
     texts: dict[str, str | None]
     digests: dict[str, str | None]
@@ -31,17 +30,17 @@ class Saved(msgspec.Struct, frozen=True):
 class Overlay:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
-        self._base: dict[str, SourceFile | None] = {}  # as first read; shared with forks
+        self._base: dict[str, WorkspaceFile | None] = {}  # as first read; shared with forks
         self._texts: dict[str, str | None] = {}
 
     def fork(self) -> Overlay:
-        """Another one with the same changes; neither sees what the other changes from now on."""
+        """A copy with the same changes; later changes are independent."""
         other = Overlay(self.workspace)
         other._base, other._texts = self._base, dict(self._texts)
         return other
 
     def name(self, path: str) -> str:
-        """The one name of a file. Forbidden where it may not be touched."""
+        """The canonical name of a file. Forbidden where it may not be touched."""
         return self.workspace.locate(path).relative_to(self.workspace.root).as_posix()
 
     def read(self, path: str) -> str | None:
@@ -61,19 +60,17 @@ class Overlay:
             del self._texts[path]
 
     def resolve(self, operations: Sequence[Operation]) -> Resolution:
-        """Make operations, all or none; what kept them from being made is named in the result."""
+        """Apply operations, all or none; the result names failures."""
         found = resolve(operations, self.read)
         if not found.failures:
             for path in found.texts:
-                self._original(
-                    self.name(path)
-                )  # a path that may not be touched ends it before the first write
+                self._original(self.name(path))  # raises for a forbidden path before the first write
             for path, text in found.texts.items():
                 self.write(path, text)
         return found
 
-    def take(self, other: Overlay) -> None:
-        """Have the changes of another one over the same workspace, and no others."""
+    def replace_with(self, other: Overlay) -> None:
+        """Replace all changes with those of another overlay of the same workspace."""
         self._texts = dict(other._texts)
 
     @property
@@ -83,15 +80,15 @@ class Overlay:
 
     def files(self) -> list[str]:
         """The project's files with the changes so far."""
-        names = {name for name in listed(self.workspace.root) if self._texts.get(name, "") is not None}
+        names = {name for name in list_files(self.workspace.root) if self._texts.get(name, "") is not None}
         return sorted(names | {name for name, text in self._texts.items() if text is not None})
 
     def plan(self, instruction: str) -> EditPlan:
-        """The changes as one edit, by the smallest hunks."""
+        """The changes as one edit, with minimal hunks."""
         return EditPlan(self.workspace, instruction, tuple(map(self._change, sorted(self._texts))))
 
-    def data(self, path: str) -> bytes | None:
-        """A changed file's bytes, in the manner of the file it replaces; None where it is removed."""
+    def encoded(self, path: str) -> bytes | None:
+        """A changed file's bytes, in the encoding of the file it replaces; None where it is removed."""
         return self._change(path).data()
 
     def _change(self, path: str) -> FileChange:
@@ -101,13 +98,13 @@ class Overlay:
     def diff(self) -> str:
         return self.plan("").diff()
 
-    def saved(self) -> Saved:
+    def snapshot(self) -> SavedOverlay:
         digests = {path: base.digest if (base := self._base[path]) else None for path in self._texts}
-        return Saved(dict(self._texts), digests)
+        return SavedOverlay(dict(self._texts), digests)
 
     @classmethod
-    def restored(cls, workspace: Workspace, saved: Saved) -> Overlay:
-        """The overlay of a task that goes on. InputError where a file was changed since."""
+    def restore(cls, workspace: Workspace, saved: SavedOverlay) -> Overlay:
+        """The overlay of a task that continues. InputError where a file was changed since."""
         overlay = cls(workspace)
         for path, text in saved.texts.items():
             base = overlay._original(path)
@@ -118,7 +115,7 @@ class Overlay:
             overlay.write(path, text)
         return overlay
 
-    def _original(self, path: str) -> SourceFile | None:
+    def _original(self, path: str) -> WorkspaceFile | None:
         if path not in self._base:
             there = self.workspace.read_bytes(path) is not None
             self._base[path] = self.workspace.read(path) if there else None

@@ -1,8 +1,8 @@
-"""A copy of the workspace on disk, for commands to run in and to spoil.
+"""Copies of the workspace on disk, in which commands run.
 
-The user's own files are only read. What commands change in the copy is told by `changed` and gone at the
-next `show`. Secrets are never copied. Repositories and installed packages are not copied either: they are
-shown read-only where the sandbox can mount, and linked where it cannot.
+The user's files are only read. `changes` reports what commands changed in a copy; the next `sync` reverts
+it. Secrets are never copied. Repositories and installed packages are mounted read-only where the sandbox
+can mount, and linked where it cannot.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-from keystroke.agent.sandbox import Place, Sandbox, secret_files, secrets
-from keystroke.agent.workspace.listing import unwanted
+from keystroke.agent.sandbox import Sandbox, SandboxPolicy, credential_paths, secret_files
+from keystroke.agent.workspace.listing import ignored_files
 from keystroke.agent.workspace.overlay import Overlay
 from keystroke.agent.workspace.scratch import remove
 from keystroke.errors import InputError
 
 MOST_BYTES = 1 << 30
 MOST_FILES = 50_000
-_LENT = frozenset({".git", ".hg", ".svn", "node_modules", ".venv", "venv", ".tox", ".nox", ".direnv"})
+_MOUNTED = frozenset({".git", ".hg", ".svn", "node_modules", ".venv", "venv", ".tox", ".nox", ".direnv"})
 _CACHES = frozenset({"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"})
 
-Mark = tuple[int, int, int]  # size, time, inode: enough to see that somebody wrote
+Mark = tuple[int, int, int]  # size, time, inode: enough to detect a write
 
 
 class Replica:
-    """Made when first shown; `close` removes it."""
+    """Created by the first `sync`; `close` removes it."""
 
     def __init__(self, root: Path, folder: Path, sandbox: Sandbox, *, exclude: tuple[str, ...] = ()) -> None:
         self.root, self.folder = root, folder
         self._sandbox, self._exclude = sandbox, exclude
-        self._lent: list[str] = []
+        self._mounted: list[str] = []
         self._marks: dict[str, Mark] = {}
         self._shown: dict[str, str | None] = {}
 
-    def show(self, overlay: Overlay) -> None:
+    def sync(self, overlay: Overlay) -> None:
         """Make the copy hold exactly the workspace with the overlay's changes. InputError where the workspace
         is too large to copy or the disk is full."""
         try:
             if not self.folder.exists():
                 self._copy()
             else:
-                self._mend()
+                self._revert()
             for path in {*self._shown, *overlay.texts}:
                 if path not in overlay.texts:
                     self._restore(path)
                 elif self._shown.get(path, ...) != overlay.texts[path]:
-                    self._put(path, overlay.data(path))
+                    self._put(path, overlay.encoded(path))
             self._shown = dict(overlay.texts)
             self._marks = dict(self._walk())
         except OSError as error:
@@ -60,26 +60,24 @@ class Replica:
                 "free some room there"
             ) from None
 
-    def place(self, *, network: bool = False) -> Place:
-        """Where a command runs."""
-        if self._sandbox.kind.mounts:  # the copy covers the workspace, secrets and all
-            lent = {self.root / name: (self.root / name).resolve() for name in self._lent}
-            return Place(self.folder, self.root, lent, secrets(), network)
-        hidden = (*secrets(), *secret_files(self.root, self._exclude))
-        return Place(self.folder, hidden=hidden, network=network)
+    def sandbox_policy(self, *, network: bool = False) -> SandboxPolicy:
+        """The policy for a command that runs in the copy."""
+        if self._sandbox.kind.can_mount:  # the copy covers the workspace, secrets and all
+            mounted = {self.root / name: (self.root / name).resolve() for name in self._mounted}
+            return SandboxPolicy(self.folder, self.root, mounted, credential_paths(), network)
+        hidden = (*credential_paths(), *secret_files(self.root, self._exclude))
+        return SandboxPolicy(self.folder, hidden=hidden, network=network)
 
-    def changed(self) -> dict[str, bytes | None]:
-        """What was changed in the copy since it was shown: new bytes by path, None for what was removed.
-        Litter of tools and what the project ignores is left out, and so is what is no regular file."""
+    def changes(self) -> dict[str, bytes | None]:
+        """The changes in the copy since `sync`: new bytes by path, None for removed files. Ignored files
+        and what is not a regular file are left out."""
         now = dict(self._walk())
         names = {name for name in {*now, *self._marks} if now.get(name) != self._marks.get(name)}
-        kept = names - unwanted(self.root, names)
+        kept = names - ignored_files(self.root, names)
         return {name: (self.folder / name).read_bytes() if name in now else None for name in sorted(kept)}
 
     def close(self) -> None:
         remove(self.folder)
-
-    # ── how ───────────────────────────────────────────────────────────────────────────────────
 
     def _copy(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True)
@@ -94,37 +92,37 @@ class Replica:
                     f"{self.root} has more than {MOST_FILES:,} files or {MOST_BYTES >> 20:,} MB, too much to "
                     "copy for a command; run this in the folder that the task is about"
                 )
-            _copied(source, target, info)
-        if not self._sandbox.kind.mounts:
-            for name in self._lent:
+            _copy_file(source, target, info)
+        if not self._sandbox.kind.can_mount:
+            for name in self._mounted:
                 (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (self.folder / name).symlink_to(self.root / name)
 
     def _sources(self, inside: str) -> Iterator[str]:
-        """Every file and link to copy; folders to lend are noted on the way."""
+        """Every file and link to copy; collects the folders to mount."""
         with os.scandir(self.root / inside) as entries:
             ordered = sorted(entries, key=lambda entry: entry.name)
         for entry in ordered:
             name = f"{inside}/{entry.name}" if inside else entry.name
             if entry.is_dir(follow_symlinks=False):
-                if entry.name in _LENT or os.path.exists(os.path.join(entry.path, "pyvenv.cfg")):
-                    self._lent.append(name)
+                if entry.name in _MOUNTED or os.path.exists(os.path.join(entry.path, "pyvenv.cfg")):
+                    self._mounted.append(name)
                 elif entry.name not in _CACHES:
                     yield from self._sources(name)
-            elif entry.is_symlink() or (entry.is_file() and not self._secret(entry.name)):
+            elif entry.is_symlink() or (entry.is_file() and not self._is_secret(entry.name)):
                 yield name
 
-    def _secret(self, name: str) -> bool:
+    def _is_secret(self, name: str) -> bool:
         return any(fnmatch(name, pattern) for pattern in self._exclude)
 
     def _walk(self) -> Iterator[tuple[str, Mark]]:
-        """The regular files of the copy, lent folders left out."""
+        """The regular files of the copy, without mounted folders."""
         for folder, folders, files in os.walk(self.folder):
             inside = Path(folder).relative_to(self.folder)
             folders[:] = [
                 name
                 for name in folders
-                if (inside / name).as_posix() not in self._lent and name not in _CACHES
+                if (inside / name).as_posix() not in self._mounted and name not in _CACHES
             ]
             for name in files:
                 with contextlib.suppress(OSError):
@@ -132,8 +130,8 @@ class Replica:
                     if stat.S_ISREG(info.st_mode):
                         yield (inside / name).as_posix(), (info.st_size, info.st_mtime_ns, info.st_ino)
 
-    def _mend(self) -> None:
-        """Take back what commands did to the copy."""
+    def _revert(self) -> None:
+        """Undo what commands did to the copy."""
         now = dict(self._walk())
         for name in {*now, *self._marks}:
             if now.get(name) == self._marks.get(name):
@@ -142,19 +140,19 @@ class Replica:
             if name not in self._marks:
                 target.unlink()
             elif name in self._shown:
-                self._shown.pop(name)  # written anew by whoever shows
+                self._shown.pop(name)  # `sync` writes it again
             else:
                 self._restore(name)
 
     def _restore(self, path: str) -> None:
-        """The file as the workspace has it."""
+        """Copy the workspace's version of a file."""
         source, target = self.root / path, self.folder / path
         self._clear(target)
         if source.exists():
-            _copied(source, target, source.lstat())
+            _copy_file(source, target, source.lstat())
 
     def _clear(self, target: Path) -> None:
-        """Make room for a file: a command may have put a folder or a link there, or above it."""
+        """Remove what a command may have put in a file's place: a folder, or a link, also above it."""
         for parent in reversed(target.parents):
             inside = parent.is_relative_to(self.folder) and parent != self.folder
             if inside and (parent.is_symlink() or parent.is_file()):
@@ -176,24 +174,24 @@ class Replica:
             target.chmod(stat.S_IMODE(source.stat().st_mode))
 
 
-class Replicas:
-    """Copies for commands that run at the same time: each has one to itself, made when first needed."""
+class WorkspaceReplicas:
+    """Copies for commands that run at the same time, created when first needed."""
 
     def __init__(
         self, root: Path, folder: Path, sandbox: Sandbox, *, exclude: tuple[str, ...] = (), most: int = 1
     ) -> None:
         self._made: list[Replica] = []
         self._free: list[Replica] = []
-        self._turn = threading.Condition()
+        self._returned = threading.Condition()
         self._most = max(1, most)
         self._root, self._folder, self._sandbox, self._exclude = root, folder, sandbox, exclude
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[Replica]:
-        """A copy of one's own, for a while. Waits where as many as may be are lent."""
-        with self._turn:
+    def borrow(self) -> Iterator[Replica]:
+        """A copy for exclusive use. Waits while all are in use."""
+        with self._returned:
             while not self._free and len(self._made) >= self._most:
-                self._turn.wait()
+                self._returned.wait()
             if not self._free:
                 folder = self._folder / f"copy{len(self._made)}"
                 made = Replica(self._root, folder, self._sandbox, exclude=self._exclude)
@@ -203,33 +201,33 @@ class Replicas:
         try:
             yield replica
         finally:
-            with self._turn:
+            with self._returned:
                 self._free.append(replica)
-                self._turn.notify()
+                self._returned.notify()
 
     def close(self) -> None:
-        """Remove all copies, once those that are lent have come back."""
-        with self._turn:
+        """Remove all copies once they have been returned."""
+        with self._returned:
             while len(self._free) < len(self._made):
-                self._turn.wait()
+                self._returned.wait()
         for replica in self._made:
             if replica.folder.exists():
                 replica.close()
 
 
-def _copied(source: Path, target: Path, info: os.stat_result) -> None:
+def _copy_file(source: Path, target: Path, info: os.stat_result) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if stat.S_ISLNK(info.st_mode):
         target.symlink_to(os.readlink(source))
         return
     with source.open("rb") as reading, target.open("wb") as writing:
-        _poured(reading.fileno(), writing.fileno(), info.st_size)
+        _copy_bytes(reading.fileno(), writing.fileno(), info.st_size)
     target.chmod(stat.S_IMODE(info.st_mode) | stat.S_IWUSR)
     os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
-def _poured(source: int, target: int, size: int) -> None:
-    """Copy all bytes; file systems that can share them do so, and take no room."""
+def _copy_bytes(source: int, target: int, size: int) -> None:
+    """Copy all bytes, sharing storage where the file system can."""
     left = size
     while left > 0:
         try:

@@ -1,7 +1,7 @@
-"""The folder in which a task keeps its copies, gone with the task, however the task goes.
+"""The temporary folder of a task, removed with the task however it ends.
 
-A folder is held by a lock on a file inside it, which the system lets go when its process ends, even by
-SIGKILL. Whoever makes a folder removes those of its own user that nobody holds any more, and no others.
+A lock on a file inside the folder is released by the system when its process ends, even by SIGKILL.
+Creating a folder removes this user's folders whose lock is free, and no others.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ _LOCK = ".lock"
 
 @contextlib.contextmanager
 def task_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A folder of one's own, removed at the end; those that killed tasks left behind in `parent` (the
-    system's folder for temporary files where None) are removed first. Raises InputError where none can be
-    made."""
-    place = parent or Path(tempfile.gettempdir())
-    remove_abandoned(place)
-    folder, held = _made(place)
+    """A new folder in `parent` (None: the system's temporary folder), removed at the end. Folders that
+    killed tasks left there are removed first. InputError where none can be created."""
+    parent_folder = parent or Path(tempfile.gettempdir())
+    remove_abandoned(parent_folder)
+    folder, held = _create(parent_folder)
     try:
         yield folder
     finally:
@@ -36,43 +35,43 @@ def task_folder(parent: Path | None = None) -> Iterator[Path]:
         os.close(held)
 
 
-def remove_abandoned(place: Path) -> list[Path]:
-    """Remove the folders of tasks that were killed. Returns what was removed. Never raises."""
+def remove_abandoned(parent_folder: Path) -> list[Path]:
+    """Remove the folders of killed tasks and return them. Never raises."""
     gone = []
     try:
-        found = [entry for entry in place.iterdir() if entry.name.startswith(PREFIX)]
+        found = [entry for entry in parent_folder.iterdir() if entry.name.startswith(PREFIX)]
     except OSError:
         return []
     for folder in found:
         with contextlib.suppress(OSError):
-            if _abandoned(folder):
+            if _is_abandoned(folder):
                 remove(folder)
                 gone.append(folder)
     return gone
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder and what is in it, also what a command made read-only. Never raises."""
-    shutil.rmtree(folder, onerror=_writable)
+    """Remove a folder with its contents, also read-only ones. Never raises."""
+    shutil.rmtree(folder, onerror=_make_writable)
 
 
-def _made(place: Path) -> tuple[Path, int]:
+def _create(parent_folder: Path) -> tuple[Path, int]:
     folder = None
     try:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
-        return folder, _held(folder)
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent_folder))
+        return folder, _lock(folder)
     except OSError as error:
         if folder is not None:
             remove(folder)
         raise InputError(
-            f"a folder for the task's copies cannot be made in {place}: {error.strerror}; "
+            f"a folder for the task's copies cannot be made in {parent_folder}: {error.strerror}; "
             "free some room there"
         ) from None
 
 
-def _held(folder: Path) -> int:
-    """Lock the folder until the descriptor is closed. The file gets its name once it is locked: nobody sees
-    one that is not yet."""
+def _lock(folder: Path) -> int:
+    """Lock the folder until the returned descriptor is closed. The file gets its final name once it is
+    locked, so an unlocked one is never seen."""
     early = folder / f"{_LOCK}-early"
     descriptor = os.open(early, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -84,13 +83,11 @@ def _held(folder: Path) -> int:
     return descriptor
 
 
-def _abandoned(folder: Path) -> bool:
+def _is_abandoned(folder: Path) -> bool:
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
         return False
-    descriptor = os.open(
-        folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    )  # raises where there is none
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)  # OSError: no lock file
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -100,10 +97,9 @@ def _abandoned(folder: Path) -> bool:
         os.close(descriptor)
 
 
-def _writable(_act: object, path: str, _error: object) -> None:
-    """A folder that a command made read-only is removed all the same."""
+def _make_writable(_act: object, path: str, _error: object) -> None:
     with contextlib.suppress(OSError):
         os.chmod(os.path.dirname(path), 0o700)
-        if not os.path.islink(path):  # what a link points to is not ours to change
+        if not os.path.islink(path):  # never change the target of a link
             os.chmod(path, 0o700)
         (os.rmdir if os.path.isdir(path) and not os.path.islink(path) else os.unlink)(path)

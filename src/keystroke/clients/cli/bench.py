@@ -1,7 +1,6 @@
-"""`keystroke bench`: the repository's benchmarks where there is a checkout, a quick one anywhere.
+"""`keystroke bench`: runs a benchmark of the checkout, or a quick one of the default model.
 
-Runs a benchmark's own file unchanged, with this Python, and leaves with its exit code. The quick one
-measures the default model and says so.
+A benchmark's file runs with this Python, and its exit code is passed on.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ CUDA = "cuda"
 
 def bench(
     ctx: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="A benchmark; the list of them if left out.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A benchmark. Default: list them.")] = None,
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="Passed on to the benchmark, after --.")
+        list[str] | None, typer.Argument(help="Arguments for the benchmark, after --.")
     ] = None,
     model: options.Model = None,
     json: options.Json = False,
@@ -53,7 +52,7 @@ def bench(
         raise typer.Exit(done.returncode)
     else:
         where = (
-            f"there are {', '.join((QUICK, *found))}"
+            f"choose from {', '.join((QUICK, *found))}"
             if found
             else f"outside a checkout there is only {QUICK}"
         )
@@ -61,7 +60,7 @@ def bench(
 
 
 def benchmarks() -> dict[str, Path]:
-    """The files of `bench/` in the checkout this package runs from, by name; none in an installation."""
+    """The files of `bench/` in the checkout by name; none in an installation."""
     root = Path(__file__).resolve().parents[4]
     if not (root / "pyproject.toml").is_file():
         return {}
@@ -79,21 +78,21 @@ def _about(file: Path) -> str:
 
 
 def _quick(model: str | None, run: Invocation, *, as_json: bool) -> None:
-    from keystroke.clients.cli.local_speaker import LocalSpeaker
+    from keystroke.agent.chat.local import LocalChatModel
     from keystroke.clients.cli.measure import measure
-    from keystroke.clients.cli.speaker import open_speaker
+    from keystroke.clients.cli.open_model import open_model
 
-    with open_speaker(model, run, local=True) as speaker:
-        if not isinstance(speaker, LocalSpeaker):
+    with open_model(model, run, local=True) as opened:
+        if not isinstance(opened, LocalChatModel):
             raise UnsupportedModel(
-                f"{speaker.name} runs on a server; the quick benchmark is for models on this machine"
+                f"{opened.name} runs on a server; the quick benchmark is for models on this machine"
             )
-        speed = measure(speaker.model.engine)
+        speed = measure(opened.model.engine)
     if as_json:
-        run.console.json({"model": speaker.name, **asdict(speed)})
+        run.console.json({"model": opened.name, **asdict(speed)})
     else:
         costs = ", ".join(f"{rows}: {cost:.1f}" for rows, cost in speed.verify.items())
         run.console.table(
             ("model", "prefill tok/s", "decode tok/s", "verify rows: cost in steps"),
-            [(speaker.name, f"{speed.prefill:.0f}", f"{speed.decode:.0f}", costs)],
+            [(opened.name, f"{speed.prefill:.0f}", f"{speed.decode:.0f}", costs)],
         )

@@ -1,14 +1,12 @@
-"""`keystroke chat`: a conversation on a terminal, or one line of input for one answer in a pipe.
+"""`keystroke chat`: a conversation on a terminal, or one answer per line of input in a pipe.
 
-Owns the keyboard and the screen. Ctrl-C stops the answer and keeps what was said; a line typed while
-the answer comes, on a line of its own below it, is spliced into it. Lines that begin with / are for this
-program, not for the model.
+Ctrl-C stops the answer and keeps its text; a line typed during an answer is inserted into it. Lines that
+begin with / are commands of this program.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import select
 import sys
 from collections.abc import Callable, Iterator
@@ -19,83 +17,77 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import InputError, KeystrokeError
 
 if TYPE_CHECKING:
-    from keystroke.clients.cli.answering import Report, Speaker
-    from keystroke.clients.cli.conversation import Conversation
+    from keystroke.agent.chat.model import AnswerReport, CompletionModel
+    from keystroke.clients.cli.conversation import ChatConversation
     from keystroke.clients.cli.input_line import InputLine
     from keystroke.engine.generation import GenerationParams
 
-HELP = """/reset         forget the conversation
+HELP = """/reset         clear the conversation
 /save FILE     write it to FILE as JSON
-/file PATH     show the model a file with your next message (or write @path, @path:10-20 in it)
-/model [NAME]  go on with another model, or say which one answers
-/stats         what the last answer cost
+/file PATH     add a file to your next message (or write @path, @path:10-20 in it)
+/model [NAME]  continue with another model, or show which one answers
+/stats         cost of the last answer
 /help          this list
 /exit          leave (or Ctrl-D)
-While an answer comes: Ctrl-C stops it; a line and Enter redirects it."""
+During an answer: Ctrl-C stops it; a line and Enter redirects it."""
 PROMPT = "> "
 
 
 def chat(
     ctx: typer.Context,
     model: options.Model = None,
-    system: Annotated[
-        str | None, typer.Option(help="Instructions that stand before the conversation.")
-    ] = None,
-    load: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Go on from a saved conversation.")
-    ] = None,
+    system: Annotated[str | None, typer.Option(help="Instructions before the conversation.")] = None,
+    load: Annotated[Path | None, typer.Option(metavar="FILE", help="Continue a saved conversation.")] = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     seed: options.Seed = None,
     json: options.Json = False,
 ) -> None:
-    from keystroke.clients.cli.conversation import Conversation
-    from keystroke.clients.cli.speaker import chat_model, open_speaker, params
+    from keystroke.clients.cli.conversation import ChatConversation
+    from keystroke.clients.cli.open_model import chat_model, generation_params, open_model
 
-    run = of(ctx)
-    conversation = Conversation.load(load) if load is not None else Conversation(system)
-    chosen = params(run.settings, max_tokens=max_tokens, temperature=temperature, seed=seed)
-    speaker = open_speaker(chat_model(model, run), run)
-    room = Room(run, speaker, conversation, chosen, as_json=run.wants_json(json))
+    run = invocation_of(ctx)
+    conversation = ChatConversation.load(load) if load is not None else ChatConversation(system)
+    params = generation_params(run.settings, max_tokens=max_tokens, temperature=temperature, seed=seed)
+    opened = open_model(chat_model(model, run), run)
+    session = ChatSession(run, opened, conversation, params, as_json=run.wants_json(json))
     try:
-        speaker.check_chat()
+        opened.check_chat()
         if sys.stdin.isatty():
-            room.run_terminal()
+            session.run_terminal()
         else:
-            room.run_pipe()
+            session.run_pipe()
     finally:
-        room.speaker.close()
+        session.model.close()
 
 
-class Room:
-    """Where the conversation takes place."""
+class ChatSession:
+    """Reads messages and commands, and shows answers."""
 
     def __init__(
         self,
         run: Invocation,
-        speaker: Speaker,
-        conversation: Conversation,
+        model: CompletionModel,
+        conversation: ChatConversation,
         params: GenerationParams,
         *,
         as_json: bool,
     ) -> None:
-        self.run, self.speaker, self.conversation, self.params = run, speaker, conversation, params
+        self.run, self.model, self.conversation, self.params = run, model, conversation, params
         self.as_json = as_json
-        self.report: Report | None = None
+        self.report: AnswerReport | None = None
         self.leaving = False
-        self.later: list[str] = []  # lines typed during an answer that are not for the model
-        self.unfinished = ""  # typed during an answer and not ended by Enter
-        self.shown: list[str] = []  # files that go with the next message
-
-    # ── two ways in ──────────────────────────────────────────────────────────────────────────
+        self.later: list[str] = []  # commands typed during an answer
+        self.unfinished = ""  # typed during an answer, without Enter
+        self.shown: list[str] = []  # files for the next message
 
     def run_pipe(self) -> None:
         """Each line of standard input is one message. The first error ends the run."""
-        from keystroke.clients.cli.source import decode
+        from keystroke.clients.cli.text_file import decode
 
         for raw in sys.stdin.buffer:
             line = decode(raw, "standard input").strip()
@@ -105,7 +97,7 @@ class Room:
                 return
 
     def run_terminal(self) -> None:
-        self.run.console.note(f"{self.speaker.name} listens; /help for help, Ctrl-D to leave")
+        self.run.console.note(f"{self.model.name} is ready; /help for help, Ctrl-D to leave")
         warned = False  # Ctrl-C at the prompt: once clears the line, twice leaves
         with _history(self.run):
             while not self.leaving:
@@ -130,12 +122,12 @@ class Room:
                     if line and not self._command(line):
                         self.answer(line, keyboard=True)
                 except KeystrokeError as error:
-                    from keystroke.clients.cli.console import complain
+                    from keystroke.clients.cli.console import print_error
 
-                    complain(str(error))
+                    print_error(str(error))
 
     def _input(self) -> str:
-        """A line from the prompt, begun with what was typed during the answer."""
+        """A line from the prompt, which starts with what was typed during the answer."""
         begun, self.unfinished = self.unfinished, ""
         if not begun:
             return input(PROMPT).strip()
@@ -149,27 +141,28 @@ class Room:
         finally:
             readline.set_startup_hook(None)
 
-    # ── one answer ───────────────────────────────────────────────────────────────────────────
-
     def answer(self, line: str, *, keyboard: bool = False) -> None:
         """Show the answer to `line`."""
-        from keystroke.clients.cli.conversation import Turn
+        from keystroke.agent.chat.model import AnswerOptions
+        from keystroke.clients.cli.conversation import ChatTurn
         from keystroke.clients.cli.interruption import interruptible
 
-        self.conversation.say(self._message(line))
+        self.conversation.add_user_message(self._message(line))
         with interruptible() as interrupt:
             with (
-                Turn(self.speaker, self.conversation, self.params, interrupt) as turn,
+                ChatTurn(
+                    self.model, self.conversation, AnswerOptions(self.params, interrupt=interrupt)
+                ) as turn,
                 self._keys(keyboard) as typing,
             ):
                 keys = [sys.stdin.fileno()] if keyboard else []
                 ended = False
                 while not ended:
                     ready, _, _ = select.select([turn.wake, *keys], [], [])
-                    if keys and keys[0] in ready and not self._typed(turn.redirect, typing):
-                        keys, self.leaving = [], True  # Ctrl-D: the answer still comes to its end
+                    if keys and keys[0] in ready and not self._read_keyboard(turn.redirect, typing):
+                        keys, self.leaving = [], True  # Ctrl-D: the answer is still finished
                     if turn.wake in ready:
-                        text, ended = turn.take()
+                        text, ended = turn.read()
                         self._show(text, typing)
             stopped = interrupt.is_set and turn.report is not None and turn.report.finish == "interrupted"
         self.report = turn.report
@@ -180,13 +173,13 @@ class Room:
         self._close_answer(stopped, turn.looped)
         if stopped and not keyboard:
             raise KeyboardInterrupt
-        self.later += turn.left_over()
+        self.later += turn.pending_lines()
 
     def _message(self, line: str) -> str:
-        """The line with the files it mentions, and those that were put beside it."""
-        from keystroke.clients.cli.attachments import with_files
+        """The line with the files it mentions and those added by /file."""
+        from keystroke.clients.cli.attachments import attach_mentions
 
-        message, names = with_files(line, self.run.settings.assist.exclude)
+        message, names = attach_mentions(line, self.run.settings.assist.exclude)
         if names:
             self.run.console.note(f"with {', '.join(names)}")
         files, self.shown = self.shown, []
@@ -194,23 +187,21 @@ class Room:
 
     @contextmanager
     def _keys(self, keyboard: bool) -> Iterator[InputLine | None]:
-        """A line to type on below the answer, where there is a terminal to draw it on."""
-        from keystroke.clients.cli.input_line import InputLine
+        """An input line below the answer, where the terminal can draw it."""
+        from keystroke.clients.cli.input_line import InputLine, can_draw
 
-        if not keyboard or self.as_json or not sys.stdout.isatty() or not _drawable():
+        if not keyboard or self.as_json or not can_draw():
             yield None
             return
         with InputLine(sys.stdin.fileno(), sys.stdout.write) as typing:
             yield typing
         self.unfinished = typing.typed
 
-    def _typed(self, redirect: Callable[[str], None], typing: InputLine | None) -> bool:
-        """Take what was typed during the answer. False at the end of input."""
-        if typing is not None:
-            lines = typing.read()
-        else:
-            data = os.read(sys.stdin.fileno(), 65536)
-            lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines()] if data else None
+    def _read_keyboard(self, redirect: Callable[[str], None], typing: InputLine | None) -> bool:
+        """Handle lines typed during the answer. False at the end of input."""
+        from keystroke.clients.cli.input_line import read_lines
+
+        lines = read_lines(typing)
         for line in lines or ():
             if line.startswith("/"):
                 self.later.append(line)
@@ -235,14 +226,12 @@ class Room:
             return
         self.run.console.line()
         if looped:
-            self.run.console.note("(stopped: it began to repeat itself)")
+            self.run.console.note("(stopped: the answer repeated itself)")
         elif stopped:
             self.run.console.note("(stopped)")
 
-    # ── commands ─────────────────────────────────────────────────────────────────────────────
-
     def _command(self, line: str) -> bool:
-        """Whether `line` was for this program; if so it is done."""
+        """Run `line` if it is a command; False if it is a message."""
         if not line.startswith("/"):
             return False
         name, _, rest = line.partition(" ")
@@ -251,7 +240,7 @@ class Room:
             self.run.console.line(HELP)
         elif name == "/reset":
             self.conversation.reset()
-            self.run.console.note("the conversation begins anew")
+            self.run.console.note("the conversation is cleared")
         elif name == "/save":
             if not rest:
                 raise InputError("/save needs a file name")
@@ -268,44 +257,39 @@ class Room:
         return True
 
     def _file(self, name: str) -> None:
-        from keystroke.clients.cli.attachments import attached
+        from keystroke.clients.cli.attachments import attach_file
 
         if not name:
             raise InputError("/file needs the path of a file")
-        self.shown.append(attached(name, self.run.settings.assist.exclude))
-        self.run.console.note(f"{name} goes with your next message")
+        self.shown.append(attach_file(name, self.run.settings.assist.exclude))
+        self.run.console.note(f"{name} is added to your next message")
 
     def _switch(self, name: str) -> None:
-        """Another model goes on with the same conversation. If it cannot be opened the old one stays."""
-        from keystroke.clients.cli.speaker import open_speaker
+        """Continue with another model. If it cannot be opened the old one stays."""
+        from keystroke.clients.cli.open_model import open_model
 
         if name:
-            other = open_speaker(name, self.run)
+            other = open_model(name, self.run)
             try:
                 other.check_chat()
             except KeystrokeError:
                 other.close()
                 raise
-            self.speaker.close()
-            self.speaker = other
-        self.run.console.line(f"{self.speaker.name} answers")
+            self.model.close()
+            self.model = other
+        self.run.console.line(f"{self.model.name} answers")
 
     def _stats(self) -> None:
         if self.report is None:
-            self.run.console.line("nothing was answered yet")
+            self.run.console.line("there is no answer yet")
             return
         for key, value in dataclasses.asdict(self.report).items():
             self.run.console.line(f"{key:20}{value:.3f}" if isinstance(value, float) else f"{key:20}{value}")
 
 
-def _drawable() -> bool:
-    """Whether the terminal understands how a line is drawn below another."""
-    return os.environ.get("TERM", "dumb") not in ("dumb", "") and sys.platform != "win32"
-
-
 @contextmanager
 def _history(run: Invocation) -> Iterator[None]:
-    """Line editing and history, kept from one conversation to the next where that is possible."""
+    """Line editing with a history file."""
     try:
         import readline
     except ImportError:
@@ -323,4 +307,4 @@ def _history(run: Invocation) -> Iterator[None]:
             readline.write_history_file(file)
             file.chmod(0o600)
         except OSError:
-            run.console.note(f"the history could not be kept in {file}")
+            run.console.note(f"the history could not be written to {file}")

@@ -1,7 +1,7 @@
-"""`keystroke complete`: the text that belongs at a cursor.
+"""`keystroke complete`: completes code at a cursor.
 
-Standard output carries the completion and nothing else, so it can be piped; with `--apply` the
-file gets it instead, all or nothing.
+Only the completion is written to standard output; with `--apply` it is written into the file atomically
+instead.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ def complete(
         typer.Argument(metavar="FILE[:LINE[:COLUMN]]", help="Where the cursor is; - reads standard input."),
     ],
     suffix: Annotated[str, typer.Option(help="Text after the cursor, when reading standard input.")] = "",
-    lines: Annotated[int, typer.Option(min=0, help="Complete this many lines at most; 0 means a block.")] = 0,
+    lines: Annotated[int, typer.Option(min=0, help="Complete at most this many lines; 0 means a block.")] = 0,
     apply: Annotated[bool, typer.Option("--apply", help="Write the completion into the file.")] = False,
     context: Annotated[
         int, typer.Option(min=16, help="Tokens around the cursor that the model sees.")
     ] = 1024,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest completion in tokens.")] = 128,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of the completion in tokens.")] = 128,
     model: options.Model = None,
     temperature: options.Temperature = None,
     seed: options.Seed = None,
     json: options.Json = False,
 ) -> None:
+    from keystroke.agent.chat.model import AnswerOptions
     from keystroke.analysis.syntax import language_of
     from keystroke.clients.cli.interruption import interruptible
-    from keystroke.clients.cli.speaker import open_speaker, params
+    from keystroke.clients.cli.open_model import generation_params, open_model
     from keystroke.clients.cli.text_file import FilePosition, TextFile, read_input
 
     run = invocation_of(ctx)
@@ -57,11 +58,12 @@ def complete(
         raise InputError(
             f"{'standard input' if place == '-' else where.path} is empty; write a line to complete first"
         )
-    chosen = params(run.settings, max_tokens=max_tokens, temperature=temperature, seed=seed)
-    with open_speaker(model, run) as speaker, interruptible() as interrupt:
+    params = generation_params(run.settings, max_tokens=max_tokens, temperature=temperature, seed=seed)
+    with open_model(model, run) as opened, interruptible() as interrupt:
         if source is not None:
-            speaker.check_language(language_of(str(where.path)))
-        text, report = speaker.complete(before, after, lines, context, chosen, interrupt)
+            opened.check_language(language_of(str(where.path)))
+        asked = AnswerOptions(params, interrupt=interrupt)
+        text, report = opened.complete(before, after, asked, lines=lines, budget=context)
     if interrupt.is_set:
         raise Interrupted("stopped; nothing was written") if apply else KeyboardInterrupt
     if apply and source is not None and text:
@@ -73,4 +75,4 @@ def complete(
     elif not apply:
         run.console.line(text)
     if not text:
-        run.console.note("the model had nothing to add here")
+        run.console.note("the model has no completion here")

@@ -1,7 +1,7 @@
-"""A conversation and the answer being made in it.
+"""A chat conversation on the command line, and the turn in which an answer is generated.
 
-Messages are the truth; whatever was said, by interrupt or redirection too, is in them. The answer runs
-on a thread of its own (an engine wants one), so the thread that watches the keyboard never waits for a step.
+The messages hold everything that was said, also where an answer was interrupted or redirected. An answer
+runs on a thread of its own, so the thread that reads the keyboard never waits for the engine.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from keystroke.clients.cli.answering import Answer, Message, Report, Speaker
-from keystroke.engine.base import Interrupt
-from keystroke.engine.generation import GenerationParams
+from keystroke.agent.chat.model import AnswerOptions, AnswerReport, ModelAnswer
 from keystroke.errors import InputError
-from keystroke.text.repetition import LoopWatch, loop_start
+from keystroke.text.repetition import LoopDetector, loop_start
+
+if TYPE_CHECKING:
+    from keystroke.agent.chat.model import ChatModel
+    from keystroke.agent.chat.steering import Message
 
 
 @dataclass
-class Conversation:
+class ChatConversation:
     system: str | None = None
     messages: list[Message] = field(default_factory=list)
 
@@ -35,16 +37,11 @@ class Conversation:
     def reset(self) -> None:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
-    def say(self, line: str) -> None:
+    def add_user_message(self, line: str) -> None:
         self.messages.append({"role": "user", "content": line})
 
-    def unsay(self) -> None:
-        """Take back a question that got no answer at all."""
-        if self.messages and self.messages[-1]["role"] == "user":
-            self.messages.pop()
-
     def save(self, path: Path) -> None:
-        """Write the messages as JSON; never over something else."""
+        """Write the messages as JSON. Raises InputError where the file exists or cannot be written."""
         try:
             with path.expanduser().open("x", encoding="utf-8") as file:
                 json.dump({"messages": self.messages}, file, ensure_ascii=False, indent=1)
@@ -55,29 +52,26 @@ class Conversation:
             raise InputError(f"{path} cannot be written: {error.strerror}") from None
 
     @classmethod
-    def load(cls, path: Path) -> Conversation:
+    def load(cls, path: Path) -> ChatConversation:
         try:
             messages = json.loads(path.expanduser().read_text(encoding="utf-8"))["messages"]
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError):
             raise InputError(f"{path} is not a saved conversation") from None
-        if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
+        if not isinstance(messages, list) or not all(map(_is_message, messages)):
             raise InputError(f"{path} is not a saved conversation")
         first = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
         return cls(first, messages)
 
 
-class Turn:
-    """One answer under way. `wake` is readable whenever there is something to take."""
+class ChatTurn:
+    """One answer in progress. `wake` is a file descriptor that is readable whenever `read` has something."""
 
-    def __init__(
-        self, speaker: Speaker, conversation: Conversation, params: GenerationParams, interrupt: Interrupt
-    ) -> None:
-        self._speaker, self._conversation, self._params = speaker, conversation, params
-        self.interrupt = interrupt
+    def __init__(self, model: ChatModel, conversation: ChatConversation, options: AnswerOptions) -> None:
+        self._model, self._conversation, self._options = model, conversation, options
         self.error: BaseException | None = None
-        self.report: Report | None = None
+        self.report: AnswerReport | None = None
         self.looped = False  # the answer was ended because it repeated itself
         self._pieces: deque[str] = deque()
         self._lines: deque[str] = deque()
@@ -86,73 +80,71 @@ class Turn:
         os.set_blocking(self._signal, False)
         self._thread = threading.Thread(target=self._work, name="answer", daemon=True)
 
-    def __enter__(self) -> Turn:
+    def __enter__(self) -> ChatTurn:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.interrupt.set()
+        self._options.interrupt.set()
         self._thread.join()
         os.close(self.wake)
         os.close(self._signal)
 
     def redirect(self, line: str) -> None:
-        """Splice `line` in at the next token boundary."""
+        """Insert `line` into the answer at the next token."""
         self._lines.append(line)
 
-    def take(self) -> tuple[str, bool]:
-        """The text that came since the last call, and whether that was all."""
+    def read(self) -> tuple[str, bool]:
+        """The text that came since the last call, and whether the answer has ended."""
         os.read(self.wake, 65536)
-        ended = self._ended  # read first: pieces appended before it was set are taken below
+        ended = self._ended  # before the pieces: those appended before it was set are read below
         text = ""
         while self._pieces:
             text += self._pieces.popleft()
         return text, ended
 
+    def pending_lines(self) -> list[str]:
+        """Lines that came too late to be inserted: the next user messages."""
+        return list(self._lines)
+
     def _work(self) -> None:
-        answer: Answer | None = None
-        said: list[str] = []
+        stream: ModelAnswer | None = None
         conversation = self._conversation
         try:
-            answer = self._speaker.chat(conversation.messages, self._params, self.interrupt)
-            watch = LoopWatch()
-            for piece in answer:
-                said.append(piece)
-                self._give(piece)
-                if watch.looping(piece):
-                    self.looped = True
-                    answer.cut()
-                    break
-                while self._lines and answer.finish is None:
-                    line = self._lines.popleft()
-                    conversation.messages.append({"role": "assistant", "content": "".join(said)})
-                    said.clear()
-                    self._give(f"\n[{line}]\n")
-                    answer.redirect(conversation.messages, line)
-                    conversation.say(line)
+            stream = self._model.answer(conversation.messages, self._options)
+            self._generate(stream)
         except BaseException as error:
             self.error = error
-        if said:
-            text = "".join(said)
-            # One round is remembered: a model that reads its own circles goes on in them.
-            kept = text[: loop_start(text)] if self.looped else text
-            conversation.messages.append({"role": "assistant", "content": kept})
-        elif conversation.messages and conversation.messages[-1]["role"] == "user":
-            conversation.unsay()
-        if answer is not None:
-            report = answer.report()
+        if stream is not None:
+            conversation.messages = list(stream.messages)
+            if text := stream.text:
+                # The loop is kept once: a model that reads its own repetitions continues them.
+                kept = text[: loop_start(text)] if self.looped else text
+                conversation.messages.append({"role": "assistant", "content": kept})
+            report = stream.report()
             self.report = dataclasses.replace(report, finish="repetition") if self.looped else report
+        if conversation.messages and conversation.messages[-1]["role"] == "user":
+            conversation.messages.pop()  # it got no answer at all
         self._ended = True
-        self._give("")
+        self._put("")
 
-    def _give(self, piece: str) -> None:
+    def _generate(self, stream: ModelAnswer) -> None:
+        watch = LoopDetector()
+        with stream:
+            for piece in stream:
+                self._put(piece)
+                if watch.feed(piece):
+                    self.looped = True
+                    return
+                while self._lines and stream.finish is None:
+                    line = self._lines.popleft()
+                    self._put(f"\n[{line}]\n")
+                    stream.redirect(line)
+
+    def _put(self, piece: str) -> None:
         self._pieces.append(piece)
-        with suppress(BlockingIOError):  # full: the reader has reason enough to wake already
+        with suppress(BlockingIOError):  # full: the reader has something to wake for already
             os.write(self._signal, b".")
-
-    def left_over(self) -> list[str]:
-        """Lines that came too late to be spliced in: the next things said."""
-        return list(self._lines)
 
 
 def _is_message(value: Any) -> bool:

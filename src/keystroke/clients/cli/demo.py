@@ -1,7 +1,4 @@
-"""`keystroke demo`: the embedded model at work, in a minute, with nothing to set up.
-
-Shows real completions of a real model as they are made, with what they cost; nothing is rehearsed.
-"""
+"""`keystroke demo`: completes a few snippets with the embedded model and shows the time each takes."""
 
 from __future__ import annotations
 
@@ -18,17 +15,20 @@ SNIPPETS = (
 
 
 def demo(ctx: typer.Context, model: options.Model = None) -> None:
+    from keystroke.agent.chat.model import AnswerOptions
     from keystroke.clients.cli.console import GREEN
     from keystroke.clients.cli.interruption import interruptible
-    from keystroke.clients.cli.speaker import open_speaker, params
+    from keystroke.clients.cli.open_model import generation_params, open_model
 
     run = invocation_of(ctx)
-    chosen = params(run.settings, max_tokens=48, temperature=0.0, seed=None)
-    with open_speaker(model, run) as speaker:
-        run.console.note(f"{speaker.name} completes what stands before the arrow:\n")
+    params = generation_params(run.settings, max_tokens=48, temperature=0.0)
+    with open_model(model, run) as opened:
+        run.console.note(f"{opened.name} completes what stands before the arrow:\n")
         for snippet in SNIPPETS:
             with interruptible() as interrupt:
-                text, report = speaker.complete(snippet, "", 0, 512, chosen, interrupt)
+                text, report = opened.complete(
+                    snippet, "", AnswerOptions(params, interrupt=interrupt), lines=0, budget=512
+                )
             if interrupt.is_set:
                 raise KeyboardInterrupt
             run.console.write(snippet)

@@ -1,7 +1,7 @@
-"""`keystroke do`: a task given to a model, from an instruction to one edit that can be taken back.
+"""`keystroke do`: gives a task to a model, from an instruction to one edit that `undo` reverts.
 
-Puts together what `keystroke.agent` has: models, sandbox, approvals, records. Nothing is run that was
-not asked for, nothing is written but the one edit at the end, and what was refused stays refused.
+Combines the models, sandbox, approvals and records of `keystroke.agent`. Only requested or approved
+commands run, and the one edit at the end is the only write.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from keystroke.agent.loop import Approve
+    from keystroke.agent.loop import ApprovalLevel
     from keystroke.assist.edit import Workspace
 
 _RUNS = re.compile(
@@ -32,24 +32,26 @@ def do(
     ctx: typer.Context,
     task: Annotated[str, typer.Argument(help="What to do, in words.")] = "",
     file: Annotated[
-        list[str] | None, typer.Option("--file", "-f", help="What it is about; found by itself otherwise.")
+        list[str] | None,
+        typer.Option("--file", "-f", help="A file to work on; found from the task otherwise."),
     ] = None,
     check: Annotated[
-        str, typer.Option("--check", metavar="CMD", help="A command that must pass in the end.")
+        str, typer.Option("--check", metavar="CMD", help="A command that must pass at the end.")
     ] = "",
     attempts: Annotated[
-        int, typer.Option("--attempts", "-n", min=1, max=64, help="Several at once; the best is kept.")
+        int,
+        typer.Option("--attempts", "-n", min=1, max=64, help="Attempts at the same time; the best is kept."),
     ] = 1,
     model: options.Model = None,
     deep: Annotated[
         str | None,
-        typer.Option("--deep", metavar="MODEL", help="Takes over where the first one fails; reviews."),
+        typer.Option("--deep", metavar="MODEL", help="Takes over where the first model fails; reviews."),
     ] = None,
     approve: Annotated[
         str, typer.Option("--approve", help="Ask before: never, commands, or all (changes too).")
     ] = "commands",
     run_commands: Annotated[
-        bool, typer.Option("--run", help="The model may run commands; the words of the task may say so too.")
+        bool, typer.Option("--run", help="The model may run commands; the task's text may ask for it too.")
     ] = False,
     network: Annotated[bool, typer.Option("--network", help="Commands may use the network.")] = False,
     types: Annotated[
@@ -57,33 +59,35 @@ def do(
     ] = "",
     tries: Annotated[
         int,
-        typer.Option("--tries", min=1, max=20, help="Rounds that get no further before a model gives up."),
+        typer.Option("--tries", min=1, max=20, help="Rounds without progress before a model gives up."),
     ] = 2,
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.1, max=86400, help="Time limit of one command.")
     ] = 300.0,
-    review: Annotated[bool, typer.Option("--review", help="The deep model looks at the change.")] = False,
+    review: Annotated[bool, typer.Option("--review", help="The deep model reviews the change.")] = False,
     mcp: Annotated[
         list[str] | None,
-        typer.Option("--mcp", metavar="NAME", help="Tools of this MCP server too; each call is asked for."),
+        typer.Option(
+            "--mcp", metavar="NAME", help="Use the tools of this MCP server; each call is asked for."
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the change; write nothing.")] = False,
     background: Annotated[
         bool,
-        typer.Option("--background", help="Have the gateway do it, behind all else; see `keystroke tasks`."),
+        typer.Option("--background", help="Run it in the gateway with low priority; see `keystroke tasks`."),
     ] = False,
     go_on: Annotated[
-        bool, typer.Option("--continue", help="Go on with the last task; TASK is what else to say.")
+        bool, typer.Option("--continue", help="Continue the last task; TASK is a further instruction.")
     ] = False,
     json: options.Json = False,
 ) -> None:
-    from keystroke.agent.loop import Records, TaskOptions
-    from keystroke.agent.loop.record import FINISHED
+    from keystroke.agent.loop import TaskOptions, TaskStore
+    from keystroke.agent.loop.record import ALREADY_DONE
     from keystroke.clients.cli.changes import open_workspace
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     if not task.strip() and not go_on:
-        raise UsageError('say what to do: keystroke do "..."; or go on with --continue')
+        raise UsageError('say what to do: keystroke do "..."; or continue with --continue')
     level = _level(approve)
     may_run = run_commands or bool(_RUNS.search(task))
     fields: dict[str, Any] = {
@@ -93,22 +97,22 @@ def do(
     }  # fmt: skip
     if background:
         if go_on:
-            raise UsageError("a task in the background is gone on with by `keystroke tasks resume`")
+            raise UsageError("a task in the background is continued with `keystroke tasks resume`")
         fields |= {"background": True, "model": model or "auto", "deep": deep, "files": list(file or ())}
-        _handed_over(run, task, fields, as_json=run.wants_json(json))
+        _run_in_background(run, task, fields, as_json=run.wants_json(json))
         return
     workspace, journal = open_workspace(run)
-    records = Records(run.settings.paths.state, workspace.root)
-    previous = records.newest() if go_on else None
+    store = TaskStore(run.settings.paths.state, workspace.root)
+    previous = store.latest() if go_on else None
     if previous is not None:
         if previous.status == "done" and not task.strip():
-            raise UsageError(FINISHED)
+            raise UsageError(ALREADY_DONE)
         check = check or previous.check
         file = file or list(previous.files)
     chosen = TaskOptions(
         check=check,
         types=types,
-        files=tuple(_named(workspace, name) for name in file or ()),
+        files=tuple(_workspace_name(workspace, name) for name in file or ()),
         may_run=may_run,
         attempts=attempts,
         tries=tries,
@@ -118,66 +122,79 @@ def do(
         dry_run=dry_run,
         review=review,
     )
-    from keystroke.agent.loop import AgentTask, Approvals, Status, sums
-    from keystroke.agent.sandbox import Limits, find_sandbox
-    from keystroke.agent.tools.mcp import named_servers
-    from keystroke.clients.cli.chats import open_chat
+    from keystroke.agent.loop import (
+        AgentTask,
+        Approvals,
+        EndStatus,
+        TaskControl,
+        TaskFiles,
+        TaskModels,
+        TaskPermissions,
+        describe_receipts,
+    )
+    from keystroke.agent.sandbox import CommandLimits, find_sandbox
+    from keystroke.agent.tools.mcp import load_servers
     from keystroke.clients.cli.do_gateway import GatewayTask
-    from keystroke.clients.cli.do_view import TaskView, show_diff
+    from keystroke.clients.cli.do_view import TerminalTaskView, show_diff
     from keystroke.clients.cli.interruption import interruptible
-    from keystroke.clients.cli.shared import shared_gateway
-    from keystroke.clients.cli.speaker import gateway_model
+    from keystroke.clients.cli.open_model import gateway_model, open_task_model
+    from keystroke.clients.cli.shared_gateway import shared_gateway
 
     as_json = run.wants_json(json)
     worker, other = _models(run, model, deep)
-    view = TaskView(run, as_json=as_json)
-    asked = gateway_model(worker, run)
+    view = TerminalTaskView(run, as_json=as_json)
+    served_name = gateway_model(worker, run)
     with interruptible() as interrupt:
-        if asked is not None:
-            named: dict[str, Any] = {"model": asked, "deep": other, "files": list(chosen.files)}
+        if served_name is not None:
+            named: dict[str, Any] = {"model": served_name, "deep": other, "files": list(chosen.files)}
             named |= {"max_tokens": chosen.max_tokens}
             shared = GatewayTask(
                 shared_gateway(run).locate, str(workspace.root), fields | named, view, interrupt, go_on=go_on
             )
             ended = view.watch(lambda: shared.run(task), interrupt)
         else:
-            chat = open_chat(worker, run)
+            opened = open_task_model(worker, run)
             try:
                 agent = AgentTask(
-                    workspace,
-                    journal,
-                    chat,
-                    find_sandbox(),
-                    Approvals(level, view.ask),
-                    deep=(lambda: open_chat(other, run)) if other else None,
+                    files=TaskFiles(
+                        workspace=workspace,
+                        journal=journal,
+                        store=store,
+                        exclude=run.settings.assist.exclude,
+                    ),
+                    models=TaskModels(
+                        model=opened, open_deep=(lambda: open_task_model(other, run)) if other else None
+                    ),
+                    permissions=TaskPermissions(
+                        sandbox=find_sandbox(),
+                        approvals=Approvals(level, view.ask),
+                        limits=CommandLimits(seconds=seconds),
+                        network=network,
+                        servers=load_servers(run.settings.assist.mcp_servers, mcp or []),
+                    ),
                     options=chosen,
-                    records=records,
-                    limits=Limits(seconds=seconds),
-                    network=network,
-                    sink=view.sink,
-                    interrupt=interrupt,
-                    steering=view.steering,
-                    exclude=run.settings.assist.exclude,
-                    servers=named_servers(run.settings.assist.mcp_servers, mcp or []),
+                    control=TaskControl(
+                        on_event=view.handle_event, interrupt=interrupt, steering=view.steering
+                    ),
                 )
                 ended = view.watch(lambda: agent.run(task, previous), interrupt)
             finally:
-                chat.close()
+                opened.close()
     if ended is None:
-        raise InputError("the task ended without a word")
+        raise InputError("the task ended without a result")
     if not as_json:
         show_diff(run, ended.diff)
         run.console.note(ended.line)
         if ended.receipts:
-            run.console.note(sums(ended.receipts))
-    if ended.status is Status.INTERRUPTED:
+            run.console.note(describe_receipts(ended.receipts))
+    if ended.status is EndStatus.INTERRUPTED:
         raise KeyboardInterrupt
-    if ended.status is Status.FAILED:
+    if ended.status is EndStatus.FAILED:
         raise typer.Exit(1)
 
 
-def _handed_over(run: Invocation, task: str, fields: dict[str, Any], *, as_json: bool) -> None:
-    """Give the task to this machine's gateway and come back at once."""
+def _run_in_background(run: Invocation, task: str, fields: dict[str, Any], *, as_json: bool) -> None:
+    """Give the task to this machine's gateway and return at once."""
     import msgspec
 
     from keystroke.clients.cli.changes import workspace_root
@@ -187,20 +204,22 @@ def _handed_over(run: Invocation, task: str, fields: dict[str, Any], *, as_json:
     if as_json:
         run.console.json(msgspec.to_builtins(given))
         return
-    run.console.note(f"{given.id[-8:]} begins; `keystroke tasks show` follows it, its change waits for you")
+    run.console.note(
+        f"{given.id[-8:]} started; `keystroke tasks show` follows it; its change waits for your approval"
+    )
 
 
-def _level(approve: str) -> Approve:
-    from keystroke.agent.loop import Approve
+def _level(approve: str) -> ApprovalLevel:
+    from keystroke.agent.loop import ApprovalLevel
 
     try:
-        return Approve(approve)
+        return ApprovalLevel(approve)
     except ValueError:
-        raise UsageError(f"--approve is {', '.join(Approve)}, not {approve!r:.40}") from None
+        raise UsageError(f"--approve is {', '.join(ApprovalLevel)}, not {approve!r:.40}") from None
 
 
-def _named(workspace: Workspace, path: str) -> str:
-    """The workspace name of a file; one that does not exist yet may be made."""
+def _workspace_name(workspace: Workspace, path: str) -> str:
+    """The name of a file in the workspace; it need not exist yet."""
     name = workspace.name(path) if (Path.cwd() / path).exists() else path
     workspace.locate(name)
     return name
@@ -208,8 +227,8 @@ def _named(workspace: Workspace, path: str) -> str:
 
 def _models(run: Invocation, model: str | None, deep: str | None) -> tuple[str, str | None]:
     """The model that works, and the one that takes over."""
-    from keystroke.engine.roles import Role, model_for, required
+    from keystroke.engine.roles import Role, model_for, require_model
 
-    worker = model or model_for(Role.CHAT, run.settings) or required(Role.DEEP, run.settings)
+    worker = model or model_for(Role.CHAT, run.settings) or require_model(Role.DEEP, run.settings)
     other = deep or run.settings.model.deep
     return worker, other if other != worker else None

@@ -1,7 +1,7 @@
-"""`keystroke doctor`: one screen about this machine, its model and its speed.
+"""`keystroke doctor`: reports on this machine, its models and their speed.
 
-Looks, measures for about two seconds and changes nothing but caches. Whatever is missing is a line
-of the report; only a model that cannot be used makes the command fail.
+Measures for about two seconds and changes nothing but caches. The command fails only if the model cannot be
+used; anything else that is missing is a line of the report.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import KeystrokeError
 
 if TYPE_CHECKING:
-    from keystroke.clients.cli.answering import Speaker
+    from keystroke.agent.chat.model import CompletionModel
     from keystroke.config import Settings
 
 PACKAGES = ("onnxruntime", "onnx", "numpy", "tokenizers", "gguf", "torch")
@@ -31,12 +31,13 @@ PACKAGES = ("onnxruntime", "onnx", "numpy", "tokenizers", "gguf", "torch")
 def doctor(
     ctx: typer.Context,
     model: options.Model = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Do not load a model or measure.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not load a model or measure its speed.")] = False,
     json: options.Json = False,
 ) -> None:
     from keystroke.clients.cli.release import release
     from keystroke.engine.backends import BACKENDS
-    from keystroke.engine.gpu_kind import other_gpu
+    from keystroke.engine.fetch.staging import folder_bytes
+    from keystroke.engine.unsupported_gpu import unsupported_gpu
 
     run = invocation_of(ctx)
     facts: dict[str, Any] = {
@@ -44,12 +45,12 @@ def doctor(
         "machine": machine(),
         "packages": packages(),
         "gpu": gpu(),
-        "other_gpu": other_gpu(),
+        "other_gpu": unsupported_gpu(),
         "backends": {name: backend.unavailable_reason() for name, backend in BACKENDS.items()},
     }
     settings = run.settings
     facts["folders"] = {
-        name: {"path": str(path), "bytes": _folder_bytes(path)}
+        name: {"path": str(path), "bytes": folder_bytes(path)}
         for name, path in (("models", settings.paths.models), ("cache", settings.paths.cache))
     }
     facts["gateways"] = gateways(settings.paths.state)
@@ -101,7 +102,7 @@ def packages() -> dict[str, str | None]:
 
 
 def gpu() -> str | None:
-    """The first NVIDIA GPU as its own driver names it; None where there is none."""
+    """The first NVIDIA GPU as its driver reports it; None without one."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
@@ -115,17 +116,17 @@ def gpu() -> str | None:
 
 
 def kernels(settings: Settings) -> str:
-    """What multiplies stored weights here, and why nothing faster does."""
-    from keystroke.engine.onnx.native import why_not
+    """Which kernels multiply stored weights, and why not faster ones."""
+    from keystroke.engine.onnx.native import unavailable_reason
 
     if settings.engine.kernels == "portable":
-        return "portable, as engine.kernels asks"
-    reason = why_not(settings.paths.cache)
+        return "portable (set by engine.kernels)"
+    reason = unavailable_reason(settings.paths.cache)
     return f"portable: {reason}" if reason else "compiled for this processor"
 
 
 def gateways(state: Path) -> list[dict[str, Any]]:
-    """The gateways that commands and editors of this user share, and what each has loaded."""
+    """The shared gateways of this user and the models each has loaded."""
     from keystroke.clients.cli.fingerprint import fingerprint
     from keystroke.clients.gateway_address import GatewayAddress
     from keystroke.clients.gateway_http import GatewayHttp
@@ -133,11 +134,11 @@ def gateways(state: Path) -> list[dict[str, Any]]:
 
     found: list[dict[str, Any]] = []
     program = fingerprint()
-    for said in running_gateways(state):
-        record: dict[str, Any] = {"pid": said.pid, "url": said.url, "version": said.version}
-        record["current"] = said.program == program
+    for one in running_gateways(state):
+        record: dict[str, Any] = {"pid": one.pid, "url": one.url, "version": one.version}
+        record["current"] = one.program == program
         try:
-            status = GatewayHttp(GatewayAddress(said.url, said.token)).status()
+            status = GatewayHttp(GatewayAddress(one.url, one.token)).status()
         except KeystrokeError as error:
             record |= {"models": [], "error": str(error)}
         else:
@@ -149,31 +150,29 @@ def gateways(state: Path) -> list[dict[str, Any]]:
 
 
 def examine(name: str | None, run: Invocation) -> dict[str, Any]:
-    from keystroke.clients.cli.speaker import open_speaker
+    from keystroke.clients.cli.open_model import open_model
 
-    with open_speaker(
-        name, run, local=True
-    ) as speaker:  # its own: speed is measured on an engine of one's own
-        return _examined(speaker)
+    with open_model(name, run, local=True) as opened:  # its own: speed is measured on an engine of one's own
+        return _examined(opened)
 
 
-def _examined(speaker: Speaker) -> dict[str, Any]:
-    from keystroke.clients.cli.local_speaker import LocalSpeaker
-    from keystroke.clients.cli.remote_speaker import RemoteSpeaker
+def _examined(opened: CompletionModel) -> dict[str, Any]:
+    from keystroke.agent.chat.local import LocalChatModel
+    from keystroke.agent.chat.remote import RemoteChatModel
 
-    if isinstance(speaker, RemoteSpeaker):
-        health = speaker.model.probe()
-        found: dict[str, Any] = {"name": speaker.name, "server": speaker.model.model.endpoint.base_url}
+    if isinstance(opened, RemoteChatModel):
+        health = opened.server.probe()
+        found: dict[str, Any] = {"name": opened.name, "server": opened.server.model.endpoint.base_url}
         found |= {"ok": health.ok, "answer_ms": round(health.seconds * 1000, 1)}
         return found | ({"error": health.detail} if health.detail else {})
-    assert isinstance(speaker, LocalSpeaker)
+    assert isinstance(opened, LocalChatModel)
     from keystroke.clients.cli.measure import measure
 
-    engine, model = speaker.model.engine, speaker.model
+    engine, model = opened.model.engine, opened.model
     speed = measure(engine)
     info = engine.info
     return {
-        "name": speaker.name,
+        "name": opened.name,
         "engine": type(engine).__name__,
         "architecture": info.architecture,
         "parameters": info.parameters,
@@ -204,7 +203,7 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
     row("gpu", facts["gpu"] or facts["other_gpu"] or "none found")
     row("engines", ", ".join(name for name, reason in facts["backends"].items() if reason is None) or "none")
     if "cuda" in facts:
-        row("cuda", ("suits: " if facts["cuda"]["suits"] else "no: ") + facts["cuda"]["why"])
+        row("cuda", ("usable: " if facts["cuda"]["suits"] else "not usable: ") + facts["cuda"]["why"])
     for name, folder in facts["folders"].items():
         row(name, f"{format_size(folder['bytes'])} in {folder['path']}")
     for label, text in _loaded_rows(facts["gateways"]):
@@ -228,27 +227,27 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
         )
         if "kernels" in facts:
             row("kernels", facts["kernels"])
-        kv = f"{format_size(model['kv_bytes_per_token'] * 1000)} of cache for 1000"
+        kv = f"{format_size(model['kv_bytes_per_token'] * 1000)} of cache per 1000 tokens"
         row("context", f"{model['context']} tokens, {kv}")
         fim = model["fill_in_the_middle"]
-        row("formats", f"chat {'yes' if model['chat'] else 'no'}, fill in the middle {fim or 'no'}")
+        row("formats", f"chat: {'yes' if model['chat'] else 'no'}, fill in the middle: {fim or 'no'}")
         row("prefill", f"{speed['prefill']:.0f} tokens/s")
         row("decode", f"{speed['decode']:.0f} tokens/s ({speed['step_ms']:.1f} ms a step)")
         costs = ", ".join(f"{rows} rows {cost:.1f}x" for rows, cost in speed["verify"].items())
-        row("verify", f"{costs} of one step")
+        row("verify", f"{costs} the time of one step")
 
 
 def _loaded_rows(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """What is loaded where: one line a model, under the process that has it."""
+    """One line per gateway, followed by one per model."""
     from keystroke.clients.cli.console import format_size
 
     if not found:
-        return [("gateway", "none runs; the first command that asks a model starts one")]
+        return [("gateway", "not running; the first command that uses a model starts it")]
     rows: list[tuple[str, str]] = []
     for gateway in found:
         where = f"{gateway['url']}, process {gateway['pid']}"
         if not gateway["current"]:
-            where += ", of another installation: new commands do not use it"
+            where += ", started by another installation and not used by new commands"
         rows.append(("gateway", gateway.get("error") or where))
         for model in gateway["models"]:
             text = f"{model['name']} ({model['role']})"
@@ -256,9 +255,9 @@ def _loaded_rows(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
                 text += f": {model['precision']}, {format_size(model['weight_bytes'])} of weights, "
                 text += f"{format_size(model['cached_bytes'] or 0)} of cache"
                 if busy := model["running"] + model["waiting"]:
-                    text += f", {busy} answer{'s' * (busy > 1)} under way"
+                    text += f", {busy} request{'s' * (busy > 1)} running or waiting"
             elif model["state"] == "offered":
-                text += ": loaded when first asked for"
+                text += ": loaded on first use"
             rows.append((model["state"], text))
     return rows
 
@@ -278,14 +277,3 @@ def _sysconf(name: str) -> int:
         return os.sysconf(name)
     except (ValueError, OSError):
         return 0
-
-
-def _folder_bytes(path: Path) -> int:
-    total = 0
-    for folder, _, files in os.walk(path):
-        for file in files:
-            try:
-                total += os.lstat(os.path.join(folder, file)).st_size
-            except OSError:  # gone meanwhile
-                continue
-    return total

@@ -1,8 +1,8 @@
 """A model of the gateway that all commands share.
 
-The same request gives the same text as a model in this process. Stopping an answer stops that answer and nothing
-else. A gateway that is gone before the first word is found again, or another is started; one that goes in the
-middle of an answer ends it with an error.
+The same request gives the same text as a model in this process. Stopping an answer stops that answer and
+nothing else. A gateway that is gone before the first word is found again, or another is started; one that
+goes in the middle of an answer ends it with an error.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from keystroke.agent.chat.model import (
     AnswerOptions,
     AnswerReport,
-    AnswerStream,
     CompletionModel,
+    ModelAnswer,
     ModelFacts,
     RequestStream,
     WaitState,
@@ -28,7 +28,7 @@ from keystroke.clients.gateway_http import GatewayGone, GatewayHttp
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.errors import KeystrokeError, Unavailable
 from keystroke.protocol.chat import ChatChunk, ChatUsage, TextChoice, TextCompletion
-from keystroke.protocol.status import ModelStatus, Waiting
+from keystroke.protocol.status import ModelStatus, WaitingNotice
 
 if TYPE_CHECKING:
     from keystroke.clients.cli.console import Console
@@ -52,7 +52,7 @@ class GatewayChatModel(CompletionModel):
         self.http: GatewayHttp
         self.status: ModelStatus
         # A gateway that is registered is asked at once: its answer shows whether it is healthy.
-        if (place := gateway.said()) is not None:
+        if (place := gateway.announced_address()) is not None:
             with console.progress() as progress, suppress(GatewayGone):
                 self.http = GatewayHttp(place)
                 self.status = self.http.load(served_name, progress)
@@ -63,19 +63,19 @@ class GatewayChatModel(CompletionModel):
         """Find the gateway again, or start another, with the model loaded."""
         with self._console.progress() as progress:
             try:
-                place = self._gateway.locate_now(watch=progress)
+                place = self._gateway.locate_blocking(on_progress=progress)
             except (KeystrokeError, OSError) as error:
                 raise NoGateway(str(error)) from None
             self.http = GatewayHttp(place)
             self.status = self.http.load(self.served_name, progress)
 
-    def answer(self, messages: Sequence[Message], options: AnswerOptions | None = None) -> AnswerStream:
+    def answer(self, messages: Sequence[Message], options: AnswerOptions | None = None) -> ModelAnswer:
         options = options or AnswerOptions()
         prediction = {"type": "content", "content": options.prediction}
         body = {"prediction": prediction} if options.prediction else {}
         return _GatewayStream(self, "/v1/chat/completions", ChatChunk, body, options, messages)
 
-    def generate(self, prompt: str, options: AnswerOptions) -> AnswerStream:
+    def generate(self, prompt: str, options: AnswerOptions) -> ModelAnswer:
         body = {"prompt": prompt, "literal": True, "priority": "chat"}
         return _GatewayStream(self, "/v1/completions", TextCompletion, body, options)
 
@@ -127,7 +127,7 @@ class _GatewayStream(RequestStream):
             "model": model.served_name,
             "stream_options": {"include_usage": True},
         }
-        self._waiting: Waiting | None = None
+        self._waiting: WaitingNotice | None = None
 
     def wait_state(self) -> WaitState | None:
         if (state := self._waiting) is None:
@@ -157,7 +157,7 @@ class _GatewayStream(RequestStream):
             interrupt.add_callback(stream.close)
             try:
                 for item in stream:
-                    if isinstance(item, Waiting):
+                    if isinstance(item, WaitingNotice):
                         self._waiting = item
                     else:
                         yield from self._read(item)

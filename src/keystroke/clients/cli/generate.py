@@ -1,7 +1,6 @@
-"""`keystroke generate`: a prompt goes on, streamed.
+"""`keystroke generate`: continues a prompt, streaming the text to standard output.
 
-Standard output carries the text as it comes; with `--json`, one line for each piece and one for the
-end. Ctrl-C keeps what came and leaves with 130.
+With `--json` it prints one line per piece and one for the end. Ctrl-C stops with exit code 130.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from keystroke.errors import InputError
 
 def generate(
     ctx: typer.Context,
-    prompt: Annotated[
-        str | None, typer.Argument(help="Text to go on from; standard input if left out.")
-    ] = None,
+    prompt: Annotated[str | None, typer.Argument(help="Text to continue. Default: standard input.")] = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     seed: options.Seed = None,
@@ -29,21 +26,24 @@ def generate(
     model: options.Model = None,
     json: options.Json = False,
 ) -> None:
+    from keystroke.agent.chat.model import AnswerOptions
     from keystroke.clients.cli.interruption import interruptible
-    from keystroke.clients.cli.speaker import open_speaker, params
+    from keystroke.clients.cli.open_model import generation_params, open_model
     from keystroke.clients.cli.text_file import read_input
 
     run = invocation_of(ctx)
     if prompt is None or prompt == "-":
         if sys.stdin.isatty():
-            run.console.note("reading the prompt; end it with Ctrl-D")
+            run.console.note("reading the prompt from standard input; end it with Ctrl-D")
         prompt = read_input()
     if not prompt.strip():
-        raise InputError("the prompt is empty; write something to go on from")
-    chosen = params(run.settings, max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ())
+        raise InputError("the prompt is empty; give a text to continue")
+    params = generation_params(
+        run.settings, max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ()
+    )
     as_json = run.wants_json(json)
-    with open_speaker(model, run) as speaker, interruptible() as interrupt:
-        answer = speaker.generate(prompt, chosen, interrupt)
+    with open_model(model, run) as opened, interruptible() as interrupt:
+        answer = opened.generate(prompt, AnswerOptions(params, interrupt=interrupt))
         for piece in answer:
             if as_json:
                 run.console.json({"type": "text", "text": piece})

@@ -1,8 +1,7 @@
-"""A line to type on while text streams above it: what is typed and what is answered never mix.
+"""An input line at the bottom of the terminal while text streams above it.
 
-Owns the keys and the last line of the terminal for as long as it is open, and gives both back. It knows
-nothing of conversations: whole lines come out. Ctrl-C stays a signal; what was not ended by Enter is handed
-on, so that nothing typed is lost.
+While open it reads the keys and draws the last line, and restores the terminal afterwards. It returns whole
+lines; unfinished input stays in `typed`. Ctrl-C remains a signal.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from typing import Any
 
 PROMPT = "> "
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|.)?")
-_BELOW = "\x1bD\x1b[A"  # make sure that there is a line below, without leaving the column
+_BELOW = "\x1bD\x1b[A"  # ensure that there is a line below, keeping the column
 _SAVE, _BACK, _CLEARED = "\x1b7", "\x1b8", "\x1b[B\r\x1b[K"
 
 
 class InputLine:
-    """`fd` is a terminal to read keys from; `write` puts text on the screen."""
+    """`fd` is the terminal to read keys from; `write` prints text."""
 
     def __init__(self, fd: int, write: Callable[[str], object]) -> None:
         self._fd, self._write = fd, write
@@ -39,7 +38,7 @@ class InputLine:
         self._before = termios.tcgetattr(self._fd)
         mode = termios.tcgetattr(self._fd)
         mode[3] &= ~(termios.ICANON | termios.ECHO)
-        # Keys typed ahead stay: TCSADRAIN discards nothing.
+        # TCSADRAIN keeps the keys typed ahead.
         termios.tcsetattr(self._fd, termios.TCSADRAIN, mode)
         return self
 
@@ -53,14 +52,14 @@ class InputLine:
             termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
     def show(self, text: str) -> None:
-        """Put a piece of the answer on the screen; the line being typed stays below it."""
+        """Print a piece of the answer above the input line."""
         self._hide()
         self._write(text)
         self._draw()
 
     def read(self) -> list[str] | None:
-        """Take the keys that are there: whole lines, in order. None where Ctrl-D said that no more will come.
-        Call it when the terminal is readable."""
+        """Read the available keys and return the completed lines; None after Ctrl-D on an empty line. Call it
+        when the terminal is readable."""
         data = os.read(self._fd, 4096)
         lines: list[str] = []
         ended = not data
@@ -100,7 +99,7 @@ class InputLine:
             sys.stdout.flush()
 
     def _visible(self) -> str:
-        """As much of the end of the line as one row holds."""
+        """The end of the line, as much as fits into one row."""
         room = max(8, shutil.get_terminal_size().columns - len(PROMPT) - 1)
         width = at = 0
         for at, sign in enumerate(reversed(self.typed), 1):
@@ -108,3 +107,17 @@ class InputLine:
             if width > room:
                 return self.typed[len(self.typed) - at + 1 :]
         return self.typed[len(self.typed) - at :]
+
+
+def can_draw() -> bool:
+    """Whether the terminal can draw an input line below the text."""
+    drawable = os.environ.get("TERM", "dumb") not in ("dumb", "") and sys.platform != "win32"
+    return drawable and sys.stdout.isatty()
+
+
+def read_lines(line: InputLine | None) -> list[str] | None:
+    """The lines typed since the last call, from `line` or from standard input; None at the end of input."""
+    if line is not None:
+        return line.read()
+    data = os.read(sys.stdin.fileno(), 65536)
+    return [typed.strip() for typed in data.decode("utf-8", "replace").splitlines()] if data else None

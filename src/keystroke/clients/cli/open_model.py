@@ -1,7 +1,7 @@
 """Opens the model that a command uses, by name, with the settings and the options of the command line.
 
-A name is a `[models.NAME]` table, a model of the library, a path, or URL#MODEL. A server is used only where the
-user names it.
+A name is a `[models.NAME]` table, a model of the library, a path, or URL#MODEL. A server is used only where
+the user names it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def open_model(name: str | None, run: Invocation, *, local: bool = False) -> CompletionModel:
-    """The model called `name`. A local model answers through the gateway that all commands share, unless `local`
-    or the user's options say otherwise. Raises NotFound, ConfigError or UnsupportedModel."""
+    """The model called `name`. A local model answers through the gateway that all commands share, unless
+    `local` or the user's options say otherwise. Raises NotFound, ConfigError or UnsupportedModel."""
     settings = run.settings
     name = name or settings.model.default
     if (remote := _remote(name, settings)) is not None:
@@ -49,8 +49,8 @@ def open_model(name: str | None, run: Invocation, *, local: bool = False) -> Com
 
 
 def open_task_model(name: str, run: Invocation) -> CompletionModel:
-    """A model for tasks: loaded in this process, because attempts fork sessions. UnsupportedModel where it has no
-    chat template."""
+    """A model for tasks: loaded in this process, because attempts fork sessions. Raises UnsupportedModel
+    where it has no chat template."""
     model = open_model(name, run, local=True)
     try:
         model.check_chat()
@@ -83,10 +83,10 @@ def _shared(name: str, run: Invocation) -> CompletionModel | None:
 def _served_name(name: str, settings: Settings) -> str:
     """The gateway's name of a model. The gateway has another working folder, so a path is made absolute."""
     from keystroke.engine.builtin import BUILT_IN
-    from keystroke.engine.library import EMBEDDED, Library
+    from keystroke.engine.library import EMBEDDED, ModelLibrary
 
     known = name in settings.models or name == EMBEDDED or name in BUILT_IN
-    if known or name in Library(settings.paths.models).names():
+    if known or name in ModelLibrary(settings.paths.models).names():
         return name
     path = Path(name).expanduser()
     return str(path.resolve()) if path.exists() else name
@@ -96,9 +96,9 @@ def chat_model(name: str | None, run: Invocation) -> str:
     """The model to talk with: the one named, else the one configured for chat. Raises NotFound."""
     if name is not None:
         return name
-    from keystroke.engine.roles import Role, required
+    from keystroke.engine.roles import Role, require_model
 
-    return required(Role.CHAT, run.settings)
+    return require_model(Role.CHAT, run.settings)
 
 
 def generation_params(

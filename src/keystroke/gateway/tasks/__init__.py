@@ -1,1 +1,1 @@
-"""Tasks as a server does them: each on a thread of its own, its models in the server's queues."""
+"""Tasks of the server: each runs on a thread of its own and uses the server's models through their queues."""

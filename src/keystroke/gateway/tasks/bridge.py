@@ -1,7 +1,7 @@
-"""How a thread that is not the loop's has work done by the server's models, and reads what comes of it.
+"""Submits work to the server's models from a task's thread.
 
-Work goes the one way it always goes: admitted, queued by priority, its books kept. A limit that is
-reached is waited out for a while, because a task in the middle has nobody to ask to come back later.
+Work is admitted, queued by priority and accounted like any other. A rate limit is waited out for a while:
+a task cannot come back later.
 """
 
 from __future__ import annotations
@@ -18,61 +18,61 @@ from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.scheduler import Job
-from keystroke.gateway.work.service import SHUTTING_DOWN, Service, new_id
-from keystroke.gateway.work.ticket import Item, Steered
+from keystroke.gateway.work.service import Service, new_id
+from keystroke.gateway.work.ticket import SHUTTING_DOWN, TicketItem, TicketSteered
 from keystroke.gateway.work.work import Work
 
-_PATIENCE = 120.0  # seconds that a limit is waited out
-Make = Callable[[ServedModel], Job | RemoteJob]
-Read = Callable[[Item], None]
+_RATE_LIMIT_WAIT = 120.0  # seconds
+MakeJob = Callable[[ServedModel], Job | RemoteJob]
+OnItem = Callable[[TicketItem], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Bridge:
+class SchedulerBridge:
     service: Service
     loop: asyncio.AbstractEventLoop
     caller: Caller
     priority: Priority
 
-    def submit(self, model: str, make: Make, read: Read, interrupt: Interrupt) -> Handle:
-        """Have `make`'s job done by a model, loaded first if it is not; `read` hears of every item on the
-        loop. Raises what submitting raises, Interrupted, and Unavailable where the server is going."""
-        end = time.monotonic() + _PATIENCE
+    def submit(self, model: str, make: MakeJob, on_item: OnItem, interrupt: Interrupt) -> WorkHandle:
+        """Submit the job that `make` returns, loading the model first if needed. `on_item` is called on
+        the loop. Raises what submitting raises, Interrupted, and Unavailable where the server shuts down."""
+        end = time.monotonic() + _RATE_LIMIT_WAIT
         while True:
             interrupt.check()
-            making = self._submit(model, make, read)
+            submitting = self._submit(model, make, on_item)
             try:
-                waiting = asyncio.run_coroutine_threadsafe(making, self.loop)
+                waiting = asyncio.run_coroutine_threadsafe(submitting, self.loop)
             except RuntimeError:  # the loop is closed
-                making.close()
+                submitting.close()
                 raise Unavailable(SHUTTING_DOWN) from None
             try:
-                return Handle(waiting.result(), self.loop)
+                return WorkHandle(waiting.result(), self.loop)
             except RateLimited as error:
                 if time.monotonic() > end:
                     raise
                 interrupt.wait(min(max(error.retry_after, 0.05), 5.0))
 
-    async def _submit(self, model: str, make: Make, read: Read) -> Work:
-        entry = await self.service.ready(model)  # anew each time: one that was idle is let go meanwhile
+    async def _submit(self, model: str, make: MakeJob, on_item: OnItem) -> Work:
+        entry = await self.service.ensure_loaded(model)  # each time: an idle model is unloaded meanwhile
         job = make(entry)
-        permit = await self.service.admitted(entry, job, self.caller)
+        permit = await self.service.admit_shared(entry, job, self.caller)
         work = self.service.submit(
             entry, job, self.caller, priority=self.priority, identity=new_id("task"), permit=permit
         )
 
-        def heard(items: list[Item]) -> None:
+        def deliver(items: list[TicketItem]) -> None:
             for item in items:
-                if isinstance(item, Steered):
-                    work.steered(item)
-                read(item)
+                if isinstance(item, TicketSteered):
+                    work.end_steered_span(item)
+                on_item(item)
 
-        work.follow(heard)
+        work.subscribe(deliver)
         return work
 
 
-class Handle:
-    """Work under way, from any thread."""
+class WorkHandle:
+    """Controls submitted work from any thread."""
 
     def __init__(self, work: Work, loop: asyncio.AbstractEventLoop) -> None:
         self.work, self._loop = work, loop
@@ -80,8 +80,8 @@ class Handle:
     def cancel(self) -> None:
         self._post(self.work.cancel)
 
-    def enough(self) -> None:
-        self._post(self.work.enough)
+    def finish(self) -> None:
+        self._post(self.work.stop_early)
 
     def redirect(self, tokens: Sequence[int]) -> None:
         self._post(lambda: self.work.ticket.redirect("task", tokens))
@@ -89,5 +89,5 @@ class Handle:
     def _post(self, act: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(act)
-        except RuntimeError:  # the loop is gone, and the work with it
+        except RuntimeError:  # the loop is closed, and the work has ended
             return

@@ -1,7 +1,7 @@
-"""What a task told, numbered, for whoever listens now or comes back later.
+"""The numbered events of a task, for clients that listen now or reconnect later.
 
-Belongs to the event loop. Numbers only grow; nothing is told twice. Text that models and commands
-write is kept up to a size and the oldest forgotten first; every other event stays.
+Used on the event loop only. Text of models and commands is kept up to a size, the oldest dropped first;
+every other event is kept.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 from keystroke.protocol.tasks import TaskEvent, TaskOutput, TaskText
 
-_TEXT = 1 << 20  # characters of deltas that are kept
-_DELTA = 1 << 14  # characters from which a delta takes no more
-_SIGN = 15.0  # seconds of silence after which a listener is told that there is nothing to tell
+_TEXT = 1 << 20  # characters of kept deltas
+_DELTA = 1 << 14  # characters at which a delta is full
+_KEEP_ALIVE = 15.0  # seconds without events before an empty batch is sent
 
 
 class EventLog:
@@ -22,27 +22,27 @@ class EventLog:
         self._task = task
         self._events: list[TaskEvent] = []
         self._size = 0
-        self._sent = 0  # the number up to which somebody may have read
+        self._sent = 0  # the last number that may have been read
         self._news = asyncio.Event()
         self.last = 0
-        self.closed = False  # the run has ended: listeners leave when they have everything
+        self.closed = False  # the run has ended: no more events
 
-    def tell(self, make: Callable[..., TaskEvent], **fields: Any) -> None:
-        """Add an event. Text that follows text of its kind joins it while nobody has read that yet."""
+    def append(self, make: Callable[..., TaskEvent], **fields: Any) -> None:
+        """Add an event. Text is joined to unread text of the same kind."""
         latest = self._events[-1] if self._events else None
         joins = type(latest) is make and self.last > self._sent
         if joins and isinstance(latest, (TaskText, TaskOutput)) and len(latest.delta) < _DELTA:
             latest.delta += fields["delta"]
-            self._kept(len(fields["delta"]))
+            self._trim(len(fields["delta"]))
             return
         self.last += 1
         event = make(task_id=self._task, sequence_number=self.last, **fields)
         self._events.append(event)
         if isinstance(event, (TaskText, TaskOutput)):
-            self._kept(len(event.delta))
+            self._trim(len(event.delta))
         self._news.set()
 
-    def _kept(self, size: int) -> None:
+    def _trim(self, size: int) -> None:
         self._size += size
         if self._size <= _TEXT:
             return
@@ -55,8 +55,8 @@ class EventLog:
     def wake(self) -> None:
         self._news.set()
 
-    async def after(self, number: int) -> AsyncIterator[list[TaskEvent]]:
-        """Events after a number, as they come, until the run has ended. An empty list is a sign of life."""
+    async def events_after(self, number: int) -> AsyncIterator[list[TaskEvent]]:
+        """Events after a number, until the run has ended. An empty list keeps the connection alive."""
         while True:
             batch = [event for event in self._events if event.sequence_number > number]
             if batch:
@@ -68,6 +68,6 @@ class EventLog:
                 return
             self._news.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), _SIGN)
+                await asyncio.wait_for(self._news.wait(), _KEEP_ALIVE)
             except TimeoutError:
                 yield []

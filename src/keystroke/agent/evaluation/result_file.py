@@ -1,7 +1,7 @@
-"""Results as they come, on disk, so that a run can be taken up where it stopped.
+"""Results on disk, so that an evaluation can continue where it stopped.
 
-One JSON line a result, appended and flushed; the first line names the set. A line that a crash cut short
-is left out when read. A task done one way is done once: errors are done again.
+One JSON line per result; the first line names the set. A line that a crash cut short is ignored. Errors
+are done again.
 """
 
 from __future__ import annotations
@@ -10,23 +10,21 @@ from pathlib import Path
 
 import msgspec
 
-from keystroke.agent.evaluation.tasks import Done, Status
+from keystroke.agent.evaluation.tasks import ResultStatus, TaskResult
 from keystroke.errors import InputError
 
 
-class Head(msgspec.Struct, frozen=True):
-    """What a file of results is about."""
-
+class ResultHeader(msgspec.Struct, frozen=True):
     set: str
     tasks: int
     version: int = 1
 
 
-class Record:
-    def __init__(self, path: Path | None, head: Head) -> None:
-        """Opens or begins the file. InputError if it holds results of another set."""
+class ResultFile:
+    def __init__(self, path: Path | None, head: ResultHeader) -> None:
+        """Open or create the file. InputError if it has results of another set."""
         self.path, self.head = path, head
-        self.rows: list[Done] = []
+        self.rows: list[TaskResult] = []
         if path is None:
             return
         try:
@@ -41,7 +39,7 @@ class Record:
     def _read(self, path: Path) -> None:
         first, *lines = path.read_bytes().split(b"\n")
         try:
-            head = msgspec.json.decode(first, type=Head)
+            head = msgspec.json.decode(first, type=ResultHeader)
         except msgspec.MsgspecError:
             raise InputError(f"{path} holds no results; name another file with --out") from None
         if head.set != self.head.set:
@@ -50,19 +48,19 @@ class Record:
             )
         for line in lines:
             try:
-                self.rows.append(msgspec.json.decode(line, type=Done))
+                self.rows.append(msgspec.json.decode(line, type=TaskResult))
             except msgspec.MsgspecError:
                 continue  # cut short by a crash
-        if lines and lines[-1]:  # its last line has no end: begin a new one
+        if lines and lines[-1]:  # its last line is cut short: start a new one
             with path.open("ab") as file:
                 file.write(b"\n")
 
-    def known(self, way: str) -> set[str]:
-        """Tasks that need not be done again this way."""
-        return {row.task for row in self.rows if row.way == way and row.status is not Status.ERROR}
+    def finished_tasks(self, way: str) -> set[str]:
+        """Tasks that are finished in this configuration."""
+        return {row.task for row in self.rows if row.way == way and row.status is not ResultStatus.ERROR}
 
-    def add(self, row: Done) -> None:
-        """InputError where the disk is full: nothing that was recorded is lost."""
+    def add(self, row: TaskResult) -> None:
+        """Append a result. InputError where the disk is full; earlier results are kept."""
         self.rows = [old for old in self.rows if (old.task, old.way) != (row.task, row.way)]
         self.rows.append(row)
         if self.path is None:
@@ -72,6 +70,6 @@ class Record:
                 file.write(msgspec.json.encode(row) + b"\n")
         except OSError as error:
             raise InputError(
-                f"the results {self.path} cannot be written: {error.strerror}; free some room, then go on "
-                "with the same command"
+                f"the results {self.path} cannot be written: {error.strerror}; free some room, then run "
+                "the same command again"
             ) from None

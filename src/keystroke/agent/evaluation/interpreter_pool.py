@@ -1,7 +1,7 @@
-"""Interpreters that already wait in their sandboxes when there is a program for them.
+"""Python interpreters that wait in their sandboxes for a program.
 
-Each runs one program and ends. Starting one takes longer than most programs, so as many as are checked
-at a time stand ready, and the next is started while the model writes. None outlives `close`.
+Each runs one program and ends. Starting one takes longer than most programs, so several wait, and the next is
+started while the model generates. None outlives `close`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from keystroke.agent.sandbox import Ended, Ending, Limits, Place, Sandbox
+from keystroke.agent.sandbox import CommandLimits, CompletedCommand, ExitReason, Sandbox, SandboxPolicy
 from keystroke.engine.base import Interrupt
 
-_PATIENCE = 600.0  # seconds that one waits for a program before it is taken for forgotten
+_PATIENCE = 600.0  # seconds that an interpreter waits for a program
 _WAIT = """\
 import os, time
 while not os.path.exists("program.py"):
@@ -28,25 +28,25 @@ while not os.path.exists("program.py"):
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingInterpreter:
     folder: tempfile.TemporaryDirectory[str]
-    ended: Future[Ended]
+    ended: Future[CompletedCommand]
     stop: Interrupt = field(default_factory=Interrupt)
 
 
-class Standby:
-    """`start` is what each interpreter executes once `program.py` lies in its folder."""
+class InterpreterPool:
+    """`start` is the code that each interpreter executes once `program.py` is in its folder."""
 
-    def __init__(self, sandbox: Sandbox, start: str, limits: Limits, size: int) -> None:
+    def __init__(self, sandbox: Sandbox, start: str, limits: CommandLimits, size: int) -> None:
         self._sandbox, self._start, self._limits, self._size = sandbox, start, limits, size
         self._lock = threading.Lock()
-        self._ready: list[_Waiting] = []
+        self._ready: list[_WaitingInterpreter] = []
         self._closed = False
-        self._pool = ThreadPoolExecutor(size, "standby")  # takes away what has ended
+        self._pool = ThreadPoolExecutor(size, "standby")  # cleans up ended interpreters
         for _ in range(size):
-            self._ready.append(self._begun())
+            self._ready.append(self._start_one())
 
-    def __enter__(self) -> Standby:
+    def __enter__(self) -> InterpreterPool:
         return self
 
     def __exit__(
@@ -54,10 +54,10 @@ class Standby:
     ) -> None:
         self.close()
 
-    def run(self, program: str, seconds: float, interrupt: Interrupt | None = None) -> Ended:
-        """Run a program to its end, to its time or to an interrupt. What it may take is bounded as always;
-        time counts from here, not from when its interpreter was started."""
-        one = self._taken()
+    def run(self, program: str, seconds: float, interrupt: Interrupt | None = None) -> CompletedCommand:
+        """Run a program until it ends, its time is up, or it is interrupted. Time counts from this call,
+        not from the start of the interpreter."""
+        one = self._take()
         began = time.monotonic()
         stop: Callable[[], None] = one.stop.set
         timer = threading.Timer(seconds, stop)
@@ -75,24 +75,24 @@ class Standby:
             if interrupt is not None:
                 interrupt.remove_callback(stop)
             one.stop.set()
-            self._pool.submit(_gone, one)
-        if ended.ending is Ending.INTERRUPTED and (interrupt is None or not interrupt.is_set):
-            ended = replace(ended, ending=Ending.TIMEOUT)
+            self._pool.submit(_clean_up, one)
+        if ended.exit_reason is ExitReason.INTERRUPTED and (interrupt is None or not interrupt.is_set):
+            ended = replace(ended, exit_reason=ExitReason.TIMEOUT)
         return replace(ended, seconds=time.monotonic() - began)
 
     def close(self) -> None:
-        """End all that wait, and wait for that. Idempotent."""
+        """End all waiting interpreters and wait for their end. Idempotent."""
         with self._lock:
             self._closed = True
             waiting, self._ready = self._ready, []
         for one in waiting:
             one.stop.set()
         for one in waiting:
-            _gone(one)
+            _clean_up(one)
         self._pool.shutdown()
 
-    def _taken(self) -> _Waiting:
-        """One that waits, and another begun in its place."""
+    def _take(self) -> _WaitingInterpreter:
+        """Take a waiting interpreter and start another in its place."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("no program can be run after close")
@@ -100,28 +100,30 @@ class Standby:
                 one = self._ready.pop(0)
                 if not one.ended.done():
                     break
-                self._pool.submit(_gone, one)  # it waited too long, or was killed
+                self._pool.submit(_clean_up, one)  # it timed out or was killed
             else:
-                one = self._begun()
-            self._ready.append(self._begun())
+                one = self._start_one()
+            self._ready.append(self._start_one())
         return one
 
-    def _begun(self) -> _Waiting:
+    def _start_one(self) -> _WaitingInterpreter:
         folder = tempfile.TemporaryDirectory(prefix="keystroke-", ignore_cleanup_errors=True)
-        one = _Waiting(folder, Future())
+        one = _WaitingInterpreter(folder, Future())
         limits = replace(self._limits, seconds=_PATIENCE)
         argv = [sys.executable, "-I", "-B", "-S", "-c", _WAIT + self._start]
 
         def work() -> None:
             try:
-                one.ended.set_result(self._sandbox.run(argv, Place(Path(folder.name)), limits, one.stop))
-            except BaseException as error:  # whoever waits for it hears of it
+                one.ended.set_result(
+                    self._sandbox.run(argv, SandboxPolicy(Path(folder.name)), limits, one.stop)
+                )
+            except BaseException as error:  # raised where the result is read
                 one.ended.set_exception(error)
 
         threading.Thread(target=work, name="standby", daemon=True).start()
         return one
 
 
-def _gone(one: _Waiting) -> None:
+def _clean_up(one: _WaitingInterpreter) -> None:
     one.ended.exception()  # waits for its end
     one.folder.cleanup()

@@ -1,8 +1,8 @@
-"""What around the workspace a command must not see: secrets of the user, and doors out of any sandbox.
+"""What a command must not access outside the workspace, and the environment variables it gets.
 
-Only names, no mounting. A secret is a file or folder that programs keep credentials in; a door is a
-socket that makes a program outside act (a container engine, a message bus, an agent of keys). The environment
-a command gets is made of names that are known to be harmless; what is not named here does not reach it.
+Credential paths are files and folders in which programs keep credentials. Escape sockets make a program
+outside the sandbox act (a container engine, a message bus, a key agent). Only environment variables that
+are known to be harmless are passed on.
 """
 
 from __future__ import annotations
@@ -12,18 +12,25 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
-_SECRETS = (
+_CREDENTIALS = (
     ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".netrc", ".pgpass", ".git-credentials", ".npmrc",
     ".pypirc", ".password-store", ".config/gh", ".config/gcloud", ".config/op", ".config/rclone",
     ".config/hub", ".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".terraform.d",
     ".local/share/keyrings", ".mozilla", ".config/google-chrome", ".config/chromium",
     "Library/Keychains", "Library/Cookies", "Library/Application Support/Google/Chrome",
 )  # fmt: skip
-_DOORS = (
+_ESCAPE_SOCKETS = (
     "/run/docker.sock", "/run/containerd/containerd.sock", "/run/podman/podman.sock", "/run/crio/crio.sock",
     "/run/dbus/system_bus_socket", "/run/systemd/private", "/run/snapd.socket", "/var/lib/lxd/unix.socket",
 )  # fmt: skip
-_USER_DOORS = ("bus", "systemd/private", "docker.sock", "podman/podman.sock", "keyring/control", "gnupg")
+_USER_ESCAPE_SOCKETS = (
+    "bus",
+    "systemd/private",
+    "docker.sock",
+    "podman/podman.sock",
+    "keyring/control",
+    "gnupg",
+)
 _HARMLESS = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "COLUMNS", "LINES",
     "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHASHSEED", "PYENV_ROOT", "PYENV_VERSION", "CONDA_PREFIX",
@@ -33,14 +40,14 @@ _HARMLESS = (
 )  # fmt: skip
 
 
-def secrets(home: Path | None = None) -> tuple[Path, ...]:
-    """Files and folders of the user's home that hold credentials and exist, where they really lie."""
+def credential_paths(home: Path | None = None) -> tuple[Path, ...]:
+    """Existing files and folders of the user's home that hold credentials, with links resolved."""
     home = home or Path.home()
-    return tuple((home / name).resolve() for name in _SECRETS if (home / name).exists())
+    return tuple((home / name).resolve() for name in _CREDENTIALS if (home / name).exists())
 
 
 def secret_files(folder: Path, patterns: Iterable[str], most: int = 200_000) -> tuple[Path, ...]:
-    """Files below `folder` whose names match patterns of secrets. Links are not followed."""
+    """Files below `folder` whose names match a pattern. Links are not followed."""
     wanted = tuple(patterns)
     found: list[Path] = []
     seen = 0
@@ -53,16 +60,16 @@ def secret_files(folder: Path, patterns: Iterable[str], most: int = 200_000) -> 
     return tuple(found)
 
 
-def doors(user: int | None = None) -> tuple[Path, ...]:
-    """Sockets that this user could open and that lead out of a sandbox which cannot hide them."""
+def escape_sockets(user: int | None = None) -> tuple[Path, ...]:
+    """Sockets that this user can open and that a sandbox without mounts cannot hide."""
     mine = Path(f"/run/user/{os.getuid() if user is None else user}")
-    known = [Path(name) for name in _DOORS] + [mine / name for name in _USER_DOORS]
+    known = [Path(name) for name in _ESCAPE_SOCKETS] + [mine / name for name in _USER_ESCAPE_SOCKETS]
     return tuple(path for path in known if os.access(path, os.W_OK))
 
 
-def environment(scratch: Path, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a command: harmless names of `given` (by default our own), no keys and no sockets.
-    Caches and temporary files go to `scratch`, as the command sees it."""
+def command_environment(scratch: Path, given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a command: harmless variables of `given` (by default this process's), without
+    keys and sockets. Caches and temporary files go to `scratch`, as the command sees it."""
     given = os.environ if given is None else given
     kept = {
         name: value for name, value in given.items() if any(fnmatch(name, pattern) for pattern in _HARMLESS)
@@ -80,9 +87,9 @@ def environment(scratch: Path, given: Mapping[str, str] | None = None) -> dict[s
     }
 
 
-def around(hidden: Iterable[Path], start: Path = Path("/")) -> list[Path]:
-    """The fewest paths that together cover `start` without any of `hidden`. For sandboxes that can only
-    allow: an entry made later beside a hidden one is not covered, and links are not: what they lead to is."""
+def paths_excluding(hidden: Iterable[Path], start: Path = Path("/")) -> list[Path]:
+    """The fewest paths that cover `start` without any of `hidden`, for sandboxes that can only allow.
+    Links, and entries created later beside a hidden one, are not covered."""
     secret = {path.absolute() for path in hidden}
     inside = [path for path in secret if path.is_relative_to(start)]
     if start in secret or start.is_symlink():
@@ -93,4 +100,4 @@ def around(hidden: Iterable[Path], start: Path = Path("/")) -> list[Path]:
         entries = sorted(start.iterdir())
     except OSError:
         return []
-    return [path for entry in entries for path in around(inside, entry)]
+    return [path for entry in entries for path in paths_excluding(inside, entry)]

@@ -1,6 +1,6 @@
-"""Conversations as tokens of a model of this machine: whole prompts, and a line said in mid-answer.
+"""Conversations as tokens of a local model: whole prompts, and a line inserted in mid-answer.
 
-The model's own template decides; no text is put between messages here. Pure.
+The model's own chat template decides what stands between messages.
 """
 
 from __future__ import annotations
@@ -8,40 +8,39 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keystroke.agent.chat.chat import Message
+from keystroke.agent.chat.model import no_chat_template
+from keystroke.agent.chat.steering import Message
 from keystroke.engine.model import Model
 from keystroke.errors import UnsupportedModel
 
-# Marks that no conversation holds: they show where a template puts the texts around a line.
-_SAID, _LINE = "\ue3f0\ue3f1", "\ue3f2\ue3f3"
+# Markers that no conversation contains: they show where a template puts the texts around a line.
+_ANSWER, _LINE = "\ue3f0\ue3f1", "\ue3f2\ue3f3"
 
 
-class Wording:
-    """UnsupportedModel where a model has no chat template."""
+class ConversationEncoder:
+    """Raises UnsupportedModel where the model has no chat template."""
 
     def __init__(self, model: Model) -> None:
         if model.chat is None:
-            raise UnsupportedModel(
-                f"{model.name} has no chat template, so it follows no instructions; choose another model"
-            )
+            raise UnsupportedModel(no_chat_template(model.name))
         self._model, self._template = model, model.chat
 
-    def prompt(
+    def encode(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), opening: str = ""
     ) -> list[int]:
-        """A conversation up to where the answer begins, with the answer's own opening."""
+        """A conversation up to where the answer begins, followed by the answer's `opening`."""
         tokenizer = self._model.tokenizer
         tokens = self._template.tokens(tokenizer, messages, tools=list(tools) or None)
         return [*tokens, *tokenizer.encode(opening)] if opening else tokens
 
-    def splice(self, line: str, opening: str = "") -> list[int]:
-        """The tokens that end the answer under way, say `line`, and open the next answer."""
-        shown = [
+    def encode_interjection(self, line: str, opening: str = "") -> list[int]:
+        """The tokens that end the current answer, add `line` as a user message, and open the next answer."""
+        messages = [
             {"role": "user", "content": "."},
-            {"role": "assistant", "content": _SAID},
+            {"role": "assistant", "content": _ANSWER},
             {"role": "user", "content": _LINE},
         ]
-        _, _, after = self._template.render(shown).rpartition(_SAID)
+        _, _, after = self._template.render(messages).rpartition(_ANSWER)
         before, found, behind = after.partition(_LINE)
         if not found:
             raise UnsupportedModel(

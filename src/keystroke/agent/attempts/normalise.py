@@ -1,26 +1,28 @@
-"""Code without what does not change its meaning, so that answers can be compared.
+"""Normalises code so that equivalent answers can be compared.
 
-Pure. Layout, comments and docstrings go; in Python the names of a function's own variables are counted
-off too. A text that does not parse is compared as it stands, without white space at line ends.
+Layout, comments and docstrings are removed; in Python, local variables are numbered. Text that does not
+parse is compared as it is, without trailing white space.
 """
 
 from __future__ import annotations
 
 import ast
 
-from keystroke.analysis.syntax import tree, walk
+from keystroke.analysis.syntax import parse_tree, walk
 
 
-def normalised(text: str, language: str | None) -> str:
-    """A key: texts that mean the same have the same one, nearly always."""
+def normalise(text: str, language: str | None) -> str:
+    """A key that is the same for equivalent texts, nearly always."""
     if language == "python":
         try:
-            return ast.dump(_Counted().visit(ast.parse(text)))
+            return ast.dump(_Normaliser().visit(ast.parse(text)))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return _lines(text)
     if language is None:
         return _lines(text)
-    leaves = (node for node in walk(tree(text, language)) if node.is_leaf() and "comment" not in node.kind())
+    leaves = (
+        node for node in walk(parse_tree(text, language)) if node.is_leaf() and "comment" not in node.kind()
+    )
     return " ".join(node.text() for node in leaves)
 
 
@@ -28,18 +30,18 @@ def _lines(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.strip().splitlines())
 
 
-class _Counted(ast.NodeTransformer):
-    """Docstrings and annotations left out, a function's own names counted off."""
+class _Normaliser(ast.NodeTransformer):
+    """Removes docstrings and annotations and numbers local variables."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
-        node.body = _told(node.body)
+        node.body = _without_docstring(node.body)
         return self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        node.body = _told(node.body)
+        node.body = _without_docstring(node.body)
         return self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
@@ -60,10 +62,10 @@ class _Counted(ast.NodeTransformer):
         return ast.arg(self._names.get(node.arg, node.arg))
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
-        node.body, node.returns = _told(node.body), None
+        node.body, node.returns = _without_docstring(node.body), None
         outer = dict(self._names)
         arguments = node.args
-        # Keywords are part of what callers see; positions are too, but their names seldom matter.
+        # Keyword-only names are part of the interface; names of positional parameters seldom matter.
         own = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
         own += [a.arg for a in (arguments.vararg, arguments.kwarg) if a is not None]
         own += [
@@ -79,8 +81,7 @@ class _Counted(ast.NodeTransformer):
         return result
 
 
-def _told(body: list[ast.stmt]) -> list[ast.stmt]:
-    """A body without its docstring."""
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
     first = body[0] if body else None
     if (
         isinstance(first, ast.Expr)

@@ -1,9 +1,8 @@
-"""Which files of a project an instruction is about, and where in them.
+"""Finds the files and lines of a project that an instruction is about, without a model.
 
-The program's choice, made before a model is asked, from names: paths and identifiers in the instruction,
-and places and names in the output of a failing check. A test that has to pass is what shows the fault, not
-where it is mended. Which lines of a file are meant is the business of `assist/edit/choice`; here the whole
-project is looked at.
+Uses paths and identifiers in the instruction, and locations and names in the output of a failing check. A
+test that must pass shows the fault and is not where it is fixed. `assist/edit/choice` selects the lines
+within a file.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from keystroke.agent.workspace import Overlay
-from keystroke.analysis.failures.places import place
-from keystroke.analysis.failures.report import failures
-from keystroke.analysis.outline import flattened, outline
+from keystroke.analysis.failures.places import workspace_path
+from keystroke.analysis.failures.report import find_failures
+from keystroke.analysis.outline import outline, walk_units
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit import Region
-from keystroke.assist.edit.choice import Choice, choose, spans
+from keystroke.assist.edit.choice import RegionChoice, choose_regions, regions_for
 from keystroke.assist.edit.mentions import read_mentions
 from keystroke.errors import KeystrokeError
 
-_FILES = 400  # that are looked into
-_SIZE = 200_000  # characters of a file that is looked into
-_REGIONS = 3  # that the words of a failure may mean; more is chance
+_FILES = 400  # searched
+_SIZE = 200_000  # characters searched in a file
+_REGIONS = 3  # that words of a failure may name; more is chance
 _NAMED, _DEFINED, _TRACED, _STEM, _USED = 12.0, 5.0, 4.0, 3.0, 0.5
 _PATH = re.compile(r"[\w./-]+\.\w{1,8}\b")
 _PASSING = re.compile(r"\b(?:pass(?:es|ing)?|green|succeeds?|fail(?:s|ed|ing|ures?)?)\b", re.IGNORECASE)
@@ -39,7 +38,7 @@ _DEFINING = r"\b(?:def|class|function|func|fn|struct|interface|const|let|var)\s+
 
 
 def find_files(overlay: Overlay, instruction: str, output: str = "", most: int = 2) -> list[str]:
-    """The files an instruction is about, best first; none where nothing answers to it."""
+    """The files an instruction is about, best first; empty where none matches."""
     names = overlay.files()
     scores: defaultdict[str, float] = defaultdict(float)
     mentioned = set(_PATH.findall(instruction))
@@ -51,12 +50,12 @@ def find_files(overlay: Overlay, instruction: str, output: str = "", most: int =
             scores[name] += _NAMED
         elif pure.stem.lower() in lower:
             scores[name] += _STEM
-    failing = traced(overlay, output)
+    failing = traced_lines(overlay, output)
     for name in failing:
         scores[name] += _TRACED / 4 if is_test(name) else _TRACED
     tests = [name for name in names if is_test(name) and (name in failing or scores[name] >= _NAMED)]
     if _PASSING.search(instruction) and not _TESTS_MEANT.search(instruction):
-        tried = tried_by(overlay, tests, names)
+        tried = imported_sources(overlay, tests, names)
         for name in tried:
             scores[name] += _TRACED
         if tried:
@@ -66,7 +65,7 @@ def find_files(overlay: Overlay, instruction: str, output: str = "", most: int =
     for name in names[:_FILES] if words else ():
         if language_of(name) is None:
             continue
-        text = text_of(overlay, name)[:_SIZE]
+        text = read_text(overlay, name)[:_SIZE]
         found = {match[1] for match in defined.finditer(text)}
         used = len({word for word in words if word in text} - found)
         scores[name] += _DEFINED * len(found) * (0.3 if is_test(name) else 1.0) + _USED * min(used, 6)
@@ -75,25 +74,26 @@ def find_files(overlay: Overlay, instruction: str, output: str = "", most: int =
     return [name for name in ranked if scores[name] >= max(1.5, 0.5 * best)][:most]
 
 
-def find_regions(overlay: Overlay, files: Sequence[str], instruction: str, output: str = "") -> Choice:
-    """The lines to rewrite. Places that a failing check names count as if the instruction named them; where
-    nothing else decides, so do the functions whose names stand in what it said."""
-    lines = traced(overlay, output)
-    texts = {name: text_of(overlay, name) for name in files}
-    said = [f'File "{name}", line {number}' for name in files for number in lines.get(name, ())[-2:]]
-    choice = choose(texts, "\n".join([instruction, *said]))
-    if choice.sure or not output:
+def find_regions(overlay: Overlay, files: Sequence[str], instruction: str, output: str = "") -> RegionChoice:
+    """The lines to rewrite. Locations in a failing check's output count as if the instruction named them;
+    where nothing else decides, so do functions whose names occur in that output."""
+    lines = traced_lines(overlay, output)
+    texts = {name: read_text(overlay, name) for name in files}
+    locations = [f'File "{name}", line {number}' for name in files for number in lines.get(name, ())[-2:]]
+    choice = choose_regions(texts, "\n".join([instruction, *locations]))
+    if choice.certain or not output:
         return choice
     words = set(re.findall(r"[A-Za-z_]\w*", output))
     regions: list[Region] = []
     for name, text in texts.items():
-        units = flattened(outline(text, language_of(name)))
-        regions += spans(name, [unit for unit in units if not unit.members and unit.short in words], text)
-    return Choice(tuple(regions), True) if 0 < len(regions) <= _REGIONS else choice
+        units = walk_units(outline(text, language_of(name)))
+        named = [unit for unit in units if not unit.members and unit.short in words]
+        regions += regions_for(name, named, text)
+    return RegionChoice(tuple(regions), True) if 0 < len(regions) <= _REGIONS else choice
 
 
-def about(region: Region, text: str) -> str:
-    """How a region is spoken of."""
+def describe_region(region: Region, text: str) -> str:
+    """A region in one line, for the user."""
     if region.end is None and region.start == 0:
         return region.path
     end = region.end if region.end is not None else text.count("\n") + 1
@@ -101,30 +101,30 @@ def about(region: Region, text: str) -> str:
     return f"{region.path}, lines {region.start + 1} to {end}: {header:.60}"
 
 
-def traced(overlay: Overlay, output: str) -> dict[str, list[int]]:
-    """Files of the workspace and their lines that a failing command's output names, innermost last."""
+def traced_lines(overlay: Overlay, output: str) -> dict[str, list[int]]:
+    """Files and lines of the workspace in a failing command's output, innermost last."""
     found: dict[str, list[int]] = {}
     root = overlay.workspace.root
-    for failure in failures(output) if output else ():
+    for failure in find_failures(output) if output else ():
         for frame in failure.frames:
-            name = place(frame, root, Path(root))
+            name = workspace_path(frame, root, Path(root))
             if name is not None:
                 found.setdefault(name, []).append(frame.line)
     return found
 
 
-def tried_by(overlay: Overlay, tests: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The sources of the workspace that tests bring in, by the names in their import lines."""
-    lines = [line for test in tests for line in text_of(overlay, test).splitlines() if _IMPORT.search(line)]
+def imported_sources(overlay: Overlay, tests: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The source files that tests import, by the names in their import lines."""
+    lines = [line for test in tests for line in read_text(overlay, test).splitlines() if _IMPORT.search(line)]
     words = {word for line in lines for word in re.findall(r"\w+", line)}
     sources = [PurePosixPath(name) for name in names if not is_test(name) and language_of(name) is not None]
     modules = [str(path) for path in sources if path.stem in words]
-    # A package itself only where none of its modules is spoken of.
+    # A package itself only where none of its modules is named.
     return modules or [str(p) for p in sources if p.stem in ("__init__", "index") and p.parent.name in words]
 
 
-def text_of(overlay: Overlay, name: str) -> str:
-    """A file's text; empty where there is none to be read."""
+def read_text(overlay: Overlay, name: str) -> str:
+    """A file's text; empty where it cannot be read."""
     try:
         return overlay.read(name) or ""
     except KeystrokeError:

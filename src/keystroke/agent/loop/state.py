@@ -1,0 +1,164 @@
+"""What a task is given and the state it works on; both strategies of the agent share them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keystroke.agent.attempts import SelectionPolicy
+from keystroke.agent.chat.model import AnswerOptions, ChatModel
+from keystroke.agent.chat.receipt import StepReceipt, TaskReceipts
+from keystroke.agent.chat.steering import Message, Steering
+from keystroke.agent.loop.approvals import Approvals
+from keystroke.agent.loop.events import (
+    CostEvent,
+    DiffEvent,
+    EventHandler,
+    NoteEvent,
+    OutputEvent,
+    StepEvent,
+    TextEvent,
+)
+from keystroke.agent.loop.record import TaskStore, new_id
+from keystroke.agent.sandbox import CommandLimits, CompletedCommand, Sandbox
+from keystroke.agent.tools import AgentTool, Runner
+from keystroke.agent.tools.mcp import McpServer
+from keystroke.agent.workspace import Overlay
+from keystroke.assist.edit import Journal, Workspace
+from keystroke.engine.base import Interrupt
+from keystroke.engine.generation import GenerationParams
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """What the user asks for besides the instruction."""
+
+    check: str = ""  # a shell command that must pass; naming it is the permission to run it
+    types: str = ""  # likewise, for types
+    files: tuple[str, ...] = ()  # what the task is about; empty: the program finds it
+    may_run: bool = False  # the model may run commands, each approved as the approval level says
+    attempts: int = 1
+    policy: SelectionPolicy = SelectionPolicy.FIRST
+    tries: int = 2  # rounds of one model, each shown how the one before failed
+    max_tokens: int = 2048
+    max_steps: int = 30  # answers of a model with tools
+    temperature: float = 0.8
+    seed: int = 0
+    workers: int = 2  # checks at a time
+    dry_run: bool = False
+    review: bool = False  # the deep model reviews the diff
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFiles:
+    """What a task works on. Without a `store` no record is kept; `scratch` holds temporary copies."""
+
+    workspace: Workspace
+    journal: Journal
+    store: TaskStore | None = None
+    exclude: tuple[str, ...] = ()
+    scratch: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskModels:
+    """`open_deep` opens the model that takes over where `model` fails, and that reviews. It is called when
+    the deep model is first needed; the task closes that model."""
+
+    model: ChatModel
+    open_deep: Callable[[], ChatModel] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPermissions:
+    """What commands and tools may do. `servers` are the MCP servers that a model with tools may call."""
+
+    sandbox: Sandbox
+    approvals: Approvals
+    limits: CommandLimits | None = None
+    network: bool = False
+    servers: Mapping[str, McpServer] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskControl:
+    """How the caller follows, stops and steers a task."""
+
+    on_event: EventHandler = lambda event: None
+    interrupt: Interrupt = field(default_factory=Interrupt)
+    steering: Steering = field(default_factory=Steering)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskIdentity:
+    """Names a task's record. `owner` and `given` are kept there for a server of tasks."""
+
+    id: str = field(default_factory=new_id)
+    owner: str = ""
+    given: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class TaskState:
+    """A task in progress. `messages` is the conversation so far; `save` writes the task's record."""
+
+    instruction: str
+    options: TaskOptions
+    overlay: Overlay
+    runner: Runner
+    rules: str
+    control: TaskControl
+    save: Callable[[], None]
+    receipts: TaskReceipts = field(default_factory=TaskReceipts)
+    messages: list[Message] = field(default_factory=list)
+    tools: tuple[AgentTool, ...] = ()  # of MCP servers
+    last_check: CompletedCommand | None = None  # of the named check, on the change so far
+    failure: str = ""  # what the check reports
+    refused: str = ""  # what was wrong with the last answer
+    tries: int = 0
+
+    def answer_options(self, max_tokens: int = 0, **fields: Any) -> AnswerOptions:
+        params = GenerationParams(max_tokens or self.options.max_tokens)
+        return AnswerOptions(params, interrupt=self.control.interrupt, **fields)
+
+    def begin_step(self, line: str) -> None:
+        self.control.interrupt.check()
+        self.control.on_event(StepEvent(line))
+
+    def note(self, line: str, *, failed: bool = False) -> None:
+        self.control.on_event(NoteEvent(line, failed))
+
+    def add_text(self, text: str) -> None:
+        self.control.on_event(TextEvent(text))
+
+    def add_output(self, text: str) -> None:
+        self.control.on_event(OutputEvent(text))
+
+    def add_receipt(self, receipt: StepReceipt) -> None:
+        self.receipts.add(receipt)
+        self.control.on_event(CostEvent(receipt))
+
+    def report_change(self) -> None:
+        self.control.on_event(DiffEvent(self.overlay.diff()))
+        self.save()
+
+    def run_check(self) -> CompletedCommand:
+        """Run the named check on the task's changes so far."""
+        check = self.options.check
+        self.begin_step(f"run `{check}`")
+        result = self.last_check = self.runner.run_check(check)
+        self.add_receipt(StepReceipt(f"run {check}", seconds=result.seconds))
+        self.note(f"`{check}` {result.describe(self.runner.limits)}", failed=not result.ok)
+        return result
+
+
+class AgentStrategy:
+    """How a model works on a task. `run` returns whether the task is done, as far as can be checked."""
+
+    def __init__(self, model: ChatModel) -> None:
+        self.model = model
+
+    def run(self, task: TaskState) -> bool:
+        raise NotImplementedError
