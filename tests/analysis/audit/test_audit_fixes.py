@@ -10,7 +10,7 @@ from ast_grep_py import SgRoot
 
 from keystroke.analysis.audit import Auditor, Rule, all_rules
 from keystroke.analysis.audit.fixes.build import FIXERS
-from keystroke.analysis.audit.report import Audited, fixed
+from keystroke.analysis.audit.report import AuditedFile, apply_fixes
 from keystroke.text import apply_edits
 
 FIXABLE = sorted((rule for rule in all_rules().values() if rule.fixes), key=lambda rule: rule.id)
@@ -180,13 +180,13 @@ def test_a_direction_alone_is_a_suggestion_and_never_applied() -> None:
     (finding,) = Auditor("python").audit(text)
     assert finding.fixes == ()
     assert [fix.title for fix in finding.suggestions] == ["Accept literals only"]
-    assert fixed(Audited("a.py", text, (finding,))) == (text, 0)
+    assert apply_fixes(AuditedFile("a.py", text, (finding,))) == (text, 0)
 
 
 def test_fixes_that_meet_are_not_applied_together() -> None:
     text = "import os\ndef f(a, b):\n    os.system('x ' + a)\n    os.system('y ' + b)\n"
-    file = Audited("a.py", text, Auditor("python").audit(text))
-    after, count = fixed(file)
+    file = AuditedFile("a.py", text, Auditor("python").audit(text))
+    after, count = apply_fixes(file)
     assert count == 2
     assert after.count("import shlex") == 1
     assert after.count("shlex.quote(") == 2
@@ -198,7 +198,7 @@ def test_an_import_that_a_fix_made_needless_is_taken_away() -> None:
         "func f(db *sql.DB, n string) {\n\tdb.Query(fmt.Sprintf(\"SELECT 1 FROM u WHERE n = '%s'\", n))\n}\n"
         "func g(db *sql.DB, n string) {\n\tdb.Query(fmt.Sprintf(\"SELECT 2 FROM u WHERE n = '%s'\", n))\n}\n"
     )
-    after, count = fixed(Audited("a.go", text, Auditor("go").audit(text)))
+    after, count = apply_fixes(AuditedFile("a.go", text, Auditor("go").audit(text)))
     assert count == 2
     assert '"fmt"' not in after
     assert 'db.Query("SELECT 2 FROM u WHERE n = $1", n)' in after

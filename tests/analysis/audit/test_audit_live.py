@@ -142,7 +142,7 @@ def test_functions_without_a_word_any_rule_waits_for_are_silent_when_walked_too(
         text for rule in all_rules().values() if rule.language == "python" for text in (*rule.bad, *rule.good)
     ]
     expected = [Auditor("python").audit(text) for text in texts]
-    monkeypatch.setattr(Triggers, "concern", lambda *_: FLOW)
+    monkeypatch.setattr(Triggers, "required_analysis", lambda *_: FLOW)
     assert [Auditor("python").audit(text) for text in texts] == expected
 
 

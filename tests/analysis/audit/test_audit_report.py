@@ -13,8 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 from keystroke.analysis.audit import Auditor
-from keystroke.analysis.audit.files import Skipped, Source, sources
-from keystroke.analysis.audit.report import Audited, as_json, as_sarif
+from keystroke.analysis.audit.files import SkippedFile, SourceFile, find_sources
+from keystroke.analysis.audit.report import AuditedFile, as_json, as_sarif
 from keystroke.clients.cli.app import app as program
 from keystroke.clients.cli.audit import audit
 from keystroke.errors import UsageError
@@ -85,7 +85,7 @@ def test_rules_are_listed_and_shown() -> None:
 
 
 def test_sarif_has_the_structure_of_2_1_0() -> None:
-    report = as_sarif([Audited("a.py", BAD, Auditor("python").audit(BAD))], "1")
+    report = as_sarif([AuditedFile("a.py", BAD, Auditor("python").audit(BAD))], "1")
     assert report["version"] == "2.1.0"
     (one,) = report["runs"]
     driver = one["tool"]["driver"]
@@ -116,9 +116,9 @@ def test_ignored_files_and_links_out_of_the_tree_are_left_alone(tmp_path: Path) 
     (tree / ".gitignore").write_text("ignored.py\n")
     os.symlink(outside / "o.py", tree / "link.py")
     subprocess.run(["git", "init", "-q", str(tree)], check=True)
-    found = list(sources(tree))
-    assert [item.path.name for item in found if isinstance(item, Source)] == ["a.py"]
-    assert [item.path.name for item in found if isinstance(item, Skipped)] == ["link.py"]
+    found = list(find_sources(tree))
+    assert [item.path.name for item in found if isinstance(item, SourceFile)] == ["a.py"]
+    assert [item.path.name for item in found if isinstance(item, SkippedFile)] == ["link.py"]
 
 
 @pytest.mark.parametrize(
@@ -130,17 +130,17 @@ def test_files_that_are_not_source_are_skipped_with_a_reason(
 ) -> None:
     file = tmp_path / "a.py"
     file.write_bytes(data)
-    (found,) = sources(file)
+    (found,) = find_sources(file)
     if why is None:
-        assert isinstance(found, Source)
+        assert isinstance(found, SourceFile)
     else:
-        assert isinstance(found, Skipped)
+        assert isinstance(found, SkippedFile)
         assert why in found.why
 
 
 def test_a_finding_names_every_number_of_its_weakness_the_closest_first() -> None:
     text = "import hashlib\nh = hashlib.md5(b'x')\n"
-    audited = Audited("a b.py", text, Auditor("python").audit(text))
+    audited = AuditedFile("a b.py", text, Auditor("python").audit(text))
     (entry,) = as_json([audited])["findings"]
     assert entry["cwes"][0] == entry["cwe"] == 327
     assert 328 in entry["cwes"]

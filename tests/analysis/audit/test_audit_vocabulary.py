@@ -14,9 +14,9 @@ RAND32 RAND64 URAND31 printLine printWLine printIntLine printLongLine printLongL
 printUnsignedLine printStructLine printDoubleLine printSizeTLine printWcharLine twoIntsStruct structCharVoid
 ALLOCA globalReturnsTrue globalReturnsFalse globalReturnsTrueOrFalse staticReturnsTrue staticReturnsFalse
 GLOBAL_CONST_TRUE GLOBAL_CONST_FALSE GLOBAL_CONST_FIVE STATIC_CONST_TRUE STATIC_CONST_FALSE globalTrue
-globalFalse globalFive staticTrue staticFalse staticFive goodG2B goodB2G badSink goodG2BSink goodB2GSink badSource
-std_testcase testcasesupport AbstractTestCase BenchmarkTest SeparateClassRequest getTheValue getTheParameter
-ThingFactory ThingInterface createThing DatabaseHelper separate_request
+globalFalse globalFive staticTrue staticFalse staticFive goodG2B goodB2G badSink goodG2BSink goodB2GSink
+badSource std_testcase testcasesupport AbstractTestCase BenchmarkTest SeparateClassRequest getTheValue
+getTheParameter ThingFactory ThingInterface createThing DatabaseHelper separate_request
 """
 
 

@@ -1,20 +1,19 @@
-"""Security audit of unsaved text: rules as data, syntax by ast-grep, data flow inside each function.
+"""Security audit of source text: declarative rules, ast-grep syntax, data flow inside each function.
 
-Auditor("python").audit(text)          one text, once
-LiveAudit("python", text).edit(...)    a buffer, kept up to date
+Auditor("python").audit(text) audits one text; LiveAudit("python", text).edit(...) follows a buffer.
 """
 
 from __future__ import annotations
 
 from keystroke.analysis.audit.auditor import Auditor, LiveAudit
-from keystroke.analysis.audit.finding import Finding, Fix, Severity
+from keystroke.analysis.audit.finding import AuditFix, Finding, Severity
 from keystroke.analysis.audit.rules.catalog import LANGUAGES, Rule, all_rules, find_rule, load_rules
 
 __all__ = [
     "LANGUAGES",
+    "AuditFix",
     "Auditor",
     "Finding",
-    "Fix",
     "LiveAudit",
     "Rule",
     "Severity",

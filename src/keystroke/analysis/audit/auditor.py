@@ -1,8 +1,8 @@
-"""The audit of one text: afresh, or kept up to date while it is edited.
+"""Audits a text once, or incrementally while it is edited.
 
-A text is audited unit by unit, and a unit's result depends only on its own text and on the facts its
-names have outside it (imports, constants, fields). So a result may be kept as long as both are the same, and
-the audit of an edited text equals the audit of the same text from scratch.
+A text is audited unit by unit. The result of a unit depends only on its text and on what its names mean
+outside it (imports, constants, fields), so it is reused while both are unchanged. The audit of an edited text
+equals the audit of the same text from scratch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from keystroke.analysis.audit.memory.pointers import PointerFlow
 from keystroke.analysis.audit.rules.catalog import LANGUAGES
 from keystroke.analysis.audit.rules.match import RuleMatch, RuleMatcher, index_of
 from keystroke.analysis.audit.rules.triggers import FLOW, SILENT, WORD, triggers_of, words_of
-from keystroke.analysis.audit.rules.wrappers import wrappers
+from keystroke.analysis.audit.rules.wrappers import shell_wrappers
 from keystroke.analysis.audit.source import ir
 from keystroke.analysis.audit.source.lower import Lowering
 from keystroke.analysis.audit.source.lower.c import CLowering
@@ -47,11 +47,11 @@ from keystroke.text import Edit, apply_edits
 
 MAX_TEXT = 4_000_000  # characters; beyond this a file is data, not source
 MAX_LINE = 20_000  # a longer line is minified or generated
-# Where a call reads the function called. Elsewhere a key in a helper would audit all its callers; C reads
-# those with few callers.
-ACROSS = ("java", "javascript", "typescript", "tsx", "go")
-CALLERS = 3  # functions of C with more callers are not read where they are called
-KEPT = 400  # results of units no longer in the text that are kept for undo
+# Languages in which a call is evaluated with the body of the called function. In the others a key in a helper
+# would audit all its callers again; in C this is done for functions with few callers.
+INLINED_LANGUAGES = ("java", "javascript", "typescript", "tsx", "go")
+MAX_CALLERS = 3  # C functions with more callers are not evaluated at their calls
+MAX_KEPT_RESULTS = 400  # results of units no longer in the text, kept for undo
 _LOWERINGS: dict[str, type[Lowering]] = {
     "python": PythonLowering,
     "javascript": ScriptLowering,
@@ -66,7 +66,7 @@ _LOWERINGS: dict[str, type[Lowering]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A finding placed in its unit, and what is offered for it there."""
+    """A finding and its fixes, relative to the unit."""
 
     finding: Finding
     offers: tuple[UnitFix, ...]
@@ -77,7 +77,9 @@ class _Result:
     found: tuple[_Found, ...]
     names: frozenset[str]
     called: dict[str, str]  # functions of the same file that it names, with their text
-    reach: frozenset[str]  # names whose meaning outside it counts: its own and those of the functions called
+    reach: frozenset[
+        str
+    ]  # names whose meaning outside the unit matters: its own and those of the called functions
 
 
 class Auditor:
@@ -86,7 +88,7 @@ class Auditor:
     def __init__(
         self, language: str, *, honour_others: bool = False, helpers: Mapping[str, str] | None = None
     ) -> None:
-        """`helpers`: functions of the same project and what a call of each runs; see rules/wrappers.py."""
+        """`helpers` maps functions of the project to what a call of each runs; see rules/wrappers.py."""
         if language not in LANGUAGES:
             raise NotFound(f"cannot audit {language!r}; known languages: {', '.join(LANGUAGES)}")
         self.language = language
@@ -101,7 +103,7 @@ class Auditor:
 
 
 class LiveAudit:
-    """The audit of one buffer, brought up to date by each edit."""
+    """The audit of one buffer, updated by each edit."""
 
     def __init__(
         self,
@@ -118,20 +120,20 @@ class LiveAudit:
         self._helpers = dict(helpers or {})
         self.language = language
         self.honour_others = honour_others
-        self.abandoned = abandoned  # asked between units: whether nobody waits for the findings any more
-        self._remember = remember  # what statements did, for the next key; of no use to an audit done once
+        self.abandoned = abandoned  # called between units; True stops the audit
+        self._remember = remember  # keeps the effects of statements for the next edit
         self._lowering = _LOWERINGS[language]()
         self._index = index_of(language)
         self._triggers = triggers_of(language)
         self._knowledge = load_knowledge(language)
         self._results: OrderedDict[tuple[str, str], _Result] = OrderedDict()
         self._context: Env = {}
-        self._constants = ""  # texts of the file that its functions may use
-        self._imports: frozenset[str] = frozenset()  # paths of what the file imports
+        self._constants = ""  # string constants of the file
+        self._imports: frozenset[str] = frozenset()  # imported paths
         self._memo = StatementMemo()
         self._outline_memo = StatementMemo()
         self._outline = FileOutline("", (0,), (0,))
-        self._handed: dict[str, str] = {}
+        self._special: dict[str, str] = {}
         self._outline_found: tuple[_Found, ...] = ()
         self._units: list[SourceUnit] = []
         self._functions: dict[str, str] = {}
@@ -143,14 +145,14 @@ class LiveAudit:
         self.replace(text)
 
     def replace(self, text: str) -> tuple[Finding, ...]:
-        """Take a whole new text; results of units it still has are kept."""
+        """Replaces the whole text; results of unchanged units are reused."""
         check_text(text)
         self.text = text
         self._units = split(text, self.language)
         return self._refresh()
 
     def edit(self, start: int, end: int, replacement: str) -> tuple[Finding, ...]:
-        """Replace `[start, end)` and audit what that touched."""
+        """Replaces `[start, end)` and audits what changed."""
         if not 0 <= start <= end <= len(self.text):
             raise InputError(
                 f"an edit of {start} to {end} does not lie in a text of {len(self.text)} characters"
@@ -166,16 +168,16 @@ class LiveAudit:
     def _refresh(self) -> tuple[Finding, ...]:
         text = self.text
         outline = outline_of(text, self._units, self.language)
-        self._functions = {}  # the outline is read without them, so that it depends on its own text alone
-        handing = self._handing()
-        if outline.text != self._outline.text or handing != self._handed:
-            self._handed = handing
+        self._functions = {}  # the outline depends on its own text alone
+        special = self._special_functions()
+        if outline.text != self._outline.text or special != self._special:
+            self._special = special
             self._read_outline(outline)
         self._outline = outline
-        if self.language in ACROSS:
-            self._functions = self._defined()
+        if self.language in INLINED_LANGUAGES:
+            self._functions = self._defined_functions()
         elif self.language in ("c", "cpp"):
-            self._functions = self._single(self._defined())
+            self._functions = self._with_few_callers(self._defined_functions())
         placed: list[tuple[_Found, int]] = []
         for unit in self._units:
             if self.abandoned():
@@ -183,13 +185,13 @@ class LiveAudit:
             source = text[unit.start : unit.end]
             key = (source, unit.before)
             result = self._results.get(key)
-            if result is None or result.called != self._called(result.names, source):
+            if result is None or result.called != self._reachable_functions(result.names, source):
                 result = self._audit_unit(source, unit)
                 self._results[key] = result
             else:
                 self._results.move_to_end(key)
             placed.extend((found, unit.start) for found in result.found)
-        while len(self._results) > len(self._units) + KEPT:
+        while len(self._results) > len(self._units) + MAX_KEPT_RESULTS:
             self._results.popitem(last=False)
         findings = [self._place(found, at) for found, at in placed]
         findings += [
@@ -199,13 +201,13 @@ class LiveAudit:
         self.findings = suppress(text, findings, self.honour_others)
         return self.findings
 
-    def _handing(self) -> dict[str, str]:
-        """Functions of special meaning: they hand a text on to a shell or a database, or run as threads."""
+    def _special_functions(self) -> dict[str, str]:
+        """Functions that pass a parameter to a shell, run as threads or handle signals."""
         if self.language in ("c", "cpp"):
             return thread_and_signal_functions(self.text)
         if self.language != "python":
             return {}
-        return {**self._helpers, **wrappers(self.text[unit.start : unit.end] for unit in self._units)}
+        return {**self._helpers, **shell_wrappers(self.text[unit.start : unit.end] for unit in self._units)}
 
     def _read_outline(self, outline: FileOutline) -> None:
         before, imports = self._context, self._imports
@@ -213,16 +215,16 @@ class LiveAudit:
         self._imports = imported(outline.text, self.language).union(
             value.path for value in env.values() if value.path
         )
-        if imports != self._imports:  # fixes are written for what is imported
+        if imports != self._imports:  # fixes depend on the imports
             for key in [key for key, result in self._results.items() if result.found]:
                 del self._results[key]
-        # What was allocated or freed out there says nothing of a function, which runs at any time.
+        # A function may run at any time, so allocations at file level say nothing about it.
         env = {
             name: replace(value, memory=_lasting(value.memory)) if value.memory is not None else value
             for name, value in env.items()
             if not name.startswith("#")
         }
-        for name, kind in self._handed.items():
+        for name, kind in self._special.items():
             env[name] = env[f"self.{name}"] = Value(path=kind)
         self._context = env
         self._constants = "\n".join(
@@ -244,8 +246,10 @@ class LiveAudit:
         names, calls = words_of(source)
         needed = FLOW
         if self.language not in ("c", "cpp"):
-            needed = self._triggers.concern(source, names, calls, self._context, not self._functions)
-        if needed == SILENT:  # no rule can match: most code most of the time
+            needed = self._triggers.required_analysis(
+                source, names, calls, self._context, not self._functions
+            )
+        if needed == SILENT:  # no rule can match
             return self._result((), names, source)
         whole = unit.before + source + unit.after
         shift = len(unit.before)
@@ -255,24 +259,24 @@ class LiveAudit:
         return self._result(found, names, source)
 
     def _result(self, found: tuple[_Found, ...], names: frozenset[str], source: str) -> _Result:
-        called = self._called(names, source)
+        called = self._reachable_functions(names, source)
         return _Result(found, names, called, names.union(*map(self._names, called.values())))
 
-    def _single(self, table: dict[str, str]) -> dict[str, str]:
-        """The functions that few others call: a key in one of them audits only those again."""
+    def _with_few_callers(self, table: dict[str, str]) -> dict[str, str]:
+        """The functions with at most MAX_CALLERS callers."""
         counts: Counter[str] = Counter()
         for unit in self._units:
             source = self.text[unit.start : unit.end]
             result = self._results.get((source, unit.before))
             counts.update((result.names if result is not None else self._names(source)) & table.keys())
-        # A function names itself where it is defined.
-        return {name: source for name, source in table.items() if 1 < counts[name] <= CALLERS + 1}
+        # The definition itself counts as one.
+        return {name: source for name, source in table.items() if 1 < counts[name] <= MAX_CALLERS + 1}
 
     def _reported_alone(self, name: str) -> frozenset[str]:
-        """The rules a function breaks by itself; they are said there and not at its calls."""
+        """The rules that a function breaks by itself; they are reported there and not at its calls."""
         source = self._functions.get(name, "")
         if source not in self._alone:
-            if len(self._alone) > KEPT:
+            if len(self._alone) > MAX_KEPT_RESULTS:
                 self._alone.clear()
             table, self._functions = self._functions, {}
             lowering, self._lowering = self._lowering, _LOWERINGS[self.language]()
@@ -283,8 +287,8 @@ class LiveAudit:
             self._alone[source] = frozenset(match.rule.id for match in matches)
         return self._alone[source]
 
-    def _defined(self) -> dict[str, str]:
-        """Names of functions that one unit alone defines, with that unit's text as it is parsed."""
+    def _defined_functions(self) -> dict[str, str]:
+        """Functions that exactly one unit defines, with the text of the unit as it is parsed."""
         found: dict[str, str] = {}
         twice: set[str] = set()
         for unit in self._units:
@@ -297,8 +301,8 @@ class LiveAudit:
                 found[name] = unit.before + source + unit.after
         return {name: source for name, source in found.items() if name not in twice}
 
-    def _called(self, names: frozenset[str], source: str) -> dict[str, str]:
-        """The functions whose text a walk of `source` can reach: those it names and those they name."""
+    def _reachable_functions(self, names: frozenset[str], source: str) -> dict[str, str]:
+        """The functions that a walk of `source` can reach: those it names and those they name."""
         table = self._functions
         if not table:
             return {}
@@ -311,20 +315,20 @@ class LiveAudit:
 
     def _names(self, text: str) -> frozenset[str]:
         if text not in self._words:
-            if len(self._words) > KEPT:
+            if len(self._words) > MAX_KEPT_RESULTS:
                 self._words.clear()
             self._words[text] = frozenset(WORD.findall(text))
         return self._words[text]
 
     def _function(self, name: str) -> ir.Function | None:
-        """The function of the file with this name, lowered; asked for at a call."""
+        """The lowered function of the file with this name."""
         source = self._functions.get(name)
         if source is None:
             return None
         if source not in self._lowered:
-            if len(self._lowered) > KEPT:
+            if len(self._lowered) > MAX_KEPT_RESULTS:
                 self._lowered.clear()
-            # A lowering of its own: this one may be in the middle of another unit.
+            # A separate lowering: self._lowering may be in the middle of another unit.
             self._lowered[source] = _first_function(
                 _LOWERINGS[self.language]().stmt(_parse(source, self.language)), name
             )
@@ -335,8 +339,8 @@ class LiveAudit:
     ) -> tuple[list[RuleMatch], Env, Any]:
         root = _parse(source, self.language)
         memory = self.language in ("c", "cpp")
-        heard = MemoryDetectors if memory else GoDetectors if self.language == "go" else Detectors
-        matcher: RuleMatcher = heard(self.language, self._index)
+        matcher_class = MemoryDetectors if memory else GoDetectors if self.language == "go" else Detectors
+        matcher: RuleMatcher = matcher_class(self.language, self._index)
         flow = (PointerFlow if memory else DataFlow)(self.language, self._knowledge, matcher, env)
         matcher.flow = flow
         constants = self._constants if env else ""
@@ -354,7 +358,7 @@ class LiveAudit:
             if data:
                 flow.run(self._lowering.stmt(root))
         except (ExhaustedError, RecursionError):
-            flow.silent = 0  # machine-made code: what was found so far stands
+            flow.silent = 0  # generated code: keep what was found so far
         finally:
             self._lowering.depth = 0
         flow.silent = 0
@@ -372,17 +376,17 @@ class LiveAudit:
             offers: list[UnitFix] = []
             for spec in match.rule.fixes if match.node is not None else ():
                 if any(offer.title == spec.title for offer in offers):
-                    continue  # another way to the same end
-                repair = build(self._site(match, source), spec)
-                if repair is None or repair.edits[0].start < shift:
+                    continue  # another way to make the same fix
+                fix_edits = build(self._site(match, source), spec)
+                if fix_edits is None or fix_edits.edits[0].start < shift:
                     continue
                 if errors is None:
                     errors = _errors(_parse(source, self.language))
-                if self._silenced(match, matches, repair, source, env, errors):
+                if self._is_fixed(match, matches, fix_edits, source, env, errors):
                     edits = tuple(
-                        Edit(edit.start - shift, edit.end - shift, edit.text) for edit in repair.edits
+                        Edit(edit.start - shift, edit.end - shift, edit.text) for edit in fix_edits.edits
                     )
-                    offers.append(UnitFix(spec.title, edits, repair.needs, spec.suggest))
+                    offers.append(UnitFix(spec.title, edits, fix_edits.needs, spec.suggest))
             finding = Finding(
                 match.rule.id,
                 match.cwe,
@@ -403,25 +407,31 @@ class LiveAudit:
             match, self.language, source, self._imports | imported(source, self.language), self._lowering.expr
         )
 
-    def _silenced(
-        self, match: RuleMatch, matches: list[RuleMatch], repair: FixEdits, source: str, env: Env, errors: int
+    def _is_fixed(
+        self,
+        match: RuleMatch,
+        matches: list[RuleMatch],
+        fix_edits: FixEdits,
+        source: str,
+        env: Env,
+        errors: int,
     ) -> bool:
-        """Whether the rule is silent on the fixed text, which parses no worse. No proof: a condition."""
+        """Whether the rule no longer matches the fixed text, and that text parses no worse."""
         try:
-            fixed = apply_edits(source, repair.edits)
+            fixed = apply_edits(source, fix_edits.edits)
         except InputError:
             return False
         known = dict(env)
-        for need in repair.needs:
+        for need in fix_edits.needs:
             name = bound_name(need, self.language)
             if name:
-                known[name] = Value(path=_meant(need, self.language))
+                known[name] = Value(path=_bound_path(need, self.language))
         left, _, root = self._walk(fixed, known, 0)
         if _errors(root) > errors:
             return False
-        start = min(match.start, repair.edits[0].start)
-        end = max(match.end, repair.edits[-1].end)
-        longer = sum(edit.delta for edit in repair.edits)
+        start = min(match.start, fix_edits.edits[0].start)
+        end = max(match.end, fix_edits.edits[-1].end)
+        longer = sum(edit.delta for edit in fix_edits.edits)
         return _count(left, match, start, end + longer, match.end + longer) < _count(
             matches, match, start, end, match.end
         )
@@ -444,8 +454,8 @@ class LiveAudit:
         )
 
 
-def _meant(need: str, language: str) -> str:
-    """The path of the name that a needed import binds."""
+def _bound_path(need: str, language: str) -> str:
+    """The path that the name bound by an import stands for."""
     if language != "python":
         return need
     words = need.split()
@@ -476,7 +486,7 @@ def _first_function(stmts: list[ir.Stmt], name: str) -> ir.Function | None:
 
 
 def check_text(text: str) -> None:
-    """Refuse what is not source a person edits, saying why."""
+    """Raises InputError for text that is not source code."""
     if len(text) > MAX_TEXT:
         raise InputError(f"the text has {len(text)} characters; the audit reads at most {MAX_TEXT}")
     if "\0" in text:
@@ -489,7 +499,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def _parse(source: str, language: str) -> ir.Syntax:
     try:
         return SgRoot(source, language).root()
-    except UnicodeEncodeError:  # bytes that were not UTF-8: one stand-in each keeps the offsets
+    except UnicodeEncodeError:  # bytes that were not UTF-8: one placeholder each keeps the offsets
         return SgRoot(_SURROGATE.sub("?", source), language).root()
 
 
@@ -498,8 +508,7 @@ def _errors(root: ir.Syntax) -> int:
 
 
 def _count(matches: list[RuleMatch], about: RuleMatch, start: int, end: int, last: int) -> int:
-    """How often the same weakness is said of a span; of a chain of calls, the one that ends at `last`
-    counts."""
+    """How many matches of the same weakness overlap a span and end at `last` or later."""
     return sum(
         match.rule.id == about.rule.id
         and match.cwe == about.cwe
@@ -511,7 +520,7 @@ def _count(matches: list[RuleMatch], about: RuleMatch, start: int, end: int, las
 
 
 def _distinct(matches: list[RuleMatch]) -> list[RuleMatch]:
-    """One finding per weakness and place: the most severe, then the first by rule id."""
+    """One match per CWE and start: the most severe, then the first by rule id."""
     best: dict[tuple[int, int], RuleMatch] = {}
     for match in matches:
         key = (match.start, match.cwe)

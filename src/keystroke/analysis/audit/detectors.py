@@ -1,15 +1,19 @@
-"""Detectors in code: what a rule's conditions cannot say.
+"""Detectors for weaknesses that the conditions of a rule cannot express.
 
-A detector hears the walk and names the rule that describes what it found; the rule decides severity
-and words.
+A detector listens to the data flow and reports by name; the rule with that detector decides severity and
+message.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Literal
+
+import msgspec
 
 from keystroke.analysis.audit.flow.folding import key_of
-from keystroke.analysis.audit.flow.values import LOCAL, PARAMETER, REMOTE, Value
+from keystroke.analysis.audit.flow.knowledge import load_table
+from keystroke.analysis.audit.flow.values import CONSTANT, LOCAL, PARAMETER, REMOTE, Value
 from keystroke.analysis.audit.flow.walk import CallEvent
 from keystroke.analysis.audit.memory.control import ControlMatcher
 from keystroke.analysis.audit.memory.matcher import MemoryMatcher
@@ -36,7 +40,7 @@ _DIGEST = re.compile(r"(?i)hmac")
 
 
 def _mentioned(expr: ir.Expr, depth: int) -> list[str]:
-    """Names whose text ends up in the text of an expression."""
+    """The names whose text becomes part of the text of an expression."""
     if depth > 6:
         return []
     if isinstance(expr, ir.NameExpr):
@@ -117,7 +121,7 @@ class _Secrets(RuleMatcher):
                 self.check_named_secret(name, args[other], test.node)
 
     def check_timing(self, test: ir.OpExpr, args: list[Value]) -> None:
-        """A secret held against what a caller sent, character by character."""
+        """A secret compared with a caller's value in variable time."""
         if self.language not in _TIMED or any(not value.level or value.numeric for value in args):
             return
         names = [
@@ -137,10 +141,10 @@ class _Secrets(RuleMatcher):
             self.report("timing-compare", test.node)
 
     def check_logged_secret(self, event: CallEvent) -> None:
-        """A password or key written where others read it."""
+        """A password or key that is logged."""
         for arg in (*event.call.args, *event.call.kwargs.values()):
             for name in _mentioned(arg, 0):
-                held = self.flow.lookup(name) if self.flow is not None else None
+                held = self.flow.lookup(name)
                 if _PRIVATE.search(name) and not (
                     held is not None and (held.numeric or held.known or held.function is not None)
                 ):
@@ -161,7 +165,7 @@ class _Secrets(RuleMatcher):
             self.report("named-secret", node)
 
     def scan_text(self, root: ir.Syntax, text: str) -> None:
-        """Keys recognised by their form, wherever they stand."""
+        """Keys recognised by their format, anywhere in the text."""
         pair = self.rules.detectors.get("secret-format")
         if pair is None or not any(mark in text for mark in FORMAT_MARKS):
             return
@@ -170,32 +174,15 @@ class _Secrets(RuleMatcher):
                 self.record_match(pair[0], pair[1], found.start(), found.end())
 
 
-_XML_FACTORIES = {
-    "DocumentBuilderFactory": ("newDocumentBuilder",),
-    "SAXParserFactory": ("newSAXParser",),
-    "XMLInputFactory": ("createXMLStreamReader", "createXMLEventReader"),
-    "SAXBuilder": ("build",),
-    "SAXReader": ("read",),
-    "XMLReader": ("parse",),
-    "XMLReaderFactory": ("createXMLReader",),
-    "TransformerFactory": ("newTransformer",),
-    "SchemaFactory": ("newSchema",),
-    "WstxInputFactory": ("createXMLStreamReader", "createXMLEventReader"),
-    "SAXTransformerFactory": ("newTransformer", "newXMLFilter"),
-    "Digester": ("parse",),
-    "Validator": ("validate",),
-    "Unmarshaller": ("unmarshal",),
-    "Persister": ("validate", "read"),
-}
-_XML_GIVEN = {  # these read what they are given: how foreign that must be
-    "TransformerFactory": LOCAL,
-    "SAXTransformerFactory": LOCAL,
-    "SchemaFactory": LOCAL,
-    "Validator": LOCAL,
-    "Unmarshaller": REMOTE,
-    "Persister": REMOTE,
-    "Digester": LOCAL,
-}
+class XmlFactory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The methods of a Java class that parse XML, and how foreign their argument must be, if it matters."""
+
+    methods: frozenset[str]
+    foreign: Literal["local", "remote", ""] = ""
+
+
+_XML_FACTORIES = load_table("java_xml", dict[str, XmlFactory])
+_XML_LEVELS = {"": CONSTANT, "local": LOCAL, "remote": REMOTE}
 _XML_SAFE = re.compile(
     r"(?:disallow-doctype-decl|FEATURE_SECURE_PROCESSING|secure-processing)\"?\s*,\s*(?:true|Boolean\.TRUE)"
     r"|(?:external-general-entities|external-parameter-entities|load-external-dtd)\"\s*,\s*(?:false|Boolean\.FALSE)"
@@ -219,22 +206,20 @@ class Detectors(_Secrets):
                 self.report("blank-target", element)
 
     def check_xml_factory(self, event: CallEvent) -> None:
-        """A Java XML factory used without any of the settings that make it refuse entities."""
+        """A Java XML factory used without a setting that disables external entities."""
         owner, _, method = event.path.rpartition(".")
         name = owner.split(".", 1)[0].removesuffix("()")
-        wanted = _XML_FACTORIES.get(name)
-        if (
-            wanted is None
-            or method not in wanted
-            or (name in _XML_GIVEN and not (event.args and event.args[0].level >= _XML_GIVEN[name]))
-        ):
+        factory = _XML_FACTORIES.get(name)
+        if factory is None or method not in factory.methods:
+            return
+        if factory.foreign and not (event.args and event.args[0].level >= _XML_LEVELS[factory.foreign]):
             return
         root = event.call.node.get_root().root()
         if not _XML_SAFE.search(root.text()):
             self.report("xml-factory", event.call.node)
 
     def check_cookie(self, event: CallEvent) -> None:
-        """A Java cookie that is sent though nothing ever made it secure."""
+        """A Java cookie without the Secure or HttpOnly flag."""
         if not event.path.endswith(".addCookie") or not event.call.args:
             return
         holder = event.call.args[0]
@@ -247,7 +232,7 @@ class Detectors(_Secrets):
             self.report("bare-cookie", event.call.node)
 
     def on_index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.IndexExpr) -> None:
-        """`target[key] = value` with a foreign key: JavaScript objects answer to __proto__."""
+        """`target[key] = value` with a foreign key: JavaScript prototypes and Python sessions."""
         if self.language == "python":
             if (
                 key.level >= REMOTE
@@ -268,9 +253,7 @@ class Detectors(_Secrets):
         if parent is None:
             return
         nested = (
-            isinstance(expr.base, ir.IndexExpr)
-            and self.flow is not None
-            and self.flow.eval_silently(expr.base.key).level >= PARAMETER
+            isinstance(expr.base, ir.IndexExpr) and self.flow.eval_silently(expr.base.key).level >= PARAMETER
         )
         around = self.function.node.text() if self.function is not None else ""
         if _GUARDED.search(around):
@@ -303,7 +286,7 @@ _GUARDED = re.compile(
 
 
 def _assigned(node: ir.Syntax) -> ir.Syntax | None:
-    """The assignment whose left side a node is."""
+    """The assignment that has a node as its left side."""
     parent = node.parent()
     if (
         parent is None

@@ -1,7 +1,7 @@
-"""Which files of a tree are source that the audit reads.
+"""Finds the source files of a folder that can be audited.
 
-What does not belong to the tree is left out (`project_files`); links that lead out of the path are not
-followed; binary, minified and huge files are skipped and say why. Nothing here reads a rule.
+Files that `project_files` excludes are left out. Links out of the folder and binary, minified or huge files
+are returned as skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ LANGUAGE_OF = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceFile:
     path: Path
     language: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedFile:
     path: Path
     why: str
 
@@ -55,14 +55,14 @@ def language_of(path: Path) -> str | None:
     return LANGUAGE_OF.get(path.suffix.lower())
 
 
-def sources(root: Path, language: str | None = None) -> Iterator[Source | Skipped]:
+def find_sources(root: Path, language: str | None = None) -> Iterator[SourceFile | SkippedFile]:
     """Every file under `root` (or `root` itself) that can be audited, in order of name."""
     if not root.exists():
         raise NotFound(f"{root} does not exist; name a file or a folder to audit")
     if root.is_file():
         kind = language or language_of(root)
         if kind is None:
-            yield Skipped(root, "its language is not one the audit knows; say --language")
+            yield SkippedFile(root, "its language is unknown to the audit; use --language")
             return
         yield read(root, kind)
         return
@@ -72,34 +72,24 @@ def sources(root: Path, language: str | None = None) -> Iterator[Source | Skippe
         if kind is None or (language is not None and kind != language):
             continue
         if path.is_symlink() and not path.resolve().is_relative_to(real):
-            yield Skipped(path, "it is a link out of the audited folder")
+            yield SkippedFile(path, "it is a link out of the audited folder")
         elif path.is_file():
             yield read(path, kind)
 
 
-def read(path: Path, language: str) -> Source | Skipped:
+def read(path: Path, language: str) -> SourceFile | SkippedFile:
     try:
         size = path.stat().st_size
         if size > MAX_TEXT * 4:
-            return Skipped(path, f"it has {size} bytes")
+            return SkippedFile(path, f"it has {size} bytes")
         data = path.read_bytes()
     except OSError as error:
-        return Skipped(path, f"it cannot be read: {error.strerror or error}")
+        return SkippedFile(path, f"it cannot be read: {error.strerror or error}")
     if b"\0" in data:
-        return Skipped(path, "it is binary")
-    text = data.decode("utf-8", "surrogateescape" if _other_encoding(data) else "strict").removeprefix(
-        "\ufeff"
-    )
+        return SkippedFile(path, "it is binary")
+    text = data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     if len(text) > MAX_TEXT:
-        return Skipped(path, f"it has {len(text)} characters")
+        return SkippedFile(path, f"it has {len(text)} characters")
     if any(len(line) > MAX_LINE for line in text.splitlines()):
-        return Skipped(path, f"it has a line of more than {MAX_LINE} characters: minified or generated")
-    return Source(path, language, text)
-
-
-def _other_encoding(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return True
-    return False
+        return SkippedFile(path, f"it has a line of more than {MAX_LINE} characters: minified or generated")
+    return SourceFile(path, language, text)

@@ -1,7 +1,4 @@
-"""What an audit says: a finding, where it is, and the edits that would silence it.
-
-Pure values, offsets are indices into the audited text. Nothing here knows how a finding was made.
-"""
+"""The results of an audit: findings, positions and the edits that fix them. Offsets count characters."""
 
 from __future__ import annotations
 
@@ -23,19 +20,19 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fix:
-    """Edits under which the rule is silent at this place and the text parses as before."""
+class AuditFix:
+    """Edits after which the rule no longer matches here and the text parses no worse."""
 
     title: str
     edits: tuple[Edit, ...]
 
-    def move_by(self, by: int) -> Fix:
-        return Fix(self.title, tuple(shift(edit, by) for edit in self.edits))
+    def move_by(self, by: int) -> AuditFix:
+        return AuditFix(self.title, tuple(shift(edit, by) for edit in self.edits))
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One weakness: its rule, where it stands in characters of the text, and the fixes that end it."""
+    """One weakness: its rule, its span in the text and the fixes for it."""
 
     rule: str
     cwe: int
@@ -43,18 +40,17 @@ class Finding:
     message: str
     start: int
     end: int
-    origin: str = ""  # where the data comes from, in words: "request.args.get()"
-    fixes: tuple[Fix, ...] = field(default=())  # of kinds that are right: may be applied without a look
-    also: tuple[int, ...] = ()  # other CWE numbers that name the same weakness more or less narrowly
-    suggestions: tuple[Fix, ...] = ()  # the direction is known, the rest is for a person to say
+    origin: str = ""  # where the data comes from: "request.args.get()"
+    fixes: tuple[AuditFix, ...] = field(default=())  # may be applied without review
+    also: tuple[int, ...] = ()  # broader or narrower CWE numbers of the same weakness
+    suggestions: tuple[AuditFix, ...] = ()  # need a review before they are applied
 
     @property
     def cwes(self) -> tuple[int, ...]:
-        """Every CWE number that describes it, the closest first."""
+        """All CWE numbers, the most specific first."""
         return (self.cwe, *(number for number in self.also if number != self.cwe))
 
     def move_by(self, by: int) -> Finding:
-        """The same finding `by` characters further on."""
         if not by:
             return self
         return replace(

@@ -1,6 +1,6 @@
-"""Go's numbers from outside: parsed wide and kept narrow, dividing unchecked, or sizing an allocation.
+"""Go: foreign numbers that are narrowed, used as divisors or used as allocation sizes without a check.
 
-Any comparison of a number is taken as a check of its range; only numbers nobody looked at are said.
+Any comparison of a number counts as a check of its range.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Findings as text, as JSON and as SARIF 2.1.0.
-
-Pure functions from findings to words; lines and columns count from 1. Nothing here prints.
-"""
+"""Findings as text, JSON and SARIF 2.1.0. Lines and columns count from 1."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from keystroke.analysis.audit.finding import Finding, Fix, Severity
+from keystroke.analysis.audit.finding import AuditFix, Finding, Severity
 from keystroke.analysis.audit.fixes.imports import needless
 from keystroke.analysis.audit.rules.catalog import Rule, all_rules
 from keystroke.analysis.audit.source.suppress import UNEXPLAINED
@@ -27,24 +24,23 @@ _SCORES = {Severity.LOW: "3.0", Severity.MEDIUM: "5.5", Severity.HIGH: "8.0", Se
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
-    """One file's text with what was found in it."""
+class AuditedFile:
+    """A file's text and its findings."""
 
     path: str
     text: str
     findings: tuple[Finding, ...]
 
-    def place(self, offset: int) -> tuple[int, int]:
-        """Line and column of an offset."""
+    def line_and_column(self, offset: int) -> tuple[int, int]:
         before = self.text.rfind("\n", 0, offset)
         return self.text.count("\n", 0, offset) + 1, offset - before
 
 
-def as_text(files: Sequence[Audited]) -> list[str]:
+def as_text(files: Sequence[AuditedFile]) -> list[str]:
     lines: list[str] = []
     for file in files:
         for finding in file.findings:
-            line, column = file.place(finding.start)
+            line, column = file.line_and_column(finding.start)
             origin = f" [from {finding.origin}]" if finding.origin else ""
             fix = " (fix ready)" if finding.fixes else " (suggestion)" if finding.suggestions else ""
             lines.append(
@@ -54,13 +50,13 @@ def as_text(files: Sequence[Audited]) -> list[str]:
     return lines
 
 
-def as_json(files: Sequence[Audited]) -> dict[str, Any]:
+def as_json(files: Sequence[AuditedFile]) -> dict[str, Any]:
     return {"findings": [_entry(file, finding) for file in files for finding in file.findings]}
 
 
-def _entry(file: Audited, finding: Finding) -> dict[str, Any]:
-    line, column = file.place(finding.start)
-    end_line, end_column = file.place(finding.end)
+def _entry(file: AuditedFile, finding: Finding) -> dict[str, Any]:
+    line, column = file.line_and_column(finding.start)
+    end_line, end_column = file.line_and_column(finding.end)
     return {
         "path": file.path,
         "line": line,
@@ -80,12 +76,12 @@ def _entry(file: Audited, finding: Finding) -> dict[str, Any]:
     }
 
 
-def _change(fix: Fix) -> dict[str, Any]:
+def _change(fix: AuditFix) -> dict[str, Any]:
     edits = [{"start": e.start, "end": e.end, "text": e.text} for e in fix.edits]
     return {"title": fix.title, "edits": edits}
 
 
-def as_sarif(files: Sequence[Audited], version: str) -> dict[str, Any]:
+def as_sarif(files: Sequence[AuditedFile], version: str) -> dict[str, Any]:
     rules = all_rules()
     used = sorted({finding.rule for file in files for finding in file.findings})
     order = {name: at for at, name in enumerate(used)}
@@ -110,7 +106,7 @@ def as_sarif(files: Sequence[Audited], version: str) -> dict[str, Any]:
 
 def _descriptor(name: str, rule: Rule | None) -> dict[str, Any]:
     if rule is None:
-        text = "A suppression names its rule and says why." if name == UNEXPLAINED else name
+        text = "A suppression names its rule and gives a reason." if name == UNEXPLAINED else name
         return {"id": name, "shortDescription": {"text": text}}
     return {
         "id": rule.id,
@@ -127,9 +123,9 @@ def _descriptor(name: str, rule: Rule | None) -> dict[str, Any]:
     }
 
 
-def _result(file: Audited, finding: Finding, order: dict[str, int]) -> dict[str, Any]:
-    line, column = file.place(finding.start)
-    end_line, end_column = file.place(finding.end)
+def _result(file: AuditedFile, finding: Finding, order: dict[str, int]) -> dict[str, Any]:
+    line, column = file.line_and_column(finding.start)
+    end_line, end_column = file.line_and_column(finding.end)
     uri = quote(file.path.replace("\\", "/"))
     result: dict[str, Any] = {
         "ruleId": finding.rule,
@@ -176,29 +172,31 @@ def _result(file: Audited, finding: Finding, order: dict[str, int]) -> dict[str,
     return result
 
 
-def fixed(file: Audited) -> tuple[str, int]:
-    """The text with each finding's first fix applied where they do not touch each other, and how many.
-    Suggestions are never applied."""
+def apply_fixes(file: AuditedFile) -> tuple[str, int]:
+    """The text with the first fix of each finding that overlaps no earlier one, and their number.
+
+    Suggestions are never applied.
+    """
     edits: list[Edit] = []
     count = 0
     for finding in file.findings:
         if not finding.fixes:
             continue
         new = [edit for edit in finding.fixes[0].edits if edit not in edits]
-        if not new or any(_meet(one, other) for one in new for other in edits):
+        if not new or any(_overlap(one, other) for one in new for other in edits):
             continue
         edits.extend(new)
         count += 1
     if not edits:
         return file.text, 0
     after = apply_edits(file.text, edits)
-    if file.path.endswith(".go"):  # each fix alone may leave an import that all of them together do not need
+    if file.path.endswith(".go"):  # all fixes together may make an import unused that each one alone needs
         after = apply_edits(after, needless(file.text, after))
     return after, count
 
 
-def _meet(one: Edit, other: Edit) -> bool:
-    """Whether two edits change the same place; two insertions at one point do not."""
+def _overlap(one: Edit, other: Edit) -> bool:
+    """Whether two edits overlap; two insertions at one point do not."""
     if one.is_insertion and other.is_insertion:
         return False
     return one.start < other.end and other.start < one.end

@@ -1,8 +1,7 @@
-"""`keystroke audit`: security weaknesses in files, with fixes.
+"""`keystroke audit`: finds security weaknesses in files and fixes them.
 
-Chooses files, asks the auditor, prints. Exit code 0 when nothing was found, 1 when something was, 2
-when the command itself was wrong. A file is rewritten only with --fix, never by a suggestion, and its diff
-is shown first: on a terminal the user is asked.
+Exit code 0: no findings; 1: findings; 2: wrong usage. Files are changed only with --fix and only by fixes,
+never by suggestions; the diff is shown first, and on a terminal the user is asked.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Annotated
 import typer
 
 from keystroke.analysis.audit import LANGUAGES, Auditor, Severity, all_rules, find_rule
-from keystroke.analysis.audit.files import Skipped, Source, sources
-from keystroke.analysis.audit.report import Audited, as_json, as_sarif, as_text, diff, fixed
+from keystroke.analysis.audit.files import SkippedFile, SourceFile, find_sources
+from keystroke.analysis.audit.report import AuditedFile, apply_fixes, as_json, as_sarif, as_text, diff
 from keystroke.analysis.audit.rules.wrappers import project_wrappers
 from keystroke.clients.cli import options
 from keystroke.clients.cli.console import Console, print_error
@@ -25,7 +24,7 @@ from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.release import release
 from keystroke.errors import InputError, KeystrokeError, UsageError
 
-MANY = 40  # files from which on progress is shown
+PROGRESS_FROM = 40  # files; fewer are audited without a progress display
 
 
 class Format(StrEnum):
@@ -39,57 +38,59 @@ def audit(
     paths: Annotated[
         list[str] | None, typer.Argument(metavar="PATH...", help="Files or folders to audit.")
     ] = None,
-    form: Annotated[Format | None, typer.Option("--format", help="How findings are written.")] = None,
+    form: Annotated[Format | None, typer.Option("--format", help="Output format.")] = None,
     severity: Annotated[
-        Severity, typer.Option("--severity", help="Leave out findings below this.")
+        Severity, typer.Option("--severity", help="Omit findings below this severity.")
     ] = Severity.LOW,
-    rules: Annotated[str, typer.Option("--rules", help="`list` all rules, or `show` the one named.")] = "",
+    rules: Annotated[
+        str, typer.Option("--rules", help="`list` all rules, or `show` the rule named as PATH.")
+    ] = "",
     fix: Annotated[
-        bool, typer.Option("--fix", help="Apply the fixes, never suggestions; a terminal is asked first.")
+        bool, typer.Option("--fix", help="Apply fixes, but not suggestions; asks first on a terminal.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --fix: apply without asking.")] = False,
     show_diff: Annotated[
         bool, typer.Option("--diff", help="Show what --fix would change; write nothing.")
     ] = False,
     exit_zero: Annotated[
-        bool, typer.Option("--exit-zero", help="Exit 0 even when something was found.")
+        bool, typer.Option("--exit-zero", help="Exit 0 even if there are findings.")
     ] = False,
     stdin: Annotated[bool, typer.Option("--stdin", help="Audit standard input.")] = False,
     language: Annotated[str, typer.Option("--language", help=f"One of {', '.join(LANGUAGES)}.")] = "",
-    nosec: Annotated[bool, typer.Option("--nosec", help="Honour `# nosec` and `# noqa: S...` too.")] = False,
+    nosec: Annotated[bool, typer.Option("--nosec", help="Also honour `# nosec` and `# noqa: S...`.")] = False,
     json: options.Json = False,
 ) -> None:
     run = invocation_of(ctx)
     if form is None:
         form = Format.JSON if run.wants_json(json) else Format.TEXT
     elif json and form is not Format.JSON:
-        raise UsageError(f"--json and --format {form.value} are two different forms; choose one")
+        raise UsageError(f"--json and --format {form.value} cannot be combined; choose one")
     if rules:
         _rules(rules, paths or [], as_json=form is Format.JSON)
         return
     if language and language not in LANGUAGES:
         raise UsageError(f"--language {language!r} is not known; use one of {', '.join(LANGUAGES)}")
     if stdin == bool(paths):
-        raise UsageError("name files or folders to audit, or use --stdin with --language")
+        raise UsageError("give files or folders to audit, or use --stdin with --language")
     if stdin and not language:
         raise UsageError("--stdin needs --language")
     chosen = [_standard_input(language)] if stdin else _sources(paths or [], language)
     found = _audited(chosen, severity, nosec, quiet=run.quiet)
     if show_diff:
         for file in found:
-            sys.stdout.write(diff(file.path, file.text, fixed(file)[0]))
+            sys.stdout.write(diff(file.path, file.text, apply_fixes(file)[0]))
     else:
         _write(found, form)
         if fix and not stdin:
-            _mend(run, found, chosen, yes=yes or form is not Format.TEXT)
+            _apply_fixes(run, found, chosen, yes=yes or form is not Format.TEXT)
     failed = any(file.findings for file in found)
     raise typer.Exit(1 if failed and not exit_zero else 0)
 
 
-def _audited(chosen: list[Source], severity: Severity, nosec: bool, *, quiet: bool) -> list[Audited]:
+def _audited(chosen: list[SourceFile], severity: Severity, nosec: bool, *, quiet: bool) -> list[AuditedFile]:
     found = []
     helpers = project_wrappers(source.text for source in chosen if source.language == "python")
-    with Console(quiet=quiet or len(chosen) < MANY).progress() as report:
+    with Console(quiet=quiet or len(chosen) < PROGRESS_FROM).progress() as report:
         for at, source in enumerate(chosen):
             report("audit", at, len(chosen))
             try:
@@ -99,37 +100,37 @@ def _audited(chosen: list[Source], severity: Severity, nosec: bool, *, quiet: bo
                 print_error(f"{source.path} was skipped: {error}")
                 continue
             kept = tuple(item for item in findings if item.severity.rank >= severity.rank)
-            found.append(Audited(str(source.path), source.text, kept))
+            found.append(AuditedFile(str(source.path), source.text, kept))
     return found
 
 
-def _standard_input(language: str) -> Source:
+def _standard_input(language: str) -> SourceFile:
     data = sys.stdin.buffer.read()
     try:
-        return Source(Path("-"), language, data.decode("utf-8"))
+        return SourceFile(Path("-"), language, data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise InputError("standard input is not UTF-8 text") from error
 
 
-def _sources(paths: list[str], language: str) -> list[Source]:
-    out: list[Source] = []
+def _sources(paths: list[str], language: str) -> list[SourceFile]:
+    out: list[SourceFile] = []
     for path in paths:
-        for item in sources(Path(path), language or None):
-            if isinstance(item, Skipped):
+        for item in find_sources(Path(path), language or None):
+            if isinstance(item, SkippedFile):
                 print_error(f"{item.path} was skipped: {item.why}")
             else:
                 out.append(item)
     return out
 
 
-def _mend(run: Invocation, found: list[Audited], chosen: list[Source], *, yes: bool) -> None:
-    """Show each file's diff; write it where the user agrees, or where there is nobody to ask."""
+def _apply_fixes(run: Invocation, found: list[AuditedFile], chosen: list[SourceFile], *, yes: bool) -> None:
+    """Show each file's diff and write the file, after asking if there is a terminal."""
     from keystroke.clients.cli.changes import read_key, show_diff_lines
 
     places = {str(source.path): source for source in chosen}
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
     for file in found:
-        after, count = fixed(file)
+        after, count = apply_fixes(file)
         if not count:
             continue
         show_diff_lines(run, diff(file.path, file.text, after))
@@ -146,15 +147,15 @@ def _mend(run: Invocation, found: list[Audited], chosen: list[Source], *, yes: b
 
 
 def _rewrite(path: Path, before: str, after: str) -> None:
-    """Write what was fixed; InputError where the file is not what was audited any more."""
+    """Write the fixed text; InputError if the file has changed since the audit."""
     original = path.read_bytes()
     mark = b"\xef\xbb\xbf" if original.startswith(b"\xef\xbb\xbf") else b""
     if original.removeprefix(mark) != before.encode("utf-8", "surrogateescape"):
-        raise InputError(f"{path} changed meanwhile; nothing was written to it, audit again")
+        raise InputError(f"{path} changed during the audit and was not written; run the audit again")
     path.write_bytes(mark + after.encode("utf-8", "surrogateescape"))
 
 
-def _write(found: list[Audited], form: Format) -> None:
+def _write(found: list[AuditedFile], form: Format) -> None:
     if form is Format.TEXT:
         lines = as_text(found)
         total = sum(len(file.findings) for file in found)

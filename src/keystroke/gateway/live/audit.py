@@ -1,9 +1,7 @@
 """The findings about one live buffer, kept up to date in a thread.
 
-One audit at a time; keys that come while it works are taken together by the next. A text that cannot be
-audited (binary, far too large) is left alone from then on. Audits have threads of their own, so that many of
-them hold up nothing else, and one whose client has left ends before its next function. Large texts are
-audited in another process.
+One audit runs at a time; keys that come meanwhile are audited together by the next. A text that cannot be
+audited is left alone from then on. Large texts are audited in another process.
 """
 
 from __future__ import annotations
@@ -15,57 +13,54 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from keystroke.analysis.audit import LANGUAGES, Finding, Fix, LiveAudit
-from keystroke.analysis.audit.plain import TOGETHER
+from keystroke.analysis.audit import LANGUAGES, AuditFix, Finding, LiveAudit
+from keystroke.analysis.audit.plain import MAX_INCREMENTAL_EDITS
 from keystroke.errors import Interrupted, KeystrokeError
-from keystroke.gateway.live.auditor import LARGE, Auditor
+from keystroke.gateway.live.auditor import LARGE, AuditProcess
+from keystroke.gateway.live.mirror import BufferMirror
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
 log = logging.getLogger("keystroke.live")
 
-PAUSE = 0.02  # seconds: keys that come together are audited together
-MOST = 2000  # findings that are told of one buffer: telling more would hold up everybody else
+PAUSE = 0.02  # seconds: keys within it are audited together
+MOST = 2000  # findings sent for one buffer; more would block the event loop
 
 _numbers = itertools.count()
 _threads = ThreadPoolExecutor(2, thread_name_prefix="audit")
 
 
 class BufferAudit:
-    """`key`: whose buffer it is."""
+    """`key`: of the caller whose buffer it is."""
 
     def __init__(
-        self,
-        buffer: str,
-        language: str | None,
-        say: Callable[[live.LiveEvent], None],
-        key: str = "local",
+        self, mirror: BufferMirror, send: Callable[[live.LiveEvent], None], key: str = "local"
     ) -> None:
-        self._buffer, self._language, self._say, self._key = buffer, language, say, key
+        self._buffer, self._language, self._send, self._key = mirror.name, mirror.language, send, key
         self._name = f"{next(_numbers)}"
-        self._auditor: Auditor | None = None  # where the text is large
+        self._auditor: AuditProcess | None = None  # where the text is large
         self._audited = False
-        self._wanted = language in LANGUAGES
+        self._wanted = mirror.language in LANGUAGES
         self._text, self._version = "", 0
         self._edits: list[Edit] = []
         self._audit: LiveAudit | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def follow(self, text: str, version: int, edits: Sequence[Edit]) -> None:
-        """The buffer is `text` now, by these edits."""
+    def apply_edits(self, text: str, version: int, edits: Sequence[Edit]) -> None:
+        """The buffer was edited and is `text` now."""
         if not self._wanted:
             return
         self._text, self._version = text, version
         self._edits += edits
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._keep())
+            self._task = asyncio.get_running_loop().create_task(self._run())
 
     def close(self) -> None:
         self._wanted = False
         if self._task is not None:
             self._task.cancel()
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         while self._wanted and (not self._audited or self._edits):
             await asyncio.sleep(PAUSE)
             edits, self._edits = self._edits, []
@@ -91,7 +86,7 @@ class BufferAudit:
                 findings=[_wire(f) for f in findings[:MOST]],
                 elapsed_ms=spent,
             )
-            self._say(event)
+            self._send(event)
 
     async def _findings(self, text: str, edits: Sequence[Edit]) -> tuple[Finding, ...]:
         assert self._language is not None
@@ -99,15 +94,15 @@ class BufferAudit:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(_threads, self._look, text, edits)
         self._audit = None
-        self._auditor = self._auditor or Auditor.of(self._key)
-        return await self._auditor.look(self._name, self._language, text, edits)
+        self._auditor = self._auditor or AuditProcess.for_key(self._key)
+        return await self._auditor.audit(self._name, self._language, text, edits)
 
     def _look(self, text: str, edits: Sequence[Edit]) -> tuple[Finding, ...]:
         if self._audit is None:
             assert self._language is not None
             self._audit = LiveAudit(self._language, text, abandoned=lambda: not self._wanted)
             return self._audit.findings
-        for edit in edits if len(edits) < TOGETHER else ():
+        for edit in edits if len(edits) < MAX_INCREMENTAL_EDITS else ():
             self._audit.edit(edit.start, edit.end, edit.text)
         if self._audit.text != text:
             self._audit.replace(text)
@@ -128,5 +123,5 @@ def _wire(found: Finding) -> live.LiveFinding:
     )
 
 
-def _change(fix: Fix) -> live.LiveFix:
-    return live.LiveFix(title=fix.title, edits=[live.Delta(e.start, e.end, e.text) for e in fix.edits])
+def _change(fix: AuditFix) -> live.LiveFix:
+    return live.LiveFix(title=fix.title, edits=[live.BufferEdit(e.start, e.end, e.text) for e in fix.edits])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from keystroke.analysis.audit.fixes.c_calls import is_array, size_text
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, span
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -382,7 +382,7 @@ def match_release(site: FixSite, spec: FixSpec) -> FixEdits | None:
     given = site.arguments()
     held = given[0] if given else None
     if node.kind() == "delete_expression":
-        inner = [child for child in node.children() if child.is_named()]
+        inner = named_children(node)
         held = inner[-1] if inner else None
     if held is None or held.kind() != "identifier":
         return None

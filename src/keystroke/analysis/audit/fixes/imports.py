@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from keystroke.analysis.audit.flow.knowledge import family_of
 from keystroke.text import Edit
 
 _PYTHON = re.compile(r"^(?:import|from)\s", re.MULTILINE)
@@ -29,8 +30,7 @@ _IMPORTED = {
 
 def imported(text: str, language: str) -> frozenset[str]:
     """The paths of what a text imports."""
-    family = {"cpp": "c", "typescript": "javascript", "tsx": "javascript"}.get(language, language)
-    return frozenset(_IMPORTED[family].findall(text))
+    return frozenset(_IMPORTED[family_of(language)].findall(text))
 
 
 def bound_name(need: str, language: str) -> str:

@@ -10,7 +10,7 @@ import re
 
 from keystroke.analysis.audit.fixes import sql
 from keystroke.analysis.audit.fixes.shell import command_words, composed_command
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, span
 from keystroke.analysis.audit.fixes.text_parts import TextComposition, compose
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
@@ -63,7 +63,7 @@ def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
     return None
 
 
-def _marks(statement: TextComposition, bound: list[sql.Bound]) -> int | None:
+def _marks(statement: TextComposition, bound: list[sql.BoundValue]) -> int | None:
     """The number of the first new parameter; None where one the statement has would move."""
     skeleton = statement.skeleton
     plain = re.sub(r"'[^']*'", lambda found: " " * len(found.group()), skeleton)
@@ -74,7 +74,12 @@ def _marks(statement: TextComposition, bound: list[sql.Bound]) -> int | None:
 
 
 def _prepared(
-    site: FixSite, call: ir.CallExpr, holder: ir.Syntax, edits: list[Edit], bound: list[sql.Bound], first: int
+    site: FixSite,
+    call: ir.CallExpr,
+    holder: ir.Syntax,
+    edits: list[Edit],
+    bound: list[sql.BoundValue],
+    first: int,
 ) -> FixEdits | None:
     """`statement.execute(text)` with a prepared statement of the same connection."""
     func = call.func
@@ -109,13 +114,13 @@ def _applied(text: str, edits: list[Edit], shift: int) -> str:
     return text
 
 
-def _setter(number: int, item: sql.Bound) -> str:
+def _setter(number: int, item: sql.BoundValue) -> str:
     kind = "setString" if item.last > item.first else "setObject"
     return f"{kind}({number}, {item.value})"
 
 
 def _set_behind(
-    site: FixSite, call: ir.CallExpr, edits: list[Edit], bound: list[sql.Bound], first: int
+    site: FixSite, call: ir.CallExpr, edits: list[Edit], bound: list[sql.BoundValue], first: int
 ) -> FixEdits | None:
     """Parameters of a statement that is prepared already, set behind its declaration."""
     declared = call.node.parent()
@@ -126,7 +131,7 @@ def _set_behind(
     if declared.kind() == "resource":
         name, tried = declared.field("name"), declared.parent()
         body = tried.parent().field("body") if tried is not None and tried.parent() is not None else None
-        inner = [child for child in body.children() if child.is_named()] if body is not None else []
+        inner = named_children(body) if body is not None else []
         if name is None or not inner:
             return None
         at = span(inner[0])[0]
@@ -147,7 +152,9 @@ def _set_behind(
     return FixEdits((*edits, Edit(at, at, "".join(lines))))
 
 
-def _query(site: FixSite, statement: TextComposition, bound: list[sql.Bound], method: str) -> FixEdits | None:
+def _query(
+    site: FixSite, statement: TextComposition, bound: list[sql.BoundValue], method: str
+) -> FixEdits | None:
     """JPA and Hibernate: parameters set on the query itself."""
     named = method != "createNativeQuery"
     edits: list[Edit] = []

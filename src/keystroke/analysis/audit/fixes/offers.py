@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from keystroke.analysis.audit.finding import Finding, Fix
+from keystroke.analysis.audit.finding import AuditFix, Finding
 from keystroke.analysis.audit.fixes.imports import bound_name, import_edit, needless
 from keystroke.analysis.audit.source.units import FileOutline
 from keystroke.errors import InputError
@@ -44,8 +44,8 @@ def offered(
     finding: Finding, offers: Iterable[UnitFix], text: str, language: str, known: Iterable[str]
 ) -> Finding:
     """The finding with its fixes and suggestions as edits of `text`; `known`: the names the file has."""
-    fixes: list[Fix] = []
-    suggestions: list[Fix] = []
+    fixes: list[AuditFix] = []
+    suggestions: list[AuditFix] = []
     names = set(known)
     for offer in offers:
         fix = placed(offer, text, language, names)
@@ -67,7 +67,7 @@ def offered(
     )
 
 
-def placed(offer: UnitFix, text: str, language: str, names: set[str]) -> Fix | None:
+def placed(offer: UnitFix, text: str, language: str, names: set[str]) -> AuditFix | None:
     """The fix for the whole file; None where it does not fit there."""
     added: list[Edit] = []
     for need in offer.needs:
@@ -89,7 +89,7 @@ def placed(offer: UnitFix, text: str, language: str, names: set[str]) -> Fix | N
             edits = (*edits, back)
     if "\r\n" in text:
         edits = tuple(Edit(edit.start, edit.end, _LINE.sub("\r\n", edit.text)) for edit in edits)
-    return Fix(offer.title, tuple(sorted(edits, key=lambda edit: (edit.start, edit.end))))
+    return AuditFix(offer.title, tuple(sorted(edits, key=lambda edit: (edit.start, edit.end))))
 
 
 _LINE = re.compile(r"\r?\n")

@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
+from keystroke.analysis.audit.fixes.site import LOOSE, FixEdits, FixSite, named_children, span
 from keystroke.analysis.audit.fixes.sql import is_text
 from keystroke.analysis.audit.fixes.text_parts import TextHole, compose
-from keystroke.analysis.audit.flow.values import LOCAL
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -67,7 +66,7 @@ def _names(site: FixSite, node: ir.Syntax) -> list[tuple[ir.Syntax, bool]] | Non
     """The foreign names of a path, each behind a folder, and whether it is surely text; None where the path
     is put together in another way."""
     while node.kind() == "parenthesized_expression":
-        inner = [child for child in node.children() if child.is_named()]
+        inner = named_children(node)
         if len(inner) != 1:
             return None
         node = inner[0]
@@ -116,7 +115,7 @@ def _joined(site: FixSite, node: ir.Syntax) -> list[ir.Syntax] | None:
     arguments = node.field("arguments") if kind in _CALLS else None
     if arguments is None:
         return None
-    given = [child for child in arguments.children() if child.is_named()]
+    given = named_children(arguments)
     if kind == "object_creation_expression":
         name = node.field("type")
         return (
@@ -140,8 +139,7 @@ _CALLS = ("call", "call_expression", "method_invocation", "object_creation_expre
 def _open(site: FixSite, node: ir.Syntax) -> bool:
     if "zip-slip" in site.match.rule.id:  # what an archive says of its entries
         return _ENTRY.search(node.text()) is not None
-    value = site.value(node)
-    return value.level > LOCAL and not value.numeric and not value.is_safe_for("path")
+    return site.is_open(node, "path")
 
 
 _ENTRY = re.compile(r"(?i)entry|header|getName\(\)|\.name\b|filename")
@@ -179,13 +177,7 @@ def _anchor(site: FixSite, node: ir.Syntax, known: bool) -> tuple[list[Edit], li
         before, after = 'filepath.Clean("/" + ', ")"
     else:
         before, after = 'java.nio.file.Paths.get("/" + ', ").normalize().toString().substring(1)"
-    if node.kind() in _LOOSE:
+    if node.kind() in LOOSE:
         before, after = f"{before}(", f"){after}"
     start, end = span(node)
     return [Edit(start, start, before), Edit(end, end, after)], needs
-
-
-_LOOSE = frozenset(
-    {"binary_operator", "binary_expression", "conditional_expression", "ternary_expression"}
-    | {"boolean_operator", "await", "await_expression", "cast_expression", "lambda"}
-)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, span
 from keystroke.analysis.audit.fixes.text_parts import compose
-from keystroke.analysis.audit.flow.values import LOCAL, REMOTE
+from keystroke.analysis.audit.flow.values import REMOTE
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -93,12 +93,12 @@ def convert_to_text(site: FixSite, spec: FixSpec) -> FixEdits | None:
         return None
     edits: list[Edit] = []
     for pair in given[0].children():
-        if pair.kind() in ("shorthand_property_identifier", "spread_element") and _open(site, pair):
+        if pair.kind() in ("shorthand_property_identifier", "spread_element") and site.is_open(pair):
             return None
         if pair.kind() != "pair":
             continue
         value = pair.field("value")
-        if value is None or not _open(site, value):
+        if value is None or not site.is_open(value):
             continue
         if value.kind() not in ("member_expression", "identifier", "subscript_expression"):
             return None
@@ -109,11 +109,6 @@ def convert_to_text(site: FixSite, spec: FixSpec) -> FixEdits | None:
         start, end = span(value)
         edits += [Edit(start, start, "String("), Edit(end, end, ")")]
     return FixEdits(tuple(edits)) if edits else None
-
-
-def _open(site: FixSite, node: ir.Syntax) -> bool:
-    value = site.value(node)
-    return value.level > LOCAL and not value.numeric and not value.is_safe_for(site.match.rule.use)
 
 
 def guard_key(site: FixSite, spec: FixSpec) -> FixEdits | None:
@@ -159,7 +154,7 @@ def _returning(site: FixSite, function: ir.Syntax, name: str, test: str) -> FixE
     names = (
         [single.text()]
         if single is not None
-        else [child.text() for child in (listed.children() if listed is not None else []) if child.is_named()]
+        else [child.text() for child in (named_children(listed) if listed is not None else [])]
     )
     if names[:1] != [name] or body is None or body.kind() != "statement_block":
         return None
@@ -168,7 +163,7 @@ def _returning(site: FixSite, function: ir.Syntax, name: str, test: str) -> FixE
 
 def _first(site: FixSite, body: ir.Syntax, statement: str) -> FixEdits | None:
     """A statement put before the first of a block."""
-    inner = [child for child in body.children() if child.is_named()]
+    inner = named_children(body)
     if not inner:
         return None
     at = span(inner[0])[0]

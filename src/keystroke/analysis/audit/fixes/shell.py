@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, span, without_parentheses
 from keystroke.analysis.audit.fixes.sql import is_text, resolve_variable
 from keystroke.analysis.audit.fixes.text_parts import TextChar, TextComposition, TextHole, compose
 from keystroke.analysis.audit.flow.values import CONSTANT, HOLE
@@ -228,7 +228,7 @@ def use_exec_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
     if any(hole.form == "inside" for hole in text.holes) and any("`" in word for word in listed):
         return None
     start, end = span(text.node)
-    moved = span(text.node) != span(_bare(given[0]))
+    moved = span(text.node) != span(without_parentheses(given[0]))
     if moved:
         return None  # the variable may be meant to be read
     file = "execFileSync" if site.method.endswith("Sync") else "execFile"
@@ -246,15 +246,6 @@ def use_exec_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
         return None
     edits.append(Edit(at, stop, f'require("child_process").{file}'))
     return FixEdits(tuple(edits), ("require",))
-
-
-def _bare(node: ir.Syntax) -> ir.Syntax:
-    while node.kind() == "parenthesized_expression":
-        inner = [child for child in node.children() if child.is_named()]
-        if len(inner) != 1:
-            break
-        node = inner[0]
-    return node
 
 
 def use_positional_arguments(site: FixSite, spec: FixSpec) -> FixEdits | None:
@@ -311,7 +302,7 @@ def _shell_call(site: FixSite) -> list[ir.Syntax] | None:
     for node in site.arguments():
         inner = node.field("value") if node.kind() == "array_creation_expression" else node
         if inner is not None and inner.kind() in ("array", "list", "array_initializer"):
-            found += [child for child in inner.children() if child.is_named()]
+            found += named_children(inner)
         else:
             found.append(node)
     at = next((number for number, node in enumerate(found) if _SHELL.fullmatch(node.text())), None)

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from keystroke.analysis.audit.flow.values import PARAMETER, Value
+from keystroke.analysis.audit.flow.knowledge import family_of
+from keystroke.analysis.audit.flow.values import LOCAL, Value
 from keystroke.analysis.audit.rules.match import RuleMatch
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -41,52 +42,21 @@ _BINDINGS = {
     ),
 }
 _FUNCTIONS = frozenset(
-    {
-        "function_definition",
-        "lambda",
-        "function_declaration",
-        "function_expression",
-        "arrow_function",
-        "method_definition",
-        "generator_function_declaration",
-        "method_declaration",
-        "constructor_declaration",
-        "lambda_expression",
-        "func_literal",
-    }
+    {"function_definition", "lambda", "function_declaration", "function_expression"}
+    | {"arrow_function", "method_definition", "generator_function_declaration"}
+    | {"method_declaration", "constructor_declaration", "lambda_expression", "func_literal"}
 )
 _CALLS = frozenset(
     {"call", "call_expression", "method_invocation", "object_creation_expression", "new_expression"}
 )
 _READ = {"javascript": ("identifier", "shorthand_property_identifier")}
 _STEADY = frozenset(
-    {
-        "identifier",
-        "attribute",
-        "subscript",
-        "member_expression",
-        "subscript_expression",
-        "selector_expression",
-        "index_expression",
-        "field_access",
-        "array_access",
-        "property_identifier",
-        "field_identifier",
-        "string",
-        "string_start",
-        "string_content",
-        "string_fragment",
-        "string_end",
-        "string_literal",
-        "interpreted_string_literal",
-        "interpreted_string_literal_content",
-        "integer",
-        "number",
-        "int_literal",
-        "decimal_integer_literal",
-        "parenthesized_expression",
-        "this",
-    }
+    {"identifier", "attribute", "subscript", "member_expression", "subscript_expression"}
+    | {"selector_expression", "index_expression", "field_access", "array_access"}
+    | {"property_identifier", "field_identifier", "string", "string_start", "string_content"}
+    | {"string_fragment", "string_end", "string_literal", "interpreted_string_literal"}
+    | {"interpreted_string_literal_content", "integer", "number", "int_literal"}
+    | {"decimal_integer_literal", "parenthesized_expression", "this"}
 )
 
 
@@ -108,9 +78,7 @@ class FixSite:
     family: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.family = {"cpp": "c", "typescript": "javascript", "tsx": "javascript"}.get(
-            self.language, self.language
-        )
+        self.family = family_of(self.language)
 
     # The match
 
@@ -160,10 +128,10 @@ class FixSite:
         """What data flow knows of an expression where the match was made."""
         return self.match.evaluate(self.lower(node))
 
-    def is_foreign(self, node: ir.Syntax, level: int = PARAMETER) -> bool:
-        """Whether an expression carries data that the rule is about and nothing made safe."""
+    def is_open(self, node: ir.Syntax, use: str = "") -> bool:
+        """Whether an expression carries data of a caller that is not safe for the use of the rule."""
         value = self.value(node)
-        return value.level >= level and not value.numeric and not value.is_safe_for(self.match.rule.use)
+        return value.level > LOCAL and not value.numeric and not value.is_safe_for(use or self.match.rule.use)
 
     # Text
 
@@ -304,6 +272,11 @@ def _told(node: ir.Syntax) -> bool:
     return _TELLS.match(call.text()[: span(parent)[0] - span(call)[0] + 1]) is not None
 
 
+# Expressions that need parentheses as an operand.
+LOOSE = frozenset(
+    {"binary_operator", "binary_expression", "conditional_expression", "ternary_expression"}
+    | {"boolean_operator", "await", "await_expression", "cast_expression", "lambda"}
+)
 _BLOCKS = frozenset(
     {"block", "module", "statement_block", "program", "source_file", "statement_list", "constructor_body"}
     | {"compound_statement", "translation_unit", "switch_block_statement_group", "class_body"}
@@ -313,14 +286,14 @@ _CHANGES = frozenset({"augmented_assignment", "augmented_assignment_expression",
 
 def _single(target: ir.Syntax) -> bool:
     return target.kind() in ("identifier", "pointer_declarator", "array_declarator") or (
-        target.kind() == "expression_list" and len([c for c in target.children() if c.is_named()]) == 1
+        target.kind() == "expression_list" and len(named_children(target)) == 1
     )
 
 
 def _unlisted(node: ir.Syntax | None) -> ir.Syntax | None:
     """Go wraps even one value in a list."""
     if node is not None and node.kind() == "expression_list":
-        inner = [child for child in node.children() if child.is_named()]
+        inner = named_children(node)
         return inner[0] if len(inner) == 1 else None
     return node
 
@@ -328,9 +301,21 @@ def _unlisted(node: ir.Syntax | None) -> ir.Syntax | None:
 def _inside(node: ir.Syntax) -> Iterator[ir.Syntax]:
     """A node and every named node below it."""
     yield node
-    for child in node.children():
-        if child.is_named():
-            yield from _inside(child)
+    for child in named_children(node):
+        yield from _inside(child)
+
+
+def named_children(node: ir.Syntax) -> list[ir.Syntax]:
+    return [child for child in node.children() if child.is_named()]
+
+
+def without_parentheses(node: ir.Syntax) -> ir.Syntax:
+    while node.kind() == "parenthesized_expression":
+        inner = named_children(node)
+        if len(inner) != 1:
+            break
+        node = inner[0]
+    return node
 
 
 def span(node: ir.Syntax) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, span
 from keystroke.analysis.audit.fixes.sql import as_text, resolve_variable
 from keystroke.analysis.audit.fixes.text_parts import TextHole, compose
 from keystroke.analysis.audit.flow.values import CONSTANT, HOLE, LOCAL
@@ -56,21 +56,8 @@ def correct_settings(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 _WRONG = frozenset(
-    {
-        "False",
-        "false",
-        "None",
-        "null",
-        "True",
-        "true",
-        "0",
-        "1",
-        "0L",
-        "1L",
-        "ssl.CERT_NONE",
-        '"CERT_NONE"',
-        "'CERT_NONE'",
-    }
+    {"False", "false", "None", "null", "True", "true", "0", "1", "0L", "1L", "ssl.CERT_NONE"}
+    | {'"CERT_NONE"', "'CERT_NONE'"}
 )
 
 
@@ -129,7 +116,7 @@ def bind_xpath_variables(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def raise_assertion(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Python: a check that must not vanish with -O, raising what it raised."""
     node = site.match.node
-    inner = [child for child in node.children() if child.is_named()]
+    inner = named_children(node)
     if node.kind() != "assert_statement" or not inner or len(inner) > 2:
         return None
     start, end = span(node)
@@ -231,15 +218,8 @@ def enable_check(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 _PURE = frozenset(
-    {
-        "identifier",
-        "attribute",
-        "subscript",
-        "member_expression",
-        "subscript_expression",
-        "call",
-        "call_expression",
-    }
+    {"identifier", "attribute", "subscript", "member_expression", "subscript_expression"}
+    | {"call", "call_expression"}
 )
 
 

@@ -10,66 +10,16 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, span
 from keystroke.analysis.audit.fixes.text_parts import TextChar, TextComposition, TextHole, compose
+from keystroke.analysis.audit.flow.knowledge import load_table
 from keystroke.analysis.audit.flow.values import CONSTANT, HOLE, LOCAL, REMOTE
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
 
-# How each driver marks a parameter, by the module a file imports.
-_PYTHON = {
-    "sqlite3": "?",
-    "pysqlite3": "?",
-    "aiosqlite": "?",
-    "pyodbc": "?",
-    "duckdb": "?",
-    "psycopg2": "%s",
-    "psycopg": "%s",
-    "pymysql": "%s",
-    "MySQLdb": "%s",
-    "mysql": "%s",
-    "aiomysql": "%s",
-    "flask_mysqldb": "%s",
-    "flaskext": "%s",
-    "pymssql": "%s",
-    "django": "%s",
-    "cx_Oracle": ":1",
-    "oracledb": ":1",
-    "asyncpg": "$1",
-    "sqlalchemy": ":p",
-    "flask_sqlalchemy": ":p",
-    "sqlmodel": ":p",
-    "databases": ":p",
-}
-_SCRIPT = {
-    "mysql": "?",
-    "mysql2": "?",
-    "promise-mysql": "?",
-    "mariadb": "?",
-    "sqlite3": "?",
-    "sqlite": "?",
-    "sequelize": "?",
-    "knex": "?",
-    "pg": "$1",
-    "pg-promise": "$1",
-    "postgres": "$1",
-    "@vercel/postgres": "$1",
-    "better-sqlite3": "",
-    "mssql": "",
-    "oracledb": ":1",
-}
-_GO = {
-    "github.com/lib/pq": "$1",
-    "github.com/jackc/pgx": "$1",
-    "github.com/go-sql-driver/mysql": "?",
-    "github.com/mattn/go-sqlite3": "?",
-    "modernc.org/sqlite": "?",
-    "gorm.io/": "?",
-    "github.com/jinzhu/gorm": "?",
-    "github.com/sijms/go-ora": ":1",
-    "github.com/denisenkom/go-mssqldb": "",
-}
+# How each driver marks a parameter, by language and imported module.
+_DRIVERS = load_table("sql_drivers", dict[str, dict[str, str]])
 _METHODS = {
     "python": frozenset({"execute", "raw", "fetch", "fetchrow", "fetchval"}),
     "javascript": frozenset({"query", "execute", "all", "get", "run", "each", "raw"}),
@@ -150,7 +100,7 @@ def _wrapper(site: FixSite, node: ir.Syntax) -> ir.Syntax | None:
     func, arguments = node.field("function"), node.field("arguments")
     if func is None or func.text().rsplit(".", 1)[-1] != "text" or arguments is None:
         return None
-    inner = [child for child in arguments.children() if child.is_named()]
+    inner = named_children(arguments)
     return inner[0] if len(inner) == 1 else None
 
 
@@ -164,8 +114,8 @@ def _callback_only(site: FixSite, behind: list[ir.Syntax]) -> bool:
 
 def _mark(site: FixSite, wrapped: bool) -> str | None:
     """How the driver marks a parameter; None where the imports do not say, or say two things."""
-    table = {"python": _PYTHON, "javascript": _SCRIPT, "go": _GO}.get(site.family, {})
-    styles = {style for path in site.imports for module, style in table.items() if _within(path, module)}
+    drivers = _DRIVERS.get(site.family, {})
+    styles = {style for path in site.imports for module, style in drivers.items() if _within(path, module)}
     if wrapped:
         return ":p" if ":p" in styles else None
     if len(styles) != 1:
@@ -287,14 +237,8 @@ def _text_mark(site: FixSite, hole: TextHole) -> bool:
 
 def _simple(node: ir.Syntax) -> bool:
     return node.kind() not in (
-        "binary_operator",
-        "binary_expression",
-        "conditional_expression",
-        "ternary_expression",
-        "boolean_operator",
-        "lambda",
-        "await",
-        "await_expression",
+        *("binary_operator", "binary_expression", "conditional_expression", "ternary_expression"),
+        *("boolean_operator", "lambda", "await", "await_expression"),
     )
 
 

@@ -10,18 +10,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from keystroke.analysis.audit.fixes.site import span, without_parentheses
+from keystroke.analysis.audit.flow.knowledge import family_of
 from keystroke.analysis.audit.flow.values import HOLE
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
 
 _LITERALS = frozenset(
-    {
-        "string",
-        "template_string",
-        "string_literal",
-        "interpreted_string_literal",
-        "raw_string_literal",
-    }
+    {"string", "template_string", "string_literal", "interpreted_string_literal"} | {"raw_string_literal"}
 )
 _SUMS = frozenset({"binary_operator", "binary_expression"})
 _PERCENT = re.compile(r"%(?:\(\w+\))?([-+ #0]*\d*(?:\.\d+)?)([a-zA-Z%])")
@@ -151,14 +147,14 @@ def _merged(edits: list[Edit]) -> list[Edit]:
 def compose(node: ir.Syntax, language: str, text: str) -> TextComposition | None:
     """The text an expression puts together; None where it is no text built in place."""
     reader = _Reader(language, text)
-    node = reader.bare(node)
+    node = without_parentheses(node)
     template = reader.template(node)
     if template is not None:
         return template
     operands = list(reader.operands(node))
     if not operands or not any(operand.inner is not None for operand in operands):
         return None
-    start, end = _span(node)
+    start, end = span(node)
     return TextComposition(node, start, end, operands)
 
 
@@ -174,15 +170,7 @@ def compose_format(
 class _Reader:
     def __init__(self, language: str, text: str) -> None:
         self.language, self.source = language, text
-        self.family = {"typescript": "javascript", "tsx": "javascript"}.get(language, language)
-
-    def bare(self, node: ir.Syntax) -> ir.Syntax:
-        while node.kind() == "parenthesized_expression":
-            inner = _named(node)
-            if len(inner) != 1:
-                break
-            node = inner[0]
-        return node
+        self.family = family_of(language)
 
     def operands(self, node: ir.Syntax) -> Iterator[TextOperand]:
         """The summands from left to right, without recursion into long sums."""
@@ -206,7 +194,7 @@ class _Reader:
             elif kind in _LITERALS and not self.binary(part):
                 yield self.literal(part)
             else:
-                start, end = _span(part)
+                start, end = span(part)
                 yield TextOperand(
                     start,
                     end,
@@ -225,7 +213,7 @@ class _Reader:
         return (found[1], found[2]) if found else ("", text[:1])
 
     def literal(self, node: ir.Syntax) -> TextOperand:
-        start, end = _span(node)
+        start, end = span(node)
         prefix, quote = self.opening(node)
         if self.binary(node):
             return TextOperand(start, end, None, "", [TextHole(node, start, end, "operand")])
@@ -236,7 +224,7 @@ class _Reader:
         at = inner[0]
         for child in node.children():
             if child.kind() in ("interpolation", "template_substitution"):
-                from_, to = _span(child)
+                from_, to = span(child)
                 atoms += self.chars(at, from_, raw, formatted)
                 atoms.append(self.hole(child, from_, to))
                 at = to
@@ -273,15 +261,15 @@ class _Reader:
     # Templates: "..." % (a, b), "...".format(a, b), fmt.Sprintf("...", a), String.format("...", a)
 
     def template(self, node: ir.Syntax) -> TextComposition | None:
-        start, end = _span(node)
+        start, end = span(node)
         kind = node.kind()
         if self.family == "python" and kind == "binary_operator" and node.field("operator").text() == "%":
             held = self.constant(node.field("left"))
-            right = self.bare(node.field("right"))
+            right = without_parentheses(node.field("right"))
             if held is None or right.kind() in ("dictionary", "list_splat"):
                 return None
             values = _named(right) if right.kind() == "tuple" else [right]
-            inner_end = _span(node.field("left"))[1]
+            inner_end = span(node.field("left"))[1]
             return self.marked(node, held, values, {}, [Edit(inner_end, end, "")], _PERCENT)
         if self.family == "python" and kind == "call":
             func = node.field("function")
@@ -298,7 +286,7 @@ class _Reader:
                     return None
                 else:
                     values.append(child)
-            inner_end = _span(func.field("object"))[1]
+            inner_end = span(func.field("object"))[1]
             return self.marked(node, held, values, names, [Edit(inner_end, end, "")], _FIELD)
         if kind in ("call_expression", "method_invocation"):
             called = {"go": "fmt.Sprintf", "java": "String.format"}.get(self.family, "")
@@ -309,7 +297,7 @@ class _Reader:
             held = self.constant(given[0]) if given else None
             if held is None:
                 return None
-            first_start, first_end = _span(given[0])
+            first_start, first_end = span(given[0])
             unwrap = [Edit(start, first_start, ""), Edit(first_end, end, "")]
             return self.marked(node, held, given[1:], {}, unwrap, _PERCENT)
         return None
@@ -318,7 +306,7 @@ class _Reader:
         """The literals of a constant text; None where it is not constant."""
         if node is None:
             return None
-        operands = list(self.operands(self.bare(node)))
+        operands = list(self.operands(without_parentheses(node)))
         if any(operand.inner is None for operand in operands):
             return None
         if any(isinstance(atom, TextHole) for operand in operands for atom in operand.atoms):
@@ -375,7 +363,7 @@ class _Reader:
             operand.atoms = out
         if used != set(range(len(values))) or taken != names.keys():
             return None
-        start, end = _span(node)
+        start, end = span(node)
         return TextComposition(node, start, end, operands, unwrap, undouble, True)
 
 
@@ -383,8 +371,3 @@ def _named(node: ir.Syntax | None) -> list[ir.Syntax]:
     return (
         [child for child in node.children() if child.is_named() and child.kind() != "comment"] if node else []
     )
-
-
-def _span(node: ir.Syntax) -> tuple[int, int]:
-    found = node.range()
-    return found.start.index, found.end.index

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
+from keystroke.analysis.audit.fixes.site import LOOSE, FixEdits, FixSite, named_children, span
 from keystroke.analysis.audit.fixes.sql import is_text
 from keystroke.analysis.audit.fixes.text_parts import TextComposition, TextHole, compose, compose_format
-from keystroke.analysis.audit.flow.values import CONSTANT, LOCAL
+from keystroke.analysis.audit.flow.values import CONSTANT
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -47,7 +47,7 @@ def wrap_values(site: FixSite, spec: FixSpec) -> FixEdits | None:
         edits = _printed(site, spec) or []
     else:
         for node in _subjects(site, spec):
-            if _open(site, node):
+            if site.is_open(node):
                 edits += _wrap(site, spec, node) or []  # what is left open is said again, and then no fix
     return FixEdits(tuple(dict.fromkeys(edits))) if edits else None
 
@@ -87,12 +87,6 @@ def _subjects(site: FixSite, spec: FixSpec) -> list[ir.Syntax]:
     return [node]
 
 
-def _open(site: FixSite, node: ir.Syntax) -> bool:
-    """Whether an expression carries something that was not made safe."""
-    value = site.value(node)
-    return value.level > LOCAL and not value.numeric and not value.is_safe_for(site.match.rule.use)
-
-
 def _wrap(site: FixSite, spec: FixSpec, node: ir.Syntax) -> list[Edit] | None:
     if site.family == "go" and re.match(r"\[\]byte\(", node.text()):
         node = _operand(node)
@@ -116,7 +110,7 @@ def _operand(node: ir.Syntax) -> ir.Syntax:
     held = node.field("operand")
     listed = node.field("arguments")
     if held is None and listed is not None:
-        inner = [child for child in listed.children() if child.is_named()]
+        inner = named_children(listed)
         held = inner[0] if len(inner) == 1 else None
     return held if held is not None else node
 
@@ -125,7 +119,7 @@ def _wrap_parts(site: FixSite, spec: FixSpec, text: TextComposition) -> list[Edi
     edits: list[Edit] = []
     skeleton = text.skeleton
     for at, hole in enumerate(text.atoms):
-        if not isinstance(hole, TextHole) or not _open(site, hole.node):
+        if not isinstance(hole, TextHole) or not site.is_open(hole.node):
             continue
         if site.value(hole.node).level == CONSTANT:
             continue
@@ -169,15 +163,9 @@ def _around(site: FixSite, spec: FixSpec, node: ir.Syntax, hole: TextHole, quote
         if '"' in template and quote[0] == '"':
             before, after = before.replace('"', "'"), after.replace('"', "'")
     start, end = span(node)
-    if node.kind() in _LOOSE and not before.endswith("("):
+    if node.kind() in LOOSE and not before.endswith("("):
         before, after = f"{before}(", f"){after}"
     return [Edit(start, start, before), Edit(end, end, after)]
-
-
-_LOOSE = frozenset(
-    {"binary_operator", "binary_expression", "conditional_expression", "ternary_expression"}
-    | {"boolean_operator", "await", "await_expression", "cast_expression", "lambda"}
-)
 
 
 def _whole_request(source: str) -> bool:

@@ -1,1 +1,1 @@
-"""Data flow inside a function: what is known of each value, and what libraries do to it."""
+"""Data flow inside a function: values, statements, and what libraries do to data."""

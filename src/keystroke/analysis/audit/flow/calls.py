@@ -1,4 +1,4 @@
-"""What a call gives back, and what it does to the variables it is given."""
+"""The result of a call, and its effects on the variables passed to it."""
 
 from __future__ import annotations
 
@@ -166,18 +166,18 @@ class CallFlow(NarrowingFlow):
             joined = self.join_path(args) if args else mixed
             return replace(joined, path=out)
         if know.transparent.match(out):
-            told = [
+            informative = [
                 item
                 for item in inputs
                 if item.level or item.known or item.items is not None or item.text is not None
             ]
-            single = told[0] if len(told) == 1 else None
+            single = informative[0] if len(informative) == 1 else None
             if (
                 single is not None
                 and (single.text or "").startswith("/")
                 and know.path_normalizers.match(out)
             ):
-                single = single.as_safe_for(_PATH)  # made absolute first: no ".." of it is left
+                single = single.as_safe_for(_PATH)  # normalised after being made absolute: contains no ".."
             if single is not None:
                 return replace(
                     single,
@@ -202,7 +202,7 @@ class CallFlow(NarrowingFlow):
     def known_result(
         self, path: str, last: str, receiver: Value | None, args: list[Value], kwargs: dict[str, Value]
     ) -> Value | None:
-        """Calls whose result we can say exactly: formatting, joining, and access to known contents."""
+        """The result of calls that can be evaluated: formatting, joining, access to known contents."""
         at = self.knowledge.formatters.get(path)
         if at is None and path.startswith(("str.", "?.")):
             at = self.knowledge.formatters.get(f"*.{last}")
@@ -257,7 +257,7 @@ class CallFlow(NarrowingFlow):
         return None
 
     def apply_effects(self, expr: ir.CallExpr, path: str, receiver: Value | None, args: list[Value]) -> None:
-        """What a call does to the variables it is given."""
+        """Applies the effects of a call to the variables passed to it."""
         know = self.knowledge
         last = path.rsplit(".", 1)[-1]
         fills = know.fills.get(path) or know.fills.get(f"*.{last}")
@@ -304,7 +304,7 @@ class CallFlow(NarrowingFlow):
         if holder is None or self.lookup(holder) is None:
             return
         if self.family == "java" and len(args) == 1 and _SETTER.fullmatch(last):
-            self.env[f"{holder}.{last[3:]}"] = args[0]  # what its getter gives back
+            self.env[f"{holder}.{last[3:]}"] = args[0]  # what its getter returns
             return
         if last in know.mutators and args:
             known = self.lookup(holder) or PLAIN
@@ -312,8 +312,8 @@ class CallFlow(NarrowingFlow):
                 if known.items is None and know.section_types.match(known.path) and known.level <= LOCAL:
                     self.env[holder] = replace(known, items=())
                 section, name = args[0].const, args[1].const
-                told = isinstance(section, str) and isinstance(name, str)
-                self.store_item(holder, f"{section}\n{name}" if told else UNKNOWN, args[2])
+                constant_key = isinstance(section, str) and isinstance(name, str)
+                self.store_item(holder, f"{section}\n{name}" if constant_key else UNKNOWN, args[2])
             elif last in know.keyed_setters and len(args) > 1:
                 if known.items is None and know.mapping_types.match(known.path) and known.level <= LOCAL:
                     self.env[holder] = replace(known, items=())

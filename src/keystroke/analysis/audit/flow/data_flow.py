@@ -1,8 +1,7 @@
-"""Data flow inside one function: a walk over the neutral form with what is known of each variable.
+"""Data flow inside one function: a walk over the IR with an abstract value for each variable.
 
-Branches are walked apart and joined, loops twice at most, tests narrow what they check. The walk tells a
-listener of each call, assignment, return, index and definition with the values involved; it knows libraries
-only through `Knowledge` and knows no rule.
+Branches are walked separately and joined, loops are walked at most twice, tests narrow the values they check.
+The walk notifies a listener of calls, assignments, returns, indexing and definitions.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class DataFlow(ExpressionFlow):
             ),
         }
 
-    # Statements: each answers whether control never gets past it
+    # Statements: each method returns whether control never continues behind it
 
     def run(self, stmts: list[ir.Stmt]) -> bool:
         dead = False
@@ -135,12 +134,12 @@ class DataFlow(ExpressionFlow):
             for mark in stmt.decorators:
                 self.eval(mark)
             outer = self.env
-            if self.family == "python":  # what a class body assigns is no name outside it
+            if self.family == "python":  # names of a class body are not visible outside
                 self.env = dict(outer)
             self.run(stmt.body)
             if self.family == "python":
                 inside, self.env = self.env, outer
-                for name, value in inside.items():  # its texts are there for its methods
+                for name, value in inside.items():  # its methods see its string constants
                     if isinstance(value.const, str) and "." not in name and outer.get(name) is not value:
                         outer[f"self.{name}"] = outer[f"cls.{name}"] = outer[f"{stmt.name}.{name}"] = value
         elif isinstance(stmt, ir.ImportStmt):
@@ -153,7 +152,7 @@ class DataFlow(ExpressionFlow):
         return False
 
     def with_fields(self, name: str, value: Value) -> Value:
-        """An object with what was assigned to its fields, for whoever gets it."""
+        """The value of an object together with the values assigned to its fields."""
         prefix = f"{name}."
         fields = [key for key in self.dotted_keys if key.startswith(prefix) and key in self.env]
         if not fields:
@@ -163,10 +162,10 @@ class DataFlow(ExpressionFlow):
         return replace(mixed, path=value.path, items=tuple(items.items()))
 
     def run_lazy(self, stmt: ir.LazyStmt) -> bool:
-        """A statement walked before in a like environment is not walked again."""
+        """Reuses the remembered effect of a statement in an equivalent environment."""
         memo = self.memo
         if memo is None or self.silent or self._whole(stmt.node) or self._broken(stmt.node):
-            self.env = dict(self.env)  # it may be remembered as what came out of the statement before
+            self.env = dict(self.env)  # the old one may be remembered as the effect of the previous statement
             return self.run(stmt.statements())
         name, handler = self.scopes[-1] if self.scopes else ("", False)
         key = (name, handler, stmt.node.kind(), stmt.node.text())
@@ -178,16 +177,16 @@ class DataFlow(ExpressionFlow):
                 raise ExhaustedError
             self.dotted_keys |= effect.dotted
             return effect.dead
-        before, heard, steps = self.env, self.listener.match_count, self.steps
+        before, matches, steps = self.env, self.listener.match_count, self.steps
         ends = len(self.breaks[-1]) if self.breaks else 0
         self.env = dict(before)
         dead = self.run(stmt.statements())
-        if heard == self.listener.match_count and ends == (len(self.breaks[-1]) if self.breaks else 0):
+        if matches == self.listener.match_count and ends == (len(self.breaks[-1]) if self.breaks else 0):
             memo.remember(key, before, self.env, dead, self.steps - steps, self.dotted_keys)
         return dead
 
     def _whole(self, node: ir.Syntax) -> bool:
-        """Whether a statement is all of the text: what it did is remembered as the text's result."""
+        """Whether a statement is the whole unit; the auditor keeps the result of units."""
         return not self.scopes and bool(self.file_env) and node.kind() in _DEFINITIONS
 
     def _broken(self, node: ir.Syntax) -> bool:
@@ -210,7 +209,7 @@ class DataFlow(ExpressionFlow):
             if path == "assert" and expr.args:
                 self.narrow(expr.args[0], True)
             else:
-                # A validator called for its exception makes what it saw safe.
+                # A validator that raises makes its arguments safe.
                 uses = self.knowledge.validators.uses(path) or (
                     ALL if VALIDATING.search(path) and raises(path) else NONE
                 )
@@ -245,7 +244,7 @@ class DataFlow(ExpressionFlow):
             )
 
     def declared_value(self, kind: str, value: Value) -> Value:
-        """Java: a value under the type it is declared with, or the narrower one it was made with."""
+        """Java: a value with its declared type, or the narrower type it was created with."""
         if kind in ("var", "String", "Object") or (value.path.endswith("()") and kind[:1].islower()):
             return value
         made = value.path.removesuffix("()")
@@ -323,7 +322,7 @@ class DataFlow(ExpressionFlow):
                 )
 
     def is_worse(self, before: Env, after: Env) -> bool:
-        """Whether a second walk of the loop can see something the first could not."""
+        """Whether a second walk of the loop can find more than the first."""
         for key, value in before.items():
             now = after.get(key)
             if (
@@ -374,7 +373,7 @@ class DataFlow(ExpressionFlow):
 
     def run_try(self, stmt: ir.TryStmt) -> bool:
         before = dict(self.env)
-        # A handler may start after any statement of the body; the first few tell the states apart.
+        # A handler may run after any statement of the body; the states after the first few are kept.
         states = [before]
         dead = False
         for at, part in enumerate(stmt.body):
@@ -423,7 +422,7 @@ class DataFlow(ExpressionFlow):
         first: Value | None = None,
         roles: tuple[str, ...] = (),
     ) -> Env:
-        """Walk a body on its own: parameters are what any caller may pass. Answers what it left behind."""
+        """Walks a function body with parameters of unknown callers; returns the environment at its end."""
         outer, breaks, gotos = self.env, self.breaks, self.gotos
         self.env, self.breaks, self.gotos = dict(outer), [], {}
         main = function.name == "main" and self.family in ("c", "java")
@@ -491,7 +490,7 @@ class DataFlow(ExpressionFlow):
         after = self.enter_function(
             expr.function, handler, LOCAL if first is not None else PARAMETER, first, roles
         )
-        if self.family == "javascript":  # what a callback assigns outside itself is seen by the next one
+        if self.family == "javascript":  # later callbacks see what a callback assigns outside itself
             for key, value in after.items():
                 known = self.env.get(key)
                 if known is not None and known is not value and value.level > known.level:

@@ -1,4 +1,4 @@
-"""The value of an expression, and the effect of an assignment."""
+"""Evaluates expressions and assignments."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class ExpressionFlow(CallFlow):
         return Value(level=level, path=path, origin=base.origin, roots=base.roots, clean=base.clean)
 
     def element_of(self, whole: Value) -> Value:
-        """Any one item of a collection."""
+        """The value of any one item of a collection."""
         if whole.items:
             value = whole.items[0][1]
             for _, other in whole.items[1:]:
@@ -190,7 +190,9 @@ class ExpressionFlow(CallFlow):
         args = [self.eval(arg) for arg in expr.args]
         if len(args) == 1:
             return self.eval_unary(op, args[0])
-        if op == "%" and self.family == "python" and args[0].text is not None:  # a template in a variable
+        if (
+            op == "%" and self.family == "python" and args[0].text is not None
+        ):  # a format string in a variable
             several = isinstance(expr.args[1], ir.CollectionExpr) and expr.args[1].keys is None
             return formatted(args[0], [value for _, value in args[1].items or ()] if several else [args[1]])
         if op == "+" and not all(arg.numeric for arg in args):
@@ -207,9 +209,7 @@ class ExpressionFlow(CallFlow):
             and any(isinstance(arg.const, str | bytes) for arg in args)
             and max(arg.level for arg in args) <= LOCAL
         ):
-            return next(
-                arg for arg in args if isinstance(arg.const, str | bytes)
-            )  # repeated: as constant as it was
+            return next(arg for arg in args if isinstance(arg.const, str | bytes))  # repetition of a constant
         if op == "+" or op in ("-", "*", "/", "%", "//", "<<", ">>", "&", "|", "^"):
             folded = fold(op, args[0].const, args[1].const, self.family)
             if folded is not UNKNOWN:
@@ -287,7 +287,7 @@ class ExpressionFlow(CallFlow):
         ):
             return whole.as_safe_for(
                 frozenset({"path"})
-            )  # the caller's folder, and names that cannot leave it
+            )  # a folder of the caller, and names that cannot leave it
         return whole
 
     def eval_unary(self, op: str, arg: Value) -> Value:
@@ -402,7 +402,7 @@ class ExpressionFlow(CallFlow):
                 self.env.pop(other, None)
 
     def store_item(self, holder: str, key: Any, value: Value) -> None:
-        """`holder[key] = value`: precise where the key is constant."""
+        """`holder[key] = value`; exact if the key is constant."""
         whole = self.lookup(holder) or PLAIN
         if whole.memory is not None:
             length = None if not (value.const == 0 and isinstance(key, int)) else key

@@ -1,7 +1,4 @@
-"""Small pure computations on expressions and constants that the walk uses.
-
-Nothing here knows an environment or a rule.
-"""
+"""Computations on expressions and constants that need no environment."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _DIRECTIVE = re.compile(r"%(?:\(\w+\))?[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z|j)?([
 _DOLLAR = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _FIELD = re.compile(r"\{(\w+)|%\((\w+)\)")
 
-# What a text without these characters cannot break out of.
+# The uses for which a text without these characters is safe.
 _REFUSED = {
     "'": ("xpath", "sql"),
     '"': ("xpath",),
@@ -41,12 +38,12 @@ _REFUSED = {
 
 
 def refused(text: str) -> frozenset[str]:
-    """The uses for which a value is safe once it is known not to hold `text`."""
+    """The uses for which a value that does not contain `text` is safe."""
     return frozenset(use for part, uses in _REFUSED.items() if text == part for use in uses)
 
 
 def replaced(pattern: Value, family: str) -> frozenset[str]:
-    """The uses for which a text is safe once everything that matches `pattern` was replaced in it."""
+    """The uses for which a text is safe after all matches of `pattern` are replaced."""
     text = pattern.text
     if text is None or pattern.level:
         return frozenset()
@@ -73,7 +70,7 @@ def raises(path: str) -> bool:
 
 
 def key_of(expr: ir.Expr) -> str | None:
-    """The environment's name for a place: `x`, `self.x`, `x.y[0]`; None for anything computed."""
+    """The environment's key of an expression: `x`, `self.x`; None for anything computed."""
     if isinstance(expr, ir.NameExpr):
         return expr.id
     if isinstance(expr, ir.AttrExpr):
@@ -87,7 +84,7 @@ def key_of(expr: ir.Expr) -> str | None:
 
 
 def formatted(template: Value, args: list[Value], named: dict[str, Value] | None = None) -> Value:
-    """The text a template and its arguments make; `named`: those given by keyword."""
+    """The text made from a template and its arguments; `named` are keyword arguments."""
     text = template.text or ""
     named = named or {}
     parts: list[Value] = []
@@ -127,7 +124,7 @@ def formatted(template: Value, args: list[Value], named: dict[str, Value] | None
 
 
 def fold(op: str, a: Any, b: Any, family: str) -> Any:
-    """Constant arithmetic on whole numbers, bounded so that no text can make it large."""
+    """Constant integer arithmetic on operands of at most 64 bits."""
     if not isinstance(a, int) or not isinstance(b, int) or isinstance(a, bool) or isinstance(b, bool):
         return UNKNOWN
     if abs(a) > 1 << 64 or abs(b) > 1 << 64:
@@ -167,7 +164,7 @@ def compare(op: str, a: Value, b: Value) -> Any:
 
 
 def assigned(stmts: list[ir.Stmt], known: dict[str, frozenset[str]] | None = None) -> frozenset[str]:
-    """Names given a new value somewhere in these statements; `known` remembers it by their text."""
+    """The names that these statements assign; `known` caches them by the text of a statement."""
     out: set[str] = set()
     for stmt in stmts:
         _assigned(stmt, out, 0, known)

@@ -1,8 +1,8 @@
-"""What earlier walks learnt of single statements, kept while their function is being edited.
+"""Remembers the effects of statements on the environment while their function is being edited.
 
-A statement seen again with the same text, in the same function, with the same facts about everything it
-can reach does the same to the environment. Only statements that told the listener nothing are kept, so a
-walk that skips them hears what a walk from scratch hears.
+A statement with the same text, in the same function, with the same values of everything it can read has the
+same effect. Only statements without matches are remembered, so a walk that skips them reports what a full
+walk reports.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from keystroke.analysis.audit.flow.values import Value
 
 Env = dict[str, Value]
-WAYS = 3  # environments remembered for one statement: a loop walks its body with two
+WAYS = 3  # environments remembered per statement; a loop body is walked with two
 MAX_KEPT = 6000  # statements
 _WORD = re.compile(r"[A-Za-z_]\w*")
-Key = tuple[str, bool, str, str]  # function's name, whether it is a handler, kind and text of the statement
+Key = tuple[str, bool, str, str]  # function name, whether it is a handler, kind and text of the statement
 
 
 @dataclass(slots=True)
 class StatementEffect:
-    """One walk of one statement: from `before` to `after`, whether it ends there, and the steps it took."""
+    """One walk of a statement: environments before and after, whether control ends there, and its steps."""
 
     seen: frozenset[str]  # every name whose value it may read or change
     before: Env
@@ -34,7 +34,7 @@ class StatementEffect:
     dotted: frozenset[str]
 
     def difference(self, env: Env) -> set[str] | None:
-        """Where `env` differs from the environment it was walked in; None where it can see that."""
+        """The keys in which `env` differs from `before`; None if the statement can read one of them."""
         before = self.before
         out: set[str] = set()
         if env is before:
@@ -42,7 +42,7 @@ class StatementEffect:
         for key, value in [item for item in env.items() if before.get(item[0]) is not item[1]]:
             known = before.get(key)
             if known is not None and is_same(known, value):
-                env[key] = known  # one object for both: the next comparison is quick
+                env[key] = known  # share the object, so that the next comparison is fast
                 continue
             if self.reads(key, value) or (known is not None and self.reads(key, known)):
                 return None
@@ -56,7 +56,7 @@ class StatementEffect:
         return out
 
     def apply_to(self, env: Env, apart: set[str]) -> Env:
-        """The environment after the statement where it runs in `env`, which differs there."""
+        """The environment after the statement runs in `env`, which differs in the keys `apart`."""
         if not apart:
             return self.after
         out = dict(env)
@@ -73,17 +73,17 @@ class StatementMemo:
     def __init__(self) -> None:
         self.effects: dict[Key, list[StatementEffect]] = {}
         self.changes: dict[str, frozenset[str]] = {}  # names that a statement assigns
-        self._env: Env | None = None  # the last environment given out, its remembered twin,
+        self._env: Env | None = None  # the last environment returned, the remembered one it was derived from,
         self._twin: Env = {}
-        self._apart: set[str] = set()  # where the two differ,
-        self._reach: set[str] = set()  # and what a statement that can tell them apart sees
+        self._apart: set[str] = set()  # the keys in which they differ,
+        self._reach: set[str] = set()  # and the names read by statements affected by that
 
     def clear(self) -> None:
         self.effects.clear()
         self.changes.clear()
 
     def forget(self, names: set[str]) -> None:
-        """Facts of the file changed: drop what could have read them."""
+        """Drops the effects of statements that could have read these names."""
         for key in [
             key
             for key, effects in self.effects.items()
@@ -94,7 +94,7 @@ class StatementMemo:
     def find(self, key: Key, env: Env) -> tuple[StatementEffect, Env] | None:
         for effect in self.effects.get(key, ()):
             followed = env is self._env and effect.before is self._twin
-            if followed:  # the environment is known to differ from the remembered one in a few places only
+            if followed:  # the difference is known from the previous statement
                 apart = self._apart if effect.seen.isdisjoint(self._reach) else None
             else:
                 apart = effect.difference(env)
@@ -135,7 +135,7 @@ class StatementMemo:
 
 
 def reachable_names(names: frozenset[str], *envs: Env) -> frozenset[str]:
-    """What a statement with these names can read or change: them, and what flowed into them."""
+    """The names that a statement with these words can read or change, including what flowed into them."""
     seen = set(names)
     fresh = names
     parts = [(_root(key), value) for env in envs for key, value in env.items() if "." in key]
@@ -153,7 +153,7 @@ def reachable_names(names: frozenset[str], *envs: Env) -> frozenset[str]:
 
 
 def _reach(names: set[str], *envs: Env) -> set[str]:
-    """What is read by a statement that reads one of these names."""
+    """The names read by a statement that reads one of these names."""
     out = {_root(name) for name in names}
     for env in envs:
         for name in names & env.keys():

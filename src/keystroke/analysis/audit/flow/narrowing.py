@@ -1,4 +1,4 @@
-"""What a test tells: after a check, the values that it checked are safe for the uses the check is for."""
+"""Narrows values by tests: after a check, the checked values are safe for the uses the check is for."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from keystroke.analysis.audit.source import ir
 _SCALARS = ("string", "number", "boolean", "bigint")
 _ALWAYS = frozenset(
     {"path", "sql", "html", "shell", "url", "redirect", "header", "log", "code", "regex", "template", "nosql"}
-)  # own properties of a table: an allowlist, but not for keys that every object has
+)  # own properties of an object are an allowlist, except for keys that every object has
 
 
 class NarrowingFlow(FlowBase):
     def narrow(self, test: ir.Expr, truth: bool) -> None:
-        """What the environment knows more once `test` turned out `truth`."""
+        """Updates the environment for `test` having the result `truth`."""
         if isinstance(test, ir.OpExpr):
             if test.op in ("!", "not"):
                 self.narrow(test.args[0], not truth)
@@ -64,7 +64,7 @@ class NarrowingFlow(FlowBase):
                     self.mark_clean(test, ALL)
 
     def narrow_either(self, tests: list[ir.Expr], truth: bool) -> None:
-        """One of the tests came out `truth`: only what each of them implies is known."""
+        """One of the tests has the result `truth`: keeps what all of them imply."""
         before = self.env
         ends: list[Env] = []
         for test in tests:
@@ -147,7 +147,7 @@ class NarrowingFlow(FlowBase):
         )
         if truth == negative:
             return
-        if negative:  # `x.contains("..")` was false: only what such a check is for
+        if negative:  # `x.contains("..")` was false
             uses = frozenset({"path", "header", "log"})
         for arg in test.args:
             self.mark_clean(arg, uses)
@@ -155,7 +155,7 @@ class NarrowingFlow(FlowBase):
             self.mark_clean(func.base, uses)
 
     def mark_clean(self, expr: ir.Expr, uses: frozenset[str]) -> None:
-        """Everything that flowed into `expr` is safe for `uses` from here on."""
+        """Marks everything that flowed into `expr` as safe for `uses`."""
         if isinstance(expr, ir.AssignExpr):
             expr = expr.target
         keys: set[str] = set()

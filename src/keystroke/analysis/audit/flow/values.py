@@ -1,7 +1,7 @@
-"""What data flow knows of a value.
+"""Abstract values of the data flow analysis.
 
-A value is immutable and says four things: is it a known constant, how foreign is the data in it, for
-which uses has it been made safe, and what is known of its text or memory. A join keeps what holds of both.
+A value is immutable. It records the constant if known, how foreign its data is, the uses it is safe for, and
+what is known of its text or memory. A join keeps what holds for both values.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-CONSTANT, LOCAL, PARAMETER, REMOTE = range(
-    4
-)  # how foreign: written here, unknown, the caller's, the outside world's
-HOLE = "\0"  # stands for an unknown part in a skeleton
+# How foreign data is: written in the source, unknown, a caller's, from outside the program.
+CONSTANT, LOCAL, PARAMETER, REMOTE = range(4)
+HOLE = "\0"  # an unknown part of a text skeleton
 ALL = frozenset({"*"})
 NONE: frozenset[str] = frozenset()
-MAX_TEXT = 2000  # skeletons longer than this are cut: rules look at the beginning
+MAX_TEXT = 2000  # longer skeletons are cut
 
 
 class _Unknown:
@@ -32,19 +31,17 @@ class Memory:
 
     capacity: int | None = None
     unit: int = 1  # bytes per element
-    length: int | None = None  # longest string it can hold now, without the terminator
-    block: int = 0  # identity of the allocation, 0 where it is no heap block
+    length: int | None = None  # length of the string in it, without the terminator
+    block: int = 0  # number of the allocation, 0 if unknown
     nullable: bool = False
-    fits: str = ""  # allocated for the string in this variable
-    array: bool = False  # sizeof tells its capacity
-    kind: str = ""  # malloc, new, new[], file, stack, static; unset: a variable nothing was written to
-    start: int | None = 0  # where in the block a pointer points, in bytes
-    fresh: bool = False  # nothing was written to it yet
+    fits: str = ""  # the variable whose string it was allocated for
+    array: bool = False  # sizeof gives its capacity
+    kind: str = ""  # malloc, new, new[], file, stack, static; unset: an uninitialised variable
+    start: int | None = 0  # offset of the pointer in the block, in bytes
+    fresh: bool = False  # not written yet
 
 
-@dataclass(
-    slots=True
-)  # never changed after it is made; not frozen, because a frozen one takes twice as long to make
+@dataclass(slots=True)  # treated as immutable; not frozen, because that doubles the time to create one
 class Value:
     const: Any = UNKNOWN
     level: int = CONSTANT
@@ -54,10 +51,10 @@ class Value:
     numeric: bool = False
     items: tuple[tuple[Any, Value], ...] | None = None  # contents by constant key
     origin: str = ""  # path of the source
-    roots: frozenset[str] = NONE  # variables that flowed into it
+    roots: frozenset[str] = NONE  # the variables that flowed into it
     low: int | None = None
     high: int | None = None
-    bounded: bool = False  # compared with an upper bound we cannot evaluate
+    bounded: bool = False  # compared with an upper bound that is not constant
     memory: Memory | None = None
     target: str = ""  # the variable whose address this is
     function: Any = field(default=None, compare=False)
@@ -68,12 +65,11 @@ class Value:
 
     @property
     def built(self) -> bool:
-        """Text put together here from constant and other parts."""
+        """Whether it is text built from constant and other parts."""
         return self.skeleton is not None and HOLE in self.skeleton
 
     @property
     def text(self) -> str | None:
-        """The constant text or the skeleton."""
         if isinstance(self.const, str):
             return self.const
         if isinstance(self.const, bytes):
@@ -98,7 +94,7 @@ PLAIN = Value()
 
 
 def replace(value: Value, **changes: Any) -> Value:
-    """The value with some of its fields changed; `dataclasses.replace` takes four times as long."""
+    """A copy with some fields changed; four times as fast as `dataclasses.replace`."""
     out = Value(
         value.const,
         value.level,
@@ -128,7 +124,7 @@ def constant(value: Any) -> Value:
 
 
 def join(a: Value, b: Value) -> Value:
-    """What holds whichever of the two it is."""
+    """The value that is either `a` or `b`."""
     if a is b or a == b:
         return a
     if a.level == CONSTANT and b.level > CONSTANT:
@@ -169,7 +165,7 @@ def _join_memory(a: Memory | None, b: Memory | None) -> Memory | None:
         return None if known is not None and known.kind == "unset" else known
     if a == b:
         return a
-    if "unset" in (a.kind, b.kind):  # written on one way: what was written there
+    if "unset" in (a.kind, b.kind):  # written in one branch: the written value
         return a if b.kind == "unset" else b
     capacity = min(a.capacity, b.capacity) if a.capacity is not None and b.capacity is not None else None
     length = max(a.length, b.length) if a.length is not None and b.length is not None else None
@@ -188,7 +184,7 @@ def _join_memory(a: Memory | None, b: Memory | None) -> Memory | None:
 
 
 def text_of(parts: list[Value]) -> Value:
-    """The value of parts put together as text."""
+    """The concatenation of parts as text."""
     if parts and all(
         isinstance(part.const, str | int | float) and not isinstance(part.const, bool) for part in parts
     ):
@@ -213,24 +209,22 @@ def text_of(parts: list[Value]) -> Value:
             break
     skeleton = "".join(pieces)
     if mixed.level == CONSTANT:
-        skeleton = skeleton.replace(
-            HOLE, ""
-        )  # parts we cannot read but that are not foreign: no hole to fill
+        skeleton = skeleton.replace(HOLE, "")  # the unknown parts are not foreign
     return replace(mixed, skeleton=skeleton, numeric=False, path="", const=UNKNOWN, items=None)
 
 
 def mix(parts: list[Value]) -> Value:
-    """Data of all parts flows together: as foreign as the worst, as safe as the least safe.
+    """The combination of all parts: as foreign as the most foreign, as safe as the least safe.
 
-    A part made safe for everything neither hides how foreign another is nor raises it, and an unknown part of
-    our own says nothing against what was done to the parts that callers chose.
+    Parts that are safe for everything count only if there are no others; unknown local parts do not reduce
+    what foreign parts are safe for.
     """
     worst: Value | None = None
-    spare: Value | None = None  # the worst of the parts that are safe for everything
-    sent: frozenset[str] | None = None  # what the parts that callers chose are safe for
+    spare: Value | None = None  # the most foreign of the parts that are safe for everything
+    sent: frozenset[str] | None = None  # what the foreign parts are safe for
     own: frozenset[str] | None = None
     roots: frozenset[str] = NONE
-    counted = ""  # where a number came from: it cannot inject, but it may be guessable
+    counted = ""  # the origin of a number: it cannot inject, but may be guessable
     for part in parts:
         if part.roots:
             roots = roots | part.roots

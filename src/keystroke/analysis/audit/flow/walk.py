@@ -1,8 +1,7 @@
-"""What the parts of the data-flow walk share.
+"""The base of the data flow walk: its state, its step budget and the listener it notifies.
 
-Holds the state of one walk (what is known of each variable, where the walk is, how far it may go) and
-the listener it tells. The parts add statements, expressions, calls and narrowing, and reach each other
-through the methods declared here.
+Subclasses add narrowing, calls, expressions and statements; they call each other through the methods declared
+here.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ ESCAPING = re.compile(
     r"(?i)(?:^|\.)_?[\w-]*(?:sanitiz|sanitis|escape|purify|slugify|secure_?(?:file)?name)[\w-]*$"
 )
 
-MAX_STEPS = 60_000  # a unit that needs more than this is machine-made; its walk ends there, findings kept
+MAX_STEPS = 60_000  # longer units are generated code: the walk stops, findings are kept
 
 
 class ExhaustedError(Exception):
@@ -50,15 +49,15 @@ class CallEvent:
 
 
 class FlowListener:
-    """Hears what the walk sees; every method may be left as it is."""
+    """Receives the events of a walk; every method may be left unimplemented."""
 
     call_site: tuple[ir.Syntax, frozenset[str]] | None = (
-        None  # a call that is walked into; what is said there
+        None  # the inlined call, and the rules reported in the called function itself
     )
-    match_count = 0  # grows when something was said that a rule describes
+    match_count = 0  # grows with each match
 
     def on_call(self, event: CallEvent) -> Value | None:
-        """A call; a value returned here replaces the walk's own idea of the result."""
+        """A call; a returned value replaces the result of the walk."""
         return None
 
     def on_assign(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None: ...
@@ -72,10 +71,10 @@ class FlowListener:
         """The last pointer to a block was overwritten."""
 
     def on_remark(self, detector: str, node: ir.Syntax) -> None:
-        """Something the walk itself finds odd."""
+        """Something suspicious that the walk itself found."""
 
     def on_field_access(self, base: Value, expr: ir.AttrExpr) -> None:
-        """A field asked for through a pointer."""
+        """A field accessed through a pointer."""
 
     def on_collection(self, value: Value, node: ir.Syntax, coll: ir.CollectionExpr) -> None: ...
     def on_arithmetic(self, op: str, args: list[Value], node: ir.Syntax) -> None: ...
@@ -88,7 +87,7 @@ class FlowListener:
 
 
 class FlowBase:
-    """What every part of the walk shares: the environment, the listener, and the budget."""
+    """State and helpers of a walk."""
 
     def __init__(
         self, language: str, knowledge: Knowledge, listener: FlowListener, env: Env | None = None
@@ -97,26 +96,26 @@ class FlowBase:
         self.family = family_of(language)
         self.knowledge = knowledge
         self.listener = listener
-        self.file_env: Env = env or {}  # facts of the file; read, never changed
-        self.env: Env = {}  # what this walk knows
-        self.dotted_keys: set[str] = set()  # keys such as `self.x` that assigning `self` makes stale
+        self.file_env: Env = env or {}  # values of the file's names; read-only
+        self.env: Env = {}  # values of this walk
+        self.dotted_keys: set[str] = set()  # keys such as `self.x` that an assignment to `self` invalidates
         self.functions: list[ir.Function] = []
         self.returns: list[list[Value]] = [[]]
         self.breaks: list[list[Env]] = []
         self.gotos: dict[str, Env] = {}
-        self.loop_assignments: dict[int, frozenset[str]] = {}  # names a loop assigns
+        self.loop_assignments: dict[int, frozenset[str]] = {}  # names that a loop assigns
         self.find_function: Callable[[str], ir.Function | None] | None = None  # functions of the same file
-        self.dispatch: dict[type, Callable[[Any], Value]] = {}  # how each kind of expression is evaluated
-        self.memo: StatementMemo | None = None  # what earlier walks of the same functions learnt
-        self.error_spans: list[tuple[int, int]] = []  # places that do not parse: nothing there is remembered
-        self.scopes: list[tuple[str, bool]] = []  # functions around, and whether each is a handler
-        self.declared_types: dict[str, str] = {}  # Java: the types that variables were declared with
+        self.dispatch: dict[type, Callable[[Any], Value]] = {}  # evaluates each kind of expression
+        self.memo: StatementMemo | None = None  # effects remembered by earlier walks
+        self.error_spans: list[tuple[int, int]] = []  # spans that do not parse: nothing there is remembered
+        self.scopes: list[tuple[str, bool]] = []  # enclosing functions, and whether each is a handler
+        self.declared_types: dict[str, str] = {}  # Java: declared types of variables
         self.inline_depth = 0
         self.silent = 0
         self.steps = 0
 
     def lookup(self, key: str) -> Value | None:
-        """What is known of a variable, here or outside."""
+        """The value of a variable, local or of the file."""
         value = self.env.get(key)
         return value if value is not None else self.file_env.get(key)
 
@@ -144,17 +143,17 @@ class FlowBase:
         finally:
             self.silent -= 1
 
-    # What the parts give each other
+    # Implemented by subclasses
 
     def eval(self, expr: ir.Expr) -> Value:
         raise NotImplementedError
 
     def pointed_variable(self, expr: ir.Expr) -> str | None:
-        """The variable whose memory an expression points into; languages without pointers have no others."""
+        """The variable whose memory an expression points into."""
         return key_of(expr)
 
     def aliases_of(self, block: int) -> list[str]:
-        """The variables that point into one block of memory."""
+        """The variables that point into a block of memory."""
         return []
 
     def declared_value(self, kind: str, value: Value) -> Value:

@@ -1,1 +1,1 @@
-"""C's and C++'s memory: capacities, lifetimes, pointers and the bounds that tests give."""
+"""Memory of C and C++: capacities, lifetimes, pointers and bounds."""

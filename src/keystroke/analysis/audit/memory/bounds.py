@@ -1,4 +1,4 @@
-"""What C's tests tell of numbers, lengths and pointers: bounds from comparisons, presence from checks."""
+"""C: bounds of numbers and lengths from comparisons, and null checks of pointers."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class BoundsMatcher(RuleMatcher):
     def check_dereference(self, value: Value, node: ir.Syntax, expr: ir.Expr) -> None:
         memory = value.memory
         if value.known and value.const is None and memory is None and isinstance(expr, ir.NameExpr):
-            if self.flow is None or expr.id not in self.flow.env:
-                return  # a global is not null for ever
+            if expr.id not in self.flow.env:
+                return  # a global may change
             if self.call_site is None:
-                self.report("null-dereference", node, "a pointer that is null here is followed")
+                self.report("null-dereference", node, "a pointer that is null here is dereferenced")
             return
-        if memory is None or not memory.nullable or self.flow is None:
+        if memory is None or not memory.nullable:
             return
         key = key_of(expr)
         if key is None:
@@ -68,7 +68,7 @@ class BoundsMatcher(RuleMatcher):
                     if inner is not None:
                         self.set_known_length(flow, inner, bound.const, effective)
                     continue
-                if effective in ("<", "<="):  # abs(x) < bound and the like
+                if effective in ("<", "<="):  # such as abs(x) < bound
                     for arg in side.args:
                         self.narrow_number(flow, arg, effective, bound)
                 continue
@@ -147,8 +147,6 @@ class BoundsMatcher(RuleMatcher):
             flow.env[key] = known.as_safe_for(frozenset({use}))
 
     def assume_presence(self, key: str, present: bool) -> None:
-        if self.flow is None:
-            return
         known = self.flow.lookup(key)
         if not present:
             if known is not None and known.memory is not None and known.memory.block:

@@ -1,7 +1,7 @@
-"""C's control flow: endless recursion and loops, assertions that input reaches, data that threads share.
+"""C control flow: infinite recursion and loops, reachable assertions, data shared between threads.
 
-Said from the syntax of one function and from two facts of the file, which functions start threads or
-handle signals. A loop or a recursion is reported only where nothing in it can end it.
+Uses the syntax of one function and, from the file, which functions run as threads or handle signals. A loop
+or recursion is reported only if nothing in it can end it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keystroke.analysis.audit.rules.match import RuleMatcher
 from keystroke.analysis.audit.source import ir
 
 THREAD, SIGNAL, ATOMIC = "@thread", "@signal", "@atomic"
-# What starts a thread or hears a signal; the word stands first because looking for it is cheap.
+# What starts a thread or installs a signal handler; the word before each pattern is a cheap pre-check.
 _STARTS = (
     (THREAD, "pthread_create", re.compile(r"pthread_create\s*\([^,;]+,[^,;]+,\s*(?:\([^)]*\)\s*)?&?(\w+)")),
     (THREAD, "thrd_create", re.compile(r"thrd_create\s*\([^,;]+,\s*&?(\w+)")),
@@ -49,7 +49,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def thread_and_signal_functions(text: str) -> dict[str, str]:
-    """The functions of a file that run as threads or as handlers of signals."""
+    """The functions of a file that run as threads or handle signals, and its atomic variables."""
     found: dict[str, str] = {}
     for kind, word, pattern in _STARTS:
         if word in text:
@@ -60,7 +60,7 @@ def thread_and_signal_functions(text: str) -> dict[str, str]:
 class ControlMatcher(RuleMatcher):
     def on_function(self, function: ir.Function, handler: bool) -> None:
         super().on_function(function, handler)
-        if self.flow is None or self.flow.inline_depth or function.node.kind() != "function_definition":
+        if self.flow.inline_depth or function.node.kind() != "function_definition":
             return
         body = function.node.field("body")
         if body is None:
@@ -109,7 +109,7 @@ class ControlMatcher(RuleMatcher):
                 self.report("recursion", call, "the function calls itself with the same arguments again")
 
     def check_nested_input(self, function: ir.Function, body: ir.Syntax, text: str) -> None:
-        """A reader of nested input that goes as deep as the input says."""
+        """A parser whose recursion depth is chosen by the input."""
         if not _READER.search(function.name) or _DEPTH.search(function.node.text()):
             return
         if not any("*" in param.type for param in function.params):
@@ -125,7 +125,7 @@ class ControlMatcher(RuleMatcher):
     # Pointers
 
     def check_late_null_test(self, function: ir.Function, body: ir.Syntax) -> None:
-        """A pointer given by the caller, followed first and compared with null afterwards."""
+        """A pointer parameter that is dereferenced before it is compared with null."""
         followed: dict[str, ir.Syntax] = {}
         names = [param.name for param in function.params if param.name.isidentifier()]
         for stmt in body.children():
@@ -136,7 +136,7 @@ class ControlMatcher(RuleMatcher):
                 name = next((group for group in found.groups() if group), "") if found is not None else ""
                 if name in followed:
                     self.report(
-                        "null-dereference", followed[name], "followed here, and compared with null later"
+                        "null-dereference", followed[name], "dereferenced here, and compared with null later"
                     )
                 return
             if kind not in ("declaration", "expression_statement"):
@@ -200,8 +200,6 @@ class ControlMatcher(RuleMatcher):
         if value.known and not value.const and not isinstance(expr, ir.ConstExpr):
             self.report("reachable-assertion", event.call.node, "this assertion fails whenever it is reached")
             return
-        if self.flow is None:
-            return
         for name in _WORD.findall(expr.node.text()):
             held = self.flow.lookup(name)
             if held is None or held.level < REMOTE or "*" in held.clean:
@@ -214,7 +212,6 @@ class ControlMatcher(RuleMatcher):
     # Threads and signals
 
     def check_shared_data(self, function: ir.Function, body: ir.Syntax) -> None:
-        assert self.flow is not None
         local = {param.name for param in function.params} | _declared(body)
         for kind, target in (("assignment_expression", "left"), ("update_expression", "argument")):
             for node in body.find_all(kind=kind):
@@ -232,7 +229,7 @@ class ControlMatcher(RuleMatcher):
 
 
 def _guarded(call: ir.Syntax, body: ir.Syntax) -> bool:
-    """Whether a branch around a call, or one before it that leaves, may keep it from being reached."""
+    """Whether an enclosing branch, or an earlier one that leaves, can prevent a call."""
     at = call
     first = body.range().start.index
     while (parent := at.parent()) is not None and at.range().start.index >= first:
@@ -268,7 +265,7 @@ def _assigned(text: str, name: str) -> bool:
 
 
 def _breaks(body: ir.Syntax) -> bool:
-    """Whether a `break` of the body leaves the loop itself, not one inside it."""
+    """Whether a `break` in the body ends this loop and not an inner one."""
     for node in body.find_all(kind="break_statement"):
         at = node.parent()
         inside = False
@@ -299,7 +296,7 @@ def _declared(body: ir.Syntax) -> set[str]:
 
 
 def _wrong_way(loop: ir.Syntax, test: str) -> bool:
-    """A counter that starts past its bound and moves away from it."""
+    """Whether a counter moves away from its bound."""
     init, update = loop.field("initializer"), loop.field("update")
     found = re.fullmatch(r"(\w+)\s*(<=?|>=?)\s*(-?\d+)", test)
     if init is None or update is None or found is None:

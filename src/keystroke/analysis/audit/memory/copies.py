@@ -1,6 +1,6 @@
-"""C's copying, printing and scanning held against the memory they write to.
+"""C: checks copies, prints and scans against the memory they write to.
 
-A copy that cannot fit is reported with its numbers; one of unknown length only where data is foreign.
+A copy that does not fit is reported with its sizes; one of unknown length only if its data is foreign.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class CopyMatcher(BoundsMatcher):
         ):
             owner = key_of(exprs[to].base)  # type: ignore[attr-defined]
             if owner is not None and key_of(whole.args[0]) == owner:
-                self.report(
+                self.report_call(
                     "overflow",
-                    event.call.node,
+                    event,
                     "the size of the whole structure is copied into one of its fields",
-                    subject=event.call,
+                    with_args=False,
                 )
                 return
         if (
@@ -64,9 +64,9 @@ class CopyMatcher(BoundsMatcher):
             and count.low is None
             and name in ("memcpy", "memmove", "strncpy", "memset", "wcsncpy")
         ):
-            self.report("signed-length", event.call.node, origin=count.origin, subject=event.call)
+            self.report_call("signed-length", event, origin=count.origin, with_args=False)
             return
-        if (  # a signed number of the caller, compared with the size of the buffer from above only
+        if (  # a signed parameter without a lower bound
             count.level == PARAMETER
             and count.path in LIBRARY.signed_types
             and count.low is None
@@ -76,21 +76,19 @@ class CopyMatcher(BoundsMatcher):
             and count.high is not None
             and count.high * unit in (memory.capacity, memory.capacity - 1)
         ):
-            self.report("signed-length", event.call.node, origin=count.origin, subject=event.call)
+            self.report_call("signed-length", event, origin=count.origin, with_args=False)
             return
         if isinstance(count.const, int) and count.const < 0:
-            self.report("signed-length", event.call.node, subject=event.call)
+            self.report_call("signed-length", event, with_args=False)
             return
         if memory is not None and memory.capacity is not None:
             size = count.const if isinstance(count.const, int) else count.high
             if isinstance(size, int):
                 if size * unit > memory.capacity:
-                    self.report(
+                    self.report_call(
                         "overflow",
-                        event.call.node,
+                        event,
                         f"{size * unit} bytes are written into a buffer of {memory.capacity}",
-                        subject=event.call,
-                        args=args,
                     )
                     return
             elif (
@@ -101,13 +99,7 @@ class CopyMatcher(BoundsMatcher):
             ):
                 own = isinstance(whole, ir.CallExpr) and is_call_of(whole, "sizeof")
                 if not own and (count.level >= REMOTE or "strlen" in whole.node.text() or memory.array):
-                    self.report(
-                        "unchecked-length",
-                        event.call.node,
-                        origin=count.origin,
-                        subject=event.call,
-                        args=args,
-                    )
+                    self.report_call("unchecked-length", event, origin=count.origin)
                     return
         elif (
             count.level >= REMOTE
@@ -117,9 +109,7 @@ class CopyMatcher(BoundsMatcher):
             and name in ("memcpy", "memmove", "read", "recv")
             and memory is None
         ):
-            self.report(
-                "unchecked-length", event.call.node, origin=count.origin, subject=event.call, args=args
-            )
+            self.report_call("unchecked-length", event, origin=count.origin)
         if 0 <= source < len(args) and name in ("memcpy", "memmove", "wmemcpy", "wmemmove"):
             origin = args[source].memory
             if (
@@ -128,16 +118,16 @@ class CopyMatcher(BoundsMatcher):
                 and isinstance(most := count.const if count.known else count.high, int)
                 and most * unit > origin.capacity
             ):
-                self.report(
+                self.report_call(
                     "over-read",
-                    event.call.node,
+                    event,
                     f"{most * unit} bytes are read from a buffer of {origin.capacity}",
-                    subject=event.call,
+                    with_args=False,
                 )
         self.set_length(exprs[to], self.written_length(name, args, count, unit))
 
     def check_before_start(self, event: CallEvent, to: int, source: int) -> bool:
-        """Whether a copy goes to or comes from before the start of a buffer."""
+        """Reports a copy to or from before the start of a buffer; returns whether it did."""
         for at in (to, source):
             memory = event.args[at].memory if 0 <= at < len(event.args) else None
             if memory is not None and memory.start is not None and memory.start < 0:
@@ -167,11 +157,9 @@ class CopyMatcher(BoundsMatcher):
         return None
 
     def set_length(self, expr: ir.Expr, length: int | None) -> None:
-        if self.flow is None:
-            return
         key = key_of(expr)
         if key is None:
-            key, length = self.flow.record_match(expr), None
+            key, length = self.flow.pointed_variable(expr), None
         known = self.flow.lookup(key) if key is not None else None
         if key is None or known is None or known.memory is None:
             return
@@ -206,12 +194,8 @@ class CopyMatcher(BoundsMatcher):
         self.set_length(exprs[0], total)
         if length is not None:
             if capacity is not None and start + length + unit > capacity:
-                self.report(
-                    "overflow",
-                    event.call.node,
-                    f"{start + length + unit} bytes are copied into a buffer of {capacity}",
-                    subject=event.call,
-                    args=event.args,
+                self.report_call(
+                    "overflow", event, f"{start + length + unit} bytes are copied into a buffer of {capacity}"
                 )
             return
         if (
@@ -238,9 +222,7 @@ class CopyMatcher(BoundsMatcher):
             and source.level < REMOTE
         ):
             return
-        self.report(
-            "unbounded-copy", event.call.node, origin=source.origin, subject=event.call, args=event.args
-        )
+        self.report_call("unbounded-copy", event, origin=source.origin)
 
     def check_bounded_append(self, event: CallEvent) -> None:
         memory, count = event.args[0].memory, event.args[2]
@@ -249,12 +231,8 @@ class CopyMatcher(BoundsMatcher):
         size = count.const
         used = memory.length or 0
         if isinstance(size, int) and size + used + 1 > memory.capacity and size >= memory.capacity:
-            self.report(
-                "overflow",
-                event.call.node,
-                "the bound of strncat is what may be appended, not the size of the buffer",
-                subject=event.call,
-                args=event.args,
+            self.report_call(
+                "overflow", event, "the bound of strncat is what may be appended, not the size of the buffer"
             )
         self.set_length(event.call.args[0], used + size if isinstance(size, int) else None)
 
@@ -265,13 +243,7 @@ class CopyMatcher(BoundsMatcher):
         exprs = event.call.args
         if template is None or not isinstance(event.args[1].const, str):
             if event.args[1].level >= PARAMETER or event.path.endswith("vsprintf"):
-                self.report(
-                    "unbounded-print",
-                    event.call.node,
-                    origin=event.args[1].origin,
-                    subject=event.call,
-                    args=event.args,
-                )
+                self.report_call("unbounded-print", event, origin=event.args[1].origin)
             return
         total = len(template)
         used = 0
@@ -294,20 +266,16 @@ class CopyMatcher(BoundsMatcher):
         capacity = memory.capacity if memory is not None else None
         self.set_length(exprs[0], None if unknown else total)
         if unknown and (capacity is not None or memory is None):
-            self.report(
-                "unbounded-print", event.call.node, origin=foreign, subject=event.call, args=event.args
-            )
+            self.report_call("unbounded-print", event, origin=foreign)
         elif capacity is not None and total - 2 * used + 1 > capacity:
-            self.report(
+            self.report_call(
                 "overflow",
-                event.call.node,
+                event,
                 f"up to {total - 2 * used + 1} bytes are printed into a buffer of {capacity}",
-                subject=event.call,
-                args=event.args,
             )
 
     def check_format_arguments(self, event: CallEvent, at: int) -> None:
-        """A format that asks for more arguments than there are."""
+        """Reports a format with more directives than arguments."""
         if at >= len(event.call.args) or not isinstance(event.call.args[at], ir.ConstExpr):
             return
         template = event.call.args[at].node
@@ -340,14 +308,14 @@ class CopyMatcher(BoundsMatcher):
                 continue
             capacity = arg.memory.capacity if arg.memory is not None else None
             if not found[2]:
-                self.report("unbounded-scan", event.call.node, subject=event.call, args=event.args)
+                self.report_call("unbounded-scan", event)
                 return
             if capacity is not None and int(found[2]) >= capacity:
-                self.report(
+                self.report_call(
                     "overflow",
-                    event.call.node,
+                    event,
                     f"{found[2]} characters and a terminator are read into a buffer of {capacity}",
-                    subject=event.call,
+                    with_args=False,
                 )
                 return
 

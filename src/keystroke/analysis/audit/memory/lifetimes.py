@@ -1,7 +1,8 @@
-"""C's memory and files over time: what is allocated, released, used too late, too early, or never released.
+"""C: allocation and release of memory and files, use after release, uninitialised use and leaks.
 
-Each allocation has a number; what is known of it lies in the environment under that number, so that
-branches join it as they join variables. A leak is said only where nothing else can hold the pointer.
+Each allocation has a number N. The environment holds its state under "#N" (released), "#lN" (tracked for
+leaks) and "#eN" (escaped), so that branches join it like variables. A leak is reported only if nothing else
+can hold the pointer.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ _SCALAR = re.compile(
 
 
 class LifetimeMatcher(CopyMatcher):
-    blocks = 0  # allocations seen so far; each gets its number
+    blocks = 0  # number of allocations so far
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self.sites: dict[int, ir.Syntax] = {}
-        self.declared: set[str] = set()  # variables of the function
-        self.checked: dict[str, ir.Syntax] = {}  # paths whose file was looked at
+        self.declared: set[str] = set()  # local variables
+        self.checked: dict[str, ir.Syntax] = {}  # paths whose file was checked
 
     def new_block(self) -> int:
         self.blocks += 1
         return self.blocks
 
-    # Coming into being
+    # Allocation
 
     def allocate(self, event: CallEvent, name: str) -> Value:
         capacity: int | None = None
@@ -78,7 +79,7 @@ class LifetimeMatcher(CopyMatcher):
         return Value(level=level, path=f"{event.path}()", memory=memory, roots=NONE, origin=origin)
 
     def check_sizeof_pointer(self, event: CallEvent) -> None:
-        """`p = malloc(sizeof(p))`: as much as a pointer takes."""
+        """Reports `p = malloc(sizeof(p))`, which allocates the size of a pointer."""
         node = event.call.node.parent()
         while node is not None and node.kind() in ("cast_expression", "parenthesized_expression"):
             node = node.parent()
@@ -107,12 +108,12 @@ class LifetimeMatcher(CopyMatcher):
         return Value(path=f"{event.path}()", memory=memory, level=LOCAL)
 
     def track_block(self, number: int, event: CallEvent) -> None:
-        if self.flow is not None and len(self.flow.functions) == 1 and not _tested(event.call.node):
+        if len(self.flow.functions) == 1 and not _tested(event.call.node):
             self.sites[number] = event.call.node
             self.flow.env[f"#l{number}"] = Value(path=event.path)
 
     def check_realloc(self, event: CallEvent) -> None:
-        """`p = realloc(p, n)` loses the old block when it fails; another target takes it over."""
+        """Reports `p = realloc(p, n)`, which loses the old block on failure; otherwise the block escapes."""
         old = event.args[0]
         node = event.call.node.parent()
         while node is not None and node.kind() in ("cast_expression", "parenthesized_expression"):
@@ -128,7 +129,7 @@ class LifetimeMatcher(CopyMatcher):
             self.escape(old)
 
     def check_size(self, event: CallEvent, name: str, expr: ir.Expr, size: Value) -> str:
-        """Checks the size asked for; answers the variable whose string it was made for."""
+        """Checks an allocation size; returns the variable whose string it is for, or ""."""
         bare = expr
         if (
             isinstance(bare, ir.OpExpr)
@@ -139,7 +140,7 @@ class LifetimeMatcher(CopyMatcher):
                 arg for arg in bare.args if not (isinstance(arg, ir.CallExpr) and is_call_of(arg, "sizeof"))
             )
         if isinstance(bare, ir.CallExpr) and is_call_of(bare, "strlen", "wcslen"):
-            self.report("strlen-allocation", event.call.node, subject=event.call, args=event.args)
+            self.report_call("strlen-allocation", event)
         limited = size.bounded or size.high is not None
         if (isinstance(expr, ir.OpExpr) and expr.op in ("*", "+", "<<")) or name == "new[]":
             foreign = size.level >= REMOTE or (
@@ -147,25 +148,23 @@ class LifetimeMatcher(CopyMatcher):
             )
             lengths = "strlen" in str(event.call.node.text())
             if foreign and size.numeric and not limited and not lengths:
-                self.report("allocation-overflow", event.call.node, origin=size.origin, subject=event.call)
+                self.report_call("allocation-overflow", event, origin=size.origin, with_args=False)
         elif size.level >= REMOTE and size.numeric and not limited and name != "realloc":
-            self.report("allocation-size", event.call.node, origin=size.origin, subject=event.call)
+            self.report_call("allocation-size", event, origin=size.origin, with_args=False)
         if isinstance(expr, ir.OpExpr) and expr.op == "+":
             for arg in expr.args:
                 if isinstance(arg, ir.CallExpr) and is_call_of(arg, "strlen", "wcslen") and arg.args:
                     return str(arg.args[0].node.text())
         return ""
 
-    # Going
+    # Release
 
     def release(self, event: CallEvent, name: str) -> None:
         expr = event.call.args[0]
         value = event.args[0]
-        if self.flow is None:
-            return
         memory = value.memory
         if memory is not None and memory.block and memory.kind != "file" and memory.start != 0:
-            self.report("moved-free", event.call.node, subject=event.call)
+            self.report_call("moved-free", event, with_args=False)
             return
         key = key_of(expr)
         if key is None or (isinstance(expr, ir.OpExpr) and not value.target):
@@ -179,7 +178,7 @@ class LifetimeMatcher(CopyMatcher):
             return
         if value.target or (memory is not None and memory.kind in ("stack", "static")):
             if memory is None or memory.kind != "file":
-                self.report("invalid-free", event.call.node, subject=event.call)
+                self.report_call("invalid-free", event, with_args=False)
             return
         if (
             memory is not None
@@ -187,10 +186,10 @@ class LifetimeMatcher(CopyMatcher):
             and memory.block
             and memory.kind != LIBRARY.releases[name]
         ):
-            self.report("mismatched-free", event.call.node, subject=event.call)
+            self.report_call("mismatched-free", event, with_args=False)
         if memory is None or not memory.block:
             for other in [key for key in self.flow.env if key.startswith("#l")]:
-                self.flow.env[f"#e{other[2:]}"] = Value(level=LOCAL)  # it may be any of them
+                self.flow.env[f"#e{other[2:]}"] = Value(level=LOCAL)  # it may be any tracked block
             if memory is not None and memory.capacity is not None:
                 return
             memory = Memory(block=self.new_block(), kind="file" if LIBRARY.releases[name] == "file" else "")
@@ -198,22 +197,22 @@ class LifetimeMatcher(CopyMatcher):
         self.flow.env[f"#{memory.block}"] = Value(level=LOCAL)
 
     def is_freed(self, block: int) -> bool:
-        if not block or self.flow is None:
+        if not block:
             return False
         state = self.flow.lookup(f"#{block}")
         return state is not None and state.level > 0
 
     def escape(self, value: Value) -> None:
-        """Someone else may hold the pointer now."""
-        if value.memory is not None and value.memory.block and self.flow is not None:
+        """Marks a block as held elsewhere."""
+        if value.memory is not None and value.memory.block:
             self.flow.env[f"#e{value.memory.block}"] = Value(level=LOCAL)
 
     def pass_pointers(self, event: CallEvent, name: str) -> None:
-        """A call given pointers: it may keep them, write through them, or need them to be open."""
+        """Effects of passing pointers to a call: it may keep them, write to them, or need an open file."""
         at = LIBRARY.streams.get(name)
         if at is not None and at < len(event.args):
             self.check_dereference(event.args[at], event.call.node, event.call.args[at])
-        if name.isupper() and self.flow is not None:  # a macro writes to whatever it likes
+        if name.isupper():  # a macro may write to any variable
             for key in [key for key, held in self.flow.env.items() if held.memory is not None]:
                 held = self.flow.env[key]
                 if held.memory is not None and (held.memory.fresh or held.memory.kind == "unset"):
@@ -234,8 +233,6 @@ class LifetimeMatcher(CopyMatcher):
                 self.mark_written(memory.block)
 
     def mark_written(self, block: int) -> None:
-        if self.flow is None:
-            return
         for key, value in self.flow.env.items():
             if value.memory is not None and value.memory.block == block and value.memory.fresh:
                 self.flow.env[key] = replace(value, memory=replace(value.memory, fresh=False))
@@ -243,7 +240,7 @@ class LifetimeMatcher(CopyMatcher):
     def on_assign(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
         super().on_assign(path, key, value, node, target)
         if value.memory is not None and (not isinstance(target, ir.NameExpr) or key not in self.declared):
-            self.escape(value)  # into a structure, a parameter, a member or a global
+            self.escape(value)  # stored in a structure, a parameter or a global
 
     def on_collection(self, value: Value, node: ir.Syntax, coll: ir.CollectionExpr) -> None:
         super().on_collection(value, node, coll)
@@ -255,7 +252,7 @@ class LifetimeMatcher(CopyMatcher):
         self.escape(value)
 
     def on_leave(self, env: Env, function: ir.Function) -> None:
-        if self.flow is None or len(self.flow.functions) != 1 or function.name in ("main", "wmain"):
+        if len(self.flow.functions) != 1 or function.name in ("main", "wmain"):
             return
         held = {value.memory.block for value in env.values() if value.memory is not None}
         for key in env:
@@ -265,7 +262,7 @@ class LifetimeMatcher(CopyMatcher):
                     self.report_leak(number, env[key])
 
     def check_race(self, event: CallEvent, name: str) -> None:
-        """A path checked by one call and used by a later one: the file may be another by then."""
+        """Reports a path that one call checks and a later one uses (a race)."""
         if not event.call.args or name not in _PATH_CALLS:
             return
         path = event.call.args[0].node.text()
@@ -275,7 +272,7 @@ class LifetimeMatcher(CopyMatcher):
             self.report("toctou", self.checked.pop(path))
 
     def on_block_lost(self, block: int) -> None:
-        env = self.flow.env if self.flow is not None else {}
+        env = self.flow.env
         if f"#l{block}" in env and f"#e{block}" not in env and block in self.sites:
             self.report_leak(block, env[f"#l{block}"])
 
@@ -283,7 +280,7 @@ class LifetimeMatcher(CopyMatcher):
         handle = state.path.rsplit(".", 1)[-1] in LIBRARY.openers
         self.report("handle-leak" if handle else "leak", self.sites[block])
 
-    # Being used
+    # Use
 
     def on_use(self, name: str, value: Value, node: ir.Syntax) -> None:
         memory = value.memory
@@ -296,23 +293,23 @@ class LifetimeMatcher(CopyMatcher):
             return
         if self.is_freed(memory.block):
             if value.target:
-                return  # the address of a variable: what the variable pointed to is not followed
+                return  # the address of the variable, not the block
             if kind == "argument_list" and _EXCHANGES.match(parent.parent().text()):
                 return
             if kind == "pointer_expression" and parent.text().startswith("&"):
-                return  # where the pointer itself lies, not what it pointed to
+                return  # the address of the pointer itself
             if kind in ("assignment_expression", "init_declarator"):
-                return  # the pointer is copied or replaced, not followed
+                return  # the pointer is copied or replaced, not dereferenced
             if kind == "binary_expression" and parent.field("operator").text() in ("==", "!="):
                 return
             if kind == "argument_list" and parent.parent().text().startswith(("fclose", "free", "pclose")):
-                return  # released twice, which is said there
+                return  # a double release, reported there
             if memory.kind != "file" or kind != "return_statement":
                 self.report("use-after-close" if memory.kind == "file" else "use-after-free", node)
 
     def check_unset(self, name: str, node: ir.Syntax, parent: ir.Syntax | None, kind: str) -> None:
-        """A variable read though nothing was ever written to it."""
-        if self.flow is None or parent is None:
+        """Reports the use of an uninitialised variable."""
+        if parent is None:
             return
         quiet = kind in ("sizeof_expression", "parameter_declaration", "lambda_capture_specifier") or (
             kind in ("assignment_expression", "for_range_loop")
@@ -324,7 +321,7 @@ class LifetimeMatcher(CopyMatcher):
         if kind == "comma_expression" or (kind == "cast_expression" and parent.text().startswith("(void")):
             quiet = True
         if kind == "binary_expression" and parent.field("operator").text() in (">>", "<<", "&"):
-            # A stream writes to it, or a cast to an unknown type looks like a binary operator.
+            # A C++ stream writes to it, or the grammar reads a cast as a binary operator.
             quiet = self.language == "cpp" or parent.field("left").kind() == "parenthesized_expression"
         if kind == "argument_list":
             callee = parent.parent().field("function")
@@ -337,18 +334,17 @@ class LifetimeMatcher(CopyMatcher):
             self.flow.env[name] = replace(known, memory=None)
 
     def is_unwritten(self, stmt: ir.DeclareStmt) -> bool:
-        """Whether a declaration leaves a plain variable without a value."""
+        """Whether a declaration leaves a scalar or pointer uninitialised."""
         return (
             stmt.value is None
             and not stmt.static
-            and self.flow is not None
             and bool(self.flow.functions)
             and (stmt.pointer or _SCALAR.fullmatch(stmt.type.strip()) is not None)
         )
 
 
 def _tested(node: ir.Syntax) -> bool:
-    """Whether an allocation happens in one side of a test, where it may not happen at all."""
+    """Whether an allocation is an operand of `&&` or `||` and may not happen."""
     parent = node.parent()
     while parent is not None and parent.kind().endswith("expression"):
         if parent.kind() == "binary_expression" and parent.field("operator").text() in ("||", "&&"):

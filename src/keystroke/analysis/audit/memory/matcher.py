@@ -1,7 +1,7 @@
-"""C's and C++'s memory: capacities, string lengths, allocations and the bounds that tests give to numbers.
+"""C and C++: checks declarations, calls, indexing and arithmetic against capacities and bounds.
 
-Hears the same walk as the rules do and says only what the numbers show: a copy that cannot fit, an index
-past the end, a block used after it was freed. Unknown sizes stay silent unless data comes from outside.
+Reports what the numbers show: a copy that does not fit, an index past the end, a block used after release.
+Unknown sizes are reported only for foreign data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from keystroke.analysis.audit.memory.sizes import size_of
 from keystroke.analysis.audit.source import ir
 
 _ABOVE = "the index is checked from above only; a negative one reaches memory before the buffer"
-_LENGTH = "the length of "  # no text in memory is so long that sums with its length wrap around
+_LENGTH = "the length of "  # sums with the length of a text do not overflow
 
 
 class MemoryMatcher(LifetimeMatcher):
@@ -35,7 +35,7 @@ class MemoryMatcher(LifetimeMatcher):
     def on_declare(self, stmt: ir.DeclareStmt, value: Value) -> Value:
         self.declared.add(stmt.name)
         unit = size_of(stmt.type) or 1
-        if stmt.size is not None and self.flow is not None:
+        if stmt.size is not None:
             if stmt.pointer:
                 unit = 8
             asked = self.flow.eval_silently(stmt.size)
@@ -81,7 +81,7 @@ class MemoryMatcher(LifetimeMatcher):
         return value
 
     def check_constant_range(self, stmt: ir.DeclareStmt, value: Value) -> None:
-        """Arithmetic on constants whose result the type cannot hold."""
+        """Reports constant arithmetic whose result does not fit the type."""
         size = size_of(stmt.type)
         if size is None or stmt.pointer or not isinstance(value.const, int) or isinstance(value.const, bool):
             return
@@ -100,7 +100,7 @@ class MemoryMatcher(LifetimeMatcher):
 
     def on_call(self, event: CallEvent) -> Value | None:
         super().on_call(event)
-        if isinstance(event.call.func, ir.AttrExpr):  # a method or a function pointer, whatever its name
+        if isinstance(event.call.func, ir.AttrExpr):  # a method or a function pointer
             self.pass_pointers(event, "")
             return None
         name = event.path.rsplit(".", 1)[-1]
@@ -136,7 +136,7 @@ class MemoryMatcher(LifetimeMatcher):
         if name in LIBRARY.counted_reads and len(args) > LIBRARY.counted_reads[name]:
             count = args[LIBRARY.counted_reads[name]]
             top = count.const if isinstance(count.const, int) else count.high
-            if top is not None:  # no more than was asked for
+            if top is not None:  # at most the requested count
                 return Value(
                     level=REMOTE,
                     numeric=True,
@@ -165,7 +165,7 @@ class MemoryMatcher(LifetimeMatcher):
         return None
 
     def find_result(self, event: CallEvent, name: str) -> Value:
-        """A place in a text, or an entry of a table, that need not be there."""
+        """The result of a search, which may be NULL."""
         level = event.args[0].level if event.args and name.startswith(("str", "mem", "wcs")) else LOCAL
         origin = event.args[0].origin if level > LOCAL else ""
         roots = event.args[0].roots if level > LOCAL else NONE
@@ -207,7 +207,7 @@ class MemoryMatcher(LifetimeMatcher):
                 self.report("uninitialised", node)
             self.mark_written(memory.block)
         if not memory.unit or (self.call_site is not None and not key.known):
-            return  # what a called function checks of its index is its own business
+            return  # an inlined function may check its index
         if memory.start is not None and memory.start < 0 and memory.kind != "unset":
             place = key.const if isinstance(key.const, int) else key.low
             if isinstance(place, int) and memory.start + place * memory.unit < 0:
@@ -249,7 +249,7 @@ class MemoryMatcher(LifetimeMatcher):
                 )
 
     def may_be_written(self, node: ir.Syntax) -> bool:
-        """Whether a place may be written rather than read: its address is taken, or a call changes it."""
+        """Whether an element may be written rather than read: its address is taken, or a call changes it."""
         whole = _base(node)
         parent = whole.parent()
         if parent is None or whole.text().startswith("&") or parent.kind() == "sizeof_expression":
@@ -310,22 +310,12 @@ def _foreign(value: Value) -> bool:
 
 def _number_source(origin: str) -> bool:
     return not origin.startswith(_LENGTH) and any(
-        name in origin
-        for name in (
-            "scanf",
-            "atoi",
-            "atol",
-            "strto",
-            "rand",
-            "argv",
-            "getenv",
-            "sto",
-        )
+        name in origin for name in ("scanf", "atoi", "atol", "strto", "rand", "argv", "getenv", "sto")
     )
 
 
 def _base(node: ir.Syntax) -> ir.Syntax:
-    """The whole place that an indexed buffer is part of: `a[i].x` of `a[i]`."""
+    """The whole access that an indexed buffer is part of: `a[i].x` for `a[i]`."""
     parent = node.parent()
     while parent is not None and parent.kind() in (
         "field_expression",
@@ -341,7 +331,7 @@ def _base(node: ir.Syntax) -> ir.Syntax:
 
 
 def stored(node: ir.Syntax) -> bool:
-    """Whether a place is written by a plain assignment."""
+    """Whether a plain assignment writes an element."""
     whole = _base(node)
     parent = whole.parent()
     return (

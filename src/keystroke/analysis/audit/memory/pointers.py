@@ -1,7 +1,6 @@
-"""C's and C++'s walk: pointers into buffers, addresses of variables, and aliases of one block.
+"""The data flow of C and C++: pointers into buffers, addresses of variables, aliases of a block.
 
-A pointer is its block with an offset, so that what is written through one name is seen through all. What
-a pointer may do to memory is told to the listener; no size is judged here.
+A pointer is a block with an offset, so that what is written through one name is visible through all.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.memory.sizes import size_of
 from keystroke.analysis.audit.source import ir
 
-MAX_VISITS = 24  # per walk: more calls of helpers than a person writes into one function
+MAX_VISITS = 24  # inlined calls per walk
 PARSED = re.compile(r"ato[il]|strto|scanf|rand|argv|fgets")
-FORGED = "@forged"  # the path of a pointer that a number from outside made or moved
+FORGED = "@forged"  # the path of a pointer computed from a foreign number
 _NUMBER = re.compile(r"scanf|ato[il]|strto|argv|getenv|recv|read|fgets")
 _CHECKED = re.compile(r"__builtin_s?(?:add|sub|mul)l{0,2}_overflow(?:_p)?|ckd_(?:add|sub|mul)")
 _READERS = frozenset({"free", "memcmp", "strcmp", "sizeof", "printf", "fprintf", "delete"})
@@ -32,9 +31,9 @@ class PointerFlow(DataFlow):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.call_stack: list[ir.CallExpr] = []
-        self.inlined_calls = 0  # functions of the file walked at calls
+        self.inlined_calls = 0  # number of inlined calls
         self.rules_broken_by: Callable[[str], frozenset[str]] | None = (
-            None  # rules a function breaks by itself
+            None  # the rules that a function breaks by itself
         )
 
     def pointed_variable(self, expr: ir.Expr) -> str | None:
@@ -62,7 +61,7 @@ class PointerFlow(DataFlow):
     # Expressions
 
     def eval_name(self, expr: ir.NameExpr) -> Value:
-        if expr.id not in self.env and expr.id.isupper():  # a macro may be another name for a variable
+        if expr.id not in self.env and expr.id.isupper():  # a macro may be an alias of a variable
             known = self.file_env.get(expr.id)
             if known is not None and known.path in self.env:
                 return super().eval_name(ir.NameExpr(expr.node, known.path))
@@ -134,7 +133,7 @@ class PointerFlow(DataFlow):
         return super().eval_index(expr)
 
     def eval_call(self, expr: ir.CallExpr) -> Value:
-        if isinstance(expr.func, ir.NameExpr) and expr.func.id == "sizeof":  # its operand is never evaluated
+        if isinstance(expr.func, ir.NameExpr) and expr.func.id == "sizeof":  # its operand is not evaluated
             args = [self.eval_silently(arg) for arg in expr.args]
             kwargs = {name: self.eval_silently(arg) for name, arg in expr.kwargs.items()}
             event = CallEvent(expr, "sizeof", None, args, kwargs, None)
@@ -146,7 +145,7 @@ class PointerFlow(DataFlow):
             self.call_stack.pop()
 
     def inline_call(self, function: ir.Function, args: list[Value]) -> Value | None:
-        """A function of the file walked with what a call gives it; what only that breaks is said here."""
+        """Walks a function of the file with the arguments of a call; new matches are reported at the call."""
         if (
             self.inline_depth
             or not function.body
@@ -178,7 +177,7 @@ class PointerFlow(DataFlow):
         return reduce(join, results) if results else None
 
     def adopt_effects(self, after: Env, call: ir.CallExpr, function: ir.Function) -> None:
-        """What a called function did to blocks, globals and its references."""
+        """Applies the effects of an inlined function on blocks, globals and references."""
         for key, value in after.items():
             if (key.startswith("#") and not key.startswith("#l")) or key in self.file_env:
                 self.env[key] = value
@@ -188,7 +187,7 @@ class PointerFlow(DataFlow):
                 continue
             if inner.memory.block == known.memory.block:
                 self.env[key] = inner
-        for arg in call.args:  # what was written to a variable whose address was given
+        for arg in call.args:  # variables whose address was passed
             place = key_of(arg) if isinstance(arg, ir.OpExpr) and arg.op == "&" else None
             if place is not None and place in after and place in self.env:
                 self.env[place] = after[place]
@@ -200,7 +199,7 @@ class PointerFlow(DataFlow):
     def eval_cast(self, expr: ir.CastExpr) -> Value:
         value = super().eval_cast(expr)
         if expr.type in ("float", "double") and value.level >= REMOTE:
-            return replace(value, bounded=True)  # it does not wrap around
+            return replace(value, bounded=True)  # it does not overflow
         open_ended = value.numeric and not value.bounded and value.high is None
         if (
             expr.type in LIBRARY.narrow_types
@@ -252,7 +251,7 @@ class PointerFlow(DataFlow):
         return super().run_expr(stmt)
 
     def narrow_validation(self, test: ir.CallExpr, truth: bool) -> None:
-        """The compiler's own check of a sum or product: where it says no, the numbers fit."""
+        """Overflow built-ins of the compiler: where they return false, the operands are in range."""
         if isinstance(test.func, ir.NameExpr) and _CHECKED.fullmatch(test.func.id):
             for arg in test.args[:2]:
                 key = key_of(arg)
@@ -274,7 +273,7 @@ class PointerFlow(DataFlow):
         if expr.node.kind() == "update_expression" and expr.node.text()[0] not in "+-":
             old = self.eval_silently(expr.target)
             super().eval_assign(expr)
-            return old  # `p++` is what p was
+            return old  # the value of `p++` is the old one
         return super().eval_assign(expr)
 
     def assign(self, target: ir.Expr, value: Value, node: ir.Syntax) -> None:
@@ -337,7 +336,7 @@ class PointerFlow(DataFlow):
                     )
 
     def forget_variable(self, key: str) -> None:
-        """A call was given the address of a variable: it may hold anything now."""
+        """Forgets the value of a variable whose address was passed to a call."""
         known = self.env.get(key)
         if known is None or (known.memory is not None and known.memory.array):
             return
@@ -351,7 +350,7 @@ class PointerFlow(DataFlow):
             here = value.memory is not None and value.memory.block == block
             if not here and self.aliases_of(block) == [key]:
                 if f"#{block}" in self.env:
-                    del self.env[f"#{block}"]  # the last name of a freed block is gone
+                    del self.env[f"#{block}"]  # the last pointer to a released block
                 elif not self.silent and not self.inline_depth:
                     self.listener.on_block_lost(block)
         super().store(key, value)
@@ -369,8 +368,8 @@ class PointerFlow(DataFlow):
         if op == "/":
             value = replace(value, bounded=value.bounded or a.bounded)
         if op == "-" and a.level < REMOTE <= b.level:
-            value = replace(value, level=a.level, origin=a.origin)  # what is left of it is no larger
-        if op == "&" and value.level < REMOTE:  # a mask says what fits, not what comes
+            value = replace(value, level=a.level, origin=a.origin)  # the difference is not larger
+        if op == "&" and value.level < REMOTE:  # a mask bounds the result from above only
             return replace(value, low=None)
         if op == "*" and all(arg.low is not None and arg.low >= 0 and arg.high is not None for arg in args):
             return replace(value, low=a.low * b.low, high=a.high * b.high, bounded=True)  # type: ignore[operator]

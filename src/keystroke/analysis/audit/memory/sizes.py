@@ -1,4 +1,4 @@
-"""How many bytes C's types take on the machines of today; None for a type this file cannot know."""
+"""Sizes of C types in bytes on 64-bit Linux; None for types defined elsewhere."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Rules as data and how they are held against what the data flow sees, with their fixes."""
+"""Declarative rules and how they are matched against the data flow."""

@@ -1,8 +1,8 @@
-"""Whether a regular expression can take exponential time on a text that does not match.
+"""Tells whether a regular expression can backtrack exponentially.
 
-A repetition is dangerous when one text can be cut into its rounds in more than one way: a round can be
-continued by what begins the next one, or two alternatives begin alike. Sets of characters are compared
-exactly for the first 256 code points. An expression that cannot be read is not judged.
+A repetition is dangerous if one text can be split into its iterations in more than one way: an iteration can
+match the start of the next one, or two alternatives overlap. Character sets are compared exactly for the
+first 256 code points. An expression that cannot be parsed counts as harmless.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from keystroke.analysis.audit.rules.regex_tree import (
     parse,
 )
 
-_MANY = 12  # rounds from which a bounded repetition counts as endless
-_LONGEST = 3000  # characters of an expression that is judged
+_UNBOUNDED = 12  # a bounded repetition of so many iterations counts as unbounded
+_MAX_LENGTH = 3000  # longer expressions are not analysed
 
 
 @lru_cache(maxsize=2048)
-def runaway(pattern: str) -> bool:
-    """Whether `pattern` holds a repetition that backtracks exponentially."""
-    if len(pattern) > _LONGEST or not re.search(r"\)[+*{]", pattern):
+def backtracks_exponentially(pattern: str) -> bool:
+    """Whether `pattern` contains a repetition that backtracks exponentially."""
+    if len(pattern) > _MAX_LENGTH or not re.search(r"\)[+*{]", pattern):
         return False
     try:
         return _search(parse(pattern), ())
@@ -40,14 +40,14 @@ def runaway(pattern: str) -> bool:
 
 
 def _search(nodes: RegexSequence, after: RegexSequence) -> bool:
-    """Looks for a dangerous repetition among `nodes`, which `after` follows."""
+    """Whether `nodes`, followed by `after`, contain a dangerous repetition."""
     for at, node in enumerate(nodes):
         rest = (*nodes[at + 1 :], *after)
         match node:
             case RegexRepeat(body=inner):
-                if _endless(node) and _can_fail(rest) and _ambiguous(inner):
+                if _is_unbounded(node) and _can_fail(rest) and _ambiguous(inner):
                     return True
-                if _search(inner, (*(inner if _endless(node) else ()), *rest)):
+                if _search(inner, (*(inner if _is_unbounded(node) else ()), *rest)):
                     return True
             case RegexGroup(body):
                 if _search(body, rest):
@@ -61,17 +61,17 @@ def _search(nodes: RegexSequence, after: RegexSequence) -> bool:
     return False
 
 
-def _endless(node: RegexRepeat) -> bool:
-    return node.high is None or node.high >= _MANY
+def _is_unbounded(node: RegexRepeat) -> bool:
+    return node.high is None or node.high >= _UNBOUNDED
 
 
 def _can_fail(rest: RegexSequence) -> bool:
-    """Something must come after the repetition for it to be tried again; an end of text is enough."""
-    return any(isinstance(node, RegexAnchor) or not _empty((node,)) for node in rest)
+    """Whether something behind the repetition can fail, so that it is tried again."""
+    return any(isinstance(node, RegexAnchor) or not _can_be_can_be_empty((node,)) for node in rest)
 
 
 def _ambiguous(body: RegexSequence) -> bool:
-    """Whether a text of several rounds of `body` can be cut into rounds in more than one way."""
+    """Whether a text of several iterations of `body` can be split in more than one way."""
     body = _flat(body)
     if len(body) == 1 and isinstance(body[0], RegexAlternation):
         branches = [_flat(branch) for branch in body[0].branches]
@@ -85,12 +85,11 @@ def _ambiguous(body: RegexSequence) -> bool:
         return False
     if not _first(body):
         return False
-    # A repeated part that may end the round and take what begins the next: where everything else between it
-    # and the next round can be left out, one text has many cuts.
+    # A repeated part that can match the start of the next iteration, where everything between may be empty.
     for at, node in enumerate(body):
         before, behind = body[:at], body[at + 1 :]
         others = (*before, *behind)
-        if isinstance(node, RegexAlternation) and _empty((node,)):  # a(?:|a) is a|aa
+        if isinstance(node, RegexAlternation) and _can_be_can_be_empty((node,)):  # a(?:|a) is a|aa
             if any(branch and _overlap(_flat(branch), others) for branch in node.branches):
                 return True
             continue
@@ -98,45 +97,49 @@ def _ambiguous(body: RegexSequence) -> bool:
             continue
         inner = node.body
         taken = _chars(inner)
-        if _endless(node):
-            if _empty(behind) and _round_fits(before, inner, taken):
+        if _is_unbounded(node):
+            if _can_be_can_be_empty(behind) and _iteration_fits(before, inner, taken):
                 return True
-            if _empty(before) and not _empty(behind) and _round_fits(behind, inner, taken):
+            if (
+                _can_be_can_be_empty(before)
+                and not _can_be_can_be_empty(behind)
+                and _iteration_fits(behind, inner, taken)
+            ):
                 return True
-            if _round_fits(others, inner, taken):
+            if _iteration_fits(others, inner, taken):
                 return True
-        if _empty(others) and _repeats_inside(inner):
+        if _can_be_can_be_empty(others) and _repeats_inside(inner):
             return True
     return False
 
 
 def _repeats_inside(inner: RegexSequence) -> bool:
-    """A group repeated inside the round: (a*)* and its like."""
+    """A repetition inside the iteration, such as (a*)*."""
     flat = _flat(inner)
     return any(
         isinstance(node, RegexRepeat)
-        and _endless(node)
-        and _round_fits((*flat[:at], *flat[at + 1 :]), node.body, _chars(node.body))
+        and _is_unbounded(node)
+        and _iteration_fits((*flat[:at], *flat[at + 1 :]), node.body, _chars(node.body))
         for at, node in enumerate(flat)
     )
 
 
-def _round_fits(others: RegexSequence, inner: RegexSequence, taken: int) -> bool:
-    """Whether a whole round made of `others` could as well be part of the repetition of `inner`."""
-    if not others or _empty(others):
+def _iteration_fits(others: RegexSequence, inner: RegexSequence, taken: int) -> bool:
+    """Whether an iteration made of `others` can also be matched by the repetition of `inner`."""
+    if not others or _can_be_can_be_empty(others):
         return bool(taken)
-    return all(bool(_chars((node,)) & taken) if not _empty((node,)) else True for node in others) and bool(
-        _first(_flat(others)) & _first(_flat(inner)) or not _first(_flat(others))
-    )
+    return all(
+        bool(_chars((node,)) & taken) if not _can_be_can_be_empty((node,)) else True for node in others
+    ) and bool(_first(_flat(others)) & _first(_flat(inner)) or not _first(_flat(others)))
 
 
 def _overlap(one: RegexSequence, other: RegexSequence) -> bool:
-    """Whether two alternatives can match the same text, as far as their sets of characters tell."""
+    """Whether two alternatives can match the same text, judged by their character sets."""
     sets, others = _word(one), _word(other)
     if sets is None or others is None:
         return bool(_chars(one) & _chars(other))
     if len(sets) != len(others):
-        # Words of different length: "a|aa" is two ways to write the same rounds.
+        # Different lengths: "a|aa" matches the same text in two ways.
         short, long = sorted((sets, others), key=len)
         return (
             bool(short)
@@ -147,7 +150,7 @@ def _overlap(one: RegexSequence, other: RegexSequence) -> bool:
 
 
 def _word(nodes: RegexSequence) -> list[int] | None:
-    """The sets of a word of fixed length; None for anything that repeats or branches."""
+    """The character sets of a fixed-length sequence; None for anything that repeats or branches."""
     out: list[int] = []
     for node in _flat(nodes):
         match node:
@@ -161,7 +164,7 @@ def _word(nodes: RegexSequence) -> list[int] | None:
 
 
 def _flat(nodes: Iterable[RegexNode]) -> RegexSequence:
-    """The nodes with groups opened."""
+    """The nodes without grouping."""
     out: list[RegexNode] = []
     for node in nodes:
         if isinstance(node, RegexGroup):
@@ -171,18 +174,18 @@ def _flat(nodes: Iterable[RegexNode]) -> RegexSequence:
     return tuple(out)
 
 
-def _empty(nodes: Iterable[RegexNode]) -> bool:
-    """Whether all of these can match nothing."""
+def _can_be_can_be_empty(nodes: Iterable[RegexNode]) -> bool:
+    """Whether all of these can match the empty text."""
     for node in nodes:
         match node:
             case RegexRepeat(low, _, body):
-                if low > 0 and not _empty(body):
+                if low > 0 and not _can_be_can_be_empty(body):
                     return False
             case RegexGroup(body):
-                if not _empty(body):
+                if not _can_be_can_be_empty(body):
                     return False
             case RegexAlternation(branches):
-                if not any(_empty(branch) for branch in branches):
+                if not any(_can_be_can_be_empty(branch) for branch in branches):
                     return False
             case RegexAnchor() | RegexLookaround() | RegexBackreference():
                 continue
@@ -192,12 +195,12 @@ def _empty(nodes: Iterable[RegexNode]) -> bool:
 
 
 def _first(nodes: Iterable[RegexNode]) -> int:
-    """The characters a match of these can begin with."""
+    """The characters that a match can start with."""
     return _chars(nodes, beginning=True)
 
 
 def _chars(nodes: Iterable[RegexNode], *, beginning: bool = False) -> int:
-    """Every character that can occur in a match of these, or only those at its beginning."""
+    """The characters that can occur in a match, or only those at its start."""
     found = 0
     for node in nodes:
         match node:
@@ -208,6 +211,6 @@ def _chars(nodes: Iterable[RegexNode], *, beginning: bool = False) -> int:
             case RegexAlternation(branches):
                 for branch in branches:
                     found |= _chars(branch, beginning=beginning)
-        if beginning and not _empty((node,)):
+        if beginning and not _can_be_can_be_empty((node,)):
             break
     return found

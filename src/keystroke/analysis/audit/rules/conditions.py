@@ -1,7 +1,4 @@
-"""The conditions' little language, asked of a value; see docs/audit for its words.
-
-A condition is a pure question about one value (or its absence); it changes nothing and sees no syntax.
-"""
+"""Evaluates the conditions of rules on values; docs/audit/README.md describes them."""
 
 from __future__ import annotations
 
@@ -9,13 +6,13 @@ import re
 from functools import lru_cache
 
 from keystroke.analysis.audit.flow.values import CONSTANT, LOCAL, PARAMETER, REMOTE, Value
-from keystroke.analysis.audit.rules.backtracking import runaway
+from keystroke.analysis.audit.rules.backtracking import backtracks_exponentially
 
 _LEVELS = {"dynamic": LOCAL, "tainted": PARAMETER, "remote": REMOTE}
 
 
 def satisfies(value: Value | None, test: str, use: str) -> bool:
-    """The conditions' little language; see docs/audit for its words."""
+    """Whether a value, or None for a missing argument, satisfies a condition."""
     if "||" in test:
         return any(satisfies(value, part.strip(), use) for part in test.split("||"))
     if "&&" in test:
@@ -61,7 +58,7 @@ def _constant(value: Value, test: str) -> bool:
         return value.numeric
     if test == "runaway":  # a regular expression of exponential time
         text = const.decode("latin-1") if isinstance(const, bytes) else const
-        return isinstance(text, str) and runaway(text)
+        return isinstance(text, str) and backtracks_exponentially(text)
     if test == "single":  # no list or mapping
         return value.items is None
     if test[0] == "+":  # a number with one of these bits
@@ -71,9 +68,9 @@ def _constant(value: Value, test: str) -> bool:
     if test[0] == "~":
         text = value.text
         return text is not None and _search(test[1:], text)
-    if test[0] == "^":  # where the data came from
+    if test[0] == "^":  # the origin of the data
         return _search(test, value.origin)
-    if test[0] == "@":  # what the value refers to
+    if test[0] == "@":  # the path of the value
         return _search(test[1:], value.path)
     if test[0] == "=":
         return value.known and str(const) == test[1:]

@@ -1,7 +1,7 @@
-"""Rules held against what the data flow sees.
+"""Matches rules against the events of the data flow.
 
-The matcher hears the walk's events, finds the rules they may concern by name, asks each rule's
-conditions of the values, and keeps one match per rule and place. It edits nothing and knows no syntax.
+The matcher looks up rules by the name of what is called or assigned, evaluates their conditions on the
+values, and keeps one match per rule and position.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class RuleMatch:
     message: str
     cwe: int
     origin: str
-    subject: ir.Expr | None  # what a fix works on
+    subject: ir.Expr | None  # the expression that a fix changes
     value: Value | None
     args: list[Value]
     node: ir.Syntax = None  # where it was found
-    known: FlowSnapshot | None = None  # what was known there
+    known: FlowSnapshot | None = None  # the environment at the match
 
     def evaluate(self, expr: ir.Expr) -> Value:
-        """What was known of an expression at this place; where nothing was, the worst."""
+        """The value of an expression at the match; REMOTE if unknown."""
         return self.known(expr) if self.known is not None else Value(level=REMOTE)
 
 
 class RuleIndex:
-    """One language's rules by what can trigger them."""
+    """The rules of one language by what triggers them."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.calls: dict[str, list[tuple[Rule, RuleCondition]]] = defaultdict(list)
@@ -74,7 +74,7 @@ class RuleIndex:
         waited = [condition for _, condition in [*self.any_call, *self.patterns]]
         needed = dict.fromkeys(word for condition in waited for word in condition.needs)
         self.needed = tuple(word for word in needed if WORD.fullmatch(word))
-        self.marks = tuple(word for word in needed if not WORD.fullmatch(word))  # what is no part of a word
+        self.marks = tuple(word for word in needed if not WORD.fullmatch(word))  # not words
         self.binds_for = lru_cache(maxsize=4096)(self._binds_for)
 
     def _binds_for(self, path: str) -> list[tuple[Rule, RuleCondition]]:
@@ -87,19 +87,20 @@ def index_of(language: str) -> RuleIndex:
 
 
 class RuleMatcher(FlowListener):
+    flow: DataFlow  # the walk it listens to; set before the walk starts
+
     def __init__(self, language: str, index: RuleIndex) -> None:
         self.language = language
         self.rules = index
         self.matches: dict[tuple[str, int], RuleMatch] = {}
-        self.flow: DataFlow | None = None
         self.handlers: dict[int, bool] = {}
         self.any_call = index.any_call
-        self.present: set[str] = set()  # words that rules wait for and the text holds
+        self.present: set[str] = set()  # the words that rules need and the text contains
 
     def set_text(self, text: str, words: str = "") -> None:
-        """The text that will be walked, its words once each where they are known, which is shorter.
+        """Sets the text to be walked, and optionally its distinct words, which are faster to search.
 
-        What it does not hold rules out conditions, which are then not asked at each call.
+        Conditions that need words the text does not contain are skipped.
         """
         words = words or text
         self.present = {word for word in self.rules.needed if word in words}
@@ -136,7 +137,7 @@ class RuleMatcher(FlowListener):
                 self.add_match(rule, condition, node, value, target, [value])
 
     def on_return(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None:
-        if self.language == "python" and value.items is not None:  # body, status, headers
+        if self.language == "python" and value.items is not None:  # (body, status, headers)
             value = value.item(0) or value
         for rule, condition in self.rules.returns:
             if self.holds(rule, condition, value, [value], {}, function):
@@ -161,10 +162,10 @@ class RuleMatcher(FlowListener):
 
     @property
     def function(self) -> ir.Function | None:
-        return self.flow.functions[-1] if self.flow is not None and self.flow.functions else None
+        return self.flow.functions[-1] if self.flow.functions else None
 
     def match_patterns(self, root: Any) -> None:
-        """Syntax rules, on the units whose text can match at all."""
+        """Matches the syntax patterns whose needed words occur in the text."""
         for rule, condition in self.rules.patterns:
             if condition.ast is None or self.present.isdisjoint(condition.needs):
                 continue
@@ -181,10 +182,17 @@ class RuleMatcher(FlowListener):
         subject: ir.Expr | None = None,
         args: list[Value] | None = None,
     ) -> None:
-        """A detector in code found what its rule describes."""
+        """Adds a match of the rule that names this detector."""
         pair = self.rules.detectors.get(detector)
         if pair is not None:
             self.add_match(pair[0], pair[1], node, None, subject, args or [], message, origin)
+
+    def report_call(
+        self, detector: str, event: CallEvent, message: str = "", origin: str = "", with_args: bool = True
+    ) -> None:
+        """Reports a call, for fixes that change the call."""
+        args = event.args if with_args else None
+        self.report(detector, event.call.node, message, origin, event.call, args)
 
     # Conditions
 
@@ -276,10 +284,10 @@ class RuleMatcher(FlowListener):
         message: str = "",
         origin: str = "",
     ) -> None:
-        if self.flow is not None and self.flow.silent:
+        if self.flow.silent:
             return
         here: ir.Syntax | None = node
-        if self.call_site is not None:  # in a function called: said at the call, unless it is said there
+        if self.call_site is not None:  # in an inlined function: reported at the call, unless reported there
             node, known = self.call_site
             if rule.id in known:
                 return
@@ -319,15 +327,15 @@ class RuleMatcher(FlowListener):
             args or [],
             node,
         )
-        if rule.fixes and self.flow is not None:
+        if rule.fixes:
             self.matches[key].known = FlowSnapshot(self.flow)
 
     def scan_text(self, root: Any, text: str) -> None:
-        """Checks of the text itself."""
+        """Checks the text itself."""
 
 
 class FlowSnapshot:
-    """What the walk knew at one place, for questions asked later."""
+    """The environment at one point of the walk, to evaluate expressions later."""
 
     def __init__(self, flow: DataFlow) -> None:
         self.flow, self.env, self.functions = flow, dict(flow.env), list(flow.functions)
@@ -344,7 +352,7 @@ class FlowSnapshot:
             flow.env, flow.functions, flow.steps, flow.memo = held
 
     def arrays(self, block: int) -> list[str]:
-        """C: the arrays that a pointer into this block points into the start of."""
+        """C: the arrays that a block belongs to."""
         return [
             name
             for name, value in self.env.items()
@@ -353,7 +361,7 @@ class FlowSnapshot:
 
 
 def _around(node: ir.Syntax) -> ir.Syntax:
-    """The function a node stands in; outside of all, the whole text."""
+    """The enclosing function of a node, or the whole text."""
     at = node
     while (parent := at.parent()) is not None:
         at = parent

@@ -1,4 +1,4 @@
-"""The rule reference, written from the rules themselves.
+"""Writes the rule reference from the rules.
 
 python -m keystroke.analysis.audit.rules.reference docs/audit/rules.md
 """

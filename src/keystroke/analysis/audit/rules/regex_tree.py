@@ -1,8 +1,7 @@
-"""A regular expression as a tree, whatever language it was written for.
+"""Parses regular expressions of Python, JavaScript, Java and Go into a tree.
 
-Reads what Python, JavaScript, Java and Go have in common and what each adds; raises ValueError for what
-it does not know, and bounds nesting. Characters become sets of code points: bit 256 stands for all above 255.
-Of flags only "verbose" matters. (The standard library's own reader is private, and for Python only.)
+Raises ValueError for unknown syntax and bounds nesting. Characters become bit sets of code points, with bit
+256 for all above 255. Of the flags only "verbose" matters.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 ANY = (1 << 257) - 1
-_DEEPEST = 100  # groups inside groups
+_MAX_NESTING = 100
 _NEWLINE = 1 << 10
 _COUNT = re.compile(r"\{(\d{0,9})(?:(,)(\d{0,9}))?\}")
 _NAME = re.compile(r"<[^>]+>")
@@ -36,7 +35,7 @@ class RegexChars:
 
 @dataclass(frozen=True, slots=True)
 class RegexRepeat:
-    """`high` is None without end."""
+    """`high` is None for an unbounded repetition."""
 
     low: int
     high: int | None
@@ -55,26 +54,26 @@ class RegexAlternation:
 
 @dataclass(frozen=True, slots=True)
 class RegexLookaround:
-    """What must or must not stand before or behind, and takes nothing."""
+    """A lookahead or lookbehind assertion."""
 
     body: RegexSequence
 
 
 @dataclass(frozen=True, slots=True)
 class RegexAtomic:
-    """What is never tried again once it matched."""
+    """An atomic group or possessive quantifier."""
 
     body: RegexSequence
 
 
 @dataclass(frozen=True, slots=True)
 class RegexAnchor:
-    """A line's end, a word's edge: takes nothing."""
+    """A zero-width anchor such as `$` or `\\b`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegexBackreference:
-    """What another group matched."""
+    """A backreference."""
 
 
 RegexNode = (
@@ -91,7 +90,7 @@ RegexSequence = tuple[RegexNode, ...]
 
 
 def parse(pattern: str) -> RegexSequence:
-    """The tree of `pattern`. Raises ValueError for what it cannot read."""
+    """The tree of `pattern`. Raises ValueError."""
     try:
         return _parse(pattern, scripted=True)
     except ValueError:
@@ -111,13 +110,13 @@ def _parse(pattern: str, *, scripted: bool) -> RegexSequence:
 class _Reader:
     def __init__(self, text: str, scripted: bool) -> None:
         self._text = text
-        self._scripted = scripted  # `[^]` is any character, as in JavaScript, and not the beginning of a set
+        self._scripted = scripted  # `[^]` is any character, as in JavaScript, not the start of a set
         self._verbose = False
         self.at = 0
 
     def choice(self, depth: int) -> RegexSequence:
         """Alternatives up to the end of the group."""
-        if depth > _DEEPEST:
+        if depth > _MAX_NESTING:
             raise ValueError("too many groups inside groups")
         branches = [tuple(self._sequence(depth))]
         while self._take("|"):
@@ -155,7 +154,7 @@ class _Reader:
                 return RegexChars(_bit(ord(sign)))
 
     def _repeated(self, node: RegexNode) -> RegexNode:
-        """`node` with the quantifiers behind it."""
+        """`node` with its quantifiers."""
         while True:
             if self._take("*"):
                 low, high = 0, None
@@ -189,7 +188,7 @@ class _Reader:
             kind = RegexLookaround
         elif self._take("?>"):
             kind = RegexAtomic
-        elif self._take("?("):  # a condition: both ways are alternatives
+        elif self._take("?("):  # a conditional: both branches are alternatives
             self.at = self._text.index(")", self.at) + 1
         elif self._text.startswith(("?P<", "?<"), self.at):
             self.at = self._text.index("<", self.at)
@@ -223,7 +222,7 @@ class _Reader:
         return RegexChars(self._escaped())
 
     def _escaped(self) -> int:
-        """The set of what follows a backslash."""
+        """The set that an escape stands for."""
         if property_ := _PROPERTY.match(self._text, self.at):
             self.at = property_.end()
             return _kind("W" if property_[0][0] == "P" else "w")

@@ -1,7 +1,6 @@
-"""Secrets written into source: by the name they are given, and by the form providers give their keys.
+"""Recognises secrets in source, by the name they are assigned to and by the key formats of providers.
 
-A name alone is not enough; the value must look like a secret and not like a placeholder, a label or a
-path.
+A name alone is not enough: the value must not look like a placeholder, a label or a path.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _NAME = re.compile(
     r"|access_?token|token|private_?key|encryption_?key|signing_?key|client_?secret|credentials?|aes_?key|crypt(?:o)?_?key|jwt_?(?:key|secret))(?:_?\d)?$"
 )
 _KEY = re.compile(r"(?i)(?:^|_)keys?$")
-_RANDOM = re.compile(r"(?=.*\d)(?=.*[a-z])(?=.*[A-Z])[A-Za-z0-9+/=_\-]+")  # no word, no path: drawn by chance
+_RANDOM = re.compile(r"(?=.*\d)(?=.*[a-z])(?=.*[A-Z])[A-Za-z0-9+/=_\-]+")  # looks random
 _STRONG = re.compile(r"(?i)pass|pwd|secret")
 _PLACEHOLDER = re.compile(
     r"(?i)\(\?|^[\W_]*$|^<.*>$|^\$?\{.*\}|^%[(\w]|x{4,}|\*{3,}|\.\.\.|your[_\- ]|change[_\- ]?me"
@@ -35,7 +34,7 @@ SECRET_WORDS = (
     *("Pass", "pass", "PASS", "Pwd", "pwd", "PWD", "ecret", "ECRET", "oken", "OKEN"),
     *("redential", "REDENTIAL", "Key", "key", "KEY"),
 )
-# A text in which a name of a secret meets a literal: without this no value can be one.
+# A literal assigned to or compared with a secret's name: without this no value can be a secret.
 ASSIGNED = re.compile(
     rf"(?i)(?:{_WORDS}|key)(?:_?\d)?[\"']?\]?\s*(?::[^=\n]{{0,60}})?[=:!][^\n]*(?:\(\s*\n[^\n]*)?[\"'`]"
     rf"|[\"'`]\s*[!=]==?\s*[\w.]*{_WORDS}"
@@ -49,29 +48,13 @@ FORMATS = re.compile(
 
 
 FORMAT_MARKS = (
-    "AKIA",
-    "ASIA",
-    "ghp_",
-    "gho_",
-    "ghu_",
-    "ghs_",
-    "ghr_",
-    "github_pat_",
-    "glpat-",
-    "xox",
-    "k_live_",
-    "AIza",
-    "npm_",
-    "SG.",
-    "ya29.",
-    "sk-",
-    "pypi-AgE",
-    "PRIVATE KEY",
+    *("AKIA", "ASIA", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox"),
+    *("k_live_", "AIza", "npm_", "SG.", "ya29.", "sk-", "pypi-AgE", "PRIVATE KEY"),
 )
 
 
-# Forms that a text may hold a secret in, whatever its language: a literal given to a name (also one that is
-# still being typed), a line of a settings file, a login in an address or a header, a signed token.
+# Secrets in any language: a literal assigned to a name (also unfinished), a line of a settings file, a login
+# in a URL or a header, a signed token.
 _LITERAL = re.compile(
     r"([A-Za-z_][\w.\-]{0,80})[\"']?\]?\s*(?::[^=\n\"'`]{0,60})?(?:[=:!]=?|=>)\s*[bruf]{0,2}[\"'`]([^\"'`\n]{3,400})"
 )
@@ -86,8 +69,10 @@ _DRAWN = re.compile(r"[\"'`]([A-Za-z0-9+/=_\-]{32,400})[\"'`]")
 
 
 def holds_secret(text: str) -> bool:
-    """Whether a piece of any text has something in it that looks like a secret. In doubt it has: this is for
-    deciding what not to keep, where the audit decides what to report."""
+    """Whether any text contains something that looks like a secret.
+
+    Errs on the side of yes: it decides what not to store.
+    """
     if FORMATS.search(text) or _LOGIN.search(text) or _SIGNED.search(text):
         return True
     if any(is_secret(name, value) for name, value in _LITERAL.findall(text)):
@@ -106,7 +91,7 @@ def entropy(text: str) -> float:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether `name = value` writes a secret down."""
+    """Whether `name = value` is a hard-coded secret."""
     found = _NAME.search(name)
     if found is None and _KEY.search(name):
         return len(value) >= 24 and _RANDOM.fullmatch(value) is not None and entropy(value) >= 4.0

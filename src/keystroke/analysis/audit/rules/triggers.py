@@ -1,7 +1,7 @@
-"""Whether any rule can match a text at all, told from its words before anything is parsed.
+"""Tells from the words of a text, without parsing, whether any rule can match it.
 
-An answer of no is a promise that the rules would be silent; yes promises nothing. Most functions hold no
-word that any rule waits for, so most keys cost a look at words. Nothing here parses or follows data.
+SILENT guarantees that no rule matches; the other answers guarantee nothing. Most functions contain no word
+that a rule needs, so most keys cost one search for words.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ from keystroke.analysis.audit.rules.secrets import ASSIGNED, FORMAT_MARKS, SECRE
 
 WORD = re.compile(r"[A-Za-z_$][\w$]*")
 _CALLED = re.compile(r"[A-Za-z_$][\w$]*+(?:\s*+\()?")
-_ALIAS = re.compile(
-    r"=\s*+((?:\w++\.)*+)(\w++)[ \t]*+$", re.MULTILINE
-)  # a search for its first letter is fast
+_ALIAS = re.compile(r"=\s*+((?:\w++\.)*+)(\w++)[ \t]*+$", re.MULTILINE)
 _ALIASED = re.compile(r"\w+$")
-MAX_NAME = 200  # letters of a name and the space behind it
-MAX_CONSTANT = 400  # a longer constant of the file is not looked into
-MAX_KEYS = 20  # keys of a mapping of the file that count as words where it is named
-SILENT, SYNTAX, FLOW = range(3)  # what a unit needs: nothing, its syntax patterns alone, the walk of its data
+MAX_NAME = 200  # characters of a name and the space behind it
+MAX_CONSTANT = 400  # longer constants of the file are ignored
+MAX_KEYS = 20  # keys of a mapping that count as words where it is used
+SILENT, SYNTAX, FLOW = range(3)  # what a unit needs: nothing, syntax patterns, data flow
 
-# Words without which the detectors in code stay silent.
+# Words that the detectors in code need.
 _DETECTORS = {
     "javascript": ("_blank",),
     "typescript": ("_blank",),
@@ -45,7 +43,7 @@ _EQUALS = re.compile(r"[!=]==?")
 _BEFORE = re.compile(rf"{_TIMED}[\"'\])]*$")
 _AFTER = re.compile(rf"[\w.\[\]\"'()]*{_TIMED}")
 _WRITES = ("print", "console.", "log", "Log")
-_LOGGED = re.compile(  # a secret's name in a call that writes it down
+_LOGGED = re.compile(  # a secret's name in a logging call
     r"(?:print|console\.\w+|[lL]og\w*\.\w+)\s*\([^\n]*(?:\n[^\n]*){0,3}?"
     r"(?:assw(?:or)?d|PASSWORD|assphrase|[kK]ey|KEY|oken|TOKEN|ecret|SECRET|redit_?[cC]ard|ssn|SSN|cvv|CVV)"
 )
@@ -53,7 +51,7 @@ _LOGGED = re.compile(  # a secret's name in a call that writes it down
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What else a text must hold for one condition: any of each group, and a source of foreign data."""
+    """What else a text must contain for one condition: one of each group, and a source of foreign data."""
 
     groups: tuple[tuple[str, ...], ...]
     function: re.Pattern[str] | None
@@ -62,11 +60,11 @@ class _Need:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """A name that sets a condition off: its words, and the ends of words beside a hole in it."""
+    """A glob that triggers a condition: its whole words, and the parts of words next to a "*"."""
 
     words: frozenset[str]
     pieces: tuple[str, ...]
-    bare: bool  # it must be called as a plain name
+    bare: bool  # must be called without a receiver
     need: _Need
 
 
@@ -74,7 +72,7 @@ _FREE = _Need((), None, False)
 
 
 class Triggers:
-    """One language's rules by the words their texts must hold."""
+    """The rules of one language by the words that a text must contain."""
 
     def __init__(self, language: str, rules: Iterable[Rule], knowledge: Knowledge) -> None:
         self.python = language == "python"
@@ -82,8 +80,10 @@ class Triggers:
         self.know = knowledge
         self.words = _DETECTORS.get(language, ())
         self.names: dict[str, list[_Name]] = defaultdict(list)
-        self.holes: list[_Name] = []  # names with a hole in them that hold no whole word
-        self.holed: dict[str, list[_Name]] = defaultdict(list)  # and those that do, by their longest one
+        self.holes: list[_Name] = []  # globs without a whole word
+        self.holed: dict[str, list[_Name]] = defaultdict(
+            list
+        )  # other globs ending in "*", by their longest word
         self.binds: list[tuple[str, re.Pattern[str], _Need]] = []
         self.returns: list[_Need] = []
         self.syntax: list[_Need] = []
@@ -148,7 +148,7 @@ class Triggers:
         else:
             self.loose.append(name)
 
-    def concern(
+    def required_analysis(
         self,
         source: str,
         names: frozenset[str],
@@ -156,7 +156,7 @@ class Triggers:
         context: Mapping[str, Value],
         apart: bool,
     ) -> int:
-        """What a unit with these words and calls needs; `apart`: no helper of the file is read with it."""
+        """SILENT, SYNTAX or FLOW for a unit with these words and calls; `apart`: nothing inlined."""
         known = [context[name] for name in names & context.keys()]
         text, words, called = source, names, set(calls)
         if known:
@@ -210,7 +210,7 @@ class Triggers:
         return SYNTAX if any(map(holds, self.syntax)) else SILENT
 
     def _literal(self, text: str) -> bool:
-        """What the detectors in code look for."""
+        """Whether a detector in code may find something."""
         return (
             any(mark in text for mark in self.words)
             or any(mark in text for mark in FORMAT_MARKS)
@@ -220,7 +220,7 @@ class Triggers:
         )
 
     def _foreign(self, text: str, words: frozenset[str], called: set[str]) -> bool:
-        """Whether data of the outside world can come into a text by itself."""
+        """Whether a text contains a source of foreign data."""
         if (
             "main(" in text
             or (("request" in words or "context" in words) and VIEW.search(text))
@@ -240,14 +240,14 @@ class Triggers:
 
 
 def words_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The words of a text, and those of them that a parenthesis follows."""
+    """The words of a text, and those followed by a parenthesis."""
     found = set(_CALLED.findall(text))
     called = frozenset(piece[:-1].rstrip() for piece in found if piece[-1] == "(")
     return called.union(piece for piece in found if piece[-1] != "("), called
 
 
 def _plain(word: str, text: str) -> bool:
-    """Whether a word is called by itself, not as a method of something."""
+    """Whether a word is called without a receiver."""
     at = text.find(word)
     while at >= 0:
         end = at + len(word)
@@ -260,7 +260,7 @@ def _plain(word: str, text: str) -> bool:
 
 
 def _aliases(text: str) -> Iterator[tuple[str, str, str]]:
-    """Names that are given another: the new one, what is before the last dot, the old one."""
+    """Assignments of one name to another: the new name, the prefix of the old one, and its last part."""
     for found in _ALIAS.finditer(text):
         at = found.start()
         before = text[max(0, at - MAX_NAME) : at].split()
@@ -270,7 +270,7 @@ def _aliases(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _compared(text: str) -> bool:
-    """Whether something with a secret's name is held against a value."""
+    """Whether something with a secret's name is compared."""
     for found in _EQUALS.finditer(text):
         start, end = found.span()
         if (
@@ -294,7 +294,7 @@ def _all(pieces: tuple[str, ...], text: str) -> bool:
 
 
 def _words(pattern: str) -> frozenset[str]:
-    # What a role is called in a text is the text's own business.
+    # A parameter with a role may have any name in the text.
     return frozenset(re.findall(r"(?<![\w*])[A-Za-z_]\w*(?![\w*])", pattern)) - STANDARD
 
 
@@ -309,7 +309,7 @@ def triggers_of(language: str) -> Triggers:
 
 
 def _spelling(values: list[Value]) -> str:
-    """What names of the file stand for, spelled as if they were called here."""
+    """The meaning of names of the file, written as if they were called."""
     out: list[str] = []
     for value in values:
         out.append(f"\n{value.path}(")

@@ -1,8 +1,7 @@
-"""Functions of a file or a project that only hand a text of their caller on to a shell.
+"""Finds functions of a file or a project that pass a parameter unchanged to a shell.
 
-Told from the text of one function, without parsing: a parameter that is given as it came to a call that
-runs it. A call of such a function is a call of what it hands on to. Statements need no such list: a text of
-SQL is known by its words wherever it is given.
+A call of such a function is treated as a call of a shell. The search is lexical and looks at one function at
+a time. SQL needs no such list, because a statement is recognised by its words.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import lru_cache
 COMMAND = "@runs.command"
 _HEAD = re.compile(r"^[ \t]*(?:async\s+)?def\s+(\w+)\s*\(([^)]*)\)", re.MULTILINE)
 _PARAMETER = re.compile(r"(?:^|,)\s*\*{0,2}(\w+)")
-_HANDS = re.compile(
+_SHELL_CALL = re.compile(
     r"\b(?:os\.system|os\.popen|[\w.]*\.exec_command|(?:subprocess\.)?get(?:status)?output|\w+_shell)\(\s*(\w+)\s*[,)]"
     r"|\b(?:subprocess\.\w+|Popen|check_output|check_call)\(\s*(\w+)\s*,[^()]*\bshell\s*=\s*True"
 )
@@ -23,7 +22,7 @@ _WORDS = ("system", "popen", "exec_command", "output", "shell")
 
 @lru_cache(maxsize=4096)
 def wrapper_of(source: str) -> str | None:
-    """The name of the function a unit of Python defines, where it hands a parameter to a shell; or None."""
+    """The name of the Python function that a unit defines, if it passes a parameter to a shell."""
     if not any(word in source for word in _WORDS):
         return None
     head = _HEAD.search(source)
@@ -31,20 +30,20 @@ def wrapper_of(source: str) -> str | None:
         return None
     given = frozenset(_PARAMETER.findall(head[2]))
     body = source[head.end() :]
-    for found in _HANDS.finditer(body):
+    for found in _SHELL_CALL.finditer(body):
         name = found[1] or found[2]
         if name in given and not re.search(rf"^\s*{name}\s*=(?!=)", body, re.MULTILINE):
             return head[1]
     return None
 
 
-def wrappers(sources: Iterable[str]) -> Mapping[str, str]:
-    """Names of functions and what a call of each runs."""
+def shell_wrappers(sources: Iterable[str]) -> Mapping[str, str]:
+    """The wrappers among these units, and what a call of each runs."""
     return {name: COMMAND for source in sources if (name := wrapper_of(source)) is not None}
 
 
 def project_wrappers(texts: Iterable[str]) -> dict[str, str]:
-    """The same for whole files of one project: a function ends where the next begins."""
+    """The wrappers in whole files; a function ends where the next one starts."""
     found: set[str] = set()
     for text in texts:
         if not any(word in text for word in _WORDS):

@@ -1,1 +1,1 @@
-"""A text before it is judged: its pieces, its syntax lowered to one neutral form, its suppressions."""
+"""Source text: units, lowering to the IR, suppression comments."""

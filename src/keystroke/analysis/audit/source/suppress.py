@@ -1,7 +1,6 @@
-"""In-line suppression: `# keystroke: ignore[rule-id] reason`, on the finding's line or on the line above.
+"""Suppression comments: `# keystroke: ignore[rule-id] reason`, on the line of the finding or the line above.
 
-A suppression names its rules and says why; one without a reason is itself a finding and suppresses
-nothing.
+A suppression without a rule or a reason suppresses nothing and is itself a finding.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _OTHERS = re.compile(r"(?:#|//)[ \t]*(?:nosec\b|noqa:[ \t]*(?:[A-Z]+\d+[, ]*)*S\
 
 
 def suppress(text: str, findings: Sequence[Finding], honour_others: bool = False) -> tuple[Finding, ...]:
-    """The findings left after the comments in `text` had their say."""
+    """The findings that no comment in `text` suppresses, and those about the comments themselves."""
     if "keystroke:" not in text and not honour_others:
         return tuple(findings)
     starts = [0, *(found.end() for found in re.finditer(r"\n", text))]

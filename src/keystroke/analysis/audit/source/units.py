@@ -1,7 +1,7 @@
-"""A text cut into the pieces that are audited alone: each outermost function or method, and the rest.
+"""Splits a text into units that are audited separately: each outermost function or method, and the rest.
 
-Cutting is lexical and a function of the text alone, so that auditing after an edit and auditing afresh
-see the same pieces. Broken text may be cut badly; it is never cut differently the second time.
+Splitting is lexical and depends on the text alone, so an audit after an edit and an audit from scratch see
+the same units, also where the text has syntax errors.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SourceUnit:
-    """`text[start:end]`, parsed behind `before` and in front of `after` to make it whole."""
+    """`text[start:end]`, parsed between `before` and `after` to be valid on its own."""
 
     start: int
     end: int
     before: str = ""
     after: str = ""
-    outer: int = 0  # containers (classes, namespaces) open around it
-    recovered: bool = False  # its own braces never close: where it ends depends on all that follows
+    outer: int = 0  # enclosing classes and namespaces
+    recovered: bool = False  # its braces never close: its end depends on the text behind it
 
 
 @dataclass(frozen=True, slots=True)
 class FileOutline:
-    """The text with each unit replaced by an empty statement; `origin` maps its offsets back."""
+    """The text with each unit replaced by an empty statement; `origin` maps offsets back to the text."""
 
     text: str
     starts: tuple[int, ...]
@@ -37,13 +37,13 @@ class FileOutline:
         return self.origins[at] + offset - self.starts[at]
 
 
-Stop = Callable[[int, int], bool]  # (start of a unit, containers around it): the rest is known already
+Stop = Callable[[int, int], bool]  # (start of a unit, its `outer`) -> whether the remaining units are known
 
 
 def split(
     text: str, language: str, at: int = 0, outer: int = 0, stop: Stop | None = None
 ) -> list[SourceUnit]:
-    """The units from `at` on, which must be 0 or the start of a unit inside `outer` containers."""
+    """The units from `at` on, which is 0 or the start of a unit with this `outer`."""
     if language == "python":
         return _split_python(text, at, stop or _never)
     if language in ("javascript", "typescript", "tsx"):
@@ -54,11 +54,10 @@ def split(
 def resplit(
     text: str, language: str, old: list[SourceUnit], start: int, end: int, delta: int
 ) -> list[SourceUnit]:
-    """What `split(text)` gives, from the units before an edit of `[start, end)` that added `delta` letters.
+    """Equals `split(text)`, from the units before an edit of `[start, end)` that added `delta` characters.
 
-    A unit's start is a clean state of the cutter, so cutting resumes one unit before the edit and stops where
-    a unit starts that the old text had too. In Python what makes a unit one is its first word: behind that,
-    cutting resumes in the unit that is edited.
+    Splitting resumes one unit before the edit and stops at a unit start that the old text had too. In Python
+    an edit behind the first word of a unit resumes at that unit.
     """
     resume = 0
     while resume < len(old) and old[resume].end < start and not old[resume].recovered:
@@ -139,9 +138,9 @@ _LONG_END = {
 
 def _split_python(text: str, at: int, stop: Stop) -> list[SourceUnit]:
     units: list[SourceUnit] = []
-    inside = -1  # the indentation of the unit being read, -1 between units
+    inside = -1  # the indentation of the current unit, -1 between units
     start = 0
-    mark: tuple[int, int] | None = None  # first decorator waiting for its definition: (offset, indentation)
+    mark: tuple[int, int] | None = None  # (offset, indentation) of the first decorator of the next definition
     scan = _PYTHON.search
     while found := scan(text, at):
         at = found.end()
@@ -173,7 +172,7 @@ def _split_python(text: str, at: int, stop: Stop) -> list[SourceUnit]:
 
 
 def _head_end(text: str, at: int) -> int:
-    """Where the word ends that opens a unit."""
+    """The end of the first word of a unit."""
     found = _PYTHON.match(text, at)
     return found.end() if found is not None else len(text)
 
@@ -202,10 +201,10 @@ def _split_braces(text: str, language: str, at: int, outer: int, stop: Stop) -> 
     container = _CONTAINER[language]
     wrap = ("class _ {", "}") if language == "java" else ("", "")
     units: list[SourceUnit] = []
-    depth = outer  # braces open now; `outer` of them are containers
-    head = at  # where the current declaration starts
-    start = -1  # start of the unit being read
-    recover = False  # the unit has no end of its own: a closing brace in the first column ends it
+    depth = outer  # open braces, including `outer` containers
+    head = at  # start of the current declaration
+    start = -1  # start of the current unit
+    recover = False  # the unit has unbalanced braces: a closing brace in the first column ends it
     while True:
         found = _BRACES.search(text, at)
         if found is None:
@@ -286,11 +285,11 @@ _SCRIPT_CLASS = re.compile(
 def _split_script(text: str, at: int, outer: int, stop: Stop) -> list[SourceUnit]:
     units: list[SourceUnit] = []
     depth, head = outer, at
-    kept = False  # the statement being read holds a function: it becomes a unit
+    kept = False  # the current statement contains a function and becomes a unit
     wrap = ("class _ {", "}") if outer else ("", "")
 
     def close(end: int) -> bool:
-        """End the statement at `end`; True where the rest is known."""
+        """Ends the statement at `end`; True if the remaining units are known."""
         nonlocal head, kept
         start = _skip_space(text, head)
         head, was, kept = end, kept, False
