@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import re
 import subprocess
 from functools import cache
@@ -30,6 +31,9 @@ DEFINITION = re.compile(r"^\[[^\]]+\]:\s+<?(?P<target>[^\s>]+)", re.MULTILINE)
 HEADING = re.compile(r"^(#{1,6})\s+(?P<text>.+?)\s*#*$", re.MULTILINE)
 VERDICT = re.compile(r"\b(kept|dropped|measured|missed|mended|explained|open|predictions?)\b")
 OUTSIDE = ("http://", "https://", "mailto:")
+DOTTED = re.compile(r"(?<![\w./-])keystroke(?:\.[A-Za-z_]\w*)+")
+NOT_PYTHON = {"keystroke.bearer.KEY"}  # a WebSocket subprotocol
+GUIDES = [page for page in PAGES if page.parent == ROOT or page.is_relative_to(ROOT / "docs")]
 
 
 def prose(page: Path) -> str:
@@ -83,6 +87,40 @@ def test_what_snippets_import_is_there(page: Path) -> None:
             assert isinstance(node, ast.ImportFrom)
             module = importlib.import_module(node.module or "")
             assert not [alias.name for alias in node.names if not hasattr(module, alias.name)], line
+
+
+def resolves(dotted: str) -> bool:
+    """Whether a name is a module, or an attribute of the longest prefix that is one."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 0, -1):
+        module = ".".join(parts[:length])
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:
+            continue
+        if found is None:
+            continue
+        if length == len(parts):
+            return True
+        value: object = importlib.import_module(module)
+        for part in parts[length:]:
+            value = getattr(value, part, None)
+        return value is not None
+    return False
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name)
+def test_python_names_of_the_guides_exist(page: Path) -> None:
+    """Names with two dots, and classes; others (`keystroke.toml`, editor commands) are not Python's."""
+    names = set(DOTTED.findall(page.read_text(encoding="utf-8"))) - NOT_PYTHON
+    python = {found for found in names if found.count(".") > 1 or found.split(".")[1][0].isupper()}
+    assert not [found for found in python if not resolves(found)]
+
+
+def test_a_python_name_that_does_not_exist_is_noticed() -> None:
+    assert resolves("keystroke.text.Document.apply")
+    assert not resolves("keystroke.text.nothing")
+    assert not resolves("keystroke.nowhere.Document")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

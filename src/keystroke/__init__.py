@@ -1,7 +1,7 @@
 """Keystroke: a real-time coding system anyone can run.
 
-The names of `__all__` are the public Python API (docs/api.md); all else may change in any release.
-A name is imported when it is first used, so `import keystroke` costs next to nothing.
+The names in `__all__` are the public Python API (docs/api.md); everything else may change in any release.
+Names are imported on first use, so that `import keystroke` is fast.
 """
 
 from __future__ import annotations
@@ -62,49 +62,13 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Auditor",
-    "BlockingModel",
-    "Chunk",
-    "Client",
-    "Completion",
-    "Diagnostic",
-    "Document",
-    "Edit",
-    "EditPlan",
-    "Endpoint",
-    "Finding",
-    "Fix",
-    "Generation",
-    "GenerationParams",
-    "Journal",
-    "KeystrokeError",
-    "LiveAudit",
-    "LiveClient",
-    "Model",
-    "ModelWriter",
-    "NotShown",
-    "Project",
-    "Refactoring",
-    "Region",
-    "RemoteModel",
-    "RemoteWriter",
-    "Settings",
-    "Suggestion",
-    "Usage",
-    "Workspace",
-    "__version__",
-    "apply_edits",
-    "check",
-    "complete",
-    "drafter_for",
-    "fixes_for",
-    "load_model",
-    "load_settings",
-    "minimal_diff",
-    "plan_edit",
-    "plan_patch",
-    "unified_diff",
-]
+    "Auditor", "BlockingModel", "Chunk", "Client", "Completion", "Diagnostic", "Document", "Edit",
+    "EditPlan", "Endpoint", "Finding", "Fix", "Generation", "GenerationParams", "Journal",
+    "KeystrokeError", "LiveAudit", "LiveClient", "Model", "ModelWriter", "NotShown", "Project",
+    "Refactoring", "Region", "RemoteModel", "RemoteWriter", "Settings", "Suggestion", "Usage",
+    "Workspace", "__version__", "apply_edits", "check", "complete", "drafter_for", "fixes_for",
+    "load_model", "load_settings", "minimal_diff", "plan_edit", "plan_patch", "unified_diff",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,18 +1,18 @@
-"""Every error a user can meet, drawn as one tree.
+"""The exception tree.
 
-An error knows its wire code, its HTTP status, whether trying again helps, and says in one sentence
-what is wrong and what to do. It knows nothing of the layer that raises it.
+An error has a wire code, an HTTP status, whether a retry helps, and a message of one sentence that says
+what is wrong and what to do.
 
 KeystrokeError
-├── UsageError               the caller asked for something that cannot be
+├── UsageError               the request cannot be fulfilled
 │   ├── ConfigError          a setting is unknown, malformed or out of range
 │   ├── InputError           text, a file or a position is not usable
-│   │   └── GrammarError     a schema, grammar or pattern that no answer can be held to
+│   │   └── GrammarError     a schema, grammar or pattern is not supported
 │   ├── ContextOverflow      the prompt does not fit the model's context
 │   └── NotFound             a named thing (model, response, file) does not exist
 ├── ModelError               a model cannot be used on this machine
 │   ├── ModelDamaged         a file is truncated, corrupt or inconsistent
-│   ├── UnsupportedModel     the architecture or quantisation is not one we convert
+│   ├── UnsupportedModel     the architecture or quantisation cannot be converted
 │   ├── NotEnoughMemory      weights or KV cache exceed what the machine or the budget has
 │   └── NotEnoughDisk        a download does not fit the disk
 ├── EngineError              the engine failed while working
@@ -24,7 +24,7 @@ KeystrokeError
 │   ├── Forbidden            outside the workspace, or not approved
 │   ├── RateLimited          over a limit; carries retry_after
 │   └── QueueFull            too many requests are waiting
-└── ProtocolError            a frame or event that the wire does not allow
+└── ProtocolError            an invalid frame or event
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any, ClassVar
 
 
 class KeystrokeError(Exception):
-    """Base of the tree. `str(error)` is the one sentence for the user."""
+    """Base of the tree. `str(error)` is the sentence for the user."""
 
     code: ClassVar[str] = "internal_error"
     status: ClassVar[int] = 500
@@ -46,7 +46,7 @@ class KeystrokeError(Exception):
         self.param = param
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Crosses a process border whole: an error of an engine elsewhere is raised here as it was there."""
+        """Pickles the error with all attributes, so that it can be raised again in another process."""
         return _rebuilt, (type(self), self.args, self.__dict__)
 
 

@@ -1,9 +1,8 @@
-"""A function in a process of its own, so that what a stranger wrote can be given up on.
+"""Runs a function on untrusted input in a process of its own, with limits on time and memory.
 
-A call is bounded in time and memory. A process over its bounds is ended, the call raises OverLimit, and
-the next one finds a fresh process. Arguments and results are plain values (MessagePack): nothing that comes
-back is unpickled. It knows nothing of what the function does. Where the system does not bound address space
-(macOS), only time does.
+A process that exceeds a limit is killed, the call raises LimitExceeded, and the next call starts a new one.
+Arguments and results are plain values in MessagePack; nothing is unpickled. macOS does not limit address
+space, so there only the time is limited.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ import msgspec
 
 from keystroke.errors import EngineError
 
-START = 60.0  # seconds a process may take to say that it is there: a cold disk, a busy machine
-_GRACE = 2.0  # seconds after which an overdue process ends itself, should nobody be left to end it
+START = 60.0  # seconds a process may take to start on a busy machine
+_GRACE = 2.0  # seconds after which an overdue process ends itself, if its parent does not
 
 
 class LimitExceeded(EngineError):
-    """The work took more time or memory than it may, and was ended."""
+    """The call exceeded its time or memory limit and was stopped."""
 
     code = "over_limit"
 
 
 class IsolatedFunction:
-    """Calls `target` ("module:function") elsewhere, one call at a time; safe to use from many threads. The
-    process starts with the first call, stays for the next ones, and is started anew after it was ended."""
+    """Calls `target` ("module:function") in a worker process, one call at a time; thread-safe. The process
+    starts with the first call and is reused; after it was killed, the next call starts a new one."""
 
     def __init__(self, target: str, *, seconds: float, memory: int) -> None:
         self._target, self._seconds, self._memory = target, seconds, memory
@@ -45,8 +44,7 @@ class IsolatedFunction:
         self._closed = False
 
     def call(self, *arguments: Any) -> Any:
-        """What the function returned. Blocks; raises OverLimit, or EngineError for an exception of its
-        own."""
+        """The function's result. Blocks; raises LimitExceeded, or EngineError if the function raises."""
         with self._lock:
             if self._closed:
                 raise EngineError("The worker process was closed.")
@@ -67,7 +65,7 @@ class IsolatedFunction:
         return value
 
     def close(self) -> None:
-        """End the process. A call under way raises OverLimit."""
+        """Kill the process. A running call raises LimitExceeded."""
         self._closed = True
         process = self._process
         if process is not None:
@@ -84,9 +82,9 @@ class IsolatedFunction:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C at a terminal is its parent's to act upon
+            start_new_session=True,  # Ctrl-C at a terminal reaches only the parent
         )
-        self._watch = weakref.finalize(self, self._process.kill)  # also when the interpreter ends
+        self._watch = weakref.finalize(self, self._process.kill)  # also at interpreter exit
         try:
             _receive(self._process.stdout, time.monotonic() + START)
         except (OSError, EOFError, TimeoutError):
@@ -136,26 +134,26 @@ def _exactly(pipe: Any, size: int, deadline: float) -> bytes:
 
 def _wait(pipe: Any, deadline: float, *, write: bool) -> None:
     left = deadline - time.monotonic()
-    ready = select.poll()  # select() knows no descriptor above 1023, and a server has many
+    ready = select.poll()  # select() fails for descriptors above 1023
     ready.register(pipe.fileno(), select.POLLOUT if write else select.POLLIN)
     if left <= 0 or not ready.poll(left * 1000):
         raise TimeoutError
 
 
-# The other side
+# The worker process
 
 
 def _serve(target: str, seconds: float, memory: int) -> None:
-    """Answer calls from standard input until it ends."""
+    """Serve calls from standard input until it closes."""
     module, _, name = target.partition(":")
     function = getattr(import_module(module), name)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the function prints is nobody's answer
+    os.dup2(2, 1)  # output of the function goes to standard error
     _limit_memory(memory)
     _write(answers, b"")
     while head := requests.read(8):
         arguments = msgspec.msgpack.decode(requests.read(int.from_bytes(head, "big")))
-        signal.setitimer(signal.ITIMER_REAL, seconds + _GRACE)  # ends this process by its default action
+        signal.setitimer(signal.ITIMER_REAL, seconds + _GRACE)  # SIGALRM kills this process
         try:
             said = msgspec.msgpack.encode(("value", function(*arguments)))
         except MemoryError:
@@ -172,7 +170,7 @@ def _write(pipe: BinaryIO, payload: bytes) -> None:
 
 
 def _limit_memory(more: int) -> None:
-    """So much beyond what the process has by now."""
+    """Limit the address space to `more` bytes above its current size."""
     try:
         import resource
 

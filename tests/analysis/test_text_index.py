@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keystroke.analysis.text_index import LONGEST, Continuations, Lexicon, TextContext, TextIndex
+from keystroke.analysis.text_index import LONGEST, FollowingLines, Lexicon, TextContext, TextIndex
 
 
 def index(*texts: str) -> TextIndex:
@@ -17,18 +17,18 @@ def index(*texts: str) -> TextIndex:
     return TextIndex.build(lexicon, [(str(n), lexicon.lex(text)) for n, text in enumerate(texts)])
 
 
-def after(before: str, *texts: str, without: str | None = None) -> Continuations | None:
+def after(before: str, *texts: str, without: str | None = None) -> FollowingLines | None:
     return index(*texts).find_continuations(TextContext.before(before), without)
 
 
 def test_what_followed_is_the_rest_of_its_line() -> None:
-    assert after("    total = fetch(", "x = 1\ntotal = fetch(url, 3)  \ny = 2\n") == Continuations(
+    assert after("    total = fetch(", "x = 1\ntotal = fetch(url, 3)  \ny = 2\n") == FollowingLines(
         5, {"url, 3)": 1}
     )
 
 
 def test_indentation_and_spaces_between_words_do_not_matter() -> None:
-    assert after("if a:\n            b  = ", "if a:\n  b = call()\n") == Continuations(
+    assert after("if a:\n            b  = ", "if a:\n  b = call()\n") == FollowingLines(
         7, {"call()": 1}
     )  # a line's beginning is a word, too
 
@@ -44,18 +44,18 @@ def test_a_word_that_was_begun_has_to_be_gone_on_with(begun: str, followed: dict
 
 def test_the_longest_context_counts_and_no_shorter_one() -> None:
     text = "close(door)\nopen(window)\nclose(window, slowly)\n"
-    assert after("x\nclose(window", text) == Continuations(4, {", slowly)": 1})
-    assert after("y = close(", text) == Continuations(2, {"door)": 1, "window, slowly)": 1})
+    assert after("x\nclose(window", text) == FollowingLines(4, {", slowly)": 1})
+    assert after("y = close(", text) == FollowingLines(2, {"door)": 1, "window, slowly)": 1})
 
 
 def test_a_text_that_is_passed_over_is_no_evidence() -> None:
     texts = ("a = one(1)\n", "a = one(2)\n")
-    assert after("a = one(", *texts) == Continuations(5, {"1)": 1, "2)": 1})
-    assert after("a = one(", *texts, without="1") == Continuations(5, {"1)": 1})
+    assert after("a = one(", *texts) == FollowingLines(5, {"1)": 1, "2)": 1})
+    assert after("a = one(", *texts, without="1") == FollowingLines(5, {"1)": 1})
 
 
 def test_the_end_of_one_text_is_not_followed_by_the_beginning_of_the_next() -> None:
-    assert after("alpha beta", "alpha beta", "gamma\n") == Continuations(3, {"": 1})
+    assert after("alpha beta", "alpha beta", "gamma\n") == FollowingLines(3, {"": 1})
     seen = after("alpha beta\n", "alpha beta", "gamma\n")
     assert seen is None or "gamma" not in seen.followed
 
@@ -67,7 +67,7 @@ def test_nothing_is_found_where_the_last_words_are_new() -> None:
 
 
 def test_texts_may_be_empty_and_hold_any_characters() -> None:
-    assert after("é = ñ(", "", "\n\n  \n", "é = ñ(∞)\r\n") == Continuations(5, {"∞)": 1})
+    assert after("é = ñ(", "", "\n\n  \n", "é = ñ(∞)\r\n") == FollowingLines(5, {"∞)": 1})
 
 
 WORDS = st.sampled_from(["a", "b", "(", ".", "\n"])

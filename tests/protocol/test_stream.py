@@ -9,10 +9,10 @@ from keystroke.protocol import events
 from keystroke.protocol.codec import encode
 from keystroke.protocol.events import event_type
 from keystroke.protocol.items import CustomToolCall, FunctionCall, Message, Reasoning
-from keystroke.protocol.response import Incomplete, Response, Usage
+from keystroke.protocol.response import Incomplete, Response, ResponseUsage
 from keystroke.protocol.stream import ResponseStream
 
-USAGE = Usage(1, 2, 3)
+USAGE = ResponseUsage(1, 2, 3)
 
 
 def stream(stream_id: str | None = None) -> ResponseStream:

@@ -1,7 +1,7 @@
-"""The parts a source file is made of: functions, classes and their members, imports, other statements.
+"""Divides a source file into functions, classes with their members, imports and other statements.
 
-Pure; lines count from 0 and a part ends before the next begins. Comments and decorators directly above a
-definition belong to it. A language without a tree is divided where lines stand at the margin.
+Lines count from 0, and units do not overlap. Comments and decorators directly above a definition belong to
+it. A language without a grammar is divided at lines that are not indented.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from keystroke.analysis.syntax import parse_tree, walk
 
 class UnitKind(StrEnum):
     FUNCTION = "function"
-    CLASS = "class"  # whatever has members: a class, a struct, an interface, an impl, a module
+    CLASS = "class"  # also structs, interfaces, impls and modules
     IMPORTS = "imports"
     STATEMENT = "statement"
 
@@ -26,7 +26,7 @@ class UnitKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class OutlineUnit:
     """Lines `start` to `end` (excluded). `name` is qualified (`Account.transfer`); empty for imports and
-    statements that define nothing. `header` is the first line that defines it, stripped."""
+    statements that define nothing. `header` is the first line of the definition, stripped."""
 
     kind: UnitKind
     name: str
@@ -65,7 +65,7 @@ _ASSIGNED = ("assignment", "lexical_declaration", "variable_declaration", "const
 
 
 def outline(text: str, language: str | None) -> tuple[OutlineUnit, ...]:
-    """The parts of a file in order; every line that is not blank belongs to one."""
+    """The units of a file in order; every line that is not blank belongs to one."""
     lines = text.split("\n")
     if language is None:
         return tuple(_by_margin(lines))
@@ -73,7 +73,7 @@ def outline(text: str, language: str | None) -> tuple[OutlineUnit, ...]:
 
 
 def walk_units(units: Sequence[OutlineUnit]) -> Iterator[OutlineUnit]:
-    """Every part and every member, parents first."""
+    """Every unit and every member, parents first."""
     for unit in units:
         yield unit
         yield from walk_units(unit.members)
@@ -82,12 +82,12 @@ def walk_units(units: Sequence[OutlineUnit]) -> Iterator[OutlineUnit]:
 def _units(
     nodes: Sequence[SgNode], lines: list[str], owner: str, floor: int, ceiling: int
 ) -> Iterator[OutlineUnit]:
-    """`floor` and `ceiling`: the lines that are the owner's; a part never takes a line of its neighbour."""
-    pending: int | None = None  # where comments above the next definition begin
+    """The units of an owner, whose lines are `floor` to `ceiling`."""
+    pending: int | None = None  # the first line of comments above the next definition
     made: list[OutlineUnit] = []
     for node in nodes:
         if not node.is_named():
-            continue  # before its range, which takes as long to find as its line is long
+            continue  # before its range, which is slow to compute on long lines
         span = node.range()
         first, last = span.start.line, span.end.line
         if span.end.column == 0 and last > first:
@@ -158,7 +158,7 @@ def _body(node: SgNode) -> SgNode | None:
 
 
 def _is_function_value(node: SgNode) -> bool:
-    """`const f = () => {...}` and its like."""
+    """Whether a declaration is like `const f = () => {...}`."""
     if node.kind() not in ("lexical_declaration", "variable_declaration"):
         return False
     values = [d.field("value") for d in node.children() if d.kind() == "variable_declarator"]
@@ -210,7 +210,7 @@ def _qualified(owner: str, name: str) -> str:
 
 
 def _by_margin(lines: list[str]) -> Iterator[OutlineUnit]:
-    """Parts that begin with a line at the margin after a blank or indented one."""
+    """Units that start with an unindented line after a blank or indented one."""
     starts: list[int] = []
     for number, line in enumerate(lines):
         before = lines[number - 1] if number else ""

@@ -1,23 +1,19 @@
-"""Functions that wait to be written: a head and, at most, what they promise.
-
-Pure, Python only. Code that does not parse has none.
-"""
+"""Finds Python functions without an implementation. Code that does not parse has none."""
 
 from __future__ import annotations
 
 import ast
 import textwrap
-import warnings
+
+from keystroke.analysis.check.modules import parse_quietly
 
 
 def find_stubs(text: str) -> list[str]:
     """Names of the functions and methods whose body does nothing, in the order of the text."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the text, not of ours
-        try:
-            tree = ast.parse(textwrap.dedent(text))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return []
+    try:
+        tree = parse_quietly(textwrap.dedent(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
     found = [
         node
         for node in ast.walk(tree)
@@ -27,7 +23,7 @@ def find_stubs(text: str) -> list[str]:
 
 
 def _nothing(statement: ast.stmt) -> bool:
-    """`pass`, `...`, a text, or the word that it is not implemented."""
+    """Whether a statement is `pass`, `...`, a docstring or `raise NotImplementedError`."""
     if isinstance(statement, ast.Pass):
         return True
     if isinstance(statement, ast.Expr):

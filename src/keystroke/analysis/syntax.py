@@ -1,8 +1,7 @@
-"""What a syntax tree says about text that is being typed: languages, errors, blocks, names.
+"""Syntax trees of text that is being typed: languages, errors, blocks.
 
-In-process parsing by ast-grep, no files. Offsets are code points. A language it does not know has no
-tree: callers then go by indentation. Large texts are judged by the region around the cursor, so that a key
-costs about a millisecond.
+Parses in-process with ast-grep. Offsets are code points. In large texts only the region around the cursor is
+parsed, so that a key costs about a millisecond.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ _BY_EDITOR = {
 LANGUAGES = frozenset(_BY_SUFFIX.values())
 _SPELLED = {"cpp": "C++", "javascript": "JavaScript", "tsx": "TypeScript", "typescript": "TypeScript"}
 INDENTED = frozenset({"python", "yaml", "haskell"})  # blocks without brackets
-_REGION = 1500  # characters either side of the cursor that a check looks at, at least
+_REGION = 1500  # characters on each side of the cursor that are parsed, at least
 _NOT_BLOCKS = ("object", "dictionary", "dict", "set", "array", "pattern", "string", "comment", "template",
                "initializer", "literal", "struct_expression", "hash")  # fmt: skip
 
 
 def language_name(language: str) -> str:
-    """A language as people write its name."""
+    """The display name of a language."""
     return _SPELLED.get(language, language.capitalize())
 
 
 def language_of(path: str | None, editor: str | None = None) -> str | None:
-    """The tree's name for a language: by what the editor calls it, else by the file's ending."""
+    """The grammar's name of a language: by the editor's language id, else by the file's suffix."""
     if editor:
         name = editor.lower()
         name = _BY_EDITOR.get(name, name)
@@ -57,7 +56,7 @@ def error_count(text: str, language: str) -> int:
 
 
 def surrounding_region(text: str, start: int, end: int) -> tuple[int, int]:
-    """A part of `text` around [start, end) that begins and ends between top-level lines."""
+    """A part of `text` around [start, end) that starts and ends at top-level lines."""
     first = 0
     if start > _REGION:
         first = _top_level(text, start - _REGION, backwards=True)
@@ -80,8 +79,7 @@ def _top_level(text: str, at: int, *, backwards: bool) -> int:
 
 
 def adds_errors(text: str, cursor: int, inserted: str, language: str) -> bool:
-    """Whether `inserted` at the cursor adds syntax errors that were not there. An open bracket or block at
-    the end of what was typed is no error of the suggestion's."""
+    """Whether `inserted` at the cursor adds syntax errors to the text."""
     first, last = surrounding_region(text, cursor, cursor)
     before, after = text[first:cursor], text[cursor:last]
     was = error_count(before + after, language)
@@ -114,7 +112,8 @@ def opens_block(text: str, end: int, language: str | None) -> bool:
 
 
 def _closing(text: str) -> str:
-    """What closes the brackets that `text` leaves open; strings are not looked into, which errs seldom."""
+    """The closers of the brackets that `text` leaves open. Strings are not recognised, which seldom
+    matters."""
     pairs = {"(": ")", "[": "]", "{": "}"}
     open_ones: list[str] = []
     for sign in text:
@@ -126,7 +125,7 @@ def _closing(text: str) -> str:
 
 
 def leaf_at(node: SgNode, offset: int) -> SgNode | None:
-    """The smallest node that holds the character at `offset`."""
+    """The leaf that contains the character at `offset`."""
     while True:
         for child in node.children():
             span = child.range()
@@ -138,7 +137,7 @@ def leaf_at(node: SgNode, offset: int) -> SgNode | None:
 
 
 def walk(node: SgNode) -> Iterator[SgNode]:
-    """Every node, parents first. Iterative: machine-made code nests deeper than Python's stack."""
+    """Every node, parents first. Iterative, because generated code nests deeper than Python's stack."""
     stack = [node]
     while stack:
         current = stack.pop()

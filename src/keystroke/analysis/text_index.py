@@ -1,8 +1,8 @@
-"""Where the words before a place have stood before, and what followed them there: an n-gram index of text.
+"""An n-gram index of text: finds earlier occurrences of the last words and the lines that followed them.
 
-Pure over texts. A text is lines of words and signs; spaces between them do not matter, indentation
-neither. An index never changes once it is made, so threads may share it; lexed lines and the numbers of words
-are kept aside (`Lexicon`), so that making the next one costs little. Only the longest context counts.
+A text is a sequence of words and signs; spaces and indentation do not matter. An index is immutable, so
+threads may share it. `Lexicon` caches lexed lines and word numbers, which makes the next index cheap to
+build. Only the longest matching context counts.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-LONGEST = 24  # words of context that are compared
+LONGEST = 24  # words of context
 SHORTEST = 2
-CONTEXT = 600  # characters before a place that hold them
-_PLACES = 2000  # of one pair of words: the last ones
-_KEPT = 64  # of the places with the longest context
-_CONTINUED = 80  # characters of a line that are told
+CONTEXT = 600  # characters before a position that contain them
+_PLACES = 2000  # occurrences of one pair of words, the last ones
+_KEPT = 64  # of the occurrences with the longest context
+_CONTINUED = 80  # characters of a continuation
 _KEPT_LINES = 20_000
 _NEWLINE, _BREAK, _UNKNOWN = 0, -1, -2
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -31,14 +31,14 @@ _EDGE, _LAST, _START = (np.array([number], dtype=np.int64) for number in (_BREAK
 
 
 class Lexicon:
-    """Numbers for words, and lines already taken apart. Not for two threads at a time."""
+    """Numbers of words, and a cache of lexed lines. Not thread-safe."""
 
     def __init__(self) -> None:
         self.words: dict[str, int] = {"\n": _NEWLINE}
         self._lines: dict[str, _Line] = {}
 
     def lex(self, text: str, *, keep: bool = True) -> Lexed:
-        """A text taken apart. `keep`: its lines will be met again soon."""
+        """Lex a text. `keep`: cache its lines."""
         numbers, ends = [_EDGE], [_START]
         starts, sizes = [0], [1]
         at = 0
@@ -66,7 +66,7 @@ class Lexicon:
         return known
 
     def _apart(self, line: str) -> _Line:
-        """The words of a line behind one for its beginning, and where each ends."""
+        """The words of a line after one for its start, and the end offset of each."""
         words = self.words
         found = [(words.setdefault(m[0], len(words)), m.end()) for m in _WORD.finditer(line)]
         found.insert(0, (_NEWLINE, len(line) - len(line.lstrip())))
@@ -76,7 +76,7 @@ class Lexicon:
 
 @dataclass(frozen=True, slots=True)
 class Lexed:
-    """A text as numbers of words, and where in it each of them ends."""
+    """A text as word numbers, with the end offset of each word."""
 
     text: str
     numbers: Numbers
@@ -85,7 +85,7 @@ class Lexed:
 
 @dataclass(frozen=True, slots=True)
 class TextContext:
-    """The words before a place, and what has been written of the next one (spaces before it included)."""
+    """The words before a position, and the part of the next one that is written, with spaces before it."""
 
     words: tuple[str, ...]
     begun: str
@@ -95,14 +95,14 @@ class TextContext:
         """The context at the end of `text`."""
         tail = text[-CONTEXT:]
         if len(text) > CONTEXT:
-            tail = tail[tail.find(" ") + 1 :]  # no half word at its beginning
+            tail = tail[tail.find(" ") + 1 :]  # drop a cut-off word at the start
         words: list[str] = []
         begun, last = "", True
         for line in reversed(tail.split("\n")):
             found = list(_WORD.finditer(line))
             if last:
                 if found and found[-1].end() == len(line) and (line[-1].isalnum() or line[-1] == "_"):
-                    found.pop()  # it may go on
+                    found.pop()  # the word may continue
                 begun = line[found[-1].end() :] if found else line.lstrip()
                 last = False
             elif not found:
@@ -114,8 +114,8 @@ class TextContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Continuations:
-    """What followed the longest context that was found: the rest of each line, and how often."""
+class FollowingLines:
+    """The lines that followed the longest matching context, with their counts. `length`: words of context."""
 
     length: int
     followed: Mapping[str, int]
@@ -123,7 +123,7 @@ class Continuations:
 
 @dataclass(slots=True)
 class TextIndex:
-    """Texts one after another; `spans` says which is where, so that one of them can be passed over."""
+    """An index of several texts. `spans` gives the position of each, so that one can be excluded."""
 
     lexicon: Lexicon
     text: str
@@ -140,7 +140,7 @@ class TextIndex:
 
     @classmethod
     def build(cls, lexicon: Lexicon, texts: Sequence[tuple[str, Lexed]]) -> TextIndex:
-        """Of texts by name, all taken apart by `lexicon`; the later ones are preferred where many match."""
+        """An index of named texts that `lexicon` lexed; later texts are preferred where many match."""
         numbers: list[Numbers] = [np.array([_BREAK], dtype=np.int64)]
         ends: list[Numbers] = [np.array([0], dtype=np.int64)]
         spans: dict[str, tuple[int, int]] = {}
@@ -154,9 +154,9 @@ class TextIndex:
         text = "\n".join(lexed.text for _, lexed in texts)
         return cls(lexicon, text, np.concatenate(numbers), np.concatenate(ends), spans)
 
-    def find_continuations(self, context: TextContext, without: str | None = None) -> Continuations | None:
-        """What followed `context`; None where not even its last words stand anywhere. `without`: the name of
-        a text that does not count."""
+    def find_continuations(self, context: TextContext, without: str | None = None) -> FollowingLines | None:
+        """The continuations of `context`; None if its last words do not occur. `without`: the name of a text
+        to exclude."""
         if len(context.words) < SHORTEST:
             return None
         known = self.lexicon.words
@@ -165,11 +165,11 @@ class TextIndex:
         for length, at in _by_length(self.numbers, places, words):
             followed = self._followed(at, context.begun)
             if followed:
-                return Continuations(length + any(map(str.isalnum, context.begun)), followed)
+                return FollowingLines(length + any(map(str.isalnum, context.begun)), followed)
         return None
 
     def _places(self, first: int, second: int, without: str | None) -> Numbers:
-        """Where a word stands that these two stand before, the last ones."""
+        """The last positions that follow these two words."""
         pair = _pair(np.int64(first), np.int64(second))
         low, high = np.searchsorted(self._pairs, pair, "left"), np.searchsorted(self._pairs, pair, "right")
         places = self._order[max(low, high - _PLACES) : high] + 2
@@ -192,7 +192,7 @@ class TextIndex:
 
 
 def _by_length(numbers: Numbers, places: Numbers, words: Sequence[int]) -> list[tuple[int, Numbers]]:
-    """The places by how many of `words` stand before them, the most first."""
+    """The positions grouped by how many of `words` precede them, the most first."""
     lengths = np.full(len(places), SHORTEST)
     alive = np.arange(len(places))
     for length in range(SHORTEST + 1, len(words) + 1):

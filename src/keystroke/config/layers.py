@@ -1,8 +1,7 @@
-"""The layers, later wins: defaults, the user's file, the project's file, environment, flags.
+"""Loads settings from layers, of which later ones win: defaults, user file, project file, environment, flags.
 
-This reads configuration and nothing else: no model, no socket, no secret (a key is named by the variable
-that holds it). A project's file is written by whoever wrote the repository, so it may tune but never
-redirect: guarded options are refused there. Every refusal names the place, the key and what to do.
+Secrets are never read here: settings name the environment variable that holds a key. A project's file is
+untrusted, so guarded settings are refused there. Every error names the place, the key and what to do.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ log = logging.getLogger("keystroke.config")
 FILE_NAME = "keystroke.toml"
 PREFIX = "KEYSTROKE_"
 CONFIG_VARIABLE = "KEYSTROKE_CONFIG"
-OTHER_VARIABLES = (CONFIG_VARIABLE, "KEYSTROKE_DEBUG", "KEYSTROKE_SANDBOX")  # ours, but no settings
-MAX_FILE_BYTES = 1 << 20  # a configuration larger than this is a mistake, not a configuration
-MAX_DEPTH = 40  # dots in one key; ours have two
+OTHER_VARIABLES = (CONFIG_VARIABLE, "KEYSTROKE_DEBUG", "KEYSTROKE_SANDBOX")  # no settings
+MAX_FILE_BYTES = 1 << 20
+MAX_DEPTH = 40  # dots in one key
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 NAMING = ("model.default", "model.deep", "model.chat")  # settings that name a model
 
@@ -52,8 +51,8 @@ _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or 
 
 
 def _value(known: SettingSpec, raw: Any, where: str, base: Path, *, parse: bool) -> Any:
-    """`raw` as the option's type, checked. `parse`: a string may stand for a number or a truth value.
-    Relative paths start at `base`: the folder of the file that names them."""
+    """`raw` as the setting's type, validated. `parse`: a string may represent a number or a boolean. Relative
+    paths start at `base`."""
 
     def refuse(wanted: str) -> ConfigError:
         shown_raw = raw if isinstance(raw, str) else repr(raw)
@@ -96,7 +95,7 @@ def _number(value: float | None) -> str:
 
 
 def _parsed(kind: type, text: str) -> Any:
-    """A string from the environment or a flag as `kind`; the string itself if it is none."""
+    """A string from the environment or a flag as `kind`; the string itself if it is invalid."""
     if kind is bool:
         return True if text.lower() in _TRUE else False if text.lower() in _FALSE else text
     if kind in (int, float):
@@ -108,7 +107,7 @@ def _parsed(kind: type, text: str) -> Any:
 
 
 def user_file(environ: Mapping[str, str] | None = None) -> Path:
-    """The user's own file; KEYSTROKE_CONFIG names another file or folder. It need not exist."""
+    """The user's file, which need not exist; KEYSTROKE_CONFIG names another file or folder."""
     named = (os.environ if environ is None else environ).get(CONFIG_VARIABLE)
     if not named:
         return platformdirs.user_config_path("keystroke", appauthor=False) / FILE_NAME
@@ -133,8 +132,8 @@ def load_settings(
     cwd: Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Read every layer and freeze the result. `flags` maps dotted keys to values (text or typed); None means
-    not given. Raises ConfigError: one sentence with the place, the key and what to do."""
+    """Load the settings of all layers. `flags` maps dotted keys to values (text or typed); None means not
+    given. Raises ConfigError with the place, the key and what to do."""
     environ = os.environ if environ is None else environ
     cwd = Path.cwd() if cwd is None else cwd
     values: dict[str, Any] = {}
@@ -172,7 +171,7 @@ def _from_file(
 ) -> Iterator[tuple[str, Any, Origin]]:
     text = _read(path)
     try:
-        # The parser's time grows with the square of a key's depth, and a project's file may be hostile.
+        # The parser takes quadratic time in a key's depth, and a project's file is untrusted.
         if any(line.partition("=")[0].count(".") > MAX_DEPTH for line in text.split("\n")):
             raise RecursionError
         given = list(_flattened(tomllib.loads(text)))
@@ -208,7 +207,7 @@ def _from_file(
         yield key, _value(known, raw, where, path.parent, parse=False), origin
 
 
-@functools.cache  # once a process, however often the settings are read
+@functools.cache  # once per process
 def _warn_retired(key: str, where: str) -> None:
     log.warning("%s%s has no effect any more; remove it", where, key)
 
@@ -240,7 +239,7 @@ def _flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _lines_of(text: str) -> dict[str, int]:
-    """The line on which each key is written, as far as a plain reading finds it (not in inline tables)."""
+    """The line of each key, except of those in inline tables."""
     lines: dict[str, int] = {}
     header = ""
     for number, line in enumerate(text.split("\n"), 1):
@@ -259,8 +258,8 @@ def _plain(key: str) -> str:
 def _from_environment(
     environ: Mapping[str, str], cwd: Path, unknown: dict[str, str]
 ) -> Iterator[tuple[str, str, Any]]:
-    """KEYSTROKE_ENGINE_THREADS is engine.threads. Empty counts as unset. Named models come from files only.
-    Unknown names go to `unknown`: one may be the variable that holds a key."""
+    """KEYSTROKE_ENGINE_THREADS is engine.threads; an empty variable counts as unset. Named models come from
+    files only. Unknown variables go to `unknown`, because one may hold a key."""
     names = {PREFIX + key.upper().replace(".", "_"): key for key in (*FIXED_SETTINGS, *RETIRED)}
     for variable, raw in environ.items():
         if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES or not raw.strip():
@@ -271,7 +270,7 @@ def _from_environment(
                 _warn_retired(key, f"{variable}: ")
                 continue
             yield variable, key, _value(FIXED_SETTINGS[key], raw, f"{variable}: ", cwd, parse=True)
-        elif not variable.endswith("_KEY"):  # those hold secrets for other programs, such as an editor's
+        elif not variable.endswith("_KEY"):  # may hold a key for another program
             near = difflib.get_close_matches(variable[:100], names, n=1, cutoff=0.5)
             unknown[variable] = f"did you mean {near[0]}?" if near else "unset it"
 

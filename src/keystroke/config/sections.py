@@ -194,17 +194,15 @@ class ServerSettings:
     )
     # None: a SQLite file under paths.state, which needs no set-up.
     database: str | None = option(None, "SQLAlchemy URL of the store", guarded=True)
-    # Empty: any folder on a loopback address, whose callers could change files themselves; none elsewhere.
+    # Empty: any folder on a loopback address, whose users can change the files anyway; none elsewhere.
     workspaces: tuple[str, ...] = option(
         (),
-        "folders in which tasks may work and whose files editors may have read, and below them",
+        "folders in which tasks may work and whose files may be read for editors",
         guarded=True,
     )
-    # Off: how long an answer takes would tell one key what another has asked.
-    share_prefixes: bool = option(
-        False, "let every key find what any other left in the prefix cache", guarded=True
-    )
-    # Enough for an answer under way to end.
+    # Off: response times would reveal to one key what another has sent.
+    share_prefixes: bool = option(False, "share the prefix cache between keys", guarded=True)
+    # Enough for a running answer to end.
     drain_s: float = option(
         10.0, "time given to running answers at shutdown", least=0, most=3600, guarded=True
     )
@@ -212,26 +210,31 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssistSettings:
-    # Balanced: shown when the model is fairly sure or the typing pauses; nagging is the commonest complaint.
-    eagerness: str = option("balanced", "how readily suggestions show", choices=("calm", "balanced", "eager"))
-    completion: bool = option(True, "ghost text while typing")
-    # Where a larger model is loaded anyway, its opinion is worth the pause it takes.
-    second_opinion: bool = option(True, "a larger model that is loaded confirms or replaces ghost text")
-    # A small model does not know the project's names; what stands there already does.
-    project_text: bool = option(True, "ghost text knows what the file and the project's other files say")
-    next_edit: bool = option(True, "suggest the next place to change")
-    audit: bool = option(True, "security findings while typing")
-    # What is read in a second is worth waiting for when a file is opened; more context is better guesses.
-    context_tokens: int = option(
-        0, "tokens of context for ghost text; 0: what this machine reads in a second", least=0, most=1 << 15
+    # Balanced: shown at medium confidence or when typing pauses; users dislike too many suggestions.
+    eagerness: str = option(
+        "balanced", "how readily suggestions are shown", choices=("calm", "balanced", "eager")
     )
-    # Auto: pages of declarations leave a model under 4 billion parameters lost; it gets a sentence each.
+    completion: bool = option(True, "ghost text while typing")
+    # A larger model that is loaded anyway improves ghost text at the cost of a pause.
+    second_opinion: bool = option(True, "a larger model that is loaded confirms or replaces ghost text")
+    # A small model does not know the project's names; the project's text does.
+    project_text: bool = option(True, "ghost text uses the text of the file and of the project's other files")
+    next_edit: bool = option(True, "suggest the next edit")
+    audit: bool = option(True, "security findings while typing")
+    # More context gives better suggestions; a second of prompt processing is acceptable on opening a file.
+    context_tokens: int = option(
+        0,
+        "tokens of context for ghost text; 0: as many as this machine reads in a second",
+        least=0,
+        most=1 << 15,
+    )
+    # Auto: models under 4 billion parameters cope badly with long declarations and get one sentence each.
     tool_declarations: str = option(
         "auto",
         "tools shown to models: full, short (few, a sentence each), auto (short to small models)",
         choices=("auto", "full", "short"),
     )
-    # Generated and minified files cost much and gain nothing.
+    # Suggestions in generated and minified files are slow and useless.
     max_file_kb: int = option(1024, "larger files get no suggestions", least=1, most=1 << 20)
     # Files that hold secrets never enter a prompt. Guarded: a project must not shorten the list.
     exclude: tuple[str, ...] = option(
@@ -239,34 +242,33 @@ class AssistSettings:
         "file name patterns that never enter a prompt",
         guarded=True,
     )
-    # None: tasks have our own few tools. Guarded: these are programs that run outside the sandbox.
+    # None: only the built-in tools. Guarded: MCP servers run outside the sandbox.
     mcp_servers: Path | None = option(
         None,
-        "file of MCP servers (mcpServers, as other tools have it) that a task may be given",
+        "file of MCP servers (the common mcpServers format) that tasks may use",
         guarded=True,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnSettings:
-    # Off: what somebody takes and turns down is theirs, and kept only when they say so. All guarded: a
-    # project must not decide it.
+    # Off: outcomes of suggestions are personal data. All guarded: a project must not decide about them.
     enabled: bool = option(
         False,
-        "keep what became of suggestions on this machine, and tune how readily they show",
+        "record outcomes of suggestions on this machine, and tune how readily they are shown",
         guarded=True,
     )
-    # Hashed: a list of projects says where somebody works.
+    # Hashed: a list of projects is personal data.
     projects: str = option(
-        "hashed", "how projects are called in what is kept", choices=("hashed", "named"), guarded=True
+        "hashed", "how projects are named in the records", choices=("hashed", "named"), guarded=True
     )
-    # On: without the code around a suggestion there is nothing to export.
+    # On: without the code there is nothing to export.
     text: bool = option(
-        True, "keep the code around suggestions too, for `keystroke learn export`", guarded=True
+        True, "record the code around suggestions too, for `keystroke learn export`", guarded=True
     )
-    # Some ten thousand suggestions with their code.
+    # About ten thousand suggestions with their code.
     max_mb: int = option(
-        32, "disk space for it, in MB; the oldest make room", least=1, most=4096, guarded=True
+        32, "disk space for the records, in MB; the oldest are deleted", least=1, most=4096, guarded=True
     )
 
 
@@ -281,13 +283,13 @@ class NamedModel:
     api_key_env: str | None = option(None, "environment variable that holds the server's key", guarded=True)
     role: str = option(
         "fast",
-        "fast answers while typing, deep takes hard tasks, chat converses",
+        "fast: while typing; deep: hard tasks; chat: conversation",
         choices=("fast", "deep", "chat"),
         guarded=True,
     )
     precision: str = option("auto", "weights are converted to this", choices=PRECISIONS, guarded=True)
     adapter: Path | None = option(None, "adapter file to run it with", guarded=True)
-    # No limits by default: on one's own machine the queue is limit enough.
+    # No limits by default: on a personal machine the queue suffices.
     requests_per_minute: int = option(0, "per key; 0 means no limit", least=0, guarded=True)
     tokens_per_minute: int = option(0, "per key; 0 means no limit", least=0, guarded=True)
     concurrent: int = option(0, "answers at a time; 0 means what the engine batches", least=0, guarded=True)
@@ -313,23 +315,26 @@ class NamedModel:
 class ScaleSettings:
     # None: a Ray of its own on this machine, which listens on loopback only.
     address: str | None = option(None, "Ray cluster to run on; none starts one here", guarded=True)
-    # Two: one can be replaced while the other takes connections.
+    # Two: one can be replaced while the other serves.
     gateways: int = option(2, "gateway replicas", least=1, most=10_000, guarded=True)
-    # One engine until somebody has hardware for more.
+    # One: more replicas need more hardware.
     replicas: int = option(1, "engine replicas of each model", least=1, most=100_000, guarded=True)
-    # None: gateways go where there is room. On Kubernetes each pod of theirs has one of it.
+    # None: any node may run a gateway. On Kubernetes each gateway pod provides one.
     gateway_resource: str | None = option(
         None, "Ray resource that a node must have to run a gateway", guarded=True
     )
-    # Prefix reuse is worth a quarter more load than the average; beyond that waiting costs more than reading.
+    # Prefix reuse is worth a quarter more load than the average; beyond that waiting costs more.
     load_factor: float = option(
-        1.25, "how far above the average a replica may be loaded before work spills", least=1.0, most=100.0
+        1.25,
+        "load of a replica relative to the average above which work goes to another one",
+        least=1.0,
+        most=100.0,
     )
     # Long enough for Ray to notice a loss and start another replica with a small model.
     patience_s: float = option(
-        120.0, "how long a turn waits to be taken up after a replica is lost", least=1.0, most=3600
+        120.0, "how long a turn waits for another replica after its own is lost", least=1.0, most=3600
     )
-    # None: no traces are written. Guarded: they say who asked which model when.
+    # None: no traces. Guarded: they contain who used which model when.
     traces: str | None = option(
         None, "where OpenTelemetry spans go: a folder, or the URL of a collector (OTLP)", guarded=True
     )
@@ -337,12 +342,12 @@ class ScaleSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingSettings:
-    # On: a model is loaded once for all commands and editors. Guarded: it decides what runs on this machine.
+    # On: commands and editors share loaded models. Guarded: it decides what runs on this machine.
     enabled: bool = option(True, "commands share one gateway in the background", guarded=True)
-    # Long enough for the next command of somebody at work, short enough to give the memory back.
+    # Long enough for the next command, short enough to free the memory.
     idle_s: float = option(
         900.0,
-        "the gateway, and models loaded on demand, go this long after their last use",
+        "idle time after which the gateway and models loaded on demand are stopped",
         least=0.0,
         most=604_800,
         guarded=True,

@@ -43,7 +43,7 @@ class SettingSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from. `str(origin)` is fit to show: `default`, a variable, or file and line."""
+    """Where a value came from; `str(origin)` is `default`, a variable, or file and line."""
 
     source: SettingSource
     place: str = ""
@@ -70,7 +70,7 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that can be set, resolved. `Settings()` is the built-in default."""
+    """All settings, resolved. `Settings()` has the defaults."""
 
     model: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -119,7 +119,7 @@ def format_value(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SettingSpec:
-    """One declared option under its full key."""
+    """The declaration of one setting under its full key."""
 
     key: str
     name: str
@@ -158,15 +158,15 @@ def all_settings(models: Mapping[str, Any]) -> Iterator[SettingSpec]:
 
 
 def find_setting(key: str, models: Mapping[str, Any] | None = None, where: str = "") -> SettingSpec:
-    """The option called `key`; ConfigError with the nearest known key otherwise. `models` limits the
-    named models to those that exist."""
+    """The setting called `key`. Raises ConfigError with the nearest known key. `models`: the named models
+    that exist."""
     if known := FIXED_SETTINGS.get(key):
         return known
     head, _, rest = key.partition(".")
     name, _, last = rest.rpartition(".")  # a model's name may hold dots itself
     if head == "models" and name and last in _OF_MODEL and (models is None or name in models):
         return dataclasses.replace(_OF_MODEL[last], key=key, model=name)
-    if len(key) > 100:  # comparing a key of any length with all others would take any time
+    if len(key) > 100:  # comparing long keys is slow
         key = f"{key[:97]}..."
     names = list(models) if models is not None else [name[:60] or "NAME"]
     candidates = [*FIXED_SETTINGS, *(f"models.{n}.{field_name}" for n in names for field_name in _OF_MODEL)]

@@ -1,7 +1,6 @@
-"""One setting, written into the user's own file.
+"""Writes one setting to the user's file.
 
-Changes the line it is asked for and keeps every other byte that TOML lets it keep: comments, order,
-blank lines. The file is replaced whole or not at all, and a file that was not valid before is not touched.
+Comments, order and blank lines are kept. The file is replaced atomically; an invalid file is not touched.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from keystroke.errors import ConfigError
 
 
 def write_setting(key: str, value: str | bool | None, environ: Mapping[str, str] | None = None) -> Path:
-    """Set `section.name` to a value, or remove it (None). Returns the file. Raises ConfigError where the key
-    is unknown or the file cannot be read as TOML or written."""
+    """Set `section.name` to a value, or remove it (None). Returns the file. Raises ConfigError if the key is
+    unknown or the file cannot be parsed or written."""
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
@@ -48,7 +47,7 @@ def write_setting(key: str, value: str | bool | None, environ: Mapping[str, str]
 
 
 def _replace(file: Path, text: str) -> None:
-    target = file.resolve()  # a link into a collection of dotfiles stays a link
+    target = file.resolve()  # a symbolic link stays one
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, draft = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)

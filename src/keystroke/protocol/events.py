@@ -211,30 +211,11 @@ class ErrorEvent(Struct, tag_field="type", tag="error"):
 
 
 Event = (
-    Created
-    | Queued
-    | InProgress
-    | Completed
-    | IncompleteEvent
-    | Failed
-    | Cancelled
-    | ItemAdded
-    | ItemDone
-    | PartAdded
-    | PartDone
-    | TextDelta
-    | TextDone
-    | ReasoningDelta
-    | ReasoningDone
-    | ArgumentsDelta
-    | ArgumentsDone
-    | ToolInputDelta
-    | ToolInputDone
-    | SteerAccepted
-    | SteerPending
-    | SteerFailed
-    | ErrorEvent
-)
+    Created | Queued | InProgress | Completed | IncompleteEvent | Failed | Cancelled | ItemAdded |
+    ItemDone | PartAdded | PartDone | TextDelta | TextDone | ReasoningDelta | ReasoningDone |
+    ArgumentsDelta | ArgumentsDone | ToolInputDelta | ToolInputDone | SteerAccepted | SteerPending |
+    SteerFailed | ErrorEvent
+)  # fmt: skip
 
 TERMINAL = (Completed, IncompleteEvent, Failed, Cancelled)
 

@@ -61,8 +61,8 @@ class BufferChange(Struct, tag_field="type", tag="buffer.change", kw_only=True):
 
 
 class BufferCursor(Struct, tag_field="type", tag="buffer.cursor", kw_only=True):
-    """The cursor moved without typing: the context there is warmed up. Never answered, and ignored for another
-    version than the mirrored one."""
+    """The cursor moved without typing: the context there is warmed up. Never answered, and ignored for
+    another version than the mirrored one."""
 
     buffer: BufferName
     version: Version
@@ -82,9 +82,9 @@ class BufferRequest(Struct, tag_field="type", kw_only=True):
 
 
 class Complete(BufferRequest, tag="complete", kw_only=True):
-    """Request the text at `cursor`. A newer request of the same buffer supersedes an older one. `invoked`: the
-    user requested it explicitly, so the gate withholds nothing. `selected`: the selected item of the editor's
-    own list; the suggestion replaces the same span and begins with the same text."""
+    """Request the text at `cursor`. A newer request of the same buffer supersedes an older one. `invoked`:
+    the user requested it explicitly, so the gate withholds nothing. `selected`: the selected item of the
+    editor's own list; the suggestion replaces the same span and begins with the same text."""
 
     cursor: Offset
     invoked: bool = False
@@ -142,18 +142,9 @@ class EditAsk(BufferRequest, tag="edit.ask", kw_only=True):
 
 
 LiveRequest = (
-    BufferOpen
-    | BufferChange
-    | BufferCursor
-    | BufferClose
-    | Complete
-    | NextEditAsk
-    | Feedback
-    | CancelRequest
-    | ProblemsAsk
-    | RefactorAsk
-    | EditAsk
-)
+    BufferOpen | BufferChange | BufferCursor | BufferClose | Complete | NextEditAsk | Feedback |
+    CancelRequest | ProblemsAsk | RefactorAsk | EditAsk
+)  # fmt: skip
 
 
 # Events of the server
@@ -250,9 +241,9 @@ class NextEditChange(Struct, frozen=True, kw_only=True):
 
 
 class NextEdit(BufferAnswer, tag="next_edit", kw_only=True):
-    """A proposed edit elsewhere. `buffer`: where the change that led to it was made. `others`: further edits of
-    the same intent, in order. Rebased while the user types: a later event with the same id replaces this one.
-    `answers`: ids of the requests it answers."""
+    """A proposed edit elsewhere. `buffer`: where the change that led to it was made. `others`: further
+    edits of the same intent, in order. Rebased while the user types: a later event with the same id
+    replaces this one. `answers`: ids of the requests it answers."""
 
     cause: str  # "rename", "repeat", "signature", "model"
     title: str
@@ -337,15 +328,6 @@ class LiveError(Struct, tag_field="type", tag="error", kw_only=True):
 
 
 LiveEvent = (
-    Ready
-    | Resync
-    | Suggestion
-    | NotShown
-    | SuggestionRevised
-    | NextEdit
-    | NextEditDropped
-    | Diagnostics
-    | Problems
-    | Changes
-    | LiveError
-)
+    Ready | Resync | Suggestion | NotShown | SuggestionRevised | NextEdit | NextEditDropped |
+    Diagnostics | Problems | Changes | LiveError
+)  # fmt: skip

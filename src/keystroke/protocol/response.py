@@ -37,7 +37,7 @@ class OutputTokenDetails(Struct, frozen=True):
     reasoning_tokens: int = 0
 
 
-class Usage(Struct, frozen=True):
+class ResponseUsage(Struct, frozen=True):
     input_tokens: int
     output_tokens: int
     total_tokens: int
@@ -123,7 +123,7 @@ class Response(Struct):
     top_logprobs: int = 0
     top_p: float = 1.0
     truncation: str = "disabled"
-    usage: Usage | None = None
+    usage: ResponseUsage | None = None
     user: str | None = None
     queue_position: int | UnsetType = UNSET
     receipt: Receipt | UnsetType = UNSET

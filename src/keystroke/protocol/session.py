@@ -1,7 +1,7 @@
 """State of one WebSocket connection: its streams, their order and limits, and the last turn of each.
 
-Sans-I/O: frames and ends of responses go in; actions come out (start, steer, cancel, send an event), which the
-owner of the socket carries out. A finished turn is an opaque value here.
+Sans-I/O: frames and ends of responses go in; actions come out (start, steer, cancel, send an event), which
+the owner of the socket carries out. A finished turn is an opaque value here.
 """
 
 from __future__ import annotations
@@ -86,23 +86,23 @@ class ConnectionSession:
         self._detached = 0
 
     def handle_frame(self, frame: str | bytes) -> list[Action]:
-        """Handle one frame from the client. An invalid frame yields an error event; the connection stays open."""
+        """Handle one frame from the client. An invalid frame yields an error event; the connection stays
+        open."""
+        request: ResponseCreate | ResponseResume | None = None
         try:
             event = codec.decode_client_event(frame)
-            if isinstance(event, ResponseCreate):
-                return self._create(event)
             if isinstance(event, ResponseSteer):
                 return [SteerResponse(event)]
-            if isinstance(event, ResponseResume):
-                return self._resume(event)
-            assert isinstance(event, ResponseCancel)
-            return self._cancel(event)
+            if isinstance(event, ResponseCancel):
+                return self._cancel(event)
+            request = event
+            return self._create(event) if isinstance(event, ResponseCreate) else self._resume(event)
         except KeystrokeError as error:
-            return [SendEvent(error_event(error))]
+            return [SendEvent(error_event(error, request.stream_id if request is not None else None))]
 
     def end_response(self, stream: str, response_id: str | None, turn: Any) -> list[Action]:
-        """Mark the response on `stream` as ended. `turn` is what a continuation needs; None (it failed) forgets
-        the stream's last turn, so that the client has to send its full input again."""
+        """Mark the response on `stream` as ended. `turn` is what a continuation needs; None (it failed)
+        forgets the stream's last turn, so that the client has to send its full input again."""
         state = self._streams[stream]
         state.busy = False
         self._running -= 1
@@ -131,31 +131,22 @@ class ConnectionSession:
         return sum(len(state.waiting) for state in self._streams.values())
 
     def _create(self, request: ResponseCreate) -> list[Action]:
-        try:
-            name = self._stream_of(request)
-        except KeystrokeError as error:
-            return [SendEvent(error_event(error, request.stream_id))]
-        state = self._streams[name]
+        state = self._streams[self._stream_of(request)]
         if self.waiting >= self.limits.waiting:
-            full = QueueFull(
+            raise QueueFull(
                 f"{self.waiting} requests already wait on this connection; wait for one to end.",
                 retry_after=1.0,
             )
-            return [SendEvent(error_event(full, request.stream_id))]
         state.waiting.append(request)
         return self._start_waiting()
 
     def _resume(self, request: ResponseResume) -> list[Action]:
-        try:
-            name = self._stream_of(request)
-        except KeystrokeError as error:
-            return [SendEvent(error_event(error, request.stream_id))]
+        name = self._stream_of(request)
         state = self._streams[name]
         if not state.idle:
-            busy = InvalidStreamId(
+            raise InvalidStreamId(
                 "Another response runs on this stream; resume before anything else.", param="stream_id"
             )
-            return [SendEvent(error_event(busy, request.stream_id))]
         state.busy = True
         self._running += 1
         return [ResumeResponse(request, name)]

@@ -25,7 +25,7 @@ from keystroke.protocol.items import (
     Reasoning,
     ReasoningText,
 )
-from keystroke.protocol.response import Incomplete, Receipt, Response, ResponseError, Usage
+from keystroke.protocol.response import Incomplete, Receipt, Response, ResponseError, ResponseUsage
 
 
 class ResponseStream:
@@ -132,21 +132,23 @@ class ResponseStream:
 
     # the end, exactly once
 
-    def completed(self, usage: Usage, receipt: Receipt | None = None) -> list[Event]:
+    def completed(self, usage: ResponseUsage, receipt: Receipt | None = None) -> list[Event]:
         out = self._finish("completed", usage, receipt)
         return [*out, self._event(events.Completed, self.response)]
 
-    def incomplete(self, reason: Incomplete, usage: Usage, receipt: Receipt | None = None) -> list[Event]:
+    def incomplete(
+        self, reason: Incomplete, usage: ResponseUsage, receipt: Receipt | None = None
+    ) -> list[Event]:
         self.response.incomplete_details = reason
         out = self._finish("incomplete", usage, receipt, item_status="incomplete")
         return [*out, self._event(events.IncompleteEvent, self.response)]
 
-    def cancelled(self, usage: Usage | None = None, receipt: Receipt | None = None) -> list[Event]:
+    def cancelled(self, usage: ResponseUsage | None = None, receipt: Receipt | None = None) -> list[Event]:
         out = self._finish("cancelled", usage, receipt, item_status="incomplete")
         return [*out, self._event(events.Cancelled, self.response)]
 
     def failed(
-        self, error: KeystrokeError, usage: Usage | None = None, receipt: Receipt | None = None
+        self, error: KeystrokeError, usage: ResponseUsage | None = None, receipt: Receipt | None = None
     ) -> list[Event]:
         self.response.error = ResponseError(code=error.code, message=error.message)
         out = self._finish("failed", usage, receipt, item_status="incomplete")
@@ -209,7 +211,12 @@ class ResponseStream:
         return out
 
     def _finish(
-        self, status: str, usage: Usage | None, receipt: Receipt | None, *, item_status: str = "completed"
+        self,
+        status: str,
+        usage: ResponseUsage | None,
+        receipt: Receipt | None,
+        *,
+        item_status: str = "completed",
     ) -> list[Event]:
         self._check()
         out = self._close(item_status)

@@ -238,19 +238,6 @@ class TaskUndone(TaskEventBase, tag="task.undone"):
 
 
 TaskEvent = (
-    TaskCreated
-    | TaskQueued
-    | TaskBegan
-    | TaskDoing
-    | TaskText
-    | TaskOutput
-    | TaskNoted
-    | TaskChanged
-    | TaskSpent
-    | TaskAsked
-    | TaskAnswered
-    | TaskSteered
-    | TaskEnded
-    | TaskLanded
-    | TaskUndone
-)
+    TaskCreated | TaskQueued | TaskBegan | TaskDoing | TaskText | TaskOutput | TaskNoted | TaskChanged |
+    TaskSpent | TaskAsked | TaskAnswered | TaskSteered | TaskEnded | TaskLanded | TaskUndone
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Pure values about text: documents and positions, edits, differences, and edits that meet typing."""
+"""Immutable values for text: documents, positions, edits, diffs, and rebasing of edits."""
 
 from keystroke.text.diff import minimal_diff, unified_diff
 from keystroke.text.document import Document

@@ -1,8 +1,7 @@
-"""Where two sequences differ: the shortest script of insertions and deletions, within a budget of work.
+"""Differences of two sequences: the shortest edit script (Myers), within a budget of work.
 
-Knows nothing of text; pieces are equal or not. When the budget ends before the shortest script is found,
-pieces that occur once on each side split the problem, and what is left is reported as one difference:
-larger than need be, never wrong.
+When the budget ends before the shortest script is found, items that occur once on each side split the
+problem, and the rest is reported as one difference: larger than necessary, never wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ LINE_WORK = 2_000_000  # comparisons allowed over all lines: well under a second
 
 
 class Budget:
-    """Work left. Spent together by all parts of one diff, so that the whole stays bounded."""
+    """The work left for one diff, shared by all its parts."""
 
     __slots__ = ("left",)
 
@@ -58,7 +57,7 @@ def compare(before: Sequence[str], after: Sequence[str], budget: Budget | None =
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:
-    """Neighbours that touch on both sides become one."""
+    """Merge neighbours that touch on both sides."""
     result: list[Span] = []
     for span in spans:
         if result and result[-1][1] == span[0] and result[-1][3] == span[2]:
@@ -74,7 +73,7 @@ def _shortest(a: Sequence[int], b: Sequence[int], span: Span, budget: Budget) ->
     n, m = a1 - a0, b1 - b0
     if budget.left <= 0:
         return None
-    # Half of what is left: one hopeless region must not starve those after it.
+    # Half of the budget left, so that one expensive region leaves some for those after it.
     floor = budget.left - budget.left // 2
     most = min(n + m, isqrt(budget.left - floor))
     zero = most + 1
@@ -101,7 +100,7 @@ def _shortest(a: Sequence[int], b: Sequence[int], span: Span, budget: Budget) ->
 
 
 def _traced(history: Sequence[Sequence[int]], x: int, y: int, a0: int, b0: int) -> list[Span]:
-    """The single steps of the search, walked back from its end."""
+    """The steps of the search, traced back from its end."""
     spans: list[Span] = []
     for d in range(len(history) - 1, 0, -1):
         reach, k = history[d], x - y
@@ -118,7 +117,7 @@ def _traced(history: Sequence[Sequence[int]], x: int, y: int, a0: int, b0: int) 
 
 
 def _anchored(a: Sequence[int], b: Sequence[int], span: Span) -> list[Span]:
-    """Split a span at pieces that occur once on each side and keep their order; empty if there are none."""
+    """Split a span at items that occur once on each side and keep their order; empty if there are none."""
     a0, a1, b0, b1 = span
     in_a, in_b = Counter(a[a0:a1]), Counter(b[b0:b1])
     place = {piece: j for j, piece in enumerate(b[b0:b1], b0) if in_b[piece] == 1}

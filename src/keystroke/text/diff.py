@@ -1,8 +1,8 @@
-"""The smallest edits that turn one text into another.
+"""Minimal edits that turn one text into another, and unified diffs.
 
-First whole lines are compared, then the words inside lines that differ, then the ends of what is left.
-Work is bounded: where two texts differ too much to compare in the time allowed, a larger hunk is given, never
-a wrong one. A hunk never begins or ends inside a CRLF, a surrogate pair or a character with combining marks.
+Compares lines, then the words of changed lines, then trims common ends. The work is bounded: texts that
+differ too much give larger hunks, never wrong ones. A hunk never splits a CRLF, a surrogate pair or a
+character with combining marks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BLOCK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """`old[old_start:old_end]` became `new[new_start:new_end]`; everything between hunks is equal."""
+    """`old[old_start:old_end]` becomes `new[new_start:new_end]`; the text between hunks is equal."""
 
     old_start: int
     old_end: int
@@ -133,7 +133,7 @@ def _measured(
     old_at: int,
     new_at: int,
 ) -> list[Hunk]:
-    """Spans counted in pieces, as hunks counted in characters."""
+    """Convert spans of pieces to hunks of characters."""
     hunks: list[Hunk] = []
     i = j = 0
     for a0, a1, b0, b1 in spans:
@@ -155,7 +155,7 @@ def _trimmed(old: str, new: str, hunk: Hunk) -> Hunk:
 
 
 def _whole_characters(old: str, new: str, hunks: Sequence[Hunk]) -> list[Hunk]:
-    """The hunks widened until none cuts what reads as one character; those that then touch become one."""
+    """Widen the hunks until none splits a character; hunks that then touch are merged."""
     result: list[Hunk] = []
     todo = list(reversed(hunks))
     while todo:
@@ -163,7 +163,7 @@ def _whole_characters(old: str, new: str, hunks: Sequence[Hunk]) -> list[Hunk]:
         a0, a1, b0, b1 = hunk.old_start, hunk.old_end, hunk.new_start, hunk.new_end
         floor = result[-1].old_end if result else 0
         ceiling = todo[-1].old_start if todo else len(old)
-        # Between hunks both texts are equal, so both boundaries may move together, but not past a neighbour.
+        # Between hunks both texts are equal, so both boundaries move together, but not past a neighbour.
         while a0 > floor and (_joined(old, a0) or _joined(new, b0)):
             a0, b0 = a0 - 1, b0 - 1
         while a1 < ceiling and (_joined(old, a1) or _joined(new, b1)):
@@ -180,7 +180,7 @@ def _whole_characters(old: str, new: str, hunks: Sequence[Hunk]) -> list[Hunk]:
 
 
 def _joined(text: str, at: int) -> bool:
-    """Whether the characters on both sides of `at` belong together."""
+    """Whether the characters on both sides of `at` form one character."""
     if not 0 < at < len(text):
         return False
     right = text[at]
@@ -198,7 +198,7 @@ def _joined(text: str, at: int) -> bool:
 
 
 def _line_start(text: str, at: int) -> int:
-    """The nearest line start at or before `at`, judged by the characters before `at` alone."""
+    """The nearest line start at or before `at`."""
     return max(text.rfind("\n", 0, at), text.rfind("\r", 0, max(0, at - 1))) + 1
 
 

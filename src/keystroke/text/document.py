@@ -1,8 +1,8 @@
-"""A document is one immutable snapshot of a text: its content, its version and where its lines begin.
+"""An immutable snapshot of a text: its content, its version and its line index.
 
-Offsets are code points; a position is a line and a column counted in UTF-8, UTF-16 or UTF-32 units, as
-the Language Server Protocol counts them (lines end in LF, CRLF or CR). The line index is made once, when
-first asked for, and carried through `apply` by rescanning only around the edits. No I/O.
+Offsets are code points; a position is a line and a column in UTF-8, UTF-16 or UTF-32 units, as in the
+Language Server Protocol (lines end in LF, CRLF or CR). The line index is built on first use, and `apply`
+updates it by rescanning only around the edits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """`time` is a monotonic clock's reading of when the snapshot was taken, where the owner keeps one."""
+    """`time` is the monotonic time of the snapshot, if its owner records one."""
 
     text: str
     version: int = 0
@@ -77,7 +77,7 @@ class Document:
         if encoding == "utf-32" or self.text.isascii():
             inside, length = min(column, end - start), end - start
         else:
-            # A column of n units lies within the first n characters: never look further along a long line.
+            # A column of n units lies within the first n characters, however long the line is.
             from keystroke.text.line_index import boundaries
 
             before = boundaries(self.text[start : min(end, start + column)], encoding)
@@ -95,7 +95,7 @@ class Document:
         return start + inside
 
     def position(self, offset: int, encoding: Encoding = "utf-16") -> Position:
-        """The position of an offset. Between CR and LF no position exists: the line's end stands for it."""
+        """The position of an offset. An offset between CR and LF gives the end of the line."""
         if not 0 <= offset <= len(self.text):
             raise InputError(
                 f"offset {offset} is outside the document, which has {len(self.text)} characters"
@@ -112,7 +112,7 @@ class Document:
     def edit(
         self, start: Position, end: Position, text: str, encoding: Encoding = "utf-16", *, clamp: bool = True
     ) -> Edit:
-        """The edit an editor describes with two positions; LSP demands the clamping."""
+        """The edit of an editor's range; LSP requires the clamping."""
         first = self.offset(start.line, start.column, encoding, clamp=clamp)
         last = self.offset(end.line, end.column, encoding, clamp=clamp)
         if last < first:
@@ -120,7 +120,8 @@ class Document:
         return Edit(first, last, text)
 
     def apply(self, edits: Iterable[Edit], time: float | None = None) -> Document:
-        """The next version: all edits made at once. A line index already made is updated, not made again."""
+        """The next version, with all edits applied at once. An existing line index is updated, not
+        rebuilt."""
         changes = sorted_edits(edits, len(self.text))
         text = apply_edits(self.text, changes)
         if self._starts is None:

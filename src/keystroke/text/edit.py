@@ -1,7 +1,7 @@
-"""An edit replaces one span of a text; a set of edits happens at once.
+"""Edits: immutable replacements of spans of a text.
 
-Offsets are Python string indices (code points) into the text before the edits. Edits of a set never
-overlap; several insertions at one point happen in the order given. Values only: nothing is changed in place.
+Offsets are code points of the text before the edits. A set of edits applies at once: its edits never overlap,
+and insertions at the same offset keep their order.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def shift(edit: Edit, by: int) -> Edit:
 
 
 def sorted_edits(edits: Iterable[Edit], length: int) -> tuple[Edit, ...]:
-    """The edits from first to last; InputError where two overlap or one leaves a text of `length`."""
+    """The edits in order. Raises InputError if two overlap or one exceeds a text of `length`."""
     result = tuple(sorted(edits, key=lambda edit: (edit.start, edit.end)))
     reached = 0
     for edit in result:
@@ -62,7 +62,7 @@ def sorted_edits(edits: Iterable[Edit], length: int) -> tuple[Edit, ...]:
 
 
 def apply_edits(text: str, edits: Iterable[Edit]) -> str:
-    """`text` with all edits made at once."""
+    """`text` with all edits applied at once."""
     pieces: list[str] = []
     reached = 0
     for edit in sorted_edits(edits, len(text)):
@@ -84,8 +84,8 @@ def invert(text: str, edits: Iterable[Edit]) -> tuple[Edit, ...]:
 
 
 def compose(first: Iterable[Edit], second: Iterable[Edit]) -> tuple[Edit, ...]:
-    """One set that does what `first` and then `second` do. Edits that touch come out as one, so keystrokes
-    one after another become one insertion."""
+    """One set of edits that is equal to `first` and then `second`. Edits that touch are merged, so
+    consecutive keystrokes become one insertion."""
     between = deque(_pieces(deque([(0, _OPEN)]), first))
     result: list[Edit] = []
     reached, text = 0, ""
@@ -100,12 +100,12 @@ def compose(first: Iterable[Edit], second: Iterable[Edit]) -> tuple[Edit, ...]:
     return tuple(result)
 
 
-_OPEN = 1 << 62  # the length of a text is not known here; no text is longer than this
+_OPEN = 1 << 62  # longer than any text
 _Piece = tuple[int, int] | str  # a span of the original that is kept, or new text
 
 
 def _pieces(base: deque[_Piece], edits: Iterable[Edit]) -> Iterator[_Piece]:
-    """What `base` consists of after the edits."""
+    """The pieces of `base` after the edits."""
     reached = 0
     for edit in sorted_edits(edits, _OPEN):
         yield from _take(base, edit.start - reached)

@@ -1,7 +1,7 @@
-"""Bytes to text and back, exactly.
+"""Lossless conversion of files to text and back.
 
-`encode(decode(data)) == data` for every file that is accepted; a file for which that cannot be promised
-is refused. Line ends, a byte order mark, tabs and a missing final newline are content: nothing is translated.
+`encode(decode(data)) == data` holds for every accepted file; other files are refused. Line ends, tabs and a
+missing final newline are never changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MARKS = (
 )
 # The declaration that Python, Ruby, Emacs and Vim read in a file's first two lines.
 _DECLARED = re.compile(rb"^[^\n]{0,200}?coding[:=][ \t]*([-\w.]+)")
-# Single-byte encodings only: each byte stands for itself wherever it is, so an edit cannot disturb the rest.
+# Single-byte encodings only: an edit cannot change how the other bytes decode.
 _DECLARABLE = frozenset(
     {"latin-1", "iso8859-1", "iso8859-2", "iso8859-15", "cp1250", "cp1251", "cp1252", "koi8-r"}
 )
@@ -30,14 +30,14 @@ _DECLARABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A file's text with what is needed to write it back: its encoding and its byte order mark."""
+    """A file's text with its encoding and byte order mark."""
 
     text: str
     encoding: str = "utf-8"
     mark: bytes = b""
 
     def encode(self, text: str, name: str = "the file") -> bytes:
-        """`text` as bytes in this file's manner."""
+        """`text` in this file's encoding, with its byte order mark."""
         try:
             return self.mark + text.encode(self.encoding)
         except UnicodeEncodeError as error:
@@ -67,7 +67,7 @@ def decode(data: bytes, name: str = "the file") -> Decoded:
 
 
 def declared_encoding(data: bytes) -> str | None:
-    """The codec named by a coding line among the first two lines, under Python's own name for it."""
+    """Python's name of the encoding that a coding line among the first two lines declares."""
     for line in data.split(b"\n", 2)[:2]:
         if found := _DECLARED.match(line):
             try:

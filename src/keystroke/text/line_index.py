@@ -1,7 +1,4 @@
-"""Where lines begin and how wide characters are, as arrays.
-
-Pure functions on text. The one file of this folder that needs numpy; whoever asks for lines imports it.
-"""
+"""Line starts and character widths as numpy arrays. Imported on demand, because numpy is slow to import."""
 
 from __future__ import annotations
 
@@ -19,17 +16,17 @@ Offsets = NDArray[np.int64]
 
 
 def line_starts(text: str) -> Offsets:
-    """The offset at which each line begins. The first is 0; a final line end opens one more line."""
+    """The offset at which each line starts. The first is 0; a final line end starts one more line."""
     return np.concatenate((np.zeros(1, np.int64), _starts_within(text, 1, len(text))))
 
 
 def update_line_starts(starts: Offsets, edits: tuple[Edit, ...], text: str) -> Offsets:
-    """Line starts of the new text. Whether a line starts at p depends on the characters at p - 1 and p alone,
-    so only offsets from an edit's start to its end need a new look; the others move along."""
+    """Line starts of the new text. Whether a line starts at p depends only on the characters at p - 1 and
+    p, so only the edited spans are scanned again; the other starts are shifted."""
     pieces: list[Offsets] = []
-    kept = 0  # index of the first old start not yet dealt with
+    kept = 0  # index of the first old start not yet processed
     moved = 0
-    seen = 0  # first new offset not yet dealt with; 0 is a start whatever happens
+    seen = 0  # first new offset not yet processed; 0 is always a start
     for edit in edits:
         upto = int(np.searchsorted(starts, edit.start, side="left")) if edit.start else 1
         if upto > kept:

@@ -1,4 +1,4 @@
-"""Places as editors name them, and the units their columns are counted in."""
+"""Positions of editors, and the encodings in which their columns count."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A suggestion meets the typing that happened while it was made.
+"""Rebases a suggestion onto the edits that were typed while it was computed.
 
-`rebase` moves an edit onto the text as it is now, or drops it with a named reason. It sees edits only,
-never the text: what was typed either lies elsewhere (the edit moves along), agrees with the suggestion (the
-suggestion gets shorter) or contradicts it (the suggestion goes).
+What was typed lies elsewhere (the suggestion is shifted), agrees with the suggestion (it is shortened) or
+contradicts it (it is dropped, with a reason).
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from enum import StrEnum
 
 from keystroke.text.edit import Edit, shift, sorted_edits
 
-_CLOSERS = frozenset(")]}>\"'`")  # what editors add by themselves after the cursor
+_CLOSERS = frozenset(")]}>\"'`")  # what editors insert automatically after the cursor
 
 
 class DropReason(StrEnum):
     DIVERGED = "diverged"  # other text was typed where the suggestion goes
     OVERLAPPED = "overlapped"  # text that the suggestion would replace was changed
-    OUTSIDE = "outside"  # the place of the suggestion was deleted
+    OUTSIDE = "outside"  # the text around the suggestion was deleted
     FULFILLED = "fulfilled"  # all of it has been typed
 
 
@@ -29,8 +28,8 @@ class Dropped:
 
 
 def rebase(edit: Edit, typed: Iterable[Edit]) -> Edit | Dropped:
-    """`edit`, made for the text before `typed`, as an edit of the text after it. The typed edits happened one
-    after another: each counts from the text that the one before it left."""
+    """`edit`, computed before `typed`, as an edit of the text after it. The typed edits apply one after
+    another: each counts in the text that the previous one left."""
     for change in typed:
         result = _over(edit, change)
         if isinstance(result, Dropped):
@@ -40,7 +39,7 @@ def rebase(edit: Edit, typed: Iterable[Edit]) -> Edit | Dropped:
 
 
 def rebase_all(edits: Sequence[Edit], typed: Sequence[Edit]) -> tuple[Edit, ...] | Dropped:
-    """A suggestion of several edits: those already typed fall away; one contradicted drops all."""
+    """Rebase several edits: those already typed are removed; if one is contradicted, all are dropped."""
     result: list[Edit] = []
     for edit in edits:
         moved = rebase(edit, typed)
@@ -68,10 +67,10 @@ def _over(edit: Edit, change: Edit) -> Edit | Dropped:
 
 
 def _typed_through(edit: Edit, typed: str) -> Edit | Dropped:
-    """What is left when `typed` was inserted exactly where the suggestion begins."""
+    """The rest of the suggestion after `typed` was inserted exactly at its start."""
     head, tail = typed, ""
     while not edit.text.startswith(head):
-        # An editor that closes brackets inserts "()" for "(": the closers must then end the suggestion.
+        # An editor may insert "()" for "(": the automatic closers must then end the suggestion.
         if not edit.is_insertion or not head or head[-1] not in _CLOSERS:
             return Dropped(DropReason.DIVERGED)
         head, tail = head[:-1], head[-1] + tail

@@ -1,24 +1,24 @@
-"""Text that goes round in circles: the same piece again and again, as small models write when they are lost.
+"""Detects text that repeats itself, as small models sometimes write.
 
-Pure. Only the end of a text is looked at, so a stream can be asked as it grows. Rulers, blank lines
-and rows of zeros are no loop until they are long; what is reported is where the second round begins.
+Only the end of a text is inspected, so a growing stream can be checked. Rulers, blank lines and rows of
+digits are not loops.
 """
 
 from __future__ import annotations
 
 import re
 
-_LOOK = 2400  # characters at the end that are looked at
+_LOOK = 2400  # characters at the end that are inspected
 _LONGEST = 600  # characters of one round
 _LEAST = 160  # characters that all rounds together have
 _ROUNDS = 4
-_SHORT = 12  # a round shorter than this must come more often
+_SHORT = 12  # a round shorter than this must repeat more often
 _SHORT_ROUNDS = 12
 _WORD = re.compile(r"[^\W\d_]")
 
 
 def loop_start(text: str) -> int | None:
-    """Where the text begins to repeat itself: the end of the first round; None where it does not."""
+    """The offset at which the text starts to repeat itself (the end of the first round), or None."""
     tail = text[-_LOOK:]
     size = len(tail)
     for period in range(1, min(_LONGEST, size // _ROUNDS) + 1):
@@ -33,7 +33,7 @@ def loop_start(text: str) -> int | None:
 
 
 def _equal_end(tail: str, period: int) -> int:
-    """How many characters at the end are the same as those one period before."""
+    """The number of characters at the end that are equal to those one period before."""
     high = len(tail) - period
     count = 0
     while count < high and tail[-1 - count] == tail[-1 - count - period]:
@@ -42,13 +42,13 @@ def _equal_end(tail: str, period: int) -> int:
 
 
 class LoopDetector:
-    """Asks now and then, while a text streams in pieces."""
+    """Checks a streamed text for repetition at intervals."""
 
     def __init__(self, every: int = 80) -> None:
         self._text, self._every, self._asked = "", every, 0
 
     def feed(self, piece: str) -> bool:
-        """True once the text so far repeats itself."""
+        """Add a piece of the stream; True if the text repeats itself."""
         self._text = (self._text + piece)[-2 * _LOOK :]
         self._asked += len(piece)
         if self._asked < self._every:

@@ -1,11 +1,4 @@
-"""The project's own rules: what its files say about how code in it is written.
-
-project_rules(path) -> ProjectRules      for one file of a project
-rules.prompt_header()                           a short, stable text for prompts to models that follow instructions
-rules.format_insertion(inserted, line)                inserted text in the project's indentation, quotes and line ends
-"""
-
-from __future__ import annotations
+"""Project rules: how a repository wants its code written, read from its configuration files."""
 
 from keystroke.analysis.rules.project import ProjectRules, project_rules
 

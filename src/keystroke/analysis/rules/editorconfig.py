@@ -1,7 +1,7 @@
-"""`.editorconfig`: the properties that hold for one file.
+"""The `.editorconfig` properties of a file.
 
-Reads the files from the root of the project down; later sections and nearer files win. A line it cannot
-read is skipped, as the format asks; nothing here raises for what a project contains.
+Files are read from the root of the project down; later sections and nearer files win. Invalid lines are
+skipped, as the format requires.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Section = tuple[str, dict[str, str]]  # a glob and what it sets
 
 _LARGEST = 64 * 1024
 _SECTION = re.compile(r"\[(?P<glob>.+)\]\s*")
-_PREAMBLE = ""  # the glob of what stands before the first section
+_PREAMBLE = ""  # the glob of the lines before the first section
 
 
 def editorconfig_properties(path: Path, root: Path | None = None) -> dict[str, str]:
-    """What every `.editorconfig` above `path` says about it, nearest last."""
+    """The properties that all `.editorconfig` files above `path` set for it."""
     found: dict[str, str] = {}
     for folder, sections in reversed(list(_files(path, root))):
         relative = path.relative_to(folder).as_posix()
@@ -32,7 +32,7 @@ def editorconfig_properties(path: Path, root: Path | None = None) -> dict[str, s
 
 
 def _files(path: Path, root: Path | None) -> Iterator[tuple[Path, Sequence[Section]]]:
-    """From the nearest outward, as far as a file that calls itself the root."""
+    """The files from the nearest one outward, up to one with `root = true`."""
     for folder in path.parents:
         file = folder / ".editorconfig"
         if file.is_file():
@@ -45,7 +45,7 @@ def _files(path: Path, root: Path | None) -> Iterator[tuple[Path, Sequence[Secti
 
 
 def _sections(text: str) -> Iterator[Section]:
-    """The preamble first, then every section in its order."""
+    """The preamble, then every section in order."""
     glob, pairs = _PREAMBLE, dict[str, str]()
     for raw in text.splitlines():
         line = raw.strip()

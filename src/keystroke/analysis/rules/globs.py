@@ -1,8 +1,7 @@
 """The globs of `.editorconfig`: `*`, `**`, `?`, `[a-z]`, `[!a]`, `{one,two}`, `{1..9}`, `\\` before a sign.
 
-All places in the name that the glob's beginning can have reached go on together, as the bits of one
-number: the time is the glob's length times a few operations on that number, whatever the glob. The format's
-own package translates to a regular expression, which tries again and again: eight stars take it minutes.
+A nondeterministic automaton whose states are the bits of one number, so the time is linear in the length of
+the glob. Regular expressions, which the format's own package uses, backtrack: eight stars take minutes.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from collections import defaultdict
 
 _RANGE = re.compile(r"([+-]?\d{1,18})\.\.([+-]?\d{1,18})")
 _NUMBER = re.compile(r"[+-]?\d{1,18}")
-_BRACKET = re.compile(r"\[((?:[^]/\\]++|\\.)++)\]")  # possessive: never tried again
-LONGEST = 1024  # characters of a glob that every reader of the format must take; longer ones match nothing
+_BRACKET = re.compile(r"\[((?:[^]/\\]++|\\.)++)\]")  # possessive: no backtracking
+LONGEST = 1024  # characters of a glob that the format requires; longer ones match nothing
 
 
 def matches(glob: str, path: str) -> bool:
-    """Whether `glob` names `path`, which is relative to the glob's file and has forward slashes. Raises
-    nothing: signs that do not make sense stand for themselves."""
+    """Whether `glob` matches `path`, which is relative to the glob's file and has forward slashes. Invalid
+    syntax is matched literally."""
     if len(glob) > LONGEST:
         return False
     anchored = f"/{glob.lstrip('/')}" if "/" in glob else f"/**/{glob}"
@@ -26,7 +25,7 @@ def matches(glob: str, path: str) -> bool:
 
 
 class _Places:
-    """The places of a name: bit `i` of a number is the place before its character `i`."""
+    """Sets of positions in a name: bit `i` of a number is the position before its character `i`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -38,9 +37,7 @@ class _Places:
 
     def match(self, glob: str) -> bool:
         grouping = _grouping(glob)
-        outer: list[
-            tuple[int, int]
-        ] = []  # of each group around: where it began, where its alternatives ended
+        outer: list[tuple[int, int]] = []  # (start, ends of the alternatives) of each enclosing group
         begin, ended, here = 1, 0, 1
         at = 0
         while at < len(glob):
@@ -78,15 +75,15 @@ class _Places:
         return bool(here >> len(self._name) & 1)
 
     def _step(self, here: int, over: int) -> int:
-        """One character on, from those places that stand before one of `over`."""
+        """One character further, from the positions before one of `over`."""
         return (here & over) << 1
 
     def _star(self, here: int) -> int:
-        """On to the next slash: added to a run of ones, a bit carries to its end, clearing what it passes."""
+        """Up to the next slash: added to a run of ones, a bit carries to the end of the run."""
         return here | (((here & self._plain) + self._plain) ^ self._plain)
 
     def _anything(self, here: int) -> int:
-        """On to the end of the name, from the first place reached."""
+        """Up to the end of the name, from the first position reached."""
         return self._all & -(here & -here)
 
     def _one_of(self, inside: str) -> int:
@@ -120,8 +117,8 @@ def _spans(signs: str) -> list[tuple[str, str]]:
 
 
 def _grouping(glob: str) -> frozenset[int]:
-    """Where the braces and commas stand that make alternatives. None do in a glob whose braces do not
-    balance, nor braces without a comma."""
+    """Offsets of the braces and commas that form alternatives: none if the braces are unbalanced, and no
+    braces without a comma."""
     found: set[int] = set()
     opened: list[list[int]] = []
     at = 0

@@ -1,8 +1,6 @@
-"""What formatters and linters of a project say about style: ruff, black, isort's line length, prettier,
-rustfmt.
+"""Style settings of a project's formatters and linters: ruff, black, prettier, rustfmt.
 
-Reads settings files as data, never runs a tool nor a JavaScript configuration. A file that is too large
-or cannot be parsed says nothing.
+Reads settings files as data and runs nothing. A file that is too large or cannot be parsed is ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ _PRETTIER = frozenset({"javascript", "typescript", "tsx", "css", "html", "json",
 
 
 def linter_style(folder: Path, root: Path | None, language: str | None) -> dict[str, Any]:
-    """`line_length`, `quotes` ("single" or "double"), `indent_width`, `tabs`, as far as a tool says."""
+    """`line_length`, `quotes` ("single" or "double"), `indent_width` and `tabs`, as far as they are set."""
     if language in _PYTHON:
         return _nearest(folder, root, _python_style)
     if language in _PRETTIER:
@@ -28,7 +26,7 @@ def linter_style(folder: Path, root: Path | None, language: str | None) -> dict[
     if language == "rust":
         return _nearest(folder, root, _rust_style)
     if language == "go":
-        return {"tabs": True}  # gofmt leaves no choice
+        return {"tabs": True}
     return {}
 
 
@@ -114,7 +112,7 @@ def _rust_style(folder: Path, root: Path | None) -> dict[str, Any] | None:
 
 
 def _sound(found: dict[str, Any]) -> dict[str, Any]:
-    """Only values that make sense: a project's file may hold anything."""
+    """The valid values among those of a settings file."""
     kept: dict[str, Any] = {}
     for key, low, high in (("line_length", 20, 1000), ("indent_width", 1, 16)):
         value = found.get(key)
@@ -145,7 +143,7 @@ def _json(path: Path, root: Path | None) -> dict[str, Any]:
 
 
 def _simple_yaml(path: Path, root: Path | None) -> dict[str, Any]:
-    """`key: value` lines, which is all a prettier file in YAML holds."""
+    """The `key: value` lines of a prettier file in YAML."""
     pairs = re.findall(r"^(\w+)\s*:\s*[\"']?(\w+)[\"']?\s*$", read_settings(path, root), re.MULTILINE)
     return dict(pairs)
 

@@ -1,8 +1,7 @@
-"""The rules that hold for one file, gathered once and applied to everything inserted into it.
+"""The project rules of one file: style and instructions for prompts.
 
-A frozen value. `format_insertion` changes only white space at the start of lines, line ends, and quotes where the
-project's linter asks for them and the string stays the same; it never touches text that is already there.
-Instructions of the project (AGENTS.md) shape prompts, and are data: nothing in them is carried out here.
+`format_insertion` changes only indentation, line ends, and quotes of strings that stay equal; it never
+touches existing text. Instructions of the project (AGENTS.md) are data for prompts and are not executed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _SIMPLE_STRING = re.compile(r"(?<![\w'\"\\])(?P<quote>['\"])(?!\1\1)(?P<body>[^'
 
 @dataclass(frozen=True, slots=True)
 class ProjectRules:
-    """None where the project says nothing."""
+    """A field is None if the project does not set it."""
 
     root: Path | None = None
     language: str | None = None
@@ -39,8 +38,8 @@ class ProjectRules:
     instructions: str = ""
 
     def format_insertion(self, inserted: str, line: str = "") -> str:
-        """`inserted` as the project writes it. `line` is what stands left of it: inside a string or a comment
-        quotes are left alone."""
+        """`inserted` in the project's style. `line` is the text left of it: inside a string or a comment
+        quotes are not changed."""
         first, newline, others = inserted.partition("\n")
         lines = [first, *([self._indented(one) for one in others.split("\n")] if newline else [])]
         if self.trim is not False:
@@ -51,19 +50,19 @@ class ProjectRules:
         return text
 
     def line_ends(self, text: str, existing: str) -> str:
-        """Line ends as the file has them, or as the project says where the file has none yet."""
+        """`text` with the line ends of the file, or of the project if the file has none."""
         crlf = "\r\n" in existing if "\n" in existing else bool(self.crlf)
         plain = text.replace("\r\n", "\n")
         return plain.replace("\n", "\r\n") if crlf else plain
 
     def with_final_newline(self, text: str) -> str:
-        """A whole file's text with the final line end the project asks for."""
+        """A file's text with a final newline, if the project requires one."""
         if self.final_newline and text and not text.endswith("\n"):
             return text + "\n"
         return text
 
     def prompt_header(self) -> str:
-        """A short text for the front of a prompt; the same for every file of a kind, so that it is cached."""
+        """A short text for the start of a prompt; equal for all files of a kind, so that it is cached."""
         said: list[str] = []
         if self.tabs is not None or self.indent_width:
             said.append("Indent with tabs." if self.tabs else f"Indent with {self.indent_width or 4} spaces.")
@@ -93,7 +92,7 @@ class ProjectRules:
 def project_rules(
     path: str | Path, root: str | Path | None = None, language: str | None = None
 ) -> ProjectRules:
-    """The rules for `path`, which need not exist yet. `root` bounds the search; found by itself otherwise."""
+    """The rules for `path`, which need not exist. `root` bounds the search and is detected if not given."""
     file = Path(path).absolute()
     top = Path(root).absolute() if root is not None else _root_of(file)
     if top is not None and not file.is_relative_to(top):
@@ -163,7 +162,7 @@ def _instructions(root: Path | None) -> str:
 
 
 def _outside_text(line: str) -> bool:
-    """Whether the end of `line` is code: no open string, no comment."""
+    """Whether the end of `line` is outside strings and comments."""
     quote = ""
     for index, sign in enumerate(line):
         if quote:

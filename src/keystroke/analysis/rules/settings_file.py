@@ -1,8 +1,7 @@
-"""A settings file of a project, read as what it is: something a stranger may have written.
+"""Reads settings files of a project, which are untrusted.
 
-Regular files only, inside the project, bounded in size and in the length of a line (parsers of dotted
-keys take quadratic time on one long line). Anything else says nothing. Never waits: a pipe or a device is
-not read, and a link that leads out of the project is not followed.
+Only regular files inside the project are read, bounded in size and in the length of a line (parsers of dotted
+keys take quadratic time on a long line). Everything else counts as empty; reading never blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ LONGEST_LINE = 4096
 
 
 def read_settings(path: Path, root: Path | None = None, largest: int = LARGEST) -> str:
-    """Its text; empty where there is none to be read. `root`: the project's folder, where it is known."""
+    """The text of a settings file; empty if it cannot be read. `root`: the project's folder, if known."""
     try:
         if root is not None and not path.resolve().is_relative_to(root.resolve()):
             return ""
