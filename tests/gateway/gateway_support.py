@@ -29,7 +29,7 @@ from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 from keystroke.gateway.app import Gateway, uvicorn_config
 from keystroke.gateway.record.store import Store, default_url
 from keystroke.gateway.transport.socket import SocketLimits
-from keystroke.gateway.work.registry import Registry, local_entry
+from keystroke.gateway.work.registry import ModelRegistry, local_entry
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]\n{{ m.content }}<end>\n{% endfor %}"
@@ -76,7 +76,7 @@ class RunningServer:
         """Wait until nothing runs; True when every session was given back."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            busy = any(e.live for e in self.engines.values()) or self.gateway.service.under_way
+            busy = any(e.live for e in self.engines.values()) or self.gateway.service.active_work
             entries = self.gateway.service.registry.entries.values()
             if not busy and not any(e.scheduler.waiting or e.scheduler.running for e in entries):
                 return True
@@ -95,7 +95,7 @@ def serving(
     concurrent: int = 8,
     speculation: bool = False,
     port: int = 0,
-    registry: Registry | None = None,
+    registry: ModelRegistry | None = None,
     learn: LearnSettings | None = None,
     assist: AssistSettings | None = None,
 ) -> Iterator[RunningServer]:
@@ -118,7 +118,7 @@ def serving(
         for m in models
     ]
     store = Store(default_url(folder)) if folder is not None else None
-    gateway = Gateway(registry or Registry(entries), settings, store=store, socket_limits=socket_limits)
+    gateway = Gateway(registry or ModelRegistry(entries), settings, store=store, socket_limits=socket_limits)
     config = uvicorn_config(gateway)
     config.lifespan = "on"
     uv = uvicorn.Server(config)

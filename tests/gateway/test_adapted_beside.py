@@ -15,11 +15,11 @@ from test_live import after, spm_model, wired
 
 from keystroke.config import ModelSettings, NamedModel, PathSettings, Settings
 from keystroke.engine import locate
-from keystroke.engine.library import InstalledModel, Kind, Library, Progress, StoredFile, Traits
+from keystroke.engine.library import InstalledModel, ModelFormat, ModelLibrary, Progress, StoredFile, Traits
 from keystroke.errors import NotEnoughMemory
 from keystroke.gateway.work import registry as registries
-from keystroke.gateway.work.loading import Offer
-from keystroke.gateway.work.registry import Registry, ServedModel, from_settings, local_entry
+from keystroke.gateway.work.loading import OfferedModel
+from keystroke.gateway.work.registry import ModelRegistry, ServedModel, local_entry, registry_from_settings
 
 ABOVE = "# what stands above, long enough to tell how fast it is read\n" * 4
 TEXT = f"{ABOVE}def add(a, b):\n    return a"
@@ -49,10 +49,14 @@ class Shelf:
         self.looked += 1
         return "plain:edit" if entry.name == "plain" else None
 
-    def registry(self, *pinned: ServedModel, offers: tuple[str, ...] = (), idle_s: float = 900.0) -> Registry:
+    def registry(
+        self, *pinned: ServedModel, offers: tuple[str, ...] = (), idle_s: float = 900.0
+    ) -> ModelRegistry:
         small = local_entry("small", replace(spm_model(script(" - b\n")), name="small"))
-        offered = [Offer(name, "deep", converses=True) for name in offers]
-        return Registry([small, *pinned], offers=offered, load=self.load, adapted=self.adapted, idle_s=idle_s)
+        offered = [OfferedModel(name, "deep", converses=True) for name in offers]
+        return ModelRegistry(
+            [small, *pinned], offers=offered, load=self.load, adapted=self.adapted, idle_s=idle_s
+        )
 
 
 def plain() -> ServedModel:
@@ -61,7 +65,7 @@ def plain() -> ServedModel:
 
 
 @asynccontextmanager
-async def started(registry: Registry) -> AsyncIterator[Registry]:
+async def started(registry: ModelRegistry) -> AsyncIterator[ModelRegistry]:
     registry.start()
     try:
         yield registry
@@ -121,51 +125,51 @@ def test_where_it_cannot_be_loaded_the_plain_one_goes_on_and_it_is_not_tried_aga
 async def test_it_is_not_loaded_before_it_is_known_how_fast_the_plain_one_reads() -> None:
     shelf, base = Shelf(), plain()
     async with started(shelf.registry(base)) as registry:
-        registry.adapt(base)
+        registry.load_adapted(base)
         assert not registry.loads
-        registry.adapt(measured(base))
+        registry.load_adapted(measured(base))
         await until(lambda: "plain:edit" in registry.entries)
         assert registry.entries["plain:edit"].scheduler.prefill_rate == RATE
-        registry.adapt(base)
+        registry.load_adapted(base)
         assert not registry.loads
 
 
 async def test_it_stays_as_long_as_the_plain_one_and_goes_with_it() -> None:
     shelf, base = Shelf(), plain()
     async with started(shelf.registry(base, offers=("other",), idle_s=0.1)) as registry:
-        registry.adapt(measured(base))
-        await registry.ready("other")
+        registry.load_adapted(measured(base))
+        await registry.ensure_loaded("other")
         await until(lambda: "plain:edit" in registry.entries and "other" not in registry.entries)
         await asyncio.sleep(0.3)
         assert sorted(registry.entries) == ["plain", "plain:edit", "small"]
     async with started(shelf.registry(offers=("plain",))) as registry:
         for _ in range(2):  # when the plain one comes back, so does it
-            base = await registry.ready("plain")
-            registry.adapt(measured(base))
+            base = await registry.ensure_loaded("plain")
+            registry.load_adapted(measured(base))
             await until(lambda: "plain:edit" in registry.entries)
             registry._used["plain"] = 0.0  # the plain one was asked for long ago
-            assert await registry.make_room()
+            assert await registry.unload_idlest()
             assert list(registry.entries) == ["small"]
 
 
 async def test_asked_for_by_name_it_is_a_model_like_any_other() -> None:
     shelf, base = Shelf(), plain()
     async with started(shelf.registry(base, idle_s=0.1)) as registry:
-        registry.adapt(measured(base))
+        registry.load_adapted(measured(base))
         await until(lambda: "plain:edit" in registry.entries)
-        await registry.ready("plain:edit")
+        await registry.ensure_loaded("plain:edit")
         await until(lambda: sorted(registry.entries) == ["plain", "small"])
 
 
 async def test_it_makes_room_for_what_is_asked_for_and_does_not_come_back_by_itself() -> None:
     shelf, base = Shelf(), plain()
     async with started(shelf.registry(base)) as registry:
-        registry.adapt(measured(base))
+        registry.load_adapted(measured(base))
         await until(lambda: "plain:edit" in registry.entries)
         registry._used["plain:edit"] = 0.0  # loaded long ago
-        assert await registry.make_room()
+        assert await registry.unload_idlest()
         assert sorted(registry.entries) == ["plain", "small"]
-        registry.adapt(base)
+        registry.load_adapted(base)
         assert not registry.loads
 
 
@@ -180,9 +184,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PathSettings:
         for name in ("a.gguf", "b.gguf"):
             (folder / name).write_bytes(EMPTY)
         file = StoredFile("a.gguf", len(EMPTY), "")
-        return InstalledModel("coder", Kind.GGUF, "", "", (file,), None, Traits("qwen2", 1, 777, True))
+        return InstalledModel("coder", ModelFormat.GGUF, "", "", (file,), None, Traits("qwen2", 1, 777, True))
 
-    Library(tmp_path / "models").put("coder", build)
+    ModelLibrary(tmp_path / "models").add_built("coder", build)
     (tmp_path / "coder-edit").mkdir()
     (tmp_path / "coder-edit" / "adapter.safetensors").touch()
     monkeypatch.setattr(locate, "shipped_folders", lambda: [tmp_path])
@@ -208,12 +212,12 @@ def loaded(monkeypatch: pytest.MonkeyPatch, installed: PathSettings) -> list[tup
     return found
 
 
-async def adapted(registry: Registry, name: str, loaded: list[tuple[str, str]]) -> list[tuple[str, str]]:
+async def adapted(registry: ModelRegistry, name: str, loaded: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """What is loaded for a model of this name."""
     async with started(registry):
-        entry = await registry.ready(name)
+        entry = await registry.ensure_loaded(name)
         loaded.clear()
-        registry.adapt(measured(entry))
+        registry.load_adapted(measured(entry))
         await until(lambda: not registry.loads)
         return loaded
 
@@ -221,13 +225,13 @@ async def adapted(registry: Registry, name: str, loaded: list[tuple[str, str]]) 
 async def test_a_server_loads_the_adapter_of_the_installed_coder_beside_it(
     installed: PathSettings, loaded: list[tuple[str, str]]
 ) -> None:
-    offered = from_settings(Settings(paths=installed))
+    offered = registry_from_settings(Settings(paths=installed))
     assert await adapted(offered, "coder", loaded) == [("coder:edit", "deep")]
     tables = {"mine": NamedModel(model="coder", role="chat")}
-    configured = from_settings(Settings(paths=installed, models=tables))
+    configured = registry_from_settings(Settings(paths=installed, models=tables))
     assert await adapted(configured, "mine", loaded) == [("mine:edit", "chat")]
     chosen = Settings(paths=installed, model=ModelSettings(deep="coder"), models={"coder": NamedModel()})
-    assert await adapted(from_settings(chosen), "coder", loaded) == [("coder:edit", "deep")]
+    assert await adapted(registry_from_settings(chosen), "coder", loaded) == [("coder:edit", "deep")]
 
 
 @pytest.mark.parametrize("name", ["other", "copied", "mine:edit"])
@@ -235,11 +239,11 @@ async def test_weights_of_another_model_a_second_copy_and_what_has_its_adapter_g
     name: str, installed: PathSettings, loaded: list[tuple[str, str]]
 ) -> None:
     settings = Settings(paths=installed, models={name: NamedModel(role="deep")})
-    assert await adapted(from_settings(settings), name, loaded) == []
+    assert await adapted(registry_from_settings(settings), name, loaded) == []
 
 
 async def test_an_installation_without_an_adapter_loads_none(
     installed: PathSettings, loaded: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locate, "shipped_folders", list)
-    assert await adapted(from_settings(Settings(paths=installed)), "coder", loaded) == []
+    assert await adapted(registry_from_settings(Settings(paths=installed)), "coder", loaded) == []

@@ -12,7 +12,7 @@ from gateway_support import RunningServer, last_user, scripted_model, serving
 
 from keystroke import Client
 from keystroke.clients.connection import RemoteError, Restarted
-from keystroke.clients.socket import Socket
+from keystroke.clients.gateway_socket import GatewaySocket
 from keystroke.errors import Unauthorized, Unavailable, UsageError
 from keystroke.protocol import events
 from keystroke.protocol.requests import ResponseCancel
@@ -42,7 +42,7 @@ def words(response: Response | None) -> str:
 
 async def drop(client: Client) -> None:
     """Cut the connection as a network would, and let the client notice."""
-    assert isinstance(client._socket, Socket)
+    assert isinstance(client._socket, GatewaySocket)
     assert client._socket._transport is not None
     client._socket._transport.abort()
     await asyncio.sleep(0)

@@ -103,6 +103,6 @@ async def test_a_socket_that_is_handed_over_ends_its_turn_first(server: RunningS
                 kinds.append(json.loads(await socket.recv())["type"])
                 if kinds[-1] == "response.output_text.delta" and kinds.count(kinds[-1]) == 1:
                     for reader in tuple(server.gateway._readers.values()):
-                        reader.leave()
+                        reader.close_when_idle()
         assert kinds[-1] == "response.completed"
         assert socket.close_code == 1012

@@ -13,24 +13,24 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Learner
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from keystroke.assist.tool_calls.patches import edit_call
-from keystroke.assist.tool_calls.tools import Offered, short_toolset, whole_toolset
+from keystroke.assist.tool_calls.patches import patch_from_call
+from keystroke.assist.tool_calls.tools import OfferedTool, short_toolset, whole_toolset
 from keystroke.config import ServerSettings
 from keystroke.engine.model import Model
 from keystroke.engine.tokenizer.huggingface import from_spec
 from keystroke.errors import ConfigError, Forbidden, InputError, RateLimited, Unauthorized
 from keystroke.gateway.access.keys import LOCAL, KeyRing, digest, make_key
-from keystroke.gateway.access.limits import Budget, Limits
-from keystroke.gateway.access.security import check_host, check_origin, is_loopback, key_ring
+from keystroke.gateway.access.limits import RateBudget, RateLimiter
+from keystroke.gateway.access.security import build_key_ring, check_host, check_origin, is_loopback
 from keystroke.gateway.api import prompts
 from keystroke.gateway.transport.frames import text_frame_header
 from keystroke.gateway.transport.outbox import BEHIND, HIGH, Outbox
 from keystroke.gateway.work.priority import Priority, Tier, rank
-from keystroke.gateway.work.registry import Registry, local_entry
-from keystroke.gateway.work.routing import Candidate, Router, Task
+from keystroke.gateway.work.registry import ModelRegistry, local_entry
+from keystroke.gateway.work.routing import ModelCandidate, Router, RoutingRequest
 from keystroke.protocol.events import Created, TextDelta
 from keystroke.protocol.faults import ModelNotFound
-from keystroke.protocol.items import Item, Part
+from keystroke.protocol.items import ContentPart, Item
 from keystroke.protocol.response import Response
 
 # Limits
@@ -45,7 +45,7 @@ class Clock:
 
 def test_requests_and_tokens_refill_and_say_when_to_come_back() -> None:
     clock = Clock()
-    limits = Limits({"m": Budget(requests_per_minute=2, tokens_per_minute=600)}, clock)
+    limits = RateLimiter({"m": RateBudget(requests_per_minute=2, tokens_per_minute=600)}, clock)
     for _ in range(2):
         limits.admit("k", "m", 10).settle(10)
     with pytest.raises(RateLimited) as caught:
@@ -62,7 +62,7 @@ def test_requests_and_tokens_refill_and_say_when_to_come_back() -> None:
 
 
 def test_keys_and_models_have_budgets_of_their_own() -> None:
-    limits = Limits({"m": Budget(requests_per_minute=1)}, Clock())
+    limits = RateLimiter({"m": RateBudget(requests_per_minute=1)}, Clock())
     limits.admit("a", "m", 1)
     limits.admit("b", "m", 1)
     limits.admit("a", "unlimited", 1)
@@ -72,7 +72,7 @@ def test_keys_and_models_have_budgets_of_their_own() -> None:
 
 
 def test_concurrent_responses_are_counted_and_given_back_once() -> None:
-    limits = Limits({"m": Budget(concurrent=1)}, Clock())
+    limits = RateLimiter({"m": RateBudget(concurrent=1)}, Clock())
     permit = limits.admit("k", "m", 1)
     with pytest.raises(RateLimited):
         limits.admit("k", "m", 1)
@@ -84,7 +84,7 @@ def test_concurrent_responses_are_counted_and_given_back_once() -> None:
 
 
 def test_a_request_larger_than_the_bucket_passes_when_the_bucket_is_full() -> None:
-    limits = Limits({"m": Budget(tokens_per_minute=100)}, Clock())
+    limits = RateLimiter({"m": RateBudget(tokens_per_minute=100)}, Clock())
     limits.admit("k", "m", 5000)
     with pytest.raises(RateLimited):
         limits.admit("k", "m", 1)
@@ -96,9 +96,9 @@ def test_a_request_larger_than_the_bucket_passes_when_the_bucket_is_full() -> No
 def test_a_key_opens_until_it_is_revoked_and_only_its_hash_is_kept() -> None:
     key, token = make_key("bob")
     ring = KeyRing(required=True)
-    ring.replace([key])
+    ring.set_stored_keys([key])
     assert token not in repr(key)
-    assert ring.check(f"Bearer {token}").name == "bob"
+    assert ring.authenticate(f"Bearer {token}").name == "bob"
     for wrong in (
         None,
         "Bearer",
@@ -108,27 +108,27 @@ def test_a_key_opens_until_it_is_revoked_and_only_its_hash_is_kept() -> None:
         f"Bearer {key.id}",
     ):
         with pytest.raises(Unauthorized):
-            ring.check(wrong)
-    ring.replace([])
+            ring.authenticate(wrong)
+    ring.set_stored_keys([])
     with pytest.raises(Unauthorized):
-        ring.check(f"Bearer {token}")
+        ring.authenticate(f"Bearer {token}")
 
 
 def test_a_loopback_ring_lets_everyone_in_as_local_and_knows_its_keys() -> None:
     key, token = make_key("bob")
     ring = KeyRing(required=False)
-    ring.replace([key])
-    assert ring.check(None) == LOCAL
-    assert ring.check("Bearer whatever") == LOCAL
-    assert ring.check(f"Bearer {token}").id == key.id
+    ring.set_stored_keys([key])
+    assert ring.authenticate(None) == LOCAL
+    assert ring.authenticate("Bearer whatever") == LOCAL
+    assert ring.authenticate(f"Bearer {token}").id == key.id
 
 
 def test_keys_are_required_beyond_loopback_or_where_some_were_given() -> None:
-    assert not key_ring(ServerSettings(), {}).required
-    assert key_ring(ServerSettings(host="0.0.0.0"), {}).required
-    given = key_ring(ServerSettings(), {"KEYSTROKE_API_KEY": "a, b"})
+    assert not build_key_ring(ServerSettings(), {}).required
+    assert build_key_ring(ServerSettings(host="0.0.0.0"), {}).required
+    given = build_key_ring(ServerSettings(), {"KEYSTROKE_API_KEY": "a, b"})
     assert given.required
-    assert given.check("Bearer b").id == f"static_{digest('b')[:16]}"
+    assert given.authenticate("Bearer b").id == f"static_{digest('b')[:16]}"
     assert digest("a") != "a"
 
 
@@ -171,10 +171,10 @@ def test_what_is_no_origin_is_refused_not_a_fault() -> None:
 def test_a_given_key_is_known_by_itself_not_by_its_place() -> None:
     both = KeyRing(required=True, static=["first", "second"])
     later = KeyRing(required=True, static=["second"])
-    caller = both.check("Bearer second")
-    assert later.check("Bearer second") == caller
-    assert later.holds(caller)
-    assert not later.holds(both.check("Bearer first"))
+    caller = both.authenticate("Bearer second")
+    assert later.authenticate("Bearer second") == caller
+    assert later.still_accepts(caller)
+    assert not later.still_accepts(both.authenticate("Bearer first"))
 
 
 # Priorities and routing
@@ -186,41 +186,45 @@ def test_a_lane_beats_every_tier() -> None:
     assert rank(Priority.GHOST, Tier.FLEX) < rank(Priority.CHAT, Tier.PRIORITY)
 
 
-BOTH = Router([Candidate("small", "fast"), Candidate("large", "deep")])
+BOTH = Router([ModelCandidate("small", "fast"), ModelCandidate("large", "deep")])
 
 
 @pytest.mark.parametrize(
     ("task", "model", "reason"),
     [
-        (Task(Priority.GHOST, "", 10), "small", "interactive"),
-        (Task(Priority.CHAT, "fix the typo", 10), "small", "short interactive"),
-        (Task(Priority.CHAT, "think hard about this", 10), "large", "asked for depth"),
-        (Task(Priority.CHAT, "quickly: migrate this", 10), "small", "asked for speed"),
-        (Task(Priority.CHAT, "find the race condition", 10), "large", "looks hard"),
-        (Task(Priority.CHAT, "x", 500_000), "large", "long"),
-        (Task(Priority.BACKGROUND, "x", 10, background=True), "large", "background"),
-        (Task(Priority.CHAT, "x", 10, effort="high"), "large", "effort"),
+        (RoutingRequest(Priority.GHOST, "", 10), "small", "interactive"),
+        (RoutingRequest(Priority.CHAT, "fix the typo", 10), "small", "short interactive"),
+        (RoutingRequest(Priority.CHAT, "think hard about this", 10), "large", "asked for depth"),
+        (RoutingRequest(Priority.CHAT, "quickly: migrate this", 10), "small", "asked for speed"),
+        (RoutingRequest(Priority.CHAT, "find the race condition", 10), "large", "looks hard"),
+        (RoutingRequest(Priority.CHAT, "x", 500_000), "large", "long"),
+        (RoutingRequest(Priority.BACKGROUND, "x", 10, background=True), "large", "background"),
+        (RoutingRequest(Priority.CHAT, "x", 10, effort="high"), "large", "effort"),
     ],
 )
-def test_auto_routes_by_task_size_and_words_and_says_why(task: Task, model: str, reason: str) -> None:
+def test_auto_routes_by_task_size_and_words_and_says_why(
+    task: RoutingRequest, model: str, reason: str
+) -> None:
     name, _, why = BOTH.choose(task)
     assert name == model
     assert reason in why
 
 
 def test_without_a_deep_model_the_fast_one_answers_and_says_so() -> None:
-    name, role, why = Router([Candidate("small", "fast")]).choose(Task(Priority.CHAT, "think hard", 1))
+    name, role, why = Router([ModelCandidate("small", "fast")]).choose(
+        RoutingRequest(Priority.CHAT, "think hard", 1)
+    )
     assert (name, role) == ("small", "fast")
     assert "no deep model" in why
 
 
 def test_the_registry_finds_names_and_roles_and_hints_at_near_ones() -> None:
-    registry = Registry([local_entry("tiny", scripted_model(name="tiny"))])
-    assert registry.find("fast") == registry.find("tiny") == "tiny"
+    registry = ModelRegistry([local_entry("tiny", scripted_model(name="tiny"))])
+    assert registry.resolve("fast") == registry.resolve("tiny") == "tiny"
     with pytest.raises(ModelNotFound, match="did you mean tiny"):
-        registry.find("tinny")
+        registry.resolve("tinny")
     with pytest.raises(ConfigError):
-        Registry([])
+        ModelRegistry([])
 
 
 # Prompts
@@ -246,13 +250,13 @@ BYTES, BPE = scripted_model(), bpe_model()
 def test_items_become_messages_that_templates_accept() -> None:
     items = [
         Item(role="developer", content="rules"),
-        Item(role="user", content=[Part(text="hi "), Part(text="there")]),
+        Item(role="user", content=[ContentPart(text="hi "), ContentPart(text="there")]),
         Item(type="reasoning", id="rs"),
         Item(role="assistant", content="let me look"),
         Item(type="function_call", call_id="c1", name="f", arguments='{"x":1}'),
         Item(type="custom_tool_call", call_id="c2", name="apply_patch", input="patch"),
         Item(type="function_call_output", call_id="c1", output="one"),
-        Item(type="custom_tool_call_output", call_id="c2", output=[Part(text="done")]),
+        Item(type="custom_tool_call_output", call_id="c2", output=[ContentPart(text="done")]),
         Item(type="web_search_call", id="ws"),
         Item(role="developer", content="later"),
     ]
@@ -279,8 +283,8 @@ def test_items_become_messages_that_templates_accept() -> None:
 
 def test_a_small_model_is_reminded_of_its_task_behind_what_it_read() -> None:
     text = {"properties": {"cmd": {"type": "string"}}, "required": ["cmd"]}
-    run = Offered("exec_command", parameters=text)
-    patch = Offered("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin Patch"'))
+    run = OfferedTool("exec_command", parameters=text)
+    patch = OfferedTool("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin Patch"'))
     call = {"call_id": "c1", "name": "exec_command", "arguments": '{"cmd": "cat a.py"}'}
     read = [
         Item(role="user", content="Fix a.py."),
@@ -288,7 +292,7 @@ def test_a_small_model_is_reminded_of_its_task_behind_what_it_read() -> None:
         Item(type="function_call_output", call_id="c1", output="x = 1"),
     ]
     wrote = [
-        Item(type="custom_tool_call", call_id="c2", name="apply_patch", input=edit_call(
+        Item(type="custom_tool_call", call_id="c2", name="apply_patch", input=patch_from_call(
             "write_file", {"path": "a.py", "content": "x = 2"}
         )),
         Item(type="custom_tool_call_output", call_id="c2", output="Success"),
@@ -302,7 +306,7 @@ def test_a_small_model_is_reminded_of_its_task_behind_what_it_read() -> None:
     # A continued conversation is reminded in the same words: the tokens in the cache stay those of the whole.
     joined = prompts.messages_of(None, [read[2]], read[:2], toolset=small)
     assert joined[0]["content"] == said[2]
-    view = Offered(
+    view = OfferedTool(
         "read", parameters={"properties": {"filePath": {"type": "string"}}, "required": ["filePath"]}
     )
     numbered = [
@@ -320,12 +324,12 @@ def test_a_continued_conversation_has_the_tokens_of_one_rendered_whole() -> None
     model = scripted_model()
     first = [Item(role="system", content="s"), Item(role="user", content="one <end> look-alike")]
     answer = "the answer"
-    held = [*prompts.whole(model, prompts.messages_of(None, first), []), *answer.encode(), 258]
+    held = [*prompts.render_conversation(model, prompts.messages_of(None, first), []), *answer.encode(), 258]
     new = [Item(role="user", content="two")]
-    joined = prompts.continued(model, held, prompts.messages_of(None, new, first))
+    joined = prompts.continue_tokens(model, held, prompts.messages_of(None, new, first))
     everything = [*first, Item(role="assistant", content=answer), *new]
     assert joined is not None
-    assert joined == prompts.whole(model, prompts.messages_of(None, everything), [])
+    assert joined == prompts.render_conversation(model, prompts.messages_of(None, everything), [])
 
 
 @given(st.text(min_size=1, max_size=40))
@@ -344,7 +348,7 @@ def test_the_quick_join_takes_ordinary_text() -> None:
 
 def test_images_are_refused_with_the_place_they_stand() -> None:
     with pytest.raises(InputError, match=r"input\[1\] holds input_image"):
-        prompts.items_of([Item(role="user"), Item(role="user", content=[Part(type="input_image")])])
+        prompts.items_of([Item(role="user"), Item(role="user", content=[ContentPart(type="input_image")])])
 
 
 # The outbox and frames
@@ -357,7 +361,7 @@ def delta(number: int, item: str = "m") -> TextDelta:
 async def test_a_client_that_keeps_up_gets_every_delta_by_itself() -> None:
     outbox = Outbox(lambda: None, lambda: None)
     outbox.put(None, [delta(1), delta(2)])
-    batch = await outbox.take()
+    batch = await outbox.next_batch()
     assert batch is not None
     assert [m.delta for _, m in batch] == ["1", "2"]
 
@@ -366,7 +370,7 @@ async def test_deltas_join_when_the_client_is_behind_and_keep_their_order() -> N
     outbox = Outbox(lambda: None, lambda: None)
     created = Created(response=Response(id="r", created_at=0, model="m", status="queued"), sequence_number=5)
     outbox.put(None, [delta(n) for n in range(BEHIND)] + [created] + [delta(n, "n") for n in (6, 7)])
-    batch = await outbox.take()
+    batch = await outbox.next_batch()
     assert batch is not None
     messages: list[Any] = [m for _, m in batch]
     assert [getattr(m, "delta", "created") for m in messages] == ["01234567", "created", "67"]
@@ -378,8 +382,8 @@ async def test_answers_pause_when_far_behind_and_resume_once_written() -> None:
     outbox = Outbox(lambda: calls.append("pause"), lambda: calls.append("resume"))
     outbox.put(None, [delta(n) for n in range(HIGH + 1)])
     assert calls == ["pause"]
-    await outbox.take()
-    outbox.written()
+    await outbox.next_batch()
+    outbox.mark_written()
     assert calls == ["pause", "resume"]
 
 
@@ -388,7 +392,7 @@ async def test_a_closed_outbox_gives_what_it_holds_and_then_none() -> None:
     outbox.put(None, [delta(1)])
     outbox.close()
     outbox.put(None, [delta(2)])
-    first, second = await outbox.take(), await asyncio.wait_for(outbox.take(), 1)
+    first, second = await outbox.next_batch(), await asyncio.wait_for(outbox.next_batch(), 1)
     assert first is not None
     assert [m.delta for _, m in first] == ["1"]
     assert second is None

@@ -209,14 +209,14 @@ async def test_a_socket_that_goes_away_stops_its_answers_and_no_others(
             await w.create("endless", stream_id="a")
             await w.create("endless", stream_id="b")
             await w.until("response.output_text.delta")
-            assert len(server.gateway.service.under_way) == 3
+            assert len(server.gateway.service.active_work) == 3
             if how == "abort":
                 w.connection.transport.abort()  # no close frame: how Codex leaves
         for _ in range(400):
-            if len(server.gateway.service.under_way) == 1:
+            if len(server.gateway.service.active_work) == 1:
                 break
             await asyncio.sleep(0.005)
-        assert len(server.gateway.service.under_way) == 1
+        assert len(server.gateway.service.active_work) == 1
         assert (await other.receive())["type"] == "response.output_text.delta"
 
 
@@ -755,7 +755,7 @@ def test_a_key_cannot_tell_what_another_has_asked(tmp_path: Path) -> None:
             store.add_key(key)
             tokens.append(token)
         server.gateway.keys.required = True
-        server.gateway.keys.replace(store.keys())
+        server.gateway.keys.set_stored_keys(store.keys())
         said = {"input": "the secret number is 4711"}
         reused = []
         for token in (tokens[0], tokens[1], tokens[0]):
@@ -773,7 +773,7 @@ async def test_a_revoked_key_loses_its_open_sockets(tmp_path: Path) -> None:
         key, token = make_key("bob")
         store.add_key(key)
         server.gateway.keys.required = True
-        server.gateway.keys.replace(store.keys())
+        server.gateway.keys.set_stored_keys(store.keys())
         headers = {"authorization": f"Bearer {token}"}
         address = f"ws://127.0.0.1:{server.port}"
         async with (

@@ -16,16 +16,16 @@ from gateway_support import RunningServer, echo, scripted_model, serving
 
 from keystroke import Client
 from keystroke.clients.connection import RemoteError
+from keystroke.clients.gateway_address import GatewayAddress
 from keystroke.clients.gateway_http import GatewayHttp
-from keystroke.clients.place import Place
 from keystroke.config import ModelSettings, NamedModel, PathSettings, Settings
-from keystroke.engine.library import InstalledModel, Kind, Library, Progress, StoredFile, Traits
+from keystroke.engine.library import InstalledModel, ModelFormat, ModelLibrary, Progress, StoredFile, Traits
 from keystroke.errors import NotEnoughMemory, NotFound
 from keystroke.gateway.work import registry as registries
-from keystroke.gateway.work.loading import Offer
+from keystroke.gateway.work.loading import OfferedModel
 from keystroke.gateway.work.priority import Priority
-from keystroke.gateway.work.registry import Registry, ServedModel, from_settings, local_entry
-from keystroke.gateway.work.routing import Candidate, Router, Task
+from keystroke.gateway.work.registry import ModelRegistry, ServedModel, local_entry, registry_from_settings
+from keystroke.gateway.work.routing import ModelCandidate, Router, RoutingRequest
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Shelf:
     loaded: list[str] = field(default_factory=list)
     go_on: threading.Event = field(default_factory=threading.Event)
     room: int = 100  # models that fit the memory
-    registry: Registry | None = None
+    registry: ModelRegistry | None = None
 
     def load(self, name: str, progress: Progress) -> ServedModel:
         if name.startswith("no-"):
@@ -48,10 +48,12 @@ class Shelf:
         self.loaded.append(name)
         return local_entry(name, scripted_model(echo, name), role="deep", named=NamedModel(concurrent=4))
 
-    def made(self, *, idle_s: float = 900.0, open_ended: bool = False) -> Registry:
+    def made(self, *, idle_s: float = 900.0, open_ended: bool = False) -> ModelRegistry:
         small = local_entry("small", scripted_model(echo, "small"), named=NamedModel(concurrent=4))
-        offers = [Offer("large", "deep", converses=True, context=4096)]
-        self.registry = Registry([small], offers=offers, load=self.load, open_ended=open_ended, idle_s=idle_s)
+        offers = [OfferedModel("large", "deep", converses=True, context=4096)]
+        self.registry = ModelRegistry(
+            [small], offers=offers, load=self.load, open_ended=open_ended, idle_s=idle_s
+        )
         return self.registry
 
 
@@ -145,7 +147,7 @@ def test_a_load_tells_how_far_it_has_come_and_what_was_loaded(shelf: Shelf) -> N
             shelf.go_on.set()
 
     with serving(registry=shelf.made()) as server:
-        http = GatewayHttp(Place(server.url))
+        http = GatewayHttp(GatewayAddress(server.url))
         assert [m.state for m in http.status().models] == ["loaded", "offered"]
         model = http.load("large", watch)
         assert (model.name, model.state, model.chat, model.fill_in) == ("large", "loaded", True, "psm")
@@ -159,7 +161,7 @@ def test_a_load_tells_how_far_it_has_come_and_what_was_loaded(shelf: Shelf) -> N
 
 
 def test_a_stream_tells_those_who_ask_how_far_its_first_word_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keystroke.gateway.transport.http.SIGN", 0.01)
+    monkeypatch.setattr("keystroke.gateway.transport.http.PROGRESS_INTERVAL", 0.01)
     slow = scripted_model(lambda _prompt: "done", "slow", prefill_cost=0.002)
     with serving(slow) as server:
         for letter, headers in (("x", {}), ("y", {"x-keystroke-progress": "1"})):
@@ -177,23 +179,23 @@ def test_a_stream_tells_those_who_ask_how_far_its_first_word_is(monkeypatch: pyt
 
 
 def test_talk_goes_to_the_model_that_was_chosen_for_it() -> None:
-    router = Router([Candidate("a", "fast"), Candidate("b", "deep"), Candidate("c", "chat")])
-    assert router.choose(Task(Priority.CHAT, "hi", converses=True))[0] == "c"
-    assert router.choose(Task(Priority.CHAT, "think hard", converses=True))[0] == "b"
-    assert router.choose(Task(Priority.GHOST))[0] == "a"
+    router = Router([ModelCandidate("a", "fast"), ModelCandidate("b", "deep"), ModelCandidate("c", "chat")])
+    assert router.choose(RoutingRequest(Priority.CHAT, "hi", converses=True))[0] == "c"
+    assert router.choose(RoutingRequest(Priority.CHAT, "think hard", converses=True))[0] == "b"
+    assert router.choose(RoutingRequest(Priority.GHOST))[0] == "a"
 
 
 def test_a_server_offers_what_is_installed_for_instructions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = Library(tmp_path)
+    library = ModelLibrary(tmp_path)
 
     def build(folder: Path) -> InstalledModel:
         (folder / "a.gguf").write_bytes(b"GGUF")
         traits = Traits("qwen2", 1, 777, True)
-        return InstalledModel("coder", Kind.GGUF, "", "", (StoredFile("a.gguf", 4, ""),), None, traits)
+        return InstalledModel("coder", ModelFormat.GGUF, "", "", (StoredFile("a.gguf", 4, ""),), None, traits)
 
-    library.put("coder", build)
+    library.add_built("coder", build)
     loaded: list[tuple[str, str]] = []
 
     def entry(name: str, table: NamedModel, _settings: Settings, _progress: Progress) -> ServedModel:
@@ -203,12 +205,12 @@ def test_a_server_offers_what_is_installed_for_instructions(
 
     monkeypatch.setattr(registries, "_entry", entry)
     paths = PathSettings(models=tmp_path)
-    made = from_settings(Settings(paths=paths))
+    made = registry_from_settings(Settings(paths=paths))
     assert loaded == [("embedded", "fast")]
     assert [(o.name, o.role, o.context) for o in made.offers.values()] == [("coder", "deep", 777)]
-    assert made.find("deep") == made.find("chat") == "coder"
-    assert from_settings(Settings(paths=paths), roles=False).offers == {}
+    assert made.resolve("deep") == made.resolve("chat") == "coder"
+    assert registry_from_settings(Settings(paths=paths), roles=False).offers == {}
     loaded.clear()
     settings = Settings(paths=paths, model=ModelSettings(deep="coder"), models={"coder": NamedModel()})
-    made = from_settings(settings)
+    made = registry_from_settings(settings)
     assert (loaded, made.offers) == ([("coder", "deep")], {})

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from keystroke.gateway.api.openapi import document
+from keystroke.gateway.routes import openapi_document
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 EXAMPLES = 15
@@ -29,7 +29,7 @@ def server() -> Iterator[RunningServer]:
         yield running
 
 
-schema = schemathesis.openapi.from_dict(document())
+schema = schemathesis.openapi.from_dict(openapi_document())
 
 
 @schema.parametrize()

@@ -12,12 +12,12 @@ from gateway_support import scripted_model, serving
 from keystroke.clients.live_connection import LiveClient
 from keystroke.config import NamedModel
 from keystroke.gateway.record.shared_limits import SharedLimits
-from keystroke.gateway.work.registry import Registry, ServedModel, local_entry
+from keystroke.gateway.work.registry import ModelRegistry, ServedModel, local_entry
 from keystroke.protocol import live_messages as live
-from keystroke.scale.call import Call, Reply, Splice
-from keystroke.scale.distant import distant_entry
+from keystroke.scale.call import ReplicaCall, ReplicaReply, Splice
 from keystroke.scale.engine_replica import EngineReplica
-from keystroke.scale.replica_queue import Lost, ReplicaQueue
+from keystroke.scale.engine_stub import stub_entry
+from keystroke.scale.replica_queue import ReplicaLost, ReplicaQueue
 from keystroke.text import Edit
 
 
@@ -37,10 +37,10 @@ class Pool:
 
     def __init__(self) -> None:
         self.replica = EngineReplica(completing, "0")
-        self.calls: list[Call] = []
+        self.calls: list[ReplicaCall] = []
         self.losses = 0
 
-    async def generate(self, call: Call) -> AsyncGenerator[Reply, None]:
+    async def generate(self, call: ReplicaCall) -> AsyncGenerator[ReplicaReply, None]:
         self.calls.append(call)
         breaks = len(self.calls) % 3 == 0
         async for reply in self.replica.generate(call):
@@ -48,30 +48,30 @@ class Pool:
             if breaks:
                 self.losses += 1
                 self.replica = EngineReplica(completing, str(self.losses))
-                raise Lost("killed")
+                raise ReplicaLost("killed")
 
     async def splice(self, wanted: Splice) -> bool:
         return await self.replica.splice(wanted)
 
 
-def registry(pool: Pool, table: NamedModel) -> Registry:
+def registry(pool: Pool, table: NamedModel) -> ModelRegistry:
     side = asyncio.run(pool.replica.describe())
-    return Registry([distant_entry(side, ReplicaQueue(pool, "echo"), table)])
+    return ModelRegistry([stub_entry(side, ReplicaQueue(pool, "echo"), table)])
 
 
 def test_a_gateway_knows_the_languages_of_a_model_that_is_elsewhere() -> None:
     known, calm = frozenset({"python", "c"}), frozenset({"c"})
 
     def load() -> ServedModel:
-        said = replace(scripted_model(lambda _: ""), languages=known, follows=calm)
+        said = replace(scripted_model(lambda _: ""), languages=known, conservative_languages=calm)
         return local_entry("echo", said)
 
     pool = Pool()
     pool.replica = EngineReplica(load, "0")
     side = asyncio.run(pool.replica.describe())
-    model = distant_entry(side, ReplicaQueue(pool, "echo"), NamedModel()).model
+    model = stub_entry(side, ReplicaQueue(pool, "echo"), NamedModel()).model
     assert model is not None
-    assert (model.languages, model.follows) == (known, calm)
+    assert (model.languages, model.conservative_languages) == (known, calm)
 
 
 async def typed(url: str, files: int) -> list[live.Suggestion | live.NotShown]:
@@ -103,5 +103,5 @@ def test_a_live_buffer_asks_the_budget_that_all_gateways_share(tmp_path: Path) -
         answers = asyncio.run(typed(server.url, 3))
     # One request was admitted, the warming of the first file; who asks after it is told, not kept waiting.
     assert len(answers) == 6
-    assert len([call for call in pool.calls if not call.said]) <= 2
+    assert len([call for call in pool.calls if not call.generated]) <= 2
     assert any(isinstance(answer, live.NotShown) for answer in answers)

@@ -19,7 +19,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from keystroke.config import ServerSettings
-from keystroke.gateway.access.security import bearer_offered
+from keystroke.gateway.access.security import bearer_from_subprotocols
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "src" / "keystroke" / "gateway" / "page"
@@ -84,10 +84,10 @@ def test_the_page_needs_no_key_and_everything_behind_it_does() -> None:
 
 
 def test_a_key_offered_as_a_subprotocol_is_read_or_refused() -> None:
-    assert bearer_offered(["keystroke", offered("ks_1_x")]) == "Bearer ks_1_x"
-    assert bearer_offered(["keystroke"]) is None
-    assert bearer_offered(["keystroke.bearer.!!"]) == "Bearer not-a-key"
-    assert bearer_offered(["keystroke.bearer._w"]) == "Bearer not-a-key"  # not UTF-8
+    assert bearer_from_subprotocols(["keystroke", offered("ks_1_x")]) == "Bearer ks_1_x"
+    assert bearer_from_subprotocols(["keystroke"]) is None
+    assert bearer_from_subprotocols(["keystroke.bearer.!!"]) == "Bearer not-a-key"
+    assert bearer_from_subprotocols(["keystroke.bearer._w"]) == "Bearer not-a-key"  # not UTF-8
 
 
 def test_another_name_for_a_loopback_server_gets_no_page() -> None:

@@ -17,7 +17,14 @@ from keystroke.engine.model import Model
 from keystroke.errors import ContextOverflow, EngineError, Interrupted, QueueFull, Unavailable
 from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.scheduler import Job, Scheduler
-from keystroke.gateway.work.ticket import Ended, Moved, Started, Steered, Superseded, Ticket
+from keystroke.gateway.work.ticket import (
+    Superseded,
+    Ticket,
+    TicketEnded,
+    TicketMoved,
+    TicketStarted,
+    TicketSteered,
+)
 
 
 @asynccontextmanager
@@ -55,9 +62,9 @@ async def first_chunk(ticket: Ticket) -> None:
 async def test_a_ticket_gives_its_chunks_and_one_end() -> None:
     async with scheduling(scripted_model(lambda _p: "hello")) as s:
         items = await everything(s.submit(job(tokens=100)))
-    assert isinstance(items[0], Started)
+    assert isinstance(items[0], TicketStarted)
     assert text_of(items) == "hello"
-    assert [type(i) for i in items].count(Ended) == 1
+    assert [type(i) for i in items].count(TicketEnded) == 1
     assert items[-1].error is None
     assert items[-2].finish is Finish.STOP
 
@@ -91,7 +98,7 @@ async def test_a_higher_lane_preempts_a_lower_one_between_steps_and_the_lower_re
         assert not chat.done
         chat_items = await everything(chat)
     assert text_of(ghost_items) == "g" * 20
-    assert not any(isinstance(i, Moved) for i in ghost_items), "it never waited"
+    assert not any(isinstance(i, TicketMoved) for i in ghost_items), "it never waited"
     assert text_of(chat_items) == "c" * 300
 
 
@@ -147,7 +154,7 @@ async def test_waiting_tickets_are_told_their_position_as_it_changes() -> None:
         await first_chunk(first)
         second, third = s.submit(job(tokens=2)), s.submit(job(tokens=2))
         items = await asyncio.gather(*map(everything, (first, second, third)))
-    assert [[i.position for i in seen if isinstance(i, Moved)] for seen in items] == [[], [1], [2, 1]]
+    assert [[i.position for i in seen if isinstance(i, TicketMoved)] for seen in items] == [[], [1], [2, 1]]
 
 
 async def test_the_queue_is_bounded() -> None:
@@ -186,7 +193,7 @@ async def test_a_waiting_ticket_can_be_cancelled_and_frees_its_place() -> None:
         gone.cancel()
         items = await everything(gone)
         assert isinstance(items[-1].error, Interrupted)
-        assert not any(isinstance(i, Started) for i in items)
+        assert not any(isinstance(i, TicketStarted) for i in items)
         busy.cancel()
         assert (await everything(next_))[-1].error is None
 
@@ -232,7 +239,7 @@ async def test_a_redirect_keeps_what_was_generated_and_goes_on() -> None:
         await first_chunk(ticket)
         ticket.redirect("steer_1", list(b" now this!"))
         items = await everything(ticket)
-    (steered,) = [i for i in items if isinstance(i, Steered)]
+    (steered,) = [i for i in items if isinstance(i, TicketSteered)]
     at = items.index(steered)
     before, after = text_of(items[:at]), text_of(items[at:])
     assert set(before) == {"b"}

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from keystroke.errors import RateLimited
-from keystroke.gateway.access.limits import Budget
+from keystroke.gateway.access.limits import RateBudget
 from keystroke.gateway.record.shared_limits import BUDGETS, LEASES, SharedLimits
 from keystroke.gateway.record.store import Store, default_url
 from postgres_server import postgres_server
@@ -38,7 +38,7 @@ def gateways(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Sh
         store.close()
 
 
-async def _asked(limits: SharedLimits, budget: Budget, tokens: int = 0) -> bool:
+async def _asked(limits: SharedLimits, budget: RateBudget, tokens: int = 0) -> bool:
     try:
         await limits.admit("key", "m", budget, tokens)
     except RateLimited:
@@ -47,7 +47,7 @@ async def _asked(limits: SharedLimits, budget: Budget, tokens: int = 0) -> bool:
 
 
 async def test_three_gateways_admit_exactly_the_requests_of_one_budget(gateways: list[SharedLimits]) -> None:
-    budget = Budget(requests_per_minute=30)
+    budget = RateBudget(requests_per_minute=30)
     asked = [_asked(gateways[i % 3], budget) for i in range(90)]
     admitted = sum(await asyncio.gather(*asked))
     # The bucket refills while they ask: half a request a second, and this takes a few at most.
@@ -55,7 +55,7 @@ async def test_three_gateways_admit_exactly_the_requests_of_one_budget(gateways:
 
 
 async def test_three_gateways_admit_exactly_the_places_of_one_key(gateways: list[SharedLimits]) -> None:
-    budget = Budget(concurrent=5)
+    budget = RateBudget(concurrent=5)
     permits = await asyncio.gather(
         *(gateways[i % 3].admit("key", "m", budget, 1) for i in range(20)), return_exceptions=True
     )
@@ -73,7 +73,7 @@ async def test_three_gateways_admit_exactly_the_places_of_one_key(gateways: list
 
 
 async def test_tokens_are_settled_for_all(gateways: list[SharedLimits]) -> None:
-    budget = Budget(tokens_per_minute=1000)
+    budget = RateBudget(tokens_per_minute=1000)
     permit = await gateways[0].admit("key", "m", budget, 100)
     permit.settle(5000)  # a long answer is paid by the next request
     gateways[0].close()
@@ -85,7 +85,7 @@ async def test_tokens_are_settled_for_all(gateways: list[SharedLimits]) -> None:
 async def test_places_of_a_gateway_that_is_gone_come_back(
     gateways: list[SharedLimits], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    budget = Budget(concurrent=1)
+    budget = RateBudget(concurrent=1)
     await gateways[0].admit("key", "m", budget, 1)
     assert not await _asked(gateways[1], budget)
     with gateways[1]._engine.begin() as connection:
@@ -94,7 +94,7 @@ async def test_places_of_a_gateway_that_is_gone_come_back(
 
 
 async def test_an_admission_nobody_waits_for_any_more_is_given_back(gateways: list[SharedLimits]) -> None:
-    budget = Budget(concurrent=1)
+    budget = RateBudget(concurrent=1)
     asked = asyncio.create_task(gateways[0].admit("key", "m", budget, 1))
     await asyncio.sleep(0)
     asked.cancel()
@@ -108,7 +108,7 @@ async def test_an_admission_nobody_waits_for_any_more_is_given_back(gateways: li
 
 
 async def test_keys_and_models_do_not_share(gateways: list[SharedLimits]) -> None:
-    budget = Budget(requests_per_minute=1)
+    budget = RateBudget(requests_per_minute=1)
     await gateways[0].admit("one", "m", budget, 0)
     await gateways[1].admit("two", "m", budget, 0)
     await gateways[2].admit("one", "n", budget, 0)

@@ -14,7 +14,7 @@ from gateway_support import RunningServer, last_user, scripted_model, serving
 
 from keystroke.config import AssistSettings, NamedModel, Settings
 from keystroke.gateway.api.answer_form import AnswerForm, offered_tools, text_format, tool_choice
-from keystroke.gateway.work.registry import Registry, remote_entry
+from keystroke.gateway.work.registry import ModelRegistry, remote_entry
 from keystroke.protocol.items import Tool
 
 SCHEMA = {
@@ -355,8 +355,8 @@ async def test_a_remote_model_that_ignores_a_format_fails_the_answer(monkeypatch
 
     with serving(scripted_model(behind_script, name="echo")) as behind:
         table = NamedModel(engine="remote", base_url=f"{behind.url}/v1", model="echo", role="fast")
-        far = Registry([remote_entry("far", table, Settings())])
-        monkeypatch.setattr(gateway_support, "Registry", lambda _entries: far)
+        far = ModelRegistry([remote_entry("far", table, Settings())])
+        monkeypatch.setattr(gateway_support, "ModelRegistry", lambda _entries: far)
         with serving(scripted_model()) as front, httpx.Client(base_url=front.url, timeout=60) as client:
             wanted = {"type": "json_schema", "schema": SCHEMA}
             body = post(client, "/v1/responses", input="good", text={"format": wanted})

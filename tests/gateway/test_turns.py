@@ -20,10 +20,10 @@ from keystroke.config import NamedModel
 from keystroke.errors import KeystrokeError
 from keystroke.gateway.access.keys import LOCAL
 from keystroke.gateway.api.responses import Responses
-from keystroke.gateway.api.responses_socket import Connection
+from keystroke.gateway.api.responses_socket import ResponsesConnection
 from keystroke.gateway.transport.outbox import FULL
 from keystroke.gateway.transport.socket import Socket
-from keystroke.gateway.work.registry import Registry, local_entry
+from keystroke.gateway.work.registry import ModelRegistry, local_entry
 from keystroke.gateway.work.service import Service
 from keystroke.protocol.faults import SlowClient
 
@@ -42,7 +42,7 @@ class Client:
     def __init__(self) -> None:
         model = scripted_model(script, step_cost=0.0002)
         entry = local_entry("echo", model, named=NamedModel(concurrent=4))
-        self.service = Service(Registry([entry]), None, speculation=False)
+        self.service = Service(ModelRegistry([entry]), None, speculation=False)
         self.inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.heard: list[dict[str, Any]] = []
         self.created: Counter[str] = Counter()  # requests by stream
@@ -55,7 +55,7 @@ class Client:
             if message["type"] == "websocket.send":
                 self.heard.append(json.loads(message["text"]))
 
-        connection = Connection(Responses(self.service), LOCAL, Socket(self.inbox.get, send))
+        connection = ResponsesConnection(Responses(self.service), LOCAL, Socket(self.inbox.get, send))
         self.task = asyncio.create_task(connection.serve())
 
     async def say(self, **event: Any) -> None:
@@ -74,7 +74,7 @@ class Client:
         """Until nothing runs, waits or is about to be said."""
         still = 0
         for _ in range(3000):
-            calm = not self.service.under_way and self.inbox.empty()
+            calm = not self.service.active_work and self.inbox.empty()
             still = still + 1 if calm and set(self.responses) == set(self.ended) else 0
             if still > 20:
                 return
@@ -231,17 +231,17 @@ async def test_a_client_that_asks_and_never_reads_is_let_go_and_nothing_is_kept_
         def __init__(self) -> None:
             self.told = []
 
-        def take(self, frame: str) -> None:
+        def handle_frame(self, frame: str) -> None:
             socket.put([{"echo": frame}])
 
-        def refuse(self, error: KeystrokeError) -> None: ...
+        def reject_frame(self, error: KeystrokeError) -> None: ...
         def pause(self) -> None: ...
         def resume(self) -> None: ...
 
-        def stalled(self, reason: SlowClient) -> None:
+        def on_stalled(self, reason: SlowClient) -> None:
             self.told.append("stalled")
 
-        def left(self) -> None:
+        def on_disconnect(self) -> None:
             self.told.append("left")
 
     inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()

@@ -13,7 +13,7 @@ from gateway_support import RunningServer, last_user, scripted_model, serving
 from keystroke import Client
 from keystroke.config import NamedModel, Settings
 from keystroke.gateway.app import Gateway
-from keystroke.gateway.work.registry import Registry, local_entry, remote_entry
+from keystroke.gateway.work.registry import ModelRegistry, local_entry, remote_entry
 from keystroke.protocol.items import Tool
 from keystroke.protocol.response import Response
 
@@ -87,11 +87,11 @@ async def test_background_work_outlives_its_connection(pair: RunningServer) -> N
     assert 'keystroke_responses_total{model="large",priority="background",status="completed"} 1.0' in page
 
 
-def with_remote(url: str) -> Registry:
+def with_remote(url: str) -> ModelRegistry:
     """A registry whose deep model is another server's."""
     table = NamedModel(engine="remote", base_url=f"{url}/v1", model="echo", role="deep")
     fast = local_entry("small", scripted_model(named("fast"), "small"), named=NamedModel(concurrent=8))
-    return Registry([fast, remote_entry("far", table, Settings())])
+    return ModelRegistry([fast, remote_entry("far", table, Settings())])
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> Any:
     with serving(scripted_model(named("far"), step_cost=0.001)) as behind:
         import gateway_support
 
-        monkeypatch.setattr(gateway_support, "Registry", lambda _entries: with_remote(behind.url))
+        monkeypatch.setattr(gateway_support, "ModelRegistry", lambda _entries: with_remote(behind.url))
         with serving(scripted_model(name="unused")) as front:
             yield front, behind
 
@@ -146,7 +146,7 @@ async def test_when_deep_is_unreachable_the_error_is_clear_and_fast_is_unaffecte
 ) -> None:
     import gateway_support
 
-    monkeypatch.setattr(gateway_support, "Registry", lambda _entries: with_remote("http://127.0.0.1:9"))
+    monkeypatch.setattr(gateway_support, "ModelRegistry", lambda _entries: with_remote("http://127.0.0.1:9"))
     with serving(scripted_model(name="unused")) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             deep = asyncio.create_task(http.post("/v1/responses", json={"model": "deep", "input": "x"}))
@@ -159,4 +159,4 @@ async def test_when_deep_is_unreachable_the_error_is_clear_and_fast_is_unaffecte
 
 def test_the_registry_and_gateway_refuse_to_start_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="no model is configured"):
-        Gateway(Registry([]))
+        Gateway(ModelRegistry([]))

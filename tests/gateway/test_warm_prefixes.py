@@ -39,11 +39,13 @@ def spoken(template: str) -> Model:
 
 def test_a_warm_up_is_the_beginning_of_a_turn_with_more_developer_messages() -> None:
     model = spoken(TOGETHER)
-    assert prompts.stands_apart(model)
+    assert prompts.keeps_later_system(model)
     for specs in ([], SPECS):
-        warm = prompts.whole(model, prompts.messages_of(None, [FIRST], apart=True), specs, generate=False)
+        warm = prompts.render_conversation(
+            model, prompts.messages_of(None, [FIRST], apart=True), specs, generate=False
+        )
         messages = prompts.messages_of(None, [FIRST, SECOND, USER], words="Answer in JSON.", apart=True)
-        turn = prompts.whole(model, messages, specs)
+        turn = prompts.render_conversation(model, messages, specs)
         assert common_prefix(warm, turn) == len(warm)
         text = bytes(t for t in turn if t < 256).decode()
         places = [text.index(part) for part in ("You edit", "Be kind.", "Answer in JSON.", "[user]\nhi")]
@@ -52,10 +54,10 @@ def test_a_warm_up_is_the_beginning_of_a_turn_with_more_developer_messages() -> 
 
 def test_a_template_with_one_place_for_system_text_gets_it_gathered() -> None:
     model = spoken(STRICT)
-    assert not prompts.stands_apart(model)
+    assert not prompts.keeps_later_system(model)
     messages = prompts.messages_of("Base.", [FIRST, SECOND, USER], words="In JSON.")
     assert [m["role"] for m in messages] == ["system", "user"]
-    prompts.whole(model, messages, [])
+    prompts.render_conversation(model, messages, [])
 
 
 @pytest.mark.parametrize("foreign", [False, True])

@@ -16,9 +16,9 @@ from websockets.asyncio.client import connect
 
 from keystroke.config import NamedModel
 from keystroke.errors import EngineError
-from keystroke.gateway.access.limits import Budget, Limits
+from keystroke.gateway.access.limits import RateBudget, RateLimiter
 from keystroke.gateway.work.service import Service
-from keystroke.gateway.work.work import Outcome, Work
+from keystroke.gateway.work.work import Work, WorkOutcome
 
 CAPACITY = 1_000_000_000
 
@@ -35,16 +35,16 @@ class Books:
 
     def __init__(self, server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server = server
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[WorkOutcome] = []
         service = server.gateway.service
-        service.limits = Limits({"echo": Budget(tokens_per_minute=CAPACITY)}, clock=lambda: 0.0)
-        keep = Service._keep
+        service.limits = RateLimiter({"echo": RateBudget(tokens_per_minute=CAPACITY)}, clock=lambda: 0.0)
+        keep = Service._record_span
 
-        def noting(service: Service, work: Work, identity: str, outcome: Outcome) -> None:
+        def noting(service: Service, work: Work, identity: str, outcome: WorkOutcome) -> None:
             self.outcomes.append(outcome)
             keep(service, work, identity, outcome)
 
-        monkeypatch.setattr(Service, "_keep", noting)
+        monkeypatch.setattr(Service, "_record_span", noting)
 
     def agree(self) -> int:
         """Compare them; the tokens spent in all."""

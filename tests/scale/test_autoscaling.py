@@ -16,8 +16,8 @@ from scale_support import settings_for, with_table
 
 from keystroke.config import NamedModel
 from keystroke.scale import application as applications
-from keystroke.scale.application import ECHO, NAME, EchoLoad, application
-from keystroke.scale.cluster import ray_for
+from keystroke.scale.application import ECHO, NAME, EchoLoader, application
+from keystroke.scale.cluster import connect_ray
 from keystroke.scale.rollout import deploy
 
 pytestmark = [
@@ -53,8 +53,8 @@ async def test_replicas_follow_the_load(tmp_path: Path, monkeypatch: pytest.Monk
             while await asyncio.to_thread(engines, serve) != wanted:  # noqa: ASYNC110 - Ray tells nobody
                 await asyncio.sleep(1)
 
-    with ray_for(settings) as serve:
-        deploy(serve, application(settings, echo=EchoLoad(step_cost=0.02)), NAME)
+    with connect_ray(settings) as serve:
+        deploy(serve, application(settings, echo=EchoLoader(step_cost=0.02)), NAME)
         assert engines(serve) == 1
         async with httpx.AsyncClient(base_url=url, timeout=120) as client:
             load = [asyncio.create_task(asks(client, who)) for who in range(9)]

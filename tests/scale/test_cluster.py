@@ -24,8 +24,8 @@ from scale_support import Load, kill, replica_pids, settings_for, until, with_ta
 from keystroke.config import NamedModel, Settings
 from keystroke.gateway.access.keys import Key, make_key
 from keystroke.gateway.record.store import Store, default_url
-from keystroke.scale.application import ECHO, NAME, EchoLoad, application
-from keystroke.scale.cluster import ray_for
+from keystroke.scale.application import ECHO, NAME, EchoLoader, application
+from keystroke.scale.cluster import connect_ray
 from keystroke.scale.rollout import deploy
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
@@ -53,8 +53,8 @@ def settings(keys: list[tuple[Key, str]], tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def serve(settings: Settings) -> Iterator[Any]:
     before = {p.pid for p in psutil.process_iter()}
-    with ray_for(settings) as module:
-        deploy(module, application(settings, echo=EchoLoad(step_cost=0.004)), NAME)
+    with connect_ray(settings) as module:
+        deploy(module, application(settings, echo=EchoLoader(step_cost=0.004)), NAME)
         yield module
     left = [p for p in psutil.process_iter(["cmdline"]) if p.pid not in before]
     titles = [" ".join(p.info["cmdline"] or ()) for p in left]
@@ -142,7 +142,7 @@ async def test_a_rolling_update_under_load_drops_no_turn(
     load = Load(url, [token for _, token in keys[:8]])
     talking = [asyncio.create_task(load.converse(who, words=40)) for who in range(6)]
     await asyncio.sleep(0.5)
-    made = application(settings, echo=EchoLoad(step_cost=0.004))
+    made = application(settings, echo=EchoLoader(step_cost=0.004))
     await asyncio.to_thread(deploy, serve, made, NAME)
     load.stop = True
     await asyncio.gather(*talking)

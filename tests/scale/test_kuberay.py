@@ -11,7 +11,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from keystroke.config import NamedModel, Settings, load_settings
-from keystroke.scale.kuberay import RESOURCE, documents, rendered
+from keystroke.scale.kuberay import RESOURCE, documents, render_manifest
 
 jsonschema = pytest.importorskip("jsonschema", reason="comes with the [scale] extra")
 
@@ -99,7 +99,7 @@ def settings(request: pytest.FixtureRequest) -> Settings:
 
 
 def test_every_document_is_of_a_shape_its_operator_reads(settings: Settings) -> None:
-    made = list(yaml.safe_load_all(rendered(settings, "keystroke:1")))
+    made = list(yaml.safe_load_all(render_manifest(settings, "keystroke:1")))
     assert {d["kind"] for d in made} == set(VERSIONS)
     for document in made:
         assert document["apiVersion"] == VERSIONS[document["kind"]]
@@ -126,7 +126,7 @@ def test_only_pods_of_the_cluster_and_its_operator_reach_ray(settings: Settings)
 
 
 def test_the_shipped_file_is_what_the_command_prints() -> None:
-    assert SHIPPED.read_text() == rendered(plain(), "keystroke:latest")
+    assert SHIPPED.read_text() == render_manifest(plain(), "keystroke:latest")
 
 
 def test_every_model_of_ours_has_a_group_that_scales_as_its_table_says() -> None:
@@ -155,7 +155,7 @@ def test_the_pods_read_settings_that_this_release_accepts(settings: Settings, tm
 def test_no_secret_is_written_and_nobody_runs_as_root() -> None:
     settings = plain()
     secret = replace(settings, server=replace(settings.server, database="postgresql://me:hunter2@db/keys"))
-    text = rendered(secret, "keystroke:1")
+    text = render_manifest(secret, "keystroke:1")
     assert "hunter2" not in text
     cluster = next(d for d in yaml.safe_load_all(text) if d["kind"] == "RayCluster")
     pods = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]

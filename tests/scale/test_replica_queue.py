@@ -21,10 +21,10 @@ from keystroke.errors import QueueFull, Unavailable
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import ServedModel, local_entry
 from keystroke.gateway.work.scheduler import Job
-from keystroke.gateway.work.ticket import Ended, Started, Steered, Superseded, Ticket
-from keystroke.scale.call import Call, Reply, Splice
+from keystroke.gateway.work.ticket import Superseded, Ticket, TicketEnded, TicketStarted, TicketSteered
+from keystroke.scale.call import ReplicaCall, ReplicaReply, Splice
 from keystroke.scale.engine_replica import EngineReplica
-from keystroke.scale.replica_queue import Lost, ReplicaQueue
+from keystroke.scale.replica_queue import ReplicaLost, ReplicaQueue
 from keystroke.scale.ring import Ring
 
 TOKENIZER = ByteTokenizer(SPECIAL, eos=EOS, vocab_size=320)
@@ -41,9 +41,9 @@ class ShakyPool:
     def __init__(self, make: Any, breaks: list[int | None], size: int = 2) -> None:
         self.make, self.breaks = make, breaks
         self.replicas = {str(i): EngineReplica(make, str(i)) for i in range(size)}
-        self.calls: list[Call] = []
+        self.calls: list[ReplicaCall] = []
 
-    async def generate(self, call: Call) -> AsyncGenerator[Reply, None]:
+    async def generate(self, call: ReplicaCall) -> AsyncGenerator[ReplicaReply, None]:
         self.calls.append(call)
         left = self.breaks.pop(0) if self.breaks else None
         name = next(Ring(self.replicas).order(call.affinity))
@@ -53,7 +53,7 @@ class ShakyPool:
                     lost = self.replicas.pop(name)
                     self.replicas[name + "'"] = EngineReplica(self.make, name + "'")
                     await lost.close()
-                    raise Lost("killed")
+                    raise ReplicaLost("killed")
                 left = None if left is None else left - 1
                 yield reply
 
@@ -102,9 +102,9 @@ async def test_a_turn_that_loses_replicas_says_what_an_unbroken_one_says(seed: i
         broken, items = await read(ticket)
         assert broken == whole
         assert len(pool.calls) > 1
-        assert sum(isinstance(i, Ended) for i in items) == 1
+        assert sum(isinstance(i, TicketEnded) for i in items) == 1
         assert items[-1].error is None
-        assert sum(isinstance(i, Started) for i in items) == 1
+        assert sum(isinstance(i, TicketStarted) for i in items) == 1
         assert TOKENIZER.decode(items[-1].tokens[len(PROMPT) :]).startswith(whole)
         assert ticket.stats.tokens == len(items[-1].tokens) - len(PROMPT)
         assert ticket.stats.computed <= len(PROMPT)
@@ -148,7 +148,7 @@ async def test_input_is_spliced_in_once_though_the_replica_goes() -> None:
                 items.append(item)
                 if isinstance(item, Chunk) and sum(isinstance(i, Chunk) for i in items) == 5:
                     ticket.redirect("s1", steer)
-        steered = [i for i in items if isinstance(i, Steered)]
+        steered = [i for i in items if isinstance(i, TicketSteered)]
         assert len(steered) == 1
         held = list(items[-1].tokens)
         at = len(steered[0].tokens)
@@ -166,7 +166,7 @@ async def test_cancelling_ends_at_once_with_its_reason_and_stops_the_engine() ->
             seen.append(item)
             if isinstance(item, Chunk):
                 ticket.cancel(Unavailable("enough"))
-        assert isinstance(seen[-1], Ended)
+        assert isinstance(seen[-1], TicketEnded)
         assert isinstance(seen[-1].error, Unavailable)
         assert queue.running == queue.waiting == 0
         for _ in range(200):
@@ -233,10 +233,10 @@ async def test_a_turn_that_was_begun_is_not_refused_by_a_full_replica() -> None:
     class Crowded(ShakyPool):
         """The second call finds a replica whose queue is full."""
 
-        async def generate(self, call: Call) -> AsyncGenerator[Reply, None]:
+        async def generate(self, call: ReplicaCall) -> AsyncGenerator[ReplicaReply, None]:
             if len(self.calls) == 1:
                 self.calls.append(call)
-                yield Reply((Ended(QueueFull("full", retry_after=1.0)),), GenerationStats())
+                yield ReplicaReply((TicketEnded(QueueFull("full", retry_after=1.0)),), GenerationStats())
                 return
             async with aclosing(super().generate(call)) as replies:
                 async for reply in replies:
@@ -273,7 +273,7 @@ async def test_ghost_text_is_stepped_before_batch_work_in_a_replica() -> None:
     pool_calls: list[str] = []
 
     class One:
-        async def generate(self, call: Call) -> AsyncGenerator[Reply, None]:
+        async def generate(self, call: ReplicaCall) -> AsyncGenerator[ReplicaReply, None]:
             pool_calls.append(call.id)
             async for reply in replica.generate(call):
                 yield reply

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keystroke.scale.ring import Ring, bound, place
+from keystroke.scale.ring import Ring, max_load, rank_replicas
 
 NAMES = st.sets(st.text(min_size=1, max_size=8), min_size=1, max_size=8)
 
@@ -43,8 +43,8 @@ def test_no_member_takes_more_than_its_bound(
     ring = Ring(names)
     loads = dict.fromkeys(names, 0)
     for key in keys:
-        most = bound(loads, factor, slots)
-        chosen = place(ring, key, loads, factor, slots)[0]
+        most = max_load(loads, factor, slots)
+        chosen = rank_replicas(ring, key, loads, factor, slots)[0]
         assert loads[chosen] < most
         loads[chosen] += 1
 
@@ -55,6 +55,6 @@ def test_a_hot_key_stays_at_home_until_home_is_full_and_then_spills_in_ring_orde
     loads = dict.fromkeys(order, 0)
     went = []
     for _ in range(8):
-        went.append(place(ring, "hot", loads, 1.25, slots=2)[0])
+        went.append(rank_replicas(ring, "hot", loads, 1.25, slots=2)[0])
         loads[went[-1]] += 1
     assert went == [*order[:1] * 4, *order[1:2] * 4]

@@ -15,7 +15,7 @@ from ray.serve.request_router import PendingRequest
 
 from keystroke.engine.generation import GenerationParams
 from keystroke.gateway.work.priority import Priority, Tier
-from keystroke.scale.call import Call
+from keystroke.scale.call import ReplicaCall
 from keystroke.scale.ring import Ring
 from keystroke.scale.router import PrefixRouter
 
@@ -41,8 +41,10 @@ class Replica:
         pass
 
 
-def call(affinity: str) -> Call:
-    return Call("1", "local", affinity, array("i", [1]), GenerationParams(), Priority.CHAT, Tier.DEFAULT)
+def call(affinity: str) -> ReplicaCall:
+    return ReplicaCall(
+        "1", "local", affinity, array("i", [1]), GenerationParams(), Priority.CHAT, Tier.DEFAULT
+    )
 
 
 async def chosen(replicas: list[Replica], affinity: str) -> str:

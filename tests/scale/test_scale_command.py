@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from keystroke.scale.loopback import prepare
-from keystroke.scale.rollout import missing
+from keystroke.scale.loopback import prepare_environment
+from keystroke.scale.rollout import missing_resources
 
 
 def keystroke(folder: Path, *arguments: str, without: str = "") -> subprocess.CompletedProcess[str]:
@@ -77,7 +77,7 @@ GPU = {"engine-coder": {"CPU": 1.0, "GPU": 1.0}, "gateway": {"CPU": 0.1}}
     ids=["fits", "no card", "not together", "no node"],
 )
 def test_what_no_node_has_is_named(nodes: list[dict[str, float]], said: list[str]) -> None:
-    assert missing(GPU, nodes) == said
+    assert missing_resources(GPU, nodes) == said
 
 
 def test_a_store_is_copied_and_brought_back_by_command(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_who_joins_a_cluster_says_that_they_have_its_token(
     (tmp_path / ".ray" / "auth_token").write_text("t")
     (tmp_path / "token").write_text("t")
     given = {name: value.replace("FOLDER", str(tmp_path)) for name, value in environ.items()}
-    prepare(given, local=False)
+    prepare_environment(given, local=False)
     assert given.get("RAY_AUTH_MODE") == mode
 
 

@@ -1,1 +1,1 @@
-"""The gateway: the one place that sees both the wire and the engines."""
+"""The gateway: the server between clients and engines."""

@@ -1,8 +1,7 @@
-"""The application: what listens where, what starts and what stops.
+"""The ASGI application and the server around it: composition, start and stop.
 
-Composition only. Sockets go straight to their connection (nothing between a token and the wire), HTTP
-goes through Starlette. Starting starts the engines; stopping lets running answers end, then ends them, then
-commits what is to be kept.
+WebSockets go straight to their connection, HTTP goes through Starlette. Starting starts the engines; stopping
+lets running answers end, cancels those that do not, and commits what is to be stored.
 """
 
 from __future__ import annotations
@@ -25,27 +24,34 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from keystroke.config import ServerSettings, Settings
 from keystroke.errors import ConfigError, KeystrokeError, NotFound, ProtocolError, RateLimited, Unavailable
 from keystroke.gateway.access.keys import LOCAL, Caller, Key
 from keystroke.gateway.access.limits import RATE_HEADERS
-from keystroke.gateway.access.security import SUBPROTOCOL, is_loopback, key_ring, readable_files
+from keystroke.gateway.access.security import (
+    SUBPROTOCOL,
+    Access,
+    AccessControl,
+    build_key_ring,
+    is_loopback,
+    readable_files,
+)
 from keystroke.gateway.api.endpoints import Endpoints
-from keystroke.gateway.api.responses_socket import Connection
-from keystroke.gateway.api.tasks import TaskEndpoints
+from keystroke.gateway.api.responses_socket import ResponsesConnection
 from keystroke.gateway.live.connection import LiveConnection
-from keystroke.gateway.record.learned import Learned, open_learned
+from keystroke.gateway.record.outcome_store import OutcomeStore, open_outcome_store
 from keystroke.gateway.record.shared_limits import SharedLimits
 from keystroke.gateway.record.store import Store
-from keystroke.gateway.tasks.desk import Tasks
+from keystroke.gateway.routes import starlette_routes
+from keystroke.gateway.tasks.manager import TaskManager
 from keystroke.gateway.transport.frames import EXTENSION, AbortableHttp, FrameProtocol, WireLimits
 from keystroke.gateway.transport.http import error_response
 from keystroke.gateway.transport.socket import Socket, SocketLimits, deny
-from keystroke.gateway.work.registry import Registry
-from keystroke.gateway.work.service import SHUTTING_DOWN, Service
+from keystroke.gateway.work.registry import ModelRegistry
+from keystroke.gateway.work.service import Service
+from keystroke.gateway.work.ticket import SHUTTING_DOWN
 
 log = logging.getLogger("keystroke.app")
 
@@ -53,12 +59,12 @@ SocketHandler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Gateway:
-    """An ASGI application. `sockets` maps a path to whoever serves WebSockets there; `visit` surrounds every
-    request and socket, for whoever counts them."""
+    """An ASGI application. `sockets` maps a path to its WebSocket handler; `request_context` makes a context
+    manager around every request and socket, to count or trace them."""
 
     def __init__(
         self,
-        registry: Registry,
+        registry: ModelRegistry,
         settings: Settings | None = None,
         *,
         store: Store | None = None,
@@ -74,37 +80,31 @@ class Gateway:
             store,
             generation=self.settings.generation,
             speculation=speculation.enabled,
-            declarations=self.settings.assist.tool_declarations,
+            tool_declarations=self.settings.assist.tool_declarations,
             shared=shared,
         )
-        self.keys = key_ring(server)
+        self.keys = build_key_ring(server)
         if store is not None:
-            self.keys.replace(store.keys())
-        self.endpoints = Endpoints(
-            self.service,
-            self.keys,
-            host=server.host,
-            origins=server.origins,
-            max_body=server.max_frame_bytes,
-            assist=self.settings.assist,
-        )
+            self.keys.set_stored_keys(store.keys())
+        self.access = AccessControl(self.keys, server)
         loopback = is_loopback(server.host)
-        self.tasks = Tasks(
+        self.tasks = TaskManager(
             self.service, self.settings, lambda caller: self.keys.owner(caller, loopback=loopback)
         )
+        self.endpoints = Endpoints(self.service, self.tasks, self.settings.assist)
         self.sockets: dict[str, SocketHandler] = {
             "/v1/responses": self._serve_socket,
             "/v1/live": self._serve_live,
         }
-        self.learned = self._learned() if self.settings.learn.enabled else None
-        self.visit: Callable[[Scope], AbstractContextManager[None]] = lambda _scope: nullcontext()
+        self.outcome_store = self._learned() if self.settings.learn.enabled else None
+        self.request_context: Callable[[Scope], AbstractContextManager[None]] = lambda _scope: nullcontext()
         self._socket_limits = socket_limits or SocketLimits(max_frame_bytes=server.max_frame_bytes)
         self._connections: dict[Socket, Caller] = {}
-        self._readers: dict[Socket, Connection | LiveConnection] = {}
+        self._readers: dict[Socket, ResponsesConnection | LiveConnection] = {}
         self._http = self._starlette()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.visit(scope):
+        with self.request_context(scope):
             if scope["type"] != "websocket":
                 await self._http(scope, receive, send)
                 return
@@ -115,15 +115,15 @@ class Gateway:
                 return
             await handler(scope, receive, send)
 
-    def _learned(self) -> Learned | None:
-        """Where what becomes of suggestions is kept. Beyond this machine it would be other people's."""
+    def _learned(self) -> OutcomeStore | None:
+        """The store of suggestion outcomes; None beyond loopback, where the outcomes are other people's."""
         if not is_loopback(self.settings.server.host):
             log.warning(
-                "learn.enabled is for one's own machine: nothing is kept on %s", self.settings.server.host
+                "learn.enabled works on loopback only: nothing is stored on %s", self.settings.server.host
             )
             return None
         try:
-            return open_learned(self.settings)
+            return open_outcome_store(self.settings)
         except ConfigError as error:
             log.warning("%s", error)
             return None
@@ -132,7 +132,10 @@ class Gateway:
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._serve(
-            scope, receive, send, lambda caller, socket: Connection(self.endpoints.responses, caller, socket)
+            scope,
+            receive,
+            send,
+            lambda caller, socket: ResponsesConnection(self.endpoints.responses, caller, socket),
         )
 
     async def _serve_live(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,7 +145,7 @@ class Gateway:
             receive,
             send,
             lambda caller, socket: LiveConnection(
-                self.service, self.settings.assist, caller, socket, files=files, learned=self.learned
+                self.service, self.settings.assist, caller, socket, files=files, learned=self.outcome_store
             ),
         )
 
@@ -151,11 +154,11 @@ class Gateway:
         scope: Scope,
         receive: Receive,
         send: Send,
-        make: Callable[[Caller, Socket], Connection | LiveConnection],
+        make: Callable[[Caller, Socket], ResponsesConnection | LiveConnection],
     ) -> None:
         try:
             offered = scope.get("subprotocols", ())
-            caller = self.endpoints.admit(Headers(scope=scope), offered)
+            caller = self.access.check(Access.KEY, Headers(scope=scope), offered)
             if len(self._connections) >= self.settings.server.max_connections:
                 raise Unavailable(f"{len(self._connections)} connections are open; try again shortly.")
             self._check_share(caller)
@@ -176,7 +179,7 @@ class Gateway:
             self.service.metrics.connections.set(len(self._connections))
 
     def _check_share(self, caller: Caller) -> None:
-        """One key does not take all sockets. Whoever needs no key is alone on this machine."""
+        """Limit the sockets of one key. Callers without a key are local and not limited."""
         most = self.settings.server.max_connections_per_key
         if caller == LOCAL or not most:
             return
@@ -190,35 +193,24 @@ class Gateway:
     # HTTP
 
     def _starlette(self) -> Starlette:
-        e = self.endpoints
-        routes = [
-            Route("/", e.page, methods=["GET"]),
-            Route("/play/{name}", e.page_file, methods=["GET"]),
-            Route("/v1/responses", e.create_response, methods=["POST"]),
-            Route("/v1/responses/{response_id}", e.fetch_response, methods=["GET"]),
-            Route("/v1/responses/{response_id}", e.delete_response, methods=["DELETE"]),
-            Route("/v1/responses/{response_id}/cancel", e.cancel_response, methods=["POST"]),
-            Route("/v1/chat/completions", e.chat, methods=["POST"]),
-            Route("/v1/completions", e.completions, methods=["POST"]),
-            Route("/infill", e.infill, methods=["POST"]),
-            Route("/v1/models", e.models, methods=["GET"]),
-            Route("/v1/models/load", e.load, methods=["POST"]),
-            Route("/v1/status", e.status, methods=["GET"]),
-            Route("/health", e.health, methods=["GET"]),
-            Route("/metrics", e.metrics, methods=["GET"]),
-            Route("/openapi.json", e.openapi, methods=["GET"]),
-            *TaskEndpoints(self.tasks, e.admit_to_files, self.settings.server.max_frame_bytes).routes(),
-        ]
-        handlers = {KeystrokeError: e.failed, HTTPException: _http_failed, Exception: _crashed}
         return Starlette(
-            routes=routes,
-            exception_handlers=handlers,
+            routes=starlette_routes(self.endpoints, self.access, self.settings.server.max_frame_bytes),
+            exception_handlers={
+                KeystrokeError: self._refused,
+                HTTPException: _http_failed,
+                Exception: _crashed,
+            },
             lifespan=self._lifespan,
             middleware=self._cross_origin(),
         )
 
+    async def _refused(self, _request: Request, error: Exception) -> HttpResponse:
+        assert isinstance(error, KeystrokeError)
+        self.service.metrics.rejected.labels(error.code).inc()
+        return error_response(error)
+
     def _cross_origin(self) -> list[Middleware]:
-        """Browsers ask first whether a page of another origin may ask; only pages allowed by name may."""
+        """CORS for the configured origins."""
         origins = self.settings.server.origins
         if not origins:
             return []
@@ -248,48 +240,47 @@ class Gateway:
             await self.service.registry.stop()
             if self.service.shared is not None:
                 await asyncio.to_thread(self.service.shared.close)
-            if self.learned is not None:
-                await asyncio.to_thread(self.learned.close)
+            if self.outcome_store is not None:
+                await asyncio.to_thread(self.outcome_store.close)
             if self.store is not None:
                 await asyncio.to_thread(self.store.close)
 
     async def hand_over(self) -> None:
-        """Let clients move to another gateway, each when nothing of it is under way: its socket is closed as
-        for a restart, and the client comes back elsewhere. Turns that began here end here. Takes up to
-        `drain_s`; then `drain` ends what is left."""
+        """Let clients move to another gateway: close each socket with the restart code once its connection is
+        idle. Turns that began here end here. Takes up to `drain_s`; then `drain` ends what is left."""
         for _ in range(round(self.settings.server.drain_s / 0.05)):
             for reader in tuple(self._readers.values()):
-                reader.leave()
-            if not self._readers and not self.service.under_way:
+                reader.close_when_idle()
+            if not self._readers and not self.service.active_work:
                 return
             await asyncio.sleep(0.05)
 
     async def drain(self) -> None:
-        """Take nothing new, let running answers end, then end those that do not; each with its last event."""
+        """Refuse new work, let running answers end, then cancel the rest; each gets its final event."""
         self.service.draining = True
         await self.tasks.stop()
         await self._until_quiet(self.settings.server.drain_s)
-        for work in tuple(self.service.under_way):
+        for work in tuple(self.service.active_work):
             work.cancel(Unavailable(SHUTTING_DOWN))
         await self._until_quiet(2.0)
-        await asyncio.sleep(0.05)  # the last events leave their buffers
+        await asyncio.sleep(0.05)  # the last events are written
 
     async def _until_quiet(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.02)):
-            if not self.service.under_way:
+            if not self.service.active_work:
                 return
             await asyncio.sleep(0.02)
 
     async def _refresh_keys(self) -> None:
-        """Keys made or revoked by the command line take effect within seconds, on open sockets too."""
+        """Reload the stored keys every two seconds; close sockets whose key was revoked."""
         while self.store is not None:
             await asyncio.sleep(2.0)
             if self.service.shared is not None:
                 await asyncio.to_thread(self.service.shared.renew)
             try:
-                self.keys.replace(await self.store.apart(self.store.keys))
+                self.keys.set_stored_keys(await self.store.run_in_thread(self.store.keys))
                 for socket, caller in tuple(self._connections.items()):
-                    if not self.keys.holds(caller):
+                    if not self.keys.still_accepts(caller):
                         await socket.close("this key is no longer accepted", 1008)
             except Exception:
                 log.exception("keys could not be read")
@@ -313,10 +304,10 @@ async def _crashed(_request: Request, error: Exception) -> HttpResponse:
 
 
 def check_exposure(server: ServerSettings, stored: Iterable[Key]) -> None:
-    """Beyond loopback there must be a key to ask for. Raises ConfigError."""
-    keys = key_ring(server)
-    keys.replace(stored)
-    if not is_loopback(server.host) and keys.empty:
+    """Raises ConfigError for a server beyond loopback without a key."""
+    keys = build_key_ring(server)
+    keys.set_stored_keys(stored)
+    if not is_loopback(server.host) and keys.is_empty:
         raise ConfigError(
             f"{server.host} can be reached from other machines, so a key is needed; "
             "make one with `keystroke keys create NAME`, or listen on 127.0.0.1"
@@ -324,8 +315,7 @@ def check_exposure(server: ServerSettings, stored: Iterable[Key]) -> None:
 
 
 def uvicorn_config(gateway: Gateway, limits: WireLimits | None = None) -> uvicorn.Config:
-    """`limits`: how long half a request is waited for; connections are twice the sockets by default, so that
-    there is room for plain requests beside them."""
+    """By default there may be twice as many connections as sockets, which leaves room for plain requests."""
     server = gateway.settings.server
     limits = limits or WireLimits(connections=2 * server.max_connections)
     return uvicorn.Config(
@@ -335,25 +325,21 @@ def uvicorn_config(gateway: Gateway, limits: WireLimits | None = None) -> uvicor
         loop="auto",  # uvloop where there is one
         http=cast("type[asyncio.Protocol]", partial(AbortableHttp, limits=limits)),
         ws=FrameProtocol,
-        ws_max_size=2 * server.max_frame_bytes,  # a frame over the limit, but not far, gets a typed answer
+        ws_max_size=2 * server.max_frame_bytes,  # a frame slightly over the limit gets a typed error
         ws_per_message_deflate=False,  # costs more time per token than it saves on any network
         ws_ping_interval=20.0,
         ws_ping_timeout=20.0,
-        timeout_graceful_shutdown=2,  # answers were drained before; this is for the last bytes
+        timeout_graceful_shutdown=2,  # answers were drained before; only the last bytes remain
         log_config=None,
-        access_log=False,  # addresses and paths only invite secrets into logs
+        access_log=False,  # paths may contain secrets
         server_header=False,
         ssl_certfile=server.tls_certificate,
         ssl_keyfile=server.tls_key,
     )
 
 
-def run_server(
-    gateway: Gateway,
-    *,
-    on_ready: Callable[[int], None] | None = None,
-) -> None:
-    """Serve until interrupted. `on_ready` is told the port once the server listens."""
+def run_server(gateway: Gateway, *, on_ready: Callable[[int], None] | None = None) -> None:
+    """Serve until interrupted. `on_ready` is called with the port once the server listens."""
     tune_interpreter()
     listening = listen(gateway.settings.server)
     server = GatewayServer(uvicorn_config(gateway))
@@ -363,34 +349,34 @@ def run_server(
 
 
 def tune_interpreter() -> None:
-    """Settings of this process that a gateway or an engine runs better with."""
-    # Engine threads hand tokens to the loop many times a second: a waiting thread must not sit out
-    # the interpreter's usual five milliseconds.
+    """Tune thread switching, garbage collection and logging for a gateway or an engine process."""
+    # Engine threads pass tokens to the loop many times a second; the default switch interval of five
+    # milliseconds would delay each.
     sys.setswitchinterval(0.0005)
-    calm_collector()
-    logging.getLogger("uvicorn.error").addFilter(_Strangers())
+    tune_collector()
+    logging.getLogger("uvicorn.error").addFilter(_ClientErrorFilter())
 
 
-def calm_collector() -> None:
-    """Conversations are long lists of tokens: what lives long need not be looked through again and again, and
-    a look at everything keeps the loop for a tenth of a second."""
+def tune_collector() -> None:
+    """Collect full generations rarely: conversations are long lists of tokens, and a full collection blocks
+    the loop for a tenth of a second."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
 
-class _Strangers(logging.Filter):
-    """What anybody can make the server say, as often as they like, is not worth a line each time."""
+class _ClientErrorFilter(logging.Filter):
+    """Drops messages that any client can cause as often as it likes."""
 
-    _SAID = ("ASGI callable returned without completing handshake", "Invalid HTTP request received")
+    _DROPPED = ("ASGI callable returned without completing handshake", "Invalid HTTP request received")
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith(self._SAID)
+        return not str(record.msg).startswith(self._DROPPED)
 
 
 def listen(server: ServerSettings, *, shared: bool = False) -> socket.socket:
-    """The listening socket; `shared`: other processes of this user listen there too, and the system deals
-    connections out. Raises ConfigError: one sentence where uvicorn would write to its log."""
+    """The listening socket; `shared`: other processes of this user listen at the same address, and the system
+    distributes connections. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listening = socket.socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -408,8 +394,8 @@ def listen(server: ServerSettings, *, shared: bool = False) -> socket.socket:
 
 
 class GatewayServer(uvicorn.Server):
-    """Drains before it closes: uvicorn alone would cut sockets off in the middle of an answer. `replaced`:
-    other gateways listen at the same address, so clients are handed over to them first."""
+    """A uvicorn server that drains before it closes. `replaced`: other gateways listen at the same address,
+    so clients are handed over to them first."""
 
     gateway: Gateway
     on_ready: Callable[[int], None] | None = None
@@ -417,20 +403,20 @@ class GatewayServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.replaced:
-            await self._accept_the_last()
+            await self._accept_pending()
         for listener in self.servers:
             listener.close()
         if self.replaced:
             for connection in tuple(self.server_state.connections):
                 if isinstance(connection, AbortableHttp):
-                    connection.shutdown()  # after the answer under way; at once where there is none
+                    connection.shutdown()  # after the running answer, at once without one
             await self.gateway.hand_over()
         await self.gateway.drain()
         await super().shutdown(sockets)
 
     @staticmethod
-    async def _accept_the_last() -> None:
-        """Connections that the system already dealt to this process are taken before it closes its socket."""
+    async def _accept_pending() -> None:
+        """Accept connections that the system already assigned to this process."""
         for _ in range(3):
             await asyncio.sleep(0)
 

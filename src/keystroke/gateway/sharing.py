@@ -1,8 +1,8 @@
-"""A gateway that editors and commands share: it says where it is, and leaves when the last of them has gone.
+"""A gateway shared by editors and commands: it announces its address and stops when nobody uses it.
 
-A visitor is a socket or a request, counted while it is open; running answers count too, and asking for
-its health does not. The announcement holds the key, so it is written for its owner alone, whole or not at
-all, and it goes when the gateway goes.
+A visit is an open socket or request; running answers, loads and tasks keep the gateway alive too, health
+checks do not. The announcement contains the key, so only its owner can read it; it is written atomically and
+removed when the gateway ends.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from starlette.types import Scope
 
 from keystroke.gateway.app import Gateway
 
-_FIRST = 30.0  # seconds the first visitor may take to come
+_FIRST = 30.0  # seconds to wait for the first visit
 
 
 def announce(file: Path, url: str, token: str | None, version: str, program: str) -> None:
-    """Write the announcement, readable by this user only. `program`: the state of the program that runs here,
-    so that those who have another one do not use it."""
+    """Write the announcement, readable by this user only. `program` identifies the installed program, so that
+    clients of another version do not use this gateway."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = file.with_suffix(f".{os.getpid()}.tmp")
     body = msgspec.json.encode(
@@ -35,7 +35,7 @@ def announce(file: Path, url: str, token: str | None, version: str, program: str
 
 
 def withdraw(file: Path) -> None:
-    """Take one's own announcement away; that of a successor stays."""
+    """Remove this process's announcement; that of a successor stays."""
     try:
         if msgspec.json.decode(file.read_bytes())["pid"] == os.getpid():
             file.unlink()
@@ -44,43 +44,43 @@ def withdraw(file: Path) -> None:
 
 
 class IdleShutdown:
-    """Counts a gateway's visitors, and calls `leave` once none was there for `patience` seconds."""
+    """Counts a gateway's visits, and calls `on_idle` after `idle_s` seconds without one."""
 
-    def __init__(self, gateway: Gateway, patience: float, leave: Callable[[], None]) -> None:
-        self._gateway, self._patience, self._leave = gateway, patience, leave
-        self._present = 0
+    def __init__(self, gateway: Gateway, idle_s: float, on_idle: Callable[[], None]) -> None:
+        self._gateway, self._idle_s, self._on_idle = gateway, idle_s, on_idle
+        self._visits = 0
         self._timer: asyncio.TimerHandle | None = None
-        gateway.visit = self._visit
+        gateway.request_context = self._visit
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Call once the gateway listens."""
-        self._wait(max(self._patience, _FIRST))
+        self._wait(max(self._idle_s, _FIRST))
 
     @contextmanager
     def _visit(self, scope: Scope) -> Iterator[None]:
         if scope["type"] == "lifespan" or scope["path"] == "/health":
             yield
             return
-        self._present += 1
+        self._visits += 1
         if self._timer is not None:
             self._timer.cancel()
         try:
             yield
         finally:
-            self._present -= 1
-            if not self._present:
-                self._wait(self._patience)
+            self._visits -= 1
+            if not self._visits:
+                self._wait(self._idle_s)
 
     def _wait(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._check)
 
-    def _look(self) -> None:
-        if self._present:
+    def _check(self) -> None:
+        if self._visits:
             return
         gateway = self._gateway
-        if gateway.service.under_way or gateway.service.registry.loads or gateway.tasks.under_way:
-            self._wait(max(self._patience, 1.0))
+        if gateway.service.active_work or gateway.service.registry.loads or gateway.tasks.active_count:
+            self._wait(max(self._idle_s, 1.0))
             return
-        self._leave()
+        self._on_idle()

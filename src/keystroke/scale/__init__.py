@@ -1,1 +1,1 @@
-"""More than one machine: the same gateways and engines as replicas of a Ray Serve application."""
+"""Gateways and engines as replicas of a Ray Serve application."""

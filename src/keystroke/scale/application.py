@@ -1,8 +1,6 @@
-"""The Serve application of a configuration: which deployments there are, how many replicas of each, and
-what each takes.
+"""The Serve application of a configuration: its deployments, their replicas and resources. Starts nothing.
 
-Settings in, an application out; nothing is started. Every figure comes from the settings or from the
-model's table, so the same file describes a laptop and a cluster.
+Every figure comes from the settings or the model's table, so the same file describes a laptop and a cluster.
 """
 
 from __future__ import annotations
@@ -18,21 +16,21 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from keystroke.config import NamedModel, Settings
 from keystroke.gateway.work.registry import ServedModel, local_entry
 from keystroke.scale.deployments import EngineDeployment, GatewayDeployment
-from keystroke.scale.tables import replicas_of, tables_of
+from keystroke.scale.served_models import initial_replicas, served_models
 
 NAME = "keystroke"
 ECHO = "echo"
 GATEWAY = "gateway"
-_GATEWAY_CPU = 0.1  # it waits more than it works
-_CALLS = 4096  # at a time in one replica: its own queue decides, not Serve's, which knows no priorities
-RISE = 5.0  # seconds of too much work before a replica is added: people wait
-FALL = 300.0  # and of too little before one goes: a cache that took an hour to fill outlasts a lull
-_ROOM = 20.0  # seconds between the time answers have to end and the time a replica has to stop
+_GATEWAY_CPU = 0.1  # it mostly waits
+_CALLS = 4096  # concurrent calls of a replica: its own queue orders them, Serve's knows no priorities
+RISE = 5.0  # seconds of overload before a replica is added
+FALL = 300.0  # seconds of underload before one is removed: its cache took long to fill
+_ROOM = 20.0  # seconds between the drain timeout and a replica's shutdown timeout
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class EchoLoad:
-    """A model without weights, of fixed speed, for trials."""
+class EchoLoader:
+    """Loads an echo model of fixed speed, for tests."""
 
     step_cost: float = 0.005
     prefill_cost: float = 0.0
@@ -53,8 +51,8 @@ class EchoLoad:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ModelLoad:
-    """A configured model, loaded where the replica runs."""
+class ModelLoader:
+    """Loads a configured model in the replica."""
 
     name: str
     table: NamedModel
@@ -77,20 +75,20 @@ class ModelLoad:
         )
 
 
-def application(settings: Settings, *, echo: EchoLoad | None = None, spread: bool = False) -> Application:
-    """Gateways over pools of engines. `echo`: one pool of echo models instead of what is configured.
-    `spread`: calls go round in turn, for comparison."""
+def application(settings: Settings, *, echo: EchoLoader | None = None, spread: bool = False) -> Application:
+    """Gateways and pools of engines. `echo`: one pool of echo models instead of the configured ones.
+    `spread`: round-robin routing, for comparison."""
     tables = _tables(settings, echo is not None)
     pools = {}
     for at, (name, table) in enumerate(tables.items()):
         if table.engine == "remote":
             continue
-        load: Callable[[], ServedModel] = echo or ModelLoad(name, table, settings)
+        load: Callable[[], ServedModel] = echo or ModelLoader(name, table, settings)
         pools[f"pool{at}"] = _engines(name, table, settings, load, spread)
     gateways = serve.deployment(
         name=GATEWAY,
         num_replicas=settings.scale.gateways,
-        ray_actor_options=_place(settings),
+        ray_actor_options=_gateway_options(settings),
         max_ongoing_requests=_CALLS,
         graceful_shutdown_timeout_s=settings.server.drain_s * 2 + _ROOM,
         graceful_shutdown_wait_loop_s=0.1,
@@ -99,8 +97,8 @@ def application(settings: Settings, *, echo: EchoLoad | None = None, spread: boo
     return gateways.bind(settings, tables, **pools)
 
 
-def needs_of(settings: Settings, *, echo: bool = False) -> dict[str, dict[str, float]]:
-    """What one replica of each deployment takes of a node, by Ray's names."""
+def replica_needs(settings: Settings, *, echo: bool = False) -> dict[str, dict[str, float]]:
+    """The resources of one replica of each deployment, by Ray's names."""
     needs = {
         _pool(name): {"CPU": float(table.cpus), "GPU": float(table.gpus)}
         for name, table in _tables(settings, echo).items()
@@ -111,7 +109,7 @@ def needs_of(settings: Settings, *, echo: bool = False) -> dict[str, dict[str, f
 
 
 def _tables(settings: Settings, echo: bool) -> Mapping[str, NamedModel]:
-    return {ECHO: settings.models.get(ECHO, NamedModel())} if echo else tables_of(settings)
+    return {ECHO: settings.models.get(ECHO, NamedModel())} if echo else served_models(settings)
 
 
 def _pool(model: str) -> str:
@@ -126,7 +124,7 @@ def _engines(
     spread: bool,
 ) -> Application:
     slots = getattr(load, "max_batch", 0) or table.concurrent or (16 if table.gpus else 1)
-    replicas = replicas_of(table, settings)
+    replicas = initial_replicas(table, settings)
     many: dict[str, Any] = {"num_replicas": replicas}
     if table.max_replicas > replicas:
         scaling = AutoscalingConfig(
@@ -159,6 +157,6 @@ def _engines(
     return engines.bind(load, settings.scale.traces)
 
 
-def _place(settings: Settings) -> dict[str, Any]:
+def _gateway_options(settings: Settings) -> dict[str, Any]:
     wanted = settings.scale.gateway_resource
     return {"num_cpus": _GATEWAY_CPU, "resources": {wanted: 1} if wanted else {}}

@@ -1,7 +1,7 @@
-"""What crosses between a gateway and an engine replica.
+"""Messages between a gateway and an engine replica.
 
-Values only, picklable and complete: a call says everything a replica needs to make the answer from its
-beginning or to take it up in the middle, so any replica will do. Nothing here knows Ray.
+Picklable values. A call contains everything a replica needs to generate the answer from its beginning or to
+continue it, so any replica can take it. Independent of Ray.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from keystroke.engine.templates import ChatTemplate, FimTemplate
 from keystroke.engine.tokenizer import Tokenizer
 from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.scheduler import Job
-from keystroke.gateway.work.ticket import Item
+from keystroke.gateway.work.ticket import TicketItem
 
-_OPENING = 64  # tokens that a prompt without an affinity of its own is known by
+_OPENING = 64  # first tokens that identify a prompt without an affinity
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One answer to make, or to go on with after `said`. `steers` have not been spliced in yet. `trace` is
-    the span it belongs to, as W3C headers."""
+class ReplicaCall:
+    """One answer to generate, or to continue after the tokens `generated`. `steers` have not been spliced in
+    yet. `trace` is its span, as W3C headers."""
 
     id: str
     key: str
@@ -40,14 +40,14 @@ class Call:
     drafter: Drafter | None = None
     warm: bool = False
     buffer: str | None = None
-    said: tuple[int, ...] = ()
+    generated: tuple[int, ...] = ()
     steers: tuple[tuple[str, tuple[int, ...]], ...] = ()
     trace: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Splice:
-    """Input for a call under way, for the replica that makes it."""
+    """Steering input for a running call, for the replica that runs it."""
 
     replica: str
     call: str
@@ -56,19 +56,19 @@ class Splice:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """What came of a call since the last reply. `stats` is whole but for its step times, of which only the
-    new ones are told. `replica` comes with the first reply, `read` while a prompt is being read."""
+class ReplicaReply:
+    """The items of a call since the last reply. `stats` contains only the new step times. `replica` comes
+    with the first reply, `read` (prompt tokens) during the prefill."""
 
-    items: tuple[Item, ...]
+    items: tuple[TicketItem, ...]
     stats: GenerationStats
     read: int = 0
     replica: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class TextSide:
-    """A model without its engine: what a gateway needs to make prompts and to read answers."""
+class ModelDescription:
+    """A model without its engine: what a gateway needs to make prompts and parse answers."""
 
     name: str
     info: ModelInfo
@@ -78,12 +78,12 @@ class TextSide:
     languages: frozenset[str] | None
     follows: frozenset[str]
     edits: EditFormat | PlacesFormat | None
-    costs: tuple[float, ...]  # of verifying drafts, as measured on the replica
+    costs: tuple[float, ...]  # of verifying drafts, measured on the replica
     slots: int  # sessions that one replica steps together
 
 
 def affinity_of(job: Job, key: str) -> str:
-    """What a job is routed by. Always of one key: what one has in the cache another may not find."""
+    """The routing key of a job. It includes the API key: caches are not shared between keys."""
     if job.affinity:
         return f"{key}/{job.affinity}"
     return f"{key}/{digest(job.prompt[:_OPENING])}"

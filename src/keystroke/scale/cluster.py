@@ -1,7 +1,7 @@
-"""Ray itself: started here or joined, and left clean.
+"""Starts or joins Ray, and leaves it clean.
 
-The one file that starts and stops Ray. A local Ray belongs to the process that started it and goes with
-it, replicas first, each drained; a cluster is joined and left as it was found, with the application on it.
+A local Ray belongs to the process that started it and stops with it, replicas first, each drained. A cluster
+is joined and left with the application on it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from typing import Any
 
 from keystroke.config import Settings
 from keystroke.errors import ConfigError
-from keystroke.scale.loopback import bind_node, prepare
+from keystroke.scale.loopback import bind_node, prepare_environment
 
 _OBJECTS = 96 << 20  # bytes of Ray's object store: calls do not go through it
 
 
 @contextmanager
-def ray_for(settings: Settings, *, deploys: bool = True) -> Iterator[Any]:
-    """Ray, started on this machine or joined where `scale.address` says; where it `deploys`, with Serve
-    started there. Yields the `serve` module. Raises ConfigError where Ray is not installed or cannot be
-    reached."""
+def connect_ray(settings: Settings, *, deploys: bool = True) -> Iterator[Any]:
+    """Start Ray on this machine or join the cluster at `scale.address`; with `deploys`, start Serve. Yields
+    the `serve` module. Raises ConfigError where Ray is not installed or cannot be reached."""
     address = settings.scale.address
-    prepare(local=address is None)
+    prepare_environment(local=address is None)
     try:
         import ray
         from ray import serve
@@ -52,13 +51,13 @@ def ray_for(settings: Settings, *, deploys: bool = True) -> Iterator[Any]:
                 **quiet,
             )
         else:
-            _knock(address)
+            _check_reachable(address)
             ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError, OSError, AuthenticationError) as error:
         if address is None:
             raise ConfigError(f"a local Ray could not be started: {error}; see /tmp/ray") from None
         raise ConfigError(
-            f"the Ray cluster at {address} is there but does not let us in; its token must be in "
+            f"the Ray cluster at {address} refuses this client; its token must be in "
             "RAY_AUTH_TOKEN or ~/.ray/auth_token (`ray get-auth-token` on its head shows it), and its Ray be "
             f"{ray.__version__}"
         ) from None
@@ -67,7 +66,7 @@ def ray_for(settings: Settings, *, deploys: bool = True) -> Iterator[Any]:
             serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         yield serve
     finally:
-        # Ray tells the terminal of every call that its own controller's end cuts off.
+        # Ray prints every call that the end of its controller interrupts.
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             try:
                 if address is None:
@@ -76,9 +75,9 @@ def ray_for(settings: Settings, *, deploys: bool = True) -> Iterator[Any]:
                 ray.shutdown()
 
 
-def _knock(address: str) -> None:
-    """Raises ConfigError where nobody listens at `host:port`: Ray itself would try for minutes. An address of
-    another form (`auto`, `ray://...`) is left to Ray."""
+def _check_reachable(address: str) -> None:
+    """Raises ConfigError where nothing listens at `host:port`: Ray itself retries for minutes. Addresses of
+    another form (`auto`, `ray://...`) are left to Ray."""
     host, colon, port = address.rpartition(":")
     if not colon or "/" in address or not port.isdecimal():
         return
@@ -90,9 +89,9 @@ def _knock(address: str) -> None:
 
 
 def _cores(settings: Settings) -> int:
-    """Enough for every replica: on one machine the system shares its cores out, not Ray."""
+    """Enough for every replica: on one machine the system schedules the cores, not Ray."""
     wanted = settings.scale.gateways + 4
     for table in (*settings.models.values(), None):
         replicas = max(table.max_replicas, table.replicas) if table is not None else 0
         wanted += round((replicas or settings.scale.replicas) * (table.cpus if table is not None else 1) + 1)
-    return wanted * 2  # while a rolling update runs there are two generations
+    return wanted * 2  # during a rolling update there are two generations

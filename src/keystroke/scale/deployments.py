@@ -1,7 +1,7 @@
-"""The two kinds of replica, as Ray Serve runs them.
+"""The engine and gateway replicas as Ray Serve deployments.
 
-Glue. What Ray calls (construction, health, the end) becomes what an engine replica and a gateway have
-anyway; what Ray raises becomes `Lost`. No decision is made here.
+Adapts Ray's calls (construction, health checks, shutdown) to an engine replica and a gateway, and Ray's
+exceptions to `ReplicaLost`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from keystroke.errors import EngineError, Unavailable
 from keystroke.gateway.app import Gateway, GatewayServer, listen, tune_interpreter, uvicorn_config
 from keystroke.gateway.record.shared_limits import SharedLimits
 from keystroke.gateway.record.store import open_store
-from keystroke.gateway.work.registry import Registry, ServedModel, remote_entry
-from keystroke.scale.call import Call, Reply, Splice, TextSide
-from keystroke.scale.distant import distant_entry
+from keystroke.gateway.work.registry import ModelRegistry, ServedModel, remote_entry
+from keystroke.scale.call import ModelDescription, ReplicaCall, ReplicaReply, Splice
 from keystroke.scale.engine_replica import EngineReplica
+from keystroke.scale.engine_stub import stub_entry
 from keystroke.scale.loopback import bind_replica
 from keystroke.scale.ray_metrics import RayMetrics
-from keystroke.scale.replica_queue import Lost, ReplicaQueue
-from keystroke.scale.tables import replicas_of
+from keystroke.scale.replica_queue import ReplicaLost, ReplicaQueue
+from keystroke.scale.served_models import initial_replicas
 from keystroke.scale.tracing import span, start_tracing, stop_tracing
 
 log = logging.getLogger("keystroke.scale")
@@ -39,7 +39,7 @@ _SAMPLE = 5.0  # seconds between two readings of the gauges
 
 
 class EngineDeployment(EngineReplica):
-    """`load` travels to the replica and makes the model there."""
+    """`load` is pickled to the replica and loads the model there."""
 
     def __init__(self, load: Callable[[], ServedModel], traces: str | None) -> None:
         bind_replica()
@@ -53,23 +53,23 @@ class EngineDeployment(EngineReplica):
 
 
 class RayPool:
-    """The engine replicas of one model, through Serve's handle and so through our router."""
+    """The engine replicas of one model, called through Serve's handle and `PrefixRouter`."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._generate = handle.options(stream=True, method_name="generate")
         self._splice = handle.options(method_name="splice")
         self._describe = handle.options(method_name="describe")
 
-    async def generate(self, call: Call) -> AsyncGenerator[Reply, None]:
+    async def generate(self, call: ReplicaCall) -> AsyncGenerator[ReplicaReply, None]:
         replies: Any = self._generate.remote(call)
         try:
             async for reply in replies:
                 yield reply
-        except RayTaskError as error:  # the replica lives and its code failed: another would fail too
+        except RayTaskError as error:  # the replica runs and its code failed: another would fail too
             log.exception("a replica failed on a call")
             raise EngineError("The engine failed on this request; the server's log says how.") from error
         except Exception as error:
-            raise Lost(type(error).__name__) from error
+            raise ReplicaLost(type(error).__name__) from error
         finally:
             with contextlib.suppress(Exception):
                 replies.cancel()
@@ -77,17 +77,17 @@ class RayPool:
     async def splice(self, wanted: Splice) -> bool:
         return bool(await self._splice.remote(wanted))
 
-    async def describe(self) -> TextSide:
+    async def describe(self) -> ModelDescription:
         side = await self._describe.remote()
-        assert isinstance(side, TextSide)
+        assert isinstance(side, ModelDescription)
         return side
 
 
 class GatewayDeployment:
-    """A gateway that listens by itself, beside others at the same address, and asks pools of engines.
+    """A gateway that listens itself, beside others at the same address, and uses pools of engines.
 
-    Sockets do not go through Serve's proxy: that would put two more processes between a token and its
-    reader. Serve places, watches, replaces and stops the replica all the same."""
+    Connections do not go through Serve's proxy, which would put two more processes between a token and its
+    reader. Serve still places, monitors, replaces and stops the replica."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, settings: Settings, tables: Mapping[str, NamedModel], **pools: DeploymentHandle[Any]
@@ -104,7 +104,7 @@ class GatewayDeployment:
                 entries.append(remote_entry(model, table, settings))
                 continue
             pool = RayPool(pools[f"pool{at}"])
-            side, replicas = await pool.describe(), replicas_of(table, settings)
+            side, replicas = await pool.describe(), initial_replicas(table, settings)
             queue = ReplicaQueue(
                 pool,
                 model,
@@ -112,11 +112,11 @@ class GatewayDeployment:
                 patience=settings.scale.patience_s,
                 concurrent=side.slots * replicas,
             )
-            entries.append(distant_entry(side, queue, table))
+            entries.append(stub_entry(side, queue, table))
         shared = await asyncio.to_thread(SharedLimits, store.engine)
-        self._gateway = Gateway(Registry(entries), settings, store=store, shared=shared)
+        self._gateway = Gateway(ModelRegistry(entries), settings, store=store, shared=shared)
         self._gateway.service.metrics = RayMetrics(name)
-        self._gateway.visit = _traced
+        self._gateway.request_context = _traced
         self._server = GatewayServer(uvicorn_config(self._gateway))
         self._server.gateway, self._server.replaced = self._gateway, True
         listening = listen(settings.server, shared=True)
@@ -133,7 +133,7 @@ class GatewayDeployment:
             raise Unavailable("The gateway no longer listens.")
 
     async def drained(self) -> bool:
-        """Hand clients over, end what runs, and close. True when done."""
+        """Hand clients over, drain and close."""
         self._sampling.cancel()
         self._server.should_exit = True
         await asyncio.wait({self._serving})
@@ -154,7 +154,7 @@ class GatewayDeployment:
 
 @contextmanager
 def _traced(scope: Scope) -> Iterator[None]:
-    """A span for every request and socket, under the client's own where it sent one."""
+    """A span for every request and socket, under the client's own if it sent one."""
     if scope["type"] == "lifespan" or scope["path"] in ("/health", "/metrics"):
         yield
         return

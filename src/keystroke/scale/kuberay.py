@@ -1,8 +1,7 @@
-"""The same configuration on Kubernetes: a manifest for KubeRay.
+"""A KubeRay manifest for the same configuration.
 
-Settings in, YAML out; talks to no cluster. Gateways and engines get worker groups of their own, because
-one needs sockets and the other cards. Secrets are named, never written. What the manifest opens to the
-outside is one port.
+Talks to no cluster. Gateways and engines are separate worker groups, because one needs sockets and the other
+GPUs. Secrets are referenced, never written. Only the gateways' port is reachable from outside.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ import yaml  # type: ignore[import-untyped]
 
 from keystroke.config import NamedModel, Settings
 
-RESOURCE = "keystroke_gateway"  # one a gateway pod, so that every gateway has a port to itself
+RESOURCE = "keystroke_gateway"  # one per gateway pod, so that every gateway has its own port
 _RAY = "2.60.0"
 _CLAIM = "keystroke-models"
-_DASHBOARD = 8265  # where the operator and its jobs ask Ray
+_DASHBOARD = 8265  # used by the operator and its jobs
 _LABEL = "keystroke.dev/part"
 
 
-def rendered(settings: Settings, image: str) -> str:
+def render_manifest(settings: Settings, image: str) -> str:
     """The manifest as text."""
     head = (
         "# Made by `keystroke scale manifest`. It needs the KubeRay operator, a Secret `keystroke` with\n"
@@ -33,7 +32,7 @@ def rendered(settings: Settings, image: str) -> str:
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Texts of several lines are shown as they are."""
+    """Writes texts of several lines as literal blocks, and no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -48,9 +47,9 @@ _Dumper.add_representer(str, _text)
 
 
 def documents(settings: Settings, image: str) -> list[dict[str, Any]]:
-    from keystroke.scale.tables import tables_of
+    from keystroke.scale.served_models import served_models
 
-    tables = tables_of(settings)
+    tables = served_models(settings)
     groups = [_gateways(settings, image)]
     for name, table in tables.items():
         if table.engine != "remote":
@@ -62,7 +61,7 @@ def documents(settings: Settings, image: str) -> list[dict[str, Any]]:
         "spec": {
             "rayVersion": _RAY,
             "enableInTreeAutoscaling": True,
-            "authOptions": {"mode": "token"},  # the operator makes one and gives it to every pod
+            "authOptions": {"mode": "token"},  # the operator creates it for every pod
             "headGroupSpec": {
                 "rayStartParams": {"num-cpus": "0"},
                 "template": _pod("head", image, {"cpu": "2", "memory": "4Gi"}),
@@ -86,7 +85,7 @@ def _named(name: str, part: str | None = None) -> dict[str, Any]:
 
 
 def _configuration(settings: Settings, tables: Mapping[str, NamedModel]) -> dict[str, Any]:
-    """keystroke.toml as these settings have it, for the pods."""
+    """A ConfigMap with keystroke.toml for the pods."""
     document = tomlkit.document()
     scale = {
         "address": "auto",
@@ -152,7 +151,7 @@ def _engines(name: str, table: NamedModel, settings: Settings, image: str) -> di
 
 
 def _pod(part: str, image: str, wanted: dict[str, str]) -> dict[str, Any]:
-    """A pod of the cluster. It may take its time to end: answers under way do."""
+    """A pod of the cluster, with time to finish running answers."""
     container = {
         "name": "ray",
         "image": image,
@@ -181,7 +180,7 @@ def _pod(part: str, image: str, wanted: dict[str, str]) -> dict[str, Any]:
     return {
         "metadata": {"labels": {"app.kubernetes.io/name": "keystroke", _LABEL: part}},
         "spec": {
-            "automountServiceAccountToken": part == "head",  # whose autoscaler asks for pods
+            "automountServiceAccountToken": part == "head",  # its autoscaler creates pods
             "terminationGracePeriodSeconds": 90,
             "containers": [container],
             "volumes": [
@@ -193,7 +192,7 @@ def _pod(part: str, image: str, wanted: dict[str, str]) -> dict[str, Any]:
 
 
 def _job(image: str) -> dict[str, Any]:
-    """What puts the application on the cluster; applied again after a change it rolls the replicas."""
+    """The job that deploys the application; applied again after a change it rolls the replicas."""
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
@@ -234,8 +233,8 @@ def _disruption() -> dict[str, Any]:
 
 
 def _policy() -> dict[str, Any]:
-    """Pods of this cluster talk to each other; the operator reaches the head, which it asks how the job is;
-    from outside only the gateways' port is reached."""
+    """Allows traffic among the pods, from the operator to the head, and from outside to the gateways' port
+    only."""
     ours = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "keystroke"}}}
     operator = {
         "namespaceSelector": {},

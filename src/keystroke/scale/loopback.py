@@ -1,9 +1,9 @@
-"""Ray's environment: a local one that nobody else reaches, or the way into a cluster. Set up before Ray is
-imported, finished inside each replica.
+"""Ray's environment: a local Ray bound to loopback, or the way into a cluster. Set before Ray is imported,
+completed in each replica.
 
-Environment and bindings only. Without a cluster, every port that Ray opens is bound to loopback, nothing
-is reported to anybody, and calls between replicas take the direct way (gRPC, one loop), which is four times
-quicker than the object store. A test looks at the ports that are really open.
+Without a cluster every port that Ray opens is bound to loopback, nothing is reported to anybody, and calls
+between replicas go directly (gRPC, one loop), which is four times as fast as the object store. A test checks
+the open ports.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-_LOCAL = "RAY_KEYSTROKE_ON_LOOPBACK"  # of ours; settings have the other prefix to themselves
+_LOCAL = "RAY_KEYSTROKE_ON_LOOPBACK"  # set by Keystroke; KEYSTROKE_ is the prefix of settings
 
-# What Ray reads when it is imported, here and in every process it starts.
+# Read by Ray at import, here and in every process it starts.
 _ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
@@ -23,16 +23,17 @@ _ALWAYS = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
 }
 _ON_LOOPBACK = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its name notwithstanding: take 127.0.0.1 for this node
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name: use 127.0.0.1 as this node's address
     _LOCAL: "1",
 }
 
 
-_JOINING = {"RAY_NUM_REDIS_GET_RETRIES": "3"}  # seconds of knocking; Ray's own twenty look like a hang
+_JOINING = {"RAY_NUM_REDIS_GET_RETRIES": "3"}  # seconds; Ray's default of twenty looks like a hang
 
 
-def prepare(environ: MutableMapping[str, str] | None = None, *, local: bool) -> None:
-    """Set what Ray reads at its import. Call before that. What the user has set stands, but for reports."""
+def prepare_environment(environ: MutableMapping[str, str] | None = None, *, local: bool) -> None:
+    """Set the variables that Ray reads at import; call before. User settings are kept, except usage
+    reports."""
     environ = os.environ if environ is None else environ
     for name, value in _ALWAYS.items():
         environ.setdefault(name, value)
@@ -42,33 +43,33 @@ def prepare(environ: MutableMapping[str, str] | None = None, *, local: bool) -> 
         return
     for name, value in _JOINING.items():
         environ.setdefault(name, value)
-    # `ray start --head` asks for a token unless told otherwise; who joins must say that they have one.
+    # `ray start --head` requires a token by default; a client has to say that it has one.
     if "RAY_AUTH_MODE" not in environ and has_token(environ):
         environ["RAY_AUTH_MODE"] = "token"
 
 
 def has_token(environ: Mapping[str, str]) -> bool:
-    """Whether there is a cluster's token where Ray looks for one."""
+    """Whether a cluster token exists where Ray looks for it."""
     if environ.get("RAY_AUTH_TOKEN"):
         return True
-    told = environ.get("RAY_AUTH_TOKEN_PATH")
+    path = environ.get("RAY_AUTH_TOKEN_PATH")
     home = environ.get("HOME") or environ.get("USERPROFILE")
-    if told is None and home is None:
+    if path is None and home is None:
         return False
-    return (Path(told) if told else Path(home or "") / ".ray" / "auth_token").is_file()
+    return (Path(path) if path else Path(home or "") / ".ray" / "auth_token").is_file()
 
 
 def bind_node() -> None:
-    """In the process that starts a local Ray: also where Ray was imported before `prepare` was called. Ray
-    has no public switch for either binding in this file; a test looks at the open ports, so that a release
-    which moves them is noticed."""
+    """In the process that starts a local Ray, even if Ray was imported before `prepare_environment`. Ray has
+    no public setting for the bindings in this file; the test of open ports notices a release that changes
+    them."""
     from ray._private import ray_constants
 
     ray_constants.ENABLE_RAY_CLUSTER = False
 
 
 def bind_replica() -> None:
-    """In a replica of a local Ray, before it opens its port: Serve would bind it to every interface."""
+    """In a replica of a local Ray, before it opens its port, which Serve binds to every interface."""
     if os.environ.get(_LOCAL) != "1":
         return
     from ray.serve._private import replica

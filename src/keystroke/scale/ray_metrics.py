@@ -1,7 +1,7 @@
-"""The gateway's counters, told to Ray as well, whose agent on each node shows all processes to Prometheus.
+"""The gateway's metrics, also reported to Ray, whose agents export all processes of a node to Prometheus.
 
-The same names and labels as a single gateway's, with Ray's prefix (`ray_keystroke_...`). Asking one of
-many gateways for `/metrics` tells only of that one; the agents tell of all.
+Same names and labels as a single gateway's, with Ray's prefix (`ray_keystroke_...`). `/metrics` of one
+gateway covers that gateway only.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class RayMetrics(Metrics):
         self._waiting = Gauge("keystroke_waiting", "Requests waiting", by_model)
         self._running = Gauge("keystroke_running", "Responses running", by_model)
 
-    def ended(self, paid: Receipt, status: str) -> None:
-        super().ended(paid, status)
+    def record_response(self, paid: Receipt, status: str) -> None:
+        super().record_response(paid, status)
         model, mine = {"model": paid.model}, {"gateway": self._replica}
         self._ended.inc(1, {**model, **mine, "priority": paid.priority, "status": status})
         for kind, amount in (

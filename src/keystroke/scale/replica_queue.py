@@ -1,10 +1,9 @@
-"""Answers made by a pool of replicas, behind the same tickets as any other.
+"""The queue of a model that runs on a pool of replicas.
 
-One task a ticket, which holds all that was said so far. When its replica is lost the call is made again
-with that, so another goes on at the very next token; the reader sees a pause. It queues nothing: each replica
-has its own queue, priorities and turns of keys, and the router knows their loads; here one key is only kept
-from taking more than its share of the places. How replicas are reached is not known
-here, only that a stream of replies may break off.
+One task per ticket keeps all tokens generated so far. When its replica is lost the call is repeated with
+them, so another replica continues at the next token; the reader sees a pause. Queueing and priorities are
+the replicas', loads the router's; here only the share of one key is limited. Independent of Ray: a stream of
+replies may break off.
 """
 
 from __future__ import annotations
@@ -20,61 +19,71 @@ from typing import Protocol
 
 from keystroke.engine.generation import Chunk, GenerationStats
 from keystroke.errors import EngineError, KeystrokeError, QueueFull, Unavailable
-from keystroke.gateway.work.fairness import check_share
+from keystroke.gateway.work.fairness import check_room
 from keystroke.gateway.work.priority import Priority, Tier
+from keystroke.gateway.work.queue import updated_rate
 from keystroke.gateway.work.scheduler import Job
-from keystroke.gateway.work.ticket import Ended, Item, Moved, Started, Steered, Superseded, Ticket
-from keystroke.scale.call import Call, Reply, Splice, affinity_of
+from keystroke.gateway.work.ticket import (
+    SHUTTING_DOWN,
+    SUPERSEDED,
+    Superseded,
+    Ticket,
+    TicketEnded,
+    TicketItem,
+    TicketMoved,
+    TicketStarted,
+    TicketSteered,
+)
+from keystroke.scale.call import ReplicaCall, ReplicaReply, Splice, affinity_of
 from keystroke.scale.tracing import begin_span, headers_of
 
 log = logging.getLogger("keystroke.scale")
 
-_TELLING = 96  # tokens of a prefill from which its speed is worth noting
-_PAUSE = 0.05  # seconds before the first new try; each further one waits twice as long, up to a second
+_PAUSE = 0.05  # seconds before the first retry; each further one waits twice as long, up to a second
 
 
-class Lost(Exception):
-    """A replica went away in the middle of a call."""
+class ReplicaLost(Exception):
+    """A replica disappeared during a call."""
 
 
-class Pool(Protocol):
+class ReplicaPool(Protocol):
     """The replicas of one model."""
 
-    def generate(self, call: Call) -> AsyncGenerator[Reply, None]:
-        """Raises Lost where the replica goes; closing it stops the call."""
+    def generate(self, call: ReplicaCall) -> AsyncGenerator[ReplicaReply, None]:
+        """Raises ReplicaLost; closing the generator cancels the call."""
 
     def splice(self, wanted: Splice) -> Awaitable[bool]: ...
 
 
 @dataclass(slots=True)
-class _Turn:
-    """An answer as far as it has come."""
+class _Progress:
+    """An answer as generated so far."""
 
     prompt: list[int]
     job: Job
-    said: list[int] = field(default_factory=list)
-    spent: int = 0  # tokens said before a splice: they count against max_tokens
+    generated: list[int] = field(default_factory=list)
+    spent: int = 0  # tokens generated before a splice: they count against max_tokens
     steers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # not spliced in yet
     call: str = ""
     replica: str = ""
     losses: int = 0
-    finished: bool = False  # its last chunk has come
+    finished: bool = False  # its last chunk was received
 
-    def spliced(self, steer: str) -> list[int]:
-        """The input was put after what was said; returns what stood there before."""
-        before = [*self.prompt, *self.said]
+    def splice(self, steer: str) -> list[int]:
+        """Append steering input to the answer; returns the tokens before it."""
+        before = [*self.prompt, *self.generated]
         self.prompt = [*before, *self.steers.pop(steer, ())]
-        self.spent += len(self.said)
-        self.said = []
+        self.spent += len(self.generated)
+        self.generated = []
         return before
 
 
 class ReplicaQueue:
-    """`waiting_at_most`: calls that no replica has begun, before more are refused."""
+    """`waiting_at_most`: calls that no replica has started, before more are refused."""
 
     def __init__(
         self,
-        pool: Pool,
+        pool: ReplicaPool,
         name: str,
         *,
         waiting_at_most: int = 64,
@@ -88,19 +97,19 @@ class ReplicaQueue:
         self._most = waiting_at_most
         self._patience = patience
         self._tasks: dict[Ticket, asyncio.Task[None]] = {}
-        self._turns: dict[Ticket, _Turn] = {}
-        self._begun: set[Ticket] = set()
+        self._turns: dict[Ticket, _Progress] = {}
+        self._started: set[Ticket] = set()
         self._awake: dict[Ticket, asyncio.Event] = {}
         self._splices: set[asyncio.Task[None]] = set()
         self._stopping = False
 
     def start(self) -> None:
-        pass  # the loop itself is the worker
+        pass  # the event loop is the worker
 
     async def stop(self) -> None:
         self._stopping = True
         for ticket in tuple(self._tasks):
-            ticket.cancel(Unavailable("The server is shutting down; try again shortly."))
+            ticket.cancel(Unavailable(SHUTTING_DOWN))
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def submit(
@@ -112,35 +121,30 @@ class ReplicaQueue:
         key: str = "local",
         supersedes: str | None = None,
     ) -> Ticket:
-        """Send a job to the replica it belongs to. Raises QueueFull, also for a key that has its share."""
+        """Send a job to its replica. Raises QueueFull, also for a key that has its share."""
         if self._stopping:
-            raise Unavailable("The server is shutting down; try again shortly.")
+            raise Unavailable(SHUTTING_DOWN)
         for other in tuple(self._tasks) if supersedes is not None else ():
             if other.buffer == supersedes:
-                other.cancel(Superseded("A newer request of the same buffer took its place."))
-        if self.waiting >= self._most:
-            raise QueueFull(
-                f"{self.waiting} requests already wait for {self.name}; try again shortly.", retry_after=1.0
-            )
-        check_share(
-            key, [t for t in self._tasks if t not in self._begun and t.reason is None], self._most, self.name
-        )
+                other.cancel(Superseded(SUPERSEDED))
+        waiting = [t for t in self._tasks if t not in self._started and t.reason is None]
+        check_room(key, waiting, self._most, self.name)
         ticket = Ticket(job, priority, tier, key, supersedes)
-        turn = self._turns[ticket] = _Turn(list(job.prompt), job)
+        turn = self._turns[ticket] = _Progress(list(job.prompt), job)
         self._awake[ticket] = asyncio.Event()
-        ticket.wake = lambda: self._woken(ticket)
+        ticket.wake = lambda: self._on_wake(ticket)
         self._tasks[ticket] = asyncio.get_running_loop().create_task(self._run(ticket, turn))
         return ticket
 
     @property
     def waiting(self) -> int:
-        return len(self._tasks) - len(self._begun)
+        return len(self._tasks) - len(self._started)
 
     @property
     def running(self) -> int:
-        return len(self._begun)
+        return len(self._started)
 
-    def _woken(self, ticket: Ticket) -> None:
+    def _on_wake(self, ticket: Ticket) -> None:
         """The ticket was cancelled, resumed or redirected."""
         turn = self._turns.get(ticket)
         if turn is None:
@@ -158,17 +162,17 @@ class ReplicaQueue:
     async def _splice(self, wanted: Splice) -> None:
         try:
             await self._pool.splice(wanted)
-        except Exception:  # its call breaks off too, and takes the input along when it is made again
+        except Exception:  # its call breaks off too, and is repeated with the input
             log.info("a splice did not reach its replica")
 
     # One ticket
 
-    async def _run(self, ticket: Ticket, turn: _Turn) -> None:
+    async def _run(self, ticket: Ticket, turn: _Progress) -> None:
         attributes = {"model": self.name, "priority": ticket.priority.label, "prompt": len(turn.prompt)}
-        told = begin_span("work", None, attributes)
+        recorded = begin_span("work", None, attributes)
         error: KeystrokeError | None = None
         try:
-            error = await self._answered(ticket, turn, headers_of(told))
+            error = await self._run_call(ticket, turn, headers_of(recorded))
         except KeystrokeError as failure:
             error = failure
         except Exception:
@@ -177,29 +181,31 @@ class ReplicaQueue:
         finally:
             for held in (self._tasks, self._turns, self._awake):
                 held.pop(ticket, None)
-            self._begun.discard(ticket)
-            if told is not None:
-                told.set_attributes({"losses": turn.losses, "tokens": ticket.stats.tokens})
-                told.end()
+            self._started.discard(ticket)
+            if recorded is not None:
+                recorded.set_attributes({"losses": turn.losses, "tokens": ticket.stats.tokens})
+                recorded.end()
             ticket.timing.ended = time.perf_counter()
-            ticket.deliver([Ended(ticket.reason or error, [*turn.prompt, *turn.said])])
+            ticket.deliver([TicketEnded(ticket.reason or error, [*turn.prompt, *turn.generated])])
 
-    async def _answered(self, ticket: Ticket, turn: _Turn, trace: dict[str, str]) -> KeystrokeError | None:
-        """Make the call, and again where its replica is lost, until it ends. Returns what it ended with."""
+    async def _run_call(
+        self, ticket: Ticket, turn: _Progress, trace: dict[str, str]
+    ) -> KeystrokeError | None:
+        """Call, and repeat where the replica is lost, until the answer ends. Returns its error."""
         deadline = 0.0
         while ticket.reason is None:
-            before = len(turn.said)
+            before = len(turn.generated)
             try:
-                return await self._called(ticket, turn, trace)
-            except Lost as loss:
+                return await self._try_call(ticket, turn, trace)
+            except ReplicaLost as loss:
                 if turn.finished:
                     return None
                 now = time.monotonic()
-                if len(turn.said) > before or not deadline:
+                if len(turn.generated) > before or not deadline:
                     deadline = now + self._patience
                 turn.losses += 1
                 ticket.preemptions += 1
-                log.warning("a replica of %s was lost (%s): its turn is taken up elsewhere", self.name, loss)
+                log.warning("a replica of %s was lost (%s): its answer continues on another", self.name, loss)
                 if now > deadline:
                     raise Unavailable(
                         f"No engine of {self.name} could be reached; try again shortly."
@@ -207,11 +213,12 @@ class ReplicaQueue:
                 await self._until_woken(ticket, min(1.0, _PAUSE * 2 ** min(turn.losses, 5)))
         return None
 
-    async def _called(self, ticket: Ticket, turn: _Turn, trace: dict[str, str]) -> KeystrokeError | None:
+    async def _try_call(
+        self, ticket: Ticket, turn: _Progress, trace: dict[str, str]
+    ) -> KeystrokeError | None:
         call = self._call(ticket, turn, trace)
         turn.call, turn.replica = call.id, ""
-        kept = ticket.stats  # of replicas that were lost
-        steps = list(kept.step_seconds)
+        steps = list(ticket.stats.step_seconds)  # of replicas that were lost
         replies = self._pool.generate(call)
         try:
             while True:
@@ -221,11 +228,11 @@ class ReplicaQueue:
                 if reply.replica:
                     turn.replica = reply.replica
                 steps += reply.stats.step_seconds
-                ticket.stats = _added(turn, reply.stats, steps)
+                ticket.stats = _total_stats(turn, reply.stats, steps)
                 if reply.read:
                     read = reply.read
                     ticket.read = lambda read=read: read  # type: ignore[misc]
-                ended = self._take(ticket, turn, reply)
+                ended = self._handle_reply(ticket, turn, reply)
                 if ended is not None:
                     return ended.error
                 while ticket.paused and ticket.reason is None:  # the reader is behind
@@ -233,8 +240,8 @@ class ReplicaQueue:
         finally:
             await replies.aclose()
 
-    async def _next(self, ticket: Ticket, replies: AsyncGenerator[Reply, None]) -> Reply | None:
-        """The next reply; None as soon as the ticket is cancelled. Raises Lost."""
+    async def _next(self, ticket: Ticket, replies: AsyncGenerator[ReplicaReply, None]) -> ReplicaReply | None:
+        """The next reply; None as soon as the ticket is cancelled. Raises ReplicaLost."""
         coming = asyncio.ensure_future(anext(replies))
         try:
             while not coming.done():
@@ -248,7 +255,7 @@ class ReplicaQueue:
             try:
                 return coming.result()
             except StopAsyncIteration:
-                raise Lost("its replies ended early") from None
+                raise ReplicaLost("its replies ended early") from None
         finally:
             if not coming.done():
                 coming.cancel()
@@ -262,14 +269,14 @@ class ReplicaQueue:
         except TimeoutError:
             return
 
-    def _call(self, ticket: Ticket, turn: _Turn, trace: dict[str, str]) -> Call:
+    def _call(self, ticket: Ticket, turn: _Progress, trace: dict[str, str]) -> ReplicaCall:
         job = turn.job
         params = job.params
         if turn.spent and params.max_tokens is not None:
             params = replace(params, max_tokens=max(0, params.max_tokens - turn.spent))
         if turn.spent:
             params = replace(params, begin="")
-        return Call(
+        return ReplicaCall(
             secrets.token_hex(8),
             ticket.key,
             affinity_of(job, ticket.key),
@@ -280,42 +287,42 @@ class ReplicaQueue:
             job.drafter,
             job.warm,
             ticket.buffer,
-            tuple(turn.said),
+            tuple(turn.generated),
             tuple(turn.steers.items()),
             trace,
         )
 
-    def _take(self, ticket: Ticket, turn: _Turn, reply: Reply) -> Ended | None:
-        """Pass items on, and remember what would be needed to go on elsewhere."""
-        passed: list[Item] = []
-        ended: Ended | None = None
+    def _handle_reply(self, ticket: Ticket, turn: _Progress, reply: ReplicaReply) -> TicketEnded | None:
+        """Deliver the items and record what another replica would need to continue."""
+        passed: list[TicketItem] = []
+        ended: TicketEnded | None = None
         lost = ""
         for item in reply.items:
-            if isinstance(item, Ended):
+            if isinstance(item, TicketEnded):
                 ended = item
                 if isinstance(item.error, Unavailable):
-                    ended, lost = None, "it shuts down"  # others do not
+                    ended, lost = None, "it shuts down"
                 elif turn.losses and isinstance(item.error, QueueFull):
-                    ended, lost = None, "it is full"  # what was admitted once is not refused in the middle
+                    ended, lost = None, "it is full"  # an admitted call is not refused later
             elif isinstance(item, Chunk):
-                turn.said += item.tokens
+                turn.generated += item.tokens
                 turn.finished = item.finish is not None
                 if not ticket.timing.first:
                     ticket.timing.first = time.perf_counter()
-                    self._note_rate(ticket.stats)
+                    self.prefill_rate = updated_rate(self.prefill_rate, ticket.stats)
                 passed.append(item)
-            elif isinstance(item, Steered):
+            elif isinstance(item, TicketSteered):
                 reading = replace(item.reading, at=time.perf_counter())
-                before = turn.spliced(item.steer_id)
+                before = turn.splice(item.steer_id)
                 passed.append(replace(item, tokens=before, reading=reading, kept=len(before)))
-            elif isinstance(item, Started):
-                if ticket not in self._begun:  # once, however many replicas begin it
-                    self._begun.add(ticket)
+            elif isinstance(item, TicketStarted):
+                if ticket not in self._started:  # once, however many replicas start it
+                    self._started.add(ticket)
                     ticket.position = 0
                     ticket.timing.started = time.perf_counter()
                     passed.append(item)
-            elif isinstance(item, Moved):
-                if ticket not in self._begun:
+            elif isinstance(item, TicketMoved):
+                if ticket not in self._started:
                     ticket.position = item.position
                     passed.append(item)
             else:
@@ -323,17 +330,12 @@ class ReplicaQueue:
         if passed:
             ticket.deliver(passed)
         if lost:
-            raise Lost(lost)
+            raise ReplicaLost(lost)
         return ended
 
-    def _note_rate(self, stats: GenerationStats) -> None:
-        if stats.computed >= _TELLING and stats.prefill_seconds > 0:
-            rate = stats.computed / stats.prefill_seconds
-            self.prefill_rate = rate if self.prefill_rate is None else 0.7 * self.prefill_rate + 0.3 * rate
 
-
-def _added(turn: _Turn, stats: GenerationStats, steps: list[float]) -> GenerationStats:
-    """The counters of the whole answer. What is computed again after a loss is nobody's to pay."""
+def _total_stats(turn: _Progress, stats: GenerationStats, steps: list[float]) -> GenerationStats:
+    """The counters of the whole answer; what is computed again after a loss is not charged."""
     computed = (
         min(stats.computed, max(0, len(turn.job.prompt) - stats.reused)) if turn.losses else stats.computed
     )

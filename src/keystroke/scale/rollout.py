@@ -1,8 +1,7 @@
-"""An application on its way up: put there, waited for, and what it lacks said.
+"""Deploys an application and waits for it, reporting missing resources.
 
-Ray waits for ever for a node with room; people are told what is missing after a few seconds, and get an
-error when their patience ends. What was put on a cluster stays there: it comes up by itself as soon as there
-is room.
+Ray waits forever for a node with room; users are told after a few seconds what is missing, and get an error
+after their timeout. What was deployed to a cluster stays there and starts as soon as there is room.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from typing import Any
 
 from keystroke.errors import ConfigError, Unavailable
 
-TELLING = 5.0  # seconds after which a replica without a place is worth a word; free places are taken sooner
-_LOOK = 0.2  # seconds between two looks at the status: a few calls a second are nothing to the controller
+REPORT_AFTER = 5.0  # seconds after which missing resources are reported
+_POLL = 0.2  # seconds between two reads of the status
 
-# What one replica of each deployment takes, by Ray's resource names.
+# The resources of one replica of each deployment, by Ray's names.
 Needs = Mapping[str, Mapping[str, float]]
 
 
-def missing(needs: Needs, nodes: Iterable[Mapping[str, float]]) -> list[str]:
-    """A sentence for every deployment of which no node could hold a single replica, however empty it were."""
+def missing_resources(needs: Needs, nodes: Iterable[Mapping[str, float]]) -> list[str]:
+    """A sentence for every deployment of which no node, even empty, could hold a replica."""
     nodes = list(nodes)
-    said = []
+    sentences = []
     for name, wanted in needs.items():
         if any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in nodes):
             continue
@@ -36,8 +35,8 @@ def missing(needs: Needs, nodes: Iterable[Mapping[str, float]]) -> list[str]:
         asked = ", ".join(f"{amount:g} {kind}" for kind, amount in (lacking or wanted).items())
         found = ", ".join(f"{amount:g} {kind}" for kind, amount in most.items())
         held = f"a node has at most {found}" if lacking else "no node has all of it"
-        said.append(f"a replica of {name} takes {asked}, and {held}")
-    return said
+        sentences.append(f"a replica of {name} takes {asked}, and {held}")
+    return sentences
 
 
 def deploy(
@@ -50,14 +49,14 @@ def deploy(
     final: bool = False,
     say: Callable[[str], object] = lambda _line: None,
 ) -> None:
-    """Run the application, replacing an earlier generation of it replica by replica. What it waits for is
-    said once, after some seconds. `final`: no nodes will be added, so that a replica that fits on none is an
-    error at once. Raises ConfigError for that, and Unavailable where it does not come up, or not within
+    """Deploy the application, replacing an earlier generation replica by replica. Missing resources are
+    reported once, after some seconds. `final`: no nodes will be added, so a replica that fits on none is an
+    error at once. Raises ConfigError for that, and Unavailable where it does not start, or not within
     `patience` seconds."""
     import ray
 
     def lacks() -> list[str]:
-        return missing(needs or {}, (node["Resources"] for node in ray.nodes() if node["Alive"]))
+        return missing_resources(needs or {}, (node["Resources"] for node in ray.nodes() if node["Alive"]))
 
     if final and (said := lacks()):
         raise ConfigError(f"The replicas have no place on this machine: {'; '.join(said)}.")
@@ -76,10 +75,10 @@ def deploy(
                 f"The replicas did not come up within {patience:g} seconds: {_waiting(lacks(), state)}. "
                 "On a cluster they come up as soon as there is room; `keystroke scale down` takes them off."
             )
-        if waited > TELLING and not told and (said := lacks()):
+        if waited > REPORT_AFTER and not told and (said := lacks()):
             told = True
             say(f"still waiting: {'; '.join(said)}")
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
 
 
 def _waiting(lacking: list[str], state: Any) -> str:

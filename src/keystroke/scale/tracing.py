@@ -1,8 +1,7 @@
-"""Spans across gateway, router and replica, as OpenTelemetry has them.
+"""OpenTelemetry spans across gateway, router and replica.
 
-Off unless settings name a place for them; then spans go to a file of JSON lines in a folder, or to a
-collector. A span says where time went and which model and replica worked, never what was said. The rest of
-the room asks for `span` and never knows whether one was made.
+Off unless configured; spans go to JSON-lines files in a folder, or to a collector. A span contains times,
+model and replica, never content. Callers use `span` whether tracing is on or off.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ _tracer: Any = None
 _provider: Any = None
 
 
-def start_tracing(place: str | None, service: str) -> None:
-    """Record spans of this process from now on. Raises ModuleNotFoundError where a collector is named and
-    its exporter is not installed."""
+def start_tracing(target: str | None, service: str) -> None:
+    """Start recording spans of this process to `target`, a folder or a collector's URL. Raises
+    ModuleNotFoundError where the collector's exporter is not installed."""
     global _tracer, _provider
-    if not place or _tracer is not None:
+    if not target or _tracer is not None:
         return
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 
     exporter: SpanExporter
-    if place.startswith(("http://", "https://")):
+    if target.startswith(("http://", "https://")):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-        exporter = OTLPSpanExporter(endpoint=place)
+        exporter = OTLPSpanExporter(endpoint=target)
     else:
-        folder = Path(place)
+        folder = Path(target)
         folder.mkdir(parents=True, exist_ok=True)
         out = (folder / f"{service}-{os.getpid()}.jsonl").open("a", encoding="utf-8", buffering=1)
-        exporter = ConsoleSpanExporter(out=out, formatter=lambda said: said.to_json(indent=None) + "\n")
+        exporter = ConsoleSpanExporter(out=out, formatter=lambda span: span.to_json(indent=None) + "\n")
     _provider = TracerProvider(resource=Resource.create({"service.name": f"keystroke-{service}"}))
     _provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
     _tracer = _provider.get_tracer("keystroke")
@@ -46,7 +45,7 @@ def start_tracing(place: str | None, service: str) -> None:
 def span(
     name: str, parent: Mapping[str, str] | None = None, attributes: Mapping[str, Any] | None = None
 ) -> Iterator[Any]:
-    """A span under `parent` (W3C headers; None: under what is current here). Yields it, or None."""
+    """A span under `parent` (W3C headers; None: the current span). Yields it, or None."""
     if _tracer is None:
         yield None
         return
@@ -58,7 +57,7 @@ def span(
 
 
 def begin_span(name: str, parent: Mapping[str, str] | None, attributes: Mapping[str, Any]) -> Any:
-    """A span that its owner ends; None where none are recorded."""
+    """A span that the caller ends; None where tracing is off."""
     if _tracer is None:
         return None
     from opentelemetry.propagate import extract
@@ -67,7 +66,7 @@ def begin_span(name: str, parent: Mapping[str, str] | None, attributes: Mapping[
 
 
 def headers_of(made: Any) -> dict[str, str]:
-    """What carries a span to another process."""
+    """W3C headers that pass a span to another process."""
     if made is None:
         return {}
     from opentelemetry.propagate import inject
@@ -79,7 +78,7 @@ def headers_of(made: Any) -> dict[str, str]:
 
 
 def stop_tracing() -> None:
-    """Write what is left; idempotent."""
+    """Export remaining spans; idempotent."""
     global _tracer, _provider
     if _provider is not None:
         _provider.shutdown()

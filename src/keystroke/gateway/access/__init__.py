@@ -1,1 +1,1 @@
-"""Who may come in and how much they may use: keys, origins, budgets."""
+"""Access control: keys, origins and rate limits."""

@@ -1,8 +1,8 @@
-"""Bearer keys: made, checked, revoked.
+"""Bearer keys: creation, checking, revocation.
 
-A secret exists in clear only in the moment it is made and shown. At rest there is its SHA-256 (secrets
-are 256 random bits, so a slow hash would add nothing), compared in constant time. A key is `ks_ID_SECRET`;
-the id is public and finds the row, so no comparison ever runs over all keys.
+A secret exists in clear text only when it is created and shown. Stored is its SHA-256 (secrets are 256
+random bits, so a slow hash adds nothing), compared in constant time. A key is `ks_ID_SECRET`; the public id
+finds the row, so no comparison runs over all keys.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class Key:
     digest: str
     created_at: float
     revoked_at: float | None = None
-    priority: bool = False  # may ask to go before others
+    priority: bool = False  # may request a higher priority
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is asking. `local` is the anonymous caller a loopback server accepts. `priority`: may ask to go
-    before others."""
+    """An authenticated caller. `priority`: it may request a higher priority than the endpoint's own."""
 
     id: str
     name: str
     priority: bool = False
 
 
-LOCAL = Caller("local", "local", priority=True)
+LOCAL = Caller("local", "local", priority=True)  # whom a loopback server accepts without a key
+ANONYMOUS = Caller("anonymous", "anonymous")  # whom a public route lets in without a key
 
 
 def digest(secret: str) -> str:
@@ -49,7 +49,7 @@ def digest(secret: str) -> str:
 
 
 def make_key(name: str, now: float | None = None, *, priority: bool = False) -> tuple[Key, str]:
-    """A new key and its clear text, which is shown once and kept nowhere."""
+    """A new key and its clear text, which is shown once and not stored."""
     identity, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     token = f"{PREFIX}_{identity}_{secret}"
     made = time.time() if now is None else now
@@ -57,37 +57,39 @@ def make_key(name: str, now: float | None = None, *, priority: bool = False) -> 
 
 
 class KeyRing:
-    """The accepted keys. Empty and not `required`: everyone is the local caller. `trusted`: given keys may
-    ask to go before others, as on a machine that only its user reaches."""
+    """The accepted keys. Where none is `required`, callers without one are LOCAL. `trusted`: static keys may
+    request a higher priority, as on a machine that only its user reaches."""
 
     def __init__(self, *, required: bool, static: Iterable[str] = (), trusted: bool = True) -> None:
         self.required = required
         self._trusted = trusted
-        # Keys given by file or environment have no row: they are known by their digest alone.
+        # Static keys (of a file or the environment) have no row: their digest identifies them.
         self._static = tuple(digest(token.strip()) for token in static if token.strip())
         self._stored: dict[str, Key] = {}
 
-    def replace(self, keys: Iterable[Key]) -> None:
-        """The stored keys as they are now; revoked ones no longer open anything."""
+    def set_stored_keys(self, keys: Iterable[Key]) -> None:
+        """Replace the stored keys; revoked ones are dropped."""
         self._stored = {key.id: key for key in keys if key.revoked_at is None}
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self._static and not self._stored
 
-    def holds(self, caller: Caller) -> bool:
-        """Whether what let this caller in would still let it in."""
+    def still_accepts(self, caller: Caller) -> bool:
+        """Whether the key of this caller is still accepted."""
         if caller == LOCAL:
             return not self.required
-        return caller.id in self._stored or any(self._given(known) == caller for known in self._static)
+        return caller.id in self._stored or any(
+            self._static_caller(known) == caller for known in self._static
+        )
 
     def owner(self, caller: Caller, *, loopback: bool) -> str:
-        """Whose things a caller's are: on a loopback address the only key that was given stands for this
-        machine's user, for whom another is made whenever a gateway starts."""
-        only = len(self._static) == 1 and caller == self._given(self._static[0])
+        """The owner of what a caller creates. On a loopback address the only static key stands for this
+        machine's user: a shared gateway creates another at each start."""
+        only = len(self._static) == 1 and caller == self._static_caller(self._static[0])
         return LOCAL.id if loopback and only else caller.id
 
-    def check(self, authorization: str | None) -> Caller:
+    def authenticate(self, authorization: str | None) -> Caller:
         """The caller behind an Authorization header. Raises Unauthorized."""
         token = _bearer(authorization)
         if token is None:
@@ -97,18 +99,18 @@ class KeyRing:
         offered = digest(token)
         for known in self._static:
             if hmac.compare_digest(offered, known):
-                return self._given(known)
+                return self._static_caller(known)
         parts = token.split("_", 2)
         key = self._stored.get(parts[1]) if len(parts) == 3 and parts[0] == PREFIX else None
         # Compare even without a row, so that an unknown id takes as long as a wrong secret.
         if hmac.compare_digest(offered, key.digest if key else digest("")) and key is not None:
             return Caller(key.id, key.name, key.priority)
         if not self.required:
-            return LOCAL  # SDKs always send some key; a loopback server does not care which
+            return LOCAL  # SDKs always send some key; a loopback server accepts any
         raise Unauthorized("This key is not accepted; create one with `keystroke keys create NAME`.")
 
-    def _given(self, known: str) -> Caller:
-        """By the key's own digest: a place in a list would name somebody else after the list has changed."""
+    def _static_caller(self, known: str) -> Caller:
+        """Identified by the key's digest, which does not depend on its position in a list."""
         return Caller(f"static_{known[:16]}", f"static key {known[:6]}", self._trusted)
 
 

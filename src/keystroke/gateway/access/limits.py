@@ -1,8 +1,8 @@
-"""Budgets per key and per model, each independent of every other.
+"""Rate limits per key and model.
 
-Counts and clocks, nothing of requests or sockets. A bucket refills continuously; taking more than it
-holds raises RateLimited with the seconds until it would not. Tokens are taken at the start (what the prompt
-holds) and settled at the end (what the answer cost), so a long answer is paid by the next request, not cut.
+A bucket refills continuously; charging more than it holds raises RateLimited with the seconds to wait. Prompt
+tokens are charged at the start and the real cost settled at the end, so a long answer is paid by the next
+request and never cut.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RATE_HEADERS = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class RateBudget:
     """0 means no limit."""
 
     requests_per_minute: int = 0
@@ -36,16 +36,16 @@ class Budget:
         return bool(self.requests_per_minute or self.tokens_per_minute or self.concurrent)
 
 
-class Settles(Protocol):
-    """Leave to run one response, given back once it has ended, with what it cost."""
+class Permit(Protocol):
+    """Permission to run one response; settled with its cost once it has ended."""
 
     def settle(self, spent: int) -> None:
         """A second call does nothing."""
 
 
 @dataclass(slots=True)
-class Bucket:
-    """`capacity` per minute; may go below zero by settlement, never by taking."""
+class TokenBucket:
+    """`capacity` per minute; settling may make the level negative, charging never does."""
 
     capacity: int
     level: float
@@ -56,32 +56,31 @@ class Bucket:
         self.stamp = now
 
     def wait_for(self, amount: float) -> float:
-        """Seconds until `amount` is there; an amount above the capacity waits for a full bucket."""
+        """Seconds until `amount` is available; an amount above the capacity waits for a full bucket."""
         return max(0.0, (min(amount, self.capacity) - self.level) * 60.0 / self.capacity)
 
 
 @dataclass(slots=True)
-class Account:
+class RateAccount:
     """One key's use of one model."""
 
-    budget: Budget
-    requests: Bucket | None
-    tokens: Bucket | None
+    budget: RateBudget
+    requests: TokenBucket | None
+    tokens: TokenBucket | None
     running: int = 0
     touched: float = 0.0
 
 
 @dataclass(slots=True)
-class Permit:
-    """Leave to run one response. `settle` once, at its end."""
+class LocalPermit:
+    """A permit of this process's own budgets."""
 
-    account: Account
+    account: RateAccount
     taken: int
     headers: dict[str, str] = field(default_factory=dict)
     settled: bool = False
 
     def settle(self, spent: int) -> None:
-        """Give the place back and pay what the response really cost. A second call does nothing."""
         if self.settled:
             return
         self.settled = True
@@ -90,35 +89,37 @@ class Permit:
             self.account.tokens.level -= spent - self.taken
 
 
-class Limits:
-    """All accounts. Accounts idle for an hour are forgotten: their buckets are full again by then."""
+class RateLimiter:
+    """The accounts of all keys. Accounts idle for an hour are dropped: their buckets are full again by
+    then."""
 
-    def __init__(self, budgets: dict[str, Budget], clock: Clock = time.monotonic) -> None:
+    def __init__(self, budgets: dict[str, RateBudget], clock: Clock = time.monotonic) -> None:
         self._budgets = budgets
         self._clock = clock
-        self._accounts: dict[tuple[str, str], Account] = {}
+        self._accounts: dict[tuple[str, str], RateAccount] = {}
 
-    def admit(self, key: str, model: str, tokens: int) -> Permit:
-        """Leave for one response of `tokens` prompt tokens, or RateLimited."""
+    def admit(self, key: str, model: str, tokens: int) -> LocalPermit:
+        """A permit for one response of `tokens` prompt tokens. Raises RateLimited."""
         now = self._clock()
         account = self._account(key, model, now)
         budget = account.budget
         if budget.concurrent and account.running >= budget.concurrent:
-            raise too_many(account.running, model)
-        take(account.requests, account.tokens, tokens, model, now)
+            raise concurrency_error(account.running, model)
+        charge_buckets(account.requests, account.tokens, tokens, model, now)
         account.running += 1
-        return Permit(account, tokens, self._headers(account))
+        return LocalPermit(account, tokens, limit_headers(account.requests, account.tokens))
 
     def headers(self, key: str, model: str) -> dict[str, str]:
-        """The x-ratelimit headers as they stand; empty where nothing is limited."""
-        return self._headers(self._account(key, model, self._clock()))
+        """The current x-ratelimit headers; empty where nothing is limited."""
+        account = self._account(key, model, self._clock())
+        return limit_headers(account.requests, account.tokens)
 
-    def _account(self, key: str, model: str, now: float) -> Account:
+    def _account(self, key: str, model: str, now: float) -> RateAccount:
         account = self._accounts.get((key, model))
         if account is None:
-            self._forget_idle(now)
-            budget = self._budgets.get(model, Budget())
-            account = Account(
+            self._drop_idle(now)
+            budget = self._budgets.get(model, RateBudget())
+            account = RateAccount(
                 budget,
                 requests=_full(budget.requests_per_minute, now),
                 tokens=_full(budget.tokens_per_minute, now),
@@ -127,17 +128,16 @@ class Limits:
         account.touched = now
         return account
 
-    def _forget_idle(self, now: float) -> None:
+    def _drop_idle(self, now: float) -> None:
         stale = [k for k, a in self._accounts.items() if not a.running and now - a.touched > 3600]
         for name in stale:
             del self._accounts[name]
 
-    def _headers(self, account: Account) -> dict[str, str]:
-        return limit_headers(account.requests, account.tokens)
 
-
-def take(requests: Bucket | None, tokens: Bucket | None, amount: int, model: str, now: float) -> None:
-    """Take one request and `amount` tokens from both buckets, or nothing. Raises RateLimited."""
+def charge_buckets(
+    requests: TokenBucket | None, tokens: TokenBucket | None, amount: int, model: str, now: float
+) -> None:
+    """Charge one request and `amount` tokens to the two buckets, or nothing. Raises RateLimited."""
     for bucket, wanted, unit in ((requests, 1, "requests"), (tokens, amount, "tokens")):
         if bucket is None:
             continue
@@ -155,13 +155,13 @@ def take(requests: Bucket | None, tokens: Bucket | None, amount: int, model: str
         tokens.level -= amount
 
 
-def too_many(running: int, model: str) -> RateLimited:
+def concurrency_error(running: int, model: str) -> RateLimited:
     return RateLimited(
         f"{running} responses of this key already run on {model}; wait for one to end.", retry_after=1.0
     )
 
 
-def limit_headers(requests: Bucket | None, tokens: Bucket | None) -> dict[str, str]:
+def limit_headers(requests: TokenBucket | None, tokens: TokenBucket | None) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, bucket in (("requests", requests), ("tokens", tokens)):
         if bucket is None:
@@ -172,5 +172,5 @@ def limit_headers(requests: Bucket | None, tokens: Bucket | None) -> dict[str, s
     return headers
 
 
-def _full(capacity: int, now: float) -> Bucket | None:
-    return Bucket(capacity, float(capacity), now) if capacity else None
+def _full(capacity: int, now: float) -> TokenBucket | None:
+    return TokenBucket(capacity, float(capacity), now) if capacity else None

@@ -1,7 +1,7 @@
-"""Who may come in: keys and origins.
+"""Access control: keys, origins and host names.
 
-Decides from headers alone, before a body is read or a socket accepted. Browsers send an Origin and
-act for whatever page is open, so a page that is not ours needs to be allowed by name; programs send none.
+Decides from headers alone, before a body is read or a socket accepted. Browsers send an Origin and act for
+whatever page is open, so pages of other sites have to be allowed by name; programs send no Origin.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from keystroke.config import ServerSettings
-from keystroke.errors import ConfigError, Forbidden
-from keystroke.gateway.access.keys import KeyRing
+from keystroke.errors import ConfigError, Forbidden, KeystrokeError
+from keystroke.gateway.access.keys import ANONYMOUS, Caller, KeyRing
 
-EDITORS = ("vscode-webview", "vscode-file")  # schemes of pages that are an editor's own
+EDITORS = ("vscode-webview", "vscode-file")  # schemes of an editor's own pages
 
 
 def is_loopback(host: str) -> bool:
@@ -30,8 +31,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def given_keys(server: ServerSettings, environ: Mapping[str, str] | None = None) -> list[str]:
-    """Keys that file and environment name; their text never leaves the key ring."""
+def static_keys(server: ServerSettings, environ: Mapping[str, str] | None = None) -> list[str]:
+    """The keys that the environment and `server.keys_file` name."""
     environ = os.environ if environ is None else environ
     keys = [key.strip() for key in environ.get(server.api_key_env, "").split(",")]
     if server.keys_file is not None:
@@ -44,9 +45,9 @@ def given_keys(server: ServerSettings, environ: Mapping[str, str] | None = None)
 
 
 def readable_files(server: ServerSettings, origin: str | None) -> Callable[[str], bool]:
-    """Which paths a live client may have read for it. Only a server on the editor's own machine has the
-    editor's files, and only a program may name them: a page, whoever let it in, knows what it was shown.
-    Where `server.workspaces` names folders, nothing outside them is read."""
+    """Which paths the server may read for a live client: none for web pages and beyond loopback, where the
+    editor's files are on another machine; else those inside `server.workspaces`, or any where that is
+    empty."""
     page = origin is not None and scheme_of(origin) not in EDITORS
     if page or not is_loopback(server.host):
         return lambda _path: False
@@ -57,7 +58,7 @@ def readable_files(server: ServerSettings, origin: str | None) -> Callable[[str]
             real = Path(path).resolve()
         except (OSError, RuntimeError, ValueError):
             return False
-        if real == Path(real.anchor):  # nobody opens a whole disk
+        if real == Path(real.anchor):  # a whole disk is not a workspace
             return False
         return not roots or any(real.is_relative_to(root) for root in roots)
 
@@ -65,26 +66,26 @@ def readable_files(server: ServerSettings, origin: str | None) -> Callable[[str]
 
 
 def scheme_of(origin: str) -> str | None:
-    """The scheme of an origin; None for what is none."""
+    """The scheme of an origin; None where it cannot be parsed."""
     try:
         return urlsplit(origin).scheme
     except ValueError:
         return None
 
 
-def key_ring(server: ServerSettings, environ: Mapping[str, str] | None = None) -> KeyRing:
-    """Keys are needed beyond loopback, and wherever some were given."""
-    static = given_keys(server, environ)
+def build_key_ring(server: ServerSettings, environ: Mapping[str, str] | None = None) -> KeyRing:
+    """Keys are required beyond loopback, and wherever static keys are configured."""
+    static = static_keys(server, environ)
     local = is_loopback(server.host)
     return KeyRing(required=bool(static) or not local, static=static, trusted=local)
 
 
-SUBPROTOCOL = "keystroke"  # what a page offers beside its key, and what is chosen
-_BEARER = "keystroke.bearer."  # then the key, base64url without padding: any text fits a header so
+SUBPROTOCOL = "keystroke"  # offered by a page beside its key, and selected by the server
+_BEARER = "keystroke.bearer."  # followed by the key, base64url without padding
 
 
-def bearer_offered(subprotocols: Sequence[str]) -> str | None:
-    """The Authorization header that a page could not set, from the subprotocols it offers instead."""
+def bearer_from_subprotocols(subprotocols: Sequence[str]) -> str | None:
+    """The value of the Authorization header from a page's subprotocols; None without one."""
     for offered in subprotocols:
         if offered.startswith(_BEARER):
             coded = offered.removeprefix(_BEARER)
@@ -92,12 +93,12 @@ def bearer_offered(subprotocols: Sequence[str]) -> str | None:
                 key = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)
                 return f"Bearer {key.decode()}"
             except ValueError:
-                return "Bearer not-a-key"  # offered and unreadable: refused where a key is needed
+                return "Bearer not-a-key"  # refused where a key is required
     return None
 
 
 def check_origin(origin: str | None, host: str | None, allowed: Iterable[str] = ()) -> None:
-    """Refuse a page of another site. Raises Forbidden."""
+    """Raises Forbidden for a page of another site."""
     if origin is None or origin in allowed or "*" in allowed:
         return
     if _same_site(origin, host):
@@ -106,8 +107,8 @@ def check_origin(origin: str | None, host: str | None, allowed: Iterable[str] = 
 
 
 def check_page(origin: str | None, host: str | None, allowed: Iterable[str] = ()) -> None:
-    """Refuse what changes files to any page but the server's own, an editor's, and those allowed by name:
-    another program's page on this machine may use models, no more. Raises Forbidden."""
+    """Raises Forbidden for pages that may not change files: all but the server's own, an editor's, and those
+    allowed by name. Another local page may only use models."""
     if origin is None or origin in allowed or "*" in allowed or scheme_of(origin) in EDITORS:
         return
     try:
@@ -127,15 +128,15 @@ def _same_site(origin: str, host: str | None) -> bool:
             return True
         if parts.scheme in EDITORS:
             return True
-        # Pages served from this machine to this machine.
+        # A page of this machine that calls this machine.
         return host is not None and is_loopback(parts.hostname or "") and is_loopback(_hostname(host))
-    except ValueError:  # not an address at all
+    except ValueError:  # not a URL
         return False
 
 
 def check_host(host: str | None, bound: str, allowed: Iterable[str] = ()) -> None:
-    """A loopback server answers only to loopback names and to those of allowed origins, whatever else is
-    allowed: a page cannot reach it by re-pointing a domain of its own. Raises Forbidden."""
+    """Raises Forbidden where a loopback server is addressed by another name than loopback's or an allowed
+    origin's: prevents DNS rebinding."""
     if not is_loopback(bound) or host is None:
         return
     try:
@@ -149,3 +150,42 @@ def check_host(host: str | None, bound: str, allowed: Iterable[str] = ()) -> Non
 
 def _hostname(host: str) -> str:
     return urlsplit(f"//{host}").hostname or ""
+
+
+class Access(Enum):
+    """Who may call a route."""
+
+    KEY = "key"  # callers with an accepted key; on loopback, programs and local pages without one
+    FILES = "files"  # KEY, but no page except the server's own, an editor's and those allowed by name
+    OPTIONAL = "optional"  # anybody; without an accepted key as ANONYMOUS
+    HOST = "host"  # anybody who addresses the server by an allowed name
+    PUBLIC = "public"  # anybody
+
+
+class AccessControl:
+    """Authenticates a caller from the headers alone, before a body is read or a socket accepted."""
+
+    def __init__(self, keys: KeyRing, server: ServerSettings) -> None:
+        self._keys, self._host, self._origins = keys, server.host, server.origins
+
+    def check(self, access: Access, headers: Mapping[str, str], subprotocols: Sequence[str] = ()) -> Caller:
+        """The caller. A page cannot set headers on a socket, so its key may come as a subprotocol. Raises
+        Unauthorized or Forbidden."""
+        if access is Access.PUBLIC:
+            return ANONYMOUS
+        if access is Access.OPTIONAL:
+            try:
+                return self.check(Access.KEY, headers, subprotocols)
+            except KeystrokeError:
+                return ANONYMOUS
+        host, origin = headers.get("host"), headers.get("origin")
+        check_host(host, self._host, self._origins)
+        if access is Access.HOST:
+            return ANONYMOUS
+        check_origin(origin, host, self._origins)
+        caller = self._keys.authenticate(
+            headers.get("authorization") or bearer_from_subprotocols(subprotocols)
+        )
+        if access is Access.FILES:
+            check_page(origin, host, self._origins)
+        return caller

@@ -1,8 +1,8 @@
-"""What a request asks of the form of its answer: the tools, how they may be called, the language of its text.
+"""The required form of an answer: tools, how they may be called, and the format of the text.
 
-Wire fields in, an AnswerForm out, whichever API they came through; fields that contradict each other or
-cannot be met are refused by name. What holds a model to the form is the engine's grammar; a model that runs
-elsewhere is told of it, where its server understands, and checked at the end.
+Reads the fields of every API into an `AnswerForm`; contradictory or unsupported fields are refused by name.
+A local model is held to the form by a grammar; a remote server gets it as request fields, and its answer is
+checked at the end.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from keystroke.assist.tool_calls.forms import call_form
 from keystroke.assist.tool_calls.grammar import calls_constraint
 from keystroke.assist.tool_calls.parser import AnswerParser
 from keystroke.assist.tool_calls.seen import seen_lines
-from keystroke.assist.tool_calls.tools import Offered, Toolset, short_toolset, whole_toolset
-from keystroke.assist.tool_calls.usable import Bounds, usable_tools
+from keystroke.assist.tool_calls.tools import OfferedTool, Toolset, short_toolset, whole_toolset
+from keystroke.assist.tool_calls.usable import ToolConstraints, usable_tools
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.grammar import constraint as languages
 from keystroke.engine.grammar.constraint import Constraint
-from keystroke.engine.grammar.validate import unmet_text
+from keystroke.engine.grammar.validate import text_violation
 from keystroke.engine.model import Model
 from keystroke.errors import EngineError, GrammarError, InputError, KeystrokeError
-from keystroke.gateway.api.conversation import (
-    asked,
+from keystroke.gateway.api.tool_history import (
     calls_made,
+    exhausted_tools,
+    last_user_text,
     short_files,
-    spent_tools,
     texts_read,
-    written,
+    written_edits,
 )
 from keystroke.protocol.items import Item, Tool
 
-SMALL = 4_000_000_000  # parameters below which a model is shown short declarations
-_LONGEST_WORDS = 8000  # characters of a schema that a model is still shown
+SMALL_MODEL = 4_000_000_000  # parameters below which a model is shown short declarations
+_MAX_SCHEMA_TEXT = 8000  # characters of a schema that is put into the prompt
 
 
 @dataclass(frozen=True, slots=True)
 class TextFormat:
-    """The language of an answer's text: held to by a local model (`constraint`), passed on to a remote server
-    as `wire`, and told to the model in `words`."""
+    """The format of an answer's text: `constraint` for a local model, `wire` for a remote server, `words`
+    for the prompt."""
 
     constraint: Constraint
     wire: Mapping[str, Any]
@@ -54,11 +54,11 @@ class TextFormat:
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
     mode: str = "auto"  # auto, required, none
-    only: frozenset[str] | None = None  # of these tools alone
+    only: frozenset[str] | None = None  # only these tools
 
     @property
     def wire(self) -> Any:
-        """As a server of the chat API reads it; None: its default."""
+        """The value in the chat API; None: its default."""
         if self.only is not None and len(self.only) == 1 and self.mode == "required":
             return {"type": "function", "function": {"name": next(iter(self.only))}}
         return self.mode if self.mode != "auto" else None
@@ -70,11 +70,11 @@ class AnswerForm:
     choice: ToolChoice = field(default_factory=ToolChoice)
     parallel: bool = True
     text: TextFormat | None = None
-    usable: Toolset | None = None  # of the tools, those that the grammar lets a held model call
+    usable: Toolset | None = None  # the tools that the grammar allows
 
     @property
     def remote(self) -> dict[str, Any]:
-        """The fields that tell another server."""
+        """The request fields for a remote server."""
         fields: dict[str, Any] = {} if self.text is None else dict(self.text.wire)
         if self.toolset:
             if self.choice.wire is not None:
@@ -84,17 +84,16 @@ class AnswerForm:
         return fields
 
     def check(self, text: str) -> KeystrokeError | None:
-        """What is wrong with an answer that another server made."""
+        """The error of a remote server's answer that does not meet the schema."""
         schema = None if self.text is None else self.text.schema
-        why = None if schema is None or not text else unmet_text(schema, text)
+        why = None if schema is None or not text else text_violation(schema, text)
         if why is None:
             return None
         assert self.text is not None
         return EngineError(f"The remote model's answer does not meet {self.text.constraint.origin}: {why}.")
 
     def constraint(self, model: Model, items: Sequence[Item] = ()) -> Constraint | None:
-        """What holds `model` to this form. `items` are the conversation: what the model has read, and what
-        it was asked."""
+        """The constraint that holds `model` to this form, given the conversation `items`."""
         answer = None if self.text is None else self.text.constraint
         if not self.toolset:
             return answer
@@ -109,7 +108,7 @@ class AnswerForm:
         )
 
     def parser(self, *, local: bool) -> AnswerParser:
-        """What reads the answers of a model, which this form's constraint holds where it is `local`."""
+        """A parser of the model's output; a `local` model is held by the constraint."""
         required = self.choice.mode == "required"
         return AnswerParser(
             self.usable if local and self.usable is not None else self.toolset,
@@ -119,29 +118,29 @@ class AnswerForm:
         )
 
     def narrowed(self, items: Sequence[Item]) -> AnswerForm:
-        """With the tools that the constraint for `items` lets a model call."""
+        """With the tools that the constraint for `items` allows."""
         if not self.toolset:
             return self
         return replace(self, usable=usable_tools(self.toolset, self._bounds(items)))
 
-    def _bounds(self, items: Sequence[Item]) -> Bounds:
-        """What the conversation says of the tools: a small model quotes what it has read."""
+    def _bounds(self, items: Sequence[Item]) -> ToolConstraints:
+        """The limits that the conversation puts on tool calls: a small model quotes what it has read."""
         if not self.toolset.short:
-            return Bounds(self.choice.only)
-        own = written(items, self.toolset)
+            return ToolConstraints(self.choice.only)
+        own = written_edits(items, self.toolset)
         seen = seen_lines(texts_read(items, self.toolset))
         others = tuple(line for line in seen if line.removesuffix("\n") not in own.lines)
-        return Bounds(
+        return ToolConstraints(
             only=self.choice.only,
-            seen=others if any(map(str.strip, others)) else (),
-            asked=asked(items),
-            spent=spent_tools(items, self.toolset),
+            seen_lines=others if any(map(str.strip, others)) else (),
+            request=last_user_text(items),
+            exhausted=exhausted_tools(items, self.toolset),
             written=tuple(sorted(own.paths)),
             copied=tuple(sorted(own.copied)),
             short=tuple(
                 path for path in short_files(items, self.toolset) if path not in own.paths | own.copied
             ),
-            acted=bool(calls_made(items)),
+            has_acted=bool(calls_made(items)),
             closed=self.choice.mode != "required",
         )
 
@@ -149,8 +148,8 @@ class AnswerForm:
 # Tools
 
 
-def tool_choice(wanted: Any, offered: Sequence[Offered]) -> ToolChoice:
-    """Raises InputError for a choice that is none, or names a tool that is not offered."""
+def tool_choice(wanted: Any, offered: Sequence[OfferedTool]) -> ToolChoice:
+    """Raises InputError for an invalid choice, or one that names a tool that is not offered."""
     if wanted in (None, "auto"):
         return ToolChoice()
     if wanted == "none":
@@ -166,7 +165,7 @@ def tool_choice(wanted: Any, offered: Sequence[Offered]) -> ToolChoice:
         mode = "required" if inner.get("mode") == "required" else "auto"
     else:
         names, mode = frozenset({_named(wanted)}), "required"
-        if names == {""}:  # a tool that the server would run itself: it runs none
+        if names == {""}:  # a server-side tool: there are none
             return ToolChoice()
     unknown = sorted(names - {tool.name for tool in offered})
     if unknown or not names:
@@ -185,9 +184,9 @@ def _named(tool: Any) -> str:
     return name if isinstance(name, str) else ""
 
 
-def offered_tools(tools: Sequence[Tool] | None) -> list[Offered]:
-    """The tools of a request that a model can call; those that a server would run itself are left out."""
-    offered: dict[str, Offered] = {}
+def offered_tools(tools: Sequence[Tool] | None) -> list[OfferedTool]:
+    """The tools of a request that a model can call; server-side tools are left out."""
+    offered: dict[str, OfferedTool] = {}
     for tool in tools or ():
         inner = tool.tools if tool.type == "namespace" and tool.tools else [tool]
         for one in inner:
@@ -197,13 +196,13 @@ def offered_tools(tools: Sequence[Tool] | None) -> list[Offered]:
     return list(offered.values())
 
 
-def _offered(tool: Tool, namespace: str | None) -> Offered:
+def _offered(tool: Tool, namespace: str | None) -> OfferedTool:
     form: dict[str, Any] = tool.format or {}
     nested = form.get("grammar")
     grammar: dict[str, Any] = nested if isinstance(nested, dict) else form
     definition, syntax = grammar.get("definition"), grammar.get("syntax")
     held = isinstance(definition, str) and syntax in ("lark", "regex")
-    return Offered(
+    return OfferedTool(
         tool.name or "",
         tool.type == "custom",
         namespace,
@@ -224,40 +223,40 @@ def answer_form(
     parameters: int,
     items: Sequence[Item] = (),
 ) -> AnswerForm:
-    """The form of an answer by a model with so many `parameters` (0: not known). `declarations`: the setting
-    that says whether small models are shown short ones."""
+    """The form of an answer by a model with so many `parameters` (0: unknown). `declarations`: the setting
+    for short tool declarations."""
     offered = offered_tools(tools)
     chosen = tool_choice(choice, offered) if offered else ToolChoice()
     if chosen.mode == "none":
         offered = []
-    short = declarations == "short" or (declarations == "auto" and 0 < parameters < SMALL)
+    short = declarations == "short" or (declarations == "auto" and 0 < parameters < SMALL_MODEL)
     if chosen.only is not None and chosen.mode == "required":
         offered = [tool for tool in offered if tool.name in chosen.only]
-    toolset = short_toolset(offered, asked(items)) if short and offered else whole_toolset(offered)
+    toolset = short_toolset(offered, last_user_text(items)) if short and offered else whole_toolset(offered)
     return AnswerForm(toolset, chosen, parallel is not False, text)
 
 
-async def hold(
+async def constrain(
     model: Model,
     params: GenerationParams,
     form: AnswerForm,
     items: Sequence[Item] = (),
     tools: Sequence[Tool] | None = None,
 ) -> tuple[GenerationParams, AnswerForm]:
-    """`params` with what holds `model` to `form`, compiled off the loop; and the form as it can be held to.
-    Raises GrammarError, naming the field, where what was asked for cannot be enforced."""
+    """`params` with the constraint of `form`, compiled in a thread, and the form that can be enforced. Raises
+    GrammarError, naming the field, where the form cannot be enforced."""
     if form.text is None and not form.toolset:
         return params, form
 
     def compiled() -> tuple[GenerationParams, AnswerForm]:
-        from keystroke.engine.grammar.compiler import prepare  # here: it takes a while to import
+        from keystroke.engine.grammar.compiler import prepare  # imported late: it is slow to import
 
         able = form
         constraint = able.constraint(model, items)
         try:
             prepare(constraint, model.tokenizer, model.engine.info)
         except GrammarError as error:
-            able = _spared(form, tools, error, model)
+            able = _relaxed(form, tools, error, model)
             constraint = able.constraint(model, items)
             prepare(constraint, model.tokenizer, model.engine.info)
         return replace(params, constraint=constraint), able.narrowed(items)
@@ -265,14 +264,16 @@ async def hold(
     return await asyncio.to_thread(compiled)
 
 
-def _spared(form: AnswerForm, tools: Sequence[Tool] | None, error: GrammarError, model: Model) -> AnswerForm:
-    """The form after a grammar of it was refused: tools whose schema cannot be enforced take any object,
-    unless they are strict. Raises `error`, or one that names the tool, where nothing can be spared."""
+def _relaxed(form: AnswerForm, tools: Sequence[Tool] | None, error: GrammarError, model: Model) -> AnswerForm:
+    """The form after its grammar was refused: tools whose schema cannot be enforced accept any object,
+    unless they are strict. Raises `error`, or one that names the tool, where nothing can be relaxed."""
     from keystroke.engine.grammar.compiler import prepare
 
     shown = []
     for one in form.toolset.shown:
-        wanted = languages.json_schema(one.parameters, strict=one.tool.strict, origin=_place(one.tool, tools))
+        wanted = languages.json_schema(
+            one.parameters, strict=one.tool.strict, origin=_origin(one.tool, tools)
+        )
         try:
             prepare(wanted, model.tokenizer, model.engine.info)
         except GrammarError:
@@ -285,7 +286,7 @@ def _spared(form: AnswerForm, tools: Sequence[Tool] | None, error: GrammarError,
     return replace(form, toolset=replace(form.toolset, shown=tuple(shown)))
 
 
-def _place(tool: Offered, tools: Sequence[Tool] | None) -> str:
+def _origin(tool: OfferedTool, tools: Sequence[Tool] | None) -> str:
     for index, one in enumerate(tools or ()):
         if one.name == tool.name:
             return f"tools[{index}].parameters"
@@ -307,13 +308,13 @@ def text_format(
     guided_grammar: str | None = None,
     structured_outputs: Mapping[str, Any] | None = None,
 ) -> TextFormat | None:
-    """The one format that a request asks for, in whichever field: OpenAI's (`given`, in the field `param`),
-    llama.cpp's, vLLM's. Raises GrammarError or InputError."""
+    """The format that a request asks for, in OpenAI's field (`given`, named `param`), llama.cpp's or vLLM's.
+    Raises GrammarError or InputError."""
     found: list[TextFormat] = []
     if given is not None and (one := _openai_format(given, param)) is not None:
         found.append(one)
     if grammar:
-        found.append(_of(languages.gbnf(grammar, origin="grammar"), {"grammar": grammar}))
+        found.append(TextFormat(languages.gbnf(grammar, origin="grammar"), {"grammar": grammar}))
     if json_schema:
         found.append(_of_schema(json_schema, "json_schema"))
     found += _vllm_formats(
@@ -329,7 +330,7 @@ def text_format(
         found += _vllm_formats(structured_outputs, "structured_outputs.")
     if len(found) > 1:
         names = " and ".join(one.constraint.origin for one in found[:2])
-        raise InputError(f"{names} both say what the answer must be; send one of them.", param=param)
+        raise InputError(f"{names} both set the format of the answer; send one of them.", param=param)
     return found[0] if found else None
 
 
@@ -338,9 +339,9 @@ def _openai_format(given: Mapping[str, Any], param: str) -> TextFormat | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        if isinstance(given.get("schema"), dict):  # llama.cpp's way
+        if isinstance(given.get("schema"), dict):  # as llama.cpp sends it
             return _of_schema(given["schema"], f"{param}.schema")
-        return _of(
+        return TextFormat(
             languages.any_json(origin=param),
             {"response_format": {"type": "json_object"}},
             "Answer with one JSON object and nothing else.",
@@ -359,7 +360,7 @@ def _openai_format(given: Mapping[str, Any], param: str) -> TextFormat | None:
     if kind in ("regex", "grammar") and isinstance(given.get("pattern", given.get("grammar")), str):
         text = given.get("pattern", given.get("grammar"))
         made = languages.regex if kind == "regex" else languages.gbnf
-        return _of(made(text, origin=param), {"response_format": dict(given)})
+        return TextFormat(made(text, origin=param), {"response_format": dict(given)})
     raise InputError(
         f"{param} asks for {kind!s:.40}; text, json_object and json_schema are known.", param=f"{param}.type"
     )
@@ -374,14 +375,18 @@ def _vllm_formats(given: Mapping[str, Any], prefix: str) -> list[TextFormat]:
         if key == "json":
             made.append(_of_schema(value, origin))
         elif key == "json_object":
-            made.append(_of(languages.any_json(origin=origin), {"structured_outputs": {key: value}}))
+            made.append(TextFormat(languages.any_json(origin=origin), {"structured_outputs": {key: value}}))
         elif key == "regex":
-            made.append(_of(languages.regex(_string(value, origin), origin=origin), {"guided_regex": value}))
+            made.append(
+                TextFormat(languages.regex(_string(value, origin), origin=origin), {"guided_regex": value})
+            )
         elif key == "choice":
             words = value if isinstance(value, list) else [value]
-            made.append(_of(languages.choice(words, origin=origin), {"guided_choice": words}))
+            made.append(TextFormat(languages.choice(words, origin=origin), {"guided_choice": words}))
         elif key == "grammar":
-            made.append(_of(languages.gbnf(_string(value, origin), origin=origin), {"guided_grammar": value}))
+            made.append(
+                TextFormat(languages.gbnf(_string(value, origin), origin=origin), {"guided_grammar": value})
+            )
         elif key not in ("whitespace_pattern", "disable_any_whitespace", "disable_fallback"):
             raise InputError(f"{origin} is not known here; use json, regex, choice or grammar.", param=origin)
     return made
@@ -397,14 +402,8 @@ def _of_schema(schema: Any, origin: str, *, strict: bool = True) -> TextFormat:
     written = msgspec.json.encode(schema).decode()
     words = f"Answer with JSON that follows this schema, and nothing else:\n{written}"
     wire = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": strict}}
-    told = words if len(written) <= _LONGEST_WORDS else ""
-    return TextFormat(constraint, {"response_format": wire}, told, schema)
-
-
-def _of(
-    constraint: Constraint, wire: Mapping[str, Any], words: str = "", schema: Mapping[str, Any] | None = None
-) -> TextFormat:
-    return TextFormat(constraint, wire, words, schema)
+    shown = words if len(written) <= _MAX_SCHEMA_TEXT else ""
+    return TextFormat(constraint, {"response_format": wire}, shown, schema)
 
 
 def _string(value: Any, origin: str) -> str:

@@ -1,7 +1,7 @@
-"""`POST /infill`, the exchange llama.vim and llama.vscode have with a local server.
+"""`POST /infill`, the API that llama.vim and llama.vscode use.
 
-Translates between that exchange and a completion with a suffix. `prompt` is what stands on the cursor's
-line before it; `input_extra` are other files, put before the prefix; time limits bound the answer.
+Translates it to a completion with a suffix. `prompt` is the cursor's line up to the cursor; `input_extra` are
+other files, put before the prefix.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from keystroke.gateway.api.completions import TextRun
 from keystroke.protocol.chat import Infill, Timings
 from keystroke.protocol.requests import CompletionRequest, InfillRequest, stop_strings
 
-_MAX_TOKENS = 128  # what the plugins ask for when they say nothing
+_MAX_TOKENS = 128  # the default of the plugins
 
 
 def infill_request(request: InfillRequest) -> tuple[CompletionRequest, str]:
-    """The completion it stands for, and the text of the other files."""
-    wanted = request.n_predict if request.n_predict is not None and request.n_predict > 0 else _MAX_TOKENS
+    """The equivalent completion request, and the text of the other files."""
+    max_tokens = request.n_predict if request.n_predict is not None and request.n_predict > 0 else _MAX_TOKENS
     stop = list(stop_strings(request.stop))
     completion = CompletionRequest(
         prompt=request.input_prefix + request.prompt,
@@ -26,7 +26,7 @@ def infill_request(request: InfillRequest) -> tuple[CompletionRequest, str]:
         top_k=request.top_k,
         seed=request.seed,
         stop=stop or None,
-        max_tokens=wanted,
+        max_tokens=max_tokens,
         grammar=request.grammar,
         json_schema=request.json_schema,
         priority="ghost",
@@ -39,7 +39,7 @@ def infill_request(request: InfillRequest) -> tuple[CompletionRequest, str]:
 
 
 def infill_body(run: TextRun) -> Infill:
-    outcome = run.outcome
+    outcome = run.answer.outcome
     assert outcome is not None
     paid = outcome.receipt
     stopped = {"stop": "eos", "length": "limit"}.get(outcome.finish, "none")

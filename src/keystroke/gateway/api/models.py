@@ -1,7 +1,7 @@
 """`GET /v1/models`: one body that the OpenAI SDK and Codex both read.
 
-`data` is OpenAI's list; `models` is the metadata Codex wants before it offers its editing tools. Both
-say the same models in the same order: the choices first (auto, fast, deep), then the names.
+`data` is OpenAI's list; `models` is the metadata that Codex needs to offer its editing tools. Both list the
+same models in the same order: the choices (auto, fast, deep, chat), then the names.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from keystroke.gateway.api.answer_form import SMALL
-from keystroke.gateway.work.registry import AUTO, ROLES, Registry
+from keystroke.gateway.api.answer_form import SMALL_MODEL
+from keystroke.gateway.work.registry import AUTO, ROLES, ModelRegistry
 
 _INSTRUCTIONS = (
     "You are a coding agent working in the user's workspace. Make small, precise edits with apply_patch, "
     "run commands only when they are needed, and say briefly what you did."
 )
-_SMALL_INSTRUCTIONS = (  # of what it is shown instead: see assist/tool_calls
+_SMALL_INSTRUCTIONS = (  # for models with short tool declarations: see assist/tool_calls
     "You are a coding agent working in the user's workspace. To change a file, first read it with cat, then "
     "replace its lines. Do only what the user asks. When it is done, say so in one sentence."
 )
@@ -28,7 +28,7 @@ _DESCRIPTIONS = {
 }
 
 
-def catalog(registry: Registry) -> dict[str, Any]:
+def model_catalog(registry: ModelRegistry) -> dict[str, Any]:
     listed = {c.name: _Listed(c.role, _context(registry, c.name)) for c in registry.router.candidates}
     listed |= {e.name: _Listed(e.role, e.context_length, e.parameters) for e in registry.entries.values()}
     names: dict[str, _Listed] = {AUTO: next(iter(listed.values()))}
@@ -48,10 +48,10 @@ def catalog(registry: Registry) -> dict[str, Any]:
 class _Listed:
     role: str
     context_length: int | None
-    parameters: int = 0  # 0: not known, as long as it is not loaded
+    parameters: int = 0  # 0: unknown until it is loaded
 
 
-def _context(registry: Registry, name: str) -> int | None:
+def _context(registry: ModelRegistry, name: str) -> int | None:
     offer = registry.offers.get(name)
     return offer.context if offer is not None else None
 
@@ -81,7 +81,7 @@ def _codex(name: str, entry: _Listed, place: int) -> dict[str, Any]:
         "priority": place,
         "availability_nux": None,
         "upgrade": None,
-        "base_instructions": _SMALL_INSTRUCTIONS if 0 < entry.parameters < SMALL else _INSTRUCTIONS,
+        "base_instructions": _SMALL_INSTRUCTIONS if 0 < entry.parameters < SMALL_MODEL else _INSTRUCTIONS,
         "supports_reasoning_summaries": False,
         "support_verbosity": False,
         "default_verbosity": None,

@@ -1,9 +1,8 @@
-"""The playground's files, as a browser gets them.
+"""The files of the playground, as a browser gets them.
 
-Serves the few files that were built into the package, each whole from memory, under a content policy
-that lets nothing run or load but them: no inline script, no outside address, no frame. Styles that the editor
-makes while it runs carry a nonce of this one visit. The files hold nothing of anybody, so they need no key;
-what the page then asks of the server does.
+Serves the files built into the package from memory, under a content security policy that allows nothing
+else: no inline script, no other address, no frame. Styles that the editor creates carry the nonce of the
+visit. The files contain no user data and need no key; the page's requests to the server do.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from starlette.responses import Response as HttpResponse
 
 from keystroke.errors import NotFound
 
-NONCE = b"__NONCE__"  # stands in index.html where the visit's nonce goes
+NONCE = b"__NONCE__"  # placeholder in index.html
 _KINDS = {"app.js": "text/javascript", "app.css": "text/css", "icon.svg": "image/svg+xml"}
 
 
@@ -32,9 +31,9 @@ class Asset:
     tag: str
 
 
-def policy(nonce: str) -> str:
-    """The content policy of the page. Trusted Types make every sink that parses text as HTML or script throw:
-    a file's name or content cannot become either."""
+def content_security_policy(nonce: str) -> str:
+    """Trusted Types make every sink that parses text as HTML or script throw, so that a file's name or
+    content cannot become either."""
     return (
         "default-src 'none'; script-src 'self'; connect-src 'self'; img-src 'self'; "
         f"style-src 'self' 'nonce-{nonce}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -59,12 +58,15 @@ def _index() -> bytes:
 
 def index_response() -> HttpResponse:
     nonce = secrets.token_urlsafe(16)
-    headers = _headers() | {"content-security-policy": policy(nonce), "cache-control": "no-store"}
+    headers = _headers() | {
+        "content-security-policy": content_security_policy(nonce),
+        "cache-control": "no-store",
+    }
     return HttpResponse(_index().replace(NONCE, nonce.encode()), 200, headers, "text/html; charset=utf-8")
 
 
 def asset_response(request: Request, name: str) -> HttpResponse:
-    """The file, packed where the browser unpacks it; 304 where it has it. Raises NotFound."""
+    """The file, compressed where the browser accepts it; 304 where it has it. Raises NotFound."""
     found = asset(name)
     headers = _headers() | {"etag": found.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
     if request.headers.get("if-none-match") == found.tag:

@@ -1,8 +1,8 @@
-"""A conversation as tokens: whole where it must be, only what is new where it can be.
+"""Conversations as tokens.
 
-Items become template messages here and nowhere else. A continued conversation keeps the exact tokens
-that are in the KV cache and appends those of the new items; the template is asked only for the join, on a
-conversation of two stand-in messages. Where a template does not allow that, the whole is rendered again.
+The only place where items become template messages. A continued conversation keeps the exact tokens in the KV
+cache and appends those of the new items; the template is rendered only for the join, on a conversation of two
+placeholder messages. Where a template does not allow that, the whole conversation is rendered again.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from keystroke.assist.tool_calls.forms import CALL
-from keystroke.assist.tool_calls.patches import calls_of
-from keystroke.assist.tool_calls.seen import unnumbered
+from keystroke.assist.tool_calls.patches import calls_from_patch
+from keystroke.assist.tool_calls.seen import strip_line_numbers
 from keystroke.assist.tool_calls.tools import Toolset
 from keystroke.assist.tool_calls.usable import may_read, reads_files
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate
 from keystroke.errors import InputError, ModelDamaged
-from keystroke.gateway.api.conversation import asked
+from keystroke.gateway.api.tool_history import last_user_text
 from keystroke.protocol.faults import NoSuitableModel
-from keystroke.protocol.items import Item, Part, Tool, text_of
+from keystroke.protocol.items import ContentPart, Item, Tool, content_text
 from keystroke.protocol.response import Shortened
 
 Message = dict[str, Any]
 
-_MARK = "⟦here⟧"  # stands for the assistant's last words when the join is asked for
-_SAID = "⟦said⟧"  # stands for what the user says next
+_MARK = "⟦here⟧"  # placeholder for the assistant's last message
+_NEXT_MESSAGE = "⟦said⟧"  # placeholder for the next user message
 _STUB: tuple[Message, ...] = ({"role": "user", "content": "."}, {"role": "assistant", "content": _MARK})
 _READ = frozenset(
     {"message", "function_call", "custom_tool_call", "function_call_output", "custom_tool_call_output"}
 )
-# What Codex tells of its skills and its sandbox: half of a small model's prompt, and of no use to it.
+# Codex describes its skills and its sandbox: half of a small model's prompt, and useless to it.
 _SPARED = re.compile(r"<(skills_instructions|permissions instructions)>.*?</\1>\s*", re.DOTALL)
-_LONGEST_TASK = 600  # characters of a request that a small model is reminded of
+_LONGEST_TASK = 600  # characters of a request that is repeated to a small model
 _IMAGES = ("input_image", "image_url", "input_file", "input_audio")
 
 
 @dataclass(slots=True)
-class Turn:
-    """What a later turn needs of this one. `tokens` is prompt and answer as the cache holds them;
-    None where no local engine held them."""
+class ConversationTurn:
+    """What a later turn needs of this one. `tokens` are prompt and answer as in the KV cache; None without a
+    local engine."""
 
     response_id: str
     model: str
@@ -55,12 +55,12 @@ class Turn:
     instructions: str | None = None
     tools: list[Tool] | None = None
     tokens: Sequence[int] | None = None
-    steers: list[Item] = field(default_factory=list)  # accepted input still to be put before the next
+    steers: list[Item] = field(default_factory=list)  # accepted steering input for the next turn
 
 
 def items_of(content: str | Sequence[Item] | None) -> list[Item]:
-    """Request input as items; refuses what is not text, and lets go of what no prompt holds (thoughts,
-    searches): it would only take memory and disk."""
+    """Request input as items. Raises InputError for images and files; drops items that no prompt contains
+    (such as reasoning)."""
     if content is None:
         return []
     if isinstance(content, str):
@@ -76,8 +76,8 @@ def items_of(content: str | Sequence[Item] | None) -> list[Item]:
     return [item for item in content if item.type in _READ]
 
 
-def length(items: Sequence[Item]) -> int:
-    """Characters of what items say."""
+def text_length(items: Sequence[Item]) -> int:
+    """The number of characters in items."""
     total = 0
     for item in items:
         content = item.content
@@ -88,18 +88,18 @@ def length(items: Sequence[Item]) -> int:
 
 
 def affinity(instructions: str | None, items: Sequence[Item]) -> str:
-    """What a conversation is known by: its content up to the first thing the user said, which every later
-    turn begins with. Turns with the same affinity find each other's prefix on one engine."""
+    """Identifies a conversation by its content up to the first user message, with which every later turn
+    begins. Turns with the same affinity share a prefix on one engine."""
     digest = hashlib.sha256(_ends(instructions or "").encode("utf-8", "surrogatepass"))
     for item in items:
-        digest.update(f"\0{item.role}\0{_ends(text_of(item.content))}".encode("utf-8", "surrogatepass"))
+        digest.update(f"\0{item.role}\0{_ends(content_text(item.content))}".encode("utf-8", "surrogatepass"))
         if item.type == "message" and (item.role or "user") == "user":
             break
     return digest.hexdigest()[:32]
 
 
 def _ends(text: str) -> str:
-    """Enough to tell one long text from another, without reading all of it at every turn."""
+    """Both ends of a long text: enough to identify it without hashing all of it at every turn."""
     return text if len(text) <= 8192 else f"{text[:4096]}\0{len(text)}\0{text[-4096:]}"
 
 
@@ -112,19 +112,18 @@ def messages_of(
     words: str = "",
     apart: bool = False,
 ) -> list[Message]:
-    """Items as template messages. System text is gathered at the head, where every template accepts it;
-    `words` come last there. `apart`: only its first part stands there, before the tools, and the others
-    follow as messages of their own, so that what a warm-up announced is the beginning of every turn after it.
-    `before` are the items these continue: then there is no head, and calls in it name their outputs. Calls
-    are those of the tools as the model was shown them."""
+    """Items as template messages. System text is collected in one message at the head, where every template
+    accepts it, with `words` last; `apart`: as separate messages, so that a warm-up's prompt is a prefix of
+    every later turn. `before` are the items these continue: then there is no head, and its calls name their
+    outputs. Calls are written for the tools as the model was shown them."""
     system = [instructions] if instructions else []
     messages: list[Message] = []
     names = {i.call_id or "": i.name or "tool" for i in (before or ())[-64:] if i.type.endswith("_call")}
-    task = asked(before or ())
+    task = last_user_text(before or ())
     for item in items:
         kind = item.type
         if kind == "message":
-            role, text = item.role or "user", text_of(item.content)
+            role, text = item.role or "user", content_text(item.content)
             if toolset.short and role != "assistant":
                 text = _SPARED.sub("", text)
             if role in ("system", "developer"):
@@ -151,7 +150,7 @@ def messages_of(
             messages.append(
                 {
                     "role": "tool",
-                    "content": _read_out(_output_text(item.output), name, task, toolset),
+                    "content": _tool_output(_output_text(item.output), name, task, toolset),
                     "tool_call_id": item.call_id or "",
                     "name": name,
                 }
@@ -162,47 +161,47 @@ def messages_of(
     return [*({"role": "system", "content": part} for part in parts), *messages]
 
 
-def _read_out(output: str, name: str, task: str, toolset: Toolset) -> str:
-    """A tool's result as a model is shown it: to a small one, a file without its lines' numbers, which it
-    would write too, and its task again behind what it read, since it copies a file as it is when the task
-    stands far above. Not behind what it wrote, or it would do the task again."""
+def _tool_output(output: str, name: str, task: str, toolset: Toolset) -> str:
+    """A tool's result as the model sees it. For a small model line numbers are removed, which it would copy,
+    and the task is repeated after what it read, because it copies a file unchanged when the task is far
+    above; not after what it wrote, or it would do the task again."""
     shown = toolset.find(name)
     if not toolset.short or shown is None or not may_read(shown):
         return output
     if reads_files(shown):
-        output = unnumbered(output)
+        output = strip_line_numbers(output)
     return f"{output}\n\nNow do what was asked: {task.strip()}" if 0 < len(task) <= _LONGEST_TASK else output
 
 
 def shortened(items: Sequence[Item], toolset: Toolset) -> Shortened | UnsetType:
-    """What a small model is not shown: tools, and blocks of text on how to use what it has not got."""
+    """The tools and the blocks of text that a small model is not shown."""
     if not toolset.short:
         return UNSET
-    found = [m[1] for i in items if i.type == "message" for m in _SPARED.finditer(text_of(i.content))]
+    found = [m[1] for i in items if i.type == "message" for m in _SPARED.finditer(content_text(i.content))]
     return Shortened(list(toolset.left_out), list(dict.fromkeys(found)))
 
 
 def _calls(item: Item, toolset: Toolset) -> list[tuple[str, Any]]:
-    """An earlier call as the model would write it: a patch as the edits it was shown instead."""
+    """An earlier call as the model would write it: a patch as the edit tools it was shown."""
     name = item.name or "tool"
     if item.type == "function_call":
         return [(name, _arguments(item.arguments))]
     if any(shown.is_edit and shown.tool.name == name for shown in toolset.shown):
-        edits = calls_of(item.input or "")
+        edits = calls_from_patch(item.input or "")
         if edits is not None:
             return list(edits)
     return [(name, {"input": item.input or ""})]
 
 
 def _assistant(messages: list[Message]) -> Message:
-    """The assistant message being collected: text and calls of one turn belong together."""
+    """The assistant message being collected: one for the text and calls of a turn."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
 
 
 def _arguments(text: str | None) -> Any:
-    """Templates want an object; what is not one stays text."""
+    """Templates expect an object; anything else stays text."""
     try:
         value = msgspec.json.decode(text or "{}")
     except (msgspec.DecodeError, RecursionError):
@@ -210,21 +209,21 @@ def _arguments(text: str | None) -> Any:
     return value if isinstance(value, dict) else text
 
 
-def _output_text(output: str | list[Part] | dict[str, Any] | None) -> str:
+def _output_text(output: str | list[ContentPart] | dict[str, Any] | None) -> str:
     if isinstance(output, dict):
         return msgspec.json.encode(output).decode()
-    return text_of(output)
+    return content_text(output)
 
 
-def whole(
+def render_conversation(
     model: Model, messages: list[Message], specs: list[dict[str, Any]], *, generate: bool = True
 ) -> list[int]:
-    """The conversation rendered from its beginning. Raises NoSuitableModel where there is no template."""
+    """The tokens of a whole conversation. Raises NoSuitableModel where there is no template."""
     template = model.chat
     if template is None:
         raise NoSuitableModel(
-            f"{model.name} only completes code, it does not converse; use another model, such as what "
-            "`keystroke models add coder` brings, or use /v1/completions or /infill.",
+            f"{model.name} only completes code and has no chat template; use another model, such as that of "
+            "`keystroke models add coder`, or use /v1/completions or /infill.",
             param="model",
         )
     if not messages:
@@ -234,22 +233,22 @@ def whole(
     return template.tokens(model.tokenizer, messages, tools=specs or None, add_generation_prompt=generate)
 
 
-_apart: WeakKeyDictionary[ChatTemplate, bool] = WeakKeyDictionary()
+_later_system: WeakKeyDictionary[ChatTemplate, bool] = WeakKeyDictionary()
 
 
-def stands_apart(model: Model) -> bool:
-    """Whether the model's template says a second system message behind the first and the tools, leaving what
-    is before it as it was. Asks the template, once: call where it may be waited for."""
+def keeps_later_system(model: Model) -> bool:
+    """Whether the model's template renders a second system message after the first and the tools without
+    changing what precedes it. Renders the template once; may block."""
     chat = model.chat
     if chat is None:
         return False
-    if chat not in _apart:
-        _apart[chat] = _asked_apart(chat)
-    return _apart[chat]
+    if chat not in _later_system:
+        _later_system[chat] = _probe_later_system(chat)
+    return _later_system[chat]
 
 
-def _asked_apart(chat: ChatTemplate) -> bool:
-    first, second = {"role": "system", "content": _MARK}, {"role": "system", "content": _SAID}
+def _probe_later_system(chat: ChatTemplate) -> bool:
+    first, second = {"role": "system", "content": _MARK}, {"role": "system", "content": _NEXT_MESSAGE}
     spec = {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}}
     tools = [{"type": "function", "function": spec}] if _knows_tools(chat.source) else None
     try:
@@ -257,12 +256,12 @@ def _asked_apart(chat: ChatTemplate) -> bool:
         both = chat.render([first, second, {"role": "user", "content": "."}], tools=tools)
     except (InputError, ModelDamaged):
         return False
-    return _MARK in alone and both.startswith(alone) and both.count(_SAID, len(alone)) == 1
+    return _MARK in alone and both.startswith(alone) and both.count(_NEXT_MESSAGE, len(alone)) == 1
 
 
-def continued(model: Model, held: Sequence[int], new: list[Message]) -> list[int] | None:
-    """The held tokens and the new messages after them; None where the template does not join this way."""
-    joint = join(model, new)
+def continue_tokens(model: Model, held: Sequence[int], new: list[Message]) -> list[int] | None:
+    """The held tokens followed by the new messages; None where the template cannot be joined this way."""
+    joint = join_tokens(model, new)
     if joint is None:
         return None
     tokens = list(held)
@@ -271,8 +270,9 @@ def continued(model: Model, held: Sequence[int], new: list[Message]) -> list[int
     return [*tokens, *joint]
 
 
-def join(model: Model, new: list[Message]) -> list[int] | None:
-    """Tokens that close the assistant's words, say `new`, and open its next turn."""
+def join_tokens(model: Model, new: list[Message]) -> list[int] | None:
+    """Tokens that close the assistant's message, add `new`, and open its next turn; None where the template
+    does not allow it."""
     if model.chat is None:
         return None
     if len(new) == 1 and new[0]["role"] == "user" and (quick := _quick_join(model, new[0]["content"])):
@@ -282,8 +282,8 @@ def join(model: Model, new: list[Message]) -> list[int] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What a template puts around one user message that follows an answer, cut at the special tokens next
-    to it: no token reaches across those, so only `head + message + tail` is encoded anew."""
+    """What a template puts around a user message that follows an answer, cut at the nearest special tokens:
+    no token spans those, so only `head + message + tail` is encoded again."""
 
     before: list[int]
     head: str
@@ -295,8 +295,8 @@ _frames: WeakKeyDictionary[ChatTemplate, _Frame | None] = WeakKeyDictionary()
 
 
 def _quick_join(model: Model, text: str) -> list[int] | None:
-    """The join of one plain user message without asking the template again; None for text that a template
-    may treat in a way of its own."""
+    """The join of one plain user message without rendering the template; None for text that a template may
+    treat specially."""
     chat, pattern = model.chat, model.tokenizer.special_pattern
     assert chat is not None
     if chat not in _frames:
@@ -312,12 +312,12 @@ def _quick_join(model: Model, text: str) -> list[int] | None:
 def _frame(model: Model, chat: ChatTemplate) -> _Frame | None:
     pattern, encode = model.tokenizer.special_pattern, model.tokenizer.encode
     try:
-        text = chat.render([*_STUB, {"role": "user", "content": _SAID}])
+        text = chat.render([*_STUB, {"role": "user", "content": _NEXT_MESSAGE}])
     except InputError:
         return None
-    if pattern is None or text.count(_MARK) != 1 or text.count(_SAID) != 1:
+    if pattern is None or text.count(_MARK) != 1 or text.count(_NEXT_MESSAGE) != 1:
         return None
-    before, _, after = text.partition(_MARK)[2].partition(_SAID)
+    before, _, after = text.partition(_MARK)[2].partition(_NEXT_MESSAGE)
     ends = [match.end() for match in pattern.finditer(before)]
     if not ends:
         return None
@@ -350,7 +350,7 @@ def _knows_tools(source: str) -> bool:
 
 
 def _with_tool_words(messages: list[Message], specs: list[dict[str, Any]]) -> list[Message]:
-    """For templates without a place for tools: say in the system message what there is and how to call it."""
+    """For templates without tools: describe the tools and how to call them in the system message."""
     listed = "\n".join(msgspec.json.encode(spec["function"]).decode() for spec in specs)
     words = (
         "You can call these tools, one JSON description a line:\n"
@@ -364,9 +364,11 @@ def _with_tool_words(messages: list[Message], specs: list[dict[str, Any]]) -> li
 
 
 def _plain(message: Message) -> Message:
-    """A message without tool fields, which such a template would drop silently."""
+    """A message without tool fields, which such a template would drop."""
     calls = message.get("tool_calls")
     if not calls:
         return message
-    said = "".join(f"{CALL}\n{msgspec.json.encode(c['function']).decode()}\n</tool_call>\n" for c in calls)
-    return {"role": "assistant", "content": message["content"] + said}
+    calls_text = "".join(
+        f"{CALL}\n{msgspec.json.encode(c['function']).decode()}\n</tool_call>\n" for c in calls
+    )
+    return {"role": "assistant", "content": message["content"] + calls_text}

@@ -1,41 +1,54 @@
-"""One request under way, from its first response to its last.
+"""One request to the Responses API, from its first response to its last.
 
-A run is one place in a conversation that may become several responses: a steered one is followed by its
-successor. Each of them ends exactly once and leaves a Turn from which the next can go on. It starts nothing
-by itself: successors are made by its owner.
+`ResponseRun` is the only owner of a turn's state: it makes the prompt, queues the work, applies steering
+input, stores each response that ends and starts successors. A steered response is followed by its successor
+in the same run; each response ends exactly once and leaves a `ConversationTurn` that a later request can
+continue.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from msgspec import UNSET
 
 from keystroke.engine.model import Model
-from keystroke.errors import InputError, KeystrokeError
+from keystroke.errors import InputError, Interrupted, KeystrokeError, QueueFull, Unavailable
 from keystroke.gateway.access.keys import Caller
+from keystroke.gateway.access.limits import Permit
 from keystroke.gateway.api import prompts
-from keystroke.gateway.api.answer import Answer, Sink
+from keystroke.gateway.api.answer import RunningAnswer, Sink
+from keystroke.gateway.api.answer_form import AnswerForm, answer_form, constrain
 from keystroke.gateway.api.conversations import Conversations
-from keystroke.gateway.api.prompts import Turn
-from keystroke.gateway.api.replay import Replay
+from keystroke.gateway.api.prompts import ConversationTurn
+from keystroke.gateway.api.replay import Replay, Replays
+from keystroke.gateway.api.response_request import (
+    new_response,
+    requested_format,
+    requested_logprobs,
+    routing_request,
+)
 from keystroke.gateway.api.serializers import ResponseSerializer
 from keystroke.gateway.record.store import Store
+from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import ServedModel
-from keystroke.gateway.work.service import new_id
-from keystroke.gateway.work.ticket import Ended, Redirected, Steered
-from keystroke.gateway.work.work import Outcome
+from keystroke.gateway.work.remote import RemoteJob
+from keystroke.gateway.work.scheduler import Job
+from keystroke.gateway.work.service import Service, new_id
+from keystroke.gateway.work.ticket import Redirected, TicketEnded, TicketSteered
+from keystroke.gateway.work.work import Work, WorkOutcome
 from keystroke.protocol import events
 from keystroke.protocol.items import CustomToolCall, FunctionCall, Item, as_input
 from keystroke.protocol.requests import CreateRequest, ResponseCreate
-from keystroke.protocol.response import Response, Routing
+from keystroke.protocol.response import Response, Routing, ResponseUsage
 
-_ENDS = (events.Completed, events.IncompleteEvent, events.Failed, events.Cancelled)
+_FINAL_EVENTS = (events.Completed, events.IncompleteEvent, events.Failed, events.Cancelled)
 
-OnTurn = Callable[[tuple[str, Turn | None]], None]
+OnTurn = Callable[[tuple[str, ConversationTurn | None]], None]
 
 
 @dataclass(slots=True)
@@ -44,243 +57,471 @@ class PendingSteer:
     items: list[Item]
 
 
-class Owner(Protocol):
-    """What a run asks of the API that began it."""
+class RunOwner(Protocol):
+    """What the runs of one server share."""
 
+    service: Service
     store: Store | None
     conversations: Conversations
+    replays: Replays
     runs: dict[str, ResponseRun]
-
-    def successor_serializer(self, run: ResponseRun, previous: Response) -> ResponseSerializer: ...
-
-    def succeed(self, run: ResponseRun, turn: Turn, items: list[Item]) -> None: ...
-
-    def later(self, act: Callable[[], None]) -> None: ...
 
 
 class ResponseRun:
-    """One request under way. `on_turn` is told of every response that ended: its id, and its turn or None
-    where nothing can be continued. `on_done` is told once, when no successor follows."""
+    """One request in progress. Events go to `sink`; `set_listeners` reports the ends of its responses.
+    Raises InputError for a request without input."""
 
-    def __init__(self, owner: Owner, request: CreateRequest, caller: Caller, sink: Sink) -> None:
-        self.owner = owner
-        self.request = request
+    def __init__(
+        self,
+        owner: RunOwner,
+        request: CreateRequest,
+        caller: Caller,
+        sink: Sink,
+        previous: ConversationTurn | None,
+    ) -> None:
         self.caller = caller
-        self.sink = sink
-        self.answer: Answer | None = None
-        self.serializer: ResponseSerializer
+        self.stream_id = request.stream_id if isinstance(request, ResponseCreate) else None
+        self.background = bool(request.background)
         self.entry: ServedModel
-        self.routing: Routing
-        self.items: list[Item] = []  # the conversation up to the answer
-        self.own_items: list[Item] = []  # what this turn added to it
-        self.pending: list[PendingSteer] = []
-        self.cancelled = False
-        self.latest: tuple[str, Turn | None] | None = None  # what ended last, and its turn
-        self.over = asyncio.Event()  # no successor follows
-        self.replay: Replay | None = None  # where it can be taken up again once its connection broke
-        self.task: asyncio.Task[None] | None = None  # a successor being prepared
+        self.work: Work | None = None
+        self.latest: tuple[str, ConversationTurn | None] | None = None  # the last response that ended
+        self.over = asyncio.Event()  # the last response ended and no successor follows
+        self.replay: Replay | None = None  # lets a client resume the events after its connection broke
+        self._owner = owner
+        self._request = request
+        self._sink = sink
+        self._answer: RunningAnswer | None = None
+        self._serializer: ResponseSerializer
+        self._routing: Routing
+        self._warm = isinstance(request, ResponseCreate) and request.generate is False
+        steers = previous.steers if previous is not None else []
+        self._own_items = [*steers, *prompts.items_of(request.input)]  # what this turn adds
+        request.input = None  # the items hold what matters; the rest may be megabytes
+        self._items = [*previous.items, *self._own_items] if previous is not None else self._own_items
+        self._pending: list[PendingSteer] = []
+        self._cancelled = False
+        self._task: asyncio.Task[None] | None = None  # a successor or a final write being prepared
         self._splicing: asyncio.Task[None] | None = None  # steering input on its way to the engine
-        self.on_turn: OnTurn = lambda _turn: None
-        self.on_done: Callable[[], None] = lambda: None
-        self._held: list[Any] | None = None  # an end that is told once it is stored
-        self._settled = False  # what comes now is told at once
+        self._on_turn: OnTurn = lambda _turn: None
+        self._on_done: Callable[[], None] = lambda: None
+        self._held: list[Any] | None = None  # final events that wait until the response is stored
+        self._stored = False  # events that follow are sent at once
+        if not self._items:
+            raise InputError("input is missing; send a text or a list of items.", param="input")
+        if not self._warm and (request.on_disconnect == "continue" or (self.background and request.stream)):
+            self.replay = owner.replays.begin(self, outlives=self.background)
+            self.replay.attach(sink)
+            self._sink = self.replay.put
 
     @property
     def id(self) -> str:
-        return self.serializer.id
+        return self._serializer.id
 
     @property
     def response(self) -> Response:
-        return self.serializer.response
+        return self._serializer.response
 
     @property
-    def stream_id(self) -> str | None:
-        return self.request.stream_id if isinstance(self.request, ResponseCreate) else None
+    def is_active(self) -> bool:
+        """Whether an answer is being generated."""
+        return self._answer is not None and not self._answer.ended
+
+    @property
+    def failure(self) -> KeystrokeError | None:
+        """The error of an answer that failed."""
+        outcome = self._answer.outcome if self._answer is not None else None
+        return outcome.error if outcome is not None and outcome.status == "failed" else None
+
+    # The client's side
+
+    def set_listeners(self, on_turn: OnTurn | None = None, on_done: Callable[[], None] | None = None) -> None:
+        """`on_turn` is called for every response that ended, with its id and its turn (None where it cannot
+        be continued); `on_done` once, when no successor follows."""
+        self._on_turn = on_turn or (lambda _turn: None)
+        self._on_done = on_done or (lambda: None)
 
     def cancel(self, reason: KeystrokeError | None = None) -> None:
-        """Stop, and let no successor follow. Input that was to steer is given back when the answer ends."""
-        self.cancelled = True
-        if self.answer is not None:
-            self.answer.cancel(reason)
+        """Stop, without a successor. Steering input that was not used is returned when the answer ends."""
+        self._cancelled = True
+        if self.work is not None:
+            self.work.cancel(reason)
 
-    def unpause(self) -> None:
-        """Nobody is behind any more."""
-        if self.answer is not None:
-            self.answer.work.ticket.resume()
+    def cancel_unstored(self) -> None:
+        """Stop, and do not store the response."""
+        self.response.store = False
+        self.cancel()
 
-    def heed_cancel(self) -> None:
-        """A cancel that came while the prompt was made had nothing to stop yet."""
-        if self.cancelled:
-            self.cancel()
+    def resume(self) -> None:
+        """Continue generating after the reader was behind."""
+        if self.work is not None:
+            self.work.ticket.resume()
 
-    def tell(self, messages: list[Any]) -> None:
-        """To the client. Where other gateways answer from the same store, a response is in it before its end
-        is told: whoever saw it end finds it, whatever becomes of this gateway."""
-        store, answer = self.owner.store, self.answer
-        stored = store is not None and store.durable and bool(self.response.store)
-        # A steered response has a successor on the way: its end is not the last word.
-        if answer is not None and not answer.ended:
-            self._settled = False
-        elif stored and answer is not None and not self._settled:
-            at = max((i for i, m in enumerate(messages) if isinstance(m, _ENDS)), default=len(messages))
-            messages, self._held = messages[:at], messages[at:]
-        if messages:
-            self.sink(messages)
+    def disconnect(self, sink: Sink, reason: KeystrokeError, *, by_client: bool = False) -> None:
+        """The reader behind `sink` is gone. A background response runs on, a resumable one waits for its
+        client unless the client closed the connection itself (`by_client`), any other is cancelled."""
+        if self.replay is not None and (self.background or not by_client):
+            self.replay.detach(sink)
+        elif self.background:
+            self.resume()
+        else:
+            self.cancel(reason)
 
-    async def _end_once_stored(self, answer: Answer, outcome: Outcome, item: Ended) -> None:
-        store = self.owner.store
-        assert store is not None
-        store.save_response(self.caller.id, self.own_items, self.response)
-        await store.flush()
-        held, self._held = self._held or [], None
-        self._settled = True
-        self.sink(held)
-        self._ended(answer, outcome, item)
+    def resume_events(
+        self,
+        sink: Sink,
+        response_id: str,
+        after: int,
+        *,
+        on_turn: OnTurn | None = None,
+        on_done: Callable[[], None] | None = None,
+    ) -> None:
+        """Send `sink` every event after number `after` of a response, then those that follow. Raises
+        ResponseNotFound where they are no longer kept; then nothing changed."""
+        assert self.replay is not None
+        self.replay.resume(sink, response_id, after)
+        if not self.over.is_set():
+            self.set_listeners(on_turn, on_done)
+
+    # Starting
+
+    async def start(self, previous: ConversationTurn | None) -> None:
+        """Route, make the prompt and queue it, after the turn `previous`. Raises what any of these
+        refuses."""
+        request, service = self._request, self._owner.service
+        priority, tier = service.priority_and_tier(
+            self.caller,
+            request.priority or request.lane,
+            Priority.BACKGROUND if self.background else Priority.CHAT,
+            request.service_tier,
+        )
+        self.entry, self._routing = await service.route(
+            request.model, lambda: routing_request(request, self._items, self._own_items, priority)
+        )
+        entry = self.entry
+        job, form = await self._make_job(previous)
+        response = new_response(
+            request, entry.name, self._routing, tier=tier.label, store=self._will_be_stored()
+        )
+        response.shortened = prompts.shortened(self._items, form.toolset)
+        self._serializer = ResponseSerializer(response, self.stream_id)
+        permit = await service.admit_shared(entry, job, self.caller)
+        if self._warm:
+            self._warm_up(job, permit)
+            return
+        self.work = service.submit(
+            entry,
+            job,
+            self.caller,
+            priority=priority,
+            tier=tier,
+            buffer=request.buffer,
+            identity=self.id,
+            permit=permit,
+        )
+        self._answer = RunningAnswer(
+            self.work,
+            self._serializer,
+            self._send,
+            tokenizer=entry.tokenizer,
+            toolset=form.toolset,
+            parser=lambda: form.parser(local=entry.model is not None),
+            on_end=self._on_answer_end,
+            on_steered=self._on_steered,
+        )
+        self._owner.runs[self.id] = self
+        if self.background and response.store and self._owner.store is not None:
+            self._owner.store.save_response(self.caller.id, self._own_items, response, running=True)
+
+    async def _make_job(self, previous: ConversationTurn | None) -> tuple[Job | RemoteJob, AnswerForm]:
+        request, service, entry = self._request, self._owner.service, self.entry
+        form = answer_form(
+            request.tools,
+            request.tool_choice,
+            request.parallel_tool_calls,
+            requested_format(request),
+            declarations=service.tool_declarations,
+            parameters=entry.parameters,
+            items=self._items,
+        )
+        params = service.generation_params(request, request.max_output_tokens, requested_logprobs(request))
+        model = entry.model
+        if model is None:
+            messages = prompts.messages_of(request.instructions, self._items, toolset=form.toolset)
+            remote = RemoteJob(params, messages, form.toolset.specs or None, form.remote, form.check)
+            return remote, form
+        if not self._warm:
+            params, form = await constrain(model, params, form, self._items, request.tools)
+        new = self._own_items if previous is not None and previous.tokens else self._items
+        tokens: list[int] = await service.run_off_loop(
+            prompts.text_length(new), lambda: self._prompt(model, previous, form), model
+        )
+        drafter = service.make_drafter(model, request.prediction, len(tokens), request.drafts)
+        affinity = prompts.affinity(request.instructions, self._items)
+        return Job(tokens, params, drafter, warm=self._warm, affinity=affinity), form
+
+    def _prompt(self, model: Model, previous: ConversationTurn | None, form: AnswerForm) -> list[int]:
+        """The prompt; where the previous turn's tokens can be kept, they and the new messages."""
+        request = self._request
+        words = "" if form.text is None else form.text.words
+        if (
+            not self._warm
+            and not words
+            and previous is not None
+            and previous.tokens is not None
+            and previous.model == self.entry.name
+            and previous.instructions == request.instructions
+            and previous.tools == request.tools
+        ):
+            new = prompts.messages_of(None, self._own_items, previous.items, toolset=form.toolset)
+            joined = prompts.continue_tokens(model, previous.tokens, new) if new else None
+            if joined is not None:
+                return joined
+        messages = prompts.messages_of(
+            request.instructions,
+            self._items,
+            toolset=form.toolset,
+            words=words,
+            apart=prompts.keeps_later_system(model),
+        )
+        return prompts.render_conversation(model, messages, form.toolset.specs, generate=not self._warm)
+
+    def _will_be_stored(self) -> bool:
+        """Raises Unavailable where storing was requested and the database cannot be written."""
+        request, store = self._request, self._owner.store
+        if request.store is False:
+            return False
+        if store is None or not store.failing:
+            return True
+        if request.store or self.background:
+            raise Unavailable(
+                "Responses cannot be stored just now, the server's database cannot be written; "
+                "send store: false or try again shortly.",
+                param="store",
+            )
+        return False
+
+    def _warm_up(self, job: Job | RemoteJob, permit: Permit | None) -> None:
+        """`generate: false`: complete the response at once and fill the cache in the background. Raises
+        RateLimited; a full queue only skips the prefill."""
+        if isinstance(job, Job):
+            with contextlib.suppress(QueueFull):
+                work = self._owner.service.submit(
+                    self.entry,
+                    job,
+                    self.caller,
+                    priority=Priority.BACKGROUND,
+                    identity=self.id,
+                    permit=permit,
+                )
+                work.subscribe(lambda _items: None)
+        elif permit is not None:
+            permit.settle(0)
+        size = job.estimate
+        completed = self._serializer.stream.completed(ResponseUsage(size, 0, size))
+        self._sink([*self._serializer.on_created(), *completed])
+        self._record_turn(self.response, ConversationTurn(self.id, self.entry.name, self._items))
+        self._finish()
 
     # Steering
 
-    def steer(self, content: str | list[Item]) -> list[Any]:
-        """Take input for the answer under way; says `accepted`. Raises InputError for what cannot steer."""
+    def steer(self, content: str | list[Item]) -> None:
+        """Accept input for the answer in progress and report it. Raises InputError for anything but user
+        messages."""
         items = prompts.items_of(content)
         if not items or any(i.type != "message" or (i.role or "user") != "user" for i in items):
             raise InputError("Only user messages can steer a response.", param="input")
         steer = PendingSteer(new_id("steer"), items)
-        self.pending.append(steer)
-        said = events.SteerAccepted(
-            events.SteerRef(steer.id, self.id), self.serializer.stream.number(), self._stream()
+        self._pending.append(steer)
+        accepted = events.SteerAccepted(
+            events.SteerRef(steer.id, self.id), self._serializer.stream.number(), self._stream()
         )
-        assert self.answer is not None
         model = self.entry.model
+        assert self.work is not None
         if model is None:
-            self.answer.cancel(Redirected("steered"))  # a remote stream cannot be spliced: stop, then go on
+            self.work.cancel(
+                Redirected("steered")
+            )  # a remote stream cannot be spliced: stop, then succeed it
         elif model.chat is not None and model.chat.foreign:
             self._splicing = asyncio.create_task(self._splice_later(self._splicing, steer, model))
         else:
-            self._splice(steer, prompts.join(model, prompts.messages_of(None, items, self.items)))
-        return [said]
+            messages = prompts.messages_of(None, items, self._items)
+            self._splice(steer, prompts.join_tokens(model, messages))
+        self._sink([accepted])
 
     def _splice(self, steer: PendingSteer, joint: list[int] | None) -> None:
-        if joint is not None and self.answer is not None:
-            self.answer.work.ticket.redirect(steer.id, joint)
+        if joint is not None and self.work is not None:
+            self.work.ticket.redirect(steer.id, joint)
 
     async def _splice_later(
         self, before: asyncio.Task[None] | None, steer: PendingSteer, model: Model
     ) -> None:
-        """The join of a template that runs in a process of its own is waited for, in the order of the input.
-        Where it fails, or the answer ends first, a successor takes the input."""
+        """Wait for a template that runs in its own process, in the order of the input. Where it fails, or the
+        answer ends first, a successor takes the input."""
         if before is not None:
             await asyncio.wait({before})
-        messages = prompts.messages_of(None, steer.items, self.items)
+        messages = prompts.messages_of(None, steer.items, self._items)
         try:
-            joint = await asyncio.to_thread(prompts.join, model, messages)
+            joint = await asyncio.to_thread(prompts.join_tokens, model, messages)
         except KeystrokeError:
             return
-        if steer in self.pending:
+        if steer in self._pending:
             self._splice(steer, joint)
 
-    def steered(self, _answer: Answer, item: Steered) -> ResponseSerializer:
+    def _on_steered(self, _answer: RunningAnswer, item: TicketSteered) -> ResponseSerializer:
         """The engine spliced the input in: the successor begins."""
-        steer = next(s for s in self.pending if s.id == item.steer_id)
-        self.pending.remove(steer)
-        previous = self.serializer.response
-        self.items = [*self.items, *map(as_input, previous.output), *steer.items]
-        self.own_items = steer.items
-        self.serializer = self.owner.successor_serializer(self, previous)
-        self.owner.runs[self.id] = self
-        return self.serializer
+        steer = next(s for s in self._pending if s.id == item.steer_id)
+        self._pending.remove(steer)
+        previous = self.response
+        self._items = [*self._items, *map(as_input, previous.output), *steer.items]
+        self._own_items = steer.items
+        response = new_response(
+            self._request,
+            self.entry.name,
+            self._routing,
+            tier=previous.service_tier,
+            store=previous.store,
+        )
+        response.previous_response_id = previous.id
+        self._serializer = ResponseSerializer(response, self.stream_id)
+        self._owner.runs[self.id] = self
+        return self._serializer
 
-    def ended(self, answer: Answer, outcome: Outcome, item: Ended | Steered) -> None:
-        """One response is over: keep its turn, tell who needs to know, go on where input is waiting."""
-        if not self._held or isinstance(item, Steered):
-            self._settled = self._settled or isinstance(item, Ended)
-            self._ended(answer, outcome, item)
+    # Ending
+
+    def _send(self, messages: list[Any]) -> None:
+        """Send messages to the client. Where other gateways read the same store, a final event waits until
+        the response is committed: a client that saw it end finds it, whatever happens to this gateway."""
+        store, answer = self._owner.store, self._answer
+        durable = store is not None and store.durable and bool(self.response.store)
+        # A steered response has a successor: its end is not the last event.
+        if answer is not None and not answer.ended:
+            self._stored = False
+        elif durable and answer is not None and not self._stored:
+            at = max(
+                (i for i, m in enumerate(messages) if isinstance(m, _FINAL_EVENTS)), default=len(messages)
+            )
+            messages, self._held = messages[:at], messages[at:]
+        if messages:
+            self._sink(messages)
+
+    def _on_answer_end(
+        self, _answer: RunningAnswer, outcome: WorkOutcome, item: TicketEnded | TicketSteered
+    ) -> None:
+        if not self._held or isinstance(item, TicketSteered):
+            self._stored = self._stored or isinstance(item, TicketEnded)
+            self._end_response(outcome, item)
         else:
-            self.task = asyncio.get_running_loop().create_task(self._end_once_stored(answer, outcome, item))
+            self._task = asyncio.get_running_loop().create_task(self._end_once_stored(outcome, item))
 
-    def _ended(self, answer: Answer, outcome: Outcome, item: Ended | Steered) -> None:
-        response = self.serializer.response
-        self.owner.runs.pop(response.id, None)
-        if isinstance(item, Steered):
-            self._leave_turn(response, outcome, item.tokens)
-            return
-        turn = self._leave_turn(response, outcome, item.tokens)
-        goes_on = outcome.status in ("completed", "incomplete") and not self.cancelled
-        if self.pending and turn is not None and goes_on:
-            self._go_on(response, turn)
-        else:
-            self._return_pending()
-        if not self.pending:
-            self.finish()
+    async def _end_once_stored(self, outcome: WorkOutcome, item: TicketEnded) -> None:
+        store = self._owner.store
+        assert store is not None
+        store.save_response(self.caller.id, self._own_items, self.response)
+        await store.flush()
+        held, self._held = self._held or [], None
+        self._stored = True
+        self._sink(held)
+        self._end_response(outcome, item)
 
-    def _leave_turn(self, response: Response, outcome: Outcome, tokens: Sequence[int]) -> Turn | None:
+    def _end_response(self, outcome: WorkOutcome, item: TicketEnded | TicketSteered) -> None:
+        """Record the turn of a response that ended; continue where steering input is pending."""
+        response = self.response
+        self._owner.runs.pop(response.id, None)
         turn = None
         if outcome.status != "failed":
-            turn = Turn(
-                response.id,
-                self.entry.name,
-                [*self.items, *map(as_input, response.output)],
-                self.request.instructions,
-                self.request.tools,
-                tokens or None,
-            )
-            if response.store:
-                self.owner.conversations.remember(self.caller, turn)
-        if response.store and self.owner.store is not None:
-            self.owner.store.save_response(self.caller.id, self.own_items, response)
-        self.latest = (response.id, turn)
-        self.on_turn(self.latest)
-        return turn
-
-    def _go_on(self, response: Response, turn: Turn) -> None:
-        """The answer ended before the steering input reached it: a successor takes it, or, where the client
-        owes tool results, the client's next request does."""
-        owed = [c for c in response.output if isinstance(c, FunctionCall | CustomToolCall)]
-        waiting, self.pending = self.pending, []
-        if owed:
-            required = [
-                events.RequiredInput("function_call_output", c.call_id, c.name)
-                if isinstance(c, FunctionCall)
-                else events.RequiredInput("custom_tool_call_output", c.call_id)
-                for c in owed
-            ]
-            said: list[Any] = []
-            for steer in waiting:
-                turn.steers += steer.items
-                ref = events.SteerRef(steer.id, response.id)
-                number = self.serializer.stream.number()
-                said.append(events.SteerPending(ref, required, number, stream_id=self._stream()))
-            self.owner.later(lambda: self.sink(said))
+            items = [*self._items, *map(as_input, response.output)]
+            turn = ConversationTurn(response.id, self.entry.name, items, tokens=item.tokens or None)
+        self._record_turn(response, turn)
+        if isinstance(item, TicketSteered):
             return
-        items = [item for steer in waiting for item in steer.items]
-        self.pending = waiting
-        self.owner.later(lambda: self.owner.succeed(self, turn, items))
+        if self._pending and turn is not None and outcome.status != "cancelled" and not self._cancelled:
+            self._continue_pending(response, turn)
+        else:
+            self._return_pending()
+        if not self._pending:
+            self._finish()
+
+    def _record_turn(self, response: Response, turn: ConversationTurn | None) -> None:
+        if turn is not None:
+            turn.instructions, turn.tools = self._request.instructions, self._request.tools
+            if response.store:
+                self._owner.conversations.remember(self.caller, turn)
+        if response.store and self._owner.store is not None:
+            self._owner.store.save_response(self.caller.id, self._own_items, response)
+        self.latest = (response.id, turn)
+        self._on_turn(self.latest)
+
+    def _continue_pending(self, response: Response, turn: ConversationTurn) -> None:
+        """The answer ended before the steering input reached it: a successor takes the input, or the client's
+        next request where the client owes tool results first."""
+        owed = [c for c in response.output if isinstance(c, FunctionCall | CustomToolCall)]
+        if not owed:
+            _call_soon(lambda: self._start_successor(turn))
+            return
+        required = [
+            events.RequiredInput("function_call_output", c.call_id, c.name)
+            if isinstance(c, FunctionCall)
+            else events.RequiredInput("custom_tool_call_output", c.call_id)
+            for c in owed
+        ]
+        waiting, self._pending = self._pending, []
+        messages: list[Any] = []
+        for steer in waiting:
+            turn.steers += steer.items
+            ref = events.SteerRef(steer.id, response.id)
+            number = self._serializer.stream.number()
+            messages.append(events.SteerPending(ref, required, number, stream_id=self._stream()))
+        _call_soon(lambda: self._sink(messages))
+
+    def _start_successor(self, turn: ConversationTurn) -> None:
+        waiting, self._pending = self._pending, []
+        self._own_items = items = [item for steer in waiting for item in steer.items]
+        self._items = [*turn.items, *items]
+        previous_id = self.id
+
+        async def begin() -> None:
+            try:
+                if self._cancelled:
+                    raise Interrupted("The turn was cancelled before its successor began.")
+                self._request.previous_response_id = previous_id
+                await self.start(turn)
+                if self._cancelled:  # while the prompt was made there was nothing to cancel yet
+                    self.cancel()
+            except KeystrokeError as error:
+                number = self._serializer.stream.number()
+                code = "successor_creation_failed"
+                self._sink(
+                    [steer_failed(previous_id, items, code, error.message, None, number, self.stream_id)]
+                )
+                self._finish()
+
+        self._task = asyncio.create_task(begin())
 
     def _return_pending(self) -> None:
-        waiting, self.pending = self.pending, []
-        said = [
-            steer_failed(
-                self.id,
-                s.items,
-                "response_not_active",
-                "The response ended before the input was used; send it with response.create.",
-                s.id,
-                self.serializer.stream.number(),
-                self.stream_id,
-            )
-            for s in waiting
-        ]
-        if said:
-            self.owner.later(lambda: self.sink(list(said)))
+        waiting, self._pending = self._pending, []
+        text = "The response ended before the input was used; send it with response.create."
+        messages: list[Any] = []
+        for steer in waiting:
+            number = self._serializer.stream.number()
+            code = "response_not_active"
+            messages.append(steer_failed(self.id, steer.items, code, text, steer.id, number, self.stream_id))
+        if messages:
+            _call_soon(lambda: self._sink(messages))
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         if not self.over.is_set():
             self.over.set()
             if self.replay is not None:
-                self.replay.ended()
-            self.owner.later(lambda: self.on_done())  # whose it is by then
+                self.replay.on_run_ended()
+            _call_soon(lambda: self._on_done())  # the listener may change until then
 
     def _stream(self) -> Any:
         return UNSET if self.stream_id is None else self.stream_id
+
+
+def _call_soon(act: Callable[[], None]) -> None:
+    """Run `act` after the event being written: endings are reported from inside it."""
+    asyncio.get_running_loop().call_soon(act)
 
 
 def steer_failed(

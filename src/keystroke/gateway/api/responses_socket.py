@@ -1,19 +1,20 @@
-"""`/v1/responses` as a WebSocket: frames to actions, answers to frames.
+"""`/v1/responses` as a WebSocket: frames become actions, answers become frames.
 
-Carries out what the sans-I/O session says, with no task per token. A client that goes away, with or
-without a close frame, stops its answers within one step; background ones run on.
+Executes the actions of the sans-I/O session, without a task per token. When the client disconnects, with or
+without a close frame, its answers stop within one step; background answers continue.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from typing import Any
 
 from keystroke.errors import Interrupted, KeystrokeError, RateLimited
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api.answer import Sink
-from keystroke.gateway.api.prompts import Turn
+from keystroke.gateway.api.prompts import ConversationTurn
 from keystroke.gateway.api.response_run import ResponseRun, steer_failed
 from keystroke.gateway.api.responses import Responses
 from keystroke.gateway.transport.socket import Socket
@@ -21,12 +22,12 @@ from keystroke.protocol.faults import ConnectionLimitReached, ResponseNotFound, 
 from keystroke.protocol.requests import ResponseSteer
 from keystroke.protocol.session import (
     Action,
-    Cancel,
+    CancelResponse,
     ConnectionSession,
-    Resume,
-    Send,
-    Start,
-    Steer,
+    ResumeResponse,
+    SendEvent,
+    StartResponse,
+    SteerResponse,
     error_event,
 )
 
@@ -35,29 +36,29 @@ log = logging.getLogger("keystroke.websocket")
 
 RESTARTS = "this gateway restarts; connect again"
 
-_Turns = list[tuple[str, Turn | None]]  # the responses of a run that ended
+_Turns = list[tuple[str, ConversationTurn | None]]  # the responses of a run that ended
 
 
-class _Starting:
-    """A request whose prompt is being made, and whether it was cancelled meanwhile."""
+class _StartingRequest:
+    """A request whose prompt is being made."""
 
     cancelled = False
 
 
-class Connection:
+class ResponsesConnection:
     def __init__(self, responses: Responses, caller: Caller, socket: Socket) -> None:
         self._responses = responses
         self._caller = caller
         self._socket = socket
         self._session = ConnectionSession()
         self._runs: dict[str, ResponseRun] = {}
-        self._starting: set[_Starting] = set()
+        self._sinks: dict[ResponseRun, Sink] = {}
+        self._starting: set[_StartingRequest] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sinks: dict[ResponseRun, Sink] = {}  # of runs that can be taken up again
-        self._leaving = self._gone = False
+        self._closing = self._closed = False
 
     async def serve(self) -> None:
-        """Until the client goes or the connection's time is over."""
+        """Serve until the client disconnects or the connection reaches its maximum lifetime."""
         loop = asyncio.get_running_loop()
         expiry = loop.call_later(self._socket.limits.lifetime, self._expire)
         try:
@@ -69,121 +70,69 @@ class Connection:
 
     @property
     def busy(self) -> bool:
-        """Whether a turn is under way, or about to be."""
+        """Whether a turn runs or is being started."""
         return bool(self._runs or self._starting or self._tasks)
 
-    def leave(self) -> None:
-        """Close as for a restart as soon as no turn is under way; idempotent. What the client sends from then
-        on it finds unanswered, and sends again to whom it connects next."""
-        self._leaving = True
-        if not self.busy and not self._gone:
-            self._gone = True
-            task = asyncio.create_task(self._socket.close(RESTARTS, 1012))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def close_when_idle(self) -> None:
+        """Close with the restart code as soon as no turn runs; idempotent. Requests that arrive afterwards
+        are not answered: the client sends them again on its next connection."""
+        self._closing = True
+        if not self.busy and not self._closed:
+            self._closed = True
+            self._spawn(self._socket.close(RESTARTS, 1012))
 
-    # What the socket tells
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def take(self, frame: str) -> None:
-        if not self._gone:
-            self._act(self._session.receive(frame))
+    # FrameHandler
 
-    def refuse(self, error: KeystrokeError) -> None:
-        self._say([error_event(error)])
+    def handle_frame(self, frame: str) -> None:
+        if not self._closed:
+            self._execute(self._session.handle_frame(frame))
 
-    def stalled(self, reason: SlowClient) -> None:
+    def reject_frame(self, error: KeystrokeError) -> None:
+        self._send(error_event(error))
+
+    def on_stalled(self, reason: SlowClient) -> None:
         for run in tuple(self._runs.values()):
             if run.replay is None:
                 run.cancel(reason)
 
-    def left(self) -> None:
-        """Stop everything that nobody will read. What can be taken up again waits for that, unless the client
-        took its leave."""
+    def on_disconnect(self) -> None:
+        """Stop what nobody will read, except background answers and those that the client may resume."""
+        gone, by_client = Interrupted("The client went away."), self._socket.closed_by_client
         for run in tuple(self._runs.values()):
-            if run.replay is not None and not (self._socket.goodbye and not run.request.background):
-                run.replay.let_go(self._sinks[run])
-            elif run.request.background:
-                if run.answer is not None:
-                    run.answer.work.ticket.resume()
-            else:
-                run.cancel(Interrupted("The client went away."))
+            run.disconnect(self._sinks[run], gone, by_client=by_client)
 
     def pause(self) -> None:
         for run in self._runs.values():
-            if run.answer is not None:
-                run.answer.work.ticket.pause()
+            if run.work is not None:
+                run.work.ticket.pause()
 
     def resume(self) -> None:
         for run in self._runs.values():
-            if run.answer is not None:
-                run.answer.work.ticket.resume()
+            run.resume()
 
-    # In
+    # Actions
 
-    def _act(self, actions: list[Action]) -> None:
+    def _execute(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Start):
-                starting = _Starting()
+            if isinstance(action, StartResponse):
+                starting = _StartingRequest()
                 self._starting.add(starting)  # now: the next frame may be a cancel
-                task = asyncio.create_task(self._start(action, starting))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            elif isinstance(action, Send):
-                self._say([action.event])
-            elif isinstance(action, Steer):
+                self._spawn(self._start(action, starting))
+            elif isinstance(action, SendEvent):
+                self._send(action.event)
+            elif isinstance(action, SteerResponse):
                 self._steer(action.request)
-            elif isinstance(action, Resume):
+            elif isinstance(action, ResumeResponse):
                 self._resume(action)
             else:
                 self._cancel(action)
 
-    def _resume(self, action: Resume) -> None:
-        """A response whose connection broke goes on here."""
-        request, turns = action.request, _Turns()
-        try:
-            replay = self._responses.replays.find(request.response_id, self._caller)
-            run = replay.run
-            assert isinstance(run, ResponseRun)
-            sink = self._sink([run])
-            replay.take_up(sink, request.response_id, request.starting_after)
-        except KeystrokeError as error:
-            self._say([error_event(error, request.stream_id)])
-            self._act(self._session.ended(action.stream, None, None))
-            return
-        if run.over.is_set():
-            self._act(self._session.ended(action.stream, *(run.latest or (None, None))))
-            return
-        run.on_turn, run.on_done = turns.append, lambda: self._done(action.stream, turns, run)
-        self._runs[run.id] = run
-        self._sinks[run] = sink
-
-    def _sink(self, owner: list[ResponseRun]) -> Sink:
-        """Where a run's events go: this socket. `owner` holds the run once there is one."""
-
-        def sink(messages: list[Any]) -> None:
-            run = owner[0] if owner else None
-            answer = run.answer if run is not None else None
-            self._socket.put(messages, answer.work if answer is not None else None)
-            if run is None or run.answer is None:
-                return
-            if run.id not in self._runs and not run.over.is_set():
-                self._runs[run.id] = run  # a steered successor
-            if self._socket.paused:
-                run.answer.work.ticket.pause()
-
-        return sink
-
-    def _done(self, stream: str, turns: _Turns, run: ResponseRun | None) -> None:
-        if run is not None:
-            self._sinks.pop(run, None)
-        response_id, turn = turns[-1] if turns else (None, None)
-        for ended, _ in turns:
-            self._runs.pop(ended, None)
-        self._act(self._session.ended(stream, response_id, turn))
-        if self._leaving:
-            self.leave()
-
-    async def _start(self, action: Start, starting: _Starting) -> None:
+    async def _start(self, action: StartResponse, starting: _StartingRequest) -> None:
         request, stream = action.request, action.stream
         turns, owner = _Turns(), list[ResponseRun]()
         sink = self._sink(owner)
@@ -193,57 +142,103 @@ class Connection:
                 request,
                 self._caller,
                 sink,
-                recall=self._session.recall,
+                recall=self._session.find_turn,
                 on_turn=turns.append,
                 on_done=lambda: self._done(stream, turns, owner[0] if owner else None),
             )
             owner.append(run)
-        except KeystrokeError as error:
+        except Exception as error:
             headers = None
             if isinstance(error, RateLimited):
                 headers = {"retry-after": str(max(1, round(error.retry_after)))}
-            self._responses.service.metrics.rejected.labels(error.code).inc()
-            self._say([error_event(error, request.stream_id, headers)])
-            if request.previous_response_id is not None:
-                self._session.forget(request.previous_response_id)
-            self._act(self._session.ended(stream, None, None))
+            if isinstance(error, KeystrokeError):
+                self._responses.service.metrics.rejected.labels(error.code).inc()
+                if request.previous_response_id is not None:
+                    self._session.forget_turn(request.previous_response_id)
+            else:
+                log.exception("a request could not be started")
+                error = KeystrokeError("The server failed on this request; its log says how.")
+            self._send(error_event(error, request.stream_id, headers))
+            self._execute(self._session.end_response(stream, None, None))
             return
-        except Exception:
-            log.exception("a request could not be started")
-            failure = KeystrokeError("The server failed on this request; its log says how.")
-            self._say([error_event(failure, request.stream_id)])
-            self._act(self._session.ended(stream, None, None))
-            return
-        finally:  # its own: the stream may have begun its next by now
+        finally:  # only this one: the stream may already have begun its next
             self._starting.discard(starting)
         if not run.over.is_set():
             self._runs[run.id] = run
-            if run.replay is not None:
-                self._sinks[run] = sink
-        if starting.cancelled or (self._socket.closed and not request.background and run.replay is None):
+            self._sinks[run] = sink
+        if starting.cancelled:
             run.cancel()
-        elif self._socket.closed and run.replay is not None:
-            run.replay.let_go(sink)
+        elif self._socket.closed:
+            run.disconnect(sink, Interrupted("The client went away."))
+
+    def _resume(self, action: ResumeResponse) -> None:
+        """Continue a response whose connection broke on this one."""
+        request, turns = action.request, _Turns()
+        try:
+            run = self._responses.find_run(request.response_id, self._caller)
+            sink = self._sink([run])
+            run.resume_events(
+                sink,
+                request.response_id,
+                request.starting_after,
+                on_turn=turns.append,
+                on_done=lambda: self._done(action.stream, turns, run),
+            )
+        except KeystrokeError as error:
+            self._send(error_event(error, request.stream_id))
+            self._execute(self._session.end_response(action.stream, None, None))
+            return
+        if run.over.is_set():
+            self._execute(self._session.end_response(action.stream, *(run.latest or (None, None))))
+            return
+        self._runs[run.id] = run
+        self._sinks[run] = sink
+
+    def _sink(self, owner: list[ResponseRun]) -> Sink:
+        """A sink that writes a run's events to this socket. `owner` holds the run once it exists."""
+
+        def sink(messages: list[Any]) -> None:
+            run = owner[0] if owner else None
+            work = run.work if run is not None else None
+            self._socket.put(messages, work)
+            if run is None or work is None:
+                return
+            if run.id not in self._runs and not run.over.is_set():
+                self._runs[run.id] = run  # a steered successor
+            if self._socket.paused:
+                work.ticket.pause()
+
+        return sink
+
+    def _done(self, stream: str, turns: _Turns, run: ResponseRun | None) -> None:
+        if run is not None:
+            self._sinks.pop(run, None)
+        response_id, turn = turns[-1] if turns else (None, None)
+        for ended, _ in turns:
+            self._runs.pop(ended, None)
+        self._execute(self._session.end_response(stream, response_id, turn))
+        if self._closing:
+            self.close_when_idle()
 
     def _steer(self, request: ResponseSteer) -> None:
         wanted = request.previous_response_id
         run = self._runs.get(wanted)
-        if run is not None and run.id == wanted and run.answer is not None and not run.answer.ended:
+        if run is not None and run.id == wanted and run.is_active:
             try:
-                run.sink(run.steer(request.input))
+                run.steer(request.input)
                 return
             except KeystrokeError as error:
                 code, message = "invalid_input", error.message
                 stream = run.stream_id
         else:
             stream = None
-            if self._session.recall(wanted) is not None:
+            if self._session.find_turn(wanted) is not None:
                 code, message = "response_already_completed", "The response has ended; send response.create."
             else:
                 code, message = "response_not_found", f"No response {wanted:.80} runs on this connection."
-        self._say([steer_failed(wanted, request.input, code, message, None, 0, stream)])
+        self._send(steer_failed(wanted, request.input, code, message, None, 0, stream))
 
-    def _cancel(self, action: Cancel) -> None:
+    def _cancel(self, action: CancelResponse) -> None:
         wanted = action.response_id
         runs = [r for r in self._runs.values() if wanted is None or r.id == wanted]
         for run in runs:
@@ -254,23 +249,20 @@ class Connection:
             missing = ResponseNotFound(
                 f"No response {wanted:.80} runs on this connection.", param="response_id"
             )
-            self._say([error_event(missing)])
+            self._send(error_event(missing))
 
-    # Out
-
-    def _say(self, messages: list[Any]) -> None:
-        self._socket.put(messages)
+    def _send(self, event: Any) -> None:
+        self._socket.put([event])
 
     def _expire(self) -> None:
         minutes = round(self._socket.limits.lifetime / 60)
-        over = ConnectionLimitReached(f"A connection lives at most {minutes} minutes; open another.")
-        self._say([error_event(over)])
+        expired = ConnectionLimitReached(f"A connection lives at most {minutes} minutes; open another.")
+        self._send(error_event(expired))
         for run in tuple(self._runs.values()):
-            if not run.request.background and run.replay is None:
+            if not run.background and run.replay is None:
                 run.cancel()
-        task = asyncio.create_task(self._close_soon())
-        self._tasks.add(task)
+        self._spawn(self._close_soon())
 
     async def _close_soon(self) -> None:
-        await asyncio.sleep(0.1)  # let the endings out
+        await asyncio.sleep(0.1)  # the final events are written first
         await self._socket.close("connection lifetime")

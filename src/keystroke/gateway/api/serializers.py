@@ -1,7 +1,7 @@
-"""The same answer for different clients: Responses events, chat chunks, completion chunks.
+"""The messages of one answer for each API: Responses events, chat chunks, completion chunks.
 
-A serializer turns what happened into the typed messages its clients read, in order, and keeps what a
-plain (not streamed) body needs. It knows no socket and no engine, and has one terminal message.
+A serializer turns what happened into typed messages, in order, and collects what a body that is not streamed
+needs. It knows no socket and no engine, and produces one final message.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from keystroke.assist.tool_calls.tools import Offered
+from keystroke.assist.tool_calls.tools import OfferedTool
 from keystroke.gateway.work.receipts import usage
-from keystroke.gateway.work.work import Outcome
+from keystroke.gateway.work.work import WorkOutcome
 from keystroke.protocol import chat
-from keystroke.protocol.faults import detail
+from keystroke.protocol.faults import error_detail
 from keystroke.protocol.items import ChosenToken
 from keystroke.protocol.response import ErrorBody, Incomplete, Receipt, Response, Routing, Shortened
 from keystroke.protocol.stream import ResponseStream
@@ -26,33 +26,33 @@ from keystroke.protocol.stream import ResponseStream
 class Serializer(ABC):
     id: str
 
-    def began(self) -> list[Any]:
+    def on_created(self) -> list[Any]:
         return []
 
-    def queued(self, position: int) -> list[Any]:
+    def on_queued(self, position: int) -> list[Any]:
         return []
 
-    def started(self) -> list[Any]:
-        return []
-
-    @abstractmethod
-    def text(self, delta: str, logprobs: Sequence[ChosenToken]) -> list[Any]: ...
-
-    @abstractmethod
-    def thought(self, delta: str) -> list[Any]: ...
-
-    @abstractmethod
-    def call(self, tool: Offered) -> list[Any]:
-        """A call begins; what it is called with follows, piece by piece, and then its end."""
-
-    @abstractmethod
-    def call_delta(self, delta: str) -> list[Any]: ...
-
-    def call_done(self) -> list[Any]:
+    def on_started(self) -> list[Any]:
         return []
 
     @abstractmethod
-    def ended(self, outcome: Outcome) -> list[Any]: ...
+    def on_text(self, delta: str, logprobs: Sequence[ChosenToken]) -> list[Any]: ...
+
+    @abstractmethod
+    def on_reasoning(self, delta: str) -> list[Any]: ...
+
+    @abstractmethod
+    def on_call(self, tool: OfferedTool) -> list[Any]:
+        """A tool call begins; its arguments follow in deltas, then its end."""
+
+    @abstractmethod
+    def on_call_delta(self, delta: str) -> list[Any]: ...
+
+    def on_call_done(self) -> list[Any]:
+        return []
+
+    @abstractmethod
+    def on_end(self, outcome: WorkOutcome) -> list[Any]: ...
 
 
 class ResponseSerializer(Serializer):
@@ -66,31 +66,31 @@ class ResponseSerializer(Serializer):
     def response(self) -> Response:
         return self.stream.response
 
-    def began(self) -> list[Any]:
+    def on_created(self) -> list[Any]:
         return list(self.stream.created())
 
-    def queued(self, position: int) -> list[Any]:
+    def on_queued(self, position: int) -> list[Any]:
         return list(self.stream.queued(position))
 
-    def started(self) -> list[Any]:
+    def on_started(self) -> list[Any]:
         return list(self.stream.in_progress())
 
-    def text(self, delta: str, logprobs: Sequence[ChosenToken]) -> list[Any]:
+    def on_text(self, delta: str, logprobs: Sequence[ChosenToken]) -> list[Any]:
         return self.stream.text(delta, logprobs)
 
-    def thought(self, delta: str) -> list[Any]:
+    def on_reasoning(self, delta: str) -> list[Any]:
         return list(self.stream.reasoning(delta))
 
-    def call(self, tool: Offered) -> list[Any]:
+    def on_call(self, tool: OfferedTool) -> list[Any]:
         return list(self.stream.call(tool.name, custom=tool.custom, namespace=tool.namespace))
 
-    def call_delta(self, delta: str) -> list[Any]:
+    def on_call_delta(self, delta: str) -> list[Any]:
         return list(self.stream.call_delta(delta))
 
-    def call_done(self) -> list[Any]:
+    def on_call_done(self) -> list[Any]:
         return list(self.stream.call_done())
 
-    def ended(self, outcome: Outcome) -> list[Any]:
+    def on_end(self, outcome: WorkOutcome) -> list[Any]:
         paid = outcome.receipt
         spent = usage(paid)
         if outcome.status == "completed":
@@ -118,7 +118,7 @@ def chat_usage(paid: Receipt) -> chat.ChatUsage:
 
 
 class ChatSerializer(Serializer):
-    """chat.completion.chunk objects; `body` is the whole once it ended."""
+    """chat.completion.chunk objects; `body` is the whole completion once it ended."""
 
     def __init__(
         self,
@@ -141,48 +141,46 @@ class ChatSerializer(Serializer):
         self._calls: list[chat.ToolCall] = []
         self._logprobs: list[ChosenToken] = []
 
-    def began(self) -> list[Any]:
-        first = self._chunk(chat.Delta(role="assistant", content=""))
+    def on_created(self) -> list[Any]:
+        first = self._chunk(chat.ChatDelta(role="assistant", content=""))
         first.shortened = self.shortened
         return [first]
 
-    def text(self, delta: str, logprobs: Sequence[ChosenToken]) -> list[Any]:
+    def on_text(self, delta: str, logprobs: Sequence[ChosenToken]) -> list[Any]:
         self._text.append(delta)
         self._logprobs += logprobs
         chosen = chat.ChatLogprobs(list(logprobs)) if logprobs else None
-        return [self._chunk(chat.Delta(content=delta), logprobs=chosen)]
+        return [self._chunk(chat.ChatDelta(content=delta), logprobs=chosen)]
 
-    def thought(self, delta: str) -> list[Any]:
+    def on_reasoning(self, delta: str) -> list[Any]:
         self._thoughts.append(delta)
-        return [self._chunk(chat.Delta(reasoning_content=delta))]
+        return [self._chunk(chat.ChatDelta(reasoning_content=delta))]
 
-    def call(self, tool: Offered) -> list[Any]:
+    def on_call(self, tool: OfferedTool) -> list[Any]:
         index = len(self._calls)
         identity = f"call_{self.id.removeprefix('chatcmpl-')}_{index}"
         self._calls.append(chat.ToolCall(identity, chat.FunctionPiece(tool.name)))
         piece = chat.FunctionPiece(tool.name)
-        said = chat.ToolCallPiece(index=index, id=identity, type="function", function=piece)
-        return [self._chunk(chat.Delta(tool_calls=[said]))]
+        delta_call = chat.ToolCallPiece(index=index, id=identity, type="function", function=piece)
+        return [self._chunk(chat.ChatDelta(tool_calls=[delta_call]))]
 
-    def call_delta(self, delta: str) -> list[Any]:
+    def on_call_delta(self, delta: str) -> list[Any]:
         begun = self._calls[-1]
         piece = chat.FunctionPiece(begun.function.name, begun.function.arguments + delta)
         self._calls[-1] = chat.ToolCall(begun.id, piece)
-        said = chat.ToolCallPiece(index=len(self._calls) - 1, function=chat.FunctionPiece(arguments=delta))
-        return [self._chunk(chat.Delta(tool_calls=[said]))]
+        delta_call = chat.ToolCallPiece(
+            index=len(self._calls) - 1, function=chat.FunctionPiece(arguments=delta)
+        )
+        return [self._chunk(chat.ChatDelta(tool_calls=[delta_call]))]
 
-    def ended(self, outcome: Outcome) -> list[Any]:
+    def on_end(self, outcome: WorkOutcome) -> list[Any]:
         finish = "tool_calls" if self._calls and outcome.finish == "stop" else _reason(outcome)
         spent = chat_usage(outcome.receipt)
-        message = chat.AssistantMessage(content="".join(self._text) or (None if self._calls else ""))
-        if self._calls:
-            message = chat.AssistantMessage(content=message.content, tool_calls=self._calls)
-        if self._thoughts:
-            message = chat.AssistantMessage(
-                content=message.content,
-                tool_calls=message.tool_calls,
-                reasoning_content="".join(self._thoughts),
-            )
+        message = chat.AssistantMessage(
+            content="".join(self._text) or (None if self._calls else ""),
+            tool_calls=self._calls or UNSET,
+            reasoning_content="".join(self._thoughts) if self._thoughts else UNSET,
+        )
         logprobs = chat.ChatLogprobs(self._logprobs) if self._logprobs else None
         self.body = chat.ChatCompletion(
             id=self.id,
@@ -196,21 +194,21 @@ class ChatSerializer(Serializer):
             shortened=self.shortened,
         )
         if outcome.error is not None:
-            return [ErrorBody(detail(outcome.error))]
-        said: list[Any] = [self._chunk(chat.Delta(), finish)]
+            return [ErrorBody(error_detail(outcome.error))]
+        messages: list[Any] = [self._chunk(chat.ChatDelta(), finish)]
         if self._include_usage:
-            said.append(chat.ChatChunk(self.id, self._created, self.model, [], usage=spent))
-        return said
+            messages.append(chat.ChatChunk(self.id, self._created, self.model, [], usage=spent))
+        return messages
 
     def _chunk(
-        self, delta: chat.Delta, finish: str | None = None, logprobs: chat.ChatLogprobs | None = None
+        self, delta: chat.ChatDelta, finish: str | None = None, logprobs: chat.ChatLogprobs | None = None
     ) -> chat.ChatChunk:
         choice = chat.ChunkChoice(delta, finish, 0, logprobs)
         return chat.ChatChunk(self.id, self._created, self.model, [choice])
 
 
 class CompletionSerializer(Serializer):
-    """text_completion objects; calls and thoughts do not exist here, all text is text."""
+    """text_completion objects; tool calls and reasoning are plain text."""
 
     def __init__(
         self, identity: str, model: str, routing: Routing, *, include_usage: bool, echo: str = ""
@@ -225,25 +223,25 @@ class CompletionSerializer(Serializer):
         self._text: list[str] = []
         self._logprobs: list[ChosenToken] = []
 
-    def started(self) -> list[Any]:
-        return self.text(self._echo, ()) if self._echo else []
+    def on_started(self) -> list[Any]:
+        return self.on_text(self._echo, ()) if self._echo else []
 
-    def text(self, delta: str, logprobs: Sequence[ChosenToken]) -> list[Any]:
+    def on_text(self, delta: str, logprobs: Sequence[ChosenToken]) -> list[Any]:
         self._text.append(delta)
         self._logprobs += logprobs
         choice = chat.TextChoice(delta, logprobs=_text_logprobs(logprobs) if logprobs else None)
         return [chat.TextCompletion(self.id, self._created, self.model, [choice])]
 
-    def thought(self, delta: str) -> list[Any]:
-        return self.text(delta, ())
+    def on_reasoning(self, delta: str) -> list[Any]:
+        return self.on_text(delta, ())
 
-    def call(self, tool: Offered) -> list[Any]:
+    def on_call(self, tool: OfferedTool) -> list[Any]:
         return []
 
-    def call_delta(self, delta: str) -> list[Any]:
-        return self.text(delta, ())
+    def on_call_delta(self, delta: str) -> list[Any]:
+        return self.on_text(delta, ())
 
-    def ended(self, outcome: Outcome) -> list[Any]:
+    def on_end(self, outcome: WorkOutcome) -> list[Any]:
         spent = chat_usage(outcome.receipt)
         logprobs = _text_logprobs(self._logprobs) if self._logprobs else None
         whole = chat.TextChoice("".join(self._text), _reason(outcome), logprobs=logprobs)
@@ -257,20 +255,20 @@ class CompletionSerializer(Serializer):
             routing=self.routing,
         )
         if outcome.error is not None:
-            return [ErrorBody(detail(outcome.error))]
+            return [ErrorBody(error_detail(outcome.error))]
         last = chat.TextChoice("", _reason(outcome))
-        said: list[Any] = [chat.TextCompletion(self.id, self._created, self.model, [last])]
+        messages: list[Any] = [chat.TextCompletion(self.id, self._created, self.model, [last])]
         if self._include_usage:
-            said.append(chat.TextCompletion(self.id, self._created, self.model, [], usage=spent))
-        return said
+            messages.append(chat.TextCompletion(self.id, self._created, self.model, [], usage=spent))
+        return messages
 
     @property
     def whole(self) -> str:
         return "".join(self._text)
 
 
-def _reason(outcome: Outcome) -> str:
-    """A grammar that could not go on is, to these clients, an answer cut short."""
+def _reason(outcome: WorkOutcome) -> str:
+    """These APIs have no reason for a grammar that could not continue: report a length limit."""
     return "length" if outcome.finish == "grammar" else outcome.finish
 
 

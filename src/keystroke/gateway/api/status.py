@@ -1,8 +1,4 @@
-"""What is loaded here, and loading it.
-
-Reads the registry and the engines' own words; the one thing it starts is a load that somebody asked
-for, and it tells how far that has come, line by line.
-"""
+"""The status of the server and its models, and the progress of a load."""
 
 from __future__ import annotations
 
@@ -11,20 +7,21 @@ import os
 from collections.abc import AsyncIterator
 
 from keystroke.errors import KeystrokeError
-from keystroke.gateway.work.registry import Registry, ServedModel
+from keystroke.gateway.work.registry import ModelRegistry, ServedModel
 from keystroke.gateway.work.service import Service
 from keystroke.protocol.codec import encode
-from keystroke.protocol.faults import detail
-from keystroke.protocol.status import LoadStep, ModelStatus, Status
+from keystroke.protocol.faults import error_detail
+from keystroke.protocol.status import GatewayStatus, LoadStep, ModelStatus
 
-_LOOK = 0.2  # seconds between two lines about a load
+_INTERVAL = 0.2  # seconds between two progress lines
 
 
-def status(service: Service, version: str) -> Status:
+def server_status(service: Service, version: str) -> GatewayStatus:
     registry = service.registry
     models = [model_status(entry) for entry in registry.entries.values()]
     models += [
-        ModelStatus(name=name, role=registry.role(name), state="loading") for name in sorted(registry.loads)
+        ModelStatus(name=name, role=registry.role_of(name), state="loading")
+        for name in sorted(registry.loads)
     ]
     models += [
         ModelStatus(
@@ -33,7 +30,7 @@ def status(service: Service, version: str) -> Status:
         for offer in registry.offers.values()
         if offer.name not in registry.entries and offer.name not in registry.loads
     ]
-    return Status(version=version, pid=os.getpid(), models=models)
+    return GatewayStatus(version=version, pid=os.getpid(), models=models)
 
 
 def model_status(entry: ServedModel) -> ModelStatus:
@@ -64,23 +61,22 @@ def model_status(entry: ServedModel) -> ModelStatus:
 
 
 async def load_lines(service: Service, name: str) -> AsyncIterator[bytes]:
-    """How the load of the model that `find` named goes, as lines of JSON; one line where it is loaded
-    already."""
-    ready = asyncio.ensure_future(service.ready(name))
+    """The progress of loading a model that `resolve` returned, as lines of JSON; one line if it is loaded."""
+    ready = asyncio.ensure_future(service.ensure_loaded(name))
     try:
         await asyncio.wait({ready}, timeout=0.02)
         while not ready.done():
             yield _line(_step(service.registry, name))
-            await asyncio.wait({ready}, timeout=_LOOK)
+            await asyncio.wait({ready}, timeout=_INTERVAL)
         try:
             yield _line(LoadStep(state="ready", model=model_status(ready.result())))
         except KeystrokeError as error:
-            yield _line(LoadStep(state="failed", error=detail(error), status=error.status))
+            yield _line(LoadStep(state="failed", error=error_detail(error), status=error.status))
     finally:
-        ready.cancel()  # the load itself goes on: the next who asks finds it done
+        ready.cancel()  # the load itself continues
 
 
-def _step(registry: Registry, name: str) -> LoadStep:
+def _step(registry: ModelRegistry, name: str) -> LoadStep:
     load = registry.loads.get(name)
     if load is None:
         return LoadStep(state="loading", what=f"loading {name}")

@@ -1,1 +1,1 @@
-"""What is kept of what happened: responses, usage, metrics."""
+"""Stored data: responses, usage, keys, suggestion outcomes; and metrics."""

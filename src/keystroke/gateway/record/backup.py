@@ -1,7 +1,7 @@
-"""The store as one file, and back: JSON lines, compressed, with a count and a checksum at the end.
+"""Backups of the store: compressed JSON lines with a count and a checksum at the end.
 
-Reads one consistent snapshot, writes whole files or none, and never overwrites a row: what a restore
-finds already there stands. Budgets are not kept; they are full again within a minute.
+A backup is one consistent snapshot, written whole or not at all; a restore never overwrites a row. Budgets
+are not included: they refill within a minute.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from keystroke.engine.library import Progress, silent
+from keystroke.engine.library import Progress, no_progress
 from keystroke.errors import InputError
 from keystroke.gateway.record.store import Store
 from keystroke.gateway.record.tables import KEYS, RESPONSES, USAGE
@@ -29,9 +29,9 @@ _BATCH = 500
 _LONGEST_LINE = 256 << 20  # characters; a stored conversation is far below
 
 
-def write_backup(store: Store, file: Path, progress: Progress = silent) -> dict[str, int]:
-    """Write every row to `file`, which is replaced whole. Returns rows by table. Raises InputError where it
-    cannot be written."""
+def write_backup(store: Store, file: Path, progress: Progress = no_progress) -> dict[str, int]:
+    """Write every row to `file`, replacing it atomically. Returns the rows by table. Raises InputError where
+    it cannot be written."""
     store.flush_now()
     draft = file.with_name(f".{file.name}.{os.getpid()}.part")
     counts = dict.fromkeys(_TABLES, 0)
@@ -62,9 +62,9 @@ def write_backup(store: Store, file: Path, progress: Progress = silent) -> dict[
     return counts
 
 
-def read_backup(store: Store, file: Path, progress: Progress = silent) -> dict[str, int]:
-    """Bring the rows of a backup back, all or none. Returns how many were missing, by table. Raises
-    InputError for a file that is no backup, or not whole."""
+def read_backup(store: Store, file: Path, progress: Progress = no_progress) -> dict[str, int]:
+    """Insert the rows of a backup that are missing, all or none. Returns their number by table. Raises
+    InputError for a file that is not a complete backup."""
     _verify(file)
     counts = dict.fromkeys(_TABLES, 0)
     insert = postgresql.insert if store.engine.dialect.name == "postgresql" else sqlite.insert
@@ -93,11 +93,11 @@ def _plain(value: Any) -> Any:
     return {"b64": base64.b64encode(value).decode()} if isinstance(value, bytes | memoryview) else value
 
 
-def _row(table: sa.Table, told: dict[str, Any]) -> dict[str, Any]:
+def _row(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:
     return {
         column.name: base64.b64decode(value["b64"]) if isinstance(value, dict) else value
         for column in table.columns
-        if (value := told.get(column.name)) is not None or column.nullable
+        if (value := values.get(column.name)) is not None or column.nullable
     }
 
 
@@ -111,7 +111,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 def _verify(file: Path) -> None:
-    """The whole file, before a row of it is used."""
+    """Check the whole file before any row of it is used."""
     digest, last, first = hashlib.sha256(), b"", b""
     for line in _lines(file):
         if last:
@@ -131,10 +131,10 @@ def _verify(file: Path) -> None:
 def _batches(file: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     held: tuple[str, list[dict[str, Any]]] = ("", [])
     for line in _lines(file):
-        told = json.loads(line)
-        if not isinstance(told, list):
+        values = json.loads(line)
+        if not isinstance(values, list):
             continue
-        name, row = told
+        name, row = values
         if name not in _TABLES:
             raise InputError(f"{file} holds a table {name!r:.60} that this release does not know")
         if name != held[0] or len(held[1]) >= _BATCH:

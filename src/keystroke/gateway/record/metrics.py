@@ -1,7 +1,7 @@
-"""Counters for Prometheus.
+"""Prometheus metrics.
 
-Touched when work begins or ends, never per token. Labels are model, priority and status only: nothing a
-caller can multiply, and nothing of what was said.
+Updated when work begins or ends, never per token. Labels are model, priority and status only: nothing a
+caller can multiply, and no content.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 
 class Metrics:
-    """One registry of its own, so that several servers can live in one process (tests do)."""
+    """Uses its own collector registry, so that several servers can run in one process."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -50,14 +50,14 @@ class Metrics:
         self.kv_bytes = Gauge("keystroke_kv_bytes", "KV cache bytes", ["model", "kind"], registry=registry)
         self._series: dict[tuple[str, str], _Series] = {}
 
-    def ended(self, paid: Receipt, status: str) -> None:
+    def record_response(self, paid: Receipt, status: str) -> None:
         series = self._series.get((paid.model, paid.priority))
         if series is None:
             series = self._series[paid.model, paid.priority] = _Series(self, paid.model, paid.priority)
-        series.ended(paid, status)
+        series.add(paid, status)
 
     def sample(self, model: str, waiting: int, running: int, stats: EngineStats | None) -> None:
-        """Gauges are read when asked for, not kept up to date."""
+        """Update the gauges of one model; called when they are read."""
         self.waiting.labels(model).set(waiting)
         self.running.labels(model).set(running)
         if stats is not None:
@@ -70,7 +70,7 @@ class Metrics:
 
 
 class _Series:
-    """What one model counts at one priority. Looked up once: finding them by their labels costs more than
+    """The counters of one model and priority, looked up once: finding them by label costs more than
     counting."""
 
     def __init__(self, metrics: Metrics, model: str, priority: str) -> None:
@@ -83,7 +83,7 @@ class _Series:
         self._queue, self._gap = metrics.queue.labels(model), metrics.token_gap.labels(model)
         self._first = metrics.first_token.labels(model, priority)
 
-    def ended(self, paid: Receipt, status: str) -> None:
+    def add(self, paid: Receipt, status: str) -> None:
         if status not in self._statuses:
             self._statuses[status] = self._responses.labels(*self._names, status)
         self._statuses[status].inc()

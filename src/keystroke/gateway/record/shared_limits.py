@@ -1,9 +1,8 @@
-"""Budgets that several gateways take from: one row a key and a model, in the store they share.
+"""Budgets shared by several gateways: one row per key and model in their common database.
 
-Every admission is one transaction that locks its row, so what all gateways together let through is
-exactly what one would have. The database's clock counts, not the gateways'. A place in the count of running
-responses is a lease: it goes back when the response ends, or by itself when its gateway is gone. Models
-without a budget never come here.
+Every admission is one transaction that locks its row, so all gateways together admit exactly what one would.
+The database's clock counts. The place of a running response is a lease: returned when the response ends, or
+expired when its gateway is gone. Models without a budget are not stored here.
 """
 
 from __future__ import annotations
@@ -20,13 +19,19 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from keystroke.errors import RateLimited, Unavailable
-from keystroke.gateway.access.limits import Bucket, Budget, limit_headers, take, too_many
+from keystroke.gateway.access.limits import (
+    RateBudget,
+    TokenBucket,
+    charge_buckets,
+    concurrency_error,
+    limit_headers,
+)
 
 log = logging.getLogger("keystroke.limits")
 
-_LEASE = 60.0  # seconds a running response is counted after its gateway was last heard of
-_THREADS = 4  # transactions at a time; a gateway's admissions queue behind them
-_KNOWN = 10_000  # accounts whose headers are remembered
+_LEASE = 60.0  # seconds a running response counts after its gateway last renewed it
+_THREADS = 4  # concurrent transactions of one gateway
+_KNOWN = 10_000  # accounts whose headers are cached
 
 _tables = sa.MetaData()
 
@@ -53,12 +58,12 @@ LEASES = sa.Table(
 
 @dataclass(slots=True)
 class SharedPermit:
-    """Leave from a shared budget. Settling is written behind the caller's back."""
+    """A permit from a shared budget; settled in a background thread."""
 
     limits: SharedLimits
     key: str
     model: str
-    budget: Budget
+    budget: RateBudget
     taken: int
     lease: str | None
     settled: bool = field(default=False)
@@ -70,7 +75,7 @@ class SharedPermit:
 
 
 class SharedLimits:
-    """The budgets in a store's database. `close` waits for what is being settled."""
+    """The budgets in a store's database. `close` waits for pending settlements."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -81,20 +86,20 @@ class SharedLimits:
         self._renewed = 0.0
         _create(engine)
 
-    async def admit(self, key: str, model: str, budget: Budget, tokens: int) -> SharedPermit:
-        """Leave for one response of `tokens` prompt tokens. Raises RateLimited, or Unavailable where the
-        database does not answer: a quota that cannot be checked is not given away."""
+    async def admit(self, key: str, model: str, budget: RateBudget, tokens: int) -> SharedPermit:
+        """A permit for one response of `tokens` prompt tokens. Raises RateLimited, or Unavailable where the
+        database does not answer."""
         loop = asyncio.get_running_loop()
-        asked = loop.run_in_executor(self._pool, self._admit, key, model, budget, tokens)
+        admission = loop.run_in_executor(self._pool, self._admit, key, model, budget, tokens)
         try:
-            lease = await asyncio.shield(asked)
-        except asyncio.CancelledError:  # nobody wants it any more: what was taken goes back
+            lease = await asyncio.shield(admission)
+        except asyncio.CancelledError:  # no longer needed: return what was charged
 
-            def give_back(ended: asyncio.Future[str | None]) -> None:
+            def settle_unused(ended: asyncio.Future[str | None]) -> None:
                 if not ended.cancelled() and ended.exception() is None:
                     SharedPermit(self, key, model, budget, tokens, ended.result()).settle(0)
 
-            asked.add_done_callback(give_back)
+            admission.add_done_callback(settle_unused)
             raise
         except sa.exc.SQLAlchemyError:
             log.exception("a budget could not be read")
@@ -102,13 +107,13 @@ class SharedLimits:
         return SharedPermit(self, key, model, budget, tokens, lease)
 
     def headers(self, key: str, model: str) -> dict[str, str]:
-        """The x-ratelimit headers as they stood at this gateway's last admission."""
+        """The x-ratelimit headers as of this gateway's last admission."""
         return self._headers.get((key, model), {})
 
     def settle_later(self, permit: SharedPermit, spent: int) -> None:
         try:
             self._pool.submit(self._settle, permit, spent)
-        except RuntimeError:  # closed: the lease runs out by itself
+        except RuntimeError:  # closed: the lease expires
             log.debug("settled after the end")
 
     def close(self) -> None:
@@ -116,7 +121,7 @@ class SharedLimits:
 
     # In the pool's threads
 
-    def _admit(self, key: str, model: str, budget: Budget, tokens: int) -> str | None:
+    def _admit(self, key: str, model: str, budget: RateBudget, tokens: int) -> str | None:
         with self._engine.begin() as connection:
             row, now = self._locked(connection, key, model, budget)
             requests, held = _buckets(row, budget)
@@ -125,10 +130,10 @@ class SharedLimits:
             if budget.concurrent:
                 running = self._running(connection, key, model, now)
                 if running >= budget.concurrent:
-                    refusal = too_many(running, model)
+                    refusal = concurrency_error(running, model)
             if refusal is None:
                 try:
-                    take(requests, held, tokens, model, now)
+                    charge_buckets(requests, held, tokens, model, now)
                 except RateLimited as error:
                     refusal = error
             if refusal is None:
@@ -152,7 +157,7 @@ class SharedLimits:
                 if permit.lease is not None:
                     connection.execute(sa.delete(LEASES).where(LEASES.c.id == permit.lease))
                 if permit.budget.tokens_per_minute and spent != permit.taken:
-                    # Not refilled here: the level is as of its stamp, and stays so.
+                    # Not refilled here: the level is as of its stamp.
                     connection.execute(
                         sa.update(BUDGETS)
                         .where(BUDGETS.c.key_id == permit.key, BUDGETS.c.model == permit.model)
@@ -162,17 +167,17 @@ class SharedLimits:
             log.exception("a response could not be settled")
 
     def _locked(
-        self, connection: sa.Connection, key: str, model: str, budget: Budget
+        self, connection: sa.Connection, key: str, model: str, budget: RateBudget
     ) -> tuple[sa.Row[Any], float]:
-        """The account's row, locked for this transaction and made full where there is none, and the time."""
+        """The account's row, locked for this transaction and created full if missing, and the time."""
         insert = postgresql.insert if self._postgres else sqlite.insert
-        wanted = sa.select(BUDGETS).where(BUDGETS.c.key_id == key, BUDGETS.c.model == model)
-        row = connection.execute(wanted.with_for_update()).first() if self._postgres else None
-        if row is None:  # SQLite locks by writing, so there this comes first always
+        query = sa.select(BUDGETS).where(BUDGETS.c.key_id == key, BUDGETS.c.model == model)
+        row = connection.execute(query.with_for_update()).first() if self._postgres else None
+        if row is None:  # SQLite locks by writing, so it always takes this path
             full = {"requests": float(budget.requests_per_minute), "tokens": float(budget.tokens_per_minute)}
             new = insert(BUDGETS).values(key_id=key, model=model, stamp=self._now(connection), **full)
             connection.execute(new.on_conflict_do_nothing())
-            row = connection.execute(wanted.with_for_update()).one()
+            row = connection.execute(query.with_for_update()).one()
         return row, max(self._now(connection), row.stamp)
 
     def _running(self, connection: sa.Connection, key: str, model: str, now: float) -> int:
@@ -187,7 +192,7 @@ class SharedLimits:
         return lease
 
     def renew(self) -> None:
-        """Keep this gateway's leases alive; call every few seconds. Blocking. Raises nothing."""
+        """Extend this gateway's leases; call every few seconds. Blocking; errors are logged."""
         if time.monotonic() - self._renewed < _LEASE / 4:
             return
         self._renewed = time.monotonic()
@@ -207,7 +212,7 @@ class SharedLimits:
 
 
 def _create(engine: sa.Engine) -> None:
-    """The tables. Several gateways start at once, and each may be the first."""
+    """Create the tables; another gateway may do so at the same moment."""
     try:
         _tables.create_all(engine)
     except sa.exc.SQLAlchemyError:
@@ -215,12 +220,12 @@ def _create(engine: sa.Engine) -> None:
         _tables.create_all(engine)
 
 
-def _buckets(row: sa.Row[Any], budget: Budget) -> tuple[Bucket | None, Bucket | None]:
-    def bucket(capacity: int, level: float) -> Bucket | None:
-        return Bucket(capacity, min(level, float(capacity)), row.stamp) if capacity else None
+def _buckets(row: sa.Row[Any], budget: RateBudget) -> tuple[TokenBucket | None, TokenBucket | None]:
+    def bucket(capacity: int, level: float) -> TokenBucket | None:
+        return TokenBucket(capacity, min(level, float(capacity)), row.stamp) if capacity else None
 
     return bucket(budget.requests_per_minute, row.requests), bucket(budget.tokens_per_minute, row.tokens)
 
 
-def _level(bucket: Bucket | None) -> float:
+def _level(bucket: TokenBucket | None) -> float:
     return bucket.level if bucket is not None else 0.0

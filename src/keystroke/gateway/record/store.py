@@ -1,9 +1,8 @@
-"""What outlives a process: responses, usage with receipts, and keys.
+"""The store: responses, usage with receipts, and keys.
 
-SQLAlchemy core, SQLite in WAL mode unless a URL says otherwise. Writes are handed to one thread that
-commits them in batches (`writer.py`), so they cost the event loop an append; reads run in a worker thread and
-find what is not yet committed too. A database that cannot be written is tried again, and never fails a
-response.
+SQLAlchemy core; SQLite in WAL mode unless a URL says otherwise. One thread commits writes in batches
+(`writer.py`), so a write costs the event loop an append; reads run in worker threads and see uncommitted
+writes too. A database that cannot be written is retried and never fails a response.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +27,7 @@ from keystroke.config import Settings
 from keystroke.errors import NotFound, Unavailable
 from keystroke.gateway.access.keys import Key
 from keystroke.gateway.record.tables import KEYS, RESPONSES, USAGE, open_database
-from keystroke.gateway.record.writer import Kept, Spent, Writer
+from keystroke.gateway.record.writer import ResponseRecord, StoreWriter, UsageRecord
 from keystroke.protocol.faults import PreviousResponseNotFound
 from keystroke.protocol.items import Item
 from keystroke.protocol.response import Incomplete, Receipt, Response
@@ -37,16 +36,17 @@ log = logging.getLogger("keystroke.store")
 
 T = TypeVar("T")
 
-PURGE = 3600.0  # seconds between two purges, and for which the clock must have run evenly before one
-UNEVEN = 60.0  # seconds by which the clock may differ from what has passed
+PURGE = 3600.0  # seconds between two purges; the clock must have run evenly in between
+UNEVEN = 60.0  # seconds by which the wall clock may differ from the monotonic clock
 
+_SUMS = ("responses", "input_tokens", "reused_tokens", "computed_tokens", "output_tokens", "cost")
 _RESPONSE = msgspec.json.Decoder(Response)
 _ITEMS = msgspec.json.Decoder(list[Item])
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A response with the input of its own turn; earlier turns hang on `response.previous_response_id`."""
+class StoredResponse:
+    """A response with the input of its own turn; `response.previous_response_id` leads to earlier turns."""
 
     key_id: str
     items: list[Item]
@@ -55,7 +55,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """What one key spent on one model."""
+    """The usage of one key on one model."""
 
     key: str
     model: str
@@ -74,41 +74,40 @@ def default_url(folder: Path) -> str:
 
 
 class Store:
-    """`quota_mb`: what one key's responses may take; 0 means no limit."""
+    """`quota_mb`: the size of one key's responses; 0 means no limit."""
 
     def __init__(self, url: str, *, retention_days: int = 30, quota_mb: int = 0) -> None:
         self.retention_days = retention_days
-        self.durable = False  # other gateways answer from it: what was told to have ended must be in it
+        self.durable = False  # other gateways read it: commit a response before reporting its end
         self._engine = open_database(url)
-        self._writer = Writer(self._engine, quota_mb << 20)
+        self._writer = StoreWriter(self._engine, quota_mb << 20)
         self._me = f"{socket.gethostname()[:80]}:{os.getpid()}"
-        self._clock = _EvenClock()
+        self._clock = _ClockCheck()
         self._over = threading.Event()
-        # Threads of its own: reads that wait for a locked database hold up nothing else.
+        # Its own threads: reads that wait for a locked database block nothing else.
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="store-read")
         self._purging = threading.Thread(target=self._keep_purging, name="store-purge", daemon=True)
         self._purging.start()
 
     @property
     def engine(self) -> sa.Engine:
-        """The database itself, for what is kept beside these tables."""
+        """The database, for tables of other modules."""
         return self._engine
 
-    # Writes: an append now, a commit soon
+    # Writes
 
     @property
     def failing(self) -> bool:
-        """Whether the database cannot be written just now: what is handed over may not outlive the
-        process."""
+        """Whether the database cannot be written at the moment."""
         return self._writer.failing
 
     def save_response(
         self, key_id: str, items: Sequence[Item], response: Response, *, running: bool = False
     ) -> None:
-        """`running`: it is still being made here, and known to be lost if this process ends before it."""
+        """`running`: it is still being generated, and `recover` marks it if this process ends before it."""
         if self.retention_days:
-            kept = copy.copy(response) if running else response
-            self._writer.put(Kept(key_id, items, kept, self._me if running else ""))
+            stored = copy.copy(response) if running else response
+            self._writer.put(ResponseRecord(key_id, items, stored, self._me if running else ""))
 
     def save_usage(
         self,
@@ -120,15 +119,15 @@ class Store:
         *,
         live: bool = False,
     ) -> None:
-        """One row for each response; work for a buffer that is being typed in (`live`) comes several times a
-        second, so each key's is added up by the hour."""
-        self._writer.put(Spent(identity, key_id, key_name, status, paid, time.time(), live))
+        """One row per response; work for a live buffer comes several times a second, so `live` usage is
+        summed by key and hour."""
+        self._writer.put(UsageRecord(identity, key_id, key_name, status, paid, time.time(), live))
 
     async def flush(self) -> bool:
-        """Wait until everything handed over so far was tried; whether it is committed."""
-        return await self.apart(self._writer.flush)
+        """Wait until everything queued so far was tried; whether it is committed."""
+        return await self.run_in_thread(self._writer.flush)
 
-    async def apart(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run a blocking method of this store in one of its own threads."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments)
 
@@ -143,8 +142,8 @@ class Store:
         self._engine.dispose()
 
     def recover(self) -> int:
-        """Responses that a process of this machine was making when it ended are `incomplete` from now on.
-        Call before serving. Returns how many."""
+        """Mark responses as `incomplete` that a process of this machine was generating when it ended. Call
+        before serving. Returns their number."""
         r = RESPONSES.c
         with self._engine.begin() as connection:
             found = connection.execute(sa.select(r.id, r.response, r.runs_at).where(r.runs_at != "")).all()
@@ -158,8 +157,7 @@ class Store:
         return len(lost)
 
     def _alive(self, runs_at: str) -> bool:
-        """Whether the process that makes a response may still be there; of other machines nothing is
-        known."""
+        """Whether the process that generates a response may still run; assumed of other machines."""
         host, _, process = runs_at.rpartition(":")
         if host != self._me.rpartition(":")[0]:
             return True
@@ -175,39 +173,34 @@ class Store:
 
     # Reads
 
-    async def response(self, response_id: str) -> Stored | None:
-        return await self.apart(self._read_response, response_id)
+    async def response(self, response_id: str) -> StoredResponse | None:
+        return await self.run_in_thread(self._read_response, response_id)
 
-    async def chain(self, response_id: str, longest: int = 1000) -> list[Stored]:
+    async def chain(self, response_id: str, longest: int = 1000) -> list[StoredResponse]:
         """The response and its ancestors, oldest first; empty where it is not stored."""
-        return await self.apart(self._read_chain, response_id, longest)
+        return await self.run_in_thread(self._read_chain, response_id, longest)
 
     def delete_response(self, response_id: str) -> bool:
-        """Raises Unavailable where the database cannot be written: then it is still there."""
-        kept = self._writer.flush()
+        """Raises Unavailable where the database cannot be written; the response then stays."""
+        committed = self._writer.flush()
         try:
             with self._engine.begin() as connection:
                 done = connection.execute(sa.delete(RESPONSES).where(RESPONSES.c.id == response_id))
         except (sa.exc.OperationalError, sa.exc.InterfaceError, OSError):
-            kept = False
-        if not kept:
+            committed = False
+        if not committed:
             raise Unavailable("The response could not be deleted, the database cannot be written; try again.")
         return done.rowcount > 0
 
     def usage(self, since: float = 0.0, key: str | None = None) -> list[UsageRow]:
-        """By key and model, dearest first."""
+        """By key and model, most expensive first."""
         self._writer.flush()
         u = USAGE.c
         query = (
             sa.select(
                 u.key_name,
                 u.model,
-                sa.func.sum(u.responses),
-                sa.func.sum(u.input_tokens),
-                sa.func.sum(u.reused_tokens),
-                sa.func.sum(u.computed_tokens),
-                sa.func.sum(u.output_tokens),
-                sa.func.sum(u.cost),
+                *(sa.func.sum(u[name]) for name in _SUMS),
                 sa.func.sum(u.first_token_ms) / sa.func.sum(u.responses),
                 sa.func.sum(u.total_ms) / sa.func.sum(u.responses),
             )
@@ -220,20 +213,11 @@ class Store:
         with self._engine.connect() as connection:
             return [UsageRow(*row) for row in connection.execute(query)]
 
-    # Keys: rare, so written at once
+    # Keys, written at once
 
     def add_key(self, key: Key) -> None:
         with self._engine.begin() as connection:
-            connection.execute(
-                sa.insert(KEYS).values(
-                    id=key.id,
-                    name=key.name,
-                    digest=key.digest,
-                    created_at=key.created_at,
-                    revoked_at=None,
-                    priority=key.priority,
-                )
-            )
+            connection.execute(sa.insert(KEYS).values(asdict(key)))
 
     def keys(self) -> list[Key]:
         with self._engine.connect() as connection:
@@ -251,23 +235,23 @@ class Store:
             connection.execute(sa.update(KEYS).where(KEYS.c.id == live[0].id).values(revoked_at=time.time()))
         return live[0]
 
-    # Inside
+    # Internals
 
-    def _read_response(self, response_id: str) -> Stored | None:
+    def _read_response(self, response_id: str) -> StoredResponse | None:
         waiting = self._writer.pending.get(response_id)
         if waiting is not None:
-            return Stored(waiting.key_id, list(waiting.items), waiting.response)
+            return StoredResponse(waiting.key_id, list(waiting.items), waiting.response)
         with self._engine.connect() as connection:
             row = connection.execute(sa.select(RESPONSES).where(RESPONSES.c.id == response_id)).first()
         if row is None:
             return None
-        return Stored(row.key_id, _ITEMS.decode(row.input), _RESPONSE.decode(row.response))
+        return StoredResponse(row.key_id, _ITEMS.decode(row.input), _RESPONSE.decode(row.response))
 
-    def _read_chain(self, response_id: str, longest: int) -> list[Stored]:
-        chain: list[Stored] = []
-        wanted: str | None = response_id
-        while wanted is not None:
-            found = self._read_response(wanted) if len(chain) < longest else None
+    def _read_chain(self, response_id: str, longest: int) -> list[StoredResponse]:
+        chain: list[StoredResponse] = []
+        next_id: str | None = response_id
+        while next_id is not None:
+            found = self._read_response(next_id) if len(chain) < longest else None
             if found is None and not chain:
                 return []
             if found is None:
@@ -277,20 +261,20 @@ class Store:
                     param="previous_response_id",
                 )
             chain.append(found)
-            wanted = found.response.previous_response_id
+            next_id = found.response.previous_response_id
         return chain[::-1]
 
     def _keep_purging(self) -> None:
         if self._recently_used():
             self._purge()
         while not self._over.wait(PURGE):
-            if self._clock.even():
+            if self._clock.ran_evenly():
                 self._purge()
             else:
                 log.warning("the clock was set; old responses are deleted once it has run evenly for a while")
 
     def _recently_used(self) -> bool:
-        """Whether the newest response is young enough that the clock is likely to be right."""
+        """Whether the newest response is recent enough that the clock is probably right."""
         try:
             with self._engine.connect() as connection:
                 newest = connection.execute(sa.select(sa.func.max(RESPONSES.c.created_at))).scalar()
@@ -299,7 +283,7 @@ class Store:
         return newest is not None and abs(time.time() - newest) < self.retention_days * 43_200
 
     def _purge(self) -> None:
-        """Responses past their retention go; usage stays, it holds nothing of what was said."""
+        """Delete responses past their retention; usage stays, it contains no content."""
         if not self.retention_days:
             return
         try:
@@ -310,14 +294,14 @@ class Store:
             log.exception("old responses could not be deleted")
 
 
-class _EvenClock:
-    """Whether the time of day went on as time did since it was last asked: a clock that jumped ahead would
-    make everything look old."""
+class _ClockCheck:
+    """Detects changes of the wall clock: after a jump ahead every response would look old."""
 
     def __init__(self) -> None:
         self._day, self._passed = time.time(), time.monotonic()
 
-    def even(self) -> bool:
+    def ran_evenly(self) -> bool:
+        """Whether the wall clock agreed with the monotonic clock since the last call."""
         day, passed = time.time(), time.monotonic()
         even = abs((day - self._day) - (passed - self._passed)) <= UNEVEN
         self._day, self._passed = day, passed
@@ -325,7 +309,7 @@ class _EvenClock:
 
 
 def open_store(settings: Settings) -> Store:
-    """The store that settings name; by default a file under paths.state, which is its user's alone."""
+    """The configured store; by default a file under paths.state that only its user can read."""
     server = settings.server
     if server.database is None and os.name == "posix":
         settings.paths.state.mkdir(parents=True, exist_ok=True, mode=0o700)

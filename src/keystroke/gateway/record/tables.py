@@ -1,8 +1,6 @@
-"""The tables of the store, and the database they live in.
+"""The tables of the store, and opening the database.
 
-Columns and their upgrades, nothing of what they mean. A database that an earlier version made is brought
-up to date when it is opened. A SQLite file is its owner's alone: what was said to a model is nobody else's
-business.
+A database of an earlier version is upgraded when it is opened. A SQLite file is readable by its owner only.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import sqlalchemy as sa
 
 from keystroke.errors import ConfigError
 
-PATIENCE_MS = 5000  # that SQLite waits for another process to finish writing
+BUSY_TIMEOUT_MS = 5000  # how long SQLite waits for another process to finish writing
 
 _tables = sa.MetaData()
 
@@ -30,7 +28,7 @@ RESPONSES = sa.Table(
     sa.Column("input", sa.LargeBinary, nullable=False),
     sa.Column("response", sa.LargeBinary, nullable=False),
     sa.Column("size", sa.Integer, nullable=False, server_default="0"),  # bytes of both, for the quota
-    sa.Column("runs_at", sa.String(128), nullable=False, server_default=""),  # process that still makes it
+    sa.Column("runs_at", sa.String(128), nullable=False, server_default=""),  # the process that generates it
 )
 
 USAGE = sa.Table(
@@ -49,7 +47,7 @@ USAGE = sa.Table(
     sa.Column("first_token_ms", sa.Float, nullable=False),
     sa.Column("total_ms", sa.Float, nullable=False),
     sa.Column("receipt", sa.LargeBinary, nullable=False),
-    # Work for live buffers is added up by the hour: so many in one row, its times their sums.
+    # Usage of live buffers is summed by the hour: `responses` of them in one row.
     sa.Column("responses", sa.Integer, nullable=False, server_default="1"),
     sa.Column("computed_tokens", sa.Integer, nullable=False, server_default="0"),
 )
@@ -65,7 +63,7 @@ KEYS = sa.Table(
     sa.Column("priority", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 
-# Columns that came later: (table, its definition, what fills it in rows that are there).
+# Columns added later: (table, definition, expression for existing rows).
 _LATER = (
     (USAGE, "responses INTEGER NOT NULL DEFAULT 1", None),
     (USAGE, "computed_tokens INTEGER NOT NULL DEFAULT 0", "input_tokens - reused_tokens"),
@@ -88,7 +86,7 @@ def open_database(url: str) -> sa.Engine:
         if sqlite:
             sa.event.listen(engine, "connect", _tune_sqlite)
         _tables.create_all(engine)
-        _bring_up_to_date(engine)
+        _upgrade(engine)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"server.database needs the driver {error.name}; install keystroke[postgres] for Postgres"
@@ -100,8 +98,9 @@ def open_database(url: str) -> sa.Engine:
 
 
 def keep_private(file: Path, what: str) -> None:
-    """The file, for its owner alone; SQLite gives its companions the same mode. Raises ConfigError where
-    others may replace it, OSError where it cannot be made. `what`: the setting that names it."""
+    """Create the file if needed, readable by its owner only; SQLite gives its companion files the same mode.
+    Raises ConfigError where others can replace it, OSError where it cannot be created. `what`: the setting
+    that names it."""
     folder = file.parent
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     mode = folder.stat().st_mode
@@ -114,7 +113,7 @@ def keep_private(file: Path, what: str) -> None:
         file.chmod(0o600)
 
 
-def _bring_up_to_date(engine: sa.Engine) -> None:
+def _upgrade(engine: sa.Engine) -> None:
     known = {
         table.name: {column["name"] for column in sa.inspect(engine).get_columns(table.name)}
         for table in (RESPONSES, USAGE, KEYS)
@@ -133,5 +132,5 @@ def _tune_sqlite(connection: Any, _record: Any) -> None:
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=NORMAL")
-    cursor.execute(f"PRAGMA busy_timeout={PATIENCE_MS}")
+    cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
     cursor.close()

@@ -1,8 +1,7 @@
-"""The one thread that writes: batches in, one transaction each, tried again until it is kept.
+"""The thread that writes to the store: it commits batches, and retries until they are stored.
 
-What was handed over is in memory, and can be read there, until it is committed. A database that is
-locked or full is tried again with growing pauses; `failing` says so meanwhile, so that nobody is promised
-what may not be kept. A key over its quota loses its oldest responses.
+What was queued can be read from memory until it is committed. A database that is locked or full is retried
+with growing pauses; `failing` is True meanwhile. A key over its quota loses its oldest responses.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from keystroke.protocol.response import Receipt, Response
 
 log = logging.getLogger("keystroke.store")
 
-LAST_TRIES = 10.0  # seconds given to what is not yet committed at the end
-WAITING = 100_000  # rows of usage that are kept in memory while the database cannot be written
+LAST_TRIES = 10.0  # seconds for uncommitted rows at shutdown
+WAITING = 100_000  # usage rows kept in memory while the database cannot be written
 _PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)
-_SUMS = (
+_PAID = (  # columns of usage that a receipt has too
     "input_tokens",
     "reused_tokens",
     "computed_tokens",
@@ -37,13 +36,13 @@ _SUMS = (
     "cost",
     "first_token_ms",
     "total_ms",
-    "responses",
 )
+_SUMS = (*_PAID, "responses")
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A response on its way to the database."""
+class ResponseRecord:
+    """A response to be written."""
 
     key_id: str
     items: Sequence[Item]
@@ -52,8 +51,8 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """Usage on its way to the database. `live`: added up by the hour."""
+class UsageRecord:
+    """Usage to be written. `live`: summed by the hour."""
 
     identity: str
     key_id: str
@@ -66,7 +65,7 @@ class Spent:
 
 @dataclass(slots=True)
 class _Batch:
-    responses: dict[str, Kept] = field(default_factory=dict)  # the later write of an id stands
+    responses: dict[str, ResponseRecord] = field(default_factory=dict)  # the latest write of an id
     usage: dict[str, dict[str, Any]] = field(default_factory=dict)
     sums: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -75,30 +74,30 @@ class _Batch:
         return len(self.responses) + len(self.usage) + len(self.sums)
 
 
-class Writer:
-    """`quota`: bytes of responses a key may keep; 0 means no limit."""
+class StoreWriter:
+    """`quota`: bytes of responses stored for a key; 0 means no limit."""
 
     def __init__(self, engine: sa.Engine, quota: int = 0) -> None:
-        self.pending: dict[str, Kept] = {}  # handed over, not yet committed
+        self.pending: dict[str, ResponseRecord] = {}  # queued, not yet committed
         self.failing = False
         self._engine, self._quota = engine, quota
-        self._held: dict[str, int] = {}  # bytes by key, once they were counted
-        self._instance = secrets.token_hex(8)  # other processes add up in rows of their own
-        self._queue: queue.SimpleQueue[Kept | Spent | _Flush | None] = queue.SimpleQueue()
+        self._held: dict[str, int] = {}  # bytes by key, where counted
+        self._instance = secrets.token_hex(8)  # each process sums in its own rows
+        self._queue: queue.SimpleQueue[ResponseRecord | UsageRecord | _Flush | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
 
-    def put(self, entry: Kept | Spent) -> None:
-        """An append now, a commit soon."""
-        if isinstance(entry, Kept):
+    def put(self, entry: ResponseRecord | UsageRecord) -> None:
+        """Queue an entry; it is committed soon."""
+        if isinstance(entry, ResponseRecord):
             self.pending[entry.response.id] = entry
         self._queue.put(entry)
 
     def flush(self) -> bool:
-        """Wait until everything handed over so far was tried; whether it is committed."""
+        """Wait until everything queued so far was tried; whether it is committed."""
         flush = _Flush()
         self._queue.put(flush)
-        return self._thread.is_alive() and flush.done.wait(30) and flush.kept
+        return self._thread.is_alive() and flush.done.wait(30) and flush.committed
 
     def close(self) -> None:
         self._queue.put(None)
@@ -114,12 +113,12 @@ class Writer:
             if over:
                 deadline = time.monotonic() + LAST_TRIES
             if not batch.rows or self._commit(batch):
-                self._let_go(batch)
+                self._drop_pending(batch)
                 batch, tries, self.failing = _Batch(), 0, False
             else:
                 tries, self.failing = tries + 1, True
             for flush in flushes:
-                flush.kept = not self.failing
+                flush.committed = not self.failing
                 flush.done.set()
             if deadline < float("inf") and (not batch.rows or time.monotonic() > deadline):
                 if batch.rows:
@@ -127,7 +126,7 @@ class Writer:
                 return
 
     def _gather(self, batch: _Batch, pause: float | None) -> tuple[list[_Flush], bool]:
-        """Take what waits into the batch; wait for the first of it, or only for `pause`."""
+        """Add queued entries to the batch; wait for the first one, at most `pause` seconds."""
         flushes: list[_Flush] = []
         try:
             entry = self._queue.get(timeout=pause)
@@ -136,7 +135,7 @@ class Writer:
                     return flushes, True
                 if isinstance(entry, _Flush):
                     flushes.append(entry)
-                elif isinstance(entry, Kept):
+                elif isinstance(entry, ResponseRecord):
                     batch.responses[entry.response.id] = entry
                 elif batch.rows < WAITING:
                     self._add_usage(batch, entry)
@@ -144,14 +143,14 @@ class Writer:
         except queue.Empty:
             return flushes, False
 
-    def _add_usage(self, batch: _Batch, spent: Spent) -> None:
-        row = _usage_row(spent)
-        if not spent.live:
-            batch.usage[spent.identity] = row
+    def _add_usage(self, batch: _Batch, usage: UsageRecord) -> None:
+        row = _usage_row(usage)
+        if not usage.live:
+            batch.usage[usage.identity] = row
             return
         kind = (
-            f"{self._instance}/{spent.key_id}/{spent.paid.model}/{spent.paid.priority}/{spent.status}"
-            f"/{int(spent.at // 3600)}"
+            f"{self._instance}/{usage.key_id}/{usage.paid.model}/{usage.paid.priority}/{usage.status}"
+            f"/{int(usage.at // 3600)}"
         )
         row["id"] = "live_" + hashlib.sha256(kind.encode()).hexdigest()[:48]
         held = batch.sums.setdefault(row["id"], row)
@@ -159,7 +158,7 @@ class Writer:
             held.update({name: held[name] + row[name] for name in _SUMS})
 
     def _commit(self, batch: _Batch) -> bool:
-        """Whether it is done with: committed, or of a kind that no trying again would help."""
+        """Whether the batch is done: committed, or failed in a way that a retry cannot help."""
         try:
             with self._engine.begin() as connection:
                 self._write_responses(connection, batch.responses.values())
@@ -198,7 +197,7 @@ class Writer:
         held = self._held.get(key)
         if held is not None:
             held += added
-        if held is None or held > self._quota:  # counted anew: replacing and deleting change it too
+        if held is None or held > self._quota:  # recount: replacing and deleting change it too
             total = connection.execute(sa.select(sa.func.sum(r.size)).where(r.key_id == key)).scalar()
             held = int(total or 0)
         if held > self._quota:
@@ -213,7 +212,7 @@ class Writer:
             log.info("%d old responses of a key over its quota were deleted", len(gone))
         self._held[key] = held
 
-    def _let_go(self, batch: _Batch) -> None:
+    def _drop_pending(self, batch: _Batch) -> None:
         for identity, entry in batch.responses.items():
             if self.pending.get(identity) is entry:
                 del self.pending[identity]
@@ -222,45 +221,39 @@ class Writer:
 class _Flush:
     def __init__(self) -> None:
         self.done = threading.Event()
-        self.kept = False
+        self.committed = False
 
 
 def _replace(connection: sa.Connection, table: sa.Table, rows: Mapping[str, Mapping[str, Any]]) -> None:
-    """A response may be written twice (queued, then ended): the later one stands."""
+    """Write rows, replacing those with the same id: a response is written when queued and when ended."""
     connection.execute(sa.delete(table).where(table.c.id.in_(list(rows))))
     connection.execute(sa.insert(table), [dict(row) for row in rows.values()])
 
 
-def _response_row(entry: Kept) -> dict[str, Any]:
-    said, answered = msgspec.json.encode(entry.items), msgspec.json.encode(entry.response)
+def _response_row(entry: ResponseRecord) -> dict[str, Any]:
+    items, response = msgspec.json.encode(entry.items), msgspec.json.encode(entry.response)
     return {
         "id": entry.response.id,
         "key_id": entry.key_id,
         "created_at": time.time(),
         "previous_id": entry.response.previous_response_id,
-        "input": said,
-        "response": answered,
-        "size": len(said) + len(answered),
+        "input": items,
+        "response": response,
+        "size": len(items) + len(response),
         "runs_at": entry.runs_at,
     }
 
 
-def _usage_row(spent: Spent) -> dict[str, Any]:
-    paid = spent.paid
+def _usage_row(usage: UsageRecord) -> dict[str, Any]:
+    paid = usage.paid
     return {
-        "id": spent.identity,
-        "key_id": spent.key_id,
-        "key_name": spent.key_name,
+        "id": usage.identity,
+        "key_id": usage.key_id,
+        "key_name": usage.key_name,
         "model": paid.model,
-        "at": spent.at,
-        "status": spent.status,
-        "input_tokens": paid.input_tokens,
-        "reused_tokens": paid.reused_tokens,
-        "computed_tokens": paid.computed_tokens,
-        "output_tokens": paid.output_tokens,
-        "cost": paid.cost,
-        "first_token_ms": paid.first_token_ms,
-        "total_ms": paid.total_ms,
+        "at": usage.at,
+        "status": usage.status,
         "receipt": msgspec.json.encode(paid),
         "responses": 1,
+        **{name: getattr(paid, name) for name in _PAID},
     }

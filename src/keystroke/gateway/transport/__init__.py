@@ -1,1 +1,1 @@
-"""Bytes in and out: HTTP bodies, server-sent events, WebSocket frames, the outbox of a slow client."""
+"""HTTP bodies, server-sent events, WebSocket frames, and the outbox of a slow client."""

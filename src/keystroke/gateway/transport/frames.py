@@ -1,10 +1,10 @@
-"""The protocol classes uvicorn runs for us: the shipped ones, with a short way out and a way to hang up.
+"""The protocol classes that uvicorn runs: its own, with a fast path for text frames and a way to abort.
 
-The handshake, reading, pings and closing are uvicorn's and `websockets`' own. Only text going out takes
-the short way: without compression a server frame is a header of two to ten bytes before the payload, and all
-frames that wait go out in one write. Applications find both ways as an extension of their scope. Whoever
-sends half a request, or reads nothing, is waited for a while only; what arrives at once is read in pieces, so
-that a flood of tiny frames takes its turn like everybody.
+Handshake, reading, pings and closing are uvicorn's and `websockets`'. Only outgoing text takes the fast
+path: without compression a server frame is a header of two to ten bytes before the payload, and all waiting
+frames go out in one write. Applications find both functions as an extension of their scope. Connections that
+send half a request or read nothing time out; large input is parsed in slices, so that a flood of tiny frames
+does not block other connections.
 """
 
 from __future__ import annotations
@@ -22,21 +22,17 @@ from websockets.frames import Opcode
 from websockets.protocol import State
 
 EXTENSION = "keystroke.frames"
-SLICE = (
-    32 << 10
-)  # bytes that are parsed before others have their turn; a flood of pings in it takes some 20 ms
-FRAGMENTS = (
-    64  # pieces of one message from which they are kept as one: a Python object each would be thrice as large
-)
+SLICE = 32 << 10  # bytes parsed in one turn of the loop; a flood of pings of this size takes some 20 ms
+FRAGMENTS = 64  # of one message, from which they are joined: separate objects take three times the memory
 
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """How long a connection is waited for, in seconds, and how many there may be."""
+    """Timeouts in seconds, and the number of connections."""
 
     headers: float = 10.0  # from the first byte of a request, or the connection, to the end of its headers
     body: float = 30.0  # between two pieces of a request's body
-    stall: float = 35.0  # while the client reads nothing; streams that know why give up a little sooner
+    stall: float = 35.0  # while the client reads nothing; event streams give up a little sooner
     connections: int = 512
 
 
@@ -53,15 +49,15 @@ def text_frame_header(size: int) -> bytes:
 
 
 class AbortableHttp(H11Protocol):
-    """HTTP as uvicorn serves it, with a way to drop a connection whose client reads nothing: a polite close
-    would wait for what is never read."""
+    """uvicorn's HTTP, with timeouts and a way to abort: a clean close would wait for data that is never
+    read."""
 
     def __init__(self, *arguments: Any, limits: WireLimits = _LIMITS, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._limits = limits
-        self._awaited: asyncio.TimerHandle | None = None  # until more of a request must have come
-        self._stalled: asyncio.TimerHandle | None = None  # until the client must have read something
-        self._upgraded = False  # the connection is a WebSocket now, and no longer ours to time
+        self._timeout: asyncio.TimerHandle | None = None  # timeout for more of a request
+        self._stalled: asyncio.TimerHandle | None = None  # timeout for a client that reads nothing
+        self._upgraded = False  # the connection is a WebSocket: no HTTP timeouts
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -75,7 +71,7 @@ class AbortableHttp(H11Protocol):
         if len(self.connections) > self._limits.connections:
             transport.abort()
             return
-        self._expect(self._limits.headers)
+        self._start_timeout(self._limits.headers)
 
     def handle_websocket_upgrade(self, event: Any) -> None:
         self._upgraded = True
@@ -84,23 +80,23 @@ class AbortableHttp(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         state = self.conn.their_state
-        if self._upgraded:  # h11 was never told the end of that request, and would wait for a body
-            self._cease()
+        if self._upgraded:  # h11 never saw the end of that request and would wait for a body
+            self._stop_timeout()
         elif state is h11.IDLE:
-            if self._awaited is None:
-                self._expect(self._limits.headers)  # not anew for each byte of them
+            if self._timeout is None:
+                self._start_timeout(self._limits.headers)  # not restarted by each byte
         elif state is h11.SEND_BODY:
-            self._expect(self._limits.body)
+            self._start_timeout(self._limits.body)
         else:
-            self._cease()
+            self._stop_timeout()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cease()
+        self._stop_timeout()
         self.resume_writing()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        self._cease()
+        self._stop_timeout()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
@@ -114,40 +110,40 @@ class AbortableHttp(H11Protocol):
             self._stalled.cancel()
             self._stalled = None
 
-    def _expect(self, seconds: float) -> None:
-        self._cease()
-        self._awaited = self.loop.call_later(seconds, self._overdue)
+    def _start_timeout(self, seconds: float) -> None:
+        self._stop_timeout()
+        self._timeout = self.loop.call_later(seconds, self._on_timeout)
 
-    def _cease(self) -> None:
-        if self._awaited is not None:
-            self._awaited.cancel()
-            self._awaited = None
+    def _stop_timeout(self) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
 
-    def _overdue(self) -> None:
-        self._awaited = None
-        if self.flow.read_paused:  # it is us who do not read
-            self._expect(self._limits.body)
+    def _on_timeout(self) -> None:
+        self._timeout = None
+        if self.flow.read_paused:  # the server itself paused reading
+            self._start_timeout(self._limits.body)
         else:
             self.transport.abort()
 
 
 class FrameProtocol(WebSocketsSansIOProtocol):
-    """Offers the application, as an extension of its scope, `write(payloads)`: frames out at once, or False
-    where the client is behind or gone and the application must wait with `send` as usual."""
+    """Adds `write(payloads)` to the scope's extensions: it sends frames at once, or returns False where the
+    client is behind or gone and the application has to use `send`."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._backlog = bytearray()  # arrived and not yet parsed; nothing more is read meanwhile
-        self._parsing = False  # a turn for its next slice is coming
-        self._take_frame = self.conn.recv_frame
-        setattr(self.conn, "recv_frame", self._heed_close)  # noqa: B010 - the parser's own way out
+        self._backlog = bytearray()  # received and not yet parsed; reading is paused meanwhile
+        self._parsing = False  # the next slice is scheduled
+        self._recv_frame = self.conn.recv_frame
+        setattr(self.conn, "recv_frame", self._accept_close)  # noqa: B010 - not assignable for mypy
 
-    def _heed_close(self, frame: Any) -> None:
-        """A close may come in the middle of a message (RFC 6455, section 5.4); `websockets` takes it for a
-        fault of the client."""
+    def _accept_close(self, frame: Any) -> None:
+        """Allow a close frame inside a fragmented message (RFC 6455, section 5.4); `websockets` treats it as
+        an error."""
         if frame.opcode is Opcode.CLOSE and getattr(self.conn, "current_size", None) is not None:
             self.conn.current_size = None
-        self._take_frame(frame)
+        self._recv_frame(frame)
 
     def data_received(self, data: bytes) -> None:
         if not self._backlog and len(data) <= SLICE:
@@ -155,25 +151,25 @@ class FrameProtocol(WebSocketsSansIOProtocol):
             return
         self._backlog += data
         self.transport.pause_reading()
-        self._go_on()
+        self._parse_more()
 
     async def receive(self) -> Any:
-        """The next message. What waits to be parsed goes on once the application has taken all there is:
-        nobody is read faster than it is answered."""
+        """The next message. Parsing continues once the application has taken all messages, so that no client
+        is read faster than it is served."""
         message = await self.queue.get()
         if self.read_paused and self.queue.empty():
             self.read_paused = False
-            self._go_on()
+            self._parse_more()
         return message
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._backlog:  # what was sent before leaving counts
+        if self._backlog:  # parse what was sent before the end
             rest, self._backlog = bytes(self._backlog), bytearray()
             super().data_received(rest)
         super().connection_lost(exc)
 
-    def _go_on(self) -> None:
-        """Parse the next slice in a turn of its own; read on where nothing waits."""
+    def _parse_more(self) -> None:
+        """Schedule the next slice; resume reading where nothing is left."""
         if self.transport.is_closing() or self.read_paused:
             return
         if not self._backlog:
@@ -188,7 +184,7 @@ class FrameProtocol(WebSocketsSansIOProtocol):
             piece = bytes(self._backlog[:SLICE])
             del self._backlog[:SLICE]
             super().data_received(piece)
-            self._go_on()
+            self._parse_more()
 
     def handle_cont(self, event: Any) -> None:
         pieces: Any = self.frames
@@ -200,8 +196,7 @@ class FrameProtocol(WebSocketsSansIOProtocol):
         super().handle_cont(event)
 
     def send_receive_event_to_app(self) -> None:
-        """As uvicorn does it, but text that is none closes the connection without a word in the log: anybody
-        could fill it."""
+        """As uvicorn does, except that invalid UTF-8 closes the connection without a log entry."""
         if self.curr_msg_data_type != "text" or self.close_sent:
             super().send_receive_event_to_app()
             return
@@ -220,7 +215,7 @@ class FrameProtocol(WebSocketsSansIOProtocol):
             self.transport.pause_reading()
 
     def handle_ping(self) -> None:
-        """Pings of a client that reads nothing are not answered: the answers would pile up."""
+        """Do not answer pings of a client that reads nothing: the pongs would pile up."""
         if self.writable.is_set():
             super().handle_ping()
         else:

@@ -1,7 +1,7 @@
-"""The HTTP side: plain bodies and server-sent events.
+"""HTTP bodies and server-sent events.
 
-Reads a bounded body, finds out who asks, hands a typed request on, and writes what comes back. A client
-that hangs up stops its answer within one step, streamed or not. JSON exists only through the codec.
+A request body is bounded before it is decoded. A client that hangs up stops its answer within one step,
+streamed or not. JSON is written by the codec alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
@@ -20,15 +20,15 @@ from keystroke.errors import Interrupted, KeystrokeError, RateLimited
 from keystroke.gateway.transport.frames import EXTENSION
 from keystroke.gateway.transport.outbox import Outbox
 from keystroke.protocol.codec import SSE_DONE, encode, encode_comment, encode_data, encode_sse
-from keystroke.protocol.faults import SlowClient, TooLarge, detail
+from keystroke.protocol.faults import RequestTooLarge, SlowClient, error_detail
 from keystroke.protocol.response import ErrorBody
-from keystroke.protocol.status import Waiting
+from keystroke.protocol.status import WaitingNotice
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 JSON = "application/json"
-PROGRESS = "x-keystroke-progress"  # the header by which a client asks for signs of life before the first word
-SIGN = 0.25  # seconds between them
-PATIENCE = 30.0  # seconds a client may read nothing while an answer waits for it
+PROGRESS = "x-keystroke-progress"  # header that requests progress comments before the first token
+PROGRESS_INTERVAL = 0.25  # seconds
+STALL_TIMEOUT = 30.0  # seconds a client may read nothing while an answer waits for it
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> HttpResponse:
@@ -49,12 +49,12 @@ def error_response(error: KeystrokeError) -> HttpResponse:
         headers["retry-after-ms"] = str(max(1, math.ceil(error.retry_after * 1000)))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return json_response(ErrorBody(detail(error)), error.status, headers)
+    return json_response(ErrorBody(error_detail(error)), error.status, headers)
 
 
 async def read_body(request: Request, limit: int) -> bytes:
     """The body, refused as soon as it is known to be too large."""
-    too_large = TooLarge(f"The body is larger than {limit:,} bytes; send less.")
+    too_large = RequestTooLarge(f"The body is larger than {limit:,} bytes; send less.")
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:
         raise too_large
@@ -67,63 +67,70 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-class Answering:
-    """A request whose answer is awaited whole: the client hanging up cancels it."""
+async def wait_or_cancel(
+    request: Request, over: asyncio.Event, cancel: Callable[[KeystrokeError], object]
+) -> None:
+    """Wait until `over` is set; call `cancel` first if the client hangs up."""
+    disconnected = asyncio.create_task(_wait_for_disconnect(request.receive))
+    done = asyncio.create_task(over.wait())
+    try:
+        await asyncio.wait({disconnected, done}, return_when=asyncio.FIRST_COMPLETED)
+        if not over.is_set():
+            cancel(Interrupted("The client went away."))
+            await over.wait()
+    finally:
+        disconnected.cancel()
+        done.cancel()
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
 
-    async def until(self, over: asyncio.Event, cancel: Callable[[KeystrokeError], None]) -> None:
-        gone = asyncio.create_task(self._gone())
-        done = asyncio.create_task(over.wait())
-        try:
-            await asyncio.wait({gone, done}, return_when=asyncio.FIRST_COMPLETED)
-            if not over.is_set():
-                cancel(Interrupted("The client went away."))
-                await over.wait()
-        finally:
-            gone.cancel()
-            done.cancel()
+async def run_or_cancel(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Await `work`, cancelled if the client hangs up. Raises what it raises."""
+    task, over = asyncio.ensure_future(work), asyncio.Event()
+    task.add_done_callback(lambda _task: over.set())
+    await asyncio.sleep(0)  # most calls end here: no need to listen for a hang-up
+    if not task.done():
+        await wait_or_cancel(request, over, lambda _reason: task.cancel())
+    if task.cancelled():
+        raise Interrupted("The client went away.")
+    return task.result()
 
-    async def whole(self, making: Coroutine[Any, Any, Made]) -> Made:
-        """What `making` makes; the client hanging up cancels it. Raises what it raises."""
-        task, over = asyncio.ensure_future(making), asyncio.Event()
-        task.add_done_callback(lambda _task: over.set())
-        await asyncio.sleep(0)  # most prompts are none of these: no need to listen for a hang-up
 
-        def stop(_reason: KeystrokeError) -> None:
-            task.cancel()
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
-        if not task.done():
-            await self.until(over, stop)
-        if task.cancelled():
-            raise Interrupted("The client went away.")
-        return task.result()
 
-    async def _gone(self) -> None:
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
+class StreamedRun(Protocol):
+    """An answer whose messages an `EventStream` writes."""
+
+    work: Any  # its Work; None until it is queued
+
+    def disconnect(self, sink: Callable[[list[Any]], None], reason: KeystrokeError) -> None:
+        """The reader is gone: stop the answer, unless it may continue without one."""
 
 
 class EventStream(HttpResponse):
-    """Server-sent events of one answer. `named` writes `event:` lines (Responses); otherwise data lines
-    that end with [DONE] (chat, completions). `progress`: comments tell how far it is from its first word."""
+    """Server-sent events of one answer. `named` writes `event:` lines (Responses); otherwise `data:` lines
+    that end with [DONE] (chat, completions). `progress`: until the first token, comments report how far the
+    prompt has been read."""
 
-    def __init__(
-        self, *, named: bool, headers: Mapping[str, str] | None = None, progress: bool = False
-    ) -> None:
-        super().__init__(headers=dict(headers or {}), media_type="text/event-stream")
+    def __init__(self, *, named: bool, progress: bool = False) -> None:
+        super().__init__(media_type="text/event-stream")
         self._encode_event: Callable[[Any], bytes] = encode_sse if named else encode_data
         self._named = named
         self._progress = progress
         self._outbox = Outbox(self._pause, self._resume)
         self._writing_since = 0.0
         self._abort: Callable[[], None] = lambda: None
-        self.run: Any = None  # set by whoever makes the answer
-        self.detached = False  # a background answer outlives its reader
+        self._run: StreamedRun | None = None
+
+    def attach(self, run: StreamedRun, headers: Mapping[str, str]) -> None:
+        """Set the run whose messages go to `sink`, and more headers."""
+        self._run = run
+        self.headers.update(headers)
 
     def sink(self, messages: list[Any]) -> None:
-        work = self.run.answer.work if self.run is not None and self.run.answer is not None else None
+        work = self._run.work if self._run is not None else None
         self._outbox.put(work, messages)
         if self._outbox.paused and work is not None:
             work.ticket.pause()
@@ -137,12 +144,16 @@ class EventStream(HttpResponse):
             (b"x-accel-buffering", b"no"),
         ]
         self._abort = scope.get("extensions", {}).get(EXTENSION, {}).get("abort", self._abort)
-        watch = asyncio.create_task(self._watch(receive))
-        signs = asyncio.create_task(self._signs_of_life()) if self._progress else None
+        tasks = [
+            asyncio.create_task(self._watch_disconnect(receive)),
+            asyncio.create_task(self._watch_stall()),
+        ]
+        if self._progress:
+            tasks.append(asyncio.create_task(self._report_progress()))
         clock = time.perf_counter
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            while (batch := await self._outbox.take()) is not None:
+            while (batch := await self._outbox.next_batch()) is not None:
                 body = b"".join([self._encode(message) for _, message in batch])
                 began = self._writing_since = clock()
                 await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -150,61 +161,48 @@ class EventStream(HttpResponse):
                 owner = batch[0][0]
                 if owner is not None:
                     owner.network_seconds += clock() - began
-                self._outbox.written()
+                self._outbox.mark_written()
             await send({"type": "http.response.body", "body": b"" if self._named else SSE_DONE})
         finally:
-            watch.cancel()
-            if signs is not None:
-                signs.cancel()
-            self._leave(Interrupted("The client went away."))
+            for task in tasks:
+                task.cancel()
+            self._disconnect(Interrupted("The client went away."))
 
     def _encode(self, message: Any) -> bytes:
-        return encode_comment(message) if type(message) is Waiting else self._encode_event(message)
+        return encode_comment(message) if type(message) is WaitingNotice else self._encode_event(message)
 
-    async def _signs_of_life(self) -> None:
-        """Until its first word, tell how far the answer is from it."""
+    async def _report_progress(self) -> None:
+        assert self._run is not None
+        ticket = self._run.work.ticket
         while True:
-            await asyncio.sleep(SIGN)
-            ticket = self.run.answer.work.ticket
+            await asyncio.sleep(PROGRESS_INTERVAL)
             if ticket.timing.first or ticket.done:
                 return
             read = ticket.read() if ticket.timing.started else 0
             prompt = ticket.job.input_tokens
-            self._outbox.put(None, [Waiting(position=ticket.position, read=read, prompt=prompt)])
+            self._outbox.put(None, [WaitingNotice(position=ticket.position, read=read, prompt=prompt)])
 
-    async def _watch(self, receive: Receive) -> None:
-        """Notice the client hanging up, and one that reads nothing."""
-        stalled = asyncio.create_task(self._stalled())
-        try:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            self._leave(Interrupted("The client went away."))
-        finally:
-            stalled.cancel()
+    async def _watch_disconnect(self, receive: Receive) -> None:
+        await _wait_for_disconnect(receive)
+        self._disconnect(Interrupted("The client went away."))
 
-    async def _stalled(self) -> None:
+    async def _watch_stall(self) -> None:
         while True:
-            await asyncio.sleep(PATIENCE / 4)
-            if self._writing_since and time.perf_counter() - self._writing_since > PATIENCE:
-                self._leave(SlowClient(f"The client read nothing for {PATIENCE:.0f} s."))
+            await asyncio.sleep(STALL_TIMEOUT / 4)
+            if self._writing_since and time.perf_counter() - self._writing_since > STALL_TIMEOUT:
+                self._disconnect(SlowClient(f"The client read nothing for {STALL_TIMEOUT:.0f} s."))
                 self._abort()
                 return
 
-    def _leave(self, reason: KeystrokeError) -> None:
+    def _disconnect(self, reason: KeystrokeError) -> None:
         self._outbox.close(gone=True)
-        if self.run is not None:
-            replay = getattr(self.run, "replay", None)
-            if replay is not None:
-                replay.let_go(self.sink)
-            elif self.detached:
-                self._resume()
-            else:
-                self.run.cancel(reason)
+        if self._run is not None:
+            self._run.disconnect(self.sink, reason)
 
     def _pause(self) -> None:
-        if self.run is not None and self.run.answer is not None:
-            self.run.answer.work.ticket.pause()
+        if self._run is not None and self._run.work is not None:
+            self._run.work.ticket.pause()
 
     def _resume(self) -> None:
-        if self.run is not None and self.run.answer is not None:
-            self.run.answer.work.ticket.resume()
+        if self._run is not None and self._run.work is not None:
+            self._run.work.ticket.resume()

@@ -1,9 +1,8 @@
-"""What is on its way to one client: a bounded buffer with back-pressure.
+"""Messages on their way to one client: a bounded buffer with back-pressure.
 
-Messages keep their order; nothing is dropped while the client is there. While it keeps up, each goes out
-as it came. When it falls behind, text deltas that follow each other become one; when it falls further behind,
-its answers are paused, and only its answers. What waits is counted in bytes, and `full` says when it is more
-than a client may be owed. Of a client that is gone nothing is kept.
+Messages keep their order and are never dropped while the client is connected. When it falls behind,
+consecutive text deltas are joined; when it falls further behind, its answers are paused. `full` reports that
+more bytes wait than a client may be owed. After a disconnect nothing is kept.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any
 from keystroke.protocol.codec import encode
 from keystroke.protocol.events import TextDelta
 
-HIGH, LOW = 512, 64  # waiting messages at which answers are paused, and go on
+HIGH, LOW = 512, 64  # waiting messages at which answers are paused, and resumed
 BEHIND = 8  # messages that may wait before deltas are joined
-FULL = 32 << 20  # bytes that may wait; answers are paused long before, so this is a client that only asks
+FULL = 32 << 20  # bytes that may wait; answers are paused long before, so such a client only sends requests
 
 
 class Outbox:
@@ -26,13 +25,13 @@ class Outbox:
         self._messages: deque[tuple[Any, Any]] = deque()  # (answer or None, message)
         self._pause, self._resume = pause, resume
         self._waiter: asyncio.Future[None] | None = None
-        self._busy = False  # a batch was taken and is not yet written
+        self._busy = False  # a batch is being written
         self.bytes = 0  # that wait
         self.paused = False
         self.closed = False
 
     def put(self, owner: Any, messages: list[Any]) -> None:
-        """Queue messages of one answer. After `close` they are let go."""
+        """Queue messages of one answer; after `close` they are dropped."""
         if self.closed:
             return
         queue = self._messages
@@ -56,7 +55,7 @@ class Outbox:
         return self.bytes > FULL
 
     def close(self, *, gone: bool = False) -> None:
-        """Take nothing more. What waits is still given out, unless the client is `gone`."""
+        """Accept nothing more. What waits is still delivered, unless the client is `gone`."""
         self.closed = True
         if gone:
             self._messages.clear()
@@ -64,8 +63,8 @@ class Outbox:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def take(self) -> list[tuple[Any, Any]] | None:
-        """What waits now, joined where the client is behind; None once closed and empty."""
+    async def next_batch(self) -> list[tuple[Any, Any]] | None:
+        """Everything that waits, joined where the client is behind; None once closed and empty."""
         while not self._messages:
             if self.closed:
                 return None
@@ -77,8 +76,8 @@ class Outbox:
         self.bytes = 0
         return taken if len(taken) <= BEHIND else _joined(taken)
 
-    def written(self) -> None:
-        """The last batch is on the wire: go on where answers were paused."""
+    def mark_written(self) -> None:
+        """The last batch was written: resume paused answers."""
         self._busy = False
         if self.paused and len(self._messages) <= LOW:
             self.paused = False

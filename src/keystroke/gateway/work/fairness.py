@@ -1,8 +1,6 @@
-"""How keys share a queue.
+"""How keys share a queue: at most half of the waiting places each, equals of different keys in turn.
 
-Pure; it looks at tickets and says where one goes, whoever works them off. One key takes at most half of
-what may wait; equals of different keys take turns; a key's own order stays. Whoever needs no key (`local`)
-shares with nobody.
+A key's own order is kept. The `local` caller is not limited.
 """
 
 from __future__ import annotations
@@ -13,8 +11,13 @@ from keystroke.errors import QueueFull
 from keystroke.gateway.work.ticket import Ticket
 
 
-def check_share(key: str, waiting: Sequence[Ticket], most: int, name: str) -> None:
-    """Raises QueueFull for a key that already has its half of a queue of `most` places."""
+def check_room(key: str, waiting: Sequence[Ticket], most: int, name: str, *, free: int = 0) -> None:
+    """Raises QueueFull where `most` tickets wait, or this key already has its half of these places. `free`
+    further tickets only wait for the worker to start them."""
+    if len(waiting) >= most + free:
+        raise QueueFull(
+            f"{len(waiting)} requests already wait for {name}; try again shortly.", retry_after=1.0
+        )
     if key == "local" or len(waiting) < most // 2:
         return
     held = sum(ticket.key == key for ticket in waiting)
@@ -24,12 +27,12 @@ def check_share(key: str, waiting: Sequence[Ticket], most: int, name: str) -> No
         )
 
 
-def put_in(waiting: list[Ticket], ticket: Ticket, running: Iterable[Ticket]) -> int:
-    """Insert a ticket behind its betters and behind equals of an earlier round: a key's first goes before
-    another's second. Returns where it stands now."""
+def insert_ticket(waiting: list[Ticket], ticket: Ticket, running: Iterable[Ticket]) -> int:
+    """Insert a ticket behind those of better rank and behind equals of an earlier round: a key's first ticket
+    goes before another's second. Returns its index."""
     ticket.round = _next_round(waiting, ticket, running)
-    at, place = len(waiting), (ticket.rank, ticket.round)
-    while at and (waiting[at - 1].rank, waiting[at - 1].round) > place:
+    at, position = len(waiting), (ticket.rank, ticket.round)
+    while at and (waiting[at - 1].rank, waiting[at - 1].round) > position:
         at -= 1
     waiting.insert(at, ticket)
     return at

@@ -1,8 +1,6 @@
-"""Models that are loaded when somebody first asks for them.
+"""Models that are loaded on first use.
 
-Knows which names may be asked for, what is being loaded and how far that has come. A load runs on a
-thread of its own, once however many wait for it, and goes on if those who asked leave: the next one finds it
-done.
+A load runs on its own thread, once however many requests wait for it, and continues if they are cancelled.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """A model that could be served: its role, and what is known of it before it is loaded."""
+class OfferedModel:
+    """A model that can be loaded: its role, and what is known of it before."""
 
     name: str
     role: str
@@ -29,8 +27,8 @@ class Offer:
     context: int | None = None
 
 
-class Load(Generic[T]):
-    """One load under way. `what`, `done` and `total` say how far it has come."""
+class PendingLoad(Generic[T]):
+    """One load in progress; `what`, `done` and `total` are its progress."""
 
     def __init__(self, name: str, work: Callable[[Progress], T]) -> None:
         self.name = name
@@ -38,24 +36,26 @@ class Load(Generic[T]):
         self.began = time.perf_counter()
         loop = asyncio.get_running_loop()
         self.result: asyncio.Future[T] = loop.create_future()
-        self.result.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # told or not
+        self.result.add_done_callback(
+            lambda ended: ended.cancelled() or ended.exception()
+        )  # mark as retrieved
 
         def run() -> None:
             try:
-                made = work(self._progress)
+                result = work(self._progress)
             except BaseException as error:
-                _tell(loop, self.result, error)
+                _resolve(loop, self.result, error)
             else:
-                _tell(loop, self.result, made)
+                _resolve(loop, self.result, result)
 
-        # A daemon: a server that is told to stop does not wait for weights nobody will use.
+        # A daemon: a server that stops does not wait for the load.
         threading.Thread(target=run, name=f"load-{name}", daemon=True).start()
 
     def _progress(self, what: str, done: int, total: int) -> None:
         self.what, self.done, self.total = what, done, total
 
 
-def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], outcome: T | BaseException) -> None:
+def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], outcome: T | BaseException) -> None:
     def settle() -> None:
         if future.done():
             return
@@ -66,5 +66,5 @@ def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], outcome: T
 
     try:
         loop.call_soon_threadsafe(settle)
-    except RuntimeError:  # the loop is gone, and with it whoever waited
+    except RuntimeError:  # the loop is closed: nobody waits
         return

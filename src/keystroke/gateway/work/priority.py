@@ -1,8 +1,4 @@
-"""Whose work goes first.
-
-An order and nothing else. A priority is what the work is for, a tier is what was paid for; a priority
-always beats a tier, so that ghost text under a cheap tier still beats a dear chat.
-"""
+"""The order of work: the priority (what it is for) decides first, then the tier (what was paid for)."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
-"""What a response cost and where its time went.
+"""Receipts: what a response cost and where its time went.
 
-Reads stamps and counters that were taken anyway, at the end, once. A redirected answer is two
-responses over one generation, so a receipt covers a span between two readings of the same counters.
+Computed once, at the end, from counters and timestamps. A steered answer is several responses over one
+generation, so a receipt covers the span between two snapshots of the same counters.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from keystroke.gateway.work.ticket import Reading, Ticket
-from keystroke.protocol.response import InputTokenDetails, Receipt, Usage
+from keystroke.gateway.work.ticket import CounterSnapshot, Ticket
+from keystroke.protocol.response import InputTokenDetails, Receipt, ResponseUsage
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
-    """Per million tokens."""
+class TokenPrices:
+    """Prices per million tokens."""
 
     input: float = 0.0
     cached: float = 0.0
@@ -28,24 +28,24 @@ def receipt(
     ticket: Ticket,
     *,
     model: str,
-    price: Price,
-    since: Reading | None = None,
-    until: Reading | None = None,
+    price: TokenPrices,
+    since: CounterSnapshot | None = None,
+    until: CounterSnapshot | None = None,
     kept: int | None = None,
     input_tokens: int,
     network_seconds: float = 0.0,
     now: float,
 ) -> Receipt:
-    """The receipt of the span between two readings (None: the ticket's own beginning and end).
-    `kept`: tokens a redirected answer found in its session."""
+    """The receipt of the span between two snapshots (None: the ticket's own beginning and end).
+    `kept`: tokens that a steered answer found in its session."""
     stats, timing = ticket.stats, ticket.timing
-    base = since or Reading()
-    last = until or Reading.of(stats)
+    base = since or CounterSnapshot()
+    last = until or CounterSnapshot.of(stats)
     times = sorted(stats.step_seconds[base.steps : last.steps])
     spent_steps = last.steps - base.steps
     output = last.tokens - base.tokens
     reused = min(stats.reused if kept is None else kept, input_tokens)
-    computed = last.computed - base.computed  # less than the rest of the input where it was stopped early
+    computed = last.computed - base.computed  # less than the remaining input if it was stopped early
     began = base.at or timing.submitted
     ended = last.at if until else timing.ended or now
     started = base.at or timing.started or ended
@@ -75,8 +75,8 @@ def receipt(
     )
 
 
-def usage(paid: Receipt) -> Usage:
-    return Usage(
+def usage(paid: Receipt) -> ResponseUsage:
+    return ResponseUsage(
         input_tokens=paid.input_tokens,
         output_tokens=paid.output_tokens,
         total_tokens=paid.input_tokens + paid.output_tokens,

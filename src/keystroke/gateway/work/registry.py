@@ -1,9 +1,8 @@
-"""The models a server has, by name and by role.
+"""The models of a server, by name and by role.
 
-A name leads to one engine with its queue, its budget and its price; nothing is shared between names.
-Any number of models, embedded, CUDA or remote. What is configured is loaded before the server listens, what
-is only offered when it is first asked for, and a model with its adapter beside the model alone where that
-costs no second copy of the weights; starting and stopping belong to the event loop.
+Each name has its own engine, queue, budget and prices. Configured models are loaded before the server
+listens, offered models on first use; a model with its adapter is loaded beside the plain model where that
+needs no second copy of the weights. Starting and stopping belong to the event loop.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from keystroke.assist.next_edit.places import PlacesFormat, learned_places
-from keystroke.assist.next_edit.prompt import EditFormat, detect
+from keystroke.assist.next_edit.places import PlacesFormat, adapter_places_format
+from keystroke.assist.next_edit.prompt import EditFormat, detect_edit_format
 from keystroke.config import NamedModel, Settings
 from keystroke.engine.base import EngineStats
-from keystroke.engine.library import Library, Progress, silent
-from keystroke.engine.locate import EDIT, base_of, has_adapter
+from keystroke.engine.library import ModelLibrary, Progress, no_progress
+from keystroke.engine.locate import EDIT, base_model, has_adapter
 from keystroke.engine.model import Model
 from keystroke.engine.roles import Role, is_remote, model_for
 from keystroke.engine.tokenizer import Tokenizer
 from keystroke.errors import ConfigError, KeystrokeError
-from keystroke.gateway.access.limits import Budget
-from keystroke.gateway.work.loading import Load, Offer
-from keystroke.gateway.work.queue import Queue
-from keystroke.gateway.work.receipts import Price
+from keystroke.gateway.access.limits import RateBudget
+from keystroke.gateway.work.loading import OfferedModel, PendingLoad
+from keystroke.gateway.work.queue import WorkQueue
+from keystroke.gateway.work.receipts import TokenPrices
 from keystroke.gateway.work.remote import RemoteScheduler
-from keystroke.gateway.work.routing import Candidate, Router
+from keystroke.gateway.work.routing import ModelCandidate, Router
 from keystroke.gateway.work.scheduler import Scheduler
 from keystroke.protocol.faults import ModelNotFound
 
@@ -40,27 +39,26 @@ log = logging.getLogger("keystroke.registry")
 
 AUTO = "auto"
 ROLES = ("fast", "deep", "chat")
-_JUST_ASKED = 5.0  # seconds between asking for a model and queueing what it was asked for, at most
+_JUST_USED = 5.0  # seconds between requesting a model and queueing its job, at most
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One named model. `model` is None for a remote one, whose engine is elsewhere. `edits`: how it is asked
-    for next edits, where it has learned them."""
+    """One named model. `model` is None for a remote one. `edits`: the format of its next-edit prompts, where
+    it was trained for them."""
 
     name: str
     role: str
-    scheduler: Queue
+    scheduler: WorkQueue
     model: Model | None
-    budget: Budget
-    price: Price
+    budget: RateBudget
+    price: TokenPrices
     edits: EditFormat | PlacesFormat | None = None
 
     @property
-    def candidate(self) -> Candidate:
-        """As routing sees it."""
+    def candidate(self) -> ModelCandidate:
         here = self.model is not None
-        return Candidate(self.name, self.role, self.model is None or self.model.chat is not None, here)
+        return ModelCandidate(self.name, self.role, self.model is None or self.model.chat is not None, here)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -72,7 +70,7 @@ class ServedModel:
 
     @property
     def parameters(self) -> int:
-        """How many the model has; 0 where that is not known."""
+        """The number of parameters; 0 where unknown."""
         return self.model.engine.info.parameters if self.model is not None else 0
 
     def stats(self) -> EngineStats | None:
@@ -81,20 +79,19 @@ class ServedModel:
 
 Loader = Callable[[str, Progress], ServedModel]
 Adapted = Callable[[ServedModel], str | None]
-"""What a loaded model is called with the adapter that this installation brings for it; None: there is none,
-or loading it costs too much."""
+"""The name of a loaded model with the adapter installed for it; None: there is none, or it costs too much."""
 
 
-class Registry:
-    """`entries` are loaded. `offers` could be, and are when first asked for by `load`, which takes a name;
-    those are let go again when they were idle for `idle_s`, or sooner where another needs their memory.
-    `open_ended`: any name may be asked for that `load` makes something of. `adapted`: see `adapt`."""
+class ModelRegistry:
+    """`entries` are loaded. `offers` are loaded by `load` on first use and unloaded after `idle_s` without
+    use, or sooner where another model needs their memory. `open_ended`: any name that `load` accepts may be
+    requested. `adapted`: see `load_adapted`."""
 
     def __init__(
         self,
         entries: Iterable[ServedModel],
         *,
-        offers: Iterable[Offer] = (),
+        offers: Iterable[OfferedModel] = (),
         load: Loader | None = None,
         open_ended: bool = False,
         adapted: Adapted = lambda entry: None,
@@ -109,13 +106,13 @@ class Registry:
             self._check_name(offer.name, offer.role)
         if not self.entries and not self.offers:
             raise ConfigError("no model is configured; name one with --model or in [models.NAME]")
-        self.loads: dict[str, Load[ServedModel]] = {}
+        self.loads: dict[str, PendingLoad[ServedModel]] = {}
         self._pinned = tuple(self.entries)
         self._load = load
         self._open_ended = open_ended and load is not None
         self._idle_s = idle_s
         self._adapted = adapted
-        # By the name of each model that `adapt` looked at: what was begun to be loaded beside it.
+        # By the name of each model that `load_adapted` checked: the name loaded beside it.
         self._beside: dict[str, str | None] = {}
         self._used: dict[str, float] = {}
         self._sweeper: asyncio.Task[None] | None = None
@@ -127,16 +124,16 @@ class Registry:
             raise ConfigError(f"a model may not be called {name}: that name chooses a role")
 
     def _route(self) -> None:
-        # What is loaded on demand may be let go again, so no buffer that is typed in rests on it.
+        # Models loaded on demand may be unloaded, so live buffers do not depend on them (`here` is False).
         here = [self.entries[name].candidate for name in self._pinned]
-        later = [Candidate(o.name, o.role, o.converses, here=False) for o in self.offers.values()]
+        later = [ModelCandidate(o.name, o.role, o.converses, here=False) for o in self.offers.values()]
         self.router = Router([*here, *later])
 
     def start(self) -> None:
         for entry in self.entries.values():
             entry.scheduler.start()
         if self._load is not None:
-            self._sweeper = asyncio.create_task(self._let_go_of_idle())
+            self._sweeper = asyncio.create_task(self._unload_idle())
 
     async def stop(self) -> None:
         """End every answer and free every engine."""
@@ -144,9 +141,9 @@ class Registry:
             self._sweeper.cancel()
         for load in self.loads.values():
             load.result.cancel()
-        await asyncio.gather(*(_closed(entry) for entry in self.entries.values()))
+        await asyncio.gather(*(_close(entry) for entry in self.entries.values()))
 
-    def find(self, name: str) -> str:
+    def resolve(self, name: str) -> str:
         """The name of the model called `name`, or of the first of that role. Raises ModelNotFound."""
         if name in self.entries or name in self.offers:
             return name
@@ -159,47 +156,48 @@ class Registry:
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(dict.fromkeys(known))}."
         raise ModelNotFound(f"There is no model called {name:.80}; {hint}", param="model")
 
-    def role(self, name: str) -> str:
-        """The role of a model that `find` named."""
+    def role_of(self, name: str) -> str:
+        """The role of a model that `resolve` returned."""
         known = self.entries.get(name) or self.offers.get(name)
         return known.role if known is not None else "fast"
 
-    async def ready(self, name: str) -> ServedModel:
-        """The model that `find` named, loaded first if it is not. Raises what loading raises."""
+    async def ensure_loaded(self, name: str) -> ServedModel:
+        """The model that `resolve` returned, loaded if needed. Raises what loading raises."""
         entry = self.entries.get(name)
         if entry is None:
-            entry = await asyncio.shield(self.begin(name).result)
+            entry = await asyncio.shield(self.start_load(name).result)
         self._used[name] = time.monotonic()
-        # Asked for by name, it no longer comes and goes with another.
+        # Requested by name, it is no longer unloaded together with another.
         self._beside = {base: None if beside == name else beside for base, beside in self._beside.items()}
         return entry
 
-    def adapt(self, entry: ServedModel) -> None:
-        """Begin to load what `entry` is with its adapter, if it has one; once loaded it is among the entries,
-        until `entry` is let go. It is tried once, and not before it is known how fast `entry` reads: the rate
-        is taken over, so that nobody has to wait to find out."""
+    def load_adapted(self, entry: ServedModel) -> None:
+        """Start loading `entry` with its adapter, if it has one; it is unloaded together with `entry`. Tried
+        once, after the prefill rate of `entry` was measured: the adapted model starts with the same rate."""
         rate = entry.scheduler.prefill_rate
         if self._load is None or rate is None or entry.name in self._beside:
             return
         name = self._beside[entry.name] = self._adapted(entry)
         if name is not None and name not in self.entries:
-            self.begin(name).result.add_done_callback(lambda ended: self._take_rate(entry.name, ended, rate))
+            self.start_load(name).result.add_done_callback(
+                lambda ended: self._copy_prefill_rate(entry.name, ended, rate)
+            )
 
-    def _take_rate(self, base: str, ended: asyncio.Future[ServedModel], rate: float) -> None:
+    def _copy_prefill_rate(self, base: str, ended: asyncio.Future[ServedModel], rate: float) -> None:
         if ended.cancelled():
             return
         if (error := ended.exception()) is not None:
-            log.info("%s goes on without its adapter: %s", base, error)
+            log.info("%s is used without its adapter: %s", base, error)
         elif ended.result().scheduler.prefill_rate is None:
             ended.result().scheduler.prefill_rate = rate
 
-    def begin(self, name: str) -> Load[ServedModel]:
-        """The load of a model under way, begun if it is not."""
+    def start_load(self, name: str) -> PendingLoad[ServedModel]:
+        """The load of a model in progress, started if needed."""
         load = self.loads.get(name)
         if load is None:
             make = self._load
-            assert make is not None  # only offers are not loaded, and they come with one
-            load = self.loads[name] = Load(name, lambda progress: make(name, progress))
+            assert make is not None  # only offers are loaded later, and they come with a loader
+            load = self.loads[name] = PendingLoad(name, lambda progress: make(name, progress))
             load.result.add_done_callback(lambda ended: self._loaded(name, ended))
         return load
 
@@ -211,33 +209,33 @@ class Registry:
             self.entries[name] = entry
             self._used[name] = time.monotonic()
 
-    async def make_room(self) -> bool:
-        """Let go of the model that was idle longest. False where none may go."""
-        idle = self._idle_for(_JUST_ASKED)  # what was loaded beside another too: it is not loaded again
+    async def unload_idlest(self) -> bool:
+        """Unload the model that was idle longest. False where none can be unloaded."""
+        idle = self._idle_for(_JUST_USED)  # adapted models too: they are not loaded again
         if not idle:
             return False
-        await self._let_go(min(idle, key=lambda e: self._used.get(e.name, 0.0)))
+        await self._unload(min(idle, key=lambda e: self._used.get(e.name, 0.0)))
         return True
 
     def _idle_for(self, seconds: float) -> list[ServedModel]:
-        """The models loaded on demand that nobody asked for so long."""
+        """The models loaded on demand and not used for so long."""
         since = time.monotonic() - seconds
         loaded = [e for e in self.entries.values() if e.name not in self._pinned]
         return [e for e in loaded if self._used.get(e.name, 0.0) <= since and not _busy(e)]
 
-    async def _let_go_of_idle(self) -> None:
+    async def _unload_idle(self) -> None:
         while True:
             await asyncio.sleep(min(10.0, max(self._idle_s / 4, 0.05)))
             for entry in self._idle_for(self._idle_s):
-                if entry.name not in self._beside.values():  # that goes with the other
-                    await self._let_go(entry)
+                if entry.name not in self._beside.values():  # unloaded with its base
+                    await self._unload(entry)
 
-    async def _let_go(self, entry: ServedModel) -> None:
+    async def _unload(self, entry: ServedModel) -> None:
         self.entries.pop(entry.name, None)
         beside = self.entries.pop(self._beside.pop(entry.name, None) or "", None)
-        await _closed(entry)
+        await _close(entry)
         if beside is not None:
-            await _closed(beside)
+            await _close(beside)
 
     def _first(self, role: str) -> str | None:
         found = next((c.name for c in self.router.candidates if c.role == role), None)
@@ -250,7 +248,7 @@ def _busy(entry: ServedModel) -> bool:
     return bool(entry.scheduler.running or entry.scheduler.waiting)
 
 
-async def _closed(entry: ServedModel) -> None:
+async def _close(entry: ServedModel) -> None:
     await entry.scheduler.stop()
     if entry.model is not None:
         await asyncio.to_thread(entry.model.engine.close)
@@ -277,28 +275,27 @@ def local_entry(
         model=model,
         budget=budget_of(named),
         price=price_of(named),
-        edits=_edits(model),
+        edits=_edit_format(model),
     )
 
 
-def _edits(model: Model) -> EditFormat | PlacesFormat | None:
-    """How the model is asked for next edits: as its adapter has learned it, else as the model itself has."""
-    learned = learned_places(model.tokenizer, model.learned)
+def _edit_format(model: Model) -> EditFormat | PlacesFormat | None:
+    """The format of next-edit prompts that the adapter, or else the model itself, was trained for."""
+    learned = adapter_places_format(model.tokenizer, model.adapter_facts)
     if learned is not None or model.path is None:
         return learned
-    return detect(model.tokenizer, model.path)
+    return detect_edit_format(model.tokenizer, model.path)
 
 
-def from_settings(
-    settings: Settings, progress: Progress = silent, *, roles: bool = True, open_ended: bool = False
-) -> Registry:
+def registry_from_settings(
+    settings: Settings, progress: Progress = no_progress, *, roles: bool = True, open_ended: bool = False
+) -> ModelRegistry:
     """Load every configured model; without any, the default one. Blocking, and may take seconds. `roles`:
-    offer what is installed for the roles that nobody has been given. `open_ended`: load others when asked
-    for."""
+    offer installed models for unassigned roles. `open_ended`: load other models on request."""
     tables = dict(settings.models)
     if settings.model.default not in tables and not any(t.role == "fast" for t in tables.values()):
         tables = {settings.model.default: NamedModel(), **tables}
-    offers: dict[str, Offer] = {}
+    offers: dict[str, OfferedModel] = {}
     for role in (Role.DEEP, Role.CHAT) if roles else ():
         name = model_for(role, settings)
         if name is None:
@@ -308,19 +305,19 @@ def from_settings(
                 tables[name] = dataclasses.replace(tables[name], role=role)
         else:
             offers.setdefault(
-                name, Offer(name, role, converses=True, context=_stated_context(name, settings))
+                name, OfferedModel(name, role, converses=True, context=_stated_context(name, settings))
             )
     entries = [_entry(name, table, settings, progress) for name, table in tables.items()]
 
     def load(name: str, progress: Progress) -> ServedModel:
-        base = base_of(name) or name  # NAME:edit has the role and the limits of NAME
+        base = base_model(name) or name  # NAME:edit has the role and the limits of NAME
         offer = offers.get(name) or offers.get(base)
         table = settings.models.get(name) or tables.get(base)
         if table is None or (base != name and is_remote(table)):
             table = NamedModel(role=offer.role if offer is not None else "fast")
         return _entry(name, table, settings, progress)
 
-    return Registry(
+    return ModelRegistry(
         entries,
         offers=offers.values(),
         load=load,
@@ -331,16 +328,16 @@ def from_settings(
 
 
 def _adapted_name(entry: ServedModel, settings: Settings) -> str | None:
-    """Where both read the same mapped file, a model with its adapter costs a graph, the adapter and KV."""
+    """A model that maps its file shares the weights with its adapted copy."""
     model = entry.model
-    if model is None or model.path is None or model.learned or not model.engine.info.mapped:
+    if model is None or model.path is None or model.adapter_facts or not model.engine.info.mapped:
         return None
     return entry.name + EDIT if has_adapter(model.path, settings) else None
 
 
 def _stated_context(name: str, settings: Settings) -> int | None:
-    """The context of a model that is not loaded, as it was recorded when it was added."""
-    library = Library(settings.paths.models)
+    """The context of a model that is not loaded, as recorded when it was added."""
+    library = ModelLibrary(settings.paths.models)
     try:
         traits = library.get(name).traits
     except KeystrokeError:
@@ -351,7 +348,7 @@ def _stated_context(name: str, settings: Settings) -> int | None:
 def _entry(name: str, table: NamedModel, settings: Settings, progress: Progress) -> ServedModel:
     if table.engine == "remote":
         return remote_entry(name, table, settings)
-    from keystroke.engine.load import load_model  # brings in a whole backend; only servers with one need it
+    from keystroke.engine.load import load_model  # imports a whole backend
 
     model = load_model(name, settings, progress)
     server = settings.server
@@ -368,7 +365,7 @@ def _entry(name: str, table: NamedModel, settings: Settings, progress: Progress)
 def remote_entry(name: str, table: NamedModel, settings: Settings) -> ServedModel:
     from keystroke.engine.remote import Endpoint, RemoteModel
 
-    assert table.base_url is not None  # the configuration checked
+    assert table.base_url is not None  # checked by the configuration
     assert table.model is not None
     endpoint = Endpoint(table.base_url, table.api_key_env, first_token_timeout=settings.remote.timeout_s)
     remote = RemoteModel(endpoint, table.model)
@@ -378,11 +375,13 @@ def remote_entry(name: str, table: NamedModel, settings: Settings) -> ServedMode
     return ServedModel(name, table.role, scheduler, None, budget_of(table), price_of(table))
 
 
-def budget_of(table: NamedModel) -> Budget:
-    # `concurrent` is the engine's, shared by all keys: the scheduler queues what is over it. A key over its
-    # own share is refused instead, so that it cannot fill the queue.
-    return Budget(table.requests_per_minute, table.tokens_per_minute, table.concurrent_per_key)
+def budget_of(table: NamedModel) -> RateBudget:
+    # Work over `concurrent` is queued by the scheduler; a key over `concurrent_per_key` is refused, so that
+    # it cannot fill the queue.
+    return RateBudget(table.requests_per_minute, table.tokens_per_minute, table.concurrent_per_key)
 
 
-def price_of(table: NamedModel) -> Price:
-    return Price(table.cost_per_million_input, table.cost_per_million_cached, table.cost_per_million_output)
+def price_of(table: NamedModel) -> TokenPrices:
+    return TokenPrices(
+        table.cost_per_million_input, table.cost_per_million_cached, table.cost_per_million_output
+    )

@@ -1,7 +1,7 @@
-"""Answers made elsewhere, behind the same tickets.
+"""The queue of a model on another server.
 
-A remote model has no steps to schedule, only streams to hold open; so this counts them, queues what is
-over the count, and passes items on. One stream that fails ends its own ticket and nothing else.
+A remote model has no steps to schedule, only open streams: this queue counts them, queues what exceeds the
+count, and passes items on. A stream that fails ends its own ticket only.
 """
 
 from __future__ import annotations
@@ -17,14 +17,22 @@ from typing import Any
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.engine.remote.remote_model import RemoteModel
 from keystroke.engine.remote.wire import StreamItem, Usage
-from keystroke.errors import EngineError, KeystrokeError, QueueFull, Unavailable
-from keystroke.gateway.work.fairness import check_share, put_in
+from keystroke.errors import EngineError, KeystrokeError, Unavailable
+from keystroke.gateway.work.fairness import check_room, insert_ticket
 from keystroke.gateway.work.priority import Priority, Tier
-from keystroke.gateway.work.ticket import Ended, Item, Moved, Started, Superseded, Ticket
+from keystroke.gateway.work.ticket import (
+    SHUTTING_DOWN,
+    SUPERSEDED,
+    Superseded,
+    Ticket,
+    TicketEnded,
+    TicketMoved,
+    TicketStarted,
+)
 
 log = logging.getLogger("keystroke.remote")
 
-CHARACTERS_PER_TOKEN = 4  # of code and English, near enough to guard a budget
+CHARACTERS_PER_TOKEN = 4  # of code and English, accurate enough for a budget
 
 
 @dataclass(slots=True)
@@ -34,15 +42,15 @@ class RemoteJob:
     params: GenerationParams
     messages: Sequence[Mapping[str, Any]] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
-    fields: Mapping[str, Any] = field(default_factory=dict)  # more that the server is told
-    check: Callable[[str], KeystrokeError | None] | None = None  # of the whole text, once it has ended
+    fields: Mapping[str, Any] = field(default_factory=dict)  # additional request fields
+    check: Callable[[str], KeystrokeError | None] | None = None  # checks the whole text at its end
     prompt: str = ""
     suffix: str | None = None
-    input_tokens = 0  # the server counts for itself
+    input_tokens = 0  # the server counts them
 
     @property
     def estimate(self) -> int:
-        """About how many tokens the prompt has; only guards the budget until the server has counted."""
+        """The approximate number of prompt tokens, charged until the server has counted."""
         size = len(self.prompt) + len(self.suffix or "")
         size += sum(len(str(m.get("content") or "")) for m in self.messages or ())
         return size // CHARACTERS_PER_TOKEN
@@ -52,21 +60,21 @@ class RemoteScheduler:
     def __init__(self, model: RemoteModel, name: str, *, concurrent: int = 0, max_queue: int = 64) -> None:
         self.model = model
         self.name = name
-        self.concurrent = concurrent or 16  # servers batch; this many streams do not trouble one
+        self.concurrent = concurrent or 16  # servers batch their streams
         self.max_queue = max_queue
-        self.prefill_rate: float | None = None  # its own affair
+        self.prefill_rate: float | None = None  # unknown
         self._waiting: list[Ticket] = []
         self._tasks: dict[Ticket, asyncio.Task[None]] = {}
         self._resumed: dict[Ticket, asyncio.Event] = {}
         self._stopping = False
 
     def start(self) -> None:
-        pass  # the loop itself is the worker
+        pass  # the event loop is the worker
 
     async def stop(self) -> None:
         self._stopping = True
         for ticket in (*self._waiting, *self._tasks):
-            ticket.cancel(Unavailable("The server is shutting down; try again shortly."))
+            ticket.cancel(Unavailable(SHUTTING_DOWN))
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self.model.aclose()
 
@@ -80,19 +88,14 @@ class RemoteScheduler:
         supersedes: str | None = None,
     ) -> Ticket:
         if self._stopping:
-            raise Unavailable("The server is shutting down; try again shortly.")
+            raise Unavailable(SHUTTING_DOWN)
         for other in (*self._waiting, *self._tasks):
             if supersedes is not None and other.buffer == supersedes:
-                other.cancel(Superseded("A newer request of the same buffer took its place."))
-        if len(self._waiting) >= self.max_queue:
-            raise QueueFull(
-                f"{len(self._waiting)} requests already wait for {self.name}; try again shortly.",
-                retry_after=1.0,
-            )
-        check_share(key, self._waiting, self.max_queue, self.name)
+                other.cancel(Superseded(SUPERSEDED))
+        check_room(key, self._waiting, self.max_queue, self.name)
         ticket = Ticket(job, priority, tier, key, supersedes)
         ticket.wake = self._wake
-        put_in(self._waiting, ticket, self._tasks)
+        insert_ticket(self._waiting, ticket, self._tasks)
         asyncio.get_running_loop().call_soon(self._sweep)
         return ticket
 
@@ -109,8 +112,8 @@ class RemoteScheduler:
             event.set()
         asyncio.get_running_loop().call_soon(self._sweep)
 
-    async def _until_read(self, ticket: Ticket) -> None:
-        """Back-pressure: while the reader is behind nothing more is taken from the server."""
+    async def _until_resumed(self, ticket: Ticket) -> None:
+        """Back-pressure: read nothing more from the server while the reader is behind."""
         event = self._resumed[ticket] = asyncio.Event()
         while ticket.paused and ticket.reason is None:
             event.clear()
@@ -118,7 +121,7 @@ class RemoteScheduler:
         del self._resumed[ticket]
 
     def _sweep(self) -> None:
-        """Drop what was cancelled, start what has room, tell the rest where they stand."""
+        """Drop cancelled tickets, start those with room, report the positions of the rest."""
         for ticket in [t for t in self._waiting if t.reason is not None]:
             self._waiting.remove(ticket)
             self._end(ticket, ticket.reason)
@@ -129,29 +132,28 @@ class RemoteScheduler:
         for index, ticket in enumerate(self._waiting, 1):
             if ticket.position != index:
                 ticket.position = index
-                ticket.deliver([Moved(index)])
+                ticket.deliver([TicketMoved(index)])
 
     async def _run(self, ticket: Ticket) -> None:
         ticket.timing.started = time.perf_counter()
-        ticket.deliver([Started()])
+        ticket.deliver([TicketStarted()])
         error: KeystrokeError | None = None
-        said: list[str] = []
+        text: list[str] = []
         try:
             async with aclosing(self._stream(ticket.job, ticket)) as items:
                 last = time.perf_counter()
                 async for item in items:
                     now = time.perf_counter()
                     if ticket.paused:
-                        await self._until_read(ticket)
+                        await self._until_resumed(ticket)
                     self._count(ticket, item, now - last)
                     last = now
                     if isinstance(item, Chunk):
-                        said.append(item.text)
+                        text.append(item.text)
                         if item.finish is Finish.STOP and ticket.job.check is not None:
-                            error = ticket.job.check("".join(said))
-                    passed: Item = item
+                            error = ticket.job.check("".join(text))
                     if not isinstance(item, Usage):
-                        ticket.deliver([passed])
+                        ticket.deliver([item])
         except KeystrokeError as failure:
             error = failure
         except Exception:
@@ -183,9 +185,9 @@ class RemoteScheduler:
         else:
             stats.step_seconds.append(seconds)
             stats.steps += 1
-        stats.tokens += 1  # until the server reports its own count: one event is about one token
+        stats.tokens += 1  # one event is about one token, until the server reports its count
 
     @staticmethod
     def _end(ticket: Ticket, error: KeystrokeError | None) -> None:
         ticket.timing.ended = time.perf_counter()
-        ticket.deliver([Ended(error)])
+        ticket.deliver([TicketEnded(error)])

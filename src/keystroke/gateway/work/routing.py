@@ -1,8 +1,8 @@
-"""Which model does a piece of work, and why.
+"""Chooses the model for a request, and says why.
 
-A decision from words, size, task and what each model can do, made in microseconds and said aloud: every
-route carries its reason, and naming a model (or a role) always overrides. It knows what models can, not
-engines. Work that no model here can do is refused with what to add, never given to one that would babble.
+Decides from the user's words, the prompt's size, the task and what each model can do, in microseconds; every
+routing carries its reason. Naming a model or a role always overrides. A request that no model here can serve
+is refused with what to install.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keystroke.gateway.work.priority import Priority
 from keystroke.protocol.faults import NoSuitableModel
 from keystroke.protocol.response import Routing
 
-# What people say when they want thought, and when they want speed. The user's words beat every other sign.
+# Phrases that ask for depth or for speed. They take precedence over every other signal.
 _WANTS_DEEP = re.compile(
     r"\b(think (hard|deeply|carefully|it through)|take your time|in depth|step by step plan|"
     r"use the (deep|big|large) model|deep model)\b",
@@ -33,8 +33,8 @@ _HARD_TASK = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A model as a route sees it. `converses`: it follows instructions. `here`: this server runs it."""
+class ModelCandidate:
+    """A model that routing can choose. `converses`: it follows instructions. `here`: this server runs it."""
 
     name: str
     role: str
@@ -43,10 +43,10 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """What a route is decided on. `words` is what the user said last; `size` is the prompt in characters.
-    `converses`: only a model that follows instructions will do. `deep`: the deep one where there is one.
-    `here`: asked at every key, so an engine of this server where there is one."""
+class RoutingRequest:
+    """What routing decides on. `words` is the user's last message; `size` is the prompt in characters.
+    `converses`: the model has to follow instructions. `deep`: prefer the deep role. `here`: prefer an engine
+    of this server, for requests at every key."""
 
     priority: Priority
     words: str = ""
@@ -60,12 +60,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Chooses among `candidates`, the first of a role standing for it."""
+    """Chooses among `candidates`; the first of a role represents it."""
 
-    candidates: Sequence[Candidate]
-    deep_from_chars: int = 120_000  # about 30k tokens: past this a small model loses the thread
+    candidates: Sequence[ModelCandidate]
+    deep_from_chars: int = 120_000  # about 30k tokens: small models answer badly beyond
 
-    def choose(self, task: Task) -> tuple[str, str, str]:
+    def choose(self, task: RoutingRequest) -> tuple[str, str, str]:
         """(model name, role, reason). Raises NoSuitableModel."""
         able = [c for c in self.candidates if c.converses or not task.converses]
         if not able:
@@ -76,21 +76,21 @@ class Router:
                 param="model",
             )
         role, reason = self._role(task)
-        wanted = [c for c in able if c.role == role]
-        if role == "fast" and task.converses:  # talk has a model of its own where one was chosen
-            wanted = [c for c in able if c.role == "chat"] or wanted
+        preferred = [c for c in able if c.role == role]
+        if role == "fast" and task.converses:  # chat has a model of its own where one is configured
+            preferred = [c for c in able if c.role == "chat"] or preferred
         if task.here:
-            wanted = [c for c in wanted if c.here] or [c for c in able if c.here] or wanted
-        if wanted:
-            return wanted[0].name, wanted[0].role, reason
+            preferred = [c for c in preferred if c.here] or [c for c in able if c.here] or preferred
+        if preferred:
+            return preferred[0].name, preferred[0].role, reason
         other = able[0]
         missing = any(c.role == role for c in self.candidates)
         why = f"no {role} model follows instructions" if missing else f"no {role} model is configured"
         return other.name, other.role, f"{reason}, but {why}"
 
-    def _role(self, task: Task) -> tuple[str, str]:
+    def _role(self, task: RoutingRequest) -> tuple[str, str]:
         if task.deep:
-            return "deep", f"{task.priority.label} work by instruction is the deep model's"
+            return "deep", f"{task.priority.label} work with an instruction goes to the deep model"
         if task.priority < Priority.CHAT:
             return "fast", f"{task.priority.label} work is interactive"
         words = task.words[-4000:]
@@ -109,5 +109,5 @@ class Router:
         return "fast", "a short interactive turn"
 
 
-def named(requested: str, model: str, role: str) -> Routing:
+def named_routing(requested: str, model: str, role: str) -> Routing:
     return Routing(requested=requested, model=model, role=role, reason="named by the client")

@@ -1,9 +1,9 @@
-"""One engine, one thread, many answers: who steps next.
+"""Schedules the answers of one engine, on one thread.
 
-The engine is touched by this thread alone. Each turn of the loop takes the best-ranked answers (as many
-as the engine steps together), equals in rotation; a better one that arrives goes first at the next step, and
-even in the middle of a long prefill, which goes on later from where it stopped. What came of a step is
-posted to the event loop in batches: one wake-up however many tokens.
+Only this thread touches the engine. Each turn steps the best-ranked answers, as many as the engine batches,
+equals in rotation. Better work that arrives goes first at the next step and interrupts a long prefill, which
+continues later from where it stopped. Items are posted to the event loop in batches: one wake-up however many
+tokens.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from keystroke.engine.base import Interrupt, Session
-from keystroke.engine.generation import Generation, GenerationParams, GenerationStats
+from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.mixing import Mixing, Predictor
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import Drafter
-from keystroke.errors import EngineError, Interrupted, KeystrokeError, QueueFull, Unavailable
-from keystroke.gateway.work.fairness import check_share, insert_ticket
+from keystroke.errors import EngineError, Interrupted, KeystrokeError, Unavailable
+from keystroke.gateway.work.fairness import check_room, insert_ticket
 from keystroke.gateway.work.priority import Priority, Tier
+from keystroke.gateway.work.queue import updated_rate
 from keystroke.gateway.work.ticket import (
+    SHUTTING_DOWN,
+    SUPERSEDED,
+    CounterSnapshot,
+    Superseded,
+    Ticket,
     TicketEnded,
     TicketItem,
     TicketMoved,
-    CounterSnapshot,
     TicketStarted,
     TicketSteered,
-    Superseded,
-    Ticket,
 )
 
 log = logging.getLogger("keystroke.scheduler")
 
-_TELLING = 96  # tokens of a prefill from which its speed is worth noting
-
 
 @dataclass(slots=True)
 class Job:
-    """An answer to make: tokens in, chunks out. `warm` only brings the prompt into the cache. `said`: tokens
-    of it that were made elsewhere, before. `affinity`: what it belongs to (a conversation by its beginning, a
-    buffer by its name), for whoever chooses among engines that hold different prefixes. `predictor`: whose
-    opinion is mixed into the model's; an engine that is elsewhere goes without. `drafts`: whether it may
-    draft, too."""
+    """An answer to generate. `warm` only fills the cache with the prompt. `generated`: its first tokens,
+    generated elsewhere. `affinity` identifies the conversation or buffer, to choose among engines that hold
+    different prefixes. `predictor` is mixed into the model's distribution, on local engines only. `drafts`:
+    whether the engine's own drafts may be used."""
 
     prompt: Sequence[int]
     params: GenerationParams
     drafter: Drafter | None = None
     warm: bool = False
-    said: Sequence[int] = ()
+    generated: Sequence[int] = ()
     affinity: str = ""
     predictor: Predictor | None = None
     drafts: bool = True
@@ -68,7 +68,7 @@ class Job:
 
 @dataclass(slots=True)
 class RunningTicket:
-    """An admitted ticket with what the engine holds for it."""
+    """A ticket that the engine works on, with its session."""
 
     ticket: Ticket
     session: Session
@@ -78,8 +78,8 @@ class RunningTicket:
 
 
 class Scheduler:
-    """`concurrent` answers at a time among equals and betters; 0 means what the engine batches.
-    `share_prefixes`: one key finds what another's requests left in the cache."""
+    """`concurrent` answers at a time among those of equal or better rank; 0 means the engine's batch size.
+    `share_prefixes`: keys share the prefix cache."""
 
     def __init__(
         self, model: Model, *, concurrent: int = 0, max_queue: int = 64, share_prefixes: bool = False
@@ -88,7 +88,7 @@ class Scheduler:
         self.share_prefixes = share_prefixes
         self.concurrent = concurrent or max(1, model.engine.max_batch)
         self.max_queue = max_queue
-        self.prefill_rate: float | None = None  # tokens a second, measured; None until something was long
+        self.prefill_rate: float | None = None  # tokens a second; None until measured
         self._lock = threading.Condition()
         self._waiting: list[Ticket] = []  # best rank first, then keys in turn, then arrival
         self._running: list[RunningTicket] = []
@@ -108,13 +108,11 @@ class Scheduler:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End every answer (each gets its terminal item), then the thread. The engine stays open."""
+        """End every answer with its `TicketEnded`, then the thread. The engine stays open."""
         with self._lock:
             self._stopping = True
             for ticket in (*self._waiting, *(r.ticket for r in self._running)):
-                ticket.reason = ticket.reason or Unavailable(
-                    "The server is shutting down; try again shortly."
-                )
+                ticket.reason = ticket.reason or Unavailable(SHUTTING_DOWN)
                 ticket.interrupt.set()
             self._lock.notify()
         if self._thread is not None:
@@ -135,22 +133,17 @@ class Scheduler:
         ticket.wake = self._wake
         with self._lock:
             if self._stopping:
-                raise Unavailable("The server is shutting down; try again shortly.")
+                raise Unavailable(SHUTTING_DOWN)
             if supersedes is not None:
                 self._supersede(supersedes)
-            # Those with a free place only wait for the thread to see them; they are not a queue.
+            # Tickets with a free place only wait for the thread; they do not count as queued.
             free = max(0, self.concurrent - self._rivals(ticket))
-            if len(self._waiting) >= self.max_queue + free:
-                raise QueueFull(
-                    f"{len(self._waiting)} requests already wait for {self.model.name}; try again shortly.",
-                    retry_after=1.0,
-                )
-            check_share(key, self._waiting, self.max_queue, self.model.name)
+            check_room(key, self._waiting, self.max_queue, self.model.name, free=free)
             at = insert_ticket(self._waiting, ticket, (r.ticket for r in self._running))
             if at or not self._has_room(ticket):
-                self._tell_positions()
+                self._report_positions()
             if self._prefilling is not None and self._prefilling.rank > ticket.rank:
-                self._prefilling.interrupt.set()  # not cancelled: it goes on later from where it stopped
+                self._prefilling.interrupt.set()  # not cancelled: it continues later
             self._lock.notify()
         return ticket
 
@@ -167,24 +160,24 @@ class Scheduler:
     def _supersede(self, buffer: str) -> None:
         for ticket in (*self._waiting, *(r.ticket for r in self._running)):
             if ticket.buffer == buffer and ticket.reason is None:
-                ticket.reason = Superseded("A newer request of the same buffer took its place.")
+                ticket.reason = Superseded(SUPERSEDED)
                 ticket.interrupt.set()
 
     def _has_room(self, ticket: Ticket) -> bool:
-        """Capacity is counted among equals and betters, so lower work never keeps higher work waiting."""
+        """Capacity is counted among equal and better ranks, so lower work never delays higher work."""
         return self._rivals(ticket) < self.concurrent
 
     def _rivals(self, ticket: Ticket) -> int:
         return sum(r.ticket.rank <= ticket.rank for r in self._running)
 
-    def _tell_positions(self) -> None:
+    def _report_positions(self) -> None:
         for index, ticket in enumerate(self._waiting, 1):
             if ticket.position != index:
                 ticket.position = index
                 self._post(ticket, TicketMoved(index))
 
     def _pick(self) -> list[RunningTicket] | None:
-        """The answers that step next; None when there is nothing to do."""
+        """The answers that can step, best first; None when there is nothing to do."""
         waiting = self._waiting
         if waiting:
             before = len(waiting)
@@ -194,7 +187,7 @@ class Scheduler:
             while waiting and self._has_room(waiting[0]):
                 self._admit(waiting.pop(0))
             if len(waiting) < before:
-                self._tell_positions()
+                self._report_positions()
         ready = [r for r in self._running if not r.ticket.paused or r.ticket.reason is not None]
         if not ready:
             return None
@@ -215,7 +208,7 @@ class Scheduler:
                 job.params,
                 drafter=job.drafter,
                 interrupt=ticket.interrupt,
-                generated=job.said,
+                generated=job.generated,
                 mixing=Mixing(job.predictor, job.drafts),
             )
         except Exception as error:
@@ -239,18 +232,18 @@ class Scheduler:
             self._step(ready)
 
     def _step(self, ready: list[RunningTicket]) -> None:
-        """One engine step for the best of `ready`: its prefill, or a decode step with what company fits."""
+        """One engine step for the best of `ready`: its prefill, or a decode step batched with others."""
         best = ready[0]
         best.turn = self._turn
         if not best.prefilled:
             self._guarded(best, self._prefill)
             return
-        company = [r for r in ready[1:] if r.prefilled][: self.model.engine.max_batch - 1]
-        if not company:
+        others = [r for r in ready[1:] if r.prefilled][: self.model.engine.max_batch - 1]
+        if not others:
             self._guarded(best, self._advance)
             return
-        batch = [best, *company]
-        for running in company:
+        batch = [best, *others]
+        for running in others:
             running.turn = self._turn
         self._advance_together(batch)
 
@@ -272,30 +265,22 @@ class Scheduler:
             if ticket.reason is not None:
                 raise
             if ticket.job.warm:
-                self._finish(running, None)  # closing hands its KV to the cache, where the real turn finds it
+                self._finish(running, None)  # closing returns its KV to the cache
                 return
-            # Preempted: keep what was computed and go on when the better work is done.
+            # Preempted: keep what was computed and continue after the better work.
             ticket.preemptions += 1
             ticket.interrupt = running.generation.interrupt = Interrupt()
-            if ticket.reason is not None:  # cancelled in the very moment the switch was renewed
+            if ticket.reason is not None:  # cancelled while the interrupt was replaced
                 raise
             return
         finally:
             self._prefilling = None
         if ticket.interrupt.is_set and ticket.reason is None:
-            ticket.interrupt = running.generation.interrupt = (
-                Interrupt()
-            )  # the preemption came too late to matter
+            ticket.interrupt = running.generation.interrupt = Interrupt()  # preempted after the last chunk
         running.prefilled = True
-        self._note_rate(running.generation.stats)
+        self.prefill_rate = updated_rate(self.prefill_rate, running.generation.stats)
         if ticket.job.warm:
             self._finish(running, None)
-
-    def _note_rate(self, stats: GenerationStats) -> None:
-        """How fast prompts are read here; a short one says little."""
-        if stats.computed >= _TELLING and stats.prefill_seconds > 0:
-            rate = stats.computed / stats.prefill_seconds
-            self.prefill_rate = rate if self.prefill_rate is None else 0.7 * self.prefill_rate + 0.3 * rate
 
     def _advance(self, running: RunningTicket) -> None:
         ticket = running.ticket
@@ -315,7 +300,7 @@ class Scheduler:
             self._finish(running, None)
 
     def _advance_together(self, batch: list[RunningTicket]) -> None:
-        asked = []
+        requests = []
         for running in batch:
             ticket = running.ticket
             if ticket.reason is not None:
@@ -331,20 +316,20 @@ class Scheduler:
             if request is None:
                 self._guarded(running, self._advance)
             else:
-                asked.append((running, request))
-        if not asked:
+                requests.append((running, request))
+        if not requests:
             return
         began = time.perf_counter()
         try:
-            steps = self.model.engine.step_many([request for _, request in asked])
+            steps = self.model.engine.step_many([request for _, request in requests])
         except Exception as error:
-            for running, _ in asked:
+            for running, _ in requests:
                 self._finish(running, running.ticket.reason or _as_keystroke(error))
             return
         spent = time.perf_counter() - began
-        for (running, request), step in zip(asked, steps, strict=True):
+        for (running, request), step in zip(requests, steps, strict=True):
             ticket = running.ticket
-            chunk = running.generation.take(step, spent, len(request.draft))
+            chunk = running.generation.apply_step(step, spent, len(request.draft))
             if not ticket.timing.first:
                 ticket.timing.first = time.perf_counter()
             self._post(ticket, chunk)
@@ -364,8 +349,8 @@ class Scheduler:
         with self._lock:
             self._running.remove(running)
         session = running.session
-        # The end is told first: giving the KV back is nothing the client should wait for. Its tokens are
-        # handed over, not copied: nobody changes them once the session is closed.
+        # The end is posted first, so that the client does not wait for the session to close. Its tokens are
+        # not copied: nobody changes them after that.
         self._end(running.ticket, error, session.tokens)
         try:
             session.close()
@@ -384,7 +369,7 @@ class Scheduler:
             self._posted = True
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the loop is gone; nobody is left to tell
+            except RuntimeError:  # the loop is closed
                 self._posted = False
 
     def _deliver(self) -> None:
@@ -394,18 +379,18 @@ class Scheduler:
         while outbox:
             ticket, item = outbox.popleft()
             if not outbox and not grouped:
-                _hand_over(ticket, [item])  # one token, one stream: the common case
+                _deliver_items(ticket, [item])  # the common case
                 return
             grouped.setdefault(ticket, []).append(item)
         for ticket, items in grouped.items():
-            _hand_over(ticket, items)
+            _deliver_items(ticket, items)
 
     def _wake(self) -> None:
         with self._lock:
             self._lock.notify()
 
 
-def _hand_over(ticket: Ticket, items: list[TicketItem]) -> None:
+def _deliver_items(ticket: Ticket, items: list[TicketItem]) -> None:
     try:
         ticket.deliver(items)
     except Exception:

@@ -1,7 +1,7 @@
-"""A place in the queue, and what comes of it.
+"""A ticket: one request in a queue, and the items it produces.
 
-The one object that both the event loop and an engine thread hold. The loop side reads items and may
-cancel, pause, redirect; the engine side only posts. Every ticket gets exactly one `Ended`, last.
+The only object shared by the event loop and an engine thread. The loop reads items and may cancel, pause or
+redirect; the engine only posts. Every ticket gets exactly one `TicketEnded`, as its last item.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from keystroke.gateway.work.priority import Priority, Tier, rank
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """The counters at one moment."""
+class CounterSnapshot:
+    """The generation counters at one moment."""
 
     tokens: int = 0
     steps: int = 0
@@ -32,8 +32,8 @@ class Reading:
     at: float = 0.0  # perf_counter, where a span begins or ends in the middle of a ticket
 
     @staticmethod
-    def of(stats: GenerationStats, at: float = 0.0) -> Reading:
-        return Reading(
+    def of(stats: GenerationStats, at: float = 0.0) -> CounterSnapshot:
+        return CounterSnapshot(
             stats.tokens,
             stats.steps,
             stats.drafted,
@@ -45,54 +45,57 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class TicketMoved:
     """The ticket waits; `position` 1 is next."""
 
     position: int
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """Its turn came: the engine works on it from now on."""
+class TicketStarted:
+    """The engine begins to work on the ticket."""
 
 
 @dataclass(frozen=True, slots=True)
-class Steered:
-    """Everything after this belongs to the redirected answer: `length` tokens in all, of which the first
-    `kept` stayed in the KV cache."""
+class TicketSteered:
+    """Items after this one belong to the redirected answer, whose prompt has `length` tokens; the first
+    `kept` of them stayed in the KV cache."""
 
     steer_id: str
     kept: int
     length: int
     tokens: Sequence[int]  # the tokens kept
-    reading: Reading
+    reading: CounterSnapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The end. `error` None: the answer finished by itself (the last chunk says why)."""
+class TicketEnded:
+    """The last item. `error` None: the answer finished by itself (the last chunk says why)."""
 
     error: KeystrokeError | None
     tokens: Sequence[int] = ()  # prompt and answer as the session held them
 
 
-Item = Chunk | Moved | Started | Steered | Ended | Any
+SUPERSEDED = "A newer request of the same buffer took its place."
+SHUTTING_DOWN = "The server is shutting down; try again shortly."
+
+TicketItem = Chunk | TicketMoved | TicketStarted | TicketSteered | TicketEnded | Any
 
 
-class Enough(Interrupted):
-    """Stopped because the reader has all it wants: nothing went wrong and nobody was disappointed."""
+class StoppedEarly(Interrupted):
+    """Stopped because the reader needs no more; counts as completed."""
 
     code = "enough"
 
 
 class Redirected(Interrupted):
-    """Stopped so that a steered successor can take its place."""
+    """Stopped so that a steered successor can follow."""
 
     code = "steered"
 
 
 class Superseded(Interrupted):
-    """A newer request of the same buffer took its place."""
+    """Replaced by a newer request for the same buffer."""
 
     code = "superseded"
     status = 409
@@ -100,7 +103,7 @@ class Superseded(Interrupted):
 
 @dataclass(slots=True)
 class Timing:
-    """Stamps of time.perf_counter(), 0 where it did not come to that."""
+    """Values of time.perf_counter(); 0 for stages that were not reached."""
 
     submitted: float = field(default_factory=time.perf_counter)
     started: float = 0.0
@@ -113,7 +116,7 @@ class Ticket:
         self.job = job
         self.priority, self.tier, self.key, self.buffer = priority, tier, key, buffer
         self.rank = rank(priority, tier)
-        self.round = 0  # of equals those of a lower round go first: how many of its key went before it
+        self.round = 0  # number of earlier tickets of its key; equals of a lower round go first
         self.timing = Timing()
         self.stats = GenerationStats()
         self.preemptions = 0
@@ -121,14 +124,14 @@ class Ticket:
         self.interrupt = Interrupt()
         self.reason: KeystrokeError | None = None  # why it was cancelled
         self.paused = False
-        self.read: Callable[[], int] = lambda: 0  # how many tokens of its prompt have been read
+        self.read: Callable[[], int] = lambda: 0  # the number of prompt tokens read so far
         self.redirects: deque[tuple[str, Sequence[int]]] = deque()
-        self.on_items: Callable[[list[Item]], None] | None = None
-        self.on_end: Callable[[Ended], object] | None = None  # called last, whatever its reader did
-        self.finish: Finish | None = None  # why the answer stopped by itself
-        self.wake: Callable[[], None] = lambda: None  # tells the engine side to look again
-        self.done = False  # the loop has seen Ended
-        self._items: deque[Item] = deque()
+        self.on_items: Callable[[list[TicketItem]], None] | None = None
+        self.on_end: Callable[[TicketEnded], object] | None = None  # called last, even if the reader failed
+        self.finish: Finish | None = None  # why generation stopped
+        self.wake: Callable[[], None] = lambda: None  # wakes the engine side
+        self.done = False  # the loop received TicketEnded
+        self._items: deque[TicketItem] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
     # From the event loop
@@ -150,14 +153,14 @@ class Ticket:
             self.wake()
 
     def redirect(self, steer_id: str, tokens: Sequence[int]) -> None:
-        """At the next token boundary put `tokens` after what was generated and go on."""
+        """At the next token boundary, append `tokens` to what was generated and continue."""
         self.redirects.append((steer_id, tokens))
         self.wake()
 
-    def deliver(self, items: list[Item]) -> None:
+    def deliver(self, items: list[TicketItem]) -> None:
         """Called in the loop with what the engine posted."""
         last = items[-1]
-        if isinstance(last, Ended):
+        if isinstance(last, TicketEnded):
             self.done = True
             self.finish = next((i.finish for i in reversed(items) if type(i) is Chunk), self.finish)
         elif type(last) is Chunk:
@@ -170,17 +173,17 @@ class Ticket:
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
         finally:
-            if self.done and self.on_end is not None and isinstance(last, Ended):
+            if self.done and self.on_end is not None and isinstance(last, TicketEnded):
                 self.on_end(last)
 
-    async def __aiter__(self) -> AsyncIterator[Item]:
-        """Items up to and with Ended. For readers that need no callback; leaving early cancels."""
+    async def __aiter__(self) -> AsyncIterator[TicketItem]:
+        """Items up to and including TicketEnded, for readers without a callback; leaving early cancels."""
         try:
             while True:
                 while self._items:
                     item = self._items.popleft()
                     yield item
-                    if isinstance(item, Ended):
+                    if isinstance(item, TicketEnded):
                         return
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter

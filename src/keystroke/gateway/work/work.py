@@ -1,9 +1,8 @@
-"""One unit of work: a ticket with what was paid for it, settled exactly once however it ends.
+"""One unit of work: a ticket with its permit and receipts, settled exactly once however it ends.
 
-Whoever submits work only consumes it. The permit, the receipt, the metrics and the usage are this
-file's: they are written when the ticket ends (done, stopped, superseded, failed, its reader gone), never by
-the reader. A steered answer is several responses over one ticket; each is a span with a receipt of its own,
-and together they are what the limits are charged.
+Permit, receipt, metrics and usage are written when the ticket ends (finished, cancelled, superseded,
+failed), never by its reader. A steered answer is several responses over one ticket; each is a span with its
+own receipt, and the limits are charged for their sum.
 """
 
 from __future__ import annotations
@@ -16,15 +15,23 @@ from dataclasses import dataclass
 from keystroke.engine.generation import Finish
 from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.access.limits import Settles
-from keystroke.gateway.work.receipts import Price, receipt
-from keystroke.gateway.work.ticket import Ended, Enough, Item, Reading, Redirected, Steered, Ticket
+from keystroke.gateway.access.limits import Permit
+from keystroke.gateway.work.receipts import TokenPrices, receipt
+from keystroke.gateway.work.ticket import (
+    CounterSnapshot,
+    Redirected,
+    StoppedEarly,
+    Ticket,
+    TicketEnded,
+    TicketItem,
+    TicketSteered,
+)
 from keystroke.protocol.response import Receipt
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a span ended. `status` is the response's; `finish` says why it stopped by itself."""
+class WorkOutcome:
+    """How a span ended: the response's status, and why generation stopped."""
 
     status: str  # completed, incomplete, cancelled, failed
     receipt: Receipt
@@ -32,53 +39,57 @@ class Outcome:
     error: KeystrokeError | None = None
 
 
-Keep = Callable[["Work", str, Outcome], None]
+OnSpanEnd = Callable[["Work", str, WorkOutcome], None]
 
 
 class Work:
-    """`id` names the span under way in the books. `keep` is told of every span that ended, once each."""
+    """`id` names the current span in the usage records. `on_span_end` is called once for every span."""
 
     def __init__(
         self,
         identity: str,
         ticket: Ticket,
-        permit: Settles,
+        permit: Permit,
         *,
         model: str,
-        price: Price,
+        price: TokenPrices,
         caller: Caller,
         live: bool,
-        keep: Keep,
+        on_span_end: OnSpanEnd,
     ) -> None:
         self.id = identity
         self.ticket = ticket
         self.model = model
         self.caller = caller
-        self.live = live  # for a buffer that is being typed in: its books are kept by the hour
-        self.network_seconds = 0.0  # added to by whoever writes to the socket
+        self.live = live  # for a live buffer: its usage is summed by the hour
+        self.network_seconds = 0.0  # added by the socket's writer
         self._permit = permit
         self._price = price
-        self._keep = keep
+        self._on_span_end = on_span_end
         self._input_tokens = ticket.job.input_tokens  # 0: a remote server counts them
-        self._since: Reading | None = None
+        self._since: CounterSnapshot | None = None
         self._kept: int | None = None  # tokens a steered span found in its session
         self._spent = 0
         self._failure: KeystrokeError | None = None
-        self._outcome: Outcome | None = None
+        self._outcome: WorkOutcome | None = None
         ticket.on_end = self._settle
 
     # Steering the ticket
 
-    def follow(self, read: Callable[[list[Item]], None]) -> None:
-        """Give every item to `read`. Call before the loop runs again, so that none is missed."""
+    def subscribe(self, read: Callable[[list[TicketItem]], None]) -> None:
+        """Pass every item to `read`. Call before the loop runs again, so that none is missed."""
         self.ticket.on_items = read
 
-    async def items(self) -> AsyncGenerator[Item, None]:
-        """What comes of it, up to its end; for readers that need no callback. Raises what the work failed
-        with; leaving early stops it."""
+    async def items(self) -> AsyncGenerator[TicketItem, None]:
+        """The items up to the end, for readers without a callback. Raises the work's error; leaving early
+        cancels the work."""
         async with aclosing(aiter(self.ticket)) as items:  # type: ignore[type-var]
             async for item in items:
-                if isinstance(item, Ended) and item.error is not None and not isinstance(item.error, Enough):
+                if (
+                    isinstance(item, TicketEnded)
+                    and item.error is not None
+                    and not isinstance(item.error, StoppedEarly)
+                ):
                     raise item.error
                 yield item
 
@@ -86,14 +97,14 @@ class Work:
         """Stop within one step. Idempotent; harmless after the end."""
         self.ticket.cancel(reason)
 
-    def enough(self) -> None:
-        """The reader has all it wants: stop, and call that completed."""
-        self.ticket.cancel(Enough("The reader has all it wants."))
+    def stop_early(self) -> None:
+        """Stop generating; the work counts as completed."""
+        self.ticket.cancel(StoppedEarly("The reader needs no more."))
 
     # Spans
 
-    def paid(self, until: Reading | None = None) -> Receipt:
-        """The receipt of the span under way, as it stands now."""
+    def current_receipt(self, until: CounterSnapshot | None = None) -> Receipt:
+        """The receipt of the current span so far."""
         return receipt(
             self.ticket,
             model=self.model,
@@ -106,40 +117,40 @@ class Work:
             now=time.perf_counter(),
         )
 
-    def steered(self, item: Steered) -> Outcome:
-        """The span ends where it was redirected; the next begins over the same session."""
-        outcome = Outcome("incomplete", self.paid(item.reading), "steered")
-        self._book(outcome)
+    def end_steered_span(self, item: TicketSteered) -> WorkOutcome:
+        """End the span at the redirect; the next begins over the same session."""
+        outcome = WorkOutcome("incomplete", self.current_receipt(item.reading), "steered")
+        self._record(outcome)
         self._since, self._kept, self._input_tokens = item.reading, item.kept, item.length
         self.network_seconds = 0.0
         return outcome
 
-    def ended(self, item: Ended) -> Outcome:
-        """The outcome of the last span, for a reader that wants to tell it before the books are kept."""
+    def final_outcome(self, item: TicketEnded) -> WorkOutcome:
+        """The outcome of the last span."""
         if self._outcome is None:
             status, finish, error = _status(self._failure or item.error, self.ticket.finish)
-            self._outcome = Outcome(status, self.paid(), finish, error)
+            self._outcome = WorkOutcome(status, self.current_receipt(), finish, error)
         return self._outcome
 
-    def broke(self, failure: KeystrokeError) -> Outcome:
-        """The reader failed on what it was given: the work is stopped, and failed whatever comes of it."""
+    def fail(self, failure: KeystrokeError) -> WorkOutcome:
+        """The reader failed on an item: stop the work and record it as failed."""
         self._failure = failure
-        self.follow(lambda _items: None)
+        self.subscribe(lambda _items: None)
         self.cancel(failure)
-        return Outcome("failed", self.paid(), error=failure)
+        return WorkOutcome("failed", self.current_receipt(), error=failure)
 
-    def _settle(self, item: Ended) -> None:
-        """Called once, by the ticket, after its reader."""
-        self._book(self.ended(item))
+    def _settle(self, item: TicketEnded) -> None:
+        """Called once by the ticket, after its reader."""
+        self._record(self.final_outcome(item))
         self._permit.settle(self._spent)
 
-    def _book(self, outcome: Outcome) -> None:
+    def _record(self, outcome: WorkOutcome) -> None:
         self._spent += outcome.receipt.computed_tokens + outcome.receipt.output_tokens
-        self._keep(self, self.id, outcome)
+        self._on_span_end(self, self.id, outcome)
 
 
 def _status(error: KeystrokeError | None, finish: Finish | None) -> tuple[str, str, KeystrokeError | None]:
-    if isinstance(error, Enough):
+    if isinstance(error, StoppedEarly):
         return "completed", "stop", None
     if isinstance(error, Redirected):
         return "incomplete", "steered", error

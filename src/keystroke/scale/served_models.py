@@ -1,7 +1,4 @@
-"""Which models a scaled application serves.
-
-Reads settings and what is installed; loads nothing and does not know Ray.
-"""
+"""The models that a scaled application serves, from the settings and what is installed; loads nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +6,9 @@ from keystroke.config import NamedModel, Settings
 from keystroke.engine.roles import Role, model_for
 
 
-def tables_of(settings: Settings) -> dict[str, NamedModel]:
-    """The models to serve: those configured, the default one where none is fast, and the deep and the
-    conversing one where they are named. What is only installed is not given a replica unasked."""
+def served_models(settings: Settings) -> dict[str, NamedModel]:
+    """The configured models, the default one where none is fast, and the deep and chat models where they are
+    named. A model that is only installed gets no replica."""
     tables = dict(settings.models)
     if settings.model.default not in tables and not any(t.role == "fast" for t in tables.values()):
         tables = {settings.model.default: NamedModel(), **tables}
@@ -22,6 +19,6 @@ def tables_of(settings: Settings) -> dict[str, NamedModel]:
     return tables
 
 
-def replicas_of(table: NamedModel, settings: Settings) -> int:
-    """How many engine replicas a model begins with."""
+def initial_replicas(table: NamedModel, settings: Settings) -> int:
+    """The number of engine replicas a model starts with."""
     return table.replicas or settings.scale.replicas

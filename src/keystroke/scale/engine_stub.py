@@ -1,7 +1,5 @@
-"""A model whose engine is elsewhere, as a gateway holds it.
-
-Everything about text is here, nothing that computes. Asking it for a session is a fault of ours.
-"""
+"""A model whose engine runs on a replica, as a gateway holds it: tokenizer and templates, nothing that
+computes."""
 
 from __future__ import annotations
 
@@ -10,13 +8,13 @@ from keystroke.engine.base import Engine, EngineStats, Session
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.cost import remember_cost
 from keystroke.errors import EngineError
-from keystroke.gateway.work.queue import Queue
+from keystroke.gateway.work.queue import WorkQueue
 from keystroke.gateway.work.registry import ServedModel, budget_of, price_of
-from keystroke.scale.call import TextSide
+from keystroke.scale.call import ModelDescription
 
 
-class DistantEngine(Engine):
-    def __init__(self, side: TextSide) -> None:
+class EngineStub(Engine):
+    def __init__(self, side: ModelDescription) -> None:
         self.info = side.info
         self.max_batch = side.slots
 
@@ -24,15 +22,15 @@ class DistantEngine(Engine):
         raise EngineError("This model's engine is on another replica; ask through its queue.")
 
     def stats(self) -> EngineStats:
-        return EngineStats(0, 0, 0, 0)  # each replica has its own
+        return EngineStats(0, 0, 0, 0)  # each replica reports its own
 
     def close(self) -> None:
-        """Nothing of it is here."""
+        """Nothing to close: the engine is on the replica."""
 
 
-def distant_entry(side: TextSide, queue: Queue, table: NamedModel) -> ServedModel:
-    """The model as the gateway's registry holds it, with `queue` in place of an engine's own."""
-    engine = DistantEngine(side)
+def stub_entry(side: ModelDescription, queue: WorkQueue, table: NamedModel) -> ServedModel:
+    """The entry of the gateway's registry; `queue` sends its work to the replicas."""
+    engine = EngineStub(side)
     remember_cost(engine, side.costs)
     model = Model(
         side.name,
@@ -41,6 +39,6 @@ def distant_entry(side: TextSide, queue: Queue, table: NamedModel) -> ServedMode
         side.chat,
         side.fim,
         languages=side.languages,
-        follows=side.follows,
+        conservative_languages=side.follows,
     )
     return ServedModel(side.name, table.role, queue, model, budget_of(table), price_of(table), side.edits)

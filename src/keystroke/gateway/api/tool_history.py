@@ -1,10 +1,9 @@
-"""What a conversation says of the tools a small model may use next: what it was asked, what it has read, and
-what has just led nowhere.
+"""What a conversation says about the tools that a small model may use next.
 
-Reads items, changes none. A line counts as read where a tool's result or a fenced block of the user's
-shows it; an instruction is no line of a file. A model of one or two billion parameters repeats itself: a call
-made twice in vain, or an edit that failed, is not open to it in the next turn, so that it reads, does
-something else, or says that it is done. Nor does it undo its own work, unless something failed since.
+Reads items and changes none. A line counts as read where a tool's result or a fenced block of the user shows
+it; an instruction is not a line of a file. Small models repeat themselves: a call made twice in vain and an
+edit that failed are not allowed in the next turn, so that the model reads, does something else, or finishes.
+Nor may it undo its own work, unless something failed since.
 """
 
 from __future__ import annotations
@@ -16,25 +15,23 @@ from typing import Any
 
 import msgspec
 
-from keystroke.assist.tool_calls.patches import calls_of
+from keystroke.assist.tool_calls.patches import calls_from_patch
 from keystroke.assist.tool_calls.tools import Toolset
 from keystroke.assist.tool_calls.usable import PATHS, SHORT_FILE, reads_files
-from keystroke.protocol.items import Item, text_of
+from keystroke.protocol.items import Item, content_text
 
 _CALLS = ("function_call", "custom_tool_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _FENCED = re.compile(r"^```[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_REPORT = re.compile(
-    r"\A(?:[A-Z][\w ]*:[^\n]*\n|Process [^\n]*\n)*Output:\n"
-)  # what Codex puts before a result
+_REPORT = re.compile(r"\A(?:[A-Z][\w ]*:[^\n]*\n|Process [^\n]*\n)*Output:\n")  # Codex's header of a result
 _FAILED = re.compile(r"\b(fail|error|not found|no such|could not|cannot|invalid)", re.IGNORECASE)
 _WHOLE = re.compile(r"cat (?:-- )?['\"]?([\w./-]+)['\"]?")
 _STATUS = re.compile(r"\bexit(?:ed with)? code:? ?[1-9]", re.IGNORECASE)
 
 
 @dataclass(slots=True)
-class Written:
-    """What edits of this turn wrote. `copied`: files that were only written as they had been read."""
+class WrittenEdits:
+    """What the edits of this turn wrote. `copied`: files that were written exactly as they had been read."""
 
     lines: set[str] = field(default_factory=set)
     paths: set[str] = field(default_factory=set)
@@ -45,13 +42,15 @@ class Written:
         self.paths.clear()
 
 
-def asked(items: Sequence[Item]) -> str:
-    """What the user said last."""
-    return next((text_of(i.content) for i in reversed(items) if i.type == "message" and i.role == "user"), "")
+def last_user_text(items: Sequence[Item]) -> str:
+    """The last user message."""
+    return next(
+        (content_text(i.content) for i in reversed(items) if i.type == "message" and i.role == "user"), ""
+    )
 
 
 def texts_read(items: Sequence[Item], toolset: Toolset) -> list[str]:
-    """What a model has read of files."""
+    """The file contents that a model has read."""
     edits = {shown.tool.name for shown in toolset.shown if shown.is_edit}
     of_edits = {i.call_id for i in items if i.type in _CALLS and i.name in edits}
     texts: list[str] = []
@@ -59,13 +58,13 @@ def texts_read(items: Sequence[Item], toolset: Toolset) -> list[str]:
         if item.type in _OUTPUTS and item.call_id not in of_edits:
             texts.append(_REPORT.sub("", _output(item)))
         elif item.type == "message" and item.role == "user":
-            texts += _FENCED.findall(text_of(item.content))
+            texts += _FENCED.findall(content_text(item.content))
     return texts
 
 
 def short_files(items: Sequence[Item], toolset: Toolset) -> tuple[str, ...]:
-    """The files, as their paths were written, that were read whole since the user's last words and are short:
-    by a tool made for reading, or by a command that shows one file and nothing else."""
+    """The paths of short files that were read whole since the last user message, by a reading tool or by a
+    command that shows one file."""
     outputs = {item.call_id: _output(item) for item in items if item.type in _OUTPUTS}
     found: dict[str, None] = {}
     for call in calls_made(items):
@@ -74,7 +73,7 @@ def short_files(items: Sequence[Item], toolset: Toolset) -> tuple[str, ...]:
         if path is None or text is None or _STATUS.search(text):
             continue
         lines = _REPORT.sub("", text).splitlines()
-        refused = len(lines) == 1 and _FAILED.search(lines[0]) is not None  # what reports the failure alone
+        refused = len(lines) == 1 and _FAILED.search(lines[0]) is not None  # only an error message
         if 0 < len(lines) <= SHORT_FILE and not refused:
             found[path] = None
     return tuple(found)
@@ -98,7 +97,7 @@ def _file_read(call: Item, toolset: Toolset) -> str | None:
 
 
 def calls_made(items: Sequence[Item]) -> list[Item]:
-    """The calls since the user's last words."""
+    """The calls since the last user message."""
     calls: list[Item] = []
     for item in items:
         if item.type == "message" and item.role == "user":
@@ -108,9 +107,9 @@ def calls_made(items: Sequence[Item]) -> list[Item]:
     return calls
 
 
-def spent_tools(items: Sequence[Item], toolset: Toolset) -> frozenset[str]:
-    """The tools, by the names they were offered under, that the next turn does without: an edit that has just
-    failed, and whatever was called twice in the same way since something was last written."""
+def exhausted_tools(items: Sequence[Item], toolset: Toolset) -> frozenset[str]:
+    """The tools, by their offered names, that are not available in the next turn: an edit that has just
+    failed, and any tool called twice in the same way since the last write."""
     calls = calls_made(items)
     if not calls:
         return frozenset()
@@ -120,37 +119,39 @@ def spent_tools(items: Sequence[Item], toolset: Toolset) -> frozenset[str]:
     tried: set[tuple[Any, ...]] = set()
     for call in calls:
         name, failed = call.name or "", _FAILED.search(outputs.get(call.call_id, "")) is not None
-        if _said(call) in tried:
+        if _signature(call) in tried:
             spent.add(name)
         elif name in quoting and not failed:
             spent.discard(name)
-            tried = {one for one in tried if one[1] in quoting}  # a command may now say something else
+            tried = {
+                one for one in tried if one[1] in quoting
+            }  # after a write, a command may have another result
             spent &= quoting
-        tried.add(_said(call))
+        tried.add(_signature(call))
     if calls[-1].name in quoting and _FAILED.search(outputs.get(calls[-1].call_id, "")):
         spent.add(calls[-1].name or "")
     return frozenset(spent)
 
 
-def written(items: Sequence[Item], toolset: Toolset) -> Written:
-    """What the edits since the user's last word wrote, where nothing failed after them: a small model that
-    reads its own work takes it for what it was asked to change, and changes it back. A file that was written
-    as it was read is not written: its lines are still to be changed."""
+def written_edits(items: Sequence[Item], toolset: Toolset) -> WrittenEdits:
+    """What the edits since the last user message wrote, unless something failed after them: a small model
+    that reads its own work may take it for the task, and undo it. A file written exactly as it was read does
+    not count."""
     names = {shown.tool.name for shown in toolset.shown if shown.is_edit}
     edits: dict[str | None, list[tuple[str, dict[str, str]]]] = {}
-    work = Written()
+    work = WrittenEdits()
     read: set[str] = set()
     for item in items:
         if item.type == "message" and item.role == "user":
-            work = Written()
+            work = WrittenEdits()
         elif item.type in _CALLS and item.name in names:
-            edits[item.call_id] = calls_of(item.input or "") or []
+            edits[item.call_id] = calls_from_patch(item.input or "") or []
         elif item.type in _OUTPUTS:
             failed = _FAILED.search(_output(item)) is not None
             if item.call_id not in edits:
                 read.add(_REPORT.sub("", _output(item)).strip())
                 if failed or _STATUS.search(_output(item)):
-                    work.clear()  # what was written may be at fault
+                    work.clear()  # the edits may be wrong
             elif not failed:
                 for _, arguments in edits[item.call_id]:
                     if arguments.get("content", "").strip() in read:
@@ -163,7 +164,7 @@ def written(items: Sequence[Item], toolset: Toolset) -> Written:
     return work
 
 
-def _said(call: Item) -> tuple[Any, ...]:
+def _signature(call: Item) -> tuple[Any, ...]:
     return call.type, call.name, call.arguments, call.input
 
 
@@ -171,5 +172,5 @@ def _output(item: Item) -> str:
     return (
         item.output
         if isinstance(item.output, str)
-        else text_of(item.output if isinstance(item.output, list) else None)
+        else content_text(item.output if isinstance(item.output, list) else None)
     )

@@ -1,7 +1,6 @@
-"""One short question to a model, awaited whole: tokens in, tokens and their chances out.
+"""Short internal requests to a model: tokens in, tokens and their log-probabilities out.
 
-The question goes through the model's queue like everybody's work; cancelling the awaiting task cancels
-it. What the answer means is the asker's affair.
+A request goes through the model's queue like all work; cancelling the awaiting task cancels it.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
-from keystroke.assist.next_edit import Said
+from keystroke.assist.next_edit import EngineAnswer
 from keystroke.engine.base import TokenLogprob
 from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.engine.speculative import Drafter
@@ -20,46 +19,46 @@ from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service
 
 
-class Asker:
-    """Questions of one caller to one model. `read` and `written` count their tokens."""
+class ModelClient:
+    """Requests of one caller to one model, with the sum of their tokens."""
 
     def __init__(self, service: Service, entry: ServedModel, caller: Caller, affinity: str) -> None:
         self.service, self.entry, self.caller = service, entry, caller
         self._affinity = affinity
-        self.read = self.written = 0
+        self.input_tokens = self.output_tokens = 0
 
     async def __call__(
         self, tokens: Sequence[int], params: GenerationParams, drafter: Drafter | None = None
-    ) -> Said:
-        """Raises KeystrokeError where the queue or the engine refuses."""
-        said: list[int] = []
-        chances: list[TokenLogprob] = []
+    ) -> EngineAnswer:
+        """The whole answer. Raises KeystrokeError where the queue or the engine refuses."""
+        generated: list[int] = []
+        logprobs: list[TokenLogprob] = []
 
-        def take(chunk: Chunk) -> bool:
-            said.extend(chunk.tokens)
-            chances.extend(chunk.logprobs)
+        def collect(chunk: Chunk) -> bool:
+            generated.extend(chunk.tokens)
+            logprobs.extend(chunk.logprobs)
             return False
 
-        await self.read_out(tokens, params, drafter, take)
-        return Said(tuple(said), tuple(chances))
+        await self.stream(tokens, params, drafter, collect)
+        return EngineAnswer(tuple(generated), tuple(logprobs))
 
-    async def read_out(
+    async def stream(
         self,
         tokens: Sequence[int],
         params: GenerationParams,
         drafter: Drafter | None,
         enough: Callable[[Chunk], bool],
     ) -> None:
-        """Give each piece of the answer to `enough`, until it says so; the rest is not made."""
+        """Pass each chunk of the answer to `enough`; stop generating once it returns True."""
         service, entry = self.service, self.entry
         job = Job(tokens, params, drafter if service.speculation else None, affinity=self._affinity)
-        permit = await service.admitted(entry, job, self.caller)
+        permit = await service.admit_shared(entry, job, self.caller)
         work = service.submit(entry, job, self.caller, priority=Priority.NEXT_EDIT, live=True, permit=permit)
-        self.read += len(tokens)
+        self.input_tokens += len(tokens)
         async with aclosing(work.items()) as items:
             async for item in items:
                 if isinstance(item, Chunk):
-                    self.written += len(item.tokens)
+                    self.output_tokens += len(item.tokens)
                     if enough(item):
-                        work.enough()
+                        work.stop_early()
                         return

@@ -1,0 +1,89 @@
+"""Reads a Responses request: validation, answer format, routing facts, and the response object it starts
+with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from keystroke.errors import Forbidden, InputError
+from keystroke.gateway.api import prompts
+from keystroke.gateway.api.answer_form import TextFormat, text_format
+from keystroke.gateway.work.priority import Priority
+from keystroke.gateway.work.routing import RoutingRequest
+from keystroke.gateway.work.service import new_id
+from keystroke.protocol.items import Item, content_text
+from keystroke.protocol.requests import CreateRequest
+from keystroke.protocol.response import Response, Routing
+
+METADATA = (16, 64, 512)  # pairs, characters of a name, characters of a value: every event carries them
+
+
+def check_request(request: CreateRequest) -> None:
+    """Raises InputError or Forbidden for fields that contradict each other or are not supported."""
+    pairs, name, value = METADATA
+    given = request.metadata or {}
+    if len(given) > pairs or any(len(k) > name or len(str(v)) > value for k, v in given.items()):
+        raise InputError(
+            f"metadata holds at most {pairs} pairs of {name} and {value} characters; shorten it.",
+            param="metadata",
+        )
+    if request.conversation is not None:
+        raise InputError(
+            "conversation is not supported; chain turns by previous_response_id.", param="conversation"
+        )
+    if request.background and request.store is False:
+        raise Forbidden(
+            "A background response must be stored to be found again; leave store out.", param="store"
+        )
+
+
+def requested_format(request: CreateRequest) -> TextFormat | None:
+    given = (request.text or {}).get("format")
+    if given is not None and not isinstance(given, dict):
+        raise InputError("text.format must be an object.", param="text.format")
+    return text_format(given, "text.format", structured_outputs=request.structured_outputs)
+
+
+def requested_logprobs(request: CreateRequest) -> int | None:
+    if request.top_logprobs is None and "message.output_text.logprobs" in (request.include or ()):
+        return 0
+    return request.top_logprobs
+
+
+def routing_request(
+    request: CreateRequest, items: Sequence[Item], own_items: Sequence[Item], priority: Priority
+) -> RoutingRequest:
+    words = next((content_text(i.content) for i in reversed(own_items) if i.role == "user"), "")
+    effort = (request.reasoning or {}).get("effort")
+    return RoutingRequest(
+        priority, words, prompts.text_length(items), bool(request.background), effort, converses=True
+    )
+
+
+def new_response(request: CreateRequest, model: str, routing: Routing, *, tier: str, store: bool) -> Response:
+    """The response object as its first event shows it."""
+    return Response(
+        id=new_id("resp"),
+        created_at=int(time.time()),
+        model=model,
+        status="queued" if request.background else "in_progress",
+        background=bool(request.background),
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        metadata=request.metadata or {},
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=request.previous_response_id,
+        prompt_cache_key=request.prompt_cache_key,
+        reasoning=request.reasoning,
+        service_tier=tier,
+        store=store,
+        temperature=request.temperature or 0.0,
+        text=request.text or {"format": {"type": "text"}},
+        tool_choice="auto" if request.tool_choice is None else request.tool_choice,
+        tools=request.tools or [],
+        top_logprobs=request.top_logprobs or 0,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        user=request.user,
+        routing=routing,
+    )

@@ -1,0 +1,117 @@
+"""The table of HTTP routes: it makes the Starlette routes and the OpenAPI document.
+
+Each route declares its path, method, handler, who may call it, and the types of its body and reply. A route
+without a declared access requires a key. Access is checked, then the body read and decoded, before any
+handler runs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+from starlette.routing import Route
+
+from keystroke.gateway.access.security import Access, AccessControl
+from keystroke.gateway.api import tasks
+from keystroke.gateway.api.endpoints import ApiRequest, Endpoints
+from keystroke.gateway.api.openapi import RouteSpec, document
+from keystroke.gateway.transport.http import json_response, read_body
+from keystroke.protocol import chat, requests, response, status
+from keystroke.protocol import tasks as wire
+from keystroke.protocol.codec import decode_body
+
+
+async def _openapi(_api: Endpoints, _call: ApiRequest[None]) -> HttpResponse:
+    return json_response(openapi_document())
+
+
+_INTEGER, _STRING = {"type": "integer", "minimum": 0}, {"type": "string"}
+_RESUME = {"stream": {"type": "boolean"}, "starting_after": {"type": "integer", "minimum": -1}}
+_RESPONSE, _TASK = "/v1/responses/{response_id}", "/v1/tasks/{task_id}"
+_ASSETS = ("text/javascript", "text/css", "image/svg+xml")
+
+
+def _task_action(name: str, handler: Any, summary: str, body: type | None = None) -> RouteSpec:
+    return RouteSpec(
+        "POST",
+        f"{_TASK}/{name}",
+        handler,
+        f"{name}Task",
+        summary,
+        Access.FILES,
+        body=body,
+        body_optional=True,
+        reply=wire.Task,
+    )
+
+
+# fmt: off
+ROUTES = (
+    RouteSpec("GET", "/", Endpoints.page, "page", "The playground, for a browser", Access.HOST,
+              media=("text/html",)),
+    RouteSpec("GET", "/play/{name}", Endpoints.page_file, "pageFile", "A file of the playground",
+              Access.PUBLIC, media=_ASSETS, cached=True),
+    RouteSpec("POST", "/v1/responses", Endpoints.create_response, "createResponse", "Create a response",
+              body=requests.CreateRequest, reply=response.Response, stream=True),
+    RouteSpec("GET", _RESPONSE, Endpoints.fetch_response, "getResponse", "A stored or running response",
+              reply=response.Response, stream=True, query=_RESUME),
+    RouteSpec("DELETE", _RESPONSE, Endpoints.delete_response, "deleteResponse", "Delete a stored response"),
+    RouteSpec("POST", f"{_RESPONSE}/cancel", Endpoints.cancel_response, "cancelResponse", "Stop a response",
+              reply=response.Response),
+    RouteSpec("POST", "/v1/chat/completions", Endpoints.chat, "createChat", "Chat",
+              body=requests.ChatRequest, reply=chat.ChatCompletion, stream=True),
+    RouteSpec("POST", "/v1/completions", Endpoints.completions, "createCompletion", "Complete or fill in",
+              body=requests.CompletionRequest, reply=chat.TextCompletion, stream=True),
+    RouteSpec("POST", "/infill", Endpoints.infill, "infill", "Fill in the middle (llama.vim)",
+              body=requests.InfillRequest, reply=chat.Infill),
+    RouteSpec("GET", "/v1/models", Endpoints.models, "listModels", "Models on offer"),
+    RouteSpec("POST", "/v1/models/load", Endpoints.load, "loadModel",
+              "Load a model; lines report its progress", body=status.LoadRequest, reply=status.LoadStep,
+              media=("application/x-ndjson",)),
+    RouteSpec("GET", "/v1/status", Endpoints.status, "status", "The loaded models and their load"),
+    RouteSpec("GET", "/health", Endpoints.health, "health", "Whether the server runs", Access.OPTIONAL),
+    RouteSpec("GET", "/metrics", Endpoints.metrics, "metrics", "Prometheus metrics", media=("text/plain",)),
+    RouteSpec("GET", "/openapi.json", _openapi, "openapi", "This document", Access.PUBLIC),
+    RouteSpec("POST", "/v1/tasks", tasks.create_task, "createTask", "Start a task", Access.FILES,
+              body=wire.TaskCreate, reply=wire.Task, stream=True),
+    RouteSpec("GET", "/v1/tasks", tasks.list_tasks, "listTasks", "The caller's tasks", Access.FILES,
+              reply=wire.TaskList, query={"workspace": _STRING}),
+    RouteSpec("GET", _TASK, tasks.get_task, "getTask", "A task", Access.FILES, reply=wire.Task),
+    RouteSpec("GET", f"{_TASK}/events", tasks.task_events, "taskEvents", "Its events", Access.FILES,
+              media=("text/event-stream",), query={"after": _INTEGER}),
+    RouteSpec("GET", f"{_TASK}/diff", tasks.task_diff, "taskDiff", "The change so far", Access.FILES,
+              reply=wire.TaskDiff),
+    _task_action("steer", tasks.steer_task, "Send input to a running task", wire.TaskSteer),
+    _task_action("approve", tasks.approve_task, "Approve the action it asks about", wire.TaskAnswer),
+    _task_action("reject", tasks.reject_task, "Reject the action it asks about", wire.TaskAnswer),
+    _task_action("cancel", tasks.cancel_task, "Stop it"),
+    _task_action("apply", tasks.apply_task, "Apply the change that it proposed", wire.TaskApply),
+    _task_action("undo", tasks.undo_task, "Undo its change"),
+    _task_action("resume", tasks.resume_task, "Continue it", wire.TaskResume),
+)
+# fmt: on
+
+
+@cache
+def openapi_document() -> dict[str, Any]:
+    return document([spec for spec in ROUTES if spec.path != "/openapi.json"])
+
+
+def starlette_routes(api: Endpoints, access: AccessControl, max_body: int) -> list[Route]:
+    """The routes as Starlette serves them; a body larger than `max_body` bytes is refused."""
+    return [_route(spec, api, access, max_body) for spec in ROUTES]
+
+
+def _route(spec: RouteSpec, api: Endpoints, access: AccessControl, max_body: int) -> Route:
+    async def endpoint(request: Request) -> HttpResponse:
+        caller = access.check(spec.access, request.headers)
+        body = None
+        if spec.body is not None:
+            data = await read_body(request, max_body)
+            body = decode_body(data or b"{}" if spec.body_optional else data, spec.body)
+        return await spec.handler(api, ApiRequest(request, caller, body))
+
+    return Route(spec.path, endpoint, methods=[spec.method])
