@@ -159,7 +159,7 @@ PACKAGES = [
 
 
 @dataclass(frozen=True)
-class Case:
+class AuditCase:
     path: Path
     bad: bool
     cwe: frozenset[int]
@@ -267,9 +267,11 @@ def percentile(values: list[float], share: float) -> float:
 # Cases
 
 
-def given_cases(folder: Path) -> list[Case]:
+def given_cases(folder: Path) -> list[AuditCase]:
     labels = json.loads((folder / "labels.json").read_text(encoding="utf-8"))
-    return [Case(folder / item["path"], bool(item["bad"]), frozenset(item.get("cwe", ()))) for item in labels]
+    return [
+        AuditCase(folder / item["path"], bool(item["bad"]), frozenset(item.get("cwe", ()))) for item in labels
+    ]
 
 
 def pip(*arguments: str) -> bool:
@@ -286,7 +288,7 @@ def pip(*arguments: str) -> bool:
     return subprocess.run(command, capture_output=True).returncode == 0
 
 
-def bandit_cases() -> list[Case]:
+def bandit_cases() -> list[AuditCase]:
     """bandit's examples, labelled by the totals its functional tests expect."""
     place = CACHE / "bandit"
     if not any(place.glob("*/examples")):
@@ -295,7 +297,7 @@ def bandit_cases() -> list[Case]:
         for archive in place.glob("*.tar.gz"):
             with tarfile.open(archive) as tar:
                 tar.extractall(place, filter="data")
-    cases: list[Case] = []
+    cases: list[AuditCase] = []
     for source in place.glob("*/tests/functional/test_functional.py"):
         examples = source.parents[2] / "examples"
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
@@ -304,7 +306,7 @@ def bandit_cases() -> list[Case]:
     return cases
 
 
-def _expected(node: ast.FunctionDef, examples: Path) -> Iterator[Case]:
+def _expected(node: ast.FunctionDef, examples: Path) -> Iterator[AuditCase]:
     totals: dict[str, int] = {}
     name = ""
     for inner in ast.walk(node):
@@ -324,10 +326,10 @@ def _expected(node: ast.FunctionDef, examples: Path) -> Iterator[Case]:
             name = str(inner.args[0].value)
     path = examples / name
     if name.endswith(".py") and path.is_file():
-        yield Case(path, sum(totals.values()) > 0, frozenset())
+        yield AuditCase(path, sum(totals.values()) > 0, frozenset())
 
 
-def reported(case: Case) -> set[int]:
+def reported(case: AuditCase) -> set[int]:
     language = language_of(case.path)
     if language is None:
         return set()
@@ -352,7 +354,7 @@ def peer(command: list[str], files: list[Path], read: Any) -> set[Path] | None:
         return None
 
 
-def judge(cases: list[Case]) -> dict[str, Any]:
+def judge(cases: list[AuditCase]) -> dict[str, Any]:
     table: dict[str, Counter[str]] = {}
     right = wrong = missed = 0
     for case in cases:

@@ -34,7 +34,7 @@ TIMEOUT = 120  # seconds for one batch of runs
 
 
 @dataclass(frozen=True)
-class Trial:
+class FixTrial:
     language: str
     rule: str
     program: str
@@ -56,8 +56,8 @@ class Trial:
 
 
 @dataclass
-class Outcome:
-    trial: Trial
+class FixOutcome:
+    trial: FixTrial
     fixed: str | None  # the program after its fix; None where none was offered
     before: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
@@ -85,23 +85,23 @@ class Outcome:
         return ""
 
 
-def _seen(trial: Trial, result: str) -> object:
+def _seen(trial: FixTrial, result: str) -> object:
     return re.findall(trial.seen, result) if trial.seen else result
 
 
-def read_trials(folder: Path = TRIALS) -> list[Trial]:
+def read_trials(folder: Path = TRIALS) -> list[FixTrial]:
     """Every trial written down, in order of language and file."""
-    out: list[Trial] = []
+    out: list[FixTrial] = []
     for path in sorted(folder.glob("*.toml")):
         for entry in tomllib.loads(path.read_text(encoding="utf-8"))["trial"]:
             entry = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
             entry.setdefault("hostile", ())
             entry.setdefault("attacked", "(?!)")
-            out.append(Trial(language=path.stem.split("-")[0], **entry))
+            out.append(FixTrial(language=path.stem.split("-")[0], **entry))
     return out
 
 
-def fixed(trial: Trial) -> str | None:
+def fixed(trial: FixTrial) -> str | None:
     """The program after the fixes of its rule; None where a finding of it has none."""
     text = trial.program
     for _ in range(8):
@@ -115,19 +115,19 @@ def fixed(trial: Trial) -> str | None:
     return None
 
 
-def findings(trial: Trial) -> list[Finding]:
+def findings(trial: FixTrial) -> list[Finding]:
     return list(Auditor(trial.language).audit(trial.program))
 
 
-def outcomes(trials: Sequence[Trial]) -> list[Outcome]:
+def outcomes(trials: Sequence[FixTrial]) -> list[FixOutcome]:
     """What came of every trial whose language can be run here, in the order given."""
-    out = [Outcome(trial, fixed(trial)) for trial in trials if works(trial.language)]
+    out = [FixOutcome(trial, fixed(trial)) for trial in trials if works(trial.language)]
     for language in LANGUAGES:
         ready = [item for item in out if item.trial.language == language and item.fixed is not None]
         if not ready:
             continue
         jobs = [
-            Job(text, item.trial.driver, item.trial.inputs, item.trial.setup, "leak" in item.trial.rule)
+            FixJob(text, item.trial.driver, item.trial.inputs, item.trial.setup, "leak" in item.trial.rule)
             for item in ready
             for text in (item.trial.program, item.fixed or "")
         ]
@@ -161,7 +161,7 @@ def answer(asked: str) -> str:
 
 
 @dataclass(frozen=True)
-class Job:
+class FixJob:
     program: str
     driver: str
     inputs: tuple[str, ...]
@@ -194,11 +194,11 @@ def works(language: str) -> bool:
     if language == "python":
         return True
     hello = {
-        "javascript": Job("", "async function run(given) { return given; }", ("ok",)),
-        "c": Job("#include <stdio.h>\n", "int main(int n, char **v) { puts(v[1]); return 0; }", ("ok",)),
-        "cpp": Job("#include <cstdio>\n", "int main(int n, char **v) { puts(v[1]); return 0; }", ("ok",)),
-        "go": Job("package main\n", "func run(given string) string { return given }", ("ok",)),
-        "java": Job("class Trial { static String run(String given) { return given; } }", "", ("ok",)),
+        "javascript": FixJob("", "async function run(given) { return given; }", ("ok",)),
+        "c": FixJob("#include <stdio.h>\n", "int main(int n, char **v) { puts(v[1]); return 0; }", ("ok",)),
+        "cpp": FixJob("#include <cstdio>\n", "int main(int n, char **v) { puts(v[1]); return 0; }", ("ok",)),
+        "go": FixJob("package main\n", "func run(given string) string { return given }", ("ok",)),
+        "java": FixJob("class Trial { static String run(String given) { return given; } }", "", ("ok",)),
     }
     try:
         return [one[:2] for one in RUNNERS[language]([hello[language]])[0]] == ["ok"]
@@ -206,7 +206,7 @@ def works(language: str) -> bool:
         return False
 
 
-def _python(jobs: Sequence[Job]) -> list[list[str]]:
+def _python(jobs: Sequence[FixJob]) -> list[list[str]]:
     """One process that imports what is slow to import, and a fork of it for each job."""
     heavy = (
         "torch",
@@ -319,7 +319,7 @@ def _rendered(program: str) -> str:
     return re.sub(r"<a\s[^>]*>[^<]*</a>", element, program)
 
 
-def _javascript(jobs: Sequence[Job]) -> list[list[str]]:
+def _javascript(jobs: Sequence[FixJob]) -> list[list[str]]:
     """One process for all jobs, each in a worker of its own."""
     with tempfile.TemporaryDirectory(prefix="trial-") as place:
         folder = Path(place)
@@ -334,8 +334,10 @@ def _javascript(jobs: Sequence[Job]) -> list[list[str]]:
             raise ValueError(f"{code}: {err[-2000:]}") from None
 
 
-def _compiled(compiler: str, suffix: str, flags: Sequence[str]) -> Callable[[Sequence[Job]], list[list[str]]]:
-    def one(job: Job) -> list[str]:
+def _compiled(
+    compiler: str, suffix: str, flags: Sequence[str]
+) -> Callable[[Sequence[FixJob]], list[list[str]]]:
+    def one(job: FixJob) -> list[str]:
         with tempfile.TemporaryDirectory(prefix="trial-") as place:
             folder = Path(place)
             (folder / f"trial{suffix}").write_text(f"{job.program}\n{job.driver}\n", encoding="utf-8")
@@ -349,7 +351,7 @@ def _compiled(compiler: str, suffix: str, flags: Sequence[str]) -> Callable[[Seq
                 got.append(f"{told}[exit {code}]{report.group() if report else ''}")
             return got
 
-    def run(jobs: Sequence[Job]) -> list[list[str]]:
+    def run(jobs: Sequence[FixJob]) -> list[list[str]]:
         with ThreadPoolExecutor(2) as pool:
             return list(pool.map(one, jobs))
 
@@ -364,13 +366,13 @@ _SANITIZED = ("-w", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recove
 _LEAKS_ARE_DEAR = platform.machine() in ("aarch64", "arm64")
 
 
-def _sanitizer(job: Job) -> dict[str, str]:
+def _sanitizer(job: FixJob) -> dict[str, str]:
     # An allocation that cannot be had is for the program to handle, as it is without a sanitizer.
     leaks = int(job.leaks or not _LEAKS_ARE_DEAR)
     return {"ASAN_OPTIONS": f"allocator_may_return_null=1:detect_leaks={leaks}", "PATH": "/usr/bin:/bin"}
 
 
-def _go(jobs: Sequence[Job]) -> list[list[str]]:
+def _go(jobs: Sequence[FixJob]) -> list[list[str]]:
     """All programs as packages of one module, built once."""
     with tempfile.TemporaryDirectory(prefix="trial-") as place:
         folder = Path(place)
@@ -455,7 +457,7 @@ func main() {{
 """
 
 
-def _java(jobs: Sequence[Job]) -> list[list[str]]:
+def _java(jobs: Sequence[FixJob]) -> list[list[str]]:
     """All programs as packages of one compilation; one that does not compile is left out of a second."""
     with tempfile.TemporaryDirectory(prefix="trial-") as place:
         folder = Path(place)
@@ -524,7 +526,7 @@ TABLE
 }
 """
 
-RUNNERS: dict[str, Callable[[Sequence[Job]], list[list[str]]]] = {
+RUNNERS: dict[str, Callable[[Sequence[FixJob]], list[list[str]]]] = {
     "python": _python,
     "javascript": _javascript,
     "c": _compiled("gcc", ".c", _SANITIZED),
@@ -534,7 +536,7 @@ RUNNERS: dict[str, Callable[[Sequence[Job]], list[list[str]]]] = {
 }
 
 
-def report(done: Iterable[Outcome]) -> tuple[int, int]:
+def report(done: Iterable[FixOutcome]) -> tuple[int, int]:
     """Prints what was wrong; how many fixes were run, and how many of them were right."""
     run = right = 0
     for item in done:

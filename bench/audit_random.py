@@ -11,12 +11,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from bench.audit_fixes import Trial
+from bench.audit_fixes import FixTrial
 
 Parts = list[str | int]  # constant text, or the number of a value
 
 
-def trials(seed: int, count: int, language: str) -> list[Trial]:
+def trials(seed: int, count: int, language: str) -> list[FixTrial]:
     """`count` programs of one language."""
     makers = MAKERS[language]
     return [makers[at % len(makers)](random.Random(f"{seed} {language} {at}"), at) for at in range(count)]
@@ -145,7 +145,7 @@ def _payloads(numbers: list[bool]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 _ROWS = "[(1,'ann','rome',30),(2,'bob','oslo',40),(3,'x y','100',30),(777,'secret','vault',99)]"
 
 
-def python_sql(pick: random.Random, at: int) -> Trial:
+def python_sql(pick: random.Random, at: int) -> FixTrial:
     parts, numbers = _statement(pick)
     names = [f"v{number}" for number in range(len(numbers))]
     text = _python_text(pick, parts, names)
@@ -163,7 +163,7 @@ def python_sql(pick: random.Random, at: int) -> Trial:
     )
     harmless, hostile = _payloads(numbers)
     program = f"import sqlite3\ndef find(db, {given}):\n{body}"
-    return Trial(
+    return FixTrial(
         "python",
         "python-sql-injection",
         program,
@@ -176,7 +176,7 @@ def python_sql(pick: random.Random, at: int) -> Trial:
     )
 
 
-def script_sql(pick: random.Random, at: int) -> Trial:
+def script_sql(pick: random.Random, at: int) -> FixTrial:
     parts, numbers = _statement(pick)
     names = [f"v{number}" for number in range(len(numbers))]
     text = _script_text(pick, parts, names)
@@ -192,7 +192,7 @@ def script_sql(pick: random.Random, at: int) -> Trial:
     )
     driver = 'function run(given) { return find(...given.split("|")); }\n'
     harmless, hostile = _payloads(numbers)
-    return Trial(
+    return FixTrial(
         "javascript",
         "javascript-sql-injection",
         program,
@@ -239,7 +239,7 @@ _WORDS = ("ann", "a-b.txt", "x_1")
 _ATTACKS = ("x; echo PWN$((1+1)) ", "$(echo PWN$((1+1)))", "'; echo PWN$((1+1)); '", '"; echo PWN$((1+1)); "')
 
 
-def python_shell(pick: random.Random, at: int) -> Trial:
+def python_shell(pick: random.Random, at: int) -> FixTrial:
     parts, count = _command(pick)
     names = [f"w{number}" for number in range(count)]
     text = _python_text(pick, parts, names)
@@ -248,7 +248,7 @@ def python_shell(pick: random.Random, at: int) -> Trial:
     )
     program = f"import subprocess\ndef show({', '.join(names)}):\n    return {call.format(text)}\n"
     driver = f"def run(given): return show(*[given] * {count})\n"
-    return Trial(
+    return FixTrial(
         "python",
         "python-command-injection",
         program,
@@ -261,7 +261,7 @@ def python_shell(pick: random.Random, at: int) -> Trial:
     )
 
 
-def script_shell(pick: random.Random, at: int) -> Trial:
+def script_shell(pick: random.Random, at: int) -> FixTrial:
     parts, count = _command(pick)
     names = [f"w{number}" for number in range(count)]
     text = _script_text(pick, parts, names)
@@ -270,7 +270,7 @@ def script_shell(pick: random.Random, at: int) -> Trial:
         f"function show({', '.join(names)}) {{\n  return cp.execSync({text}).toString();\n}}\n"
     )
     driver = f"function run(given) {{ return show(...Array({count}).fill(given)); }}\n"
-    return Trial(
+    return FixTrial(
         "javascript",
         "javascript-command-injection",
         program,
@@ -283,7 +283,7 @@ def script_shell(pick: random.Random, at: int) -> Trial:
     )
 
 
-def go_shell(pick: random.Random, at: int) -> Trial:
+def go_shell(pick: random.Random, at: int) -> FixTrial:
     parts, count = _command(pick)
     names = [f"w{number}" for number in range(count)]
     text = _strict_text(pick, parts, names)
@@ -293,7 +293,7 @@ def go_shell(pick: random.Random, at: int) -> Trial:
         f'\tout, _ := exec.Command("sh", "-c", {text}).Output()\n\treturn string(out)\n}}\n'
     )
     driver = f"func run(given string) string {{ return show({', '.join(['given'] * count)}) }}\n"
-    return Trial(
+    return FixTrial(
         "go", "go-command-injection", program, driver, _WORDS, _ATTACKS, "PWN2", f"random {at}", sure=False
     )
 
@@ -329,7 +329,7 @@ _MARKUP = ("<b4d>x</b4d>", "' onx='1", '" onx="1')
 _SHOWN = "<b4d>|' onx='1'|\" onx=\"1\""
 
 
-def python_page(pick: random.Random, at: int) -> Trial:
+def python_page(pick: random.Random, at: int) -> FixTrial:
     parts, count = _page(pick)
     names = [f"p{number}" for number in range(count)]
     text = _python_text(pick, parts, names)
@@ -341,10 +341,12 @@ def python_page(pick: random.Random, at: int) -> Trial:
         f'from flask import Flask, request\napp = Flask(__name__)\n@app.route("/")\ndef show():\n{lines}{end}'
     )
     driver = 'def run(given): return app.test_client().get("/", query_string={"q": given}).get_data(as_text=True)\n'
-    return Trial("python", "python-xss", program, driver, _NAMES, _MARKUP, _SHOWN, f"random {at}", sure=False)
+    return FixTrial(
+        "python", "python-xss", program, driver, _NAMES, _MARKUP, _SHOWN, f"random {at}", sure=False
+    )
 
 
-def script_page(pick: random.Random, at: int) -> Trial:
+def script_page(pick: random.Random, at: int) -> FixTrial:
     parts, count = _page(pick)
     names = [f"p{number}" for number in range(count)]
     text = _script_text(pick, parts, names)
@@ -354,7 +356,7 @@ def script_page(pick: random.Random, at: int) -> Trial:
         "function run(given) {\n  let out;\n  show({ query: { q: given } }, { send: (text) => { out = text; } });\n"
         "  return out;\n}\n"
     )
-    return Trial(
+    return FixTrial(
         "javascript",
         "javascript-xss-response",
         program,
@@ -367,7 +369,7 @@ def script_page(pick: random.Random, at: int) -> Trial:
     )
 
 
-def java_page(pick: random.Random, at: int) -> Trial:
+def java_page(pick: random.Random, at: int) -> FixTrial:
     parts, count = _page(pick)
     names = [f"p{number}" for number in range(count)]
     text = _strict_text(pick, parts, names)
@@ -384,13 +386,13 @@ def java_page(pick: random.Random, at: int) -> Trial:
         "class HttpServletResponse { java.io.StringWriter out = new java.io.StringWriter(); "
         "java.io.PrintWriter getWriter() { return new java.io.PrintWriter(out, true); } }\n"
     )
-    return Trial("java", "java-xss", program, driver, _NAMES, _MARKUP, _SHOWN, f"random {at}", sure=False)
+    return FixTrial("java", "java-xss", program, driver, _NAMES, _MARKUP, _SHOWN, f"random {at}", sure=False)
 
 
 # Paths
 
 
-def python_path(pick: random.Random, at: int) -> Trial:
+def python_path(pick: random.Random, at: int) -> FixTrial:
     forms = [
         'os.path.join("files", name)',
         'os.path.join("files", "deep", name)',
@@ -414,7 +416,7 @@ def python_path(pick: random.Random, at: int) -> Trial:
         "    return app.test_client().get('/', query_string={'q': given}).get_data(as_text=True)\n"
     )
     hostile = ("../secret.txt", "../../secret.txt", "x/../../secret.txt", "x/../../../secret.txt")
-    return Trial(
+    return FixTrial(
         "python",
         "python-path-traversal",
         program,
@@ -430,7 +432,7 @@ def python_path(pick: random.Random, at: int) -> Trial:
 # C
 
 
-def c_copy(pick: random.Random, at: int) -> Trial:
+def c_copy(pick: random.Random, at: int) -> FixTrial:
     size = pick.randint(4, 40)
     copies = ["strcpy(room, text);", "strcat(room, text);"]
     prints = ['sprintf(room, "%s", text);', 'sprintf(room, "<%s>", text);', 'sprintf(room, "%d%s", 7, text);']
@@ -445,12 +447,12 @@ def c_copy(pick: random.Random, at: int) -> Trial:
     )
     driver = "int main(int n, char **v) { show(v[1]); return 0; }\n"
     harmless = ("", "a") if size >= 12 else ("",)
-    return Trial(
+    return FixTrial(
         "c", rule, program, driver, harmless, ("x" * 60,), "AddressSanitizer", f"random {at}", sure=False
     )
 
 
-MAKERS: dict[str, list[Callable[[random.Random, int], Trial]]] = {
+MAKERS: dict[str, list[Callable[[random.Random, int], FixTrial]]] = {
     "python": [python_sql, python_shell, python_page, python_sql, python_path],
     "javascript": [script_sql, script_shell, script_page],
     "go": [go_shell],

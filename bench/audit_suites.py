@@ -32,7 +32,7 @@ _CWE = re.compile(r"(?i)CWE[-_]?0*(\d+)")
 
 
 @dataclass(frozen=True)
-class Label:
+class SuiteLabel:
     path: Path
     bad: bool
     cwe: frozenset[int] = frozenset()
@@ -40,7 +40,7 @@ class Label:
     last: int | None = None  # where a mark ahead of several statements covers them all
 
 
-def read_suite(folder: Path) -> list[Label]:
+def read_suite(folder: Path) -> list[SuiteLabel]:
     """Every label of a folder, in whichever of the known forms it is kept."""
     if (folder / "labels.json").is_file():
         return list(_listed(folder))
@@ -50,28 +50,28 @@ def read_suite(folder: Path) -> list[Label]:
     return list(_marked(folder))
 
 
-def half(label: Label, folder: Path) -> str:
+def half(label: SuiteLabel, folder: Path) -> str:
     """Which half of its suite a label belongs to, told from the file's name alone."""
     name = label.path.relative_to(folder).as_posix()
     return "tuned" if zlib.crc32(name.encode()) % 2 == 0 else "held"
 
 
-def _listed(folder: Path) -> Iterator[Label]:
+def _listed(folder: Path) -> Iterator[SuiteLabel]:
     for item in json.loads((folder / "labels.json").read_text(encoding="utf-8")):
-        yield Label(
+        yield SuiteLabel(
             folder / item["path"], bool(item["bad"]), frozenset(item.get("cwe", ())), item.get("line")
         )
 
 
-def _tabled(folder: Path, table: Path) -> Iterator[Label]:
+def _tabled(folder: Path, table: Path) -> Iterator[SuiteLabel]:
     sources = {path.stem: path for path in folder.rglob("*") if language_of(path) is not None}
     with table.open(encoding="utf-8", newline="") as rows:
         for row in csv.reader(rows):
             if len(row) >= 4 and not row[0].startswith("#") and row[0] in sources:
-                yield Label(sources[row[0]], row[2].strip() == "true", frozenset({int(row[3])}))
+                yield SuiteLabel(sources[row[0]], row[2].strip() == "true", frozenset({int(row[3])}))
 
 
-def _marked(folder: Path) -> Iterator[Label]:
+def _marked(folder: Path) -> Iterator[SuiteLabel]:
     for path in sorted(folder.rglob("*")):
         if not path.is_file() or language_of(path) is None or ".fixed." in path.name:
             continue
@@ -81,10 +81,10 @@ def _marked(folder: Path) -> Iterator[Label]:
             continue
         parts = [part for part in path.relative_to(folder).parts[:-1] if part in _FOLDERS]
         if parts:
-            yield Label(path, _FOLDERS[parts[-1]])
+            yield SuiteLabel(path, _FOLDERS[parts[-1]])
 
 
-def _marks(path: Path) -> Iterator[Label]:
+def _marks(path: Path) -> Iterator[SuiteLabel]:
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     named = frozenset(int(number) for number in _CWE.findall(path.parent.as_posix())[-1:])
     found: dict[int, bool] = {}
@@ -110,10 +110,10 @@ def _marks(path: Path) -> Iterator[Label]:
         # Such a mark stands before the first of the statements that together are weak.
         following = marked[place + 1] - 2 if place + 1 < len(marked) else len(lines)
         last = max(at, min(at + REACH, following)) if found[at] and at in ahead_of else at
-        yield Label(path, found[at], named, at, last)
+        yield SuiteLabel(path, found[at], named, at, last)
 
 
-def hit(label: Label, spans: list[tuple[int, int, frozenset[int]]]) -> bool:
+def hit(label: SuiteLabel, spans: list[tuple[int, int, frozenset[int]]]) -> bool:
     """Whether a finding lies on what the label marks; a whole file's label also asks for its weakness."""
     if label.line is None:
         return any(not label.cwe or label.cwe & cwes for _, _, cwes in spans)
@@ -144,7 +144,7 @@ def spans_of(path: Path, offered: Counter[str] | None = None) -> list[tuple[int,
 
 def suite(name: str, folder: Path) -> dict[str, Any]:
     """Recall and alarms of one suite by language family and half."""
-    files: dict[Path, list[Label]] = defaultdict(list)
+    files: dict[Path, list[SuiteLabel]] = defaultdict(list)
     for label in read_suite(folder):
         files[label.path].append(label)
     rows: dict[str, Counter[str]] = defaultdict(Counter)

@@ -157,8 +157,8 @@ def test_many_files_report_progress_on_standard_error_only(
 ) -> None:
     for number in range(3):
         (tmp_path / f"m{number}.py").write_text("x = 1\n")
-    monkeypatch.setattr("keystroke.clients.cli.audit.MANY", 2)
-    monkeypatch.setattr("keystroke.clients.cli.console.SPARSE", 0.0)
+    monkeypatch.setattr("keystroke.clients.cli.audit.PROGRESS_FROM", 2)
+    monkeypatch.setattr("keystroke.clients.cli.console.PROGRESS_INTERVAL", 0.0)
     result = run(str(tmp_path))
     assert result.exit_code == 0
     assert result.stdout == "0 findings in 3 files\n"

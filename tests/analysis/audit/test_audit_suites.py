@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from bench import audit_suites
 
 
@@ -57,7 +58,7 @@ def test_a_file_s_half_depends_on_its_name_alone(suites: ModuleType, tmp_path: P
     for root in (tmp_path / "one", tmp_path / "two"):
         root.mkdir()
         paths = [root / f"f{number}.py" for number in range(40)]
-        halves.append([suites.half(suites.Label(path, True), root) for path in paths])
+        halves.append([suites.half(suites.SuiteLabel(path, True), root) for path in paths])
     assert halves[0] == halves[1]
     assert set(halves[0]) == {"tuned", "held"}
 
@@ -65,8 +66,8 @@ def test_a_file_s_half_depends_on_its_name_alone(suites: ModuleType, tmp_path: P
 def test_a_label_is_met_on_its_lines_and_a_file_by_its_weakness(suites: ModuleType, tmp_path: Path) -> None:
     spans = [(3, 4, frozenset({89}))]
     path = tmp_path / "a.py"
-    assert suites.hit(suites.Label(path, True, frozenset(), 4), spans)
-    assert not suites.hit(suites.Label(path, True, frozenset(), 5), spans)
-    assert suites.hit(suites.Label(path, True, frozenset(), 1, 3), spans)
-    assert suites.hit(suites.Label(path, True, frozenset({89})), spans)
-    assert not suites.hit(suites.Label(path, True, frozenset({22})), spans)
+    assert suites.hit(suites.SuiteLabel(path, True, frozenset(), 4), spans)
+    assert not suites.hit(suites.SuiteLabel(path, True, frozenset(), 5), spans)
+    assert suites.hit(suites.SuiteLabel(path, True, frozenset(), 1, 3), spans)
+    assert suites.hit(suites.SuiteLabel(path, True, frozenset({89})), spans)
+    assert not suites.hit(suites.SuiteLabel(path, True, frozenset({22})), spans)

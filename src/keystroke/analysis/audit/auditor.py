@@ -19,13 +19,13 @@ from keystroke.analysis.audit.detectors import Detectors, MemoryDetectors
 from keystroke.analysis.audit.finding import Finding
 from keystroke.analysis.audit.fixes.build import build
 from keystroke.analysis.audit.fixes.imports import bound_name, imported
-from keystroke.analysis.audit.fixes.offers import UnitFix, offered
+from keystroke.analysis.audit.fixes.placement import UnitFix, with_fixes
 from keystroke.analysis.audit.fixes.site import FixEdits, FixSite
+from keystroke.analysis.audit.flow.base import Env, ExhaustedError
 from keystroke.analysis.audit.flow.data_flow import DataFlow
 from keystroke.analysis.audit.flow.knowledge import load_knowledge
 from keystroke.analysis.audit.flow.memo import StatementMemo
 from keystroke.analysis.audit.flow.values import Memory, Value
-from keystroke.analysis.audit.flow.walk import Env, ExhaustedError
 from keystroke.analysis.audit.go_numbers import GoDetectors
 from keystroke.analysis.audit.memory.control import thread_and_signal_functions
 from keystroke.analysis.audit.memory.pointers import PointerFlow
@@ -438,14 +438,14 @@ class LiveAudit:
 
     def _place(self, found: _Found, at: int) -> Finding:
         offers = [offer.move_by(at) for offer in found.offers]
-        return offered(found.finding.move_by(at), offers, self.text, self.language, self._context)
+        return with_fixes(found.finding.move_by(at), offers, self.text, self.language, self._context)
 
     def _place_outline(self, found: _Found, outline: FileOutline) -> Finding | None:
         finding = found.finding
         start = outline.origin(finding.start)
         end = outline.origin(max(finding.end - 1, finding.start)) + 1
-        offers = [offer.outlined(outline, self.text) for offer in found.offers]
-        return offered(
+        offers = [offer.from_outline(outline, self.text) for offer in found.offers]
+        return with_fixes(
             replace(finding, start=start, end=max(end, start)),
             [offer for offer in offers if offer is not None],
             self.text,

@@ -11,10 +11,10 @@ from typing import Literal
 
 import msgspec
 
+from keystroke.analysis.audit.flow.base import CallEvent
 from keystroke.analysis.audit.flow.folding import key_of
 from keystroke.analysis.audit.flow.knowledge import load_table
 from keystroke.analysis.audit.flow.values import CONSTANT, LOCAL, PARAMETER, REMOTE, Value
-from keystroke.analysis.audit.flow.walk import CallEvent
 from keystroke.analysis.audit.memory.control import ControlMatcher
 from keystroke.analysis.audit.memory.matcher import MemoryMatcher
 from keystroke.analysis.audit.rules.match import RuleMatcher

@@ -9,9 +9,9 @@ import re
 from dataclasses import replace
 
 from keystroke.analysis.audit.detectors import Detectors
+from keystroke.analysis.audit.flow.base import CallEvent, FlowBase
 from keystroke.analysis.audit.flow.folding import key_of
 from keystroke.analysis.audit.flow.values import REMOTE, Value
-from keystroke.analysis.audit.flow.walk import CallEvent, FlowBase
 from keystroke.analysis.audit.source import ir
 
 _BITS = {"int8": 8, "int16": 16, "int32": 32, "uint8": 8, "uint16": 16, "uint32": 32, "byte": 8, "rune": 32}

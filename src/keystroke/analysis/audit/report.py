@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from keystroke.analysis.audit.finding import AuditFix, Finding, Severity
-from keystroke.analysis.audit.fixes.imports import needless
+from keystroke.analysis.audit.fixes.imports import unused_imports
 from keystroke.analysis.audit.rules.catalog import Rule, all_rules
 from keystroke.analysis.audit.source.suppress import UNEXPLAINED
 from keystroke.text import Edit, apply_edits
@@ -191,7 +191,7 @@ def apply_fixes(file: AuditedFile) -> tuple[str, int]:
         return file.text, 0
     after = apply_edits(file.text, edits)
     if file.path.endswith(".go"):  # all fixes together may make an import unused that each one alone needs
-        after = apply_edits(after, needless(file.text, after))
+        after = apply_edits(after, unused_imports(file.text, after))
     return after, count
 
 

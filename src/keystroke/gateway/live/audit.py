@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from keystroke.analysis.audit import LANGUAGES, AuditFix, Finding, LiveAudit
-from keystroke.analysis.audit.plain import MAX_INCREMENTAL_EDITS
+from keystroke.analysis.audit.worker import MAX_INCREMENTAL_EDITS
 from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.gateway.live.auditor import LARGE, AuditProcess
 from keystroke.gateway.live.mirror import BufferMirror

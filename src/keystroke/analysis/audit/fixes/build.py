@@ -1,8 +1,7 @@
-"""From a match and a rule's word on its fix to edits.
+"""Builds the edits of a fix from a match and the fix table of its rule.
 
-A fix is built from the rule's data and the syntax at hand; where a piece is missing, or what the fixed
-code would do is not known, there is none. The auditor looks at the fixed text once more; that a kind of fix
-is right is shown by running it, in the tests.
+There is no fix if a required part of the syntax is missing or the behaviour of the fixed code is unknown. The
+auditor checks the fixed text again; the tests run the fixed code.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ FIXERS: dict[str, Fixer] = {
 
 
 def build(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """The edits on the parsed text, or None where this fix does not apply."""
+    """The edits of the parsed text, or None if the fix does not apply."""
     if spec.array >= 0:
         args = site.match.args
         memory = args[spec.array].memory if spec.array < len(args) else None
@@ -103,8 +102,8 @@ def build(site: FixSite, spec: FixSpec) -> FixEdits | None:
     if spec.unless and spec.unless.search(site.enclosing_function(site.match.node).text()):
         return None
     fixer = FIXERS[spec.fixer] if spec.fixer else templates.fill_template
-    repair = fixer(site, spec)
-    if repair is None or not repair.edits:
+    built = fixer(site, spec)
+    if built is None or not built.edits:
         return None
-    needs = tuple(need for need in (*repair.needs, spec.imports) if need)
-    return FixEdits(tuple(sorted(repair.edits, key=lambda edit: (edit.start, edit.end))), needs)
+    needs = tuple(need for need in (*built.needs, spec.imports) if need)
+    return FixEdits(tuple(sorted(built.edits, key=lambda edit: (edit.start, edit.end))), needs)

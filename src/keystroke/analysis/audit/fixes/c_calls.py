@@ -1,7 +1,7 @@
-"""C's copies, formats and readers, each told the size of the buffer it writes to.
+"""Fixes for C copies, formats and readers: pass the size of the buffer they write to.
 
-A size is written only where it is known: `sizeof` of an array, or the number a block was allocated
-with. A call whose result is used keeps that result, or is left alone.
+A size is added only if it is known: `sizeof` of an array or the constant size of an allocation. A call whose
+result is used keeps its result or gets no fix.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def memory_of(site: FixSite, node: ir.Syntax) -> Memory | None:
 
 
 def size_text(site: FixSite, node: ir.Syntax, unit: int = 1) -> str | None:
-    """How many elements of `unit` bytes a buffer holds, as C says it; None where that is not known."""
+    """A C expression for the number of elements of `unit` bytes in a buffer; None if unknown."""
     memory = memory_of(site, node)
     if memory is None or memory.start != 0:
         return None
@@ -42,7 +42,7 @@ def size_text(site: FixSite, node: ir.Syntax, unit: int = 1) -> str | None:
 
 
 def is_array(site: FixSite, name: str, node: ir.Syntax) -> bool:
-    """Whether a name is an array of the function around, so that sizeof tells what it holds."""
+    """Whether a name is an array of the enclosing function, so that sizeof gives its size."""
     return any(
         declared.field("declarator") is not None and declared.field("declarator").text() == name
         for declared in (site.enclosing_function(node).find_all(kind="array_declarator") if name else ())
@@ -58,7 +58,7 @@ def _is_parameter(node: ir.Syntax) -> bool:
 
 
 def bound_copy(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """strcpy and strcat with the size of their destination."""
+    """Bounds strcpy and strcat by the size of the destination."""
     call, given = site.call, site.arguments()
     if call is None or len(given) != 2 or not site.is_statement(call.node) or site.method not in _COPIES:
         return None
@@ -84,7 +84,7 @@ _COPIES = ("strcpy", "strcat", "wcscpy", "wcscat")
 
 
 def bound_print(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """sprintf with the size of its destination."""
+    """Replaces sprintf by snprintf with the size of the destination."""
     call, given = site.call, site.arguments()
     if (
         call is None
@@ -102,7 +102,7 @@ def bound_print(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def print_as_text(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """A format that is data, printed as text."""
+    """Prints data through "%s" instead of using it as a format."""
     given = site.arguments()
     at = _FORMATTED.get(site.method)
     if at is None or len(given) != at + 1:
@@ -126,7 +126,7 @@ _FORMATTED = {
 
 
 def use_fgets(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """gets as fgets, without the end of the line that only fgets keeps."""
+    """Replaces gets by fgets and removes the line end."""
     call, given = site.call, site.arguments()
     if call is None or len(given) != 1 or site.method != "gets":
         return None
@@ -149,7 +149,7 @@ def use_fgets(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def add_scan_width(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """scanf with a width one less than each buffer it fills."""
+    """Adds widths to a scanf format."""
     given = site.arguments()
     at = {"scanf": 0, "fscanf": 1, "sscanf": 1}.get(site.method)
     if at is None or len(given) <= at or given[at].kind() != "string_literal":
@@ -173,7 +173,7 @@ def add_scan_width(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def use_calloc(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """malloc(n * size) as calloc(n, size), which refuses a product that wraps around."""
+    """Replaces malloc(n * size) by calloc(n, size), which checks the product for overflow."""
     call, given = site.call, site.arguments()
     if call is None or site.method != "malloc" or len(given) != 1:
         return None
@@ -188,7 +188,7 @@ def use_calloc(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def enlarge_buffer(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """An array or a block as large as what is written to it, where both sizes are numbers."""
+    """Enlarges an array or allocation of constant size to what is written to it."""
     found = _NEEDED.search(site.match.message)
     if found is None:
         return None
@@ -213,7 +213,7 @@ def enlarge_buffer(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def _written(site: FixSite) -> str | None:
-    """The variable whose memory the match is about."""
+    """The variable whose memory is written."""
     node = site.match.node
     if node.kind() == "subscript_expression":
         held = node.field("argument")
@@ -224,7 +224,7 @@ def _written(site: FixSite) -> str | None:
 
 
 def _declared_size(site: FixSite, scope: ir.Syntax, name: str, held: int, wanted: int) -> Edit | None:
-    """The edit of an array's size, or of the size of the only block a pointer is given."""
+    """The edit of the size of an array, or of the only allocation assigned to a pointer."""
     for node in scope.find_all(kind="array_declarator"):
         declared, size = node.field("declarator"), node.field("size")
         if declared is not None and declared.text() == name and size is not None:

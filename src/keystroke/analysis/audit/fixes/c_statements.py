@@ -1,7 +1,7 @@
-"""C's missing statements: the check behind an allocation, the guard around a use, the release before the end.
+"""Fixes that add C statements: a check after an allocation, a guard around a use, a release before the end.
 
-A statement is added only beside a plain statement of a block. A guard wraps one statement and skips it
-where it would go wrong; a check ends the function as its own returns say it fails, or stops the program.
+A statement is added only next to a declaration or expression statement of a block. A guard skips one
+statement; a check returns as the function does on failure, or aborts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INTEGERS = re.compile(
 
 
 def check_pointer(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """A pointer that may be null, looked at behind the statement that gave it."""
+    """Adds a null check after the statement that assigns a pointer."""
     name = _pointer(site)
     if name is None or "null here" in site.match.message:
         return None
@@ -45,7 +45,7 @@ def check_pointer(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def _pointer(site: FixSite) -> str | None:
-    """The variable that is followed."""
+    """The pointer variable that is dereferenced."""
     node = site.match.node
     for name in ("argument", "function"):
         held = node.field(name)
@@ -64,7 +64,7 @@ def _pointer(site: FixSite) -> str | None:
 
 
 def _acquired(site: FixSite, scope: ir.Syntax, name: str, depth: int) -> tuple[ir.Syntax, str] | None:
-    """The last place before the match that gives the variable a fresh block, and the name given there."""
+    """The last assignment of an allocation before the match, and the variable it assigns."""
     best: tuple[ir.Syntax, str] | None = None
     for place, value in site.bindings(name, scope):
         if value is None or span(place)[0] > site.match.start:
@@ -77,7 +77,7 @@ def _acquired(site: FixSite, scope: ir.Syntax, name: str, depth: int) -> tuple[i
 
 
 def _plain(node: ir.Syntax) -> ir.Syntax | None:
-    """The declaration or expression statement of a block that a node is all of."""
+    """The declaration or expression statement of a block that consists of a node."""
     at = node
     while (parent := at.parent()) is not None:
         kind = at.kind()
@@ -90,8 +90,7 @@ def _plain(node: ir.Syntax) -> ir.Syntax | None:
 
 
 def _leaving(site: FixSite, scope: ir.Syntax, before: int) -> str | None:
-    """How a function says that it failed; the program stops where it has no way to say so, or where something
-    taken earlier would be lost."""
+    """The statement by which a function fails; `abort()` if it has none or would leak something."""
     if scope.kind() != "function_definition":
         return None
     head = scope.text()[: span(scope.field("body"))[0] - span(scope)[0]] if scope.field("body") else ""
@@ -118,7 +117,7 @@ def _leaving(site: FixSite, scope: ir.Syntax, before: int) -> str | None:
 
 
 def _guard(site: FixSite, test: str, needs: tuple[str, ...] = ()) -> FixEdits | None:
-    """The statement of the match under a test."""
+    """Wraps the statement of the match in an `if`."""
     at = site.match.node
     while (parent := at.parent()) is not None and at.kind() != "expression_statement":
         if parent.kind() in ("compound_statement", "for_statement", "while_statement", "if_statement"):
@@ -134,7 +133,7 @@ def _guard(site: FixSite, test: str, needs: tuple[str, ...] = ()) -> FixEdits | 
 
 
 def guard_index(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """An access only where the index lies inside the array."""
+    """Guards an access by a test of its index."""
     node = site.match.node
     if node.kind() != "subscript_expression":
         return None
@@ -160,7 +159,7 @@ def guard_index(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def guard_length(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """A copy only where its length is no more than its destination holds."""
+    """Guards a copy by a test of its length."""
     given = site.arguments()
     at = {"memcpy": 2, "memmove": 2, "strncpy": 2, "memset": 2}.get(site.method)
     if at is None or len(given) != 3:
@@ -173,7 +172,7 @@ def guard_length(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def guard_division(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """A division only by something that is not zero."""
+    """Guards a division by a test of the divisor."""
     node = site.match.node
     right = node.field("right")
     if right is None or right.kind() != "identifier":
@@ -182,7 +181,7 @@ def guard_division(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def check_arithmetic(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """Arithmetic that the compiler's own check finds too large for its type stops before it is done."""
+    """Aborts before arithmetic that a compiler built-in finds to overflow."""
     node = site.match.node
     if site.language != "c":
         return None
@@ -222,7 +221,7 @@ def check_arithmetic(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def initialise(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """A variable or an array with a value from its declaration on."""
+    """Initialises a variable or an array in its declaration."""
     node = site.match.node
     names = [node.text()] if node.kind() == "identifier" else []
     if node.kind() == "subscript_expression":
@@ -243,13 +242,13 @@ def initialise(site: FixSite, spec: FixSpec) -> FixEdits | None:
                     if held is None or held.text() != name or size is None:
                         continue
                     if size.kind() not in ("number_literal",) and not size.text().isupper():
-                        return None  # an array of a size known only when it runs takes no initial value
+                        return None  # a variable-length array cannot be initialised
                     return FixEdits((Edit(span(child)[1], span(child)[1], " = {0}"),))
     return None
 
 
 def release_before_end(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """A block that one variable holds, freed where that variable ends."""
+    """Releases a block at the end of the scope of its variable."""
     node = site.match.node
     holder = node.parent()
     while holder is not None and holder.kind() in ("cast_expression", "parenthesized_expression"):
@@ -295,7 +294,7 @@ def release_before_end(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def _absent(node: ir.Syntax, name: str) -> bool:
-    """Whether a statement handles the case that nothing was got."""
+    """Whether a statement handles the case that a pointer is null."""
     test = node.field("condition") if node.kind() == "if_statement" else None
     return (
         test is not None
@@ -306,7 +305,7 @@ def _absent(node: ir.Syntax, name: str) -> bool:
 
 
 def set_to_null(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """A freed pointer set to NULL, which may be freed again without harm."""
+    """Sets a pointer to NULL after its first release."""
     given = site.arguments()
     if site.method != "free" or len(given) != 1 or given[0].kind() != "identifier":
         return None
@@ -330,7 +329,7 @@ def set_to_null(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def free_on_failed_realloc(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """`p = realloc(p, n)` that frees the old block where no new one could be had."""
+    """Frees the old block if `p = realloc(p, n)` fails."""
     node = site.match.node
     whole = node.parent()
     if node.kind() != "assignment_expression" or whole is None or whole.kind() != "expression_statement":
@@ -360,7 +359,7 @@ def free_on_failed_realloc(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def use_pointed_size(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """`sizeof(p)` where what `p` points to is meant."""
+    """Replaces `sizeof(p)` by `sizeof(*p)`."""
     node = site.match.node
     target = node.field("left") or node.field("declarator")
     if target is None:
@@ -377,7 +376,7 @@ def use_pointed_size(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def match_release(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """Memory given back the way it was taken."""
+    """Releases memory with the function that matches its allocation."""
     node = site.match.node
     given = site.arguments()
     held = given[0] if given else None
@@ -396,7 +395,7 @@ def match_release(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def remove_statement(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """A statement that must not be there."""
+    """Removes a statement."""
     whole = site.match.node.parent()
     if whole is None or whole.kind() != "expression_statement":
         return None
@@ -411,7 +410,7 @@ def remove_statement(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def verify_peer(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """curl told to check the peer, and the name in its certificate."""
+    """Enables curl's checks of the peer and the host name."""
     given = site.arguments()
     if site.method != "curl_easy_setopt" or len(given) != 3:
         return None
@@ -420,7 +419,7 @@ def verify_peer(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def use_comparison(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """`=` in a test as `==`."""
+    """Replaces `=` in a test by `==`."""
     operator = site.match.node.field("operator")
     if site.match.node.kind() != "assignment_expression" or operator is None or operator.text() != "=":
         return None
@@ -428,7 +427,7 @@ def use_comparison(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def make_static(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """An array that outlives the function that gives it away."""
+    """Makes a returned local array static."""
     name = site.match.node.text()
     scope = site.enclosing_function(site.match.node)
     for declaration in scope.find_all(kind="declaration"):

@@ -1,8 +1,4 @@
-"""What a fix needs at the top of the file, and what it leaves there unused.
-
-An import is added once, where the file's own imports stand; in Go one that a fix made needless is taken
-away, because the compiler refuses it.
-"""
+"""Adds the imports that a fix needs, and removes those it leaves unused in Go, where they are errors."""
 
 from __future__ import annotations
 
@@ -29,12 +25,12 @@ _IMPORTED = {
 
 
 def imported(text: str, language: str) -> frozenset[str]:
-    """The paths of what a text imports."""
+    """The paths that a text imports."""
     return frozenset(_IMPORTED[family_of(language)].findall(text))
 
 
 def bound_name(need: str, language: str) -> str:
-    """The name a needed import binds; "" where it binds none."""
+    """The name that an import binds; "" for none."""
     if language == "python":
         return need.split()[-1]
     if language == "go":
@@ -43,11 +39,11 @@ def bound_name(need: str, language: str) -> str:
 
 
 def import_edit(text: str, language: str, need: str) -> Edit | None:
-    """The edit that adds what is needed; None where the file has it already."""
+    """The edit that adds an import; None if the file has it."""
     if language == "python":
         if re.search(rf"^{re.escape(need)}\s*(?:#.*)?$", text, re.MULTILINE):
             return None
-        at = python_place(text)
+        at = python_import_offset(text)
         return Edit(at, at, f"{need}\n")
     if language == "go":
         if any(found[2] == need and not found[1] for found in _GO_SPEC.finditer(text)):
@@ -71,8 +67,8 @@ def import_edit(text: str, language: str, need: str) -> Edit | None:
     return None
 
 
-def python_place(text: str) -> int:
-    """Where a new import of Python goes: before the first, or behind the remarks and the docstring."""
+def python_import_offset(text: str) -> int:
+    """The offset of a new Python import: before the first one, or after comments and docstring."""
     at = 0
     for line in text.splitlines(keepends=True):
         if not line.startswith("#"):
@@ -89,8 +85,8 @@ def python_place(text: str) -> int:
     return first.start() if first is not None else at
 
 
-def needless(before: str, after: str) -> list[Edit]:
-    """Edits of `after` that take away the Go imports `before` used and `after` does not."""
+def unused_imports(before: str, after: str) -> list[Edit]:
+    """Edits of `after` that remove the Go imports used in `before` and unused in `after`."""
     edits: list[Edit] = []
     for found in _GO_SPEC.finditer(after):
         name = found[1] or found[2].rsplit("/", 1)[-1]

@@ -1,7 +1,7 @@
-"""Fixes of Java that add statements: prepared statements, settings of XML parsers, flags of cookies.
+"""Java fixes: prepared statements, XML parser settings, cookie flags, commands as lists.
 
-Statements are added only before or behind a plain statement of the same block, so that they run exactly
-when it does; the exceptions they may throw are among those the statement beside them already throws.
+Statements are added only next to a simple statement of the same block, so that they run exactly when it does
+and throw only exceptions that it can throw too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TEMPLATE = re.compile(r"^(?:queryFor\w+|query|update)$")
 
 
 def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """SQL: values out of the statement and into its parameters."""
+    """Moves values from a SQL statement to its parameters."""
     call, given = site.call, site.arguments()
     if call is None or not given or not isinstance(call.func, ir.AttrExpr):
         return None
@@ -64,7 +64,7 @@ def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def _marks(statement: TextComposition, bound: list[sql.BoundValue]) -> int | None:
-    """The number of the first new parameter; None where one the statement has would move."""
+    """The number of the first new parameter; None if existing ones would be renumbered."""
     skeleton = statement.skeleton
     plain = re.sub(r"'[^']*'", lambda found: " " * len(found.group()), skeleton)
     there = [at for at, char in enumerate(plain) if char == "?"]
@@ -81,7 +81,7 @@ def _prepared(
     bound: list[sql.BoundValue],
     first: int,
 ) -> FixEdits | None:
-    """`statement.execute(text)` with a prepared statement of the same connection."""
+    """Replaces `statement.execute(text)` by a prepared statement of the same connection."""
     func = call.func
     assert isinstance(func, ir.AttrExpr)
     owner = func.base.node
@@ -122,7 +122,7 @@ def _setter(number: int, item: sql.BoundValue) -> str:
 def _set_behind(
     site: FixSite, call: ir.CallExpr, edits: list[Edit], bound: list[sql.BoundValue], first: int
 ) -> FixEdits | None:
-    """Parameters of a statement that is prepared already, set behind its declaration."""
+    """Sets the parameters of a prepared statement after its declaration."""
     declared = call.node.parent()
     while declared is not None and declared.kind() in ("cast_expression", "parenthesized_expression"):
         declared = declared.parent()
@@ -155,7 +155,7 @@ def _set_behind(
 def _query(
     site: FixSite, statement: TextComposition, bound: list[sql.BoundValue], method: str
 ) -> FixEdits | None:
-    """JPA and Hibernate: parameters set on the query itself."""
+    """JPA and Hibernate: sets the parameters of the query."""
     named = method != "createNativeQuery"
     edits: list[Edit] = []
     if "?" in statement.skeleton or re.search(r":\w", statement.skeleton):
@@ -178,7 +178,7 @@ def _query(
 
 
 def _statement(site: FixSite, node: ir.Syntax) -> ir.Syntax | None:
-    """The plain statement of a block that holds a call, evaluated exactly once when it runs."""
+    """The simple statement of a block that evaluates a call exactly once."""
     at = node
     while (parent := at.parent()) is not None:
         if parent.kind() in ("lambda_expression", "ternary_expression", "resource", "class_body"):
@@ -190,7 +190,7 @@ def _statement(site: FixSite, node: ir.Syntax) -> ir.Syntax | None:
 
 
 def _fresh(site: FixSite, name: str) -> str:
-    """A name that the unit does not use yet."""
+    """An unused name."""
     number = 1
     chosen = name
     while re.search(rf"\b{chosen}\b", site.text):
@@ -200,8 +200,7 @@ def _fresh(site: FixSite, name: str) -> str:
 
 
 def insert_before(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """Statements that are missing, put before the one that holds the call; `{0}` is its first
-    argument, a name."""
+    """Inserts missing statements before the call; `{0}` is its first argument, a name."""
     given = site.arguments()
     call = site.call
     place = _statement(site, site.match.node)
@@ -226,7 +225,7 @@ _FEATURES = (
 
 
 def _settings(kind: str, name: str) -> list[str] | None:
-    """What makes a parser of this kind leave what is outside of the document alone."""
+    """The statements that disable external entities of a parser."""
     if kind in ("DocumentBuilderFactory", "SAXParserFactory", "XMLReader", "SAXBuilder"):
         return [f'{name}.setFeature("{feature}", false);' for feature in _FEATURES]
     if kind == "XMLInputFactory":
@@ -249,7 +248,7 @@ _CREATED = re.compile(r"new\s+([\w.]+)\(\)")
 
 
 def disable_external_entities(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """An XML parser told to follow nothing out of the document, before it is used."""
+    """Disables external entities of an XML parser before it is used."""
     call = site.call
     place = _statement(site, site.match.node)
     if call is None or place is None or not isinstance(call.func, ir.AttrExpr):
@@ -276,7 +275,7 @@ def disable_external_entities(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def exec_word_list(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """`exec("tool " + value)`: the words as a list, so that the value stays one of them."""
+    """Passes the words of `exec("tool " + value)` as an array."""
     given = site.arguments()
     if not given or site.method != "exec":
         return None
@@ -300,7 +299,7 @@ def _is_text(site: FixSite, word: str) -> bool:
 
 
 def use_private_temporary_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """`File.createTempFile` with the same prefix, suffix and folder, readable by the owner alone."""
+    """Replaces `File.createTempFile` by `Files.createTempFile`, which only the owner can read."""
     call, given = site.call, site.arguments()
     if call is None or site.method != "createTempFile" or len(given) not in (2, 3):
         return None

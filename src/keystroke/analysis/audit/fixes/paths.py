@@ -1,7 +1,7 @@
-"""Paths: a name from outside is made absolute and tidy first, so that nothing in it leads out of the folder.
+"""Path fixes: a foreign name is made absolute and normalised, so that it cannot leave its folder.
 
-`/` before the name and the language's own tidying turn every `..` into nothing; a name below the
-folder, with folders of its own, stays what it was. Only a name that stands behind a folder is anchored.
+Normalising "/" + name removes every `..`; a name below the folder stays unchanged. Only names that follow a
+folder are changed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from keystroke.analysis.audit.fixes.site import LOOSE, FixEdits, FixSite, named_children, span
+from keystroke.analysis.audit.fixes.site import (
+    LOOSE,
+    FixEdits,
+    FixSite,
+    named_children,
+    span,
+    without_parentheses,
+)
 from keystroke.analysis.audit.fixes.sql import is_text
 from keystroke.analysis.audit.fixes.text_parts import TextHole, compose
 from keystroke.analysis.audit.rules.catalog import FixSpec
@@ -25,7 +32,7 @@ _JOINS = {
 
 
 def anchor_names(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """Every foreign name behind a folder in the path that is used."""
+    """Anchors every foreign name in the path."""
     edits: list[Edit] = []
     needs: list[str] = []
     joined = _joined(site, site.match.node) is not None
@@ -42,7 +49,7 @@ def anchor_names(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def _written(site: FixSite, node: ir.Syntax) -> ir.Syntax:
-    """The expression a path was given by: kept inside its folder there, it is so wherever it is used."""
+    """The expression that defines a path."""
     java = site.family == "java" and node.kind() == "method_invocation" and node.field("object") is not None
     if java and node.text().endswith((".toPath()", ".getPath()", ".getAbsolutePath()", ".toFile()")):
         node = node.field("object")
@@ -52,7 +59,7 @@ def _written(site: FixSite, node: ir.Syntax) -> ir.Syntax:
 
 
 def _paths(site: FixSite) -> list[ir.Syntax]:
-    """The paths a call is given, and the one it is called on."""
+    """The paths passed to a call, and the one it is called on."""
     out = site.arguments()
     call = site.call
     if call is not None and isinstance(call.func, ir.AttrExpr) and site.family in ("python", "java"):
@@ -63,13 +70,8 @@ def _paths(site: FixSite) -> list[ir.Syntax]:
 
 
 def _names(site: FixSite, node: ir.Syntax) -> list[tuple[ir.Syntax, bool]] | None:
-    """The foreign names of a path, each behind a folder, and whether it is surely text; None where the path
-    is put together in another way."""
-    while node.kind() == "parenthesized_expression":
-        inner = named_children(node)
-        if len(inner) != 1:
-            return None
-        node = inner[0]
+    """The foreign names after a folder in a path, and whether each is text; None for other forms."""
+    node = without_parentheses(node)
     kind = node.kind()
     joined = _joined(site, node)
     if joined is not None:
@@ -101,7 +103,7 @@ def _names(site: FixSite, node: ir.Syntax) -> list[tuple[ir.Syntax, bool]] | Non
 
 
 def _separator(before: Sequence[object], site: FixSite) -> bool:
-    """Whether the part before a name is the system's separator."""
+    """Whether the part before a name is the path separator."""
     hole = before[0] if before else None
     return (
         isinstance(hole, TextHole)
@@ -110,7 +112,7 @@ def _separator(before: Sequence[object], site: FixSite) -> bool:
 
 
 def _joined(site: FixSite, node: ir.Syntax) -> list[ir.Syntax] | None:
-    """The arguments of a call that joins a path."""
+    """The arguments of a call that joins paths."""
     kind = node.kind()
     arguments = node.field("arguments") if kind in _CALLS else None
     if arguments is None:
@@ -137,7 +139,7 @@ _CALLS = ("call", "call_expression", "method_invocation", "object_creation_expre
 
 
 def _open(site: FixSite, node: ir.Syntax) -> bool:
-    if "zip-slip" in site.match.rule.id:  # what an archive says of its entries
+    if "zip-slip" in site.match.rule.id:  # names of archive entries
         return _ENTRY.search(node.text()) is not None
     return site.is_open(node, "path")
 

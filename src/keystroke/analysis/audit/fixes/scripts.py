@@ -1,5 +1,4 @@
-"""Fixes of JavaScript and TypeScript that need a look at the syntax around: properties, options, keys of
-objects."""
+"""JavaScript and TypeScript fixes: element text, options, object keys, random numbers."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ _RISKY = ("__proto__", "constructor", "prototype")
 
 
 def use_text_property(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """`element.innerHTML = value` as `element.textContent = value`, where the value is a client's text
-    alone."""
+    """Replaces `innerHTML` by `textContent` if the value is only a client's text."""
     node = site.match.node
     left, right = node.field("left"), node.field("right")
     if node.kind() != "assignment_expression" or left is None or right is None:
@@ -35,7 +33,7 @@ def use_text_property(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def use_text_method(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """`$(place).html(value)` as `$(place).text(value)`, where the value is a client's text alone."""
+    """Replaces `.html(value)` by `.text(value)` if the value is only a client's text."""
     call, given = site.call, site.arguments()
     if call is None or len(given) != 1 or site.method != "html":
         return None
@@ -47,7 +45,7 @@ def use_text_method(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def set_options(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """Options set in the object a call is given, or in one that is added behind its arguments."""
+    """Sets options in the object passed to a call, or adds one."""
     call, given = site.call, site.arguments()
     if call is None or not given:
         return None
@@ -87,7 +85,7 @@ def _key(pair: ir.Syntax) -> str:
 
 
 def convert_to_text(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """A document query whose values are texts: an object sent in their place would be an operator."""
+    """Converts the values of a document query to text, so that they cannot be operators."""
     given = site.arguments()
     if not given or given[0].kind() != "object":
         return None
@@ -112,7 +110,7 @@ def convert_to_text(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def guard_key(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """A loop over foreign keys leaves out those that lead to the prototype of every object."""
+    """Skips prototype keys in a loop over foreign keys."""
     node = site.match.node
     left = node.field("left")
     key = left.field("index") if left is not None else None
@@ -144,7 +142,7 @@ def guard_key(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def _returning(site: FixSite, function: ir.Syntax, name: str, test: str) -> FixEdits | None:
-    """The same for a callback of forEach: the callback ends early."""
+    """The same for a callback of forEach, which returns early."""
     parent = function.parent()
     called = parent.parent() if parent is not None and parent.kind() == "arguments" else None
     func = called.field("function") if called is not None else None
@@ -162,7 +160,7 @@ def _returning(site: FixSite, function: ir.Syntax, name: str, test: str) -> FixE
 
 
 def _first(site: FixSite, body: ir.Syntax, statement: str) -> FixEdits | None:
-    """A statement put before the first of a block."""
+    """Inserts a statement at the start of a block."""
     inner = named_children(body)
     if not inner:
         return None
@@ -173,7 +171,7 @@ def _first(site: FixSite, body: ir.Syntax, statement: str) -> FixEdits | None:
 
 
 def replace_every_match(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """`.replace(text, ...)` replaces the first occurrence; here all of them are meant."""
+    """Makes `.replace(text, ...)` replace all occurrences."""
     call, given = site.call, site.arguments()
     if call is None or len(given) != 2 or site.method != "replace":
         return None
@@ -187,7 +185,7 @@ def replace_every_match(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def use_secure_random(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """`Math.random()` as a number of the same range from the system's source."""
+    """Replaces `Math.random()` by a cryptographic source of the same range."""
     drawn = (
         'require("crypto").randomBytes(6).readUIntBE(0, 6) / 0x1000000000000'
         if re.search(r"\brequire\s*\(", site.text) or any(path in _NODE for path in site.imports)
@@ -215,7 +213,7 @@ def _is_module(site: FixSite) -> bool:
 
 
 def use_buffer_factory(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """`new Buffer(...)`: a text is copied, a number of bytes is set to zero."""
+    """Replaces `new Buffer(...)` by `Buffer.from` for text and `Buffer.alloc` for a size."""
     call, given = site.call, site.arguments()
     if call is None or not given or not call.new:
         return None
@@ -233,7 +231,7 @@ def use_buffer_factory(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def drop_last_argument(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """The last argument taken away: it switched a check off."""
+    """Removes a last argument that disables a check."""
     given = site.arguments()
     if len(given) < 2 or given[-1].text() != "true":
         return None
@@ -241,7 +239,7 @@ def drop_last_argument(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def add_noopener(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """A link to a new window that tells it nothing of this one."""
+    """Adds rel="noopener noreferrer" to a link."""
     for attribute in site.match.node.children():
         if attribute.kind() == "jsx_attribute" and attribute.text().startswith("target"):
             end = span(attribute)[1]

@@ -1,7 +1,7 @@
-"""Shell commands: a value becomes one word of the command, whatever is in it.
+"""Shell fixes: a value becomes exactly one word of the command.
 
-Quotes the command already has around a value are taken into account; a value that is a command, or that
-a second shell would read again, is left alone.
+Existing quotes around a value are taken into account. There is no fix for a value that is a command itself or
+is interpreted by a second shell.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
 
-# Programs that hand their arguments to another shell or interpreter: quoting once is not enough there.
+# Programs that pass their arguments to another shell or interpreter: quoting once is not enough.
 _AGAIN = re.compile(
     r"(?:^|[\s;|&(/])(?:sh|bash|zsh|dash|ksh|su|ssh|rsh|eval|xargs|parallel|watch|awk|gawk|perl|python\d?|ruby|node|php"
     r"|sqlite3|mysql|psql|adb|docker\s+exec|kubectl\s+exec|cmd|powershell|pwsh|find\s.*-exec\w*|at|crontab|script|trap|source|\.)\s"
@@ -30,7 +30,7 @@ _META = re.compile(r"[$`\"'\\|&;<>()*?\[\]#~!{}\n\r=^]")
 
 @dataclass(frozen=True, slots=True)
 class HolePosition:
-    """Where a hole stands in a command: inside which quotes, and whether it is the whole of them."""
+    """The position of a hole in a command: its quotes, and whether it is all of the quoted text."""
 
     quote: str
     first: int  # atoms of the quotes around it
@@ -39,12 +39,12 @@ class HolePosition:
 
 
 def hole_positions(skeleton: str) -> dict[int, HolePosition] | None:
-    """The place of each hole; None where the command uses what is not followed here."""
+    """The position of each hole; None if the command uses unsupported syntax."""
     if "`" in skeleton or "$(" in skeleton or "<<" in skeleton or "\\" in skeleton or "#" in skeleton:
         return None
     out: dict[int, HolePosition] = {}
     at, size = 0, len(skeleton)
-    started = True  # a command's first word comes next
+    started = True  # the first word of a command comes next
     while at < size:
         char = skeleton[at]
         if char in "'\"":
@@ -72,7 +72,7 @@ def hole_positions(skeleton: str) -> dict[int, HolePosition] | None:
 
 
 def composed_command(site: FixSite, node: ir.Syntax) -> TextComposition | None:
-    """The command put together in a call or in a variable used only by it."""
+    """The command composed in a call or in a variable used only there."""
     written = resolve_variable(site, node)
     text = compose(written, site.language, site.text)
     if text is None or not text.holes:
@@ -86,7 +86,7 @@ def composed_command(site: FixSite, node: ir.Syntax) -> TextComposition | None:
 
 
 def quote_values(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """Python: each value quoted for the shell."""
+    """Python: quotes each value for the shell."""
     call = site.call
     given = site.arguments()
     if call is None or not given:
@@ -129,9 +129,9 @@ def _quote(
     left, right = atoms[place.first], atoms[place.last]
     if not isinstance(left, TextChar) or not isinstance(right, TextChar):
         return None
-    if place.whole:  # the quotes around the value go: it brings its own
+    if place.whole:  # the value brings its own quotes
         return [*edits, Edit(left.start, left.end, ""), Edit(right.start, right.end, "")]
-    # Inside a longer quoted text: the quotes are closed before the value and opened again behind it.
+    # Inside a longer quoted text: close the quotes before the value and reopen them after it.
     spelled = site.text[left.start : left.end]
     near_left, near_right = atoms[at - 1], atoms[at + 1]
     if not isinstance(near_left, TextChar) or not isinstance(near_right, TextChar):
@@ -148,7 +148,7 @@ def _quote(
 
 
 def _several(source: str) -> bool:
-    """Whether a value looks like several words of a command, or a part of one."""
+    """Whether a value looks like several words of a command."""
     name = re.split(r"[.\[(]", source)[-1] if re.fullmatch(r"[\w.]+", source) else source
     key = re.search(r"[\"'](\w+)[\"']\s*[\])]", source)
     return (
@@ -163,7 +163,7 @@ def _several(source: str) -> bool:
 
 
 def command_words(site: FixSite, text: TextComposition) -> list[str] | None:
-    """The command's words as expressions of the language; None where only a shell can read it."""
+    """The words of the command as expressions; None if it needs a shell."""
     found = hole_positions(text.skeleton)
     if found is None:
         return None
@@ -208,7 +208,7 @@ def _word(site: FixSite, parts: list[str]) -> str | None:
 
 
 def use_exec_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """JavaScript: `exec("tool " + value)` as `execFile("tool", [value])`, which starts no shell."""
+    """JavaScript: replaces `exec("tool " + value)` by `execFile("tool", [value])`."""
     call, given = site.call, site.arguments()
     if call is None or not given or site.method not in ("exec", "execSync"):
         return None
@@ -230,7 +230,7 @@ def use_exec_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
     start, end = span(text.node)
     moved = span(text.node) != span(without_parentheses(given[0]))
     if moved:
-        return None  # the variable may be meant to be read
+        return None  # the variable may be used elsewhere
     file = "execFileSync" if site.method.endswith("Sync") else "execFile"
     edits = [Edit(start, end, f"{listed[0]}, [{', '.join(listed[1:])}]")]
     at, stop = span(call.func.node)
@@ -249,7 +249,7 @@ def use_exec_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def use_positional_arguments(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """`sh -c "tool " + value` as `sh -c 'tool "$1"' sh value`: the shell takes the value for one word."""
+    """Replaces `sh -c "tool " + value` by `sh -c 'tool "$1"' sh value`."""
     given = _shell_call(site)
     if given is None:
         return None
@@ -297,7 +297,7 @@ _BEHIND = ("object", "arrow_function", "function_expression", "null_literal")
 
 
 def _shell_call(site: FixSite) -> list[ir.Syntax] | None:
-    """The shell, "-c" and its command, where a call gets exactly these in a row."""
+    """The shell, "-c" and the command, if a call has exactly these arguments."""
     found: list[ir.Syntax] = []
     for node in site.arguments():
         inner = node.field("value") if node.kind() == "array_creation_expression" else node

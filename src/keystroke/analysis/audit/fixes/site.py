@@ -1,7 +1,6 @@
-"""Where a fix is built: the match, its syntax, what data flow knew there, and the names around it.
+"""Access to a match, its syntax and its values for the code that builds fixes.
 
-A site answers questions about one unit's text and changes nothing. Whatever it cannot be sure of it
-answers with None, and a fixer that gets None offers nothing.
+Methods return None for anything uncertain; a fixer then makes no fix.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from keystroke.analysis.audit.rules.match import RuleMatch
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
 
-# What gives a variable a value, by grammar: kind of node, field of the name, field of the value.
+# Assignments by language: kind of node, field of the name, field of the value.
 _BINDINGS = {
     "python": (("assignment", "left", "right"), ("augmented_assignment", "left", "right")),
     "javascript": (
@@ -62,7 +61,7 @@ _STEADY = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FixEdits:
-    """Edits of the unit, and what the file must import for them."""
+    """Edits of the unit, and the imports they need."""
 
     edits: tuple[Edit, ...]
     needs: tuple[str, ...] = ()
@@ -84,14 +83,14 @@ class FixSite:
 
     @property
     def call(self) -> ir.CallExpr | None:
-        """The call that the match is about; one found by its syntax is lowered here."""
+        """The call that matched."""
         if self.match.subject is None and self.match.node.kind() in _CALLS:
             self.match.subject = self.lower(self.match.node)
         return self.match.subject if isinstance(self.match.subject, ir.CallExpr) else None
 
     @property
     def method(self) -> str:
-        """The last name of what is called."""
+        """The last part of the name of the callee."""
         func = self.call.func if self.call is not None else None
         return (
             func.name if isinstance(func, ir.AttrExpr) else func.id if isinstance(func, ir.NameExpr) else ""
@@ -99,7 +98,7 @@ class FixSite:
 
     @property
     def path(self) -> str:
-        """The full name of what is called, after imports."""
+        """The resolved name of the callee."""
         func = self.call.func if self.call is not None else None
         if isinstance(func, ir.AttrExpr):
             base = self.match.evaluate(func.base).path
@@ -107,7 +106,7 @@ class FixSite:
         return self.match.evaluate(func).path if func is not None else ""
 
     def arguments(self) -> list[ir.Syntax]:
-        """The nodes of a call's positional arguments, as written."""
+        """The nodes of the positional arguments."""
         call = self.call
         if call is None:
             return []
@@ -125,7 +124,7 @@ class FixSite:
         ]
 
     def value(self, node: ir.Syntax) -> Value:
-        """What data flow knows of an expression where the match was made."""
+        """The value of an expression at the match."""
         return self.match.evaluate(self.lower(node))
 
     def is_open(self, node: ir.Syntax, use: str = "") -> bool:
@@ -140,7 +139,7 @@ class FixSite:
         return self.text[start:end]
 
     def indent(self, at: int) -> str:
-        """The white space that the line of an offset begins with."""
+        """The indentation of the line of an offset."""
         start = self.text.rfind("\n", 0, at) + 1
         found = re.compile(r"[ \t]*").match(self.text, start)
         return found.group() if found is not None else ""
@@ -148,7 +147,7 @@ class FixSite:
     # Syntax around
 
     def enclosing_function(self, node: ir.Syntax) -> ir.Syntax:
-        """The innermost function around a node, or the whole unit."""
+        """The innermost enclosing function, or the whole unit."""
         at = node
         while (parent := at.parent()) is not None:
             at = parent
@@ -157,7 +156,7 @@ class FixSite:
         return at
 
     def enclosing_statement(self, node: ir.Syntax) -> ir.Syntax | None:
-        """The statement that stands in a block and holds the node."""
+        """The enclosing statement of a block."""
         at = node
         while (parent := at.parent()) is not None:
             if parent.kind() in _BLOCKS:
@@ -166,12 +165,12 @@ class FixSite:
         return None
 
     def is_statement(self, node: ir.Syntax) -> bool:
-        """Whether an expression is a statement of its own, its value unused."""
+        """Whether an expression is a statement, its value unused."""
         parent = node.parent()
         return parent is not None and parent.kind() == "expression_statement"
 
     def bindings(self, name: str, scope: ir.Syntax) -> Iterator[tuple[ir.Syntax, ir.Syntax | None]]:
-        """Every place in `scope` that gives a variable a value, with the value's node where it is plain."""
+        """Every assignment of a variable in `scope`, with the assigned expression if it is simple."""
         for kind, target, value in _BINDINGS[self.family]:
             for node in scope.find_all(kind=kind):
                 held = node.field(target) if target else None
@@ -194,7 +193,7 @@ class FixSite:
                     yield node, None
 
     def reads(self, name: str, scope: ir.Syntax) -> list[ir.Syntax]:
-        """Every place in `scope` that reads a variable."""
+        """Every use of a variable in `scope`."""
         given = set()
         for kind, target, _ in _BINDINGS[self.family]:
             for node in scope.find_all(kind=kind) if target else ():
@@ -209,7 +208,7 @@ class FixSite:
         ]
 
     def definition(self, name: ir.Syntax, many: bool = False) -> ir.Syntax | None:
-        """The expression a variable stands for: given once and, unless `many`, used only here."""
+        """The expression assigned to a variable, if assigned once and, unless `many`, used only here."""
         if name.kind() != "identifier":
             return None
         scope = self.enclosing_function(name)
@@ -220,12 +219,12 @@ class FixSite:
         place, value = found[0]
         if value is None or span(place)[1] > span(name)[0]:
             return None
-        if not many and len([node for node in self.reads(word, scope) if not _told(node)]) != 1:
+        if not many and len([node for node in self.reads(word, scope) if not _is_logged(node)]) != 1:
             return None
         return value
 
     def is_unchanged(self, node: ir.Syntax, since: ir.Syntax) -> bool:
-        """Whether an expression of `since` still means the same at the match: no name of it changed."""
+        """Whether an expression in `since` has the same value at the match: none of its names changed."""
         scope = self.enclosing_function(since)
         begun, here = span(since)[1], self.match.start
         if not self._adjacent(since) and any(part.kind() not in _STEADY for part in _inside(node)):
@@ -256,20 +255,20 @@ class FixSite:
         return left is not None and right is not None and span(left) == span(right)
 
 
-_TELLS = re.compile(
+_LOGGING = re.compile(
     r"^(?:print|System\.(?:out|err)\.print\w*|console\.\w+|fmt\.Print\w*|log\.\w+|(?:\w+\.)*[lL]ogg?(?:er|ing)?\.\w+|LOG(?:GER)?\.\w+)\($"
 )
 
 
-def _told(node: ir.Syntax) -> bool:
-    """Whether a variable is only printed or logged here."""
+def _is_logged(node: ir.Syntax) -> bool:
+    """Whether a use of a variable only prints or logs it."""
     parent = node.parent()
     if parent is None or parent.kind() not in ("argument_list", "arguments"):
         return False
     call = parent.parent()
     if call is None:
         return False
-    return _TELLS.match(call.text()[: span(parent)[0] - span(call)[0] + 1]) is not None
+    return _LOGGING.match(call.text()[: span(parent)[0] - span(call)[0] + 1]) is not None
 
 
 # Expressions that need parentheses as an operand.
@@ -291,7 +290,7 @@ def _single(target: ir.Syntax) -> bool:
 
 
 def _unlisted(node: ir.Syntax | None) -> ir.Syntax | None:
-    """Go wraps even one value in a list."""
+    """The single value of a Go expression list."""
     if node is not None and node.kind() == "expression_list":
         inner = named_children(node)
         return inner[0] if len(inner) == 1 else None

@@ -1,5 +1,4 @@
-"""Small fixes that need a look at a value: modes of files, settings that are switched off, variables of
-XPath."""
+"""Small fixes: file modes, disabled settings, XPath variables, assertions, redirects, error messages."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from keystroke.text import Edit
 
 
 def mask_mode(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """A file's mode without the bits the rule is about; the owner's stay as they are."""
+    """Removes the bits of a file mode that the rule forbids."""
     mask = int(spec.value, 8)
     call, given = site.call, site.arguments()
     if call is None:
@@ -37,7 +36,7 @@ def mask_mode(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def correct_settings(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """Settings that are given and wrong, set right; nothing is added."""
+    """Corrects wrong settings; adds none."""
     call = site.call
     held: dict[str, ir.Expr] = dict(call.kwargs) if call is not None else {}
     colls = [arg for arg in call.args if isinstance(arg, ir.CollectionExpr)] if call is not None else []
@@ -62,7 +61,7 @@ _WRONG = frozenset(
 
 
 def bind_xpath_variables(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """lxml: values out of the expression and into its variables."""
+    """lxml: moves values from the expression to its variables."""
     call, given = site.call, site.arguments()
     if call is None or call.kwargs or len(given) != 1 or site.method != "xpath":
         return None
@@ -114,7 +113,7 @@ def bind_xpath_variables(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def raise_assertion(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """Python: a check that must not vanish with -O, raising what it raised."""
+    """Python: replaces an assertion, which -O removes, by a check that raises the same error."""
     node = site.match.node
     inner = named_children(node)
     if node.kind() != "assert_statement" or not inner or len(inner) > 2:
@@ -129,7 +128,7 @@ def raise_assertion(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def use_named_temporary_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """Python: `mktemp(...)` as a file that is made at once, under the same suffix, prefix and folder."""
+    """Python: replaces `mktemp(...)` by a temporary file that is created at once."""
     call = site.call
     if call is None or set(call.kwargs) - {"suffix", "prefix", "dir"} or len(call.args) > 3:
         return None
@@ -149,7 +148,7 @@ def use_named_temporary_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def use_system_random(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """Python: every draw from the `random` module inside the match, from the system's source instead."""
+    """Python: replaces the `random` module by the system's random source."""
     edits: list[Edit] = []
     for node in site.match.node.find_all(kind="call"):
         func = node.field("function")
@@ -173,7 +172,7 @@ _THROWN = re.compile(
 
 
 def hide_error(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """An error in an answer, replaced by a sentence that tells nothing of the inside."""
+    """Replaces an error in a response by a neutral message."""
     edits: list[Edit] = []
     for node in site.arguments():
         text = compose(node, site.language, site.text)
@@ -211,7 +210,7 @@ _OPPOSITE = {"false": "true", "False": "True", '"0"': '"1"', "'0'": "'1'", "0": 
 
 
 def enable_check(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """A check that an assignment switched off, switched on."""
+    """Enables a check that an assignment disables."""
     right = site.match.node.field("right") if site.call is None else None
     opposite = _OPPOSITE.get(right.text()) if right is not None else None
     return FixEdits((Edit(*span(right), opposite),)) if opposite else None
@@ -224,8 +223,7 @@ _PURE = frozenset(
 
 
 def restrict_redirect(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """A redirect kept on this site: only a path from the root is followed, anything else leads to the
-    start."""
+    """Restricts a redirect to paths of this site; anything else goes to "/"."""
     given = site.arguments()
     nodes = [given[at] for at in spec.places if at < len(given)] if spec.places else given[:1]
     if site.call is None:

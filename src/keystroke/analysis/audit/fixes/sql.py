@@ -1,7 +1,7 @@
-"""SQL: values out of the statement and into its parameters.
+"""SQL fixes: moves values from a statement to its parameters.
 
-Only what the database takes as a value becomes a parameter, written as the driver in the imports wants
-it; a statement whose driver is not known, or one part of which is not surely a value, is left alone.
+The imported driver decides how a parameter is written. There is no fix if the driver is unknown or a part of
+the statement may not be a value.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WORDS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class BoundValue:
-    """One value of the statement: the atoms it replaces, and the expression that is bound instead."""
+    """One value of the statement: the atoms it replaces, and the bound expression."""
 
     first: int
     last: int
@@ -52,7 +52,7 @@ class BoundValue:
 
 
 def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """The statement with placeholders and its values beside it."""
+    """Replaces values by placeholders and passes them as parameters."""
     call = site.call
     if call is None or call.kwargs or site.method not in _METHODS.get(site.family, ()):
         return None
@@ -82,19 +82,19 @@ def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def resolve_variable(site: FixSite, node: ir.Syntax) -> ir.Syntax:
-    """The text itself, or what a variable used only here was given."""
+    """The expression itself, or the one assigned to a variable used only here."""
     if node.kind() == "identifier":
         return site.definition(node) or node
     return node
 
 
 def _still(site: FixSite, statement: TextComposition) -> bool:
-    """Whether the values of a statement built earlier are the same where it is executed."""
+    """Whether the values of a statement built earlier are unchanged where it is executed."""
     return all(site.is_unchanged(hole.node, statement.node) for hole in statement.holes)
 
 
 def _wrapper(site: FixSite, node: ir.Syntax) -> ir.Syntax | None:
-    """The text inside `text("...")` of SQLAlchemy."""
+    """The argument of SQLAlchemy's `text("...")`."""
     if site.family != "python" or node.kind() != "call":
         return None
     func, arguments = node.field("function"), node.field("arguments")
@@ -113,7 +113,7 @@ def _callback_only(site: FixSite, behind: list[ir.Syntax]) -> bool:
 
 
 def _mark(site: FixSite, wrapped: bool) -> str | None:
-    """How the driver marks a parameter; None where the imports do not say, or say two things."""
+    """How the driver marks a parameter; None if the imports are ambiguous."""
     drivers = _DRIVERS.get(site.family, {})
     styles = {style for path in site.imports for module, style in drivers.items() if _within(path, module)}
     if wrapped:
@@ -122,7 +122,7 @@ def _mark(site: FixSite, wrapped: bool) -> str | None:
         return None
     mark = next(iter(styles))
     if mark == ":p" or not mark:
-        return None  # a text of SQLAlchemy goes through text(); others bind in ways of their own
+        return None  # SQLAlchemy needs text(); other drivers bind differently
     if site.family == "python":
         if site.method == "raw" and mark != "%s":
             return None
@@ -136,7 +136,7 @@ def _within(path: str, module: str) -> bool:
 
 
 def bindable_values(site: FixSite, statement: TextComposition) -> list[BoundValue] | None:
-    """Every hole as a value that can be bound; None where one of them is, or may be, no value."""
+    """The holes as values that can be bound; None if one may not be a value."""
     skeleton, atoms = statement.skeleton, statement.atoms
     if not _WORDS.search(skeleton.split(HOLE, 1)[0]):
         return None
@@ -159,7 +159,7 @@ def bindable_values(site: FixSite, statement: TextComposition) -> list[BoundValu
             else _bare(site, skeleton, at, atom)
         )
         if bound is None and value.level <= LOCAL and not statement.template:
-            continue  # of our own making; the rule says whether that is enough
+            continue  # local data
         if bound is None:
             return None
         out.append(bound)
@@ -167,8 +167,7 @@ def bindable_values(site: FixSite, statement: TextComposition) -> list[BoundValu
 
 
 def _quotes(skeleton: str) -> list[tuple[int, int]] | None:
-    """Where quoted texts of the statement begin and end; None where a hole stands in another kind of
-    quotes."""
+    """The spans of quoted texts; None if a hole is in another kind of quotes."""
     out: list[tuple[int, int]] = []
     at, size = 0, len(skeleton)
     while at < size:
@@ -195,7 +194,7 @@ def _quotes(skeleton: str) -> list[tuple[int, int]] | None:
 def _quoted(
     site: FixSite, atoms: list[TextChar | TextHole], hole: TextHole, quotes: tuple[int, int]
 ) -> BoundValue | None:
-    """The value of a quoted text: what stands around the hole inside the quotes goes with it."""
+    """The value of a quoted text, including the text around the hole."""
     if len([atom for atom in atoms if isinstance(atom, TextHole)]) != 1:
         return None
     at = next(number for number, atom in enumerate(atoms) if isinstance(atom, TextHole))
@@ -213,7 +212,7 @@ def _quoted(
 
 
 def as_text(site: FixSite, hole: TextHole) -> str | None:
-    """The expression that gives exactly the text a hole puts into the statement."""
+    """The expression for the text that a hole adds to the statement."""
     source = site.source(hole.node)
     if "\n" in source:
         return None
@@ -243,7 +242,7 @@ def _simple(node: ir.Syntax) -> bool:
 
 
 def is_text(site: FixSite, node: ir.Syntax) -> bool:
-    """Whether an expression is surely a text already."""
+    """Whether an expression is known to be text."""
     value = site.value(node)
     if isinstance(value.const, str):
         return True
@@ -280,7 +279,7 @@ _GO_TEXT = re.compile(
 
 
 def _declared(site: FixSite, node: ir.Syntax, kind: str) -> bool:
-    """Whether a plain name is declared with a type in the function around."""
+    """Whether the enclosing function declares a name with a type."""
     if node.kind() != "identifier":
         return False
     name = re.escape(node.text())
@@ -302,7 +301,7 @@ def is_number(site: FixSite, node: ir.Syntax) -> bool:
 
 
 def _bare(site: FixSite, skeleton: str, at: int, hole: TextHole) -> BoundValue | None:
-    """A value without quotes, where the statement can only mean a value."""
+    """A value without quotes at a position where only a value is possible."""
     before, after = skeleton[:at], skeleton[at + 1 :]
     source = site.source(hole.node)
     if "\n" in source or not _ENDED.match(after):
@@ -327,12 +326,12 @@ def _bare(site: FixSite, skeleton: str, at: int, hole: TextHole) -> BoundValue |
     if re.search(r"(?i)\bjoin\b|,|\.join", source) and not numeric:
         return None
     if site.family == "java" and not numeric:
-        return None  # a database that does not convert refuses a text here
+        return None  # the database may not convert text
     return BoundValue(at, at, source)
 
 
 def place_marks(statement: TextComposition, bound: list[BoundValue], mark: str) -> list[Edit] | None:
-    """The statement's edits: each value's place holds the driver's mark."""
+    """The edits that replace each value by the driver's mark."""
     edits: list[Edit] = []
     for number, item in enumerate(bound, 1):
         written = {"$1": f"${number}", ":1": f":{number}", ":p": f":p{number}"}.get(mark, mark)
@@ -358,7 +357,7 @@ def place_marks(statement: TextComposition, bound: list[BoundValue], mark: str) 
 
 
 def _percent(statement: TextComposition, bound: list[BoundValue]) -> list[Edit]:
-    """Where parameters are marked with %s a percent sign of the statement itself is written twice."""
+    """Doubles percent signs of the statement, for drivers that mark parameters with %s."""
     covered = {at for item in bound for at in range(item.first, item.last + 1)}
     return [
         Edit(atom.start, atom.end, "%%")
@@ -371,7 +370,7 @@ def _percent(statement: TextComposition, bound: list[BoundValue]) -> list[Edit]:
 
 
 def _unformatted(statement: TextComposition, bound: list[BoundValue]) -> list[Edit]:
-    """An f-string without a hole or a brace left is a plain string."""
+    """Removes the prefix of f-strings without holes or braces."""
     covered = {at for item in bound for at in range(item.first, item.last + 1)}
     edits: list[Edit] = []
     reached = 0
@@ -390,7 +389,7 @@ def _unformatted(statement: TextComposition, bound: list[BoundValue]) -> list[Ed
 
 
 def _tidy(edits: list[Edit]) -> list[Edit] | None:
-    """In order; None where two of them meet."""
+    """The edits in order; None if two overlap."""
     ordered = sorted(set(edits), key=lambda edit: (edit.start, edit.end))
     for one, other in itertools.pairwise(ordered):
         if other.start < one.end:
@@ -399,7 +398,7 @@ def _tidy(edits: list[Edit]) -> list[Edit] | None:
 
 
 def _handed(site: FixSite, values: list[str], mark: str) -> str:
-    """The parameters behind the statement."""
+    """The arguments that pass the parameters."""
     listed = ", ".join(values)
     if site.family == "go" or (mark == "$1" and site.family == "python"):
         return f", {listed}"

@@ -1,7 +1,6 @@
-"""Fixes that a rule spells out itself: another callee, an argument set or dropped, the call written anew.
+"""Fixes that a rule describes as a template: another callee, arguments set or dropped, a rewritten call.
 
-A template is filled from the syntax at hand; where a piece is missing, or an argument would be lost,
-there is no fix.
+There is no fix if a part is missing or an argument would be lost.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _SLOT = re.compile(r"\{(\d+|base|callee|method|args|rest\d+)\}")
 
 
 def fill_template(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """The edits a rule's own template asks for."""
+    """The edits of a rule's template."""
     subject = site.match.subject
     if isinstance(subject, ir.CallExpr):
         edits = _call(site, subject, spec)
@@ -138,7 +137,7 @@ def _set_keyword(call: ir.CallExpr, name: str, value: str, language: str, text: 
         start, end = span(call.kwargs[name].node)
         return Edit(start, end, value)
     if "**" in call.kwargs:
-        return None  # it may be given there already
+        return None  # it may be passed there
     for arg in call.args:
         if isinstance(arg, ir.CollectionExpr) and arg.keys is not None:
             edits = _set_items(arg, {name: value}, language)
@@ -152,13 +151,13 @@ def _set_keyword(call: ir.CallExpr, name: str, value: str, language: str, text: 
     close = len(inner) - 1
     before = text[:close].rstrip()
     if before.split("\n")[-1].lstrip().startswith("#") or "#" in before.rsplit("\n", 1)[-1]:
-        return None  # behind a remark
+        return None  # after a comment
     glue = "" if before.endswith("(") else " " if before.endswith(",") else ", "
     return Edit(len(before), close, f"{glue}{name}={value}")
 
 
 def _set_items(coll: ir.CollectionExpr, wanted: dict[str, str], language: str) -> tuple[Edit, ...] | None:
-    """Fields of an object literal set to these values, new ones behind its last."""
+    """Sets fields of an object literal; appends missing ones."""
     if not coll.keys or len(coll.keys) != len(coll.items):
         return None
     if language == "python":

@@ -1,7 +1,6 @@
-"""A text put together in the source, seen as its characters and holes with the place of each.
+"""A text composed in the source, as a sequence of characters and holes with their spans.
 
-Every constant character knows the span that spells it and every hole the expression that fills it, so a
-part can be replaced by edits that touch nothing else. What is not understood exactly is None.
+A part can be replaced by edits that touch nothing else. Anything unsupported gives None.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "`":
 
 @dataclass(frozen=True, slots=True)
 class TextChar:
-    """One character of a literal and the span of the source that spells it."""
+    """A character of a literal and its span in the source."""
 
     text: str
     start: int
@@ -39,14 +38,14 @@ class TextChar:
 
 @dataclass(frozen=True, slots=True)
 class TextHole:
-    """A part that is computed: the expression, and the span that stands for it in the text."""
+    """A computed part: its expression, and the span that represents it."""
 
     node: ir.Syntax
     start: int
     end: int
     form: str  # "inside" a literal, an "operand" of a sum, or the "mark" of a template
-    format: str = ""  # how it is written out, where that is not plainly its text
-    text: bool = False  # it must be text already: an operand of a sum in Python
+    format: str = ""  # its format, if not plain text
+    text: bool = False  # known to be text: an operand of a sum in Python
 
 
 TextAtom = TextChar | TextHole
@@ -54,7 +53,7 @@ TextAtom = TextChar | TextHole
 
 @dataclass(slots=True)
 class TextOperand:
-    """One summand: a literal with its atoms, or a hole alone."""
+    """An operand of a sum: a literal with its atoms, or a hole."""
 
     start: int
     end: int
@@ -69,8 +68,8 @@ class TextComposition:
     start: int
     end: int
     operands: list[TextOperand]
-    unwrap: list[Edit] = field(default_factory=list)  # takes the formatting away once no mark is left
-    undouble: list[Edit] = field(default_factory=list)  # "%%" is "%" once nothing is formatted
+    unwrap: list[Edit] = field(default_factory=list)  # removes the formatting call
+    undouble: list[Edit] = field(default_factory=list)  # replaces "%%" by "%" without formatting
     template: bool = False
 
     @property
@@ -83,12 +82,11 @@ class TextComposition:
 
     @property
     def skeleton(self) -> str:
-        """The text with one NUL for each hole: as many characters as atoms."""
+        """The text with a NUL for each hole; one character per atom."""
         return "".join(HOLE if isinstance(atom, TextHole) else atom.text for atom in self.atoms)
 
     def substitute(self, first: int, last: int, text: str) -> list[Edit] | None:
-        """Edits that put constant `text` in the place of the atoms `first` to `last`; None where no literal
-        stands there to hold it."""
+        """Edits that replace the atoms `first` to `last` by `text`; None if no literal can hold it."""
         edits: list[Edit] = []
         placed = False
         reached = 0
@@ -99,7 +97,7 @@ class TextComposition:
             covered = operand.atoms[max(first - start, 0) : max(last + 1 - start, 0)] if stop > first else []
             if start <= last and stop > first:
                 if operand.inner is not None and not placed:
-                    # The literal holds the text where what it covered stood.
+                    # The literal takes the text.
                     spelled = _spelled(text, operand.quote)
                     if spelled is None:
                         return None
@@ -119,13 +117,13 @@ class TextComposition:
                 else:
                     edits.append(Edit(covered[0].start, covered[-1].end, ""))
             elif start > last and not operand.atoms and previous is not None and placed:
-                edits.append(Edit(previous.end, operand.end, ""))  # an empty literal that only closed a quote
+                edits.append(Edit(previous.end, operand.end, ""))  # an empty literal is left over
             previous = operand
         return _merged(edits) if placed else None
 
 
 def _spelled(text: str, quote: str) -> str | None:
-    """The text as a literal with this quote spells it; None where that is not known."""
+    """The text as written in a literal with this quote; None if unknown."""
     if "\\" in text or "\n" in text or (quote == "`" and "`" in text):
         return None
     if len(quote) == 1 and quote in "\"'":
@@ -134,7 +132,7 @@ def _spelled(text: str, quote: str) -> str | None:
 
 
 def _merged(edits: list[Edit]) -> list[Edit]:
-    """Neighbours that meet as one edit, so that no two touch."""
+    """Merges adjacent edits."""
     out: list[Edit] = []
     for edit in sorted(edits, key=lambda item: (item.start, item.end)):
         if out and out[-1].end == edit.start and (out[-1].end > out[-1].start or edit.end > edit.start):
@@ -145,7 +143,7 @@ def _merged(edits: list[Edit]) -> list[Edit]:
 
 
 def compose(node: ir.Syntax, language: str, text: str) -> TextComposition | None:
-    """The text an expression puts together; None where it is no text built in place."""
+    """The text that an expression composes; None if it composes none."""
     reader = _Reader(language, text)
     node = without_parentheses(node)
     template = reader.template(node)
@@ -161,7 +159,7 @@ def compose(node: ir.Syntax, language: str, text: str) -> TextComposition | None
 def compose_format(
     node: ir.Syntax, held: ir.Syntax, values: list[ir.Syntax], language: str, text: str
 ) -> TextComposition | None:
-    """The text a call such as `printf` makes of its format `held` and the values behind it."""
+    """The text that a call such as `printf` makes of its format and values."""
     reader = _Reader(language, text)
     constant = reader.constant(held)
     return reader.marked(node, constant, values, {}, [], _PERCENT) if constant is not None else None
@@ -173,7 +171,7 @@ class _Reader:
         self.family = family_of(language)
 
     def operands(self, node: ir.Syntax) -> Iterator[TextOperand]:
-        """The summands from left to right, without recursion into long sums."""
+        """The operands of a sum from left to right, without recursion."""
         parts: list[ir.Syntax] = []
         while (
             node.kind() in _SUMS
@@ -303,7 +301,7 @@ class _Reader:
         return None
 
     def constant(self, node: ir.Syntax | None) -> list[TextOperand] | None:
-        """The literals of a constant text; None where it is not constant."""
+        """The literals of a constant text; None if it is not constant."""
         if node is None:
             return None
         operands = list(self.operands(without_parentheses(node)))
@@ -322,7 +320,7 @@ class _Reader:
         unwrap: list[Edit],
         pattern: re.Pattern[str],
     ) -> TextComposition | None:
-        """The template with its marks as holes; None where marks and values do not agree."""
+        """The template with its marks as holes; None if marks and values do not match."""
         undouble: list[Edit] = []
         used: set[int] = set()
         taken: set[str] = set()
@@ -341,7 +339,7 @@ class _Reader:
                     undouble.append(Edit(begun, ended, found.group()[0]))
                     continue
                 if "(" in found.group():
-                    return None  # by name out of a mapping
+                    return None  # by name from a mapping
                 if pattern is _FIELD:
                     name, spec = found[1], found[2]
                 else:

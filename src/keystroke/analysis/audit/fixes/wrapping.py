@@ -1,7 +1,7 @@
-"""Escaping at the place of use: each foreign part of a text goes through a function, the rest stays.
+"""Escaping fixes: passes each foreign part of a text through a function.
 
-What the program itself writes is never escaped. In markup a value is escaped only where an escaped value
-is safe: between tags, or inside a quoted attribute that holds no address and no script.
+Constant parts are not escaped. In markup a value is escaped only where escaping is enough: between tags, or
+in a quoted attribute that holds no URL and no script.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RISKY = re.compile(r"(?i)^(?:on\w+|href|src|srcset|action|formaction|style|data
 
 
 def in_markup(before: str) -> bool:
-    """Whether an escaped value is safe behind this text of a page."""
+    """Whether an escaped value is safe after this markup."""
     if _OPEN.search(before):
         return False
     if before.rfind("<") > before.rfind(">"):
@@ -34,21 +34,21 @@ def in_markup(before: str) -> bool:
 
 
 def _fits(context: str, before: str) -> bool:
-    """Whether an escaped value is safe behind this text."""
+    """Whether an escaped value is safe after this text."""
     if context == "html":
         return in_markup(before)
     return context != "ldap" or re.search(r"\([\w;.-]+\s*[~<>]?=\s*\*?$", before) is not None
 
 
 def wrap_values(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """Every foreign part of what the match is about, wrapped as the rule says."""
+    """Wraps every foreign part of the matched expressions."""
     edits: list[Edit] = []
     if site.method in _PRINTS:
         edits = _printed(site, spec) or []
     else:
         for node in _subjects(site, spec):
             if site.is_open(node):
-                edits += _wrap(site, spec, node) or []  # what is left open is said again, and then no fix
+                edits += _wrap(site, spec, node) or []  # if a part stays unsafe, the auditor drops the fix
     return FixEdits(tuple(dict.fromkeys(edits))) if edits else None
 
 
@@ -56,7 +56,7 @@ _PRINTS = {"Fprintf": 1, "Printf": 0, "Infof": 0, "Errorf": 0, "printf": 0, "for
 
 
 def _printed(site: FixSite, spec: FixSpec) -> list[Edit] | None:
-    """The values of a format, each where the format puts it."""
+    """Wraps the values of a format."""
     given = site.arguments()
     at = _PRINTS[site.method]
     if len(given) <= at + 1:
@@ -66,12 +66,12 @@ def _printed(site: FixSite, spec: FixSpec) -> list[Edit] | None:
 
 
 def wrap_assigned_value(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """The same for what is assigned."""
+    """The same for an assigned value."""
     return wrap_values(site, spec) if site.call is None else None
 
 
 def _subjects(site: FixSite, spec: FixSpec) -> list[ir.Syntax]:
-    """The expressions that reach the sink: chosen arguments, the value assigned, or the value returned."""
+    """The expressions that reach the sink: arguments, or the assigned or returned value."""
     if site.call is not None:
         given = site.arguments()
         if spec.places:
@@ -100,13 +100,13 @@ def _wrap(site: FixSite, spec: FixSpec, node: ir.Syntax) -> list[Edit] | None:
         if site.value(node).built or node.kind() in _PUT_TOGETHER or spec.context == "ldap":
             return None
         if spec.context == "joined" and not is_text(site, node):
-            return None  # put together from parts of our own that must stay as they are
+            return None  # composed elsewhere; its constant parts must not be escaped
         return _around(site, spec, node, TextHole(node, *span(node), "operand"), "")
     return _wrap_parts(site, spec, text)
 
 
 def _operand(node: ir.Syntax) -> ir.Syntax:
-    """Go: the text whose bytes are taken."""
+    """Go: the operand of `[]byte(...)`."""
     held = node.field("operand")
     listed = node.field("arguments")
     if held is None and listed is not None:
@@ -141,7 +141,7 @@ _PUT_TOGETHER = frozenset(
 
 
 def _quote_of(text: TextComposition, hole: TextHole) -> str:
-    """The quote of the literal a hole stands in."""
+    """The quote of the literal that contains a hole."""
     if hole.form != "inside":
         return ""
     return next((operand.quote for operand in text.operands if hole in operand.atoms), "")
@@ -151,7 +151,7 @@ def _around(site: FixSite, spec: FixSpec, node: ir.Syntax, hole: TextHole, quote
     known = hole.text or is_text(site, node)
     template = spec.wrap_text if known and spec.wrap_text else spec.wrap
     if not template:
-        return None  # only a text can be escaped, and this may be something else
+        return None  # only text can be escaped
     source = site.source(node)
     if "\n" in source or _whole_request(source):
         return None
@@ -169,7 +169,7 @@ def _around(site: FixSite, spec: FixSpec, node: ir.Syntax, hole: TextHole, quote
 
 
 def _whole_request(source: str) -> bool:
-    """Whether an expression is a client's whole body or query, which may be an object and not a text."""
+    """Whether an expression is a client's whole body or query, which may be an object."""
     return (
         re.fullmatch(r"(?:\w+\.)*(?:body|query|params|headers|cookies|json|args|form|data|payload)", source)
         is not None

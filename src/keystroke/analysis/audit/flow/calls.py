@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import re
 
+from keystroke.analysis.audit.flow.base import (
+    ESCAPING,
+    SELF,
+    CallEvent,
+)
 from keystroke.analysis.audit.flow.folding import formatted, key_of, replaced
 from keystroke.analysis.audit.flow.narrowing import NarrowingFlow
 from keystroke.analysis.audit.flow.roles import callback_roles
@@ -21,11 +26,6 @@ from keystroke.analysis.audit.flow.values import (
     mix,
     replace,
     text_of,
-)
-from keystroke.analysis.audit.flow.walk import (
-    ESCAPING,
-    SELF,
-    CallEvent,
 )
 from keystroke.analysis.audit.source import ir
 

@@ -8,6 +8,14 @@ from __future__ import annotations
 
 from functools import reduce
 
+from keystroke.analysis.audit.flow.base import (
+    MAX_STEPS,
+    SELF,
+    VALIDATING,
+    Env,
+    ExhaustedError,
+    FlowListener,
+)
 from keystroke.analysis.audit.flow.expressions import ExpressionFlow
 from keystroke.analysis.audit.flow.folding import assigned, names, raises
 from keystroke.analysis.audit.flow.knowledge import Knowledge
@@ -32,14 +40,6 @@ from keystroke.analysis.audit.flow.values import (
     mix,
     replace,
     text_of,
-)
-from keystroke.analysis.audit.flow.walk import (
-    MAX_STEPS,
-    SELF,
-    VALIDATING,
-    Env,
-    ExhaustedError,
-    FlowListener,
 )
 from keystroke.analysis.audit.source import ir
 

@@ -7,6 +7,11 @@ import re
 import string
 from typing import Any
 
+from keystroke.analysis.audit.flow.base import (
+    CAPS,
+    MAX_STEPS,
+    ExhaustedError,
+)
 from keystroke.analysis.audit.flow.calls import CallFlow
 from keystroke.analysis.audit.flow.folding import compare, fold, formatted, key_of
 from keystroke.analysis.audit.flow.roles import is_source_here
@@ -23,11 +28,6 @@ from keystroke.analysis.audit.flow.values import (
     mix,
     replace,
     text_of,
-)
-from keystroke.analysis.audit.flow.walk import (
-    CAPS,
-    MAX_STEPS,
-    ExhaustedError,
 )
 from keystroke.analysis.audit.source import ir
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from keystroke.analysis.audit.flow.base import FlowBase
 from keystroke.analysis.audit.flow.folding import key_of
 from keystroke.analysis.audit.flow.values import (
     UNKNOWN,
     Memory,
     Value,
 )
-from keystroke.analysis.audit.flow.walk import FlowBase
 from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.rules.match import RuleMatcher
 from keystroke.analysis.audit.source import ir

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+from keystroke.analysis.audit.flow.base import CallEvent
 from keystroke.analysis.audit.flow.values import REMOTE, Value
-from keystroke.analysis.audit.flow.walk import CallEvent
 from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.rules.match import RuleMatcher
 from keystroke.analysis.audit.source import ir

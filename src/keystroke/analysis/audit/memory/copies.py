@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from keystroke.analysis.audit.flow.base import CallEvent
 from keystroke.analysis.audit.flow.folding import key_of
 from keystroke.analysis.audit.flow.values import (
     PARAMETER,
@@ -17,7 +18,6 @@ from keystroke.analysis.audit.flow.values import (
     Memory,
     Value,
 )
-from keystroke.analysis.audit.flow.walk import CallEvent
 from keystroke.analysis.audit.memory.bounds import BoundsMatcher
 from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.source import ir

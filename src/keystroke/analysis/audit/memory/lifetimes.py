@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from keystroke.analysis.audit.flow.base import CallEvent, Env
 from keystroke.analysis.audit.flow.folding import key_of
 from keystroke.analysis.audit.flow.values import LOCAL, NONE, PARAMETER, REMOTE, Memory, Value
-from keystroke.analysis.audit.flow.walk import CallEvent, Env
 from keystroke.analysis.audit.memory.copies import CopyMatcher, is_call_of
 from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.memory.sizes import size_of

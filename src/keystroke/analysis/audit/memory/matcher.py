@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from keystroke.analysis.audit.flow.base import CallEvent
 from keystroke.analysis.audit.flow.values import (
     LOCAL,
     NONE,
@@ -18,7 +19,6 @@ from keystroke.analysis.audit.flow.values import (
     Value,
     constant,
 )
-from keystroke.analysis.audit.flow.walk import CallEvent
 from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.memory.lifetimes import LifetimeMatcher
 from keystroke.analysis.audit.memory.pointers import FORGED, PARSED

@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
+from keystroke.analysis.audit.flow.base import CallEvent, Env
 from keystroke.analysis.audit.flow.data_flow import DataFlow
 from keystroke.analysis.audit.flow.folding import key_of
 from keystroke.analysis.audit.flow.values import PLAIN, REMOTE, UNKNOWN, Value, constant, join
-from keystroke.analysis.audit.flow.walk import CallEvent, Env
 from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.memory.sizes import size_of
 from keystroke.analysis.audit.source import ir

@@ -13,9 +13,9 @@ from functools import cache, lru_cache
 from typing import Any
 
 from keystroke.analysis.audit.finding import Severity
+from keystroke.analysis.audit.flow.base import CallEvent, ExhaustedError, FlowListener
 from keystroke.analysis.audit.flow.data_flow import DataFlow
 from keystroke.analysis.audit.flow.values import REMOTE, Value
-from keystroke.analysis.audit.flow.walk import CallEvent, ExhaustedError, FlowListener
 from keystroke.analysis.audit.rules.catalog import Rule, RuleCondition, load_rules
 from keystroke.analysis.audit.rules.conditions import satisfies
 from keystroke.analysis.audit.rules.triggers import WORD

@@ -1,17 +1,17 @@
 """Fixes on their way from the unit they were built in to the file they are offered for.
 
 An offer holds edits of its unit and what the file must import. Placed, it is a `Fix` of the whole text:
-moved there, with the imports it needs and without those it made needless.
+moved there, with the imports it needs and without those it made unused_imports.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from keystroke.analysis.audit.finding import AuditFix, Finding
-from keystroke.analysis.audit.fixes.imports import bound_name, import_edit, needless
+from keystroke.analysis.audit.fixes.imports import bound_name, import_edit, unused_imports
 from keystroke.analysis.audit.source.units import FileOutline
 from keystroke.errors import InputError
 from keystroke.text import Edit, apply_edits, shift
@@ -27,8 +27,8 @@ class UnitFix:
     def move_by(self, by: int) -> UnitFix:
         return UnitFix(self.title, tuple(shift(edit, by) for edit in self.edits), self.needs, self.suggest)
 
-    def outlined(self, outline: FileOutline, text: str) -> UnitFix | None:
-        """The offer with offsets of the text instead of its skeleton; None where that is not one piece."""
+    def from_outline(self, outline: FileOutline, text: str) -> UnitFix | None:
+        """The fix with offsets of the text instead of the outline; None if it spans a unit."""
         edits = [
             Edit(outline.origin(edit.start), outline.origin(edit.start) + edit.end - edit.start, edit.text)
             for edit in self.edits
@@ -40,63 +40,52 @@ class UnitFix:
         return UnitFix(self.title, tuple(edits), self.needs, self.suggest) if same else None
 
 
-def offered(
-    finding: Finding, offers: Iterable[UnitFix], text: str, language: str, known: Iterable[str]
+def with_fixes(
+    finding: Finding, unit_fixes: Iterable[UnitFix], text: str, language: str, known: Iterable[str]
 ) -> Finding:
-    """The finding with its fixes and suggestions as edits of `text`; `known`: the names the file has."""
+    """The finding with its fixes and suggestions as edits of `text`; `known` are the file's names."""
     fixes: list[AuditFix] = []
     suggestions: list[AuditFix] = []
     names = set(known)
-    for offer in offers:
-        fix = placed(offer, text, language, names)
+    for unit_fix in unit_fixes:
+        fix = place_fix(unit_fix, text, language, names)
         if fix is not None:
-            (suggestions if offer.suggest else fixes).append(fix)
+            (suggestions if unit_fix.suggest else fixes).append(fix)
     if not fixes and not suggestions:
         return finding
-    return Finding(
-        finding.rule,
-        finding.cwe,
-        finding.severity,
-        finding.message,
-        finding.start,
-        finding.end,
-        finding.origin,
-        tuple(fixes),
-        finding.also,
-        tuple(suggestions),
-    )
+    return replace(finding, fixes=tuple(fixes), suggestions=tuple(suggestions))
 
 
-def placed(offer: UnitFix, text: str, language: str, names: set[str]) -> AuditFix | None:
-    """The fix for the whole file; None where it does not fit there."""
+def place_fix(unit_fix: UnitFix, text: str, language: str, names: set[str]) -> AuditFix | None:
+    """The fix for the whole file; None if its edits conflict."""
     added: list[Edit] = []
-    for need in offer.needs:
+    for need in unit_fix.needs:
         if language == "python" and bound_name(need, language) in names:
             continue
         edit = import_edit(text, language, need)
         if edit is not None:
             added.append(edit)
-    edits = (*added, *offer.edits)
+    edits = (*added, *unit_fix.edits)
     if language == "go":
         try:
             after = apply_edits(text, edits)
         except InputError:
             return None
-        for gone in needless(text, after):
+        for gone in unused_imports(text, after):
             back = _before(gone, edits)
             if back is None:
                 return None
             edits = (*edits, back)
     if "\r\n" in text:
         edits = tuple(Edit(edit.start, edit.end, _LINE.sub("\r\n", edit.text)) for edit in edits)
-    return AuditFix(offer.title, tuple(sorted(edits, key=lambda edit: (edit.start, edit.end))))
+    return AuditFix(unit_fix.title, tuple(sorted(edits, key=lambda edit: (edit.start, edit.end))))
 
 
 _LINE = re.compile(r"\r?\n")
 
 
 def _before(edit: Edit, edits: Iterable[Edit]) -> Edit | None:
-    """An edit of the text after `edits` as an edit of the text before them; None where they meet."""
+    """Converts an edit of the text after `edits` to one of the text before; None if they overlap."""
     moved = 0
     for other in sorted(edits, key=lambda item: (item.start, item.end)):
         if other.start + moved + len(other.text) <= edit.start:
