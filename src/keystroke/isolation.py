@@ -155,13 +155,13 @@ def _serve(target: str, seconds: float, memory: int) -> None:
         arguments = msgspec.msgpack.decode(requests.read(int.from_bytes(head, "big")))
         signal.setitimer(signal.ITIMER_REAL, seconds + _GRACE)  # SIGALRM kills this process
         try:
-            said = msgspec.msgpack.encode(("value", function(*arguments)))
+            reply = msgspec.msgpack.encode(("value", function(*arguments)))
         except MemoryError:
-            said = msgspec.msgpack.encode(("memory", None))
+            reply = msgspec.msgpack.encode(("memory", None))
         except Exception as error:
-            said = msgspec.msgpack.encode(("error", f"{type(error).__name__}: {error}"[:2000]))
+            reply = msgspec.msgpack.encode(("error", f"{type(error).__name__}: {error}"[:2000]))
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _write(answers, said)
+        _write(answers, reply)
 
 
 def _write(pipe: BinaryIO, payload: bytes) -> None:

@@ -1,1 +1,1 @@
-"""What is known of code without any model: syntax, security audit, errors, refactoring, project rules."""
+"""Code analysis without a model: syntax, security audit, errors, refactoring, project rules."""

@@ -1,7 +1,7 @@
-"""The files of a tree that belong to it.
+"""Lists the files of a project without reading them.
 
-What git ignores is left out where git can be asked; a repository's own settings run nothing. Nothing is
-read here, and links are named as they are.
+Files that git ignores are left out if git is available; settings of the repository run no program. Links are
+not followed.
 """
 
 from __future__ import annotations
@@ -10,33 +10,22 @@ import math
 import os
 import subprocess
 import time
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
-_PATIENCE = 60.0  # seconds for git, where nobody is in a hurry
-_SKIPPED_FOLDERS = {
-    ".git",
-    ".hg",
-    ".svn",
-    "node_modules",
-    "__pycache__",
-    ".venv",
-    "venv",
-    ".tox",
-    ".mypy_cache",
-    "dist",
-    "build",
-}
+_GIT_TIMEOUT = 60.0  # seconds
+_SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv", "dist", "build"})
+_NO_PYTHON_SOURCE = _SKIPPED_FOLDERS | {"env", "site-packages", "htmlcov"}
 
 
 def project_files(root: Path, *, seconds: float | None = None) -> list[Path]:
-    """Every file below `root` that git tracks or would track, in order of name; where git cannot say, every
-    file outside folders that hold no source. `seconds`: how long looking may take; what was found by then is
-    what there is (a root may be a whole disk)."""
-    return _tracked(root, seconds or _PATIENCE) or _walked(root, seconds)
+    """Every file below `root` that git tracks or would track, sorted by name; without git, every file outside
+    folders that hold no source. `seconds`: a time limit, after which the files found so far are returned."""
+    return _tracked(root, seconds or _GIT_TIMEOUT) or _walked(root, seconds)
 
 
 def _tracked(root: Path, seconds: float) -> list[Path]:
-    # A repository may name a program as its file system monitor: looking must not start it.
+    # A repository may name a program as its file system monitor, which must not be started.
     command = ["git", "-C", str(root), "-c", "core.fsmonitor=false", "ls-files", "-z", "--cached", "--others"]
     try:
         found = subprocess.run(
@@ -53,8 +42,20 @@ def _walked(root: Path, seconds: float | None) -> list[Path]:
     for folder, folders, names in os.walk(root, followlinks=False):
         if time.monotonic() > until:
             break
-        folders[:] = sorted(
-            name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith(".")
-        )
+        folders[:] = _source_folders(folders, _SKIPPED_FOLDERS)
         out.extend(Path(folder) / name for name in names)
     return sorted(out)
+
+
+def python_files(root: Path) -> Iterator[str]:
+    """The Python files of a workspace as relative paths, without environments, caches and hidden folders."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = _source_folders(folders, _NO_PYTHON_SOURCE)
+        place = Path(folder).relative_to(root)
+        for name in sorted(names):
+            if name.endswith(".py") and not (Path(folder) / name).is_symlink():
+                yield (place / name).as_posix()
+
+
+def _source_folders(folders: Iterable[str], skipped: Container[str]) -> list[str]:
+    return sorted(name for name in folders if name not in skipped and not name.startswith("."))

@@ -21,6 +21,7 @@ from keystroke.protocol.items import (
     CustomToolCall,
     FunctionCall,
     Message,
+    OutputItem,
     OutputText,
     Reasoning,
     ReasoningText,
@@ -36,11 +37,11 @@ class ResponseStream:
         self.ended = False
         self._stream_id: str | UnsetType = UNSET if stream_id is None else stream_id
         self._sequence = 0
-        self._item: Message | Reasoning | FunctionCall | CustomToolCall | None = None
+        self._item: OutputItem | None = None
         self._pieces: list[str] = []
         self._logprobs: list[ChosenToken] = []
 
-    def number(self) -> int:
+    def next_number(self) -> int:
         """The next sequence number; steer events use it too."""
         number = self._sequence
         self._sequence += 1
@@ -48,17 +49,17 @@ class ResponseStream:
 
     # before the first token
 
-    def created(self) -> list[Event]:
+    def emit_created(self) -> list[Event]:
         self._check()
         return [self._event(events.Created, self._snapshot())]
 
-    def queued(self, position: int) -> list[Event]:
+    def emit_queued(self, position: int) -> list[Event]:
         self._check()
         self.response.status = "queued"
         self.response.queue_position = position
         return [self._event(events.Queued, self._snapshot())]
 
-    def in_progress(self) -> list[Event]:
+    def emit_in_progress(self) -> list[Event]:
         self._check()
         self.response.status = "in_progress"
         self.response.queue_position = UNSET
@@ -66,46 +67,35 @@ class ResponseStream:
 
     # output of the model
 
-    def text(self, delta: str, logprobs: Sequence[ChosenToken] = ()) -> list[Event]:
+    def add_text(self, delta: str, logprobs: Sequence[ChosenToken] = ()) -> list[Event]:
         out: list[Event] = []
         item = self._item
         if type(item) is not Message:
             self._check()
             out = self._close()
             item = Message(id=self._id("msg"), status="in_progress", content=[])
-            self._open(item, out)
-            out.append(
-                events.PartAdded(item.id, self._index, 0, OutputText(text=""), self.number(), self._stream_id)
-            )
+            self._open(item, out, OutputText(text=""))
         self._pieces.append(delta)
         chosen = list(logprobs)
         if chosen:
             self._logprobs += chosen
-        out.append(
-            events.TextDelta(
-                item.id, len(self.response.output), 0, delta, chosen, self.number(), self._stream_id
-            )
-        )
+        at = len(self.response.output)
+        out.append(events.TextDelta(item.id, at, 0, delta, chosen, self.next_number(), self._stream_id))
         return out
 
-    def reasoning(self, delta: str) -> list[Event]:
+    def add_reasoning(self, delta: str) -> list[Event]:
         out: list[Event] = []
         item = self._item
         if type(item) is not Reasoning:
             self._check()
             out = self._close()
             item = Reasoning(id=self._id("rs"), status="in_progress", content=[])
-            self._open(item, out)
-            out.append(
-                events.PartAdded(
-                    item.id, self._index, 0, ReasoningText(text=""), self.number(), self._stream_id
-                )
-            )
+            self._open(item, out, ReasoningText(text=""))
         self._pieces.append(delta)
-        out.append(events.ReasoningDelta(item.id, self._index, 0, delta, self.number(), self._stream_id))
+        out.append(events.ReasoningDelta(item.id, self._index, 0, delta, self.next_number(), self._stream_id))
         return out
 
-    def call(self, name: str, *, custom: bool, namespace: str | None = None) -> list[Event]:
+    def begin_call(self, name: str, *, custom: bool, namespace: str | None = None) -> list[Event]:
         """A tool call begins; its arguments or input follow through `call_delta`."""
         self._check()
         out = self._close()
@@ -118,36 +108,36 @@ class ResponseStream:
         self._open(item, out)
         return out
 
-    def call_delta(self, delta: str) -> list[Event]:
+    def add_call_delta(self, delta: str) -> list[Event]:
         item = self._item
         if not isinstance(item, FunctionCall | CustomToolCall):
             raise ProtocolError("no tool call is open")
         self._pieces.append(delta)
         if isinstance(item, FunctionCall):
-            return [events.ArgumentsDelta(item.id, self._index, delta, self.number(), self._stream_id)]
-        return [events.ToolInputDelta(item.id, self._index, delta, self.number(), self._stream_id)]
+            return [events.ArgumentsDelta(item.id, self._index, delta, self.next_number(), self._stream_id)]
+        return [events.ToolInputDelta(item.id, self._index, delta, self.next_number(), self._stream_id)]
 
-    def call_done(self) -> list[Event]:
+    def end_call(self) -> list[Event]:
         return self._close()
 
     # the end, exactly once
 
-    def completed(self, usage: ResponseUsage, receipt: Receipt | None = None) -> list[Event]:
+    def complete(self, usage: ResponseUsage, receipt: Receipt | None = None) -> list[Event]:
         out = self._finish("completed", usage, receipt)
         return [*out, self._event(events.Completed, self.response)]
 
-    def incomplete(
+    def end_incomplete(
         self, reason: Incomplete, usage: ResponseUsage, receipt: Receipt | None = None
     ) -> list[Event]:
         self.response.incomplete_details = reason
         out = self._finish("incomplete", usage, receipt, item_status="incomplete")
         return [*out, self._event(events.IncompleteEvent, self.response)]
 
-    def cancelled(self, usage: ResponseUsage | None = None, receipt: Receipt | None = None) -> list[Event]:
+    def cancel(self, usage: ResponseUsage | None = None, receipt: Receipt | None = None) -> list[Event]:
         out = self._finish("cancelled", usage, receipt, item_status="incomplete")
         return [*out, self._event(events.Cancelled, self.response)]
 
-    def failed(
+    def fail(
         self, error: KeystrokeError, usage: ResponseUsage | None = None, receipt: Receipt | None = None
     ) -> list[Event]:
         self.response.error = ResponseError(code=error.code, message=error.message)
@@ -169,15 +159,20 @@ class ResponseStream:
         return f"{kind}_{self.response.id.removeprefix('resp_')}_{len(self.response.output)}"
 
     def _event(self, kind: Callable[..., Event], response: Response) -> Event:
-        return kind(response=response, sequence_number=self.number(), stream_id=self._stream_id)
+        return kind(response=response, sequence_number=self.next_number(), stream_id=self._stream_id)
 
     def _snapshot(self) -> Response:
         """A copy for an event: events never change, the response object does."""
         return copy.copy(self.response)
 
-    def _open(self, item: Message | Reasoning | FunctionCall | CustomToolCall, out: list[Event]) -> None:
+    def _open(
+        self, item: OutputItem, out: list[Event], part: OutputText | ReasoningText | None = None
+    ) -> None:
         self._item = item
-        out.append(events.ItemAdded(copy.copy(item), self._index, self.number(), self._stream_id))
+        at = self._index
+        out.append(events.ItemAdded(copy.copy(item), at, self.next_number(), self._stream_id))
+        if part is not None:
+            out.append(events.PartAdded(item.id, at, 0, part, self.next_number(), self._stream_id))
 
     def _close(self, status: str = "completed") -> list[Event]:
         item = self._item
@@ -189,23 +184,25 @@ class ResponseStream:
         if isinstance(item, Message):
             part = OutputText(text=whole, logprobs=self._logprobs)
             out.append(
-                events.TextDone(item.id, index, 0, whole, self._logprobs, self.number(), self._stream_id)
+                events.TextDone(item.id, index, 0, whole, self._logprobs, self.next_number(), self._stream_id)
             )
-            out.append(events.PartDone(item.id, index, 0, part, self.number(), self._stream_id))
+            out.append(events.PartDone(item.id, index, 0, part, self.next_number(), self._stream_id))
             item.content = [part]
         elif isinstance(item, Reasoning):
             thought = ReasoningText(text=whole)
-            out.append(events.ReasoningDone(item.id, index, 0, whole, self.number(), self._stream_id))
-            out.append(events.PartDone(item.id, index, 0, thought, self.number(), self._stream_id))
+            out.append(events.ReasoningDone(item.id, index, 0, whole, self.next_number(), self._stream_id))
+            out.append(events.PartDone(item.id, index, 0, thought, self.next_number(), self._stream_id))
             item.content = [thought]
         elif isinstance(item, FunctionCall):
             item.arguments = whole
-            out.append(events.ArgumentsDone(item.id, index, item.name, whole, self.number(), self._stream_id))
+            out.append(
+                events.ArgumentsDone(item.id, index, item.name, whole, self.next_number(), self._stream_id)
+            )
         else:
             item.input = whole
-            out.append(events.ToolInputDone(item.id, index, whole, self.number(), self._stream_id))
+            out.append(events.ToolInputDone(item.id, index, whole, self.next_number(), self._stream_id))
         item.status = status
-        out.append(events.ItemDone(item, index, self.number(), self._stream_id))
+        out.append(events.ItemDone(item, index, self.next_number(), self._stream_id))
         self.response.output = [*self.response.output, item]
         self._item, self._pieces, self._logprobs = None, [], []
         return out

@@ -236,10 +236,10 @@ def test_however_output_is_cut_the_same_failures_are_told(
         watch.feed(1, data[start:end], now)
         now += pause
         if watch.seconds_until_due(now) == 0.0:
-            told += watch.completed(now)
-    told += watch.completed(now + 10)
+            told += watch.take_completed(now)
+    told += watch.take_completed(now + 10)
     assert set(told) == set(find_failures(text))
-    assert watch.completed(now + 20, ended=True) == []
+    assert watch.take_completed(now + 20, ended=True) == []
     assert watch.seconds_until_due(now + 20) is None
 
 
@@ -249,7 +249,7 @@ def test_two_streams_do_not_tear_each_others_tracebacks() -> None:
     watch.feed(2, half, 0.0)
     watch.feed(1, b"printed meanwhile\nTypeError: no\n", 0.0)
     watch.feed(2, b"KeyError: 'x'\n", 0.0)
-    (failure,) = watch.completed(1.0)
+    (failure,) = watch.take_completed(1.0)
     assert (failure.kind, failure.frames[-1].line) == ("KeyError", 3)
 
 
@@ -258,9 +258,9 @@ def test_a_stream_without_end_is_heard_in_bounded_memory_and_still_told() -> Non
     for step in range(400):
         watch.feed(1, b"an error was avoided\n" * 200, step * 0.01)
         if watch.seconds_until_due(step * 0.01) == 0.0:
-            assert watch.completed(step * 0.01) == []
+            assert watch.take_completed(step * 0.01) == []
     watch.feed(1, TRACES["notes"][0].encode(), 5.0)
-    assert [item.kind for item in watch.completed(6.0)] == ["ValueError"]
+    assert [item.kind for item in watch.take_completed(6.0)] == ["ValueError"]
     assert sum(len(stream.data) for stream in watch._streams.values()) < 1 << 20
 
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from keystroke.assist.edit.doubts import doubt
-from keystroke.assist.edit.ladder import edit_steps
-from keystroke.assist.edit.operations import Failure, Reason
-from keystroke.assist.edit.question import Question
-from keystroke.assist.edit.renaming import renamed
-from keystroke.assist.edit.task import EditTask, Proposal
-from keystroke.assist.edit.verdict import judged
+from keystroke.assist.edit.completeness import find_doubt
+from keystroke.assist.edit.operations import EditFailure, EditFailureReason
+from keystroke.assist.edit.question import RewriteQuestion
+from keystroke.assist.edit.renaming import apply_renaming
+from keystroke.assist.edit.steps import edit_steps
+from keystroke.assist.edit.task import EditProposal, EditTask
+from keystroke.assist.edit.validation import validate_change
 
 CODE = """class Cart:
     def __init__(self):
@@ -33,10 +33,10 @@ def area(r):
 
 def climbed(
     files: Mapping[str, str], instruction: str, answers: Sequence[str], retries: int = 1
-) -> tuple[Proposal, list[Question]]:
+) -> tuple[EditProposal, list[RewriteQuestion]]:
     """What comes of these answers, and what was asked; every answer must be used."""
     steps = edit_steps(EditTask(files, instruction), retries=retries)
-    asked: list[Question] = []
+    asked: list[RewriteQuestion] = []
     left = list(answers)
     try:
         question = next(steps)
@@ -52,7 +52,7 @@ def fence(text: str) -> str:
     return f"```python\n{text}```\n"
 
 
-def last_words(question: Question) -> str:
+def last_words(question: RewriteQuestion) -> str:
     return question.messages[-1]["content"]
 
 
@@ -98,7 +98,7 @@ def test_a_region_that_cannot_be_mended_gives_way_to_a_larger_one() -> None:
 
 def test_without_retries_one_question_is_asked() -> None:
     proposal, asked = climbed({"a.py": CODE}, "area should use 4", [fence("def area(r:\n")], retries=0)
-    assert [failure.reason for failure in proposal.failures] == [Reason.SYNTAX]
+    assert [failure.reason for failure in proposal.failures] == [EditFailureReason.SYNTAX]
     assert len(asked) == 1
 
 
@@ -129,8 +129,8 @@ def test_a_short_file_nothing_is_said_about_is_written_whole_and_then_its_likeli
 def test_the_old_text_may_repeat_itself_and_so_may_the_new_one() -> None:
     rows = "ROWS = [\n" + '    ("alpha", 1),\n' * 40 + "]\n"
     pieces = [rows[at : at + 20] for at in range(0, len(rows), 20)]
-    assert not any(map(Question([], inside=rows).watch(), pieces))
-    assert any(map(Question([], inside="ROWS = []\n").watch(), pieces))
+    assert not any(map(RewriteQuestion([], inside=rows).end_detector(), pieces))
+    assert any(map(RewriteQuestion([], inside="ROWS = []\n").end_detector(), pieces))
 
 
 # ── doubts ────────────────────────────────────────────────────────────────────────────────────
@@ -156,7 +156,7 @@ def test_a_name_of_the_task_that_is_missing_is_asked_for_once_more() -> None:
     second = fence("def area(r):\n    return math.prod((3, r, r))\n")
     proposal, asked = climbed({"a.py": CODE}, "area should use math.prod", [first, second])
     assert "the task names math.prod" in last_words(asked[1])
-    assert proposal.texts["a.py"] == "import math\n\n" + full or "import math" in str(proposal.texts["a.py"])
+    assert proposal.texts["a.py"] == "import math\n\n" + full
     # Where the second answer is no better, the first one stands.
     proposal, _ = climbed({"a.py": CODE}, "area should use math.prod", [first, first])
     assert proposal.texts["a.py"] == half
@@ -186,7 +186,7 @@ def test_a_name_of_the_task_that_is_missing_is_asked_for_once_more() -> None:
 def test_what_speaks_against_a_change(
     old: str, new: str, path: str, instruction: str, said: str | None
 ) -> None:
-    found = doubt(old, new, path, instruction)
+    found = find_doubt(old, new, path, instruction)
     assert (found is None) == (said is None)
     assert said is None or said in str(found)
 
@@ -200,59 +200,59 @@ F = "def f():\n    return 1\n"
 def test_definitions_that_a_rewrite_left_out_come_back() -> None:
     rest = "def area(r):\n    return 3 * r * r\n"
     new = f"class Cart:\n    def __init__(self):\n        self.items = [0]\n\n\n{rest}"
-    assert judged(CODE, new, "a.py", "start with a zero") == CODE.replace("= []", "= [0]", 1)
-    assert judged(CODE, new, "a.py", "start with a zero and remove the others") == new
+    assert validate_change(CODE, new, "a.py", "start with a zero") == CODE.replace("= []", "= [0]", 1)
+    assert validate_change(CODE, new, "a.py", "start with a zero and remove the others") == new
 
 
 @pytest.mark.parametrize(
     ("old", "new", "path", "instruction", "reason"),
     [
-        ("x = 1\n", "x = (1\n", "a.py", "x", Reason.SYNTAX),
-        ("let a = 1;\n", "let a = 1 + * 2;\n", "a.js", "x", Reason.SYNTAX),
-        (F, f"{F}\n\ndef f():\n    return 2\n", "a.py", "f gives 2", Reason.DOUBLED),
-        (F, "def f():\n    return missing\n", "a.py", "f gives another", Reason.UNDEFINED),
+        ("x = 1\n", "x = (1\n", "a.py", "x", EditFailureReason.SYNTAX),
+        ("let a = 1;\n", "let a = 1 + * 2;\n", "a.js", "x", EditFailureReason.SYNTAX),
+        (F, f"{F}\n\ndef f():\n    return 2\n", "a.py", "f gives 2", EditFailureReason.DOUBLED),
+        (F, "def f():\n    return missing\n", "a.py", "f gives another", EditFailureReason.UNDEFINED),
         (
             "int f(int n)\n{\n    int tail = n % 3;\n    return g(tail);\n}\n",
             "int f(int n)\n{\n    if (n) return 0;\n    return g(tail);\n}\n",
             "a.c",
             "f gives 0 for numbers",
-            Reason.LOST,
+            EditFailureReason.LOST,
         ),
         (
             "package q\n\nfunc Push() error {\n\treturn nil\n}\n",
             "package q\n\nfunc Push() error {\n\treturn ErrFull\n}\n",
             "q.go",
             "Define a new error variable ErrFull for Push",
-            Reason.UNDEFINED,
+            EditFailureReason.UNDEFINED,
         ),
     ],
 )  # fmt: skip
 def test_a_change_that_does_not_hold_together_has_a_name(
-    old: str, new: str, path: str, instruction: str, reason: Reason
+    old: str, new: str, path: str, instruction: str, reason: EditFailureReason
 ) -> None:
-    found = judged(old, new, path, instruction)
-    assert isinstance(found, Failure)
+    found = validate_change(old, new, path, instruction)
+    assert isinstance(found, EditFailure)
     assert found.reason is reason
-    assert isinstance(judged(old, old, path, instruction), str)
+    assert isinstance(validate_change(old, old, path, instruction), str)
 
 
 def test_a_declaration_may_move_or_become_a_parameter() -> None:
     old = "func f() int {\n\tn := 3\n\treturn n\n}\n"
     for new in ("func f(n int) int {\n\treturn n\n}\n", "func f() int {\n\tvar n = 3\n\treturn n\n}\n"):
-        assert judged(old, new, "a.go", "f") == new
+        assert validate_change(old, new, "a.go", "f") == new
 
 
 def test_a_name_of_the_standard_library_is_imported() -> None:
-    new = judged("x = 4\n", "x = math.sqrt(16)\n", "a.py", "use a root")
+    new = validate_change("x = 4\n", "x = math.sqrt(16)\n", "a.py", "use a root")
     assert isinstance(new, str)
     assert new.startswith("import math\n")
 
 
 def test_text_that_no_parser_can_take_is_a_fault_and_no_crash() -> None:
     for text in ("(" * 100_000, "la " * 100_000, "x = '\0'"):
-        found = judged("x = 1\n", text, "a.py", "x")
-        assert isinstance(found, Failure)
-        assert found.reason is Reason.SYNTAX
+        found = validate_change("x = 1\n", text, "a.py", "x")
+        assert isinstance(found, EditFailure)
+        assert found.reason is EditFailureReason.SYNTAX
 
 
 # ── renaming ──────────────────────────────────────────────────────────────────────────────────
@@ -286,9 +286,9 @@ print(A().run, run)
 def test_a_member_is_renamed_where_only_one_class_has_it_and_variables_are_not() -> None:
     wanted = MEMBER.replace("def run", "def start").replace("self.run", "self.start")
     wanted = wanted.replace("A().run", "A().start")
-    assert renamed({"a.py": MEMBER}, "rename the method run to start") == {"a.py": wanted}
+    assert apply_renaming({"a.py": MEMBER}, "rename the method run to start") == {"a.py": wanted}
     two = MEMBER + "\n\nclass B:\n    def run(self):\n        return 2\n"
-    assert renamed({"a.py": two}, "rename the method run to start") is None
+    assert apply_renaming({"a.py": two}, "rename the method run to start") is None
 
 
 @pytest.mark.parametrize(
@@ -302,12 +302,12 @@ def test_a_member_is_renamed_where_only_one_class_has_it_and_variables_are_not()
 def test_a_use_that_may_mean_something_else_leaves_the_renaming_to_a_model(
     text: str, instruction: str
 ) -> None:
-    assert renamed({"a.py": text}, instruction) is None
+    assert apply_renaming({"a.py": text}, instruction) is None
 
 
 def test_a_function_is_renamed_where_its_module_is_named() -> None:
     files = {"a.py": "def f(x):\n    return x\n", "b.py": "import a\n\nprint(a.f(1))\n"}
-    assert renamed(files, "rename f to g") == {
+    assert apply_renaming(files, "rename f to g") == {
         "a.py": "def g(x):\n    return x\n",
         "b.py": "import a\n\nprint(a.g(1))\n",
     }
@@ -323,9 +323,9 @@ def test_a_function_is_renamed_where_its_module_is_named() -> None:
     ],
 )
 def test_what_is_not_a_renaming_for_certain_is_left_to_a_model(instruction: str) -> None:
-    assert renamed({"a.py": "def total():\n    return other\n"}, instruction) is None
+    assert apply_renaming({"a.py": "def total():\n    return other\n"}, instruction) is None
 
 
 def test_a_shorthand_property_is_left_to_a_model() -> None:
     text = "function name() {}\nconst o = { name };\n"
-    assert renamed({"a.js": text}, "rename the function name to title") is None
+    assert apply_renaming({"a.js": text}, "rename the function name to title") is None

@@ -1,4 +1,4 @@
-"""Errors in text that is being typed, each with the edits that were proved to mend it."""
+"""Errors in text that is being typed, with checked fixes."""
 
 from keystroke.analysis.check.check import can_check, check, fixes_for
 from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level

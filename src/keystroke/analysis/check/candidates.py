@@ -1,7 +1,6 @@
-"""Edits that might mend a wrong name, import, attribute or argument.
+"""Candidate fixes for a wrong name, import, attribute or argument, likeliest first.
 
-Proposes, likeliest first; proves nothing. Works on one file's text and tree, and asks the project's
-modules what they hold. Every edit is as small as the slip.
+Works on one file's text and tree and on the names of the project's modules. The caller checks the candidates.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from keystroke.analysis.check.diagnostic import Diagnostic, Fix
@@ -31,7 +30,7 @@ from keystroke.text import Edit
 def candidates(
     source: PythonSource, found: Diagnostic, project: Project, origin: Path | None
 ) -> Iterator[Fix]:
-    """Everything worth trying for a diagnostic of a text that parses."""
+    """Candidate fixes for a diagnostic of a text that parses."""
     if found.code == "undefined-name":
         yield from undefined(source, found)
     elif found.code == "undefined-local":
@@ -94,7 +93,7 @@ def undefined(source: PythonSource, found: Diagnostic) -> Iterator[Fix]:
 
 
 def _of_self(source: PythonSource, found: Diagnostic, line: int) -> Iterator[Fix]:
-    """A member of the class, written without its object."""
+    """A member of the class that was written without `self`."""
     scopes = enclosing_scopes(source.tree, line)
     for at, scope in enumerate(scopes):
         if isinstance(scope, ast.ClassDef) and at + 1 < len(scopes):
@@ -121,7 +120,7 @@ def parameter(
 
 
 def declared_outside(source: PythonSource, name: str, line: int) -> Iterator[Fix]:
-    """A function that assigns a name it also reads from outside."""
+    """`nonlocal` or `global` for a function that assigns a name which it also reads from outside."""
     functions = [
         s
         for s in enclosing_scopes(source.tree, line)
@@ -143,13 +142,8 @@ def declared_outside(source: PythonSource, name: str, line: int) -> Iterator[Fix
         yield Fix(f"Declare `{word} {name}`", (edit,))
 
 
-def renamed(found: Diagnostic, names: object) -> Iterator[Fix]:
-    pool = (
-        [item for item in names if isinstance(item, str)]
-        if isinstance(names, (set, frozenset, tuple))
-        else []
-    )
-    yield from (_replaced(found, item) for item in closest_names(found.subject, pool))
+def renamed(found: Diagnostic, names: Iterable[str]) -> Iterator[Fix]:
+    yield from (_replaced(found, item) for item in closest_names(found.subject, names))
 
 
 def _replaced(found: Diagnostic, name: str) -> Fix:
@@ -164,7 +158,7 @@ def newline(text: str) -> str:
 
 
 def add_import(source: PythonSource, module: str, name: str = "", alias: str = "") -> tuple[Edit, ...]:
-    """The edit that imports a module, or a name from it, where imports of this file stand."""
+    """The edit that imports a module, or a name from it, at its sorted position among the imports."""
     head = _imports_at_top(source.tree)
     if name:
         for node in head:
@@ -204,7 +198,7 @@ def add_import(source: PythonSource, module: str, name: str = "", alias: str = "
 
 
 def _imports_at_top(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
-    """The imports before the first other statement, the docstring left out."""
+    """The imports before the first other statement, after the docstring."""
     found: list[ast.Import | ast.ImportFrom] = []
     for at, node in enumerate(tree.body):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -252,7 +246,7 @@ def _without_statement(source: PythonSource, node: ast.stmt) -> Iterator[Fix]:
 
 
 def _only_one(tree: ast.Module, node: ast.stmt) -> bool:
-    """Whether a block would be left without a statement."""
+    """Whether a statement is the only one of its block."""
     return any(
         block == [node]
         for parent in ast.walk(tree)
@@ -263,7 +257,7 @@ def _only_one(tree: ast.Module, node: ast.stmt) -> bool:
 
 
 def other_module(source: PythonSource, found: Diagnostic, project: Project) -> Iterator[Fix]:
-    """A module by the name it has, or has now."""
+    """The module under its current name, or one with a similar name."""
     if (moved := MOVED_MODULES.get(found.subject)) is not None:
         yield Fix(f"Import {moved}", (Edit(found.start, found.end, _aliased(source, found, moved)),))
     head, dot, rest = found.subject.partition(".")
@@ -278,7 +272,7 @@ def other_module(source: PythonSource, found: Diagnostic, project: Project) -> I
 
 
 def _aliased(source: PythonSource, found: Diagnostic, module: str) -> str:
-    """`import X` whose uses say X goes on being called X; after `from`, the name alone changes."""
+    """The module, with `as` its old name where the file uses that name after a plain `import`."""
     line = source.text[source.text.rfind("\n", 0, found.start) + 1 : found.start]
     following = source.text[found.end : found.end + 4]
     if "from" in line or following.startswith(" as "):
@@ -290,7 +284,7 @@ def _aliased(source: PythonSource, found: Diagnostic, module: str) -> str:
 def other_import(
     source: PythonSource, found: Diagnostic, project: Project, origin: Path | None
 ) -> Iterator[Fix]:
-    """A name that its module does not have: moved, or misspelt."""
+    """An imported name that was moved or misspelt."""
     name, module = found.subject, found.context
     node = next(
         (
@@ -320,7 +314,7 @@ def other_import(
     if node is not None and node.level and origin is not None:
         target = project.relative(origin, node.level, node.module or "")
     names = project.names_of(target) if target is not None else project.names(module, origin)
-    # The file goes on using the name it asked for, so a plain rename would only move the error.
+    # The file uses the imported name, so its uses are renamed too.
     for item in closest_names(name, names or ()):
         uses = len(re.findall(rf"\b{re.escape(name)}\b", source.text))
         if uses <= 1 or (node is not None and any(a.name == name and a.asname for a in node.names)):
@@ -336,7 +330,7 @@ def other_import(
 
 
 def _is_code(source: PythonSource, offset: int) -> bool:
-    """Whether a name, not a string or comment, stands at `offset`."""
+    """Whether there is a name at `offset`, not a string or comment."""
     position = source.document.position(offset, "utf-8")
     here = position.line + 1, position.column
     return any((n.lineno, n.col_offset) == here for n in source.nodes(ast.Name)) or any(

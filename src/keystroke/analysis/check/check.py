@@ -1,7 +1,7 @@
-"""Errors in text that is not saved, and never run: syntax, and in Python names, imports, attributes.
+"""Checks unsaved text without running it: syntax, and in Python names, imports and attributes.
 
-Plain functions on text; ranges are offsets. Every fix that comes out was applied and checked again: its
-diagnostic is gone and no new one has come. What cannot be known from the text is not reported.
+Ranges are offsets into the text. Every fix was applied and checked: its diagnostic is gone and no new one has
+appeared. What cannot be known from the text is not reported.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ _WARNED: dict[type, tuple[str, Level]] = {
 def check(
     text: str, path: str | Path = "", *, project: Project | None = None, fixes: bool = True
 ) -> tuple[Diagnostic, ...]:
-    """What is wrong with a text, in the order of the text. `path` tells its language and where it lies; it
-    need not be saved, or exist. InputError for a text that is too long."""
+    """The diagnostics of a text, in its order. `path` gives its language and location; the file
+    need not exist. Raises InputError for a text that is too long."""
     if not can_check(path):
         return ()
     if len(text) > MAX_TEXT:
@@ -88,12 +88,12 @@ def check(
 
 
 def can_check(path: str | Path) -> bool:
-    """Whether a path is one whose text can be checked."""
+    """Whether the language of a path can be checked."""
     return is_python(path) or foreign_language(path) is not None
 
 
 def is_python(path: str | Path) -> bool:
-    """Whether a path is Python's; a text without one is taken for it."""
+    """Whether a path is a Python file; an empty path counts as one."""
     return Path(path).suffix.lower() in (".py", ".pyi", ".pyw", "")
 
 
@@ -106,7 +106,7 @@ def fixes_for(
     known: tuple[Diagnostic, ...] | None = None,
     limit: int = _LIMIT,
 ) -> tuple[Fix, ...]:
-    """The proved fixes of one diagnostic of `text`, best first. `known`: what the text's check said."""
+    """The checked fixes of one diagnostic, best first. `known`: all diagnostics of `text`, if computed."""
     if not is_python(path):
         return foreign_fixes(text, diagnostic, path, limit)
     home = project or Project()
@@ -133,7 +133,7 @@ def fixes_for(
 
 
 def parse_source(text: str) -> PythonSource | None:
-    """The text with its tree; None for a text that does not parse."""
+    """The text with its tree; None if it does not parse."""
     try:
         return PythonSource(text, parse_quietly(text), Document(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -171,11 +171,11 @@ def _found(text: str, path: str | Path, project: Project) -> tuple[Diagnostic, .
     return tuple(sorted(kept, key=lambda item: (item.start, item.end, item.code, item.subject)))
 
 
-_Found = Iterator[tuple[int, Diagnostic]]  # a diagnostic in the offsets of its piece, and which piece that is
+_Found = Iterator[tuple[int, Diagnostic]]  # the index of a piece, and a diagnostic in the piece's offsets
 
 
 class _Module:
-    """The pieces of one text with what each says, and where each begins."""
+    """The pieces of one text with their facts and offsets."""
 
     def __init__(self, cut: list[CodePiece]) -> None:
         self.pieces = cut
@@ -233,8 +233,8 @@ def _flakes(module: _Module, path: str | Path) -> _Found:
 
 
 def _imports(module: _Module, project: Project, origin: Path | None) -> _Found:
-    for at, said in enumerate(module.facts):
-        for item in said.imports:
+    for at, piece in enumerate(module.facts):
+        for item in piece.imports:
             if item.level is None:
                 for name, start in item.names:
                     yield from ((at, found) for found in _missing(name, start, project, origin))
@@ -249,15 +249,15 @@ def _imports(module: _Module, project: Project, origin: Path | None) -> _Found:
             wanted = "." * item.level + item.module
             for name, start in item.names if names is not None else ():
                 if names is not None and name not in names:
-                    end, words = start + len(name), f"`{wanted}` has no `{name}`"
-                    yield (
-                        at,
-                        Diagnostic("unknown-import-name", Level.ERROR, words, start, end, name, wanted),
-                    )
+                    yield at, _no_member("unknown-import-name", Level.ERROR, start + len(name), name, wanted)
+
+
+def _no_member(code: str, level: Level, end: int, name: str, owner: str) -> Diagnostic:
+    return Diagnostic(code, level, f"`{owner}` has no `{name}`", end - len(name), end, name, owner)
 
 
 def _missing(module: str, start: int, project: Project, origin: Path | None) -> Iterator[Diagnostic]:
-    """A module that is not there. Where packages may be installed elsewhere, only a near miss is an error."""
+    """A module that does not exist. A package may be installed elsewhere, so only a near miss is an error."""
     if project.exists(module, origin):
         return
     top = module.partition(".")[0]
@@ -270,18 +270,18 @@ def _missing(module: str, start: int, project: Project, origin: Path | None) -> 
 def _attributes(module: _Module, project: Project, origin: Path | None) -> _Found:
     modules: dict[str, str] = {}
     rebound: set[str] = set()
-    for said in module.facts:
-        for name, meant in said.modules:
+    for piece in module.facts:
+        for name, meant in piece.modules:
             if modules.setdefault(name, meant) != meant:
                 rebound.add(name)
     if not modules:
         return
-    for said in module.facts:
-        rebound |= said.rebound
+    for piece in module.facts:
+        rebound |= piece.rebound
     known = {name: meant for name, meant in modules.items() if name not in rebound}
     held: dict[str, frozenset[str] | None] = {}
-    for at, said in enumerate(module.facts):
-        for name, attribute, end in said.attributes:
+    for at, piece in enumerate(module.facts):
+        for name, attribute, end in piece.attributes:
             if name not in known:
                 continue
             meant = known[name]
@@ -289,58 +289,42 @@ def _attributes(module: _Module, project: Project, origin: Path | None) -> _Foun
                 held[meant] = project.names(meant, origin)
             names = held[meant]
             if names is not None and attribute not in names:
-                start, words = end - len(attribute), f"`{meant}` has no `{attribute}`"
-                yield (
-                    at,
-                    Diagnostic("unknown-module-attribute", Level.ERROR, words, start, end, attribute, meant),
-                )
+                yield at, _no_member("unknown-module-attribute", Level.ERROR, end, attribute, meant)
 
 
 # ── objects of this file ──────────────────────────────────────────────────────────────────────
 
 
 def _own_attributes(module: _Module) -> _Found:
-    own = {node: names for said in module.facts for node, names in said.own.items()}
+    own = {node: names for piece in module.facts for node, names in piece.own.items()}
     classes = ClassTable(*(piece.source for piece in module.pieces), own=lambda node: own[node])
-    stored = frozenset().union(*(said.stored for said in module.facts)) if module.facts else frozenset()
-    for at, said in enumerate(module.facts):
-        for node, uses in said.self_uses.items():
+    stored = frozenset().union(*(piece.stored for piece in module.facts)) if module.facts else frozenset()
+    for at, piece in enumerate(module.facts):
+        for node, uses in piece.self_uses.items():
             if not uses or classes.known.get(node.name) is not node:
                 continue
             names = classes.members(node)
             for attribute, end in uses if names is not None else ():
                 if names is not None and attribute not in names and attribute not in stored:
-                    start, words = end - len(attribute), f"`{node.name}` has no `{attribute}`"
-                    yield (
-                        at,
-                        Diagnostic(
-                            "unknown-self-attribute", Level.WARNING, words, start, end, attribute, node.name
-                        ),
-                    )
+                    yield at, _no_member("unknown-self-attribute", Level.WARNING, end, attribute, node.name)
 
 
 def _methods_without_self(module: _Module) -> _Found:
-    """A method without parameters fails as soon as it is called on an object."""
-    names = Counter(node.name for said in module.facts for node in said.own)
-    for at, said in enumerate(module.facts):
-        for method in said.methods:
+    names = Counter(node.name for piece in module.facts for node in piece.own)
+    for at, piece in enumerate(module.facts):
+        for method in piece.methods:
             through = any((method.owner, method.name) in other.of_names for other in module.facts)
             if names[method.owner] == 1 and not method.used and not through:
-                words = f"The method `{method.name}` takes no `self`"
-                place = method.place
-                yield (
-                    at,
-                    Diagnostic(
-                        "missing-self", Level.WARNING, words, place, place, method.name, method.context
-                    ),
-                )
+                words, place = f"The method `{method.name}` takes no `self`", method.place
+                found = Diagnostic("missing-self", Level.WARNING, words, place, place, method.name)
+                yield at, replace(found, context=method.context)
 
 
 def _forgotten_prefixes(module: _Module) -> _Found:
-    """A string printed or raised as it stands, whose braces hold names that are visible there."""
+    """Strings without an f prefix whose braces hold visible names."""
     words = "The braces are printed as they are: the string has no `f` before it"
-    bound = frozenset().union(*(said.bound for said in module.facts)) if module.facts else frozenset()
-    for at, said in enumerate(module.facts):
-        for item in said.braces:
+    bound = frozenset().union(*(piece.bound for piece in module.facts)) if module.facts else frozenset()
+    for at, piece in enumerate(module.facts):
+        for item in piece.braces:
             if item.names <= (item.seen | bound) - BUILTINS:
                 yield at, Diagnostic("missing-f-prefix", Level.HINT, words, item.start, item.end)

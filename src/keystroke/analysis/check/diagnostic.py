@@ -1,8 +1,4 @@
-"""What is wrong with a text: where, how bad, and the edits that were proved to mend it.
-
-Pure values; offsets are indices into the text that was checked. A `Fix` here has been tried: applied
-to the text it belongs to, its diagnostic is gone and nothing worse has come.
-"""
+"""Diagnostics of a text and their checked fixes. Offsets are indices into the checked text."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from keystroke.text import Edit
 
 class Level(StrEnum):
     ERROR = "error"  # it will fail when it runs
-    WARNING = "warning"  # it probably fails, or is not meant
+    WARNING = "warning"  # it probably fails, or is not intended
     HINT = "hint"
 
     @property
@@ -24,7 +20,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """Edits that were applied and checked: the diagnostic is gone and no other has come."""
+    """Edits that were applied and checked: the diagnostic is gone and there is no new one."""
 
     title: str
     edits: tuple[Edit, ...]
@@ -32,7 +28,7 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """`subject` is the name it is about, as written; `context` what that belongs to (a module, a class)."""
+    """`subject` is the name as written; `context` the module or class it belongs to."""
 
     code: str
     level: Level

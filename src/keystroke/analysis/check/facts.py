@@ -1,7 +1,6 @@
-"""What one piece of a text says by itself about imports, attributes, classes and strings.
+"""Imports, attributes, classes and strings of one piece of a text.
 
-Reads a piece and nothing else, once; positions count from the piece's beginning. What it means inside
-the module is decided by whoever knows all pieces.
+Computed once per piece and independent of the others; positions count from the start of the piece.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ImportStatement:
-    """An import that nothing guards. `level` is None for a plain `import`, where `names` are modules."""
+    """An unguarded import. `level` is None for a plain `import`, where `names` are modules."""
 
     level: int | None
     module: str
@@ -49,7 +48,7 @@ class SelflessMethod:
 
 @dataclass(frozen=True, slots=True)
 class BracedString:
-    """A string printed as it stands, with names in braces; `seen` are those visible inside the piece."""
+    """A plain string with names in braces; `seen` are the names visible inside the piece."""
 
     start: int
     end: int
@@ -122,7 +121,7 @@ def _gathered(source: PythonSource) -> PieceFacts:
 
 
 def _guarded(source: PythonSource) -> set[int]:
-    """The lines inside `try` blocks that expect what is reported here, and under tests of what there is."""
+    """Lines inside `try` blocks that expect import or name errors, and under tests of the platform."""
     lines: set[int] = set()
     for node in source.nodes(ast.Try):
         expected = [h.type for h in node.handlers]
@@ -158,7 +157,7 @@ def _imports(source: PythonSource, guarded: set[int]) -> tuple[ImportStatement, 
 
 
 def _self_uses(source: PythonSource, node: ast.ClassDef) -> list[tuple[str, int]]:
-    """Attributes that methods use of their own object, and where each ends."""
+    """Attributes of `self` that methods use, with their end offsets."""
     found = []
     for method in node.body:
         own = receiver_name(method)
@@ -199,7 +198,7 @@ def _methods(source: PythonSource, classes: list[ast.ClassDef]) -> list[Selfless
 
 
 def _braces(source: PythonSource) -> list[BracedString]:
-    """Strings printed or raised as they stand, whose braces hold names."""
+    """Plain strings that are printed or raised and have names in braces."""
     found = []
     for node in source.nodes(ast.Call):
         printed = isinstance(node.func, ast.Name) and (

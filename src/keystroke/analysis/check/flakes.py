@@ -1,8 +1,7 @@
-"""Names of a Python text by pyflakes, piece by piece.
+"""Runs pyflakes on a Python text piece by piece, with the result of a run on the whole text.
 
-Gives what pyflakes gives for the whole text. A piece is looked at again only when it changes, or when
-others define or no longer define a name that it mentions; what hangs together across pieces (imports used
-elsewhere) is put together at the end. Where pieces cannot be told apart the whole text is one.
+A piece is checked again only if it changes, or if other pieces start or stop defining a name that it uses.
+Unused imports are decided at the end, over all pieces. A text that cannot be separated is one piece.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass(frozen=True)
 class PieceBindings:
-    """What a piece binds at the top of its module."""
+    """The module-level names that a piece binds."""
 
     bound: frozenset[str]
     defined: frozenset[str]  # by def, class or import: those another binding would redefine
@@ -36,7 +35,7 @@ class PieceBindings:
 
 @dataclass
 class UnusedImport:
-    """An import that its own piece does not use; `redefined` are places that would hide it."""
+    """An import that its own piece does not use; `redefined` are the nodes that shadow it."""
 
     name: str
     message: Any
@@ -46,17 +45,17 @@ class UnusedImport:
 
 @dataclass
 class PieceReport:
-    """What one piece says with certain names around it."""
+    """The messages of one piece, given the names that other pieces bind."""
 
     messages: list[Any]
     unused: list[UnusedImport]
     used: frozenset[str]  # names of other pieces
     exported: frozenset[str]
-    hidden: dict[str, list[ast.AST]]  # names of imports elsewhere that something here would hide
+    hidden: dict[str, list[ast.AST]]  # imports of other pieces that this one shadows
 
 
 def run_pyflakes(pieces: list[CodePiece], filename: str) -> Iterator[tuple[int, Any, int]]:
-    """Messages with the index of their piece, and the index of the piece that a line in them belongs to."""
+    """Messages with the index of their piece, and of the piece that a line number in them refers to."""
     names = [_names(piece) for piece in pieces]
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -98,14 +97,14 @@ def _may_open(node: ast.stmt) -> bool:
 
 
 class _Place:
-    """Where something was defined, as messages want to know it."""
+    """The position of a definition, in the form that pyflakes messages expect."""
 
     def __init__(self, lineno: int) -> None:
         self.lineno, self.col_offset = lineno, 0
 
 
 def separable(pieces: list[CodePiece]) -> bool:
-    """Whether looking at the pieces one by one says all that looking at the whole does."""
+    """Whether checking the pieces one by one gives the same messages as checking the whole text."""
     names = [_names(piece) for piece in pieces]
     if any(item.star for item in names):
         return False
@@ -183,16 +182,8 @@ def _bindings(piece: CodePiece) -> PieceBindings:
         alone = checker.Checker(ast.Module(imported[::-1], []), builtins=())
         scope = alone.deadScopes[-1]
         imports = {name: item for name, item in scope.items() if isinstance(item, checker.Importation)}
-    everything = bound | defined
-    return PieceBindings(
-        frozenset(everything),
-        frozenset(defined),
-        frozenset(deleted),
-        frozenset(declared),
-        star,
-        future,
-        imports,
-    )
+    names = (frozenset(found) for found in (bound | defined, defined, deleted, declared))
+    return PieceBindings(*names, star, future, imports)
 
 
 def _look(
@@ -217,8 +208,8 @@ def _look(
 
 
 class _PieceChecker(checker.Checker):  # type: ignore[misc]
-    """pyflakes over one piece, in a module where other pieces have bound names: `earlier` before it runs,
-    `later` before its functions do."""
+    """pyflakes for one piece of a module. Other pieces bind the names `earlier` before the piece runs, and
+    `later` before its functions are called."""
 
     def __init__(
         self,
@@ -276,12 +267,12 @@ class _PieceChecker(checker.Checker):  # type: ignore[misc]
             if isinstance(binding, checker.Importation):
                 if binding.redefined:
                     self._hidden[name] = binding.redefined
-                binding.used = True  # it is reported where it stands, if at all
+                binding.used = True  # it is reported in its own piece
         for binding in self._module.values():
             if isinstance(binding, checker.Importation) and not binding.used:
-                told = messages.UnusedImport(self.filename, binding.source, binding.imported_name)
+                message = messages.UnusedImport(self.filename, binding.source, binding.imported_name)
                 self._unused.append(
-                    UnusedImport(binding.name, told, binding.source.lineno, list(binding.redefined))
+                    UnusedImport(binding.name, message, binding.source.lineno, list(binding.redefined))
                 )
                 binding.used = True
         super().checkDeadScopes()

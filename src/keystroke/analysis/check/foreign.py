@@ -1,8 +1,7 @@
-"""Syntax errors in languages other than Python, while they are typed.
+"""Syntax errors in languages other than Python.
 
-Plain functions on text. An error is told only where its parser is known to understand the file: every
-grammar has gaps, so one that stumbles over a file as it was saved, and never read it whole before, says
-nothing about it; of templates nothing is said. A fix was parsed again: the text has fewer errors with it.
+Grammars have gaps, so an error is reported only if the parser has read the file without errors before, or the
+saved file parses; templates are never reported. Every fix was parsed: the text has fewer errors with it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from keystroke.analysis.syntax import language_name, language_of, parse_tree
 from keystroke.text import Edit, apply_edits
 
 _TREES = {"javascript", "typescript", "tsx", "go", "java", "c", "cpp"}
-_MACROS = {"c", "cpp"}  # what stands there may be anything after preprocessing
+_MACROS = {"c", "cpp"}  # languages with a preprocessor
 LANGUAGES = frozenset({*_TREES, "json", "yaml", "toml"})
 _PREPROCESSED = re.compile(
     r"^\s*#\s*(?:define|if|ifdef|ifndef|undef)\b|\b(?:[A-Z][A-Z0-9_]{2,}|__?\w+)\b|\$\{", re.M
@@ -34,12 +33,12 @@ _LENIENT = re.compile(
 )
 _OPENERS, _CLOSERS = {"(": ")", "[": "]", "{": "}"}, {")", "]", "}"}
 _MAX_SAVED = 2_000_000
-_SHOWN = 20  # errors told at once: one slip makes many
+_SHOWN = 20  # errors reported at once; one mistake causes many
 
 
 @dataclass(frozen=True, slots=True)
 class SyntaxSlip:
-    """A syntax error; `missing` is what the parser would have liked to find there."""
+    """A syntax error; `missing` is the token that the parser expects there."""
 
     message: str
     start: int
@@ -48,7 +47,7 @@ class SyntaxSlip:
 
 
 def foreign_language(path: str | Path) -> str | None:
-    """The language of a file whose syntax is checked here."""
+    """The language of a file, if its syntax can be checked."""
     if Path(path).suffix.lower() == ".toml":
         return "toml"
     language = language_of(str(path))
@@ -72,7 +71,7 @@ def syntax_errors(text: str, path: str | Path) -> tuple[Diagnostic, ...]:
 
 
 def find_syntax_slips(text: str, language: str) -> list[SyntaxSlip]:
-    """What the language's own parser says, first things first."""
+    """The syntax errors that the parser of a language reports, in order."""
     if language == "json":
         return list(_json(text))
     if language == "toml":
@@ -83,7 +82,7 @@ def find_syntax_slips(text: str, language: str) -> list[SyntaxSlip]:
 
 
 def foreign_fixes(text: str, found: Diagnostic, path: str | Path, limit: int) -> tuple[Fix, ...]:
-    """Edits that leave fewer errors behind."""
+    """Fixes with which the text has fewer errors."""
     language = foreign_language(path)
     if language is None:
         return ()
@@ -121,7 +120,7 @@ def _candidates(text: str, found: Diagnostic, language: str) -> Iterator[Fix]:
                 yield Fix(f"Close with `{_OPENERS[opener]}`", (Edit(at, at, new),))
 
 
-# ── when to say nothing ───────────────────────────────────────────────────────────────────────
+# ── when to report nothing ───────────────────────────────────────────────────────────────────────
 
 
 _clean: OrderedDict[str, None] = OrderedDict()  # files that parsed whole at some time
@@ -129,7 +128,7 @@ _REMEMBERED = 1000
 
 
 def mark_parsed(path: str | Path) -> None:
-    """The grammar read this file whole once: what it says about it from now on counts."""
+    """Record that the grammar parsed this file without errors, so that later errors are reported."""
     if Path(path).is_absolute():
         _clean[str(path)] = None
         _clean.move_to_end(str(path))
@@ -151,13 +150,13 @@ def _silent(text: str, language: str, path: Path) -> bool:
 
 
 def _saved_is_understood(path: Path, language: str) -> bool | None:
-    """Whether the file as it lies on disk has no error; None where there is none, or nothing in it."""
+    """Whether the saved file parses; None if it does not exist or is empty."""
     try:
         info = path.stat()
     except (OSError, ValueError):
         return None
     if not info.st_size:
-        return None  # as an editor makes it: it says nothing about what will stand there
+        return None
     return info.st_size <= _MAX_SAVED and _understood(path, language, info.st_mtime_ns, info.st_size)
 
 
@@ -197,7 +196,7 @@ def _toml(text: str) -> Iterator[SyntaxSlip]:
 
 
 def _yaml(text: str) -> Iterator[SyntaxSlip]:
-    """Both parsers must stumble: one knows YAML 1.1 and the other is forgiving."""
+    """An error only if both parsers fail: one knows only YAML 1.1, the other is lenient."""
     if not parse_tree(text, "yaml").find_all(kind="ERROR"):
         return
     import yaml  # type: ignore[import-untyped] # only where it is needed: a tenth of a second
@@ -215,7 +214,7 @@ def _yaml(text: str) -> Iterator[SyntaxSlip]:
 
 
 def _tree(text: str, language: str) -> Iterator[SyntaxSlip]:
-    whole = text if text.endswith("\n") else f"{text}\n"  # a last line without its end is no error
+    whole = text if text.endswith("\n") else f"{text}\n"  # a missing final newline is no error
     root = parse_tree(whole, language)
     found: list[SyntaxSlip] = []
     for node in root.find_all(kind="ERROR"):
@@ -229,7 +228,7 @@ def _tree(text: str, language: str) -> Iterator[SyntaxSlip]:
 
 
 def _unexpected(text: str, children: list[object], start: int, end: int, language: str) -> SyntaxSlip:
-    """An error's message: a bracket without its other half where there is one."""
+    """The message of an error node: an unmatched bracket if there is one."""
     opened: list[tuple[str, int]] = []
     for child in children:
         kind, at = child.kind(), child.range().start.index  # type: ignore[attr-defined]

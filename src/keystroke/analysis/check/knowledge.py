@@ -1,93 +1,53 @@
-"""What every Python programmer knows: where names live, what they were called, what packages are called.
+"""Tables about Python: where names are defined, what they were called earlier, and what to install.
 
-Tables only. An entry is a suggestion; the checks that use it prove it before it is offered.
+An entry is a candidate for a fix; the code that uses it checks the result before it is shown.
 """
 
 from __future__ import annotations
 
-# Names used without their import, and where they come from.
+# Names that are often used without their import, by the module that defines them.
 HOMES: dict[str, str] = {
-    **dict.fromkeys(
-        ("defaultdict", "Counter", "OrderedDict", "namedtuple", "deque", "ChainMap"), "collections"
-    ),
-    **dict.fromkeys(
-        (
-            "Callable",
-            "Iterable",
-            "Iterator",
-            "Generator",
-            "Mapping",
-            "MutableMapping",
-            "Sequence",
-            "MutableSequence",
-            "Awaitable",
-            "Coroutine",
-            "AsyncIterator",
-            "AsyncGenerator",
-            "Hashable",
-            "Collection",
+    name: module
+    for module, names in {
+        "collections": "defaultdict Counter OrderedDict namedtuple deque ChainMap",
+        "collections.abc": (
+            "Callable Iterable Iterator Generator Mapping MutableMapping Sequence MutableSequence "
+            "Awaitable Coroutine AsyncIterator AsyncGenerator Hashable Collection"
         ),
-        "collections.abc",
-    ),
-    **dict.fromkeys(
-        (
-            "Any",
-            "Optional",
-            "Union",
-            "List",
-            "Dict",
-            "Tuple",
-            "Set",
-            "Literal",
-            "TypeVar",
-            "Generic",
-            "Protocol",
-            "NamedTuple",
-            "TypedDict",
-            "ClassVar",
-            "Final",
-            "Annotated",
-            "TYPE_CHECKING",
-            "cast",
-            "overload",
-            "Self",
-            "NoReturn",
+        "typing": (
+            "Any Optional Union List Dict Tuple Set Literal TypeVar Generic Protocol NamedTuple "
+            "TypedDict ClassVar Final Annotated TYPE_CHECKING cast overload Self NoReturn"
         ),
-        "typing",
-    ),
-    **dict.fromkeys(
-        ("partial", "lru_cache", "cache", "cached_property", "reduce", "wraps", "singledispatch"), "functools"
-    ),
-    **dict.fromkeys(("dataclass", "field", "asdict", "astuple"), "dataclasses"),
-    **dict.fromkeys(
-        ("contextmanager", "suppress", "ExitStack", "asynccontextmanager", "closing"), "contextlib"
-    ),
-    **dict.fromkeys(("Enum", "IntEnum", "StrEnum", "Flag", "IntFlag", "auto"), "enum"),
-    **dict.fromkeys(("ABC", "abstractmethod"), "abc"),
-    **dict.fromkeys(("Path", "PurePath", "PosixPath", "PurePosixPath"), "pathlib"),
-    **dict.fromkeys(("datetime", "timedelta", "timezone", "date"), "datetime"),
-    **dict.fromkeys(("chain", "islice", "product", "permutations", "combinations", "groupby"), "itertools"),
-    **dict.fromkeys(("Thread", "Lock", "RLock", "Event"), "threading"),
-    **dict.fromkeys(("ThreadPoolExecutor", "ProcessPoolExecutor", "as_completed"), "concurrent.futures"),
-    **dict.fromkeys(("sqrt", "floor", "ceil", "isclose", "pi"), "math"),
-    **dict.fromkeys(("urlparse", "urlencode", "urljoin", "quote", "unquote"), "urllib.parse"),
-    **dict.fromkeys(("itemgetter", "attrgetter"), "operator"),
-    **dict.fromkeys(("mean", "median", "stdev"), "statistics"),
-    **dict.fromkeys(("StringIO", "BytesIO"), "io"),
-    **dict.fromkeys(("randint", "shuffle"), "random"),
-    "Decimal": "decimal",
-    "Fraction": "fractions",
-    "dedent": "textwrap",
-    "uuid4": "uuid",
-    "pprint": "pprint",
-    "deepcopy": "copy",
-    "ArgumentParser": "argparse",
-    "TemporaryDirectory": "tempfile",
-    "NamedTemporaryFile": "tempfile",
-    "urlopen": "urllib.request",
+        "functools": "partial lru_cache cache cached_property reduce wraps singledispatch",
+        "dataclasses": "dataclass field asdict astuple",
+        "contextlib": "contextmanager suppress ExitStack asynccontextmanager closing",
+        "enum": "Enum IntEnum StrEnum Flag IntFlag auto",
+        "abc": "ABC abstractmethod",
+        "pathlib": "Path PurePath PosixPath PurePosixPath",
+        "datetime": "datetime timedelta timezone date",
+        "itertools": "chain islice product permutations combinations groupby",
+        "threading": "Thread Lock RLock Event",
+        "concurrent.futures": "ThreadPoolExecutor ProcessPoolExecutor as_completed",
+        "math": "sqrt floor ceil isclose pi",
+        "urllib.parse": "urlparse urlencode urljoin quote unquote",
+        "operator": "itemgetter attrgetter",
+        "statistics": "mean median stdev",
+        "io": "StringIO BytesIO",
+        "random": "randint shuffle",
+        "decimal": "Decimal",
+        "fractions": "Fraction",
+        "textwrap": "dedent",
+        "uuid": "uuid4",
+        "pprint": "pprint",
+        "copy": "deepcopy",
+        "argparse": "ArgumentParser",
+        "tempfile": "TemporaryDirectory NamedTemporaryFile",
+        "urllib.request": "urlopen",
+    }.items()
+    for name in names.split()
 }
 
-# Short names that stand for one module by convention.
+# Conventional short names of modules.
 ALIASES: dict[str, str] = {
     "np": "numpy",
     "pd": "pandas",
@@ -100,7 +60,7 @@ ALIASES: dict[str, str] = {
     "sp": "scipy",
 }
 
-# What other languages, and Python 2, call things.
+# Names of other languages and of Python 2.
 FOREIGN: dict[str, str] = {
     "true": "True",
     "false": "False",
@@ -118,7 +78,7 @@ FOREIGN: dict[str, str] = {
     "long": "int",
 }
 
-# Methods under the names that other languages give them, by the type that is asked.
+# Methods by the names they have in other languages, by type.
 FOREIGN_METHODS: dict[str, dict[str, str]] = {
     "list": {"push": "append", "add": "append", "addAll": "extend", "concat": "extend", "indexOf": "index"},
     "dict": {
@@ -144,7 +104,7 @@ FOREIGN_METHODS: dict[str, dict[str, str]] = {
     "set": {"append": "add", "push": "add", "extend": "update"},
 }
 
-# Modules that have moved.
+# Renamed modules.
 MOVED_MODULES: dict[str, str] = {
     "ConfigParser": "configparser",
     "Queue": "queue",
@@ -168,27 +128,12 @@ MOVED_MODULES: dict[str, str] = {
     "tomli": "tomllib",
 }
 
-# Names that have moved: (module, name) -> module.
+_OTHER_ABSTRACT = ("Set", "MutableSet", "Sized", "Container")
+# Moved names: (module, name) -> module.
 MOVED_NAMES: dict[tuple[str, str], str] = {
     **{
         ("collections", name): "collections.abc"
-        for name in (
-            "Mapping",
-            "MutableMapping",
-            "Sequence",
-            "MutableSequence",
-            "Iterable",
-            "Iterator",
-            "Callable",
-            "Hashable",
-            "Set",
-            "MutableSet",
-            "Sized",
-            "Container",
-            "Generator",
-            "Awaitable",
-            "Coroutine",
-        )
+        for name in (*(name for name, home in HOMES.items() if home == "collections.abc"), *_OTHER_ABSTRACT)
     },
     ("itertools", "izip"): "builtins",
     ("inspect", "getargspec"): "inspect",
@@ -201,7 +146,7 @@ MOVED_NAMES: dict[tuple[str, str], str] = {
     ("typing", "override"): "typing_extensions",
 }
 
-# What to install for a module whose package has another name.
+# Packages whose name differs from their module's.
 PACKAGES: dict[str, str] = {
     "yaml": "PyYAML",
     "cv2": "opencv-python",

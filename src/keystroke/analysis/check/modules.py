@@ -1,7 +1,7 @@
-"""What a module holds, read from its source: nothing is imported that is not already part of this process.
+"""The names that a module defines, found without importing it.
 
-Answers names or None, and None means "cannot know": callers stay silent then. A project's own code and
-its packages are parsed, never run; only modules compiled into the interpreter are asked directly.
+A project's code and its packages are parsed, never run; only modules that are compiled into the interpreter
+are inspected at run time. None means that the names cannot be known, and callers then report nothing.
 """
 
 from __future__ import annotations
@@ -18,23 +18,17 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 MAX_BYTES = 2 << 20
-_DYNAMIC = (
-    "__getattr__",
-    "globals()",
-    "_convert_",
-    "global_enum",
-    "vars()",
-    "sys.modules[__name__]",
-    "locals()[",
-)
+# Signs that a module defines names dynamically.
+_DYNAMIC = ("__getattr__", "globals()", "_convert_", "global_enum", "vars()", "sys.modules[__name__]",
+            "locals()[")  # fmt: skip
 _STDLIB = Path(sysconfig.get_paths()["stdlib"])
-FRESH = 1.0  # seconds that a look at the disk is good for: keys come faster than files
+FRESH = 1.0  # seconds for which the result of a search on disk is reused
 _REMEMBERED = 5000
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", "build", "dist"}
 
 
 class Project:
-    """Where the modules of one project are looked for: its folders, its environment, the standard library."""
+    """Finds modules of one project: in its folders, its environment and the standard library."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root
@@ -43,7 +37,8 @@ class Project:
         self._found: dict[tuple[str, Path | None], tuple[float, Path | None]] = {}
 
     def find(self, module: str, origin: Path | None = None) -> Path | None:
-        """The file or package folder of an absolute module name. `origin`: a script's folder comes first."""
+        """The file or package folder of an absolute module name. `origin`: the importing file; a script's
+        folder is searched first."""
         key, now = (module, origin.parent if origin is not None else None), time.monotonic()
         known = self._found.get(key)
         if known is None or now - known[0] > FRESH:
@@ -53,7 +48,6 @@ class Project:
         return known[1]
 
     def _search(self, module: str, origin: Path | None) -> Path | None:
-        # Of a package's module the folder is not on the path; of a script it comes first.
         script = origin is not None and not (origin.parent / "__init__.py").exists()
         near = (origin.parent,) if script and origin is not None else ()
         for folder in (*near, *self.own, _STDLIB, *self.sites):
@@ -70,12 +64,12 @@ class Project:
         return self.find(module, origin) is not None
 
     def names(self, module: str, origin: Path | None = None) -> frozenset[str] | None:
-        """Everything `module` has, submodules included; None where that cannot be known."""
+        """All names of `module`, submodules included; None if they cannot be known."""
         if module in sys.builtin_module_names:
             return frozenset(dir(import_module(module)))
         found = self.find(module, origin)
         if found is not None and found.suffix not in ("", ".py", ".pyi") and _STDLIB in found.parents:
-            # Compiled, so there is nothing to read; Python's own may be asked where it is loaded already.
+            # A compiled module of Python has no source; it is inspected if it is already loaded.
             loaded = sys.modules.get(module)
             return frozenset(dir(loaded)) if loaded is not None else None
         return None if found is None else self.names_of(found)
@@ -96,51 +90,36 @@ class Project:
         for level, module in stars:
             if depth > 4:
                 return None
-            target = self._relative(file, level, module) if level else self.find(module)
+            target = self.relative(file, level, module) if level else self.find(module)
             more = None if target is None else self.names_of(target, depth + 1)
             if more is None:
                 return None
             names |= more
         return names | inside | _MODULE_NAMES
 
-    def _relative(self, file: Path, level: int, module: str) -> Path | None:
-        folder = file.parent
+    def relative(self, origin: Path, level: int, module: str) -> Path | None:
+        """The module that `from ..module import` means in the file `origin`."""
+        folder = origin.parent
         for _ in range(level - 1):
             folder = folder.parent
         return _located(folder, module.split(".")) if module else folder
 
-    def relative(self, origin: Path, level: int, module: str) -> Path | None:
-        """What `from ..module import` means in the file `origin`."""
-        return self._relative(origin, level, module)
-
     def importable_names(self) -> frozenset[str]:
-        """Every name that `import` may be followed by here."""
+        """The top-level modules that can be imported."""
         names = {name for name in sys.stdlib_module_names if not name.startswith("_")}
         for folder in (*self.own, *self.sites):
             names |= _submodules(folder)
         return frozenset(names)
 
     def own_module_names(self) -> frozenset[str]:
-        """Those of the project's own code."""
+        """The top-level modules of the project's own code."""
         return frozenset().union(*map(_submodules, self.own)) if self.own else frozenset()
 
 
-_MODULE_NAMES = frozenset(
-    {
-        "__name__",
-        "__doc__",
-        "__file__",
-        "__path__",
-        "__spec__",
-        "__loader__",
-        "__package__",
-        "__dict__",
-        "__builtins__",
-        "__annotations__",
-        "__class__",
-        "__cached__",
-    }
-)
+_MODULE_NAMES = frozenset({
+    "__name__", "__doc__", "__file__", "__path__", "__spec__", "__loader__", "__package__", "__dict__",
+    "__builtins__", "__annotations__", "__class__", "__cached__",
+})  # fmt: skip
 
 
 def _own_folders(root: Path) -> tuple[Path, ...]:
@@ -148,7 +127,7 @@ def _own_folders(root: Path) -> tuple[Path, ...]:
 
 
 def _site_folders(root: Path | None) -> tuple[Path, ...]:
-    """The packages of the project's environment; those of this interpreter where it has none of its own."""
+    """The package folders of the project's environment, or of this interpreter if it has none."""
     homes = [root / name for name in (".venv", "venv")] if root is not None else []
     homes += [Path(os.environ[name]) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if os.environ.get(name)]
     for home in homes:
@@ -206,7 +185,7 @@ _Named = tuple[frozenset[str], tuple[tuple[int, str], ...]]
 
 @lru_cache(maxsize=512)
 def _source_names(file: Path, _stamp: int, size: int) -> _Named | None:
-    """The names a source file binds at its top, and the modules it imports everything from."""
+    """The top-level names of a source file, and the modules that it star-imports."""
     if file.suffix not in (".py", ".pyi") or size > MAX_BYTES:
         return None
     try:
@@ -229,21 +208,21 @@ def _source_names(file: Path, _stamp: int, size: int) -> _Named | None:
 
 
 def _loaded(file: Path) -> frozenset[str]:
-    """What a module of the standard library really has, where this process has loaded it anyway."""
+    """The names of a standard library module that this process has already loaded."""
     name = ".".join(file.relative_to(_STDLIB).with_suffix("").parts).removesuffix(".__init__")
     module = sys.modules.get(name)
     return frozenset(dir(module)) if getattr(module, "__file__", None) == str(file) else frozenset()
 
 
 def parse_quietly(text: str) -> ast.Module:
-    """The tree of a text, without the warnings that Python would print about it."""
+    """Parse a text without printing Python's warnings about it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text)
 
 
 def executed_statements(tree: ast.AST) -> list[ast.stmt]:
-    """The statements that run when a module or class body does, those inside `if` and `try` included."""
+    """The statements of a module or class body, including those inside `if` and `try`."""
     out: list[ast.stmt] = []
     todo = [tree]
     while todo:
@@ -258,7 +237,7 @@ def executed_statements(tree: ast.AST) -> list[ast.stmt]:
 
 
 def add_bound_names(node: ast.stmt, names: set[str], stars: list[tuple[int, str]] | None = None) -> None:
-    """Add what one statement binds, not counting statements inside it."""
+    """Add the names that one statement binds, without nested statements."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         names.add(node.name)
         return

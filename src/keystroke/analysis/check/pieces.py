@@ -1,7 +1,7 @@
-"""A Python text in pieces: runs of whole statements at its top, each parsed once for as long as it stays.
+"""Splits a Python text into pieces of whole top-level statements and caches their syntax trees.
 
-A pure function of the text with a memory. The pieces joined are the text, and each parses by itself as
-it does inside the whole; a text that cannot be cut so is one piece, and one that does not parse has none.
+The pieces joined are the text, and each parses by itself as it does inside the whole. A text that cannot be
+split is one piece; a text that does not parse has none.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from keystroke.analysis.check.modules import parse_quietly
 from keystroke.analysis.check.scope import PythonSource
 from keystroke.text import Document
 
-# Strings and comments as a whole, so that nothing in them is taken for a statement, and beginnings of lines.
+# Strings and comments (in which no statement starts), and starts of lines.
 _TOKENS = re.compile(
     r'("""(?:[^\\]|\\.)*?"""|'
     r"'''(?:[^\\]|\\.)*?'''|"
     r'"(?:[^"\\\n]|\\.)*"|'
     r"'(?:[^'\\\n]|\\.)*'|#[^\n]*)"
-    r"|^(?=[^\s#)\]}\"'\\])",  # a lone backslash begins nothing: the line below it goes on
+    r"|^(?=[^\s#)\]}\"'\\])",  # a lone backslash continues the line
     re.MULTILINE | re.DOTALL,
 )
 _HEAD = re.compile(r"@|(?:async\s+)?def\s+(\w+)|class\s+(\w+)|(?:else|elif|except|finally)\b")
 _RUN = 2000  # characters of plain statements that stay together
-_TRIES = 6  # pieces joined to the next ones because a bracket or a line goes on
+_TRIES = 6  # pieces joined with the next ones because a bracket or a line continues
 _KEPT = 4_000_000  # characters of pieces that are remembered
 
 
@@ -44,12 +44,12 @@ class CodePiece:
 
     @cached_property
     def cache(self) -> dict[object, object]:
-        """What others found out about this piece, under keys of their own."""
+        """Results about this piece that other modules cache, under their own keys."""
         return {}
 
 
 class _Memory:
-    """Pieces by their text, the latest ones. Checks run on several threads."""
+    """The most recently used pieces by their text; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._pieces: OrderedDict[str, CodePiece] = OrderedDict()
@@ -87,7 +87,7 @@ def single_piece(text: str) -> list[CodePiece] | None:
 def split_pieces(text: str) -> list[CodePiece] | None:
     """The text in pieces; None if it does not parse."""
     if "\r" in text.replace("\r\n", "") or "\f" in text:
-        return single_piece(text)  # lines end otherwise there than a piece can tell
+        return single_piece(text)  # a piece cannot count such line ends
     cuts = [*_cuts(text), len(text)]
     found: list[CodePiece] = []
     at = 0
@@ -107,10 +107,10 @@ def split_pieces(text: str) -> list[CodePiece] | None:
 
 
 def _cuts(text: str) -> list[int]:
-    """Where statements begin that may begin a piece."""
+    """Offsets of the statements at which a piece may start."""
     cuts = [0]
     last, run, decorated, name, above = 0, True, False, "", ""
-    begun = False  # what stands above the first statement belongs to it
+    begun = False  # the text above the first statement belongs to it
     for token in _TOKENS.finditer(text):
         start = token.start()
         if token.lastindex and (text[start] == "#" or (start and text[start - 1] != "\n")):
@@ -126,7 +126,7 @@ def _cuts(text: str) -> list[int]:
         if head[0] in ("else", "elif", "except", "finally"):
             continue
         own = head[1] or head[2] or ""
-        if decorated:  # what the decorators above belong to
+        if decorated:  # the definition below the decorators
             decorated, name = head[0] == "@", own
             if own and own == above and len(cuts) > 1:
                 cuts.pop()  # overloads stay together

@@ -1,7 +1,7 @@
-"""Which names can be seen from a place in a Python file, and what a class in it has.
+"""Names that are visible at a position in a Python file, and the members of its classes.
 
-Reads a syntax tree and nothing else. Where it cannot know (a base from elsewhere, attributes set by
-name) it says None, and callers stay silent.
+Works on the syntax tree alone. None means that the members cannot be known (a base class from elsewhere,
+attributes set by name), and callers then report nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KNOWN_DECORATORS = {"dataclass", "total_ordering", "final", "runtime_checkable"
 
 @dataclass(frozen=True)
 class PythonSource:
-    """A text with its tree and the arithmetic from the tree's positions (UTF-8 columns) to offsets."""
+    """A text with its tree; converts positions of the tree (UTF-8 columns) to offsets."""
 
     text: str
     tree: ast.Module
@@ -40,7 +40,7 @@ class PythonSource:
         return found
 
     def nodes(self, kind: type[_Node]) -> list[_Node]:
-        """Every node of one kind. The tree is walked once for all who ask."""
+        """Every node of one kind. The tree is walked only once."""
         return self._nodes.get(kind, [])  # type: ignore[return-value]
 
     def offset(self, line: int, column: int) -> int:
@@ -51,8 +51,8 @@ class PythonSource:
         return self.offset(node.lineno, node.col_offset), self.offset(end_line, end_column)
 
     def word(self, line: int, column: int, name: str) -> tuple[int, int] | None:
-        """Where `name` stands: at the position, or else at the only place on its line (positions inside
-        f-strings were wrong before Python 3.12)."""
+        """The span of `name` at the position, or of its only occurrence on that line (positions inside
+        f-strings are wrong before Python 3.12)."""
         start = self.offset(line, column)
         if self.text[start : start + len(name)] == name:
             return start, start + len(name)
@@ -71,7 +71,7 @@ def find_words(text: str, name: str) -> Iterable[int]:
 
 
 def enclosing_scopes(tree: ast.Module, line: int) -> list[Function | ast.ClassDef | ast.Lambda]:
-    """The functions and classes around a line, outermost first."""
+    """The functions and classes that enclose a line, outermost first."""
     found: list[Function | ast.ClassDef | ast.Lambda] = []
     todo: list[ast.AST] = [tree]
     while todo:
@@ -87,7 +87,7 @@ def enclosing_scopes(tree: ast.Module, line: int) -> list[Function | ast.ClassDe
 
 
 def bound_names(node: Function | ast.Lambda | ast.ClassDef | ast.Module) -> set[str]:
-    """The names a scope binds: its parameters and what its statements assign."""
+    """The names that a scope binds: its parameters and assignments."""
     names: set[str] = set()
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
         arguments = node.args
@@ -110,7 +110,7 @@ def visible_names(tree: ast.Module, line: int) -> set[str]:
 
 
 def receiver_name(function: ast.AST) -> str | None:
-    """The name of a method's own object; None for static methods and functions without parameters."""
+    """The name of a method's first parameter; None for static methods and without parameters."""
     if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return None
     if any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in function.decorator_list):
@@ -120,7 +120,7 @@ def receiver_name(function: ast.AST) -> str | None:
 
 
 def own_members(node: ast.ClassDef) -> set[str]:
-    """Names of the class body, and attributes that its methods set on their own object."""
+    """Names of the class body, and attributes that its methods set on `self`."""
     names = bound_names(node)
     for method in executed_statements(node):
         if (own := receiver_name(method)) is None:
@@ -137,14 +137,14 @@ def own_members(node: ast.ClassDef) -> set[str]:
 
 
 class ClassTable:
-    """The classes of one file by name. One defined twice is left out: nobody can say which is meant."""
+    """The classes of one file by name, without those that are defined twice."""
 
     def __init__(
         self,
         *sources: PythonSource,
         own: Callable[[ast.ClassDef], frozenset[str] | None] | None = None,
     ) -> None:
-        """`own`: what a class has by itself, where somebody knows it already."""
+        """`own`: gives the members that a class itself defines; computed from its body by default."""
         nodes = [node for source in sources for node in source.nodes(ast.ClassDef)]
         names = Counter(node.name for node in nodes)
         self.known = {node.name: node for node in nodes if names[node.name] == 1}
@@ -152,11 +152,11 @@ class ClassTable:
         self._families: dict[str, list[ast.ClassDef] | None] = {}
 
     def members(self, node: ast.ClassDef) -> frozenset[str] | None:
-        """Everything objects of the class have; None where bases, decorators or dynamics hide it."""
+        """All members of the class; None if bases, decorators or dynamic attributes hide some."""
         family = self._ancestors(node)
         if family is None:
             return None
-        # What a base calls on itself may be defined by a class derived from it.
+        # A base may use members that only its derived classes define.
         derived = [other for other in self.known.values() if node in (self._ancestors(other) or ())]
         names = set(_OF_EVERY_OBJECT)
         for item in (*family, *derived):
@@ -190,16 +190,12 @@ class ClassTable:
 
 
 _OF_EVERY_OBJECT = frozenset(dir(object)) | {
-    "__dict__",
-    "__annotations__",
-    "__module__",
-    "__name__",
-    "__qualname__",
+    f"__{name}__" for name in ("dict", "annotations", "module", "name", "qualname")
 }
 
 
 def plain_class(node: ast.ClassDef) -> bool:
-    """Whether what the class has is what its text says."""
+    """Whether the members of a class can be read from its text."""
     if node.keywords or node.name.endswith("Mixin"):
         return False
     for decorator in node.decorator_list:
@@ -221,7 +217,7 @@ def plain_class(node: ast.ClassDef) -> bool:
 
 
 def closest_names(name: str, candidates: Iterable[str], limit: int = 3, *, least: float = 0.66) -> list[str]:
-    """The candidates most like `name`, best first: the same letters in another case, then close spellings."""
+    """The candidates most similar to `name`, best first: those that differ in case only, then close ones."""
     if len(name) > 100:
         return []
     pool = {item for item in candidates if item != name and item}

@@ -1,7 +1,7 @@
-"""A text that does not parse, and small edits after which it does.
+"""Small edits that make a Python text parse.
 
-Proposes many small edits near the place of the error and keeps those after which the parser gets
-further: to the end of the text, or else to an error at a later line. It never looks at what the code means.
+Proposes edits near a syntax error and keeps those with which the parser reaches the end of the text, or else
+an error on a later line.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from keystroke.analysis.check.diagnostic import Fix
 from keystroke.analysis.check.modules import parse_quietly
@@ -22,29 +23,15 @@ _HEADER = re.compile(
     r"^\s*(?:async\s+)?(?:if|elif|else|for|while|try|except|finally|with|def|class|match|case)\b"
 )
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
-_QUOTES = {
-    "\u201c": '"',
-    "\u201d": '"',
-    "\u2018": "'",
-    "\u2019": "'",
-    "\u00a0": " ",
-    "\u200b": "",
-    "\ufeff": "",
-}
-_PLAIN = {
-    "\uff08": "(",
-    "\uff09": ")",
-    "\uff0c": ",",
-    "\uff1a": ":",
-    "\u2212": "-",
-    "\u2013": "-",
-    "\u2260": "!=",
-}
+_TYPOGRAPHIC = {
+    "\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u00a0": " ", "\u200b": "", "\ufeff": "",
+    "\uff08": "(", "\uff09": ")", "\uff0c": ",", "\uff1a": ":", "\u2212": "-", "\u2013": "-", "\u2260": "!=",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ParseFailure:
-    """Where a text stops parsing, and what the parser says. Lines count from 0, offsets are in the text."""
+    """The position and the message of a syntax error. Lines count from 0."""
 
     message: str
     line: int
@@ -72,14 +59,14 @@ def parse_failure(text: str) -> ParseFailure | None:
 
 
 def syntax_fixes(text: str, error: ParseFailure, limit: int = 3) -> tuple[Fix, ...]:
-    """Proved fixes, those after which the whole text parses first. A line that nobody can have typed gets
-    none: patterns that look for words take quadratic time on it."""
+    """Checked fixes, those after which the whole text parses first. Very long lines get none, because the
+    patterns take quadratic time on them."""
     if any(len(line) > LONGEST_LINE for line in _around(text, error)):
         return ()
     whole: list[Fix] = []
     partly: list[Fix] = []
     seen: set[tuple[Edit, ...]] = set()
-    for title, edits in _limited(_candidates(text, error)):
+    for title, edits in islice(_candidates(text, error), MAX_TRIES):
         if edits in seen:
             continue
         seen.add(edits)
@@ -97,33 +84,15 @@ _Candidate = tuple[str, tuple[Edit, ...]]
 
 
 def _around(text: str, error: ParseFailure) -> list[str]:
-    """The lines that candidates look at: those next to the error."""
+    """The lines next to the error, which candidates are looked for in."""
     return text.split("\n", error.line + 3)[max(error.line - 2, 0) : error.line + 3]
-
-
-def _limited(candidates: Iterator[_Candidate]) -> Iterator[_Candidate]:
-    for count, candidate in enumerate(candidates):
-        if count >= MAX_TRIES:
-            return
-        yield candidate
 
 
 def _candidates(text: str, error: ParseFailure) -> Iterator[_Candidate]:
     document = Document(text)
-    message = error.message
-    for maker in (
-        _characters,
-        _indentation,
-        _assignment,
-        _brackets,
-        _strings,
-        _formatted,
-        _words,
-        _colon,
-        _comma,
-        _between,
-    ):
-        yield from maker(text, document, error, message)
+    makers = (_characters, _indentation, _assignment, _brackets, _strings)
+    for maker in (*makers, _formatted, _words, _colon, _comma, _between):
+        yield from maker(text, document, error, error.message)
 
 
 def _one(title: str, start: int, end: int, new: str) -> _Candidate:
@@ -131,7 +100,7 @@ def _one(title: str, start: int, end: int, new: str) -> _Candidate:
 
 
 def _code_end(line: str) -> int:
-    """Where the code of a line ends: before its comment and trailing blanks."""
+    """The end of the code of a line, without its comment and trailing blanks."""
     try:
         for token in tokenize.generate_tokens(io.StringIO(line.lstrip()).readline):
             if token.type == tokenize.COMMENT:
@@ -143,7 +112,7 @@ def _code_end(line: str) -> int:
 
 
 def _near(document: Document, line: int) -> Iterator[int]:
-    """The error's line, then the code line before it: parsers notice late."""
+    """The error's line, then the previous line of code, where the cause often is."""
     yield line
     for before in range(line - 1, max(-1, line - 6), -1):
         if document.line(before).strip():
@@ -155,14 +124,14 @@ def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-# ── one maker for each kind of slip ───────────────────────────────────────────────────────────
+# ── one generator for each kind of error ───────────────────────────────────────────────────────────
 
 
 def _characters(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
-    """Typographic characters that came with pasted code."""
+    """Typographic characters of pasted code."""
     if "invalid character" not in message and "non-printable" not in message:
         return
-    table = {**_QUOTES, **_PLAIN}
+    table = _TYPOGRAPHIC
     first, last = document.line_span(error.line)
     for start, end in ((first, last), (0, len(text))):
         edits = tuple(Edit(at, at + 1, table[text[at]]) for at in range(start, end) if text[at] in table)
@@ -240,7 +209,7 @@ def _brackets(text: str, document: Document, error: ParseFailure, message: str) 
         yield _one("Remove the bracket that closes nothing", error.start, error.start + 1, "")
         opener = next(item for item, closer in _CLOSERS.items() if closer == closed[1])
         first = document.line_span(error.line)[0]
-        # The opening one may be what is missing: after a name, before what cannot follow a name.
+        # The opening bracket may be missing: after a name, before a character that cannot follow a name.
         for found in re.finditer(r"(?<=[^\W\d])(?=[\[\({\"'\-*)\]])", text[first : error.start + 1]):
             yield _one(f"Insert `{opener}`", first + found.start(), first + found.start(), opener)
         return
@@ -312,7 +281,7 @@ def _strings(text: str, document: Document, error: ParseFailure, message: str) -
     start = at + tail.start() if tail else end
     for place in dict.fromkeys((start, *range(start + 1, end), end)):
         yield _one(f"Close the string with {quote}", place, place, quote)
-    # What looks like the opening quote may be the closing one.
+    # The quote may be a closing one whose opening quote is missing.
     for found in list(re.finditer(r"(?<=[\[\({,=\s+])(?=[^\s,)\]}])", text[first:at]))[::-1][:12]:
         yield _one(f"Open the string with {quote}", first + found.start(), first + found.start(), quote)
 
@@ -420,7 +389,7 @@ def _comma(text: str, document: Document, error: ParseFailure, message: str) -> 
 
 
 def _between(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
-    """Something small is missing before the word that the parser did not expect."""
+    """A missing sign before the unexpected word."""
     if "invalid syntax" not in message:
         return
     first = document.line_span(error.line)[0]

@@ -1,1 +1,1 @@
-"""What a program said when it failed: tracebacks and stack traces, their place in the project, and fixes."""
+"""Failures in a program's output: tracebacks and stack traces, their position in the project, and fixes."""

@@ -1,8 +1,7 @@
-"""From a failure to its place in the project, a sentence about it, and fixes.
+"""Locates a failure in the project and looks for advice and fixes.
 
-Nothing is run, so nothing is proved. A fix is edits of one file, checked as far as text can be: the
-file still parses, has no new complaint, and the diagnostic behind the failure is gone where there is one.
-`checked` says which.
+Nothing is run. A fix is checked as far as text allows: the file still parses and has no new error, and the
+diagnostic behind the failure is gone if there is one.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from keystroke.analysis.check.candidates import declared_outside
@@ -18,17 +18,19 @@ from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level
 from keystroke.analysis.check.knowledge import PACKAGES
 from keystroke.analysis.check.modules import Project
 from keystroke.analysis.failures.failure import Failure, Language, StackFrame
-from keystroke.analysis.failures.places import workspace_path
 from keystroke.analysis.failures.runtime_fixes import runtime_fixes
+from keystroke.analysis.failures.workspace_paths import workspace_path
+from keystroke.analysis.project_files import python_files
 from keystroke.text import apply_edits
 
-ReadText = Callable[[str], str | None]  # the text of a workspace file, None where there is none to read
+_FILES = 400  # files that are searched for the definition of a method
+_ELSEWHERE = ("unresolved-import", "unknown-import-name", "undefined-local")  # not on the failing line
+ReadText = Callable[[str], str | None]  # the text of a workspace file, None if it cannot be read
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A fix of one file. `checked`: how it was looked at ("parse", "check"); only a run tells whether
-    it helps."""
+    """A fix of one file. `checked`: how it was checked, "parse" or "check"; it was not run."""
 
     path: str
     fix: Fix
@@ -37,8 +39,8 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A failure with its place in the project: `path` is a workspace name, `line` and `column` count from 1
-    (0: not told), `code` is that line as it is written."""
+    """A failure with its position in the project: `path` is relative to the workspace, `line` and `column`
+    count from 1 (0: unknown), `code` is the text of that line."""
 
     failure: Failure
     path: str = ""
@@ -55,8 +57,7 @@ class Diagnosis:
 
 
 def diagnose(failure: Failure, root: Path, cwd: Path, read_text: ReadText) -> Diagnosis:
-    """Locate a failure in the workspace at `root` and look for fixes. `cwd` is where the program ran;
-    `read_text` reads workspace files and may refuse any."""
+    """Locate a failure in the workspace at `root` and look for fixes. `cwd` is where the program ran."""
     for frame in reversed(failure.frames):
         name = workspace_path(frame, root, cwd, search=failure.language is not Language.PYTHON)
         text = read_text(name) if name else None
@@ -98,7 +99,7 @@ def _checked(
 
 
 def _harmless(fix: Fix, text: str, path: Path, project: Project, before: tuple[Diagnostic, ...]) -> bool:
-    """Whether a fix leaves a text that parses and has no complaint that it had not."""
+    """Whether the text parses with a fix and has no more errors than before."""
     after = check(apply_edits(text, fix.edits), path, project=project, fixes=False)
     worse = sum(item.level is Level.ERROR for item in after) > sum(i.level is Level.ERROR for i in before)
     return not worse and not any(item.code == "syntax-error" for item in after)
@@ -107,7 +108,7 @@ def _harmless(fix: Fix, text: str, path: Path, project: Project, before: tuple[D
 def _matching(
     failure: Failure, frame: StackFrame, text: str, found: tuple[Diagnostic, ...]
 ) -> Iterator[Diagnostic]:
-    """The complaints of the check that say what the failure says."""
+    """The diagnostics that describe the failure."""
     names = set(re.findall(r"'([\w.]+)'", failure.message))
     for item in found:
         line = text.count("\n", 0, item.start) + 1
@@ -116,12 +117,7 @@ def _matching(
         if item.code == "syntax-error" and failure.kind in ("SyntaxError", "IndentationError", "TabError"):
             yield item
         elif item.subject and item.subject in names:
-            near = line == frame.line or item.code in (
-                "unresolved-import",
-                "unknown-import-name",
-                "undefined-local",
-            )
-            if near:
+            if line == frame.line or item.code in _ELSEWHERE:
                 yield item
         elif (
             item.code == "missing-self"
@@ -134,11 +130,11 @@ def _matching(
 def _elsewhere(
     failure: Failure, root: Path, cwd: Path, read_text: ReadText, project: Project
 ) -> list[Repair]:
-    """Fixes in other files: `self` is missing where the method is defined, not where it is called."""
+    """Fixes in other files: a missing `self` is fixed at the definition, not at the call."""
     wanted = re.search(r"([\w.]+)\(\) (?:takes|got|missing)", failure.message)
     if failure.kind != "TypeError" or wanted is None:
         return []
-    for path in _project_files(root):
+    for path in islice(python_files(root), _FILES):
         text = read_text(path)
         if text is None or wanted[1].rpartition(".")[2] not in text:
             continue
@@ -148,17 +144,8 @@ def _elsewhere(
     return []
 
 
-def _project_files(root: Path, limit: int = 400) -> Iterator[str]:
-    from keystroke.analysis.python_files import python_files
-
-    for count, path in enumerate(python_files(root)):
-        if count >= limit:
-            return
-        yield path
-
-
 def _advice(failure: Failure) -> str:
-    """What to do where no edit helps."""
+    """Advice for failures that no edit fixes."""
     message = failure.message
     if failure.kind == "ModuleNotFoundError" and (name := re.search(r"No module named '([\w.]+)'", message)):
         package = PACKAGES.get(name[1]) or PACKAGES.get(name[1].partition(".")[0])

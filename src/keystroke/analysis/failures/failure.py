@@ -1,7 +1,4 @@
-"""A failure of a program, as a value: what went wrong and through which places.
-
-Says what was printed and nothing more; no file was looked at.
-"""
+"""A failure of a program as it was printed: the error and its stack frames."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ def language_of(path: str) -> Language:
 
 @dataclass(frozen=True, slots=True)
 class StackFrame:
-    """A place in a file; line counts from 1, as the program printed it. `column` likewise, 0 if not told."""
+    """A position in a file as printed: line and column count from 1, a column of 0 is unknown."""
 
     path: str
     line: int
@@ -47,8 +44,8 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One error with its frames, the innermost last. `hint` is the name the interpreter itself suggests.
-    `compiled`: a compiler said it, and nothing was run."""
+    """One error with its frames, the innermost last. `hint` is the name that the interpreter suggests.
+    `compiled`: reported by a compiler."""
 
     language: Language
     kind: str
@@ -59,10 +56,10 @@ class Failure:
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """What makes two failures the same one happening again: messages may hold numbers that differ."""
+        """Identifies a failure that happens again; its message may differ in numbers."""
         last = self.frames[-1] if self.frames else StackFrame("", 0)
         return self.kind, last.path, last.line
 
 
-# What a parser of output gives: the index of a failure's last line, and the failure.
+# The index of a failure's last line in the output, and the failure.
 LocatedFailure = tuple[int, Failure]

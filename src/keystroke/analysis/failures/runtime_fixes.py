@@ -1,7 +1,7 @@
-"""Fixes for errors that only running shows: attributes, keys, arguments, mixed types.
+"""Candidate fixes for runtime errors: attributes, keys, arguments, mixed types.
 
-Looks at the failing line and at what the file and the project define, proposes the nearest right thing,
-likeliest first. Proving is the caller's.
+Proposes similar names from the file and the project for the failing line, likeliest first. The caller checks
+the candidates.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from keystroke.analysis.check.candidates import candidates
@@ -18,6 +19,7 @@ from keystroke.analysis.check.knowledge import FOREIGN_METHODS
 from keystroke.analysis.check.modules import Project, parse_quietly
 from keystroke.analysis.check.scope import ClassTable, PythonSource, closest_names, own_members
 from keystroke.analysis.failures.failure import Failure
+from keystroke.analysis.project_files import python_files
 from keystroke.text import Document, Edit
 
 _CLASS_FILES = 200
@@ -43,7 +45,7 @@ def _on(line: int, node: ast.expr | ast.keyword) -> bool:
 
 
 def _name(failure: Failure, line: int, source: PythonSource, project: Project, path: Path) -> Iterator[Fix]:
-    """Names and modules the check does not complain about, because it cannot know."""
+    """Names and modules for which the check reports nothing."""
     codes = {"NameError": "undefined-name", "ModuleNotFoundError": "unresolved-import"}
     if (wanted := re.search(r"'([\w.]+)'(?: from '([\w.]+)')?", failure.message)) is None:
         return
@@ -97,13 +99,9 @@ def _class(name: str, source: PythonSource, project: Project) -> ast.ClassDef | 
 
 
 def _project_sources(project: Project, word: str) -> Iterator[PythonSource]:
-    from keystroke.analysis.python_files import python_files
-
     if project.root is None:
         return
-    for count, path in enumerate(python_files(project.root)):
-        if count >= _CLASS_FILES:
-            return
+    for path in islice(python_files(project.root), _CLASS_FILES):
         try:
             text = (project.root / path).read_bytes().decode("utf-8-sig")
             if word in text:
@@ -203,7 +201,7 @@ def _parameters(function: str, source: PythonSource, project: Project) -> list[s
 
 
 def _mixed(message: str, line: int, source: PythonSource) -> Iterator[Fix]:
-    """Text and something else, added."""
+    """`str` and another type added."""
     if not re.search(
         r"can only concatenate str|unsupported operand type\(s\) for \+: '\w+' and 'str'", message
     ):

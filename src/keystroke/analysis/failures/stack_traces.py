@@ -1,8 +1,5 @@
-"""How other languages say that something failed: stack traces of Node, Go, Java and Rust, reports of
-sanitizers, and what compilers and checkers write about a line of a file.
-
-Lines in, failures with the index of their last line out. Places are told even where nothing can be
-mended; warnings are no failures.
+"""Parses failures of other languages: stack traces of Node, Go, Java and Rust, reports of sanitizers, and
+errors of compilers and type checkers. Warnings are ignored.
 """
 
 from __future__ import annotations
@@ -65,53 +62,47 @@ _GO_COMPILER = re.compile(
 
 
 def other_failures(lines: Sequence[str]) -> list[LocatedFailure]:
-    return [
-        *_node(lines),
-        *_go(lines),
-        *_java(lines),
-        *_rust(lines),
-        *_sanitizers(lines),
-        *_compilers(lines),
-    ]
+    parsers = (_node, _go, _java, _rust, _sanitizers, _compilers)
+    return [found for parser in parsers for found in parser(lines)]
 
 
 def _node(lines: Sequence[str]) -> Iterator[LocatedFailure]:
-    said: tuple[str, str] | None = None
+    header: tuple[str, str] | None = None
     frames: list[StackFrame] = []
-    file: StackFrame | None = None  # told above the sentence where the file itself does not parse
+    file: StackFrame | None = None  # printed above the error if the file does not parse
     since = 0
     for at, line in enumerate([*lines, ""]):
         place = _NODE_AT.match(line)
-        if said and (_NODE_INSIDE.match(line) or place):
+        if header and (_NODE_INSIDE.match(line) or place):
             since = at
             if place and not place["path"].startswith("node:"):
                 column = int(place["column"])
                 frames.append(StackFrame(place["path"], int(place["line"]), place["name"] or "", column))
             continue
-        if said and since:
-            # Node tells the innermost frame first.
-            if said[0] == "SyntaxError" and file is not None:
-                yield since, Failure(Language.NODE, *said, (file,))
+        if header and since:
+            # Node prints the innermost frame first.
+            if header[0] == "SyntaxError" and file is not None:
+                yield since, Failure(Language.NODE, *header, (file,))
             elif frames:
-                yield since, Failure(Language.NODE, *said, tuple(reversed(frames)))
-            said, frames, file, since = None, [], None, 0
+                yield since, Failure(Language.NODE, *header, tuple(reversed(frames)))
+            header, frames, file, since = None, [], None, 0
         cause = _NODE_CAUSE.match(line)
         if error := _NODE_SAID.match(cause["rest"] if cause else line):
-            said, since = (error["kind"], error["message"] or ""), 0
+            header, since = (error["kind"], error["message"] or ""), 0
         elif top := _NODE_FILE.match(line):
             file = StackFrame(top["path"], int(top["line"]))
 
 
 def _go(lines: Sequence[str]) -> Iterator[LocatedFailure]:
-    said: tuple[str, str] | None = None
+    header: tuple[str, str] | None = None
     frames: list[StackFrame] = []
     last = 0
     for at, line in enumerate(lines):
         if error := _GO_SAID.match(line):
-            if said and frames:
-                yield last, Failure(Language.GO, *said, tuple(reversed(frames)))
-            said, frames = (error["kind"], error["message"]), []
-        elif (place := _GO_AT.match(line)) and said:
+            if header and frames:
+                yield last, Failure(Language.GO, *header, tuple(reversed(frames)))
+            header, frames = (error["kind"], error["message"]), []
+        elif (place := _GO_AT.match(line)) and header:
             frames.append(StackFrame(place["path"], int(place["line"])))
             last = at
         elif test := _GO_TEST.match(line):
@@ -119,28 +110,28 @@ def _go(lines: Sequence[str]) -> Iterator[LocatedFailure]:
                 at,
                 Failure(Language.GO, "test", test["message"], (StackFrame(test["path"], int(test["line"])),)),
             )
-    if said and frames:
-        yield last, Failure(Language.GO, *said, tuple(reversed(frames)))
+    if header and frames:
+        yield last, Failure(Language.GO, *header, tuple(reversed(frames)))
 
 
 def _java(lines: Sequence[str]) -> Iterator[LocatedFailure]:
-    said: tuple[str, str] | None = None
+    header: tuple[str, str] | None = None
     frames: list[StackFrame] = []
     last = 0
     for at, line in enumerate([*lines, ""]):
-        if (place := _JAVA_AT.match(line)) and said:
+        if (place := _JAVA_AT.match(line)) and header:
             package = place["name"].rpartition(".")[0].rpartition(".")[0].replace(".", "/")
             path = f"{package}/{place['file']}" if package else place["file"]
             frames.append(StackFrame(path, int(place["line"]), place["name"]))
             last = at
             continue
-        if said and _JAVA_MORE.match(line):
+        if header and _JAVA_MORE.match(line):
             continue
-        if said and frames:
-            yield last, Failure(Language.JAVA, *said, tuple(reversed(frames)))
-        said, frames = None, []
+        if header and frames:
+            yield last, Failure(Language.JAVA, *header, tuple(reversed(frames)))
+        header, frames = None, []
         if error := _JAVA_SAID.match(line):
-            said = (error["kind"].rpartition(".")[2], error["message"] or "")
+            header = (error["kind"].rpartition(".")[2], error["message"] or "")
 
 
 def _rust(lines: Sequence[str]) -> Iterator[LocatedFailure]:
@@ -150,22 +141,22 @@ def _rust(lines: Sequence[str]) -> Iterator[LocatedFailure]:
                 yield at + 1, Failure(Language.RUST, "panic", lines[at + 1].strip(), (_place(panic),))
         elif panic := _RUST_OLD.match(line):
             yield at, Failure(Language.RUST, "panic", panic["message"], (_place(panic),))
-        elif (place := _RUST_PLACE.match(line)) and at and (said := _RUST_SAID.match(lines[at - 1])):
-            kind = f"{COMPILED} {said['code']}" if said["code"] else COMPILED
-            yield at, Failure(Language.RUST, kind, said["message"], (_place(place),), compiled=True)
+        elif (place := _RUST_PLACE.match(line)) and at and (header := _RUST_SAID.match(lines[at - 1])):
+            kind = f"{COMPILED} {header['code']}" if header["code"] else COMPILED
+            yield at, Failure(Language.RUST, kind, header["message"], (_place(place),), compiled=True)
 
 
 def _sanitizers(lines: Sequence[str]) -> Iterator[LocatedFailure]:
-    said: tuple[str, str] | None = None
+    header: tuple[str, str] | None = None
     frames: list[StackFrame] = []
     for at, line in enumerate([*lines, ""]):
         if error := _SANITIZER.match(line):
-            said, frames = (error["kind"], error["message"].partition(" on address")[0]), []
-        elif said and (place := _SANITIZER_AT.match(line)):
+            header, frames = (error["kind"], error["message"].partition(" on address")[0]), []
+        elif header and (place := _SANITIZER_AT.match(line)):
             frames.append(_place(place))
-        elif said and frames:  # the first stack is where it happened
-            yield at - 1, Failure(language_of(frames[0].path), *said, tuple(reversed(frames)))
-            said = None
+        elif header and frames:  # the first stack is where it happened
+            yield at - 1, Failure(language_of(frames[0].path), *header, tuple(reversed(frames)))
+            header = None
 
 
 def _compilers(lines: Sequence[str]) -> Iterator[LocatedFailure]:
@@ -185,5 +176,7 @@ def _compiled(message: str, place: StackFrame) -> Failure:
 
 
 def _place(found: re.Match[str]) -> StackFrame:
-    told = found.groupdict()
-    return StackFrame(told["path"], int(told["line"]), told.get("name") or "", int(told.get("column") or 0))
+    groups = found.groupdict()
+    return StackFrame(
+        groups["path"], int(groups["line"]), groups.get("name") or "", int(groups.get("column") or 0)
+    )

@@ -1,7 +1,7 @@
-"""How many tests passed and which failed, as a test runner's own report says it.
+"""Counts passed and failed tests in the output of a test runner.
 
-Pure text. Counts are those of the summary. Read: pytest, unittest, cargo, node, jest; of other runners
-that say "N passed, M failed" the counts alone.
+Reads the summaries of pytest, unittest, cargo, node and jest, and of other runners that print "N passed, M
+failed".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CUT = re.compile(r"^!+ stopping after 1 failures !+$")
 
 @dataclass(frozen=True, slots=True)
 class PassFailTally:
-    """`names` are those of the failed tests, where a runner says them; `cut`: it stopped at the first."""
+    """`names` are the failed tests, if the runner prints them; `cut`: it stopped at the first failure."""
 
     passed: int = 0
     failed: int = 0
@@ -43,18 +43,18 @@ class PassFailTally:
         return f"{self.passed} of {self.passed + self.failed} tests pass"
 
     def improves_on(self, than: PassFailTally) -> bool:
-        """Whether more tests pass and none that passed fails now. False where that cannot be told."""
+        """Whether more tests pass and none that passed before fails. False if that cannot be known."""
         if self.passed <= than.passed:
             return False
         if not than.passed or (self.cut and than.cut):
             return True
         known = len(self.names) >= self.failed
-        # A file that could not even be read had no test that passed.
+        # A file that could not be collected had no test that passed.
         return known and all({name, name.partition("::")[0]} & than.names for name in self.names)
 
 
 def count_tests(output: str) -> PassFailTally:
-    """What the report in a command's output says; zeros where there is none."""
+    """The counts in a command's output; zeros if there are none."""
     passed = failed = ran = 0
     cut = False
     names: set[str] = set()

@@ -1,7 +1,6 @@
-"""Python's own way of saying that something failed: tracebacks, syntax errors, pytest's reports.
+"""Parses failures of Python: tracebacks, syntax errors and reports of pytest.
 
-Lines in, failures with the index of their last line out. Whatever a logger or a container put before
-every line of a traceback is taken off.
+A prefix that a logger or a container put before every line of a traceback is removed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _ERROR = re.compile(
     r"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit|Iteration|Group)?)"
     r"(?::\s?(?P<message>.*))?$"
 )
-# Some classes are written small (struct.error, socket.timeout): they count after frames only.
+# Some classes are lower case (struct.error, socket.timeout): they count only after frames.
 _RAISED = re.compile(r"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::\s?(?P<message>.*))?$")
 _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _PYTEST = re.compile(r"^(?P<path>[^\s:][^:\n]*\.py):(?P<line>\d+): (?P<kind>[A-Z]\w*)\s*$")
@@ -30,13 +29,13 @@ _HINT = re.compile(r"\.? Did you (?:mean|forget to import)[: ]+(?:import )?'(?P<
 def python_failures(lines: Sequence[str]) -> list[LocatedFailure]:
     plain = [_GROUP.sub("", line) for line in lines]
     found = [*_tracebacks(plain)]
-    told = {(item.kind, item.message) for _, item in found}
-    found += [(at, item) for at, item in _bare_syntax_errors(lines) if (item.kind, item.message) not in told]
+    known = {(item.kind, item.message) for _, item in found}
+    found += [(at, item) for at, item in _bare_syntax_errors(lines) if (item.kind, item.message) not in known]
     return [*found, *_pytest(lines)]
 
 
 def _tracebacks(lines: Sequence[str]) -> Iterator[LocatedFailure]:
-    frames: list[StackFrame] | None = None  # those of the traceback being read
+    frames: list[StackFrame] | None = None
     prefix = ""
     for at, line in enumerate(lines):
         if "Traceback (" in line and (head := _HEAD.match(line)):
@@ -48,8 +47,8 @@ def _tracebacks(lines: Sequence[str]) -> Iterator[LocatedFailure]:
         if frame := _FRAME.match(line):
             frames.append(StackFrame(frame["path"], int(frame["line"]), frame["name"] or ""))
         elif not line[:1].isspace() and line and frames:
-            if said := _RAISED.match(line):
-                yield at, _failure(said["kind"], said["message"] or "", frames)
+            if error_line := _RAISED.match(line):
+                yield at, _failure(error_line["kind"], error_line["message"] or "", frames)
             frames = None
 
 
@@ -62,34 +61,34 @@ def _failure(kind: str, message: str, frames: list[StackFrame]) -> Failure:
 
 
 def _bare_syntax_errors(lines: Sequence[str]) -> Iterator[LocatedFailure]:
-    """A script that does not parse has no traceback: a place, the line, a caret and the error."""
+    """A script that does not parse prints a position, the line, a caret and the error."""
     for index, line in enumerate(lines):
         frame = _FRAME.match(line)
         if frame is None or frame["name"]:
             continue
         for at, after in enumerate(lines[index + 1 : index + 5], index + 1):
-            said = _ERROR.match(after)
-            if said and said["kind"] in _SYNTAX:
+            error_line = _ERROR.match(after)
+            if error_line and error_line["kind"] in _SYNTAX:
                 place = StackFrame(frame["path"], int(frame["line"]))
-                yield at, _failure(said["kind"], said["message"] or "", [place])
+                yield at, _failure(error_line["kind"], error_line["message"] or "", [place])
                 break
 
 
 def _pytest(lines: Sequence[str]) -> Iterator[LocatedFailure]:
-    said = ""
+    error_line = ""
     frames: list[StackFrame] = []
     for at, line in enumerate(lines):
         if line.startswith(("____", "====")):
-            said, frames = "", []
+            error_line, frames = "", []
         elif text := _PYTEST_SAID.match(line):
-            said = said or text["text"]
+            error_line = error_line or text["text"]
         elif place := _PYTEST.match(line):
             frames.append(StackFrame(place["path"], int(place["line"])))
-            if said:
-                error = _ERROR.match(said)
+            if error_line:
+                error = _ERROR.match(error_line)
                 own = error is not None and error["kind"].endswith(place["kind"])
-                message = (error["message"] or "") if own and error is not None else said
+                message = (error["message"] or "") if own and error is not None else error_line
                 yield at, _failure(place["kind"], message, frames)
-                said, frames = "", []
+                error_line, frames = "", []
         elif between := _PYTEST_BETWEEN.match(line):
             frames.append(StackFrame(between["path"], int(between["line"])))

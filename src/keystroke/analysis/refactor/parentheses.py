@@ -1,6 +1,6 @@
-"""Parentheses that nobody needs once an expression has become a name.
+"""Removes parentheses that are redundant after an expression became a name.
 
-Takes away only what changes nothing: the text means the same before and after, by its tree.
+The syntax tree of the text stays the same.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ _BEFORE_CALL = {tokenize.STRING, tokenize.NUMBER}
 
 
 def remove_redundant_parentheses(text: str, name: str) -> str:
-    """`text` without the parentheses around `name` and around the value it was given; the text itself where
-    that cannot be done."""
+    """`text` without the parentheses around `name` and around its assigned value, if that changes nothing."""
     try:
         bare = _value_bare(_uses_bare(text, name), name)
         return bare if ast.dump(ast.parse(bare)) == ast.dump(ast.parse(text)) else text
@@ -36,7 +35,7 @@ def _uses_bare(text: str, name: str) -> str:
             continue
         row, column = opened.start
         if closed.end[0] != row:
-            continue  # over several lines: the parentheses may hold them together
+            continue  # over several lines the parentheses may be needed
         line = lines[row - 1]
         gap = " " if line[column - 1 : column].isalnum() else ""
         rest = line[closed.end[1] :]

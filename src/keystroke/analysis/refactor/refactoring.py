@@ -1,7 +1,7 @@
-"""Rename, extract, inline, move, change a signature, organise imports: planned by rope, handed out as edits.
+"""Rename, extract, inline, move, change a signature, organise imports: planned by rope, returned as edits.
 
-Nothing is written and nothing of the project is run. A plan whose result does not parse, or brings an
-error that was not there, is refused whole. What rope cannot do is one sentence.
+Writes no file and runs no code of the project. A plan whose result does not parse or has a new error is
+refused. Whatever rope cannot do raises InputError with one sentence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from keystroke.analysis.refactor.signature import (
     signature_steps,
 )
 from keystroke.analysis.refactor.sources import OverlaySources, lf_offset, restore_line_ends
-from keystroke.analysis.refactor.words import rename_in_strings
+from keystroke.analysis.refactor.string_names import rename_in_strings
 from keystroke.errors import InputError, KeystrokeError
 from keystroke.text import Edit, apply_edits, minimal_diff
 
@@ -44,17 +44,17 @@ class RefactoringPlan:
 
 
 class Refactoring:
-    """Refactorings of one workspace. `overlay`: texts of open buffers by workspace path; they stand above the
-    files, and offsets are into them."""
+    """Refactorings of one workspace. `overlay`: texts of open buffers by workspace path, used instead of the
+    files; offsets are into them."""
 
     def __init__(self, root: Path, overlay: Mapping[str, str] | None = None) -> None:
         self._sources = OverlaySources(root, overlay or {})
         self._project: Any = None
 
-    # ── what can be asked ─────────────────────────────────────────────────────────────────────
+    # ── refactorings ─────────────────────────────────────────────────────────────────────
 
     def rename(self, path: str, offset: int, name: str) -> RefactoringPlan:
-        """Every use of the name at `offset` gets another. Also modules, where they are imported."""
+        """Rename the name at `offset` and all its uses. Also modules, at their imports."""
         from rope.refactor.rename import Rename
 
         old = self._word_at(path, offset)
@@ -74,14 +74,14 @@ class Refactoring:
             return self._planned(f"Rename {old} to {name}", changes, also=strings)
 
     def extract_function(self, path: str, start: int, end: int, name: str) -> RefactoringPlan:
-        """Statements or an expression become a function, called where they were."""
+        """Turn statements or an expression into a function and call it in their place."""
         return self._extract(path, start, end, name, "ExtractMethod")
 
     def extract_variable(self, path: str, start: int, end: int, name: str) -> RefactoringPlan:
         return self._extract(path, start, end, name, "ExtractVariable")
 
     def inline(self, path: str, offset: int) -> RefactoringPlan:
-        """The function, variable or parameter at `offset` goes; its uses become what it stands for."""
+        """Replace the uses of the function, variable or parameter at `offset` by its definition."""
         from rope.refactor.inline import create_inline
 
         old = self._word_at(path, offset)
@@ -90,7 +90,7 @@ class Refactoring:
             return self._planned(f"Inline {old}", work.get_changes(resources=self._resources(old)))
 
     def move(self, path: str, offset: int, target: str) -> RefactoringPlan:
-        """The function, class or variable at `offset` goes to the module `target`; imports follow."""
+        """Move the function, class or variable at `offset` to the module `target` and update imports."""
         from rope.refactor.move import MoveGlobal, create_move
 
         old = self._word_at(path, offset)
@@ -106,8 +106,8 @@ class Refactoring:
             return self._planned(f"Move {old} to {target}", changes)
 
     def change_signature(self, path: str, offset: int, wanted: str) -> RefactoringPlan:
-        """The function at `offset` gets the parameters `wanted` ("a, b, c=0"), and every call follows. They
-        are told apart by name: those left out go, new ones need a default, the order may change."""
+        """Give the function at `offset` the parameters `wanted` ("a, b, c=0") and update its calls. They are
+        matched by name: missing ones are removed, new ones need a default, the order may change."""
         from rope.refactor.change_signature import (
             ArgumentAdder,
             ArgumentNormalizer,
@@ -140,7 +140,7 @@ class Refactoring:
             return self._planned(f"Change the parameters of {old}", changes, finish)
 
     def organise_imports(self, path: str) -> RefactoringPlan:
-        """Unused imports go, the others are sorted: future, standard library, packages, own."""
+        """Remove unused imports and sort the others: future, standard library, packages, own."""
         from rope.refactor.importutils import ImportOrganizer
 
         with self._opened(path, "organise imports") as (project, resource):
@@ -155,7 +155,7 @@ class Refactoring:
             self._project.close()
             self._project = None
 
-    # ── how it is done ────────────────────────────────────────────────────────────────────────
+    # ── implementation ────────────────────────────────────────────────────────────────────────
 
     def _extract(self, path: str, start: int, end: int, name: str, kind: str) -> RefactoringPlan:
         from rope.refactor import extract
@@ -179,7 +179,7 @@ class Refactoring:
             raise InputError(f"{name!r:.60} is not a name in Python; use letters, digits and _")
 
     def _check_free(self, path: str, offset: int, name: str) -> None:
-        """A name that already means something there would be captured."""
+        """Refuse a name that is already defined at that position."""
         text = self.text(path)
         start = offset
         while start and (text[start - 1].isalnum() or text[start - 1] == "_"):
@@ -203,7 +203,7 @@ class Refactoring:
 
     @contextmanager
     def _opened(self, path: str, what: str) -> Iterator[tuple[Any, Any]]:
-        """The rope project and the file's resource; whatever rope raises becomes one sentence."""
+        """The rope project and the file's resource. Errors of rope become InputError."""
         from rope.base import exceptions
         from rope.base.project import Project as RopeProject
 
@@ -232,15 +232,7 @@ class Refactoring:
             raise
         except RecursionError:
             raise InputError(f"cannot {what}: the code nests too deeply") from None
-        except (
-            AttributeError,
-            KeyError,
-            IndexError,
-            TypeError,
-            ValueError,
-            SyntaxError,
-            AssertionError,
-        ) as error:
+        except (AttributeError, LookupError, TypeError, ValueError, SyntaxError, AssertionError) as error:
             raise InputError(
                 f"cannot {what}: the code at that place is not understood ({type(error).__name__})"
             ) from None
@@ -250,7 +242,7 @@ class Refactoring:
         return [self._project.get_resource(name) for name in names]
 
     def _home(self, pyname: Any, name: str) -> str | None:
-        """The file that defines a name at its top; None for parameters, methods and what is local."""
+        """The file that defines a module-level name; None for parameters, methods and local names."""
         module, _ = pyname.get_definition_location()
         resource = module.get_resource() if module is not None else None
         if resource is None or module.get_attributes().get(name) is not pyname:
@@ -264,7 +256,7 @@ class Refactoring:
         finish: Callable[[str, str], str] | None = None,
         also: Callable[[dict[str, str]], None] | None = None,
     ) -> RefactoringPlan:
-        """A change of rope's as a plan. `finish` has the last word on each file's text, `also` on all."""
+        """Convert a change of rope to a plan. `also` edits all texts, then `finish` each file's text."""
         from rope.base.change import ChangeContents, ChangeSet, MoveResource
 
         texts: dict[str, str] = {}
@@ -311,17 +303,14 @@ class Refactoring:
 
 
 def _kept(before: list[Parameter], after: list[Parameter]) -> list[Parameter]:
-    """The wanted parameters, with what the old ones say where the new say nothing."""
+    """The wanted parameters, with defaults and annotations of the old ones where the new have none."""
     old = {item.name: item for item in before}
     result = []
     for item in after:
-        known = old.get(item.name)
-        if known is None:
-            result.append(item)
-        else:
-            result.append(
-                Parameter(item.name, item.default or known.default, item.annotation or known.annotation)
-            )
+        known = old.get(item.name, item)
+        result.append(
+            Parameter(item.name, item.default or known.default, item.annotation or known.annotation)
+        )
     return result
 
 
@@ -336,7 +325,7 @@ def _definition(text: str, line: int, name: str) -> ast.FunctionDef | ast.AsyncF
 
 
 class _Header:
-    """Writes the parameters of a definition as wanted: rope leaves annotations out."""
+    """Rewrites the parameters of a definition, because rope drops annotations."""
 
     def __init__(self, path: str, name: str, after: list[Parameter]) -> None:
         self._path, self._name, self._after = path, name, after

@@ -1,7 +1,6 @@
-"""A function's parameters as written, and the steps from one list to another.
+"""Parameter lists of functions, and the steps from one list to another.
 
-Parses parameter lists and compares them by name; knows nothing of calls. A new parameter needs a
-default, for nobody can invent what existing calls should pass.
+Parameters are matched by name. A new parameter needs a default for the existing calls.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def function_parameters(given: ast.arguments) -> list[Parameter]:
 
 @dataclass(frozen=True, slots=True)
 class SignatureSteps:
-    """Indices to remove (from the last), parameters to append, and the order then wanted."""
+    """Indices to remove (last first), parameters to append, and the final order."""
 
     removed: tuple[int, ...]
     added: tuple[Parameter, ...]

@@ -1,7 +1,7 @@
-"""The texts that a refactoring works on: files of the workspace, under buffers that are not saved yet.
+"""Texts of a refactoring: files of the workspace, overlaid by unsaved buffers.
 
-Rope reads through this and can write nothing. It sees every text with LF line ends and no byte order
-mark; offsets and edits are translated, so a file keeps the line ends it has.
+Rope reads files through this and cannot write. It sees every text with LF line ends and no byte order mark;
+offsets and edits are converted, so a file keeps its line ends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from pathlib import Path
 
-from keystroke.analysis.python_files import python_files
+from keystroke.analysis.project_files import python_files
 from keystroke.errors import Forbidden, InputError, NotFound
 from keystroke.text import Edit
 from keystroke.text.encoding import declared_encoding, decode
@@ -25,7 +25,7 @@ class OverlaySources:
         self._texts: dict[str, str] = {}
 
     def text(self, path: str) -> str:
-        """The text as its owner sees it: the buffer's where one is open, the file's otherwise."""
+        """The text of the open buffer, or of the file."""
         if path in self.overlay:
             return self.overlay[path]
         if path not in self._texts:
@@ -43,17 +43,17 @@ class OverlaySources:
         return self._texts[path]
 
     def files_containing(self, word: str) -> list[str]:
-        """The project's files in which `word` occurs, and can be read."""
+        """The readable files of the project that contain `word`."""
         found = []
         for path in dict.fromkeys([*self.overlay, *python_files(self.root)]):
             try:
                 if word in self.text(path) and (self.root / path).exists():
                     found.append(path)
             except InputError:
-                continue  # a file that is no text cannot use the name
+                continue
         return found
 
-    # What rope calls: the file system as it is allowed to see it.
+    # The file system interface that rope calls.
 
     def read(self, path: str) -> bytes:
         name = self.name(path)

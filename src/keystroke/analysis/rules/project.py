@@ -63,16 +63,18 @@ class ProjectRules:
 
     def prompt_header(self) -> str:
         """A short text for the start of a prompt; equal for all files of a kind, so that it is cached."""
-        said: list[str] = []
+        sentences: list[str] = []
         if self.tabs is not None or self.indent_width:
-            said.append("Indent with tabs." if self.tabs else f"Indent with {self.indent_width or 4} spaces.")
+            sentences.append(
+                "Indent with tabs." if self.tabs else f"Indent with {self.indent_width or 4} spaces."
+            )
         if self.max_line:
-            said.append(f"Lines have at most {self.max_line} characters.")
+            sentences.append(f"Lines have at most {self.max_line} characters.")
         if self.quotes:
-            said.append(f"Strings are in {self.quotes} quotes.")
+            sentences.append(f"Strings are in {self.quotes} quotes.")
         if self.instructions:
-            said.append(f"The project's own instructions:\n{self.instructions}")
-        return "\n".join(said)
+            sentences.append(f"The project's own instructions:\n{self.instructions}")
+        return "\n".join(sentences)
 
     def _indented(self, line: str) -> str:
         found = _INDENT.match(line)
@@ -98,18 +100,18 @@ def project_rules(
     if top is not None and not file.is_relative_to(top):
         top = None
     language = language or language_of(file.name)
-    said = editorconfig_properties(file, top)
+    given = editorconfig_properties(file, top)
     tool = linter_style(file.parent, top, language)
     return ProjectRules(
         root=top,
         language=language,
-        tabs=_tabs(said, tool),
-        indent_width=_width(said, tool),
-        max_line=_number(said.get("max_line_length"), 20, 1000) or tool.get("line_length"),
-        quotes=tool.get("quotes") or _quotes(said.get("quote_type")),
-        crlf={"crlf": True, "lf": False}.get(said.get("end_of_line", "")),
-        final_newline=_flag(said.get("insert_final_newline")),
-        trim=_flag(said.get("trim_trailing_whitespace")),
+        tabs=_tabs(given, tool),
+        indent_width=_width(given, tool),
+        max_line=_number(given.get("max_line_length"), 20, 1000) or tool.get("line_length"),
+        quotes=tool.get("quotes") or _quotes(given.get("quote_type")),
+        crlf={"crlf": True, "lf": False}.get(given.get("end_of_line", "")),
+        final_newline=_flag(given.get("insert_final_newline")),
+        trim=_flag(given.get("trim_trailing_whitespace")),
         instructions=_instructions(top),
     )
 
@@ -121,17 +123,17 @@ def _root_of(file: Path) -> Path | None:
     return None
 
 
-def _tabs(said: dict[str, str], tool: dict[str, object]) -> bool | None:
-    if said.get("indent_style") in ("tab", "space"):
-        return said["indent_style"] == "tab"
+def _tabs(given: dict[str, str], tool: dict[str, object]) -> bool | None:
+    if given.get("indent_style") in ("tab", "space"):
+        return given["indent_style"] == "tab"
     tabs = tool.get("tabs")
     return tabs if isinstance(tabs, bool) else None
 
 
-def _width(said: dict[str, str], tool: dict[str, object]) -> int | None:
-    width = said.get("indent_size", "")
+def _width(given: dict[str, str], tool: dict[str, object]) -> int | None:
+    width = given.get("indent_size", "")
     if width == "tab":
-        width = said.get("tab_width", "")
+        width = given.get("tab_width", "")
     found = _number(width, 1, 16) or tool.get("indent_width")
     return found if isinstance(found, int) else None
 

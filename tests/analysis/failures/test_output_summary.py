@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from keystroke.analysis.failures.telling import distinct_reports, summarize_output
+from keystroke.analysis.failures.output_summary import distinct_reports, summarize_output
 
 TESTS = """
 from double import double

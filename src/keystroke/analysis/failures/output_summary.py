@@ -1,7 +1,7 @@
-"""The part of a failing command's output that says what is wrong: what was expected and what came instead.
+"""Shortens the output of a failing command to the part that explains the failure.
 
-Pure text. Of a test runner's report the first failures that differ are kept, each with the lines of the
-test that led to it; of anything else the end, which is where programs say what went wrong.
+From a report of pytest it keeps the first distinct failures, each with the lines of the test that led to it;
+from any other output the end.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-LIMIT = 2000  # characters: a small model reads no more with profit
-_MOST = 4  # failures; more of them seldom say more
+LIMIT = 2000  # characters; small models do not profit from more
+_MOST = 4  # failures
 _SOURCE = 9  # lines of a test that are kept above the one that failed
-_SAID = 8  # lines of what came instead
+_SAID = 8  # lines of the error message
 _HEAD = re.compile(r"^(?:_{3,} .+ _{3,}|_ .+ _)$")
 _SECTION = re.compile(r"^=+ (?P<name>[\w ]+?) =+$")
 _COUNTS = re.compile(r"^=*\s*(?:\d+ (?:failed|passed|errors?|skipped|xfailed|warnings?)\b[, ]*)+ in .*$")
@@ -21,7 +21,7 @@ _NOISE = re.compile(r"^self = <.*>$")
 
 
 def summarize_output(output: str, limit: int = LIMIT) -> str:
-    """What a model or a person needs of it; the end of the output where no report is recognised."""
+    """The distinct failures with the final counts, or the end of the output if no report is recognised."""
     reports = distinct_reports(output, limit)
     if not reports:
         text = output.strip()
@@ -39,15 +39,15 @@ def summarize_output(output: str, limit: int = LIMIT) -> str:
 
 
 def distinct_reports(output: str, limit: int = LIMIT) -> list[str]:
-    """The first failures of a report that say different things, each by itself."""
+    """The first failures of a report with different messages."""
     reports: dict[str, str] = {}
-    for said, report in _reports(output.strip().split("\n")):
-        reports.setdefault(said, report[:limit])
+    for messages, report in _reports(output.strip().split("\n")):
+        reports.setdefault(messages, report[:limit])
     return list(reports.values())[:_MOST]
 
 
 def _reports(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Each failure of a report by pytest: what it says, and the lines that show it."""
+    """Message and lines of each failure in a report of pytest."""
     inside = False
     part: list[str] | None = None
     for line in [*lines, "=== end ==="]:
@@ -65,18 +65,18 @@ def _reports(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _report(part: list[str]) -> tuple[str, str] | None:
-    """The lines of the test up to the one that failed, and what came of it; None where nothing is said."""
-    said = [n for n, line in enumerate(part) if line.startswith("E  ")]
-    if not said:
+    """Message and lines of one failure; None without a message."""
+    messages = [n for n, line in enumerate(part) if line.startswith("E  ")]
+    if not messages:
         return None
-    # The outermost frame is the test, the innermost where it failed: both say something.
+    # The outermost frame is the test, the innermost is where it failed.
     ends = [n for n, line in enumerate(part) if line.startswith(">")]
     shown: list[str] = []
     for end in dict.fromkeys([*ends[:1], *ends[-1:]]):
         source = [line for line in part[: end + 1] if line.strip() and not _NOISE.match(line)]
         frame = next((n for n, line in enumerate(reversed(source)) if _starts(line)), len(source) - 1)
         shown += source[-min(frame + 1, _SOURCE) :]
-    words = [part[n] for n in said][:_SAID]
+    words = [part[n] for n in messages][:_SAID]
     places = [line for line in part if _PLACE.match(line)]
     return " ".join(words[0].split()), "\n".join([*dict.fromkeys(shown), *words, *places[-1:]])
 

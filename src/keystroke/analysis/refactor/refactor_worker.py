@@ -1,8 +1,4 @@
-"""A refactoring for another process: plain values in, plain values out.
-
-A project is somebody else's, and some cannot be refactored in any time worth waiting for; whoever serves
-many runs this where it can be ended.
-"""
+"""Refactoring as a function of plain values, to be run in a process of its own with a time limit."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from keystroke.errors import InputError, KeystrokeError
 UNTITLED = "untitled.py"  # what a text without a file is called in its plan
 
 
-def refactor_plain(
+def refactor_in_worker(
     kind: str, root: str | None, texts: Mapping[str, str], path: str, start: int, end: int, name: str
 ) -> tuple[str, Any]:
     """("plan", a Refactored) or ("refused", the sentence of what was raised). `texts`: open buffers by
@@ -36,7 +32,7 @@ def refactor_plain(
 
 
 def refactoring_from_plain(plain: Any) -> RefactoringPlan:
-    """What `refactor_plain` planned, as it was."""
+    """The plan that `refactor_in_worker` returned."""
     return msgspec.convert(plain, RefactoringPlan)
 
 

@@ -1,7 +1,7 @@
-"""Which file of the workspace a printed place means.
+"""Maps a printed path to a file of the workspace.
 
-Answers a workspace name or None; nothing outside the workspace and nothing installed into it is ever
-named. A compiler or a virtual machine may print only the end of a path: it counts if just one file fits.
+Files outside the workspace and installed packages give None. A compiler or a virtual machine may print only
+the end of a path, which is accepted if exactly one file matches.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from keystroke.analysis.failures.failure import StackFrame
 
 _FOREIGN = frozenset({"site-packages", "dist-packages", "node_modules", ".venv", "venv"})
 _SKIPPED = _FOREIGN | {"__pycache__"}
-_FILES = 50_000  # looked at for the end of a path
+_FILES = 50_000  # files that are searched for the end of a path
 
 
 def workspace_path(frame: StackFrame, root: Path, cwd: Path, *, search: bool = False) -> str | None:
-    """The workspace name of a frame's file. `cwd` is where the program ran; `search`: look for files whose
-    path ends as the printed one does."""
+    """The path of a frame's file in the workspace. `cwd` is the folder the program ran in; `search`: accept a
+    file whose path ends with the printed one."""
     if not frame.path or frame.path.startswith("<") or "\0" in frame.path:
         return None
     path = Path(frame.path)

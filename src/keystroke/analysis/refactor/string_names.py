@@ -1,7 +1,7 @@
-"""Names that stand in strings and still mean the name: export lists and forward references.
+"""Renames names inside strings: entries of `__all__` and forward references.
 
-A string is renamed only where it is sure what it means: an entry of `__all__` in the module that defines
-the name or hands it on, and an annotation in quotes that would be left without its name.
+A string is renamed only if its meaning is certain: an entry of `__all__` in a module that defines or
+re-exports the name, and a quoted annotation that would otherwise be undefined.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keystroke.analysis.check.diagnostic import Diagnostic
 from keystroke.analysis.check.scope import PythonSource, bound_names, find_words
 from keystroke.text import Edit, apply_edits
 
-_ROUNDS = 3  # a name used in quotes may hide another
+_ROUNDS = 3
 
 
 def rename_in_strings(
@@ -26,14 +26,14 @@ def rename_in_strings(
     paths: Iterable[str],
     before: Callable[[str], str],
 ) -> None:
-    """Rename `old` to `new` in the strings of files. `texts` are the texts as the rename left them, and gets
-    those of more files; `before` gives a file's text from before; `home` defines the name at its top."""
+    """Rename `old` to `new` in strings. `texts` holds the texts after the rename and gets those of more
+    files; `before` gives a file's earlier text; `home` is the file that defines the name."""
     plain = {path: before(path).replace("\r\n", "\n") for path in dict.fromkeys((*texts, *paths))}
     for path in list(texts):
         texts[path] = _forward(texts[path], plain[path], old, new)
     homes = {home} if home is not None else set()
     found = homes
-    while found:  # a module may hand on what another handed on to it
+    while found:  # re-exports of re-exports
         found = {
             path
             for path, was in plain.items()
@@ -47,7 +47,7 @@ def rename_in_strings(
 
 
 def _forward(text: str, plain: str, old: str, new: str) -> str:
-    """Uses of the old name that are left without it: those in annotations that are strings."""
+    """Rename quoted annotations that still use the old name."""
     if any(item.subject == old for item in _undefined(plain)):
         return text  # it was not defined there before either
     now, then = parse_source(text), parse_source(plain)
@@ -79,7 +79,7 @@ def _undefined(text: str) -> list[Diagnostic]:
 
 
 def _hands_on(text: str, plain: str, path: str, homes: set[str], old: str) -> bool:
-    """Whether a module has the renamed thing at its top: it imported it, or all of a module that has it."""
+    """Whether a module re-exports the renamed name: by an import of it, or by a star import."""
     now, then = parse_source(text), parse_source(plain)
     if now is None or then is None:
         return False

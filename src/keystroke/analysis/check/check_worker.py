@@ -1,7 +1,6 @@
-"""The check for another process: plain values in, plain values out.
+"""The check as a function of plain values, to be run in a process of its own with a time limit.
 
-A text is somebody else's, and some texts cannot be checked in any time worth waiting for; whoever serves
-many runs this where it can be ended. Projects are kept for a while, as their folders rarely change.
+Projects are cached for some seconds, because their folders rarely change.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _PROJECTS = 8
 _projects: dict[str | None, tuple[float, Project]] = {}
 
 
-def check_plain(text: str, path: str, root: str | None) -> tuple[str, Any]:
-    """("found", diagnostics) or ("refused", the sentence of what the check raised)."""
+def check_in_worker(text: str, path: str, root: str | None) -> tuple[str, Any]:
+    """("found", diagnostics) or ("refused", the message of the error)."""
     try:
         found = check(text, path, project=_project(root))
     except KeystrokeError as error:
@@ -32,7 +31,7 @@ def check_plain(text: str, path: str, root: str | None) -> tuple[str, Any]:
 
 
 def diagnostics_from_plain(plain: Any) -> tuple[Diagnostic, ...]:
-    """What `check_plain` found, as it was."""
+    """The diagnostics that `check_in_worker` returned."""
     return msgspec.convert(plain, tuple[Diagnostic, ...])
 
 
