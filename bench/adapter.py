@@ -1,11 +1,11 @@
-"""What an adapter has learned and what its base has forgotten, asked of many at a time on one device.
+"""What an adapter gains on next edits and fill-in, and what it costs on MBPP+, in batches on one device.
 
 Regime: `prepare` makes questions of the 300 moments of `bench/data/edits.jsonl.xz`, of MBPP+ (all tasks, one
 greedy answer, the fence already written) and of late Python code to fill in (150 places of each kind, 192
 tokens above and 64 below, in both orders). `python -m keystroke_lab.adapters answer` has them answered
 where the GPU is, tokens only, by the base and by the adapter at several strengths. `score` reads the answers
 here: `place`, `text_em` and `quiet` as `bench/next_edit.py` has them, at the threshold that is quiet in nine
-of ten moments of lessons held out; `mbpp` as `bench/agent.py`; `fim_rest_em` and `fim_line_em` suffix first,
+of ten held-out moments; `mbpp` as `bench/agent.py`; `fim_rest_em` and `fim_line_em` suffix first,
 `psm_...` prefix first. Ceiling of `text_em`: in 47 % of the moments every word of the answer is shown at all,
 in 33.5 % it is and the answer has at most 40 tokens.
 
@@ -40,7 +40,7 @@ from keystroke.config import load_settings
 from keystroke.engine.locate import resolve
 from keystroke.text.cases import CompletionCase, read_cases
 from keystroke_lab.adapters.dataset import forms_of
-from keystroke_lab.adapters.examples import Forms, next_edit
+from keystroke_lab.adapters.examples import PromptForms, next_edit_example
 from keystroke_lab.draft_heads.texts import TokenText, read_texts, write_texts
 from keystroke_lab.evaluation.completion import Share
 from keystroke_lab.evaluation.edit_cases import EditCase, read_edit_cases
@@ -63,11 +63,11 @@ def filled_in() -> list[tuple[str, CompletionCase]]:
     ]
 
 
-def questions(forms: Forms, tasks: Sequence[FunctionTask]) -> list[TokenText]:
+def questions(forms: PromptForms, tasks: Sequence[FunctionTask]) -> list[TokenText]:
     """Every question, in an order that `scored` knows."""
     encode = forms.tokenizer.encode
     found = [
-        replace(next_edit(case, forms.places), kind="next")
+        replace(next_edit_example(case, forms.places), kind="next")
         for case in read_edit_cases(DATA / "edits.jsonl.xz")
     ]
     for task in tasks:
@@ -81,7 +81,7 @@ def questions(forms: Forms, tasks: Sequence[FunctionTask]) -> list[TokenText]:
     return found
 
 
-def prepare(forms: Forms, tasks: Sequence[FunctionTask], out: Path) -> None:
+def prepare(forms: PromptForms, tasks: Sequence[FunctionTask], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     made = questions(forms, tasks)
     write_texts(out / "questions.npz", made)
@@ -102,7 +102,7 @@ def threshold(chances: NDArray[np.float32], lessons: Sequence[TokenText], silenc
 
 
 def edits_scored(
-    forms: Forms,
+    forms: PromptForms,
     cases: Sequence[EditCase],
     chances: NDArray[np.float32],
     said: dict[tuple[str, int], list[int]],
@@ -140,7 +140,7 @@ def edits_scored(
     return row
 
 
-def _lines(forms: Forms, prompt: Any, tokens: Sequence[int] | None) -> tuple[str, ...] | None:
+def _lines(forms: PromptForms, prompt: Any, tokens: Sequence[int] | None) -> tuple[str, ...] | None:
     """What an answer makes of its place; None where that is nothing, or nothing new."""
     if tokens is None:
         return None
@@ -152,7 +152,11 @@ def _lines(forms: Forms, prompt: Any, tokens: Sequence[int] | None) -> tuple[str
 
 
 def scored(
-    forms: Forms, tasks: Sequence[FunctionTask], folder: Path, heldout: Sequence[TokenText], sandbox: Sandbox
+    forms: PromptForms,
+    tasks: Sequence[FunctionTask],
+    folder: Path,
+    heldout: Sequence[TokenText],
+    sandbox: Sandbox,
 ) -> dict[str, Any]:
     cases = read_edit_cases(DATA / "edits.jsonl.xz")
     places = filled_in()
@@ -184,12 +188,12 @@ def scored(
     return results
 
 
-def _text(forms: Forms, tokens: Sequence[int]) -> str:
+def _text(forms: PromptForms, tokens: Sequence[int]) -> str:
     ends = {forms.end, forms.tokenizer.special("<|endoftext|>")}
     return forms.tokenizer.decode([token for token in tokens if token not in ends])
 
 
-def _line(forms: Forms, tokens: Sequence[int]) -> str:
+def _line(forms: PromptForms, tokens: Sequence[int]) -> str:
     return _text(forms, tokens).split("\n")[0].rstrip()
 
 

@@ -1,4 +1,4 @@
-"""The security audit: how fast at each key, how much it finds beside bandit and ruff, how often it errs.
+"""Measures the security audit: latency per key, recall and precision beside bandit and ruff, false alarms.
 
   latency    a line is typed and deleted again, key by key, at places spread over a 1,000-line Python file
              (the standard library's argparse) and a 3,000-line C file; each key is one edit of a live audit.
@@ -169,7 +169,7 @@ class AuditCase:
 
 
 def latency(language: str, text: str, seed: int = 7, places: int = 40) -> list[float]:
-    """Milliseconds of each key typed at random lines of the text."""
+    """Milliseconds per key, typed at random lines of the text."""
     pick = random.Random(seed)
     live = LiveAudit(language, text)
     lines = [at for at, char in enumerate(text[:-1]) if char == "\n" and text[at + 1] in " \t"]
@@ -248,7 +248,7 @@ static void report_{n}(FILE *to, const struct stats *s) {{
 
 
 def c_file(lines: int = 3000) -> str:
-    """Functions such as programs have: parsing, tables, lists, strings; different enough to share nothing."""
+    """A text of typical C functions (parsing, tables, lists, strings), all different."""
     bodies = [body.strip("\n") for body in C_FUNCTIONS.split("----")]
     out = ["#include <stdio.h>", "#include <stdlib.h>", "#include <string.h>", ""]
     number = 0
@@ -344,7 +344,7 @@ def reported(case: AuditCase) -> set[int]:
 
 
 def peer(command: list[str], files: list[Path], read: Any) -> set[Path] | None:
-    """The files a peer reports something in; None where it is not installed."""
+    """The files in which a peer reports something; None if it is not installed."""
     try:
         done = subprocess.run([*command, *map(str, files)], capture_output=True, text=True, timeout=300)
         if not done.stdout.strip():

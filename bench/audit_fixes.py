@@ -1,10 +1,9 @@
-"""Fixes run: the code before and after, with harmless and with hostile input.
+"""Runs programs before and after their fixes, with harmless and with hostile input.
 
-A trial is a program with a weakness, a driver that runs it with one input and gives back what came of
-it, harmless inputs, hostile inputs and a pattern that tells a successful attack. A fix is right where every
-harmless result is the same before and after, every attack works before, and none works after. Trials lie in
-audit_trials/LANGUAGE.toml; audit_random.py makes more. A language whose tools are absent or broken is left
-out.
+A trial is a program with a weakness, a driver that runs it with one input and returns the result, harmless and
+hostile inputs, and a pattern that recognises a successful attack. A fix is right if every harmless result is the same
+before and after, every attack works before, and none works after. Trials are in audit_trials/LANGUAGE.toml;
+audit_random.py generates more. Languages whose tools are missing or broken are skipped.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class FixOutcome:
 
     @property
     def wrong(self) -> str:
-        """Why the fix is not right, or "" where it is."""
+        """Why the fix is wrong, or ""."""
         trial = self.trial
         if self.fixed is None:
             return "no fix was offered"
@@ -90,7 +89,7 @@ def _seen(trial: FixTrial, result: str) -> object:
 
 
 def read_trials(folder: Path = TRIALS) -> list[FixTrial]:
-    """Every trial written down, in order of language and file."""
+    """The trials of audit_trials, in order of language and file."""
     out: list[FixTrial] = []
     for path in sorted(folder.glob("*.toml")):
         for entry in tomllib.loads(path.read_text(encoding="utf-8"))["trial"]:
@@ -102,7 +101,7 @@ def read_trials(folder: Path = TRIALS) -> list[FixTrial]:
 
 
 def fixed(trial: FixTrial) -> str | None:
-    """The program after the fixes of its rule; None where a finding of it has none."""
+    """The program after the fixes of its rule; None if a finding has none."""
     text = trial.program
     for _ in range(8):
         found = [item for item in Auditor(trial.language).audit(text) if item.rule == trial.rule]
@@ -120,7 +119,7 @@ def findings(trial: FixTrial) -> list[Finding]:
 
 
 def outcomes(trials: Sequence[FixTrial]) -> list[FixOutcome]:
-    """What came of every trial whose language can be run here, in the order given."""
+    """The outcomes of all trials whose language can be run here, in order."""
     out = [FixOutcome(trial, fixed(trial)) for trial in trials if works(trial.language)]
     for language in LANGUAGES:
         ready = [item for item in out if item.trial.language == language and item.fixed is not None]
@@ -144,7 +143,7 @@ _USERS = [(1, "ann", "a", 30), (2, "bob", "b", 40), (3, "anton", "100", 30), (4,
 
 
 def answer(asked: str) -> str:
-    """What a database with a few users says to a statement and its values."""
+    """The result of a statement and its values in a database with a few users."""
     if asked.startswith("!"):
         return asked
     statement, values = json.loads(asked)
@@ -190,7 +189,7 @@ def _run(
 
 @cache
 def works(language: str) -> bool:
-    """Whether programs of a language can be run here: a tool that is there but broken counts as absent."""
+    """Whether programs of a language can be run here; a broken tool counts as absent."""
     if language == "python":
         return True
     hello = {
@@ -207,7 +206,7 @@ def works(language: str) -> bool:
 
 
 def _python(jobs: Sequence[FixJob]) -> list[list[str]]:
-    """One process that imports what is slow to import, and a fork of it for each job."""
+    """Runs each job in a fork of a process that has imported the slow modules."""
     heavy = (
         "torch",
         "numpy",
@@ -310,7 +309,7 @@ _SCRIPT_JOB = """
 
 
 def _rendered(program: str) -> str:
-    """Elements of JSX as the markup that a renderer would write."""
+    """Replaces JSX elements by the markup that a renderer writes."""
 
     def element(found: re.Match[str]) -> str:
         held = re.sub(r"=\{(\w+)\}", r'="${\1}"', found.group())
@@ -320,7 +319,7 @@ def _rendered(program: str) -> str:
 
 
 def _javascript(jobs: Sequence[FixJob]) -> list[list[str]]:
-    """One process for all jobs, each in a worker of its own."""
+    """One process for all jobs, each in its own worker."""
     with tempfile.TemporaryDirectory(prefix="trial-") as place:
         folder = Path(place)
         for at, job in enumerate(jobs):
@@ -373,7 +372,7 @@ def _sanitizer(job: FixJob) -> dict[str, str]:
 
 
 def _go(jobs: Sequence[FixJob]) -> list[list[str]]:
-    """All programs as packages of one module, built once."""
+    """Builds all programs as packages of one module."""
     with tempfile.TemporaryDirectory(prefix="trial-") as place:
         folder = Path(place)
         drivers = ("github.com/lib/pq", "github.com/mattn/go-sqlite3", "github.com/go-sql-driver/mysql")
@@ -458,7 +457,7 @@ func main() {{
 
 
 def _java(jobs: Sequence[FixJob]) -> list[list[str]]:
-    """All programs as packages of one compilation; one that does not compile is left out of a second."""
+    """Compiles all programs together; programs with errors are left out and the rest is compiled again."""
     with tempfile.TemporaryDirectory(prefix="trial-") as place:
         folder = Path(place)
         out: list[list[str]] = [[] for _ in jobs]
@@ -537,7 +536,7 @@ RUNNERS: dict[str, Callable[[Sequence[FixJob]], list[list[str]]]] = {
 
 
 def report(done: Iterable[FixOutcome]) -> tuple[int, int]:
-    """Prints what was wrong; how many fixes were run, and how many of them were right."""
+    """Prints the failures; returns how many fixes were run and how many were right."""
     run = right = 0
     for item in done:
         run += 1

@@ -1,9 +1,8 @@
-"""Programs nobody wrote: made from templates at random, to find the kinds of fix that go wrong.
+"""Generates random programs from templates, to find fixes that go wrong.
 
-A program is fixed by its seed. Each puts foreign values into a statement, a command, a page or a path
-in one of the ways people do: sums, interpolation, templates with places or names, quotes of either kind,
-values next to each other and next to constant text. A fix need not be offered; one that is offered must be
-right.
+The seed determines the programs. Each puts foreign values into a statement, a command, a page or a path: with sums,
+interpolation, positional or named templates, both kinds of quotes, and values next to each other or to constant text.
+A program need not get a fix, but every fix must be right.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def trials(seed: int, count: int, language: str) -> list[FixTrial]:
 
 
 def _python_text(pick: random.Random, parts: Parts, names: list[str]) -> str:
-    """An expression of Python that puts the parts together."""
+    """A Python expression that concatenates the parts."""
     style = pick.choice(["sum", "interpolated", "percent", "format", "named", "mixed"])
     quote = pick.choice(['"', "'", '"""'])
 

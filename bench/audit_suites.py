@@ -1,8 +1,8 @@
-"""Labelled suites read from a folder: which lines or files are weak, which are not.
+"""Reads labelled test suites from a folder: which lines or files have a weakness and which do not.
 
-A suite is read as its authors wrote it; nothing of it is stored here. Three forms are known: labels.json
-({"path", "bad", "cwe", "line"}), a table of expected results (name, category, real, cwe), and marks in the
-source's own comments. A label is for one file, or for one line of it.
+Suites are read as published; nothing of them is stored here. Supported are labels.json ({"path", "bad", "cwe",
+"line"}), a table of expected results (name, category, real, cwe), and marks in comments. A label covers a file or
+one line of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from keystroke.analysis.audit import Auditor
 from keystroke.analysis.audit.files import language_of
 from keystroke.errors import KeystrokeError
 
-# "ruleid: x" and "ok: x" speak of the next line of code; the other marks of the line they stand on.
+# "ruleid: x" and "ok: x" label the next line of code; the other marks label their own line.
 _AHEAD = re.compile(r"(?:#|//|/\*|\*|<!--)\s*(?:todo)?(ruleid|ok)\s*:", re.IGNORECASE)
 _ALERT = re.compile(r"(?:#|//)\s*\$[^\n]*?(?:\bAlert\b|\bresult=(BAD|OK)\b)")
 _BESIDE = re.compile(r"(?:#|//|/\*)[^\n]*?\b(NOT OK|BAD|OK|GOOD)\b")
@@ -41,7 +41,7 @@ class SuiteLabel:
 
 
 def read_suite(folder: Path) -> list[SuiteLabel]:
-    """Every label of a folder, in whichever of the known forms it is kept."""
+    """All labels of a folder."""
     if (folder / "labels.json").is_file():
         return list(_listed(folder))
     tables = sorted(folder.glob("expectedresults*.csv"))
@@ -51,7 +51,7 @@ def read_suite(folder: Path) -> list[SuiteLabel]:
 
 
 def half(label: SuiteLabel, folder: Path) -> str:
-    """Which half of its suite a label belongs to, told from the file's name alone."""
+    """The half of the suite that a label belongs to; depends on the file name alone."""
     name = label.path.relative_to(folder).as_posix()
     return "tuned" if zlib.crc32(name.encode()) % 2 == 0 else "held"
 
@@ -114,7 +114,7 @@ def _marks(path: Path) -> Iterator[SuiteLabel]:
 
 
 def hit(label: SuiteLabel, spans: list[tuple[int, int, frozenset[int]]]) -> bool:
-    """Whether a finding lies on what the label marks; a whole file's label also asks for its weakness."""
+    """Whether a finding is on the lines of a label, or for a whole file has one of its CWE numbers."""
     if label.line is None:
         return any(not label.cwe or label.cwe & cwes for _, _, cwes in spans)
     last = label.last if label.last is not None else label.line
@@ -122,7 +122,7 @@ def hit(label: SuiteLabel, spans: list[tuple[int, int, frozenset[int]]]) -> bool
 
 
 def spans_of(path: Path, offered: Counter[str] | None = None) -> list[tuple[int, int, frozenset[int]]]:
-    """First and last line and the weaknesses of each finding in a file; `offered` counts those with a fix."""
+    """First and last line and CWE numbers of each finding in a file; `offered` counts those with a fix."""
     language = language_of(path)
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
@@ -143,7 +143,7 @@ def spans_of(path: Path, offered: Counter[str] | None = None) -> list[tuple[int,
 
 
 def suite(name: str, folder: Path) -> dict[str, Any]:
-    """Recall and alarms of one suite by language family and half."""
+    """Recall and false alarms of one suite by language family and half."""
     files: dict[Path, list[SuiteLabel]] = defaultdict(list)
     for label in read_suite(folder):
         files[label.path].append(label)

@@ -1,7 +1,4 @@
-"""A Chromium of this machine, for whoever drives the page: benchmark, demonstration, tests.
-
-Finds one and says why there is none; it downloads nothing.
-"""
+"""Finds a Chromium on this machine for the benchmark, the demonstration and the tests; downloads nothing."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from typing import Any
 import uvicorn
 
 from bench.client_rows.programs import PROGRAMS, Program
-from bench.client_rows.tasks import TASKS, Task
+from bench.client_rows.tasks import TASKS, ClientTask
 from bench.record import record
 from keystroke.config import Settings, load_settings
 from keystroke.engine.load import load_model
@@ -49,7 +49,7 @@ _TRIED = ("<tool_call>", '"arguments"', "*** Begin Patch", "<function=")  # text
 
 
 @dataclass
-class Turn:
+class ClientTurn:
     """One answer of the model."""
 
     calls: list[tuple[str, str]]  # each by its name and what it was called with
@@ -67,23 +67,23 @@ class Turn:
 
 
 @dataclass
-class Result:
-    task: Task
+class ClientTaskResult:
+    task: ClientTask
     done: bool
     in_time: bool
     seconds: float
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[ClientTurn] = field(default_factory=list)
     applied: bool = False
     said: str = ""
     left: dict[str, str] = field(default_factory=dict)  # the files as they are afterwards
 
 
-class Listener:
+class TurnListener:
     """Hears every answer of the gateway, at the place where it is written for a client; tells tasks apart by
     the path that their client was given."""
 
     def __init__(self) -> None:
-        self.turns: defaultdict[str, list[Turn]] = defaultdict(list)
+        self.turns: defaultdict[str, list[ClientTurn]] = defaultdict(list)
         self._owner: dict[str, str] = {}  # of an answer, by its id
         for kind in (ResponseSerializer, ChatSerializer):
             self._hear(kind)
@@ -100,7 +100,7 @@ class Listener:
             calls, text = _answer(serializer)
             paid = outcome.receipt
             why = f"{outcome.status} {outcome.finish} {outcome.error or ''}".strip()
-            turn = Turn(calls, text, paid.total_ms / 1e3, paid.output_tokens, paid.input_tokens, why)
+            turn = ClientTurn(calls, text, paid.total_ms / 1e3, paid.output_tokens, paid.input_tokens, why)
             self.turns[self._owner.pop(serializer.id, "")].append(turn)
             return events
 
@@ -163,7 +163,9 @@ def serving(model: Path, settings: Settings) -> Iterator[str]:
 _NUMBERS = count(1)
 
 
-def attempt(program: Program, task: Task, url: str, listener: Listener, limit: float) -> Result:
+def attempt(
+    program: Program, task: ClientTask, url: str, listener: TurnListener, limit: float
+) -> ClientTaskResult:
     folder = Path(tempfile.mkdtemp(prefix="keystroke-task-"))
     whose = str(next(_NUMBERS))
     try:
@@ -180,19 +182,19 @@ def attempt(program: Program, task: Task, url: str, listener: Listener, limit: f
         done = _holds(task, folder)
         applied = "Applied edit" in ran.said
         turns = listener.turns.pop(whose, [])
-        return Result(task, done, ran.in_time, seconds, turns, applied, ran.said, left)
+        return ClientTaskResult(task, done, ran.in_time, seconds, turns, applied, ran.said, left)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _holds(task: Task, folder: Path) -> bool:
+def _holds(task: ClientTask, folder: Path) -> bool:
     try:
         return task.check(folder)
     except Exception:  # code that a model wrote can fail in any way
         return False
 
 
-def well_formed(program: str, results: Sequence[Result]) -> tuple[int, int]:
+def well_formed(program: str, results: Sequence[ClientTaskResult]) -> tuple[int, int]:
     """Turns that tried to act, and those of them the client could use."""
     if program == "aider":
         return len(results), sum(r.applied for r in results)
@@ -227,13 +229,13 @@ def main() -> None:
         assist=replace(settings.assist, tool_declarations=asked.declarations),
     )
     tasks = [t for t in TASKS if not asked.only or t.name in asked.only][: asked.tasks]
-    listener = Listener()
+    listener = TurnListener()
     figures: dict[str, Any] = {"tasks": len(tasks), "declarations": asked.declarations}
     with serving(asked.model, settings) as url, ThreadPoolExecutor(asked.parallel) as pool:
         for name in asked.clients:
             program = PROGRAMS[name](getattr(asked, name))
 
-            def one(task: Task, program: Program = program, name: str = name) -> Result:
+            def one(task: ClientTask, program: Program = program, name: str = name) -> ClientTaskResult:
                 result = attempt(program, task, url, listener, asked.limit)
                 _show(name, result, asked.verbose)
                 if asked.save is not None:
@@ -251,7 +253,7 @@ def main() -> None:
     record("clients", figures)
 
 
-def _show(name: str, result: Result, verbose: bool) -> None:
+def _show(name: str, result: ClientTaskResult, verbose: bool) -> None:
     turns, calls = len(result.turns), sum(len(t.calls) for t in result.turns)
     state = "done" if result.done else "not done" if result.in_time else "out of time"
     task, spent = result.task, f"{result.seconds:7.1f} s"
@@ -263,7 +265,7 @@ def _show(name: str, result: Result, verbose: bool) -> None:
             print(f"    {turn.calls} {spent}: {turn.text[:300]!r}")
 
 
-def _save(path: Path, name: str, result: Result) -> None:
+def _save(path: Path, name: str, result: ClientTaskResult) -> None:
     row = {
         "client": name,
         "task": result.task.name,

@@ -1,13 +1,13 @@
-"""Two minds at one place: what the small model shows, and what stands there after a larger one's say.
+"""A second opinion on completions: what the small model shows, and the text after a larger model's answer.
 
 Regime: places in files that no model here was trained on, the rest of a line missing; the last character
-before it is typed, the small model's answer is timed, and then nobody types until the larger one has spoken
-or has nothing to say. Ceiling: the larger one must read its context first (a few seconds at most) and then
+before it is typed, the small model's answer is timed, and nothing is typed until the larger model has
+answered or declined. Ceiling: the larger model must read its context first (a few seconds at most) and then
 write a line; on two cores that is seconds for 1.5 billion parameters, on a GPU some ten milliseconds. Run by
 `bench/keystroke.py --confirm MODEL`.
 
-  confirmed_p50_ms   key to the larger one's say: confirmed, lengthened, replaced or offered
-  small_em, confirmed_em   share of places where the line stands there to the letter, before and after it
+  confirmed_p50_ms   key to the larger model's answer: confirmed, lengthened, replaced or offered
+  small_em, confirmed_em   share of places whose line is right to the letter, before and after it
   chars_saved_small, chars_saved_both   share of the missing characters that right ghost text brings
   larger_p50_ms, larger_em, chars_saved_larger   the larger one alone at the same places, as many as there is
                      time for (`larger_places`)

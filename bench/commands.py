@@ -1,5 +1,4 @@
-"""A command asks a model: seconds from Enter to the end, with the gateway warm and with the model loaded
-anew.
+"""Commands that need a model: seconds from Enter to the end, with a warm gateway and with a cold model.
 
 Regime: `keystroke complete`, `edit` and `chat` as a user runs them, each a process of its own, in a home of
 its own; the model is converted before anything is timed. `warm` asks the gateway that the first command
@@ -35,7 +34,7 @@ def perimeter(width, height):
 
 
 @dataclass(frozen=True)
-class Asked:
+class TimedCommand:
     """One command: its name in the table, its arguments, and what it reads."""
 
     name: str
@@ -43,9 +42,9 @@ class Asked:
     stdin: str = ""
 
 
-def commands(model: str | None) -> list[Asked]:
+def commands(model: str | None) -> list[TimedCommand]:
     chosen = () if model is None else ("--model", model)
-    asked = [Asked("complete", ("complete", "a.py:6", "--lines", "1", *chosen))]
+    asked = [TimedCommand("complete", ("complete", "a.py:6", "--lines", "1", *chosen))]
     if model is not None:  # the shipped weights follow no instructions
         edit = (
             "edit",
@@ -57,9 +56,9 @@ def commands(model: str | None) -> list[Asked]:
             "--dry-run",
             *chosen,
         )
-        asked.append(Asked("edit", edit))
+        asked.append(TimedCommand("edit", edit))
         asked.append(
-            Asked("chat", ("chat", "--max-tokens", "24", *chosen), "Name three sorting algorithms.\n")
+            TimedCommand("chat", ("chat", "--max-tokens", "24", *chosen), "Name three sorting algorithms.\n")
         )
     return asked
 
@@ -119,7 +118,7 @@ def main() -> None:
             for model in (None, *(given.model or ())):
                 for asked in commands(model):
                     label = f"{asked.name} {model or 'embedded'}"
-                    figures[label] = measured(home, asked, given.rounds)
+                    figures[label] = measure(home, asked, given.rounds)
                     row = figures[label]
                     times = row["local_s"] / row["warm_s"]
                     print(
@@ -132,7 +131,7 @@ def main() -> None:
     record("commands", {"benchmark": "commands", "start_s": round(start, 3), "figures": figures})
 
 
-def measured(home: Home, asked: Asked, rounds: int) -> dict[str, float]:
+def measure(home: Home, asked: TimedCommand, rounds: int) -> dict[str, float]:
     """Medians of `rounds`; `first` is the command that had to have the model loaded in the gateway."""
     home.run("--local", *asked.arguments, stdin=asked.stdin)  # converts, and warms the disk's cache
     first, said = home.run(*asked.arguments, stdin=asked.stdin)

@@ -39,7 +39,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.exactness import TASKS, Cascade, Kept, by_language, exactness, paired, whole
+from bench.exactness import (
+    TASKS,
+    AnswerStore,
+    Cascade,
+    by_language,
+    compare_models,
+    exactness,
+    summarise_languages,
+)
 from bench.plot import Point, plot
 from bench.record import record
 from keystroke.config import load_settings
@@ -108,22 +116,22 @@ class Voices:
 
     def __init__(self, context: int, folder: Path | None) -> None:
         self._context, self._folder = context, folder
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, AnswerStore] = {}
         self._open: dict[str, ModelSuggester] = {}
 
-    def of(self, name: str) -> Kept | Cascade:
+    def of(self, name: str) -> AnswerStore | Cascade:
         """A model by name or path, or `SMALL>LARGE`."""
         parts = [self._one(part) for part in name.split(">")]
         return parts[0] if len(parts) == 1 else Cascade(*parts[:2])
 
-    def _one(self, name: str) -> Kept:
+    def _one(self, name: str) -> AnswerStore:
         if name not in self._kept:
             path = None
             if self._folder is not None:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 path = self._folder / f"{name.strip('/').replace('/', '+')}-{self._context}.jsonl"
             learned = card_languages(resolve(name, load_settings({}, Path.cwd())))
-            self._kept[name] = Kept(lambda: self._loaded(name), path, learned)
+            self._kept[name] = AnswerStore(lambda: self._loaded(name), path, learned)
         return self._kept[name]
 
     def _loaded(self, name: str) -> ModelSuggester:
@@ -155,7 +163,7 @@ def measured_languages(
             print(f"{name} {language}: {rows[language]}", file=sys.stderr, flush=True)
     finally:
         voices.close()
-    total = whole(rows, tasks)
+    total = summarise_languages(rows, tasks)
     if timed:
         same, of = voices.agreement(name)
         total |= {"timed_same": same, "timed_of": of}
@@ -178,7 +186,7 @@ def languages_table(results: dict[str, dict[str, Any]], tasks: list[str]) -> Non
             )
 
 
-def drawn(results: dict[str, dict[str, Any]]) -> str:
+def draw_plot(results: dict[str, dict[str, Any]]) -> str:
     """One point a model: the rest of a line with the text below in view, all languages together."""
     points = []
     for name, rows in results.items():
@@ -207,12 +215,12 @@ def by_languages(given: argparse.Namespace) -> int:
     languages_table(results, tasks)
     first, *others = results or [""]
     places = [case for cases in chosen.values() for case in cases]
-    against = {name: paired(voices.of(first), voices.of(name), places, tasks) for name in others}
+    against = {name: compare_models(voices.of(first), voices.of(name), places, tasks) for name in others}
     voices.close()
     for name, row in against.items():
         print(f"{name} against {first}, the same places: {row}")
     if given.plot:
-        given.plot.write_text(drawn(results), encoding="utf-8")
+        given.plot.write_text(draw_plot(results), encoding="utf-8")
     figures = {
         "bench": "completion",
         "each": given.each,

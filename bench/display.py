@@ -43,12 +43,12 @@ WINDOW = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenCompletion:
     case: CompletionCase
     steps: tuple[Chunk, ...]
 
 
-def written(model: Model, cases: Sequence[CompletionCase]) -> Iterator[Written]:
+def write_completions(model: Model, cases: Sequence[CompletionCase]) -> Iterator[WrittenCompletion]:
     """What the model says at each place, step by step."""
     with model.engine.session() as session:
         for case in cases:
@@ -61,10 +61,10 @@ def written(model: Model, cases: Sequence[CompletionCase]) -> Iterator[Written]:
                 stream.feed(chunk)
                 if stream.done:
                     break
-            yield Written(case, tuple(steps))
+            yield WrittenCompletion(case, tuple(steps))
 
 
-def judged(model: Model, one: Written, eagerness: str) -> tuple[ShownCompletion | None, int]:
+def judge(model: Model, one: WrittenCompletion, eagerness: str) -> tuple[ShownCompletion | None, int]:
     """What is shown of it, and how many tokens had been said by then."""
     text, cursor = _place(one.case)
     buffer = _buffer(model, one.case, eagerness)
@@ -82,11 +82,11 @@ def judged(model: Model, one: Written, eagerness: str) -> tuple[ShownCompletion 
     return None, told
 
 
-def row(model: Model, places: Sequence[Written], eagerness: str) -> dict[str, Any]:
+def row(model: Model, places: Sequence[WrittenCompletion], eagerness: str) -> dict[str, Any]:
     shown = right = wrong = saved = 0
     tokens = []
     for one in places:
-        offer, told = judged(model, one, eagerness)
+        offer, told = judge(model, one, eagerness)
         if offer is None:
             continue
         wanted = one.case.middle.rstrip()
@@ -140,10 +140,10 @@ def main() -> int:
         groups[name] = cases[: given.places or None]
     model = load_model(given.model)
     try:
-        texts: dict[str, list[Written]] = {}
+        texts: dict[str, list[WrittenCompletion]] = {}
         for name, cases in groups.items():
             texts[name] = []
-            for one in written(model, cases):
+            for one in write_completions(model, cases):
                 texts[name].append(one)
                 print(f"\r{name}: {len(texts[name])} of {len(cases)}", end="", file=sys.stderr, flush=True)
             print(file=sys.stderr)

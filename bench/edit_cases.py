@@ -33,7 +33,7 @@ Texts = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class InstructionCase:
     id: str
     kind: str
     files: Texts
@@ -53,17 +53,17 @@ class Case:
         return language_of(next(iter(self.files))) or ""
 
 
-def read_cases(folder: Path = DATA) -> list[Case]:
+def read_cases(folder: Path = DATA) -> list[InstructionCase]:
     """Every case, in the order of the files. Raises ValueError where a reference does not fit its text."""
     return [case for path in sorted(folder.glob("*.toml")) for case in _cases(path)]
 
 
-def _cases(path: Path) -> Iterator[Case]:
+def _cases(path: Path) -> Iterator[InstructionCase]:
     table = tomllib.loads(path.read_text("utf-8"))
     files = {entry["path"]: entry["text"] for entry in table["file"]}
     for entry in table["case"]:
         changes = [entry["replace"], *entry.get("also", [])]
-        yield Case(
+        yield InstructionCase(
             entry["id"],
             entry["kind"],
             files,
@@ -88,7 +88,7 @@ def _changed(files: Texts, pairs: list[list[str]], name: str) -> Texts:
 # ── right or wrong ────────────────────────────────────────────────────────────────────────────
 
 
-def right(case: Case, texts: Texts) -> bool:
+def is_right(case: InstructionCase, texts: Texts) -> bool:
     """Whether the edited files do what was asked."""
     for path, text in texts.items():
         language = language_of(path)
@@ -126,12 +126,12 @@ def _limits() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _python(case: Case, texts: Texts, folder: Path) -> list[list[str]]:
+def _python(case: InstructionCase, texts: Texts, folder: Path) -> list[list[str]]:
     (folder / "check_case.py").write_text(case.check, "utf-8")
     return [[sys.executable, "-B", "-P", "-c", "import sys; sys.path.insert(0, '.'); import check_case"]]
 
 
-def _javascript(case: Case, texts: Texts, folder: Path) -> list[list[str]]:
+def _javascript(case: InstructionCase, texts: Texts, folder: Path) -> list[list[str]]:
     for path, text in texts.items():
         if path.endswith(".ts"):
             (folder / path).with_suffix(".js").write_text(without_types(text), "utf-8")
@@ -139,33 +139,33 @@ def _javascript(case: Case, texts: Texts, folder: Path) -> list[list[str]]:
     return [["node", "check_case.js"]]
 
 
-def _go(case: Case, texts: Texts, folder: Path) -> list[list[str]]:
+def _go(case: InstructionCase, texts: Texts, folder: Path) -> list[list[str]]:
     must = 'func must(ok bool) {\n\tif !ok {\n\t\tpanic("wrong")\n\t}\n}\n'
     (folder / "check_case.go").write_text(f"package main\n\n{must}\nfunc main() {{\n{case.check}}}\n")
     return [["go", "run", *texts, "check_case.go"]]
 
 
-def _java(case: Case, texts: Texts, folder: Path) -> list[list[str]]:
+def _java(case: InstructionCase, texts: Texts, folder: Path) -> list[list[str]]:
     must = 'static void must(boolean ok) { if (!ok) throw new RuntimeException("wrong"); }'
     main = f"public static void main(String[] a) {{\n{case.check}}}"
     (folder / "CheckCase.java").write_text(f"public class CheckCase {{\n{must}\n{main}\n}}\n")
     return [["javac", "-J-Xmx256m", *texts, "CheckCase.java"], ["java", "-Xmx256m", "CheckCase"]]
 
 
-def _c(case: Case, texts: Texts, folder: Path) -> list[list[str]]:
+def _c(case: InstructionCase, texts: Texts, folder: Path) -> list[list[str]]:
     includes = "".join(f'#include "{path}"\n' for path in texts)
     must = '#include <stdio.h>\n#define must(ok) do { if (!(ok)) { puts("wrong"); return 1; } } while (0)\n'
     (folder / "check_case.c").write_text(f"{includes}{must}int main(void)\n{{\n{case.check}\nreturn 0;\n}}\n")
     return [["gcc", "-O1", "-fsanitize=address", "check_case.c", "-o", "check_case"], ["./check_case"]]
 
 
-def _rust(case: Case, texts: Texts, folder: Path) -> list[list[str]]:
+def _rust(case: InstructionCase, texts: Texts, folder: Path) -> list[list[str]]:
     body = "".join(f'include!("{path}");\n' for path in texts)
     (folder / "check_case.rs").write_text(f"{body}fn main() {{\n{case.check}}}\n")
     return [["rustc", "-A", "warnings", "check_case.rs"], ["./check_case"]]
 
 
-_RUNNERS: dict[str, Callable[[Case, Texts, Path], list[list[str]]]] = {
+_RUNNERS: dict[str, Callable[[InstructionCase, Texts, Path], list[list[str]]]] = {
     "python": _python,
     "javascript": _javascript,
     "typescript": _javascript,
@@ -214,7 +214,7 @@ def _bare(texts: Texts) -> list[tuple[str, tuple[str, ...]]]:
 # ── minimal or not ────────────────────────────────────────────────────────────────────────────
 
 
-def minimal(case: Case, texts: Texts) -> bool:
+def minimal(case: InstructionCase, texts: Texts) -> bool:
     """Whether no line changed that need not: each old line that went is one that a reference changes too, and
     no line came that is only a remark or a demonstration, unless a reference brings such lines."""
     extra = {(path, n) for path in case.references[0] for n in case.may if _touched(case, path)}
@@ -229,7 +229,7 @@ def minimal(case: Case, texts: Texts) -> bool:
     return set(texts) == set(case.files)
 
 
-def _touched(case: Case, path: str) -> bool:
+def _touched(case: InstructionCase, path: str) -> bool:
     return case.references[0][path] != case.files[path]
 
 

@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-from bench.edit_cases import Case, minimal, read_cases, right
+from bench.edit_cases import InstructionCase, is_right, minimal, read_cases
 from bench.record import record
 from keystroke.analysis.outline import outline, walk_units
 from keystroke.analysis.syntax import language_of
@@ -103,7 +103,7 @@ class Recorder:
                 file.write(json.dumps({**entry, "prompt": list(messages)}) + "\n")
 
 
-def chosen_by_hand(case: Case) -> Region | None:
+def chosen_by_hand(case: InstructionCase) -> Region | None:
     """The smallest part of the one file that the reference changes; None where it changes several files."""
     changed = [path for path, text in case.files.items() if case.references[0][path] != text]
     if len(changed) != 1:
@@ -119,7 +119,7 @@ def chosen_by_hand(case: Case) -> Region | None:
     return Region(changed[0], near[0].start, near[0].end) if near else Region(changed[0])
 
 
-def asked(case: Case, way: str, writer: Writer) -> EditProposal | None:
+def propose(case: InstructionCase, way: str, writer: Writer) -> EditProposal | None:
     """One case in one way; None where the way cannot be gone."""
     if way == "auto":
         return propose_edit(EditTask(case.files, case.instruction), writer)
@@ -149,14 +149,14 @@ def _joined(pieces: Iterator[str]) -> str:
     return "".join(pieces)
 
 
-def ran(cases: Sequence[Case], ways: Sequence[str], writer: Recorder) -> Iterator[dict[str, Any]]:
+def ran(cases: Sequence[InstructionCase], ways: Sequence[str], writer: Recorder) -> Iterator[dict[str, Any]]:
     """Every case in every way: what came out and what it cost."""
     for way in ways:
         for number, case in enumerate(cases, 1):
             before = writer.seconds, writer.tokens, writer.asked
             began = time.perf_counter()
             try:
-                proposal = asked(case, way, writer)
+                proposal = propose(case, way, writer)
             except LookupError as error:  # without a model only recorded answers are read
                 proposal = EditProposal(
                     case.files, "", failures=(EditFailure(EditFailureReason.NO_HUNKS, "", str(error)),)
@@ -180,12 +180,12 @@ def ran(cases: Sequence[Case], ways: Sequence[str], writer: Recorder) -> Iterato
             yield result
 
 
-def decided(results: Sequence[dict[str, Any]], cases: Mapping[str, Case]) -> list[dict[str, Any]]:
+def decided(results: Sequence[dict[str, Any]], cases: Mapping[str, InstructionCase]) -> list[dict[str, Any]]:
     """The results with who was right."""
 
     def judge(result: dict[str, Any]) -> dict[str, Any]:
         case = cases[result["case"]]
-        good = not result["failures"] and right(case, result["texts"])
+        good = not result["failures"] and is_right(case, result["texts"])
         return {**result, "right": good, "minimal": good and minimal(case, result["texts"])}
 
     with ThreadPoolExecutor(2) as pool:
@@ -238,10 +238,12 @@ def main() -> int:
     results = decided(results, {case.id: case for case in every})
     if given.save:
         given.save.write_text("".join(json.dumps(row) + "\n" for row in results), "utf-8")
-    return told(results, ways, cases, given)
+    return report_results(results, ways, cases, given)
 
 
-def measured(given: argparse.Namespace, cases: Sequence[Case], ways: Sequence[str]) -> list[dict[str, Any]]:
+def measured(
+    given: argparse.Namespace, cases: Sequence[InstructionCase], ways: Sequence[str]
+) -> list[dict[str, Any]]:
     flags = {"engine.kind": given.engine, "engine.context": 16384}
     if given.precision != "auto":
         flags["model.precision"] = given.precision
@@ -259,8 +261,11 @@ def measured(given: argparse.Namespace, cases: Sequence[Case], ways: Sequence[st
             model.engine.close()
 
 
-def told(
-    results: Sequence[dict[str, Any]], ways: Sequence[str], cases: Sequence[Case], given: argparse.Namespace
+def report_results(
+    results: Sequence[dict[str, Any]],
+    ways: Sequence[str],
+    cases: Sequence[InstructionCase],
+    given: argparse.Namespace,
 ) -> int:
     table: dict[str, Any] = {}
     held = {case.id for case in cases if case.held}

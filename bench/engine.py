@@ -30,7 +30,7 @@ import numpy as np
 
 from bench.llama_file import llama_files
 from bench.record import record
-from bench.stored_weights import stored_row
+from bench.stored_weights import measure_stored_weights
 from keystroke.config import load_settings
 from keystroke.engine.base import Interrupt
 from keystroke.engine.checkpoint import open_checkpoint
@@ -62,7 +62,7 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-class Ours:
+class EmbeddedPeer:
     """One precision of the embedded engine."""
 
     def __init__(self, path: Path, precision: str, *, exact: bool = True) -> None:
@@ -173,7 +173,7 @@ class LlamaCpp:
         return len(prompt) / timed(lambda: self.model.eval(prompt))
 
 
-def speculation(ours: Ours, rounds: int) -> dict[str, float]:
+def speculation(ours: EmbeddedPeer, rounds: int) -> dict[str, float]:
     """Rewriting a file with the file as draft, and completing code with drafts from what was seen."""
     measure_verify_cost(ours.engine)
     tokenizer = ours.model.tokenizer
@@ -221,7 +221,7 @@ def speculation(ours: Ours, rounds: int) -> dict[str, float]:
     return result
 
 
-def tokens_per_step(ours: Ours, task: Sequence[int], source: Sequence[int]) -> float:
+def tokens_per_step(ours: EmbeddedPeer, task: Sequence[int], source: Sequence[int]) -> float:
     """Tokens a step when the file draft is always taken at its longest: what the drafter itself is worth."""
     ours.engine.cache.clear()
     drafter = FileDrafter(source)
@@ -233,7 +233,7 @@ def tokens_per_step(ours: Ours, task: Sequence[int], source: Sequence[int]) -> f
         return generation.stats.tokens / max(generation.stats.steps, 1)
 
 
-def keystrokes(ours: Ours, text: str) -> tuple[float, list[float], list[float], list[float]]:
+def keystrokes(ours: EmbeddedPeer, text: str) -> tuple[float, list[float], list[float], list[float]]:
     """Seconds to the first token from cold, after each key, of a plain step, and that a fork adds to one."""
     ours.engine.cache.clear()
     tokenizer = ours.model.tokenizer
@@ -256,7 +256,7 @@ def keystrokes(ours: Ours, text: str) -> tuple[float, list[float], list[float], 
     return cold, warm, steps, forks
 
 
-def cancelled(ours: Ours, text: str) -> float:
+def cancelled(ours: EmbeddedPeer, text: str) -> float:
     """Steps between the press of a key that cancels and the end of the answer."""
     interrupt = Interrupt()
     pressed: list[float] = []
@@ -278,7 +278,7 @@ def cancelled(ours: Ours, text: str) -> float:
         return (time.perf_counter() - pressed[0]) / median(generation.stats.step_seconds)
 
 
-def latency(ours: Ours, rounds: int) -> dict[str, float]:
+def latency(ours: EmbeddedPeer, rounds: int) -> dict[str, float]:
     """A keystroke in a 4k-token buffer, warm against cold; forking there; cancelling."""
     tokenizer = ours.model.tokenizer
     text = "\n".join(path.read_text() for path in sorted((ROOT / "src/keystroke/engine").glob("*.py")))
@@ -328,7 +328,7 @@ def main() -> None:
     stored: dict[str, object] = {}
     if (file := arguments.model or added_coder()) is not None:
         text = "\n".join((ROOT / name).read_text() for name in SOURCES)
-        stored = stored_row(file, text, arguments.llama, rounds, threads)
+        stored = measure_stored_weights(file, text, arguments.llama, rounds, threads)
         for key, value in stored.items():
             print(f"{key:28} {value}")
     if arguments.only_model:
@@ -336,7 +336,7 @@ def main() -> None:
         return
 
     path = resolve("smollm2", load_settings())
-    ours = {name: Ours(path, name) for name in ("int4", "int8")}
+    ours = {name: EmbeddedPeer(path, name) for name in ("int4", "int8")}
     tokenizer = ours["int8"].model.tokenizer
     text = (ROOT / SOURCES[2]).read_text()
     tokens = tokenizer.encode(text)
@@ -364,7 +364,7 @@ def main() -> None:
             prefill.setdefault(name, []).append(peer.prefill(tokens[:512]))
 
     quality: dict[str, float] = {}
-    reference = Ours(path, "fp32").logprobs(tokens[:384])
+    reference = EmbeddedPeer(path, "fp32").logprobs(tokens[:384])
     for name, engine in ours.items():
         candidate = engine.logprobs(tokens[:384])
         quality[f"keystroke {name}"] = float((np.exp(reference) * (reference - candidate)).sum(axis=1).mean())

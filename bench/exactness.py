@@ -1,8 +1,7 @@
 """Exactness of one model's suggestions in one language, and what each costs; used by `bench/completion.py`.
 
-Knows cases and suggesters, nothing of files or the command line. Every share has its interval; a time is
-from the question to the whole answer, nothing warm. What is right does not depend on the machine, what it
-costs does: answers may come from anywhere, times from where the benchmark runs.
+Every share has its interval; a time is from the request to the whole answer, with nothing cached. Answers do
+not depend on the machine and may come from another one; times are from where the benchmark runs.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ TASKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RecordedAnswer:
     """`shown`: sure enough to stand on the screen unasked. `first`: seconds to the first text, which for one
     model is all of it. `verdict`: what the larger of two made of the smaller one's text."""
 
@@ -50,7 +49,7 @@ class Answer:
     verdict: str = ""
 
 
-class Kept:
+class AnswerStore:
     """Answers with what each cost, kept on disk where a file is given: what is asked again, by a cascade or
     by a benchmark that was stopped, counts as it was. `load` is called when an answer is missing. `learned`:
     the languages that the model says it has learned; None is all."""
@@ -63,7 +62,7 @@ class Kept:
     ) -> None:
         self._load, self._path, self._learned = load, path, learned
         self._suggester: Suggester | None = None
-        self._said: dict[str, Answer] = {}
+        self._said: dict[str, RecordedAnswer] = {}
         self._timed: dict[str, float] = {}
         self._fills: bool | None = None
         self.same: list[bool] = []  # of the answers timed anew: it is the one that was kept
@@ -78,7 +77,7 @@ class Kept:
             self._fills = self._loaded().fills
         return self._fills
 
-    def answer(self, case: CompletionCase, *, below: bool, again: bool = False) -> Answer:
+    def answer(self, case: CompletionCase, *, below: bool, again: bool = False) -> RecordedAnswer:
         """`below`: with the text below in view. `again`: timed on this machine, whatever was kept."""
         key = _key(case, below)
         if key not in self._said:
@@ -100,7 +99,7 @@ class Kept:
         knows = self._learned is None or language(case) in self._learned
         return replace(said, shown=said.shown and knows, seconds=seconds, first=seconds)
 
-    def _ask(self, case: CompletionCase, below: bool) -> Answer:
+    def _ask(self, case: CompletionCase, below: bool) -> RecordedAnswer:
         suggester = self._loaded()
         began = time.perf_counter()
         said = suggester.line(case.prefix, case.suffix if below else None)
@@ -115,8 +114,8 @@ class Kept:
         self._suggester = None
 
 
-def _answer(text: str, confidence: float, seconds: float) -> Answer:
-    return Answer(text, confidence, confidence >= GATE and bool(text.strip()), seconds, seconds)
+def _answer(text: str, confidence: float, seconds: float) -> RecordedAnswer:
+    return RecordedAnswer(text, confidence, confidence >= GATE and bool(text.strip()), seconds, seconds)
 
 
 def _key(case: CompletionCase, below: bool) -> str:
@@ -130,14 +129,14 @@ class Cascade:
     one model does. The larger one begins after the pause that the gateway waits for, without the draft and
     the reading in advance that make it faster there."""
 
-    def __init__(self, small: Kept, large: Kept) -> None:
+    def __init__(self, small: AnswerStore, large: AnswerStore) -> None:
         self._small, self._large = small, large
 
     @property
     def fills(self) -> bool:
         return self._small.fills and self._large.fills
 
-    def answer(self, case: CompletionCase, *, below: bool, again: bool = False) -> Answer:
+    def answer(self, case: CompletionCase, *, below: bool, again: bool = False) -> RecordedAnswer:
         first = self._small.answer(case, below=below, again=again)
         second = self._large.answer(case, below=below, again=again)
         seconds = first.seconds + SETTLED + second.seconds
@@ -148,7 +147,9 @@ class Cascade:
         )
         begun = first.seconds if shown else seconds
         if opinion is not None:
-            return Answer(opinion.text, opinion.confidence, True, seconds, begun, opinion.verdict.value)
+            return RecordedAnswer(
+                opinion.text, opinion.confidence, True, seconds, begun, opinion.verdict.value
+            )
         standing, verdict = (first, "left") if shown else (second, "nothing shown")
         return replace(standing, seconds=seconds, first=begun, verdict=verdict)
 
@@ -169,13 +170,13 @@ def by_language(cases: Sequence[CompletionCase], each: int) -> dict[str, list[Co
 
 
 def exactness(
-    suggester: Kept | Cascade, cases: Sequence[CompletionCase], tasks: Sequence[str], timed: int = 0
+    suggester: AnswerStore | Cascade, cases: Sequence[CompletionCase], tasks: Sequence[str], timed: int = 0
 ) -> dict[str, Any]:
     """The share of each task that is right to the letter, with its interval; of all answers those sure enough
     to be `shown`, and of these the `shown_right`; `p50_ms` over all, or over the first `timed` places of each
     task, which are then asked on this machine whatever was kept."""
     row: dict[str, Any] = {}
-    clock: list[Answer] = []
+    clock: list[RecordedAnswer] = []
     shown, right, asked, verdicts = 0, 0, 0, Counter[str]()
     for task in tasks:
         kind, below = TASKS[task]
@@ -201,12 +202,15 @@ def exactness(
     return row
 
 
-def _right(said: Answer, case: CompletionCase) -> bool:
+def _right(said: RecordedAnswer, case: CompletionCase) -> bool:
     return said.text.rstrip() == case.middle.rstrip()
 
 
-def paired(
-    first: Kept | Cascade, second: Kept | Cascade, cases: Sequence[CompletionCase], tasks: Sequence[str]
+def compare_models(
+    first: AnswerStore | Cascade,
+    second: AnswerStore | Cascade,
+    cases: Sequence[CompletionCase],
+    tasks: Sequence[str],
 ) -> dict[str, Any]:
     """At the same places: how many only the one has right and how many only the other, and the difference of
     their shares with its 95 % interval. It tells two models apart long before their own intervals do."""
@@ -226,7 +230,7 @@ def paired(
     return row
 
 
-def whole(rows: dict[str, dict[str, Any]], tasks: Sequence[str]) -> dict[str, Any]:
+def summarise_languages(rows: dict[str, dict[str, Any]], tasks: Sequence[str]) -> dict[str, Any]:
     """All languages together: hits over places, the median of the languages' medians."""
     total: dict[str, Any] = {}
     for task in (*tasks, "shown", "shown_right"):

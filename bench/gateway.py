@@ -109,7 +109,7 @@ def serve() -> None:
 
 
 @dataclass(frozen=True)
-class Turn:
+class TimedTurn:
     began: float
     first: float
     ended: float
@@ -127,7 +127,7 @@ class Turn:
         return (self.first or self.ended) - self.began
 
 
-class Socket:
+class BenchSocket:
     """Incremental turns over one WebSocket, by our own client."""
 
     name = "websocket"
@@ -136,7 +136,7 @@ class Socket:
         self._client = Client(f"http://127.0.0.1:{port}")
         self._previous: str | None = None
 
-    async def turn(self, model: str, text: str, tokens: int) -> Turn:
+    async def turn(self, model: str, text: str, tokens: int) -> TimedTurn:
         first, count = 0.0, 0
         began = time.perf_counter()
         stream = await self._client.respond(
@@ -148,7 +148,7 @@ class Socket:
                 first = time.perf_counter()
         assert stream.response is not None
         self._previous = stream.response.id
-        return Turn(began, first, time.perf_counter(), stream.response, count)
+        return TimedTurn(began, first, time.perf_counter(), stream.response, count)
 
     async def close(self) -> None:
         await self._client.close()
@@ -163,7 +163,7 @@ class Http:
         self._client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
         self._items: list[Item] = []
 
-    async def turn(self, model: str, text: str, tokens: int) -> Turn:
+    async def turn(self, model: str, text: str, tokens: int) -> TimedTurn:
         self._items.append(Item(role="user", content=text))
         request = CreateRequest(
             model=model, store=False, stream=True, input=self._items, max_output_tokens=tokens
@@ -184,7 +184,7 @@ class Http:
         assert response is not None, answer.status_code
         ended = time.perf_counter()
         self._items += map(as_input, response.output)
-        return Turn(began, first, ended, response, count)
+        return TimedTurn(began, first, ended, response, count)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -193,10 +193,10 @@ class Http:
 # What is measured
 
 
-async def turns(port: int, seed: str, rounds: int) -> dict[str, list[Turn]]:
+async def turns(port: int, seed: str, rounds: int) -> dict[str, list[TimedTurn]]:
     """Both ways in turn, for a conversation that already holds `seed`."""
-    ways: list[Socket | Http] = [Socket(port), Http(port)]
-    seen: dict[str, list[Turn]] = {way.name: [] for way in ways}
+    ways: list[BenchSocket | Http] = [BenchSocket(port), Http(port)]
+    seen: dict[str, list[TimedTurn]] = {way.name: [] for way in ways}
     for way in ways:
         await way.turn("instant", seed, 1)
     for number in range(rounds + 2):
@@ -222,7 +222,7 @@ async def per_token(
     port: int, server: psutil.Process, model: str, tokens: int, repeats: int
 ) -> dict[str, Spent]:
     """Medians for each way, one stream."""
-    ways: list[type[Socket] | type[Http]] = [Socket, Http]
+    ways: list[type[BenchSocket] | type[Http]] = [BenchSocket, Http]
     found: dict[str, list[Spent]] = {way.name: [] for way in ways}
     for _ in range(repeats):
         for make in ways:

@@ -111,7 +111,7 @@ FILE = "def add(a, b):\n    return a - b\n"
 
 
 @dataclass
-class Row:
+class GrammarRow:
     """One kind of answer."""
 
     name: str
@@ -119,7 +119,7 @@ class Row:
     constraint: Constraint
 
 
-def rows(model: Model) -> list[Row]:
+def rows(model: Model) -> list[GrammarRow]:
     """Prompts as a chat where the model has a template, else as plain text."""
     form = call_form(model.chat.source if model.chat is not None else "")
     tools, edits, creating = whole_toolset([COMMAND, PATCH]), short_toolset([PATCH]), whole_toolset([CREATE])
@@ -168,14 +168,14 @@ def rows(model: Model) -> list[Row]:
         else:
             specs = None if shown is None else shown.specs
             prompt = model.chat.tokens(model.tokenizer, [{"role": "user", "content": text}], tools=specs)
-        made.append(Row(name, prompt, constraint))
+        made.append(GrammarRow(name, prompt, constraint))
     free = calls_constraint(tools, form, model.tokenizer)
     prompt = model.prompt("def fibonacci(n):\n")
     if model.chat is not None:
         asked = [{"role": "user", "content": "Explain what a binary search does, in five sentences."}]
         prompt = model.chat.tokens(model.tokenizer, asked)
-        made.append(Row("tool call by choice", made[-1].prompt, free))
-    made.append(Row("free text, tools on offer", prompt, free))
+        made.append(GrammarRow("tool call by choice", made[-1].prompt, free))
+    made.append(GrammarRow("free text, tools on offer", prompt, free))
     return made
 
 
@@ -194,7 +194,7 @@ def random_model(folder: Path, precision: str) -> Model:
 
 
 @dataclass
-class Timed:
+class TimedAnswer:
     tokens: int
     steps: int
     forced: int
@@ -235,7 +235,7 @@ class Masks:
 
 def answer(
     model: Model, prompt: Sequence[int], constraint: Constraint | None, count: int, *, drafts: bool = False
-) -> tuple[Timed, str]:
+) -> tuple[TimedAnswer, str]:
     params = GenerationParams(count, Sampling(), constraint=constraint, ignore_eos=constraint is None)
     drafter = drafter_for(model.engine) if drafts else None
     asked = Masks.counted()
@@ -248,7 +248,9 @@ def answer(
             generation.advance()
         seconds = time.perf_counter() - began
     stats = generation.stats
-    return Timed(stats.tokens, stats.steps, stats.forced, asked.count - before, seconds), generation.text
+    return TimedAnswer(
+        stats.tokens, stats.steps, stats.forced, asked.count - before, seconds
+    ), generation.text
 
 
 def speed(model: Model, rounds: int, longest: int, *, drafts: bool) -> dict[str, dict[str, float]]:
@@ -351,7 +353,7 @@ def schemas_in(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:
                 yield file.stem, document.get("schema", document)
 
 
-def drawn(groups: Sequence[list[tuple[str, Any]]], limit: int) -> list[tuple[str, Any]]:
+def sample_schemas(groups: Sequence[list[tuple[str, Any]]], limit: int) -> list[tuple[str, Any]]:
     """At most `limit` schemas, from each group in turn, the same ones in every run."""
     for group in groups:
         random.Random(0).shuffle(group)
@@ -503,7 +505,9 @@ def main() -> None:
             "rows": plain,
             "rows_with_drafts": drafted,
         }
-    given = drawn([list(schemas_in([path])) for path in asked.schemas], asked.limit) or list(own_schemas())
+    given = sample_schemas([list(schemas_in([path])) for path in asked.schemas], asked.limit) or list(
+        own_schemas()
+    )
     figures |= judge(model, given, 400)
     record("grammar", figures)
 

@@ -60,11 +60,11 @@ KINDS = {FimCut.REST_OF_LINE: "rest_em", FimCut.LINE: "line_em"}
 _COPY = 0.5  # of the lines of a case's file
 
 
-def fetched(cases: Iterable[CompletionCase], folder: Path) -> int:
+def fetch_projects(cases: Iterable[CompletionCase], folder: Path) -> int:
     """Bring the projects of the cases into `folder`, one file each; how many are there."""
     wanted = {(case.project, case.version) for case in cases}
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [pair for pair in sorted(wanted) if not _kept(folder, *pair).exists()]
+    missing = [pair for pair in sorted(wanted) if not _stored_path(folder, *pair).exists()]
     if missing:
         index = PackageIndex()
         with ThreadPoolExecutor(8) as pool:
@@ -72,10 +72,10 @@ def fetched(cases: Iterable[CompletionCase], folder: Path) -> int:
                 print(f"\rprojects: {number + 1} of {len(missing)}", end="", file=sys.stderr, flush=True)
         print(file=sys.stderr)
         index.close()
-    return sum(_kept(folder, *pair).exists() for pair in wanted)
+    return sum(_stored_path(folder, *pair).exists() for pair in wanted)
 
 
-def _kept(folder: Path, project: str, version: str) -> Path:
+def _stored_path(folder: Path, project: str, version: str) -> Path:
     return folder / f"{project}@{version}.json"
 
 
@@ -96,7 +96,7 @@ def _fetch(index: PackageIndex, folder: Path, name: str, version: str) -> None:
     except KeystrokeError as error:
         print(f"\n{name}: {error}", file=sys.stderr)
         return
-    _kept(folder, name, version).write_text(json.dumps(files))
+    _stored_path(folder, name, version).write_text(json.dumps(files))
 
 
 def _decodes(content: bytes) -> bool:
@@ -108,7 +108,7 @@ def _decodes(content: bytes) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CaseLocation:
     """A case in its file, and the project around it."""
 
     case: CompletionCase
@@ -122,19 +122,19 @@ def _project(file: Path) -> dict[str, str]:
     return dict(json.loads(file.read_text()))
 
 
-def found(case: CompletionCase, folder: Path) -> Found | None:
+def locate(case: CompletionCase, folder: Path) -> CaseLocation | None:
     """None where the project, or the place in it, is not there."""
-    kept = _kept(folder, case.project, case.version)
+    kept = _stored_path(folder, case.project, case.version)
     files = _project(kept) if kept.exists() else {}
     text = files.get(case.path, "").replace("\r\n", "\n")
     at = text.find(case.prefix + case.middle + case.suffix)
     if at < 0:
         return None
     cursor = at + len(case.prefix)
-    return Found(case, text[:cursor], text[cursor + len(case.middle) :], files)
+    return CaseLocation(case, text[:cursor], text[cursor + len(case.middle) :], files)
 
 
-def around(place: Found) -> TextIndex:
+def index_around(place: CaseLocation) -> TextIndex:
     """The index that the gateway would make, without copies of the file itself."""
     case, lexicon = place.case, Lexicon()
     own, family = _lines(place.before + place.after), language_family(case.path)
@@ -157,7 +157,7 @@ def _lines(text: str) -> frozenset[str]:
 
 
 @dataclass(slots=True)
-class Row:
+class ProjectScores:
     right: dict[str, list[bool]] = field(default_factory=lambda: {key: [] for key in KINDS.values()})
     shown: int = 0
     shown_right: int = 0
@@ -186,7 +186,7 @@ class Row:
         return told
 
 
-class Asked:
+class PlaceRequest:
     """One model at one place after another."""
 
     def __init__(self, model: Model, context: int) -> None:
@@ -195,7 +195,7 @@ class Asked:
         self._session = model.engine.session()
         self._settings = load_settings({}, Path.cwd()).assist
 
-    def ask(self, name: str, place: Found, row: Row) -> None:
+    def ask(self, name: str, place: CaseLocation, row: ProjectScores) -> None:
         case = place.case
         wanted = case.middle.rstrip()
         if name == "place":
@@ -204,7 +204,7 @@ class Asked:
             said = self._live(name, place, row)
         row.right[KINDS[FimCut(case.kind)]].append(said == wanted)
 
-    def _live(self, name: str, place: Found, row: Row) -> str:
+    def _live(self, name: str, place: CaseLocation, row: ProjectScores) -> str:
         """The live channel's own question; what the gate makes of the answer is counted."""
         case = place.case
         settings = replace(self._settings, project_text=name != "editor")
@@ -212,7 +212,7 @@ class Asked:
             self._model, settings, path=case.path, language=language(case), budget=self._context
         )
         if name in ("project", "stepwise"):
-            completion.set_project_index(around(place))
+            completion.set_project_index(index_around(place))
         text, cursor = place.before + place.after, len(place.before)
         stream = completion.begin(text, cursor, Extent.REST)
         generation = Generation(
@@ -241,7 +241,7 @@ class Asked:
         return stream.text.rstrip()
 
 
-def against(first: Sequence[bool], second: Sequence[bool]) -> dict[str, int]:
+def compare_rows(first: Sequence[bool], second: Sequence[bool]) -> dict[str, int]:
     pairs = list(zip(first, second, strict=True))
     return {
         "only_before": sum(a and not b for a, b in pairs),
@@ -264,15 +264,15 @@ def main() -> int:
     settings = load_settings({}, Path.cwd())
     folder = given.projects or settings.paths.cache / "bench-projects"
     chosen = _chosen(given.cases, given.language, given.seed)
-    there = fetched(chosen, folder)
+    there = fetch_projects(chosen, folder)
     rows = given.row or list(ROWS)
     model = load_model(given.model, settings)
-    asked, results, missing = Asked(model, given.context), _Results(), 0
+    asked, results, missing = PlaceRequest(model, given.context), _Results(), 0
     until = time.monotonic() + 60 * given.minutes
     for number, case in enumerate(chosen):
         if time.monotonic() > until:
             break
-        if (place := found(case, folder)) is None:
+        if (place := locate(case, folder)) is None:
             missing += 1
             continue
         for name in rows:
@@ -280,7 +280,7 @@ def main() -> int:
         print(f"\rplaces: {number + 1} of {len(chosen)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     model.engine.close()
-    return _told(given, results, rows, there, missing)
+    return _report(given, results, rows, there, missing)
 
 
 def _chosen(each: int, languages: Sequence[str] | None, seed: int) -> list[CompletionCase]:
@@ -297,13 +297,13 @@ def _chosen(each: int, languages: Sequence[str] | None, seed: int) -> list[Compl
 
 class _Results:
     def __init__(self) -> None:
-        self.rows: dict[tuple[str, str], Row] = {}
+        self.rows: dict[tuple[str, str], ProjectScores] = {}
 
-    def of(self, spoken: str, name: str) -> Row:
-        return self.rows.setdefault((spoken, name), Row())
+    def of(self, spoken: str, name: str) -> ProjectScores:
+        return self.rows.setdefault((spoken, name), ProjectScores())
 
-    def together(self, name: str) -> Row:
-        whole = Row()
+    def together(self, name: str) -> ProjectScores:
+        whole = ProjectScores()
         for (_, row_name), row in sorted(self.rows.items()):
             if row_name == name:
                 for key, hits in row.right.items():
@@ -316,7 +316,7 @@ class _Results:
         return whole
 
 
-def _told(given: argparse.Namespace, results: _Results, rows: list[str], there: int, missing: int) -> int:
+def _report(given: argparse.Namespace, results: _Results, rows: list[str], there: int, missing: int) -> int:
     languages = sorted({spoken for spoken, _ in results.rows})
     told: dict[str, Any] = {}
     columns = {"rest_em": 9, "line_em": 9, "shown": 8, "shown_right": 13, "step_ms": 9, "answer_ms": 11,
@@ -324,12 +324,12 @@ def _told(given: argparse.Namespace, results: _Results, rows: list[str], there: 
     heads = "".join(f"{column:>{width}}" for column, width in columns.items())
     print(f"{'':<21}{heads}   against the row before")
     for spoken in [*languages, "all"]:
-        before: Row | None = None
+        before: ProjectScores | None = None
         for name in rows:
             row = results.together(name) if spoken == "all" else results.of(spoken, name)
             line = row.summary()
             if before is not None:
-                line["against"] = against(before.all, row.all)
+                line["against"] = compare_rows(before.all, row.all)
             told.setdefault(spoken, {})[name] = line
             before = row
             cells = ((line.get(column), width) for column, width in columns.items())

@@ -43,7 +43,7 @@ PLAIN = "as it is"
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelCase:
     """A step that is timed: rows of one session, or as many sessions, behind so many tokens."""
 
     context: int
@@ -61,9 +61,9 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Part:
+class KernelPart:
     spec: ModelSpec
-    cases: tuple[Case, ...]
+    cases: tuple[KernelCase, ...]
     precision: Precision = "bf16"
     kv_tokens: int = 8192
 
@@ -73,17 +73,23 @@ class Part:
         return len(PHASES) * self.spec.layers + 1
 
 
-_NEAR = (Case(1024), Case(1024, 16))
+_NEAR = (KernelCase(1024), KernelCase(1024, 16))
 PARTS = {
-    "1.5b": Part(
+    "1.5b": KernelPart(
         extend_context(QWEN_1_5B, 131_072),
-        (Case(LONG, launches=20), Case(8192), Case(8192, 16), *_NEAR, Case(1024, 16, together=True)),
+        (
+            KernelCase(LONG, launches=20),
+            KernelCase(8192),
+            KernelCase(8192, 16),
+            *_NEAR,
+            KernelCase(1024, 16, together=True),
+        ),
         kv_tokens=160_000,
     ),
-    "7b-stored": Part(QWEN_7B, _NEAR, "stored"),
-    "7b-int4": Part(QWEN_7B, _NEAR, "int4"),
-    "7b-int8": Part(QWEN_7B, _NEAR, "int8"),
-    "135m": Part(SMOLLM2_135M, _NEAR),
+    "7b-stored": KernelPart(QWEN_7B, _NEAR, "stored"),
+    "7b-int4": KernelPart(QWEN_7B, _NEAR, "int4"),
+    "7b-int8": KernelPart(QWEN_7B, _NEAR, "int8"),
+    "135m": KernelPart(SMOLLM2_135M, _NEAR),
 }
 
 
@@ -112,10 +118,10 @@ class VariantLauncher(GpuLauncher):
         return found
 
 
-class Timed:
+class KernelTiming:
     """A case on an engine: takes the step, then launches it again and again."""
 
-    def __init__(self, engine: CudaEngine, case: Case) -> None:
+    def __init__(self, engine: CudaEngine, case: KernelCase) -> None:
         self.engine, self.case = engine, case
         text = random_text(engine._stepper.plan.spec.vocab_size, 0)
         count = case.rows if case.together else 1
@@ -160,7 +166,7 @@ def measure(name: str, tried: list[str], without: set[str]) -> Iterator[dict[str
         if not left:
             continue
         launcher.use("")
-        timed = Timed(engine, case)
+        timed = KernelTiming(engine, case)
         truth: torch.Tensor | None = None
         for turn in range(ROUNDS):
             for variant in tuple(left):
@@ -185,7 +191,7 @@ def measure(name: str, tried: list[str], without: set[str]) -> Iterator[dict[str
             session.close()
 
 
-def variants(part: Part, tried: list[str]) -> list[str]:
+def variants(part: KernelPart, tried: list[str]) -> list[str]:
     """The kernel as it is, what others are compared with; those tried; and one that reads the clock."""
     return ["", *tried, f"PROFILE={part.readings}"]
 

@@ -30,7 +30,7 @@ order), up to the end of the line. It has the machine to itself, after ours on e
 Ceiling: a line of ten tokens cannot come sooner than ten decode steps; on two cores that is 70 to 90 ms for a
 model of 135M parameters at four bits.
 
-With `--confirm MODEL` it measures two minds instead: a larger model beside the small one (bench/two_minds).
+With `--confirm MODEL` it measures a larger model beside the small one instead (`bench/combined_models.py`).
 
     make bench-keystroke ARGS="[--transport live|lsp] [--seconds N] [--model NAME] [--no-peer]"
 """
@@ -53,7 +53,7 @@ from typing import Any
 from bench.combined_models import TwoMinds
 from bench.llama_file import llama_files
 from bench.record import record
-from bench.typing_editors import Answer, LiveTransport, LspTransport, Transport, gateway
+from bench.typing_editors import EditorAnswer, EditorTransport, LiveTransport, LspTransport, gateway
 from keystroke.config import load_settings
 from keystroke.engine.fim import detect_fim
 from keystroke.engine.locate import resolve
@@ -72,7 +72,7 @@ OVERTAKEN = "overtaken by the next key"
 
 
 @dataclass(slots=True)
-class Place:
+class CompletionPlace:
     prefix: str
     suffix: str
     ms: float
@@ -92,7 +92,7 @@ class Measured:
     characters: int = 0
     saved: int = 0
 
-    def note(self, answer: Answer, ms: float) -> None:
+    def note(self, answer: EditorAnswer, ms: float) -> None:
         if answer.prompt:
             self.prompt += answer.prompt
             self.reused += answer.reused
@@ -112,13 +112,13 @@ class Typist:
     """Types the missing part of one case; keeps the places where a line was computed and shown."""
 
     def __init__(
-        self, transport: Transport, case: CompletionCase, seed: int, measured: Measured, hurried: bool
+        self, transport: EditorTransport, case: CompletionCase, seed: int, measured: Measured, hurried: bool
     ) -> None:
         lead = min(LEAD, len(case.prefix))
         self.before = case.prefix[: len(case.prefix) - lead]
         self.after = case.suffix
         self.wanted = case.prefix[len(case.prefix) - lead :] + case.middle
-        self.places: list[Place] = []
+        self.places: list[CompletionPlace] = []
         self._transport, self._measured, self._hurried = transport, measured, hurried
         self._rng = random.Random(seed)
         self._name = f"case_{seed}.py"
@@ -139,7 +139,7 @@ class Typist:
         measured.characters += at
         await transport.close(self._name)
 
-    async def _ask(self, at: int, piece: str) -> tuple[Answer, float]:
+    async def _ask(self, at: int, piece: str) -> tuple[EditorAnswer, float]:
         self._version += 1
         self._measured.keys += 1
         start = len(self.before) + at
@@ -149,7 +149,7 @@ class Typist:
         )
         return answer, (time.perf_counter() - began) * 1e3
 
-    async def _next(self, asked: asyncio.Task[tuple[Answer, float]], at: int) -> str:
+    async def _next(self, asked: asyncio.Task[tuple[EditorAnswer, float]], at: int) -> str:
         """Wait as long as a person does before the next key, and say what that key puts there."""
         gap = self._pause(at)
         done, _ = await asyncio.wait({asked}, timeout=gap if self._hurried else None)
@@ -159,10 +159,10 @@ class Typist:
             asked.add_done_callback(lambda task: task.cancelled() or task.exception())
             return sign
         answer, ms = asked.result()
-        answer = await self._transport.told(self._name, answer)
+        answer = await self._transport.report_answer(self._name, answer)
         self._measured.note(answer, ms)
         if answer.text and answer.source in ("computed", "continued") and "\n" not in answer.text:
-            self.places.append(Place(self.before + self.wanted[:at], self.after, ms))
+            self.places.append(CompletionPlace(self.before + self.wanted[:at], self.after, ms))
         line = answer.text.partition("\n")[0]
         if line and self.wanted.startswith(line, at):
             if at >= self._covered:
@@ -194,7 +194,7 @@ class Typist:
         return gap
 
 
-class Infill:
+class InfillPeer:
     """What llama.cpp's /infill does for one client: its template, its prompt cache, greedy, one line."""
 
     def __init__(self, path: Path, tokenizer_path: Path, order: str) -> None:
@@ -231,12 +231,12 @@ class Infill:
 class Peers:
     """llama.cpp at the places where ours was measured, within its share of the time."""
 
-    def __init__(self, others: dict[str, Infill], seconds: float) -> None:
+    def __init__(self, others: dict[str, InfillPeer], seconds: float) -> None:
         self._others, self._left = others, seconds
         self.theirs: dict[str, list[float]] = {name: [] for name in others}
         self.ours: list[float] = []
 
-    def compare(self, case: CompletionCase, places: Sequence[Place]) -> None:
+    def compare(self, case: CompletionCase, places: Sequence[CompletionPlace]) -> None:
         """The same places, in the order they were typed; the file is in their cache first, as it was in
         ours."""
         if not places or self._left <= 0 or not self._others:
@@ -260,7 +260,7 @@ class Peers:
         return next((times for name, times in self.theirs.items() if (SPM in name) is spm and times), [])
 
 
-def peers(model: Path, cache: Path) -> dict[str, Infill]:
+def peers(model: Path, cache: Path) -> dict[str, InfillPeer]:
     """llama.cpp with the same weights, or nothing where it is not installed or has no such file."""
     gguf = model if model.suffix == ".gguf" else next(iter(sorted(model.glob("*.gguf"))), None)
     if gguf is None:
@@ -274,9 +274,9 @@ def peers(model: Path, cache: Path) -> dict[str, Infill]:
     fim = detect_fim(load_tokenizer(model), model)
     found = {}
     for name, file in files.items():
-        found[f"llama.cpp {name}"] = Infill(file, model, "psm")
+        found[f"llama.cpp {name}"] = InfillPeer(file, model, "psm")
         if fim is not None and fim.order == "spm":
-            found[f"llama.cpp {name} {SPM}"] = Infill(file, model, "spm")
+            found[f"llama.cpp {name} {SPM}"] = InfillPeer(file, model, "spm")
     return found
 
 

@@ -1,7 +1,7 @@
 """The files that llama.cpp runs best, made from the very weights it is compared with.
 
-Made once for each content of the weights and kept in the cache; llama.cpp's own quantiser does it. What
-is left of a run that was broken off is never taken for a file.
+llama.cpp's own quantiser makes them once for each content of the weights; they stay in the cache. A partial
+file is never used.
 """
 
 from __future__ import annotations

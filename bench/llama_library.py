@@ -1,6 +1,6 @@
-"""llama.cpp as a shared library, whoever built it: the few calls that a comparison needs.
+"""llama.cpp as a shared library: the few calls that a comparison needs.
 
-Reads tokens, answers with logits, measures nothing. Written for the interface of llama.cpp 0.5 (its
+Written for the interface of llama.cpp 0.5 (its
 `llama_model_params` and `llama_context_params` are passed by value, so their layout must be the library's);
 defaults that do not look like it end the bench instead of comparing with something else.
 

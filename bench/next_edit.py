@@ -47,7 +47,7 @@ CASES = Path(__file__).parent / "data" / "edits.jsonl.xz"
 COLUMNS = ("place", "text_em", "quiet", "offered_right", "offered", "p50_ms")
 
 
-class Timed:
+class TimedJudge:
     """A judge whose choices are timed."""
 
     def __init__(self, judge: EditJudge) -> None:
@@ -67,7 +67,7 @@ class Timed:
 def measure(name: str, cases: list[EditCase], sure: float | None) -> dict[str, Any]:
     """Raises KeystrokeError where the model cannot be had or has not learned edits."""
     if name == "words":
-        return scores(Timed(WordJudge()), cases, 0.3 if sure is None else sure)
+        return scores(TimedJudge(WordJudge()), cases, 0.3 if sure is None else sure)
     settings = load_settings({}, Path.cwd())
     path = resolve(name, settings)
     model = load_model(name, settings)
@@ -81,14 +81,14 @@ def measure(name: str, cases: list[EditCase], sure: float | None) -> dict[str, A
         judge = PlacesJudge(model, places) if places is not None else ModelJudge(model, form)  # type: ignore[arg-type]
         usual = PLACE["balanced"] if places is not None else SURE
         try:
-            return scores(Timed(judge), cases, usual if sure is None else sure)
+            return scores(TimedJudge(judge), cases, usual if sure is None else sure)
         finally:
             judge.close()
     finally:
         model.engine.close()
 
 
-def scores(judge: Timed, cases: list[EditCase], sure: float) -> dict[str, Any]:
+def scores(judge: TimedJudge, cases: list[EditCase], sure: float) -> dict[str, Any]:
     report = evaluate_edits(judge, cases, sure)
     row: dict[str, Any] = {"sure": sure}
     for key, share in (("place", report.place), ("text_em", report.text), ("offered_right", report.offered)):
@@ -104,7 +104,7 @@ def scores(judge: Timed, cases: list[EditCase], sure: float) -> dict[str, Any]:
     return row
 
 
-def drawn(results: dict[str, Any]) -> str:
+def draw_plot(results: dict[str, Any]) -> str:
     points = [
         Point(Path(name).stem, max(row["p50_ms"], 0.1), row["text_em"], *row["text_em_95"])
         for name, row in results.items()
@@ -133,7 +133,7 @@ def main() -> int:
         except KeystrokeError as error:
             print(f"{name}: {error}", file=sys.stderr)
     if given.plot:
-        given.plot.write_text(drawn(results), encoding="utf-8")
+        given.plot.write_text(draw_plot(results), encoding="utf-8")
     width = max(map(len, results), default=5)
     print(" " * width, *(f"{c:>14}" for c in COLUMNS))
     for name, row in results.items():

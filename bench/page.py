@@ -44,12 +44,12 @@ import psutil
 from bench.browser import FLAGS, chromium, reason_why_not
 from bench.keystroke import CASES, Measured, Typist, quantile, rounded
 from bench.record import record
-from bench.typing_editors import Answer, LspTransport, gateway
+from bench.typing_editors import EditorAnswer, LspTransport, gateway
 from keystroke.text import Edit
 from keystroke.text.cases import read_cases
 
 PARTS = ("input_ms", "network", "script_ms", "frame_ms")
-Kept = dict[tuple[str, int], tuple[Answer, float]]
+Kept = dict[tuple[str, int], tuple[EditorAnswer, float]]
 PAGE = Path(__file__).parents[1] / "src" / "keystroke" / "gateway" / "page"
 # The page's own measures are waited for, not polled: what looks every few milliseconds is itself in the way.
 _LISTEN = """() => {
@@ -89,7 +89,7 @@ class PageTransport:
         await page.keyboard.press("Control+End")
         await asyncio.sleep(1.0)  # the context is warmed
 
-    async def key(self, name: str, version: int, edit: Edit, cursor: int) -> Answer:
+    async def key(self, name: str, version: int, edit: Edit, cursor: int) -> EditorAnswer:
         if len(edit.text) == 1 and edit.text.isprintable():
             await self._page.keyboard.type(edit.text)
         else:
@@ -97,17 +97,17 @@ class PageTransport:
         told = await self._page.evaluate("nextMeasure()")
         if told is None:
             self.ms = 0.0
-            return Answer("", "", "no answer within 4 s")
+            return EditorAnswer("", "", "no answer within 4 s")
         self.ms = told["ms"]
         source = "typed_through" if told["source"] == "kept" else told["source"]
         if not told["shown"]:
-            return Answer("", source, "held back", 1, 0)
+            return EditorAnswer("", source, "held back", 1, 0)
         if source in ("computed", "continued"):
             for part in PARTS:
                 self.parts[part].append(told[part])
-        return Answer(told["ghost"], source, "", 1, 0, told["server_ms"])
+        return EditorAnswer(told["ghost"], source, "", 1, 0, told["server_ms"])
 
-    async def told(self, name: str, answer: Answer) -> Answer:
+    async def report_answer(self, name: str, answer: EditorAnswer) -> EditorAnswer:
         return answer
 
     async def close(self, name: str) -> None:
@@ -117,11 +117,11 @@ class PageTransport:
 class KeptTypist(Typist):
     """Remembers what each key came to, by its place, so that the same key can be compared."""
 
-    kept: dict[tuple[str, int], tuple[Answer, float]]
+    kept: dict[tuple[str, int], tuple[EditorAnswer, float]]
 
-    async def _next(self, asked: asyncio.Task[tuple[Answer, float]], at: int) -> str:
+    async def _next(self, asked: asyncio.Task[tuple[EditorAnswer, float]], at: int) -> str:
         answer, ms = await asked
-        answer = await self._transport.told(self._name, answer)
+        answer = await self._transport.report_answer(self._name, answer)
         if answer.text and answer.source in ("computed", "continued"):
             self.kept[self._name, at] = (answer, ms)
         return await super()._next(asked, at)
@@ -130,7 +130,7 @@ class KeptTypist(Typist):
 class PageTypist(KeptTypist):
     """Types in the page; the page's own clock counts."""
 
-    async def _ask(self, at: int, piece: str) -> tuple[Answer, float]:
+    async def _ask(self, at: int, piece: str) -> tuple[EditorAnswer, float]:
         answer, _ = await super()._ask(at, piece)
         transport = self._transport
         assert isinstance(transport, PageTransport)

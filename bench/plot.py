@@ -1,6 +1,6 @@
 """Exactness against milliseconds, as an SVG: one point a model, a bar for the interval; time on a log scale.
 
-Pure: rows in, text out. No library draws it, so a figure is made wherever the benchmark runs.
+Written without a plotting library, so a figure can be made wherever a benchmark runs.
 """
 
 from __future__ import annotations

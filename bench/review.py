@@ -27,7 +27,7 @@ from typing import Any
 
 from bench.edits import Recorder
 from bench.record import record
-from bench.review_cases import Diff, read_diffs, read_held
+from bench.review_cases import LabelledDiff, read_diffs, read_held
 from keystroke.assist.edit import ModelWriter, Writer
 from keystroke.assist.review import ReviewFinding, review
 from keystroke.config import load_settings
@@ -37,7 +37,7 @@ from keystroke.engine.load import load_model
 MOST_TOKENS = 240
 
 
-def reviewed(diff: Diff, writer: Writer | None, *, remark: bool) -> list[ReviewFinding]:
+def reviewed(diff: LabelledDiff, writer: Writer | None, *, remark: bool) -> list[ReviewFinding]:
     """The findings of one diff, in a folder that holds nothing but its file."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
@@ -47,12 +47,14 @@ def reviewed(diff: Diff, writer: Writer | None, *, remark: bool) -> list[ReviewF
     return [item for item in items if isinstance(item, ReviewFinding)]
 
 
-def right(diff: Diff, finding: ReviewFinding) -> bool:
+def is_right(diff: LabelledDiff, finding: ReviewFinding) -> bool:
     """Whether a finding points at the defect that the diff brings in."""
     return diff.defect and finding.line in diff.changed().lines
 
 
-def ran(diffs: Sequence[Diff], writer: Writer | None, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def ran(
+    diffs: Sequence[LabelledDiff], writer: Writer | None, given: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     """Each diff that could be reviewed, as long as there is time."""
     deadline = time.monotonic() + given.seconds
     for number, diff in enumerate(diffs, 1):
@@ -71,7 +73,7 @@ def ran(diffs: Sequence[Diff], writer: Writer | None, given: argparse.Namespace)
             "defect": diff.defect,
             "seconds": round(took, 2),
             "findings": [
-                {"source": f.source, "line": f.line, "message": f.message, "right": right(diff, f)}
+                {"source": f.source, "line": f.line, "message": f.message, "right": is_right(diff, f)}
                 for f in found
             ],
         }
@@ -144,11 +146,11 @@ def _as_far_as_it_went(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
     return done
 
 
-def _rank(diff: Diff) -> int:
+def _rank(diff: LabelledDiff) -> int:
     return hashlib.sha256(diff.id.encode()).digest()[0]
 
 
-def measured(given: argparse.Namespace, diffs: Sequence[Diff]) -> list[dict[str, Any]]:
+def measured(given: argparse.Namespace, diffs: Sequence[LabelledDiff]) -> list[dict[str, Any]]:
     if given.model == "none" and not given.replay:
         return _as_far_as_it_went(ran(diffs, None, given))
     if given.replay:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.edit_cases import DATA, Case, read_cases
+from bench.edit_cases import DATA, InstructionCase, read_cases
 from keystroke.assist.review import ChangedFile
 from keystroke.text.compare import compare
 
@@ -22,7 +22,7 @@ HELD = LABELS.with_name("review_held.toml")
 
 
 @dataclass(frozen=True, slots=True)
-class Diff:
+class LabelledDiff:
     id: str
     kind: str  # fix, defect: it brings a defect in; mend, change, refactor: it does not
     path: str
@@ -40,12 +40,12 @@ class Diff:
         return ChangedFile(self.path, self.after, frozenset(lines), False, "", self.before)
 
 
-def read_diffs() -> list[Diff]:
+def read_diffs() -> list[LabelledDiff]:
     """All of them, in the order of the labels. Raises ValueError where a label does not fit its file."""
     table = tomllib.loads(LABELS.read_text("utf-8"))
     cases = {case.id: case for case in read_cases()}
     diffs = [
-        Diff(name, kind, path, *((new, old) if kind == "fix" else (old, new)))
+        LabelledDiff(name, kind, path, *((new, old) if kind == "fix" else (old, new)))
         for kind in ("fix", "change")
         for name in table[kind]
         for path, old, new in _touched(cases[name])
@@ -53,28 +53,30 @@ def read_diffs() -> list[Diff]:
     return [*diffs, *map(_refactored, table["refactor"])]
 
 
-def read_held() -> list[Diff]:
+def read_held() -> list[LabelledDiff]:
     """The diffs of the second set. Raises ValueError where one does not fit its file."""
     table = tomllib.loads(HELD.read_text("utf-8"))
     texts = {module["path"]: module["text"].lstrip("\n") for module in table["module"]}
     diffs = []
     for entry in table["diff"]:
         path = entry["module"]
-        diffs.append(Diff(entry["id"], entry["kind"], path, texts[path], _replaced(texts[path], entry)))
+        diffs.append(
+            LabelledDiff(entry["id"], entry["kind"], path, texts[path], _replaced(texts[path], entry))
+        )
     return diffs
 
 
-def _touched(case: Case) -> Iterator[tuple[str, str, str]]:
+def _touched(case: InstructionCase) -> Iterator[tuple[str, str, str]]:
     """The first file that the reference changes: its old text and its new one."""
     reference = case.references[0]
     path = next(path for path, text in case.files.items() if reference[path] != text)
     yield path, case.files[path], reference[path]
 
 
-def _refactored(entry: dict[str, object]) -> Diff:
+def _refactored(entry: dict[str, object]) -> LabelledDiff:
     table = tomllib.loads((DATA / f"{entry['file']}.toml").read_text("utf-8"))
     path, before = table["file"][0]["path"], table["file"][0]["text"]
-    return Diff(str(entry["id"]), "refactor", path, before, _replaced(before, entry))
+    return LabelledDiff(str(entry["id"]), "refactor", path, before, _replaced(before, entry))
 
 
 def _replaced(text: str, entry: dict[str, object]) -> str:

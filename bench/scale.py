@@ -53,7 +53,7 @@ QUICK = 0.005  # seconds a step, where the cost of transport is looked for
 
 
 @dataclass
-class Seen:
+class RequestTimes:
     """What clients saw of one run."""
 
     times: list[float]
@@ -164,7 +164,7 @@ def _old_ones_gone(wanted: int) -> None:
         time.sleep(0.2)
 
 
-async def _ghost(url: str, clients: int, seconds: float) -> Seen:
+async def _ghost(url: str, clients: int, seconds: float) -> RequestTimes:
     """Completions from so many clients, each of its own file, one after another."""
     times: list[float] = []
     end = time.perf_counter() + seconds
@@ -182,7 +182,7 @@ async def _ghost(url: str, clients: int, seconds: float) -> Seen:
 
     began = time.perf_counter()
     await asyncio.gather(*map(client, range(clients)))
-    return Seen(times, time.perf_counter() - began)
+    return RequestTimes(times, time.perf_counter() - began)
 
 
 async def _conversations(url: str) -> int:

@@ -48,7 +48,7 @@ GHOST, CHAT, BACKGROUND = 0, 1, 2
 
 
 @dataclass(slots=True, order=True)
-class Work:
+class SimulatedWork:
     rank: int
     arrived: float
     developer: int = field(compare=False)
@@ -104,7 +104,7 @@ def keys(rng: random.Random, files: list[str], habits: Habits, seconds: float) -
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulationOutcome:
     ghost: list[float] = field(default_factory=list)  # seconds from key to line
     rates: list[float] = field(default_factory=list)  # tokens a second of each chat
     first: list[float] = field(default_factory=list)
@@ -121,7 +121,7 @@ class Outcome:
 
 def simulate(
     developers: int, files: list[str], habits: Habits, seconds: float, seed: int, drafts: bool
-) -> Outcome:
+) -> SimulationOutcome:
     """One card under so many developers at work."""
     rng = random.Random(seed)
     arrivals: list[tuple[float, int, int]] = []
@@ -133,9 +133,9 @@ def simulate(
             arrivals.append((at, who, CHAT))
             at += mine.expovariate(habits.chats / 3600)
     heapq.heapify(arrivals)
-    outcome, now, turn = Outcome(), 0.0, 0
-    running: list[Work] = []
-    current: dict[int, Work] = {}
+    outcome, now, turn = SimulationOutcome(), 0.0, 0
+    running: list[SimulatedWork] = []
+    current: dict[int, SimulatedWork] = {}
     while arrivals or running:
         while arrivals and (arrivals[0][0] <= now or not running):
             at, who, kind = heapq.heappop(arrivals)
@@ -180,20 +180,20 @@ def simulate(
     return outcome
 
 
-def _work(at: float, who: int, kind: int, habits: Habits, rng: random.Random) -> Work:
+def _work(at: float, who: int, kind: int, habits: Habits, rng: random.Random) -> SimulatedWork:
     if kind == GHOST:
-        return Work(GHOST, at, who, READ_KEY, habits.line)
+        return SimulatedWork(GHOST, at, who, READ_KEY, habits.line)
     size = max(20.0, rng.lognormvariate(0.0, 0.6) * habits.answer)
     read = READ_SHORT if habits.new_input <= 1000 else READ_SHORT + (habits.new_input - 1000) / READ_RATE
-    return Work(CHAT, at, who, read, size, size)
+    return SimulatedWork(CHAT, at, who, read, size, size)
 
 
 def most(
     files: list[str], habits: Habits, seconds: float, drafts: bool, ghost: float, rate: float
-) -> tuple[int, Outcome, str]:
+) -> tuple[int, SimulationOutcome, str]:
     """The largest number of developers within both bounds, what it looks like, and what breaks beyond."""
 
-    def holds(count: int) -> tuple[bool, str, Outcome]:
+    def holds(count: int) -> tuple[bool, str, SimulationOutcome]:
         seen = simulate(count, files, habits, seconds, count, drafts)
         if seen.ghost_p95 > ghost:
             return False, "ghost text", seen

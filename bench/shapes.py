@@ -42,7 +42,7 @@ CANDIDATES: dict[str, tuple[Shape, str]] = {
 
 
 @dataclass(slots=True)
-class Costs:
+class ShapeCosts:
     prefill: list[float] = field(default_factory=list)  # seconds by the clock
     step: list[float] = field(default_factory=list)
     prefill_cpu: list[float] = field(default_factory=list)
@@ -69,12 +69,12 @@ def exported(name: str, shape: Shape, quantisation: str, folder: Path) -> Path:
     """A GGUF file of random weights."""
     import torch
 
-    from keystroke_lab.export.weights import expected, export_gguf
+    from keystroke_lab.export.weights import expected_tensors, export_gguf
 
     torch.manual_seed(0)
     weights = {
         tensor: torch.ones(size) if len(size) == 1 else 0.02 * torch.randn(size)
-        for tensor, size in expected(shape).items()
+        for tensor, size in expected_tensors(shape).items()
     }
     source = folder / "weights.pt"
     torch.save({"shape": shape.to_json(), "step": 0, "tokens": 0, "weights": weights}, source)
@@ -84,7 +84,7 @@ def exported(name: str, shape: Shape, quantisation: str, folder: Path) -> Path:
     return out
 
 
-def ask(model: Model, tokens: list[int], costs: Costs) -> None:
+def run_once(model: Model, tokens: list[int], costs: ShapeCosts) -> None:
     with model.engine.session() as session:
         clock, cpu = time.perf_counter(), time.process_time()
         session.extend(tokens)
@@ -111,7 +111,7 @@ def main() -> int:
     rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as place:
         folder, settings = Path(place), load_settings({"engine.threads": given.threads}, Path.cwd())
-        models, costs = {}, {name: Costs() for name in wanted}
+        models, costs = {}, {name: ShapeCosts() for name in wanted}
         for name in wanted:
             shape, quantisation = CANDIDATES[name]
             path = exported(name, shape, quantisation, folder)
@@ -126,9 +126,11 @@ def main() -> int:
             )
         for number in range(given.rounds + 1):  # the first one warms up
             for name in wanted:
-                kept = Costs() if number == 0 else costs[name]
+                kept = ShapeCosts() if number == 0 else costs[name]
                 # Other tokens every round: what an engine remembers must not count as read.
-                ask(models[name], [300 + (i * 7919 + number * 131) % 20_000 for i in range(PROMPT)], kept)
+                run_once(
+                    models[name], [300 + (i * 7919 + number * 131) % 20_000 for i in range(PROMPT)], kept
+                )
                 said = f"{kept.prefill_cpu[-1]:.3f} s read, {1000 * kept.step_cpu[-1]:.1f} ms a step"
                 print(f"round {number}, {name}: {said} (processor)", file=sys.stderr, flush=True)
         for model in models.values():

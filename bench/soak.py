@@ -1,5 +1,4 @@
-"""Bad manners for as long as you like: cancels, steers, drops, slow readers, garbage, a failing engine, a
-full disk.
+"""Soak test with faults: cancels, steers, drops, slow readers, garbage, a failing engine, a full disk.
 
 Regime: one server with the echo engine (a token in half a millisecond), its database and all clients in this
 process. Every client counts what it asked and what ended it. From time to time the engine fails in the middle
@@ -59,7 +58,7 @@ GARBAGE = [
 
 
 @dataclass
-class Tally:
+class SoakCounts:
     """What the clients saw."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -137,7 +136,7 @@ class Soak:
     def __init__(self, seconds: float, clients: int, seed: int = 1, folder: Path | None = None) -> None:
         self.seconds, self.clients = seconds, clients
         self.random = random.Random(seed)
-        self.tally = Tally()
+        self.tally = SoakCounts()
         self.stalls = Stalls()
         model = echo_model(step_cost=0.0005)
         assert isinstance(model.engine, EchoEngine)

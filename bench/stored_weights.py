@@ -48,7 +48,7 @@ def timed(work: Callable[[], object]) -> Took:
     return time.perf_counter() - began[0], time.process_time() - began[1]
 
 
-class Ours:
+class StoredPeer:
     def __init__(self, engine: OnnxEngine) -> None:
         self.engine = engine
 
@@ -65,7 +65,7 @@ class Ours:
             return timed(lambda: (session.extend(tokens), session.step()))
 
 
-class Theirs:
+class LlamaPeer:
     def __init__(self, library: LlamaLibrary) -> None:
         self.library = library
 
@@ -127,7 +127,9 @@ def memory_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 
-def stored_row(path: Path, text: str, builds: Sequence[Path], rounds: int, threads: int) -> dict[str, object]:
+def measure_stored_weights(
+    path: Path, text: str, builds: Sequence[Path], rounds: int, threads: int
+) -> dict[str, object]:
     """Print the table of one file; `builds` are folders of llama.cpp, of which the best counts."""
     result: dict[str, object] = dict(starts(path))
     settings = load_settings()
@@ -135,12 +137,12 @@ def stored_row(path: Path, text: str, builds: Sequence[Path], rounds: int, threa
     assert isinstance(model.engine, OnnxEngine)
     tokens = model.tokenizer.encode(text)
     prompt, long = tokens[:PROMPT], tokens[:READ]
-    ours_alone = Ours(model.engine)
+    ours_alone = StoredPeer(model.engine)
     ours_alone.decode(prompt)
     result["coder_memory_mb"] = memory_mb()
     peers: dict[str, Peer] = {f"keystroke {model.engine.info.precision}": ours_alone}
     for build in builds:
-        peers[f"llama.cpp {build.name}"] = Theirs(LlamaLibrary(build, path, threads))
+        peers[f"llama.cpp {build.name}"] = LlamaPeer(LlamaLibrary(build, path, threads))
     decode: dict[str, list[Took]] = {name: [] for name in peers}
     prefill: dict[str, list[Took]] = {name: [] for name in peers}
     for _ in range(rounds):

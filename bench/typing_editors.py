@@ -30,7 +30,7 @@ PATIENCE = 10.0  # seconds after which a file is typed into all the same
 
 
 @dataclass(slots=True)
-class Answer:
+class EditorAnswer:
     """What came back for one key. `source` as in the receipt."""
 
     text: str = ""
@@ -41,12 +41,12 @@ class Answer:
     server_ms: float = 0.0  # of it, from the request's arrival at the gateway to its answer
 
 
-class Transport(Protocol):
+class EditorTransport(Protocol):
     async def open(self, name: str, text: str, cursor: int) -> None: ...
 
-    async def key(self, name: str, version: int, edit: Edit, cursor: int) -> Answer: ...
+    async def key(self, name: str, version: int, edit: Edit, cursor: int) -> EditorAnswer: ...
 
-    async def told(self, name: str, answer: Answer) -> Answer:
+    async def report_answer(self, name: str, answer: EditorAnswer) -> EditorAnswer:
         """The answer with what it cost, asked for after the clock has stopped."""
         ...
 
@@ -69,15 +69,15 @@ class LiveTransport:
         self._client.open(name, text, path=name, language="python", cursor=cursor)
         await self._ready[name].wait()
 
-    async def key(self, name: str, version: int, edit: Edit, cursor: int) -> Answer:
+    async def key(self, name: str, version: int, edit: Edit, cursor: int) -> EditorAnswer:
         self._client.change(name, version, [edit], cursor)
         answer = await self._client.complete(name, cursor)
         paid = answer.receipt
         if isinstance(answer, live.Suggestion):
-            return Answer(answer.text, paid.source, "", paid.prompt_tokens, paid.reused_tokens)
-        return Answer("", paid.source, answer.reason, paid.prompt_tokens, paid.reused_tokens)
+            return EditorAnswer(answer.text, paid.source, "", paid.prompt_tokens, paid.reused_tokens)
+        return EditorAnswer("", paid.source, answer.reason, paid.prompt_tokens, paid.reused_tokens)
 
-    async def told(self, name: str, answer: Answer) -> Answer:
+    async def report_answer(self, name: str, answer: EditorAnswer) -> EditorAnswer:
         return answer
 
     async def close(self, name: str) -> None:
@@ -134,7 +134,7 @@ class LspTransport:
         await self._ask("textDocument/codeAction", {**asked, "context": {"diagnostics": []}})
         await settled(self._url, before)  # an editor is not told when the context is warm
 
-    async def key(self, name: str, version: int, edit: Edit, cursor: int) -> Answer:
+    async def key(self, name: str, version: int, edit: Edit, cursor: int) -> EditorAnswer:
         before = self._documents[name]
         after = self._documents[name] = before.apply([edit])
         span = {"start": _place(before, edit.start), "end": _place(before, edit.end)}
@@ -148,14 +148,14 @@ class LspTransport:
         }
         found = await self._ask("textDocument/inlineCompletion", asked)
         items = found.get("items", []) if isinstance(found, dict) else found or []
-        return Answer(items[0]["insertText"] if items else "")
+        return EditorAnswer(items[0]["insertText"] if items else "")
 
-    async def told(self, name: str, answer: Answer) -> Answer:
+    async def report_answer(self, name: str, answer: EditorAnswer) -> EditorAnswer:
         paid = await self._ask("keystroke/receipt", {"uri": self._uri(name)})
         if not paid:
             return answer
         prompt, reused = paid["prompt_tokens"], paid["reused_tokens"]
-        return Answer(answer.text, paid["source"], paid["reason"], prompt, reused, paid["total_ms"])
+        return EditorAnswer(answer.text, paid["source"], paid["reason"], prompt, reused, paid["total_ms"])
 
     async def close(self, name: str) -> None:
         self._tell("textDocument/didClose", {"textDocument": {"uri": self._uri(name)}})

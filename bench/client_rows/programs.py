@@ -1,7 +1,6 @@
 """The programs that do the tasks: Codex CLI, opencode and aider, each unchanged and in its usual mode.
 
-Knows how each is had, told of a server and asked; nothing of what it then says. Each gets a home of its
-own. What is not installed is fetched once, from npm or PyPI, into the cache.
+Each runs in a home of its own. What is not installed is fetched once, from npm or PyPI, into the cache.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Check = Callable[[Path], bool]
 
 
 @dataclass(frozen=True)
-class Task:
+class ClientTask:
     name: str
     kind: str  # fix, rename, add, delete, create
     files: Mapping[str, str]
@@ -61,119 +61,119 @@ CALC = "def add(a, b):\n    return a - b\n\n\ndef mul(a, b):\n    return a * b\n
 SHOP = "PRICE = 3\n\n\ndef total(count):\n    return PRICE * count\n"
 
 TASKS = (
-    Task(
+    ClientTask(
         "greeting",
         "fix",
         {"hello.py": "print('hi')\n"},
         "In hello.py, print 'hello' instead of 'hi'.",
         holds("hello.py", "hello", without="'hi'"),
     ),
-    Task(
+    ClientTask(
         "minus",
         "fix",
         {"calc.py": CALC},
         "In calc.py the function add subtracts. Make it return a + b.",
         runs("import calc; assert calc.add(2, 3) == 5; assert calc.mul(2, 3) == 6"),
     ),
-    Task(
+    ClientTask(
         "off by one",
         "fix",
         {"last.py": "def last(items):\n    return items[len(items)]\n"},
         "last in last.py raises IndexError. Fix it so that it returns the last item.",
         runs("import last; assert last.last([1, 2, 3]) == 3"),
     ),
-    Task(
+    ClientTask(
         "empty list",
         "fix",
         {"mean.py": "def mean(values):\n    return sum(values) / len(values)\n"},
         "mean in mean.py fails for an empty list. Make it return 0 then.",
         runs("import mean; assert mean.mean([]) == 0; assert mean.mean([2, 4]) == 3"),
     ),
-    Task(
+    ClientTask(
         "typo",
         "fix",
         {"README.md": "# Notes\n\nThis is teh first line.\n"},
         "Correct the typo 'teh' in README.md.",
         holds("README.md", "the first line", without="teh"),
     ),
-    Task(
+    ClientTask(
         "price",
         "fix",
         {"shop.py": SHOP},
         "Set PRICE to 5 in shop.py.",
         runs("import shop; assert shop.total(2) == 10"),
     ),
-    Task(
+    ClientTask(
         "comparison",
         "fix",
         {"age.py": "def adult(age):\n    return age > 18\n"},
         "In age.py, adult must be true for 18 as well.",
         runs("import age; assert age.adult(18) and age.adult(40) and not age.adult(17)"),
     ),
-    Task(
+    ClientTask(
         "function name",
         "rename",
         {"area.py": "def calc(w, h):\n    return w * h\n"},
         "Rename the function calc in area.py to area.",
         runs("import area; assert area.area(2, 3) == 6; assert not hasattr(area, 'calc')"),
     ),
-    Task(
+    ClientTask(
         "variable name",
         "rename",
         {"config.py": "tmo = 30\n"},
         "Rename the variable tmo in config.py to timeout.",
         runs("import config; assert config.timeout == 30; assert not hasattr(config, 'tmo')"),
     ),
-    Task(
+    ClientTask(
         "class name",
         "rename",
         {"pets.py": "class Cat:\n    def speak(self):\n        return 'meow'\n"},
         "Rename the class Cat in pets.py to Kitten.",
         runs("import pets; assert pets.Kitten().speak() == 'meow'; assert not hasattr(pets, 'Cat')"),
     ),
-    Task(
+    ClientTask(
         "another function",
         "add",
         {"calc.py": "def add(a, b):\n    return a + b\n"},
         "Add a function sub(a, b) to calc.py that returns a - b. Keep add.",
         runs("import calc; assert calc.sub(5, 3) == 2; assert calc.add(1, 2) == 3"),
     ),
-    Task(
+    ClientTask(
         "docstring",
         "add",
         {"area.py": "def area(w, h):\n    return w * h\n"},
         "Add a docstring to the function area in area.py.",
         runs("import area; assert area.area.__doc__; assert area.area(2, 3) == 6"),
     ),
-    Task(
+    ClientTask(
         "default",
         "add",
         {"greet.py": "def greet(name):\n    return 'hello ' + name\n"},
         "Give the parameter name of greet in greet.py the default 'world'.",
         runs("import greet; assert greet.greet() == 'hello world'; assert greet.greet('x') == 'hello x'"),
     ),
-    Task(
+    ClientTask(
         "line",
         "add",
         {"requirements.txt": "requests\nnumpy\n"},
         "Add the line 'rich' to requirements.txt.",
         holds("requirements.txt", "requests\n", "numpy\n", "rich"),
     ),
-    Task(
+    ClientTask(
         "file",
         "delete",
         {"old.py": "print('old')\n", "new.py": "print('new')\n"},
         "Delete the file old.py.",
         both(gone("old.py"), holds("new.py", "print('new')")),
     ),
-    Task(
+    ClientTask(
         "function",
         "delete",
         {"calc.py": "def add(a, b):\n    return a + b\n\n\ndef unused():\n    pass\n"},
         "Remove the function unused from calc.py.",
         runs("import calc; assert calc.add(1, 2) == 3; assert not hasattr(calc, 'unused')"),
     ),
-    Task(
+    ClientTask(
         "print",
         "delete",
         {"double.py": "def double(x):\n    print('debug')\n    return 2 * x\n"},
@@ -183,21 +183,21 @@ TASKS = (
             runs("import double; assert double.double(2) == 4"),
         ),
     ),
-    Task(
+    ClientTask(
         "note",
         "create",
         {},
         "Create a file notes.txt with the line: buy milk",
         holds("notes.txt", "buy milk"),
     ),
-    Task(
+    ClientTask(
         "module",
         "create",
         {},
         "Create a file square.py with a function square(x) that returns x * x.",
         runs("import square; assert square.square(4) == 16"),
     ),
-    Task(
+    ClientTask(
         "data",
         "create",
         {},

@@ -7,7 +7,7 @@ only by the steps that need it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,17 +35,56 @@ Without = Annotated[
     typer.Option(help="Evaluation cases: what shares six lines with them is not trained on."),
 ]
 Processes = Annotated[int, typer.Option(min=0, help="Processes that clean and compare; 0 for one a core.")]
+Downloads = Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")]
+Run = Annotated[Path, typer.Option(help="Folder of this run; a stopped run is resumed.")]
+Base = Annotated[str, typer.Argument(help="The base: a model by name or path.")]
+Shape = Annotated[str, typer.Option("--shape", help="JSON of what differs from the default shape.")]
+Recipe = Annotated[str, typer.Option("--recipe", help="JSON of what differs from the default recipe.")]
+Start = Annotated[Path | None, typer.Option(help="Weights of an earlier run to begin from.")]
+Own = Annotated[list[Path] | None, typer.Option(help="Texts that the base generated, which keep its skill.")]
+Seed = Annotated[int, typer.Option(help="Another seed gives other examples.")]
+GpuIfAny = Annotated[str, typer.Option("--device", help="cuda or cpu; the GPU if there is one.")]
+Counts = Mapping[str, Mapping[str, int]]
 
 
 @contextmanager
 def _resumable(run: Invocation) -> Iterator[Progress]:
-    """Shows how far the work has come, and says after Ctrl-C that nothing is lost."""
+    """Show progress; after Ctrl-C, say that the same command resumes the work."""
     try:
         with run.console.progress() as progress:
             yield progress
     except KeyboardInterrupt:
         run.console.note("stopped; the same command goes on from here")
         raise
+
+
+def _print_counts(run: Invocation, counts: Counts, json: bool) -> None:
+    if run.wants_json(json):
+        run.console.json(counts)
+    else:
+        run.console.table(
+            ("what", "outcome", "number"),
+            [(what, name, f"{n:,}") for what, some in counts.items() for name, n in some.items()],
+        )
+
+
+def _print_row(
+    run: Invocation, heads: tuple[str, str], counts: Mapping[str, int], result: Any, json: bool
+) -> None:
+    if run.wants_json(json):
+        run.console.json(result)
+    else:
+        run.console.table(heads, [(name, f"{n:,}") for name, n in counts.items()])
+
+
+def _choose_device(device: str) -> str:
+    """`device`, or the GPU if there is one. Raises UsageError for a GPU that is not there."""
+    import torch
+
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if chosen.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError("there is no GPU that torch can use; leave --device out or say --device cpu")
+    return chosen
 
 
 @app.command()
@@ -55,32 +94,33 @@ def corpus(
     names: Annotated[
         Path | None, typer.Option(help="Project names, one a line; Debian's curated list if left out.")
     ] = None,
-    projects: Annotated[int, typer.Option(min=0, help="Ask for this many of the names; 0 for all.")] = 0,
+    projects: Annotated[int, typer.Option(min=0, help="Request this many of the names; 0 for all.")] = 0,
     late: Annotated[
         int, typer.Option(min=0, help="Names to draw from the whole index for the late part.")
     ] = 5000,
     requirements: Annotated[
-        bool, typer.Option("--requirements", help="Harvest what the kept projects require, too.")
+        bool, typer.Option("--requirements", help="Also harvest what the kept projects require.")
     ] = False,
     cap: Annotated[
-        int, typer.Option(min=1000, help="Most characters of one project; those cut by less are asked again.")
+        int,
+        typer.Option(
+            min=1000, help="Most characters of one project; projects cut at less are requested again."
+        ),
     ] = 4 << 20,
     young: Annotated[
         bool, typer.Option(help="Harvest projects of the late part where they are among the names.")
     ] = True,
     every_language: Annotated[
-        bool, typer.Option("--every-language", help="Keep what projects have in other languages, too.")
+        bool, typer.Option("--every-language", help="Also keep files in other languages.")
     ] = False,
     without: Without = None,
-    workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 6,
+    workers: Downloads = 6,
     processes: Processes = 0,
     build: Annotated[bool, typer.Option(help="Compare, split and write the pieces afterwards.")] = True,
-    grow: Annotated[
-        bool, typer.Option("--grow", help="Leave the pieces there are as they are; add what is new.")
-    ] = False,
+    grow: Annotated[bool, typer.Option("--grow", help="Keep existing shards and add new ones.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Harvest projects from the package index and build the corpus, with what `sources` harvested. Goes on
+    """Harvest projects from the package index and build the corpus, with what `sources` harvested. Resumes
     where it stopped."""
     from keystroke.agent.evaluation.package_index import PackageIndex
     from keystroke_lab.corpus import names as lists
@@ -152,13 +192,7 @@ def corpus(
             )
             outcomes["files"] = summary["files"]
             outcomes["characters"] = summary["characters"]
-    if run.wants_json(json):
-        run.console.json(outcomes)
-    else:
-        run.console.table(
-            ("what", "outcome", "number"),
-            [(what, name, f"{n:,}") for what, counts in outcomes.items() for name, n in counts.items()],
-        )
+    _print_counts(run, outcomes, json)
 
 
 @app.command()
@@ -168,13 +202,15 @@ def sources(
     millions: Annotated[int, typer.Option(min=1, help="Characters of each language, in millions.")] = 700,
     minutes: Annotated[float, typer.Option(min=0.0, help="Stop after this long; 0 for never.")] = 0.0,
     release: Annotated[str, typer.Option(help="Debian's release.")] = "trixie",
-    packages: Annotated[bool, typer.Option(help="Ask npm, too, for what those packages name.")] = True,
+    packages: Annotated[
+        bool, typer.Option(help="Also request npm packages that those packages name.")
+    ] = True,
     workers: Annotated[int, typer.Option(min=1, max=32, help="Downloads at a time.")] = 12,
     processes: Processes = 0,
     json: options.Json = False,
 ) -> None:
     """Harvest Go, Rust, Java, C, C++, JavaScript and TypeScript from Debian's source packages and from npm;
-    `corpus` builds them in. Goes on where it stopped."""
+    `corpus` builds them in. Resumes where it stopped."""
     from keystroke_lab.corpus.debian import Mirror
     from keystroke_lab.corpus.languages import LANGUAGES
     from keystroke_lab.corpus.npm import NpmIndex
@@ -208,13 +244,7 @@ def sources(
     if registry is not None:
         registry.close()
     found = {"packages": dict(outcomes), "characters": dict(queue.characters)}
-    if run.wants_json(json):
-        run.console.json(found)
-    else:
-        run.console.table(
-            ("what", "outcome", "number"),
-            [(what, name, f"{n:,}") for what, counts in found.items() for name, n in counts.items()],
-        )
+    _print_counts(run, found, json)
 
 
 @app.command()
@@ -225,21 +255,21 @@ def edits(
     heldout: Annotated[int, typer.Option(min=0, help="Late and held-out projects kept apart.")] = 60,
     releases: Annotated[int, typer.Option(min=2, max=20, help="Latest releases of each to compare.")] = 5,
     without: Without = None,
-    workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 6,
+    workers: Downloads = 6,
     processes: Processes = 0,
     json: options.Json = False,
 ) -> None:
-    """Collect what changed between consecutive releases of harvested projects. Goes on where it stopped."""
+    """Collect what changed between consecutive releases of harvested projects. Resumes where it stopped."""
     from keystroke.agent.evaluation.package_index import PackageIndex
     from keystroke_lab.corpus.edit_shards import pack
-    from keystroke_lab.corpus.edits import chosen, collect
+    from keystroke_lab.corpus.edits import choose_projects, collect
     from keystroke_lab.corpus.split import CorpusPart
 
     run = invocation_of(ctx)
     places = [folder / "projects", folder / "late-projects"]
     parts = {
-        "train": chosen(places, [CorpusPart.TRAIN])[: projects or None],
-        "heldout": chosen(places, [CorpusPart.HELD_OUT, CorpusPart.LATE])[:heldout],
+        "train": choose_projects(places, [CorpusPart.TRAIN])[: projects or None],
+        "heldout": choose_projects(places, [CorpusPart.HELD_OUT, CorpusPart.LATE])[:heldout],
     }
     if not parts["train"]:
         raise NotFound(
@@ -269,13 +299,7 @@ def edits(
             report=progress,
         )
     summary |= {key: manifest[key] for key in ("train", "heldout", "left_out")}
-    if run.wants_json(json):
-        run.console.json(summary)
-    else:
-        run.console.table(
-            ("what", "outcome", "number"),
-            [(what, name, f"{n:,}") for what, counts in summary.items() for name, n in counts.items()],
-        )
+    _print_counts(run, summary, json)
 
 
 @app.command("npm-edits")
@@ -284,10 +308,10 @@ def npm_edits(
     names: Annotated[Path, typer.Argument(help="A file of package names, one a line.")],
     out: Annotated[Path, typer.Option(help="Folder for the edits of each package.")],
     versions: Annotated[int, typer.Option(min=2, max=20, help="Latest versions of each to compare.")] = 4,
-    workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 6,
+    workers: Downloads = 6,
     json: options.Json = False,
 ) -> None:
-    """Collect what changed between versions of JavaScript packages. Goes on where it stopped."""
+    """Collect what changed between versions of JavaScript packages. Resumes where it stopped."""
     from keystroke_lab.corpus.npm_edits import NpmRegistry, collect_packages
 
     run = invocation_of(ctx)
@@ -299,10 +323,7 @@ def npm_edits(
     with _resumable(run) as progress:
         counts = collect_packages(registry, wanted, out, versions=versions, workers=workers, report=progress)
         registry.close()
-    if run.wants_json(json):
-        run.console.json(dict(counts))
-    else:
-        run.console.table(("outcome", "packages"), [(name, f"{n:,}") for name, n in counts.items()])
+    _print_row(run, ("outcome", "packages"), counts, dict(counts), json)
 
 
 @app.command("debian-edits")
@@ -310,10 +331,10 @@ def debian_edits(
     ctx: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder for the edits of each package.")],
     packages: Annotated[int, typer.Option(min=1, help="Source packages to ask for.")] = 1000,
-    workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 6,
+    workers: Downloads = 6,
     json: options.Json = False,
 ) -> None:
-    """Collect what changed in C, C++, Go, Rust and Java between two releases of Debian. Goes on where it
+    """Collect what changed in C, C++, Go, Rust and Java between two releases of Debian. Resumes where it
     stopped."""
     from keystroke_lab.corpus import debian_edits as debian
     from keystroke_lab.corpus.names import shuffled
@@ -325,10 +346,7 @@ def debian_edits(
         names = shuffled(debian.in_both(releases), "edits")[:packages]
         counts = debian.collect_sources(archive, releases, names, out, workers=workers, report=progress)
         archive.close()
-    if run.wants_json(json):
-        run.console.json(dict(counts))
-    else:
-        run.console.table(("outcome", "packages"), [(name, f"{n:,}") for name, n in counts.items()])
+    _print_row(run, ("outcome", "packages"), counts, dict(counts), json)
 
 
 @app.command()
@@ -361,31 +379,32 @@ def tokenizer(
 def pretrain(
     data: Annotated[Path, typer.Argument(help="Folder of corpus pieces; may still be filling.")],
     tokenizer: Tokenizer,
-    run: Annotated[Path, typer.Option(help="Folder of this run; a stopped run goes on.")],
+    run: Run,
     heldout: Annotated[Path | None, typer.Option(help="A piece that is never trained on.")] = None,
     minutes: Annotated[float, typer.Option(min=0.1, help="How long, by the clock.")] = 10.0,
     steps: Annotated[int, typer.Option(min=0, help="This many steps instead.")] = 0,
-    shape: Annotated[str, typer.Option(help="JSON of what differs from the default shape.")] = "{}",
+    shape: Shape = "{}",
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     workers: Annotated[int, typer.Option(min=1, help="Processes that prepare data.")] = 8,
-    start: Annotated[Path | None, typer.Option(help="Weights of an earlier run to begin from.")] = None,
+    start: Start = None,
     edits: Annotated[
         Path | None, typer.Option(help="Folder of pieces of edits; may still be filling.")
     ] = None,
-    recipe: Annotated[str, typer.Option(help="JSON of what differs from the default recipe.")] = "{}",
+    recipe: Recipe = "{}",
 ) -> None:
     """Train a model on prepared pieces."""
-    train = _with_torch("keystroke_lab.pretraining.__main__")
-    model = _with_torch("keystroke_lab.training.transformer")
-    said = _with_torch("keystroke_lab.pretraining.deadline_run").DeadlineRecipe.from_json(recipe, steps=steps)
-    train.pretrain(
+    from keystroke_lab.pretraining import __main__ as deadline
+    from keystroke_lab.pretraining.deadline_run import DeadlineRecipe
+    from keystroke_lab.training import transformer
+
+    deadline.pretrain(
         data,
         tokenizer,
         run,
         heldout=heldout,
         minutes=minutes,
-        shape=model.Shape.from_json(shape),
-        recipe=said,
+        shape=transformer.Shape.from_json(shape),
+        recipe=DeadlineRecipe.from_json(recipe, steps=steps),
         device=device,
         workers=workers,
         start=start,
@@ -400,7 +419,7 @@ def check(
     without: Annotated[list[Path], typer.Option(help="Evaluation cases that must not be in the corpus.")],
     processes: Processes = 0,
 ) -> None:
-    """Read every training piece and fail if one holds lines, or a project, of an evaluation case."""
+    """Fail if a training shard holds lines, or a project, of an evaluation case."""
     from keystroke_lab.corpus.overlap import contaminated
     from keystroke_lab.corpus.shards import shard_paths
 
@@ -424,9 +443,9 @@ def plan(
     shares: Annotated[str, typer.Option(help="JSON of what differs from the default shares.")] = "{}",
     edits: Annotated[bool, typer.Option(help="A share for the edits, where there are any.")] = True,
     lot: Annotated[int, typer.Option(min=1, help="Megabytes of pieces to send at once.")] = 50,
-    seed: Annotated[int, typer.Option(help="Another one gives another order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Another seed gives another order.")] = 0,
 ) -> None:
-    """Write which piece is learned from when, by shares of languages, and the order to send pieces in."""
+    """Write the order in which shards are trained on and sent, by shares of languages."""
     from json import loads
 
     from keystroke_lab.pretraining.mixture import SHARES, make_plan
@@ -439,7 +458,7 @@ def plan(
     made = make_plan(folder / "corpus" / "train", place if edits and place.is_dir() else None, wanted, seed)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(made.to_json() + "\n")
-    lots = [[piece.name for piece in some] for some in made.sendings(lot * 1_000_000)]
+    lots = [[piece.name for piece in some] for some in made.lots(lot * 1_000_000)]
     out.with_suffix(".lots").write_text("".join(" ".join(some) + "\n" for some in lots))
     total = {s: sum(p.characters for p in made.pieces if p.stream == s) for s in made.shares}
     invocation_of(ctx).console.json(
@@ -454,20 +473,24 @@ def stretch(
         list[Path], typer.Option(help="Folder of pieces; may be repeated, may still be filling.")
     ],
     tokenizer: Tokenizer,
-    run: Annotated[Path, typer.Option(help="Folder of this run; a stopped run goes on.")],
+    run: Run,
     seconds: Annotated[float, typer.Option(min=0.0, help="Stop before so many seconds are over.")] = 0.0,
     steps: Annotated[int, typer.Option(min=0, help="Stop after so many steps.")] = 0,
     finish: Annotated[int, typer.Option(min=0, help="Decay over so many steps and end.")] = 0,
-    shape: Annotated[str, typer.Option(help="JSON of what differs from the default shape.")] = "{}",
-    recipe: Annotated[str, typer.Option(help="JSON of what differs from the default recipe.")] = "{}",
+    shape: Shape = "{}",
+    recipe: Recipe = "{}",
     heldout: Annotated[Path | None, typer.Option(help="Folder of pieces that are never trained on.")] = None,
     cases: Annotated[list[Path] | None, typer.Option(help="Cases to complete at the end.")] = None,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     workers: Annotated[int, typer.Option(min=0, help="Processes that prepare data.")] = 8,
-    start: Annotated[Path | None, typer.Option(help="Weights of an earlier run to begin from.")] = None,
+    start: Start = None,
 ) -> None:
-    """Train for a while on a machine that is lent, and go on another time as if it had never stopped."""
-    _with_torch("keystroke_lab.pretraining.leased").train(
+    """Resumable training on short GPU leases: stopping a run does not change its result."""
+    from keystroke_lab.pretraining import leased
+    from keystroke_lab.pretraining.leased_run import LeasedRecipe
+    from keystroke_lab.training import transformer
+
+    leased.train(
         plan,
         data,
         tokenizer,
@@ -475,8 +498,8 @@ def stretch(
         seconds=seconds,
         steps=steps,
         finish=finish,
-        shape=_with_torch("keystroke_lab.training.transformer").Shape.from_json(shape),
-        recipe=_with_torch("keystroke_lab.pretraining.leased_run").LeasedRecipe.from_json(recipe),
+        shape=transformer.Shape.from_json(shape),
+        recipe=LeasedRecipe.from_json(recipe),
         heldout=heldout,
         cases=cases or [],
         device=device,
@@ -488,11 +511,13 @@ def stretch(
 @app.command()
 def unpack(
     ctx: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="`finished` or `checkpoint` of a run in stretches.")],
+    folder: Annotated[Path, typer.Argument(help="`finished` or `checkpoint` of a `train stretch` run.")],
     out: Annotated[Path, typer.Option(help="The .pt file to write.")],
 ) -> None:
-    """Turn the pieces a run in stretches left into weights that `export` and `--start` read."""
-    _with_torch("keystroke_lab.pretraining.leased_run").to_weights(folder, out)
+    """Turn a checkpoint of `train stretch` into weights that `export` and `--start` read."""
+    from keystroke_lab.pretraining.leased_run import to_weights
+
+    to_weights(folder, out)
     invocation_of(ctx).console.note(f"wrote {out}")
 
 
@@ -502,11 +527,12 @@ def export(
     weights: Annotated[Path, typer.Argument(help="final.pt of a run.")],
     tokenizer: Tokenizer,
     out: Annotated[Path, typer.Option(help="A .gguf file, or a folder for transformers.")],
-    name: Annotated[str, typer.Option(help="What the model calls itself.")] = "keystroke",
+    name: Annotated[str, typer.Option(help="Name stored in the model.")] = "keystroke",
     quantisation: Annotated[str, typer.Option(help="Of a GGUF: Q8_0, F16, BF16 or F32.")] = "Q8_0",
 ) -> None:
     """Write trained weights as a GGUF file or as a folder for transformers."""
-    exporter = _with_torch("keystroke_lab.export.weights")
+    from keystroke_lab.export import weights as exporter
+
     if out.suffix == ".gguf":
         exporter.export_gguf(weights, tokenizer, out, name=name, quantisation=quantisation)
     else:
@@ -519,11 +545,15 @@ def import_(
     ctx: typer.Context,
     model: Annotated[Path, typer.Argument(help="A GGUF file or a folder that was exported.")],
     out: Annotated[Path, typer.Option(help="The .pt file to write.")],
-    layers: Annotated[int, typer.Option(min=0, help="Deeper, by layers that change nothing yet.")] = 0,
-    context: Annotated[int, typer.Option(min=0, help="Longer, in tokens.")] = 0,
+    layers: Annotated[
+        int, typer.Option(min=0, help="Add layers up to this number; new ones change nothing yet.")
+    ] = 0,
+    context: Annotated[int, typer.Option(min=0, help="A longer context, in tokens.")] = 0,
 ) -> None:
-    """Turn an exported model back into weights that `--start` goes on from."""
-    _with_torch("keystroke_lab.export.weights").import_weights(model, out, layers=layers, context=context)
+    """Turn an exported model back into weights that `--start` continues from."""
+    from keystroke_lab.export.weights import import_weights
+
+    import_weights(model, out, layers=layers, context=context)
     invocation_of(ctx).console.note(f"wrote {out}")
 
 
@@ -533,9 +563,9 @@ def draft_head(
     model: Annotated[str, typer.Argument(help="The target: a model by name or path.")],
     code: Annotated[
         list[Path],
-        typer.Option(help="Folder of source files or corpus pieces to make asks from; may be repeated."),
+        typer.Option(help="Folder of source files or corpus shards to make prompts from; may be repeated."),
     ],
-    run: Annotated[Path, typer.Option(help="Folder of this run; a stopped run goes on.")],
+    run: Run,
     asks: Annotated[int, typer.Option(min=2, help="Prompts that the target answers.")] = 32_000,
     heldout: Annotated[int, typer.Option(min=1, help="Of these, kept apart to measure with.")] = 100,
     minutes: Annotated[
@@ -550,22 +580,19 @@ def draft_head(
         int, typer.Option(min=0, help="Of its feed-forward layer; 0: ten thirds of hidden.")
     ] = 0,
     keep: Annotated[float, typer.Option(min=0.0, help="GB of the device for features; 0: half of it.")] = 0.0,
-    device: Annotated[str, typer.Option(help="cuda or cpu; the GPU if there is one.")] = "",
+    device: GpuIfAny = "",
     json: options.Json = False,
 ) -> None:
-    """Train a draft head: one layer that guesses what a model will say, so that it says it in fewer steps.
-    The model answers prompts made from CODE, the head learns from its answers, is measured on held-out ones
+    """Train a draft head: one layer that predicts a model's next tokens, so that it needs fewer steps.
+    The model answers prompts made from CODE; the head is trained on its answers, measured on held-out ones
     and written to RUN/head."""
     from keystroke.engine.locate import resolve
+    from keystroke_lab.draft_heads.pipeline import DraftHeadPipeline, DraftHeadPlan, timed
+    from keystroke_lab.draft_heads.training import DraftHeadRecipe
 
     invocation = invocation_of(ctx)
-    making = _with_torch("keystroke_lab.draft_heads.pipeline")
-    training = _with_torch("keystroke_lab.draft_heads.training")
-    torch = _with_torch("torch")
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if place.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError("there is no GPU that torch can use; leave --device out or say --device cpu")
-    plan = making.DraftHeadPlan(
+    chosen = _choose_device(device)
+    plan = DraftHeadPlan(
         asks=asks,
         heldout=heldout,
         longest_answer=answer,
@@ -574,11 +601,11 @@ def draft_head(
         keep_gigabytes=keep,
         vocabulary=vocabulary,
         intermediate=width,
-        recipe=making.timed(training.DraftHeadRecipe(passes=passes), minutes),
+        recipe=timed(DraftHeadRecipe(passes=passes), minutes),
     )
     with _resumable(invocation) as progress:
         path = resolve(model, invocation.settings)
-        measured = making.DraftHeadPipeline(path, code, run, plan, place, progress).make()
+        measured = DraftHeadPipeline(path, code, run, plan, chosen, progress).make()
     if invocation.wants_json(json):
         invocation.console.json(measured)
         return
@@ -598,18 +625,16 @@ def draft_head(
 @app.command("adapter-lessons")
 def adapter_lessons(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="The base: a model by name or path.")],
+    model: Base,
     edits: Annotated[list[Path], typer.Option(help="Folder of collected edits; may be repeated.")],
     out: Annotated[Path, typer.Option(help="The .npz file to write.")],
-    own: Annotated[
-        list[Path] | None, typer.Option(help="Texts that the base wrote, which keep its skill.")
-    ] = None,
+    own: Own = None,
     without: Without = None,
-    tokens: Annotated[int, typer.Option(min=1000, help="How many to make.")] = 16_000_000,
-    seed: Annotated[int, typer.Option(help="Another one gives other lessons.")] = 0,
+    tokens: Annotated[int, typer.Option(min=1000, help="Tokens to make.")] = 16_000_000,
+    seed: Seed = 0,
     json: options.Json = False,
 ) -> None:
-    """Make lessons for an adapter from collected edits: next edits, silence, rewriting, filling in."""
+    """Make training examples for an adapter from collected edits: next edits, no edit, rewriting, fill-in."""
     from keystroke.engine.locate import resolve
     from keystroke_lab.adapters.dataset import make_examples
 
@@ -619,37 +644,32 @@ def adapter_lessons(
         made = make_examples(
             path, edits, own or (), out, without=without or (), tokens=tokens, seed=seed, report=progress
         )
-    if run.wants_json(json):
-        run.console.json(made)
-    else:
-        run.console.table(("kind", "tokens"), [(kind, f"{n:,}") for kind, n in made["tokens"].items()])
+    _print_row(run, ("kind", "tokens"), made["tokens"], made, json)
 
 
 @app.command("adapter-data")
 def adapter_data(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="The base: a model by name or path.")],
+    model: Base,
     folder: Folder,
     without: Without = None,
-    own: Annotated[
-        list[Path] | None, typer.Option(help="Texts that the base wrote, which keep its skill.")
-    ] = None,
+    own: Own = None,
     projects: Annotated[int, typer.Option(min=0, help="Names of Python projects that Debian has.")] = 4000,
     drawn: Annotated[int, typer.Option(min=0, help="Names drawn from the whole package index.")] = 22_400,
     after: Annotated[
-        int, typer.Option(min=0, help="Leave out the first ones of the draw: an earlier run had them.")
+        int, typer.Option(min=0, help="Skip the first names of the draw, which an earlier run had.")
     ] = 0,
     packages: Annotated[int, typer.Option(min=0, help="Names of npm packages to ask for.")] = 1600,
     until: Annotated[datetime, typer.Option(formats=["%Y-%m-%d"], help="Releases before this day.")] = (
         datetime(2026, 11, 1)
     ),
-    tokens: Annotated[int, typer.Option(min=1000, help="Of lessons.")] = 64_000_000,
-    seed: Annotated[int, typer.Option(help="Another one gives other lessons.")] = 0,
-    workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 8,
+    tokens: Annotated[int, typer.Option(min=1000, help="Tokens of examples.")] = 64_000_000,
+    seed: Seed = 0,
+    workers: Downloads = 8,
     processes: Processes = 0,
     json: options.Json = False,
 ) -> None:
-    """Collect consecutive releases and make an adapter's lessons of them, in one step. Goes on where it
+    """Collect consecutive releases and make an adapter's examples from them, in one step. Resumes where it
     stopped."""
     from keystroke.agent.evaluation.package_index import PackageIndex
     from keystroke.engine.locate import resolve
@@ -678,46 +698,42 @@ def adapter_data(
         index.close()
         if registry is not None:
             registry.close()
-    if run.wants_json(json):
-        run.console.json(made)
-    else:
-        run.console.table(("kind", "tokens"), [(kind, f"{n:,}") for kind, n in made["tokens"].items()])
+    _print_row(run, ("kind", "tokens"), made["tokens"], made, json)
 
 
 @app.command()
 def adapter(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="The base: a model by name or path.")],
-    lessons: Annotated[list[Path], typer.Option(help="Lessons (.npz); may be repeated.")],
-    run: Annotated[Path, typer.Option(help="Folder of this run; a stopped run goes on.")],
+    model: Base,
+    lessons: Annotated[list[Path], typer.Option(help="Examples (.npz); may be repeated.")],
+    run: Run,
     begin: Annotated[
-        Path | None, typer.Option(help="An adapter to go on from, with other lessons.", exists=True)
+        Path | None, typer.Option(help="An adapter to continue from, with other examples.", exists=True)
     ] = None,
     minutes: Annotated[float, typer.Option(min=0.0, help="End by the clock; 0: after its passes.")] = 0.0,
-    passes: Annotated[float, typer.Option(min=0.01, help="Over all lessons.")] = 1.0,
+    passes: Annotated[float, typer.Option(min=0.01, help="Over all examples.")] = 1.0,
     rank: Annotated[int, typer.Option(min=1, max=256, help="Of each correction.")] = 16,
     rate: Annotated[float, typer.Option(min=1e-6, help="Learning rate.")] = 2e-4,
-    keep: Annotated[float, typer.Option(min=0.0, help="How dearly the base's own guesses are kept.")] = 4.0,
+    keep: Annotated[
+        float, typer.Option(min=0.0, help="Weight of the divergence from the base on examples to keep.")
+    ] = 4.0,
     batch: Annotated[int, typer.Option(min=64, help="Tokens that are read at once.")] = 8192,
-    device: Annotated[str, typer.Option(help="cuda or cpu; the GPU if there is one.")] = "",
+    device: GpuIfAny = "",
     json: options.Json = False,
 ) -> None:
     """Train an adapter that teaches a base model to edit. The base is not changed."""
     from keystroke.engine.locate import resolve
     from keystroke_lab.adapters.examples import LEARNED
+    from keystroke_lab.adapters.training import AdapterRecipe, train_adapter
 
     invocation = invocation_of(ctx)
-    training = _with_torch("keystroke_lab.adapters.training")
-    torch = _with_torch("torch")
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if place.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError("there is no GPU that torch can use; leave --device out or say --device cpu")
-    recipe = training.AdapterRecipe(
+    chosen = _choose_device(device)
+    recipe = AdapterRecipe(
         passes=passes, seconds=60 * minutes or float("inf"), rate=rate, keep=keep, batch=batch, report_every=1
     )
     with _resumable(invocation) as progress:
         path = resolve(model, invocation.settings)
-        made = training.train_adapter(path, lessons, run, recipe, rank, place, LEARNED, progress, begin=begin)
+        made = train_adapter(path, lessons, run, recipe, rank, chosen, LEARNED, progress, begin=begin)
     if invocation.wants_json(json):
         invocation.console.json(made)
     else:
@@ -734,8 +750,7 @@ def evaluate(
     limit: Annotated[int, typer.Option(min=0, help="Cases of each kind; 0 is all.")] = 0,
     edits: Annotated[Path | None, typer.Option(help="Cases of next edits.")] = None,
 ) -> None:
-    """Ask models the same completions, and next edits where they have learned them, and print their scores as
-    JSON."""
+    """Score models on the same completions, and on next edits if they were trained on them, as JSON."""
     from keystroke.engine.load import load_model
     from keystroke.engine.locate import resolve
     from keystroke.text.cases import read_cases
@@ -755,14 +770,3 @@ def evaluate(
         finally:
             model.engine.close()
     run.console.json({"cases": len(asked), "models": results})
-
-
-def _with_torch(module: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "torch":
-            raise
-        raise UsageError("training needs torch; install it with `make lab`") from error

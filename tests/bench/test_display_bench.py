@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from bench.display import judged, row, whole_from, written
+from bench.display import judge, row, whole_from, write_completions
 from bench.language_cases import new_places
 
 from keystroke.assist.completion.beginning import WHOLE
@@ -39,7 +39,7 @@ def model() -> Iterator[Model]:
 
 def test_what_is_right_and_what_is_not_is_counted_by_the_file(model: Model) -> None:
     other = replace(CASE, middle="wered_late")
-    places = list(written(model, [CASE, other]))
+    places = list(write_completions(model, [CASE, other]))
     assert [len(one.steps) > 0 for one in places] == [True, True]
     counted = row(model, places, "balanced")
     assert (counted["places"], counted["shown"], counted["right"]) == (2, 2, 1)
@@ -48,13 +48,13 @@ def test_what_is_right_and_what_is_not_is_counted_by_the_file(model: Model) -> N
 
 
 def test_a_stricter_threshold_holds_for_as_long_as_it_lasts(model: Model) -> None:
-    (one,) = written(model, [CASE])
+    (one,) = write_completions(model, [CASE])
     shipped = WHOLE["balanced"]
-    offer, _ = judged(model, one, "balanced")
+    offer, _ = judge(model, one, "balanced")
     assert offer is not None
     assert not offer.partial
     with whole_from("balanced", 1.0):
-        held, _ = judged(model, one, "balanced")
+        held, _ = judge(model, one, "balanced")
     assert held is None or held.partial
     assert WHOLE["balanced"] == shipped
 

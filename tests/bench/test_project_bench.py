@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench.in_project import Found, against, around, fetched, found
+from bench.in_project import CaseLocation, compare_rows, fetch_projects, index_around, locate
 
 from keystroke.analysis.text_index import TextContext
 from keystroke.text.cases import CompletionCase
@@ -27,24 +27,24 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_case_is_found_with_the_whole_file_around_it(folder: Path) -> None:
-    place = found(CASE, folder)
-    assert isinstance(place, Found)
+    place = locate(CASE, folder)
+    assert isinstance(place, CaseLocation)
     assert place.before + CASE.middle + place.after == TEXT
-    assert fetched([CASE], folder) == 1  # what is there is not asked for
+    assert fetch_projects([CASE], folder) == 1  # what is there is not asked for
 
 
 def test_a_place_that_is_not_in_the_release_is_left_out(folder: Path) -> None:
     other = CompletionCase(**{**{f: getattr(CASE, f) for f in CASE.__slots__}, "prefix": "something else"})
-    assert found(other, folder) is None
+    assert locate(other, folder) is None
 
 
 def test_copies_of_the_file_and_other_languages_are_no_evidence(folder: Path) -> None:
-    place = found(CASE, folder)
+    place = locate(CASE, folder)
     assert place is not None
-    index = around(place)
+    index = index_around(place)
     assert set(index.spans) == {"src/area.py"}
     assert index.find_continuations(TextContext.before("x = box.")) is not None
 
 
 def test_rows_are_compared_place_by_place() -> None:
-    assert against([True, True, False], [False, True, True]) == {"only_before": 1, "only_now": 1}
+    assert compare_rows([True, True, False], [False, True, True]) == {"only_before": 1, "only_now": 1}

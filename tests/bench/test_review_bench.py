@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from bench.review import right, summary
-from bench.review_cases import Diff, read_diffs, read_held
+from bench.review import is_right, summary
+from bench.review_cases import LabelledDiff, read_diffs, read_held
 
 from keystroke.analysis.audit import Severity
 from keystroke.assist.review import ReviewFinding
@@ -29,7 +29,7 @@ def test_the_second_set_has_other_files_and_diffs_that_mend_what_others_break() 
 
 
 @pytest.mark.parametrize("diff", [*DIFFS, *HELD], ids=lambda diff: diff.id)
-def test_each_changes_lines_that_are_there(diff: Diff) -> None:
+def test_each_changes_lines_that_are_there(diff: LabelledDiff) -> None:
     changed = diff.changed()
     assert diff.before != diff.after
     assert changed.before == diff.before
@@ -45,9 +45,9 @@ def test_a_finding_is_right_only_on_a_changed_line_of_a_diff_that_brings_a_defec
         return ReviewFinding("model", "remark", Severity.LOW, "x", diff.path, line, 1, 0, 0)
 
     (line, *_), outside = sorted(diff.changed().lines), 10_000
-    assert right(diff, finding(line))
-    assert not right(diff, finding(outside))
-    assert not right(harmless, finding(min(harmless.changed().lines)))
+    assert is_right(diff, finding(line))
+    assert not is_right(diff, finding(outside))
+    assert not is_right(harmless, finding(min(harmless.changed().lines)))
 
 
 def test_the_summary_counts_findings_and_diffs_apart() -> None:

@@ -17,9 +17,10 @@ from package_index import Server, module
 from keystroke.agent.evaluation.package_index import PackageIndex
 from keystroke.errors import InputError, NotFound
 from keystroke_lab.corpus import edit_shards as edit_pieces
+from keystroke_lab.corpus.collecting import without_sweeps
 from keystroke_lab.corpus.dedup import Deduplicator
 from keystroke_lab.corpus.edit_shards import pack
-from keystroke_lab.corpus.edits import chosen, collect, without_sweeps
+from keystroke_lab.corpus.edits import choose_projects, collect
 from keystroke_lab.corpus.harvest import harvest
 from keystroke_lab.corpus.hunks import (
     LONGEST_HUNK,
@@ -188,14 +189,14 @@ def projects(index: PackageIndex, tmp_path: Path) -> Path:
 
 
 def test_projects_are_chosen_by_part(projects: Path) -> None:
-    assert {r.name for r in chosen([projects], [CorpusPart.TRAIN])} == {"tool", "still"}
-    assert {r.name for r in chosen([projects], [CorpusPart.HELD_OUT, CorpusPart.LATE])} == {"young"}
+    assert {r.name for r in choose_projects([projects], [CorpusPart.TRAIN])} == {"tool", "still"}
+    assert {r.name for r in choose_projects([projects], [CorpusPart.HELD_OUT, CorpusPart.LATE])} == {"young"}
 
 
 def test_edits_of_consecutive_releases_are_collected_once(
     server: Server, index: PackageIndex, projects: Path, tmp_path: Path
 ) -> None:
-    records = chosen([projects], [CorpusPart.TRAIN])
+    records = choose_projects([projects], [CorpusPart.TRAIN])
     assert collect(index, records, tmp_path / "out", releases=3) == {"collected": 1, "no edits": 1}
     rows = read_edits(tmp_path / "out" / "tool.jsonl.gz")
     assert [(e.path, e.release_from, e.release_to, len(e.hunks)) for e in rows] == [
@@ -213,7 +214,7 @@ def test_edits_of_consecutive_releases_are_collected_once(
 def test_a_project_that_fails_is_counted_and_tried_again(
     server: Server, index: PackageIndex, projects: Path, tmp_path: Path
 ) -> None:
-    records = [r for r in chosen([projects], [CorpusPart.TRAIN]) if r.name == "tool"]
+    records = [r for r in choose_projects([projects], [CorpusPart.TRAIN]) if r.name == "tool"]
     good = server.files["/files/tool-1.1.tar.gz"]
     server.files["/files/tool-1.1.tar.gz"] = b"tampered"
     assert collect(index, records, tmp_path / "out", releases=3) == {"failed: InputError": 1}
@@ -225,7 +226,7 @@ def test_pieces_hold_each_change_once_and_held_out_projects_apart(
     index: PackageIndex, projects: Path, tmp_path: Path
 ) -> None:
     for name, parts in (("train", [CorpusPart.TRAIN]), ("heldout", [CorpusPart.HELD_OUT, CorpusPart.LATE])):
-        collect(index, chosen([projects], parts), tmp_path / name, releases=3)
+        collect(index, choose_projects([projects], parts), tmp_path / name, releases=3)
     rows = read_edits(tmp_path / "train" / "tool.jsonl.gz")
     write_edits(tmp_path / "train" / "twin.jsonl.gz", [replace(row, project="twin") for row in rows])
     write_edits(tmp_path / "heldout" / "fork.jsonl.gz", [replace(row, project="fork") for row in rows])
@@ -258,13 +259,13 @@ def test_a_large_project_keeps_files_with_several_hunks_first(monkeypatch: pytes
     monkeypatch.setattr(edit_pieces, "PROJECT_LIMIT", 2 * len(OLD))
     one = [edit(f"one{i}.py", [EditHunk(i, [f"a{i}"], [f"b{i}"])]) for i in range(3)]
     two = edit("two.py", [EditHunk(1, ["c"], ["d"]), EditHunk(9, ["e"], ["f"])])
-    kept = edit_pieces.selected([*one, two], Deduplicator(), Counter())
+    kept = edit_pieces.select_edits([*one, two], Deduplicator(), Counter())
     assert [e.path for e in kept] == ["one0.py", "two.py"]
 
 
 def test_a_release_with_a_single_hunk_is_no_trajectory() -> None:
     alone = [edit("a.py", [EditHunk(1, ["a"], ["b"])])]
-    assert edit_pieces.selected(alone, Deduplicator(), Counter()) == []
+    assert edit_pieces.select_edits(alone, Deduplicator(), Counter()) == []
 
 
 def test_a_project_on_both_sides_is_refused(tmp_path: Path) -> None:

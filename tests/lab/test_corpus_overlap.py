@@ -15,7 +15,7 @@ from keystroke_lab.corpus.build import build, grow
 from keystroke_lab.corpus.edit_shards import pack
 from keystroke_lab.corpus.harvest import harvest
 from keystroke_lab.corpus.hunks import EditHunk
-from keystroke_lab.corpus.overlap import RUN, Evaluated
+from keystroke_lab.corpus.overlap import RUN, EvaluationLines
 from keystroke_lab.corpus.shards import read_shard, shard_paths
 from keystroke_lab.corpus.trajectories import FileEdit, read_edits, write_edits
 from keystroke_lab.evaluation.edit_cases import read_edit_cases
@@ -38,28 +38,28 @@ def cases(tmp_path: Path) -> Path:
 
 
 def test_a_run_of_lines_is_found_whatever_surrounds_it(cases: Path) -> None:
-    evaluated = Evaluated.of([cases])
+    evaluated = EvaluationLines.from_files([cases])
     run = [line.strip() for line in ASKED[3 : 3 + RUN]]
-    assert evaluated.holds("\n".join(["import os", "", *run[:2], "", ")", *run[2:], "done()"]))
-    assert not evaluated.holds("\n".join(["import os", *run[:-1], "done()"]))
-    assert not evaluated.holds("\n".join([*run[:3], "between()", *run[3:]]))
-    assert not Evaluated(()).holds("\n".join(run))
+    assert evaluated.occurs_in("\n".join(["import os", "", *run[:2], "", ")", *run[2:], "done()"]))
+    assert not evaluated.occurs_in("\n".join(["import os", *run[:-1], "done()"]))
+    assert not evaluated.occurs_in("\n".join([*run[:3], "between()", *run[3:]]))
+    assert not EvaluationLines(()).occurs_in("\n".join(run))
 
 
 def test_the_benchmarks_own_cases_are_found() -> None:
     completions, edits = DATA / "completion.jsonl.xz", DATA / "edits.jsonl.xz"
-    evaluated = Evaluated.of([completions, edits])
+    evaluated = EvaluationLines.from_files([completions, edits])
     asked = read_cases(completions)
-    found = sum(evaluated.holds(c.prefix + c.middle + c.suffix) for c in asked)
+    found = sum(evaluated.occurs_in(c.prefix + c.middle + c.suffix) for c in asked)
     assert found > 0.9 * len(asked)  # the rest is shorter than a run
-    assert all(evaluated.holds("\n".join(c.lines)) for c in read_edit_cases(edits))
-    assert not evaluated.holds(module("alpha"))
+    assert all(evaluated.occurs_in("\n".join(c.lines)) for c in read_edit_cases(edits))
+    assert not evaluated.occurs_in(module("alpha"))
 
 
 def test_a_file_that_holds_no_cases_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.xz").write_bytes(b"no cases")
     with pytest.raises(InputError, match=r"bad\.xz"):
-        Evaluated.of([tmp_path / "bad.xz"])
+        EvaluationLines.from_files([tmp_path / "bad.xz"])
 
 
 def test_a_corpus_is_built_and_grown_without_what_is_evaluated(tmp_path: Path, cases: Path) -> None:

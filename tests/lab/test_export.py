@@ -16,12 +16,12 @@ from keystroke.engine.templates import detect_fim
 from keystroke.engine.tokenizer import load_tokenizer
 from keystroke.errors import InputError, KeystrokeError, ModelDamaged
 from keystroke_lab.export.weights import (
-    deepened,
-    expected,
+    add_layers,
+    expected_tensors,
     export_gguf,
     export_huggingface,
     import_weights,
-    trained,
+    read_trained,
 )
 from keystroke_lab.tokenizer import code_tokenizer, special
 from keystroke_lab.training.transformer import CodeModel, Shape
@@ -33,8 +33,8 @@ CODE = "def add(first, second):\n    total = first + second\n    return total\n\
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
-    trained = code_tokenizer.train([CODE, "".join(map(chr, range(32, 900)))], SHAPE.vocab)
-    code_tokenizer.save(trained, folder)
+    learned = code_tokenizer.train([CODE, "".join(map(chr, range(32, 900)))], SHAPE.vocab)
+    code_tokenizer.save(learned, folder)
     return folder
 
 
@@ -81,7 +81,7 @@ def test_an_unquantised_gguf_holds_every_tensor_exactly(
     export_gguf(weights, tokenizer, file, name="test", quantisation="F32")
     checkpoint = open_checkpoint(file)
     mine = dict(model.named_parameters())
-    for name, size in expected(SHAPE).items():
+    for name, size in expected_tensors(SHAPE).items():
         found = checkpoint.tensor(name)
         assert found.shape == size
         np.testing.assert_array_equal(found, mine[name].detach().numpy())
@@ -171,8 +171,8 @@ def test_training_can_go_on_from_what_was_exported(weights: Path, tokenizer: Pat
     file, again = tmp_path / "model.gguf", tmp_path / "again.pt"
     export_gguf(weights, tokenizer, file, name="test", quantisation="BF16")
     import_weights(file, again)
-    shape, tensors, _ = trained(again)
-    wanted_shape, wanted, _ = trained(weights)
+    shape, tensors, _ = read_trained(again)
+    wanted_shape, wanted, _ = read_trained(weights)
     # What a file can hold: its context and rotary base come back, and every weight.
     assert shape == wanted_shape
     assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
@@ -203,10 +203,10 @@ def test_a_deeper_model_says_what_the_shallower_one_says() -> None:
     weights = {name: p.detach() for name, p in model.named_parameters()}
     tokens = torch.arange(40, 60)[None]
     for layers in (2, 3, 5):
-        shape, more = deepened(SHAPE, weights, layers)
+        shape, more = add_layers(SHAPE, weights, layers)
         deeper = CodeModel(shape)
         deeper.load_state_dict(more)
         assert len(deeper.model.layers) == layers
         assert torch.allclose(deeper.logits(tokens), model.logits(tokens), atol=1e-5)
     with pytest.raises(InputError, match="not shallower"):
-        deepened(SHAPE, weights, 1)
+        add_layers(SHAPE, weights, 1)

@@ -13,7 +13,7 @@ import torch
 
 from keystroke.errors import InputError, ModelDamaged, NotFound
 from keystroke_lab.corpus.shards import write_shard
-from keystroke_lab.export.weights import trained
+from keystroke_lab.export.weights import read_trained
 from keystroke_lab.pretraining.documents import Mix, SourceText
 from keystroke_lab.pretraining.leased_run import LeasedRecipe, LeasedRun, LeaseProgress, to_weights
 from keystroke_lab.pretraining.mixture import MixturePlan, PlannedPiece, make_plan
@@ -88,7 +88,7 @@ def test_a_run_that_stopped_learns_what_one_without_a_stop_learns(desk: Path, tm
     assert facts["languages"] == ["go", "python"]
     assert all(torch.equal(ours[key][name], theirs[key][name]) for key in ours for name in ours[key])
     to_weights(stopped / "finished", tmp_path / "final.pt")
-    shape, weights, skills = trained(tmp_path / "final.pt")
+    shape, weights, skills = read_trained(tmp_path / "final.pt")
     assert (shape, skills["languages"]) == (SHAPE, ["go", "python"])
     assert torch.isfinite(weights["model.embed_tokens.weight"].float()).all()
 
@@ -179,11 +179,11 @@ def test_streams_have_their_shares_and_come_in_one_order() -> None:
         PlannedPiece(s, f"{s}-{i}", 600, "") for s, n in (("python", 9), ("go", 2)) for i in range(n)
     )
     plan = MixturePlan({"python": 0.75, "go": 0.25}, pieces)
-    drawn = list(islice(plan.order(), 40))
+    drawn = list(islice(plan.shard_order(), 40))
     assert sum(p.stream == "go" for p in drawn) == 10
-    assert drawn == list(islice(MixturePlan(plan.shares, pieces[::-1]).order(), 40))
+    assert drawn == list(islice(MixturePlan(plan.shares, pieces[::-1]).shard_order(), 40))
     assert len({p.name for p in drawn[:12] if p.stream == "python"}) == 9
-    lots = list(plan.sendings(300))
+    lots = list(plan.lots(300))
     assert sorted(p.name for lot in lots for p in lot) == sorted(p.name for p in pieces)
     assert [p.name for p in lots[0]] == [p.name for p in drawn[:3]]
     with pytest.raises(NotFound, match="rust"):

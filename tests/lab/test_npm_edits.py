@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from keystroke_lab.corpus.collecting import version_edits
 from keystroke_lab.corpus.npm_edits import (
     LARGEST_PACKAGE,
     NpmRegistry,
     collect_packages,
-    package_edits,
     script_files,
 )
 from keystroke_lab.corpus.trajectories import read_edits
@@ -83,4 +83,11 @@ def test_what_a_build_wrote_is_left_out() -> None:
 def test_a_damaged_archive_gives_what_could_be_read() -> None:
     whole = packed({"src/a.ts": OLD, "src/b.ts": OLD * 3})
     assert set(script_files(whole[: len(whole) // 3])) <= {"src/a.ts"}
-    assert list(package_edits("x", "MIT", [("1.0.0", b"no archive"), ("1.0.1", whole)])) == []
+    assert (
+        list(
+            version_edits(
+                "npm:x", "MIT", [("1.0.0", script_files(b"no archive")), ("1.0.1", script_files(whole))]
+            )
+        )
+        == []
+    )

@@ -43,7 +43,7 @@ from keystroke_lab.pretraining.documents import (
     seamed,
     spread,
 )
-from keystroke_lab.pretraining.edit_sequences import ask, edit_format, edit_sequences, steps
+from keystroke_lab.pretraining.edit_sequences import edit_format, edit_sequences, make_situation, steps
 from keystroke_lab.pretraining.fim import FimCut, Parts, cut
 from keystroke_lab.pretraining.step import Phase, token_weights
 from keystroke_lab.pretraining.window_feed import WindowFeed
@@ -179,7 +179,7 @@ def test_files_of_yesterday_are_used_less() -> None:
 
 def test_an_edit_left_to_make_is_asked_for_and_one_made_is_left_alone() -> None:
     rng = random.Random(1)
-    found = [q for _ in range(300) if (q := ask([EDIT], FORM, rng)) is not None]
+    found = [q for _ in range(300) if (q := make_situation([EDIT], FORM, rng)) is not None]
     changed = [q for q in found if q.answer is not None]
     kept = [q for q in found if q.answer is None]
     assert len(changed) > 60
@@ -202,7 +202,7 @@ def test_the_history_reads_as_the_editor_would_tell_it() -> None:
     after = EDIT.after()
     told = changes_between(BEFORE, after, EDIT.path)
     for _ in range(50):
-        question = ask([EDIT], FORM, rng)
+        question = make_situation([EDIT], FORM, rng)
         if question is not None:
             assert set(question.history) <= set(told)
 
@@ -213,7 +213,7 @@ def test_a_place_that_reaches_over_the_edge_makes_no_question() -> None:
         [EditHunk(0, ["a0"], ["b0"]), EditHunk(5, [f"a{i}" for i in range(5, 25)], ["b"])],
     )  # fmt: skip
     rng = random.Random(0)
-    asked = [q for _ in range(100) if (q := ask([whole], FORM, rng)) is not None]
+    asked = [q for _ in range(100) if (q := make_situation([whole], FORM, rng)) is not None]
     assert all(q.answer is None or "b" not in q.answer or "b" in q.lines for q in asked)
 
 

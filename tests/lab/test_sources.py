@@ -25,7 +25,7 @@ from keystroke_lab.corpus.harvest import read_project, read_record
 from keystroke_lab.corpus.languages import LANGUAGES, language_of
 from keystroke_lab.corpus.overlap import contaminated
 from keystroke_lab.corpus.shards import read_shard, shard_paths, write_shard
-from keystroke_lab.corpus.sources import PackageQueue, Wanted, harvest_sources, in_order, stored_path
+from keystroke_lab.corpus.sources import PackageQueue, WantedPackage, harvest_sources, in_order, stored_path
 from keystroke_lab.pretraining.documents import SourceText
 
 COPYRIGHT = """Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
@@ -240,7 +240,7 @@ def test_what_is_furthest_from_its_goal_comes_next() -> None:
     queue = PackageQueue({"go": 100, "rust": 100, "java": 0})
     for i in range(3):
         for kind in ("go", "rust", "java", "python"):
-            queue.add(Wanted(f"debian:{kind}{i}", kind))
+            queue.add(WantedPackage(f"debian:{kind}{i}", kind))
     queue.characters.update(go=50)
     order = iter(queue)
     assert [next(order).key for _ in range(2)] == ["debian:rust0", "debian:rust1"]

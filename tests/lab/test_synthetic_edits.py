@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ordinary_code import modules
 
 from keystroke_lab.pretraining.documents import Mix, SourceText, token_windows
-from keystroke_lab.pretraining.edit_sequences import ask, edit_format
-from keystroke_lab.pretraining.synthetic_edits import PLACES, made_edit, made_edits
+from keystroke_lab.pretraining.edit_sequences import edit_format, make_situation
+from keystroke_lab.pretraining.synthetic_edits import PLACES, synthetic_edit, synthetic_edits
 from keystroke_lab.tokenizer import code_tokenizer, special
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ WORD = re.compile(r"\w+")
 def test_an_edit_leads_from_one_text_to_another_in_a_few_places(seed: int) -> None:
     rng = random.Random(seed)
     text = rng.choice(TEXTS)
-    edit = made_edit("p", "a.py", text, rng)
+    edit = synthetic_edit("p", "a.py", text, rng)
     if edit is None:
         return
     assert PLACES[0] <= len(edit.hunks) <= PLACES[1]
@@ -45,7 +45,7 @@ def test_an_edit_leads_from_one_text_to_another_in_a_few_places(seed: int) -> No
 
 def test_what_was_done_once_is_done_again() -> None:
     rng = random.Random(5)
-    found = [e for _ in range(60) for e in made_edits("p", "a.py", rng.choice(TEXTS), rng)]
+    found = [e for _ in range(60) for e in synthetic_edits("p", "a.py", rng.choice(TEXTS), rng)]
     assert len(found) > 95
     alike = 0
     for edit in found:
@@ -57,14 +57,16 @@ def test_what_was_done_once_is_done_again() -> None:
 
 
 def test_the_same_seed_makes_the_same_edits() -> None:
-    first, second = ([e.hunks for e in made_edits("p", "a", TEXTS[0], random.Random(3))] for _ in range(2))
+    first, second = (
+        [e.hunks for e in synthetic_edits("p", "a", TEXTS[0], random.Random(3))] for _ in range(2)
+    )
     assert first == second
 
 
 def test_they_are_asked_about_like_real_ones() -> None:
     rng = random.Random(2)
-    edits = [e for text in TEXTS for e in made_edits("p", "a.py", text, rng)]
-    asked = [q for e in edits for _ in range(4) if (q := ask([e], FORM, rng)) is not None]
+    edits = [e for text in TEXTS for e in synthetic_edits("p", "a.py", text, rng)]
+    asked = [q for e in edits for _ in range(4) if (q := make_situation([e], FORM, rng)) is not None]
     assert any(q.answer is None for q in asked)
     changed = [q for q in asked if q.answer is not None]
     assert changed

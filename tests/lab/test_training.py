@@ -24,7 +24,7 @@ from keystroke_lab.pretraining.fim import FimCut, Order, TokenParts, block_end, 
 from keystroke_lab.pretraining.step import read_state
 from keystroke_lab.pretraining.window_feed import WindowFeed
 from keystroke_lab.tokenizer import code_tokenizer, special
-from keystroke_lab.training.optimizer import Optimizer, orthogonalised
+from keystroke_lab.training.optimizer import Optimizer, orthogonalise
 from keystroke_lab.training.schedule import Schedule
 from keystroke_lab.training.transformer import CodeModel, Shape
 
@@ -163,7 +163,7 @@ def test_the_rate_warms_up_stays_and_decays_to_zero() -> None:
 def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
     torch.manual_seed(0)
     for shape in ((3, 48, 96), (2, 96, 48)):
-        values = torch.linalg.svdvals(orthogonalised(torch.randn(shape), steps=8))
+        values = torch.linalg.svdvals(orthogonalise(torch.randn(shape), steps=8))
         assert values.min() > 0.6
         assert values.max() < 1.3
 

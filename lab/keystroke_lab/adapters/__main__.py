@@ -22,8 +22,8 @@ import torch
 from keystroke.engine.adapter import AdapterFile, read_adapter, write_adapter
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.errors import KeystrokeError
-from keystroke_lab.adapters.evaluation import foreseen, written
-from keystroke_lab.adapters.lora import strengthened
+from keystroke_lab.adapters.evaluation import generate, predict_edits
+from keystroke_lab.adapters.lora import with_strength
 from keystroke_lab.adapters.training import AdapterRecipe, train_adapter
 from keystroke_lab.draft_heads.target import TargetModel
 from keystroke_lab.draft_heads.texts import TokenText, read_texts, write_texts
@@ -51,9 +51,11 @@ def answer(
     cases = [(i, text) for i, text in enumerate(questions) if text.kind == "next"]
     for strength in strengths:
         began = time.monotonic()
-        with strengthened(target, adapter, strength):
-            found = foreseen(target, [text for _, text in cases], numbers, longest=room["next"], ends=ends)
-            apart = foreseen(target, heldout, numbers, longest=room["next"], ends=ends, write=False)
+        with with_strength(target, adapter, strength):
+            found = predict_edits(
+                target, [text for _, text in cases], numbers, longest=room["next"], ends=ends
+            )
+            apart = predict_edits(target, heldout, numbers, longest=room["next"], ends=ends, write=False)
             said = []
             for kind, tokens in (("right", found.right), ("best", found.best)):
                 said += [
@@ -64,7 +66,7 @@ def answer(
             for kind in sorted({text.kind for text in questions} - {"next"}):
                 some = [(i, text) for i, text in enumerate(questions) if text.kind == kind]
                 prompts = [text.tokens[: text.given].tolist() for _, text in some]
-                answers = written(target, prompts, longest=room[kind], ends=ends)
+                answers = generate(target, prompts, longest=room[kind], ends=ends)
                 said += [TokenText(t, 0, kind, strength, i) for (i, _), t in zip(some, answers, strict=True)]
         out.mkdir(parents=True, exist_ok=True)
         write_texts(out / f"answers-{strength:g}.npz", said)
@@ -106,12 +108,12 @@ def main(arguments: list[str] | None = None) -> int:
     train.add_argument("--rate", type=float, default=AdapterRecipe().rate)
     train.add_argument("--keep", type=float, default=AdapterRecipe().keep)
     train.add_argument("--batch", type=int, default=AdapterRecipe().batch)
-    train.add_argument("--begin", type=Path, help="an adapter to go on from, with other lessons")
+    train.add_argument("--begin", type=Path, help="an adapter to continue from, with other examples")
     train.add_argument("--plain", action="store_true", help="do not compile")
     asked = steps.add_parser("answer")
     asked.add_argument("--adapter", type=Path)
     asked.add_argument("--questions", type=Path, required=True)
-    asked.add_argument("--heldout", type=Path, help="lessons kept apart, for the threshold")
+    asked.add_argument("--heldout", type=Path, help="held-out examples, for the threshold")
     asked.add_argument("--strength", type=float, action="append", help="may be repeated; 0 is the base")
     asked.add_argument("--most", type=int, default=max(LONGEST.values()), help="tokens of an answer")
     asked.add_argument("--out", type=Path, required=True)

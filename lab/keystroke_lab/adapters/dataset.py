@@ -21,18 +21,18 @@ from keystroke.assist.next_edit.places import places_format
 from keystroke.engine.templates import detect_fim
 from keystroke.engine.tokenizer import Tokenizer, load_tokenizer
 from keystroke.errors import InputError, NotFound
-from keystroke_lab.adapters.examples import NEW, NEXT, OWN, QUIET, Forms
-from keystroke_lab.adapters.sampling import course, project_lessons
+from keystroke_lab.adapters.examples import NEW, NEXT, OWN, QUIET, PromptForms
+from keystroke_lab.adapters.sampling import project_examples, sample_examples
 from keystroke_lab.corpus.dedup import Deduplicator
-from keystroke_lab.corpus.edit_shards import selected
-from keystroke_lab.corpus.overlap import Evaluated
+from keystroke_lab.corpus.edit_shards import select_edits
+from keystroke_lab.corpus.overlap import EvaluationLines
 from keystroke_lab.corpus.trajectories import FileEdit, read_edits
 from keystroke_lab.draft_heads.texts import TokenText, read_texts, write_texts
 
 Progress = Callable[[str, int, int], None]
 _LONGEST_OWN = 900  # tokens
 _BLOCK = 32  # projects of a process at a time
-_KEPT = 1 << 17  # encoded lines: a file's lines come again in every lesson about it
+_KEPT = 1 << 17  # encoded lines: a file's lines recur in every example about it
 
 
 def make_examples(
@@ -48,7 +48,7 @@ def make_examples(
     processes: int = 0,
     report: Progress = lambda *_: None,
 ) -> dict[str, Any]:
-    """Write lessons to `out`; tokens and texts by kind. `own`: files of texts that the base wrote. `without`:
+    """Write examples to `out`; tokens and texts by kind. `own`: files of texts the base generated. `without`:
     evaluation cases whose files are kept out. `heldout`: of so many projects the next edits go to a file
     beside `out` and are not trained on: what a threshold is chosen by. Raises InputError for a base of
     another family, NotFound where there are no edits."""
@@ -59,17 +59,17 @@ def make_examples(
     paths.sort(key=lambda path: hashlib.blake2b(path.name.encode(), digest_size=8).digest())
     left_out: Counter[str] = Counter()
     licences: Counter[str] = Counter()
-    projects = _projects(paths, Evaluated.of(without), left_out, licences)
-    lessons = _worked(projects, model, seed, processes)
-    apart = [text for texts in islice(lessons, heldout) for text in texts if text.kind in (NEXT, NEW, QUIET)]
+    projects = _projects(paths, EvaluationLines.from_files(without), left_out, licences)
+    examples = _worked(projects, model, seed, processes)
+    apart = [text for texts in islice(examples, heldout) for text in texts if text.kind in (NEXT, NEW, QUIET)]
     if heldout:
         write_texts(out.with_name(f"{out.stem}-heldout{out.suffix}"), apart)
     made = list(
-        course(
-            lessons,
+        sample_examples(
+            examples,
             _own(own, forms.end),
             tokens,
-            report=lambda done, of: report("lessons", min(done, of), of),
+            report=lambda done, of: report("examples", min(done, of), of),
         )
     )
     write_texts(out, made)
@@ -88,7 +88,7 @@ def make_examples(
 def _worked(
     projects: Iterator[list[FileEdit]], model: Path, seed: int, processes: int
 ) -> Iterator[list[TokenText]]:
-    """The lessons of each project, in their order, however many processes work on them."""
+    """The examples of each project, in their order, whatever the number of processes."""
     work = functools.partial(_lessons_of, model, seed)
     if not processes:
         yield from map(work, projects)
@@ -99,10 +99,10 @@ def _worked(
 
 
 def _lessons_of(model: Path, seed: int, edits: list[FileEdit]) -> list[TokenText]:
-    return project_lessons(edits, _forms(model), f"{seed}:{edits[0].project}")
+    return project_examples(edits, _forms(model), f"{seed}:{edits[0].project}")
 
 
-def forms_of(model: Path) -> Forms:
+def forms_of(model: Path) -> PromptForms:
     """How the base at `model` is asked. Raises InputError unless it is of the ChatML family with fill-in
     tokens."""
     tokenizer = load_tokenizer(model)
@@ -112,7 +112,7 @@ def forms_of(model: Path) -> Forms:
             f"{model.name} has no ChatML or no fill-in tokens; an adapter for edits needs a base with both"
         )
     encode = functools.lru_cache(_KEPT)(tokenizer.encode)
-    return Forms(
+    return PromptForms(
         tokenizer,
         replace(places, encode=encode),
         fim,
@@ -122,13 +122,13 @@ def forms_of(model: Path) -> Forms:
 
 
 @functools.lru_cache(1)
-def _forms(model: Path) -> Forms:
+def _forms(model: Path) -> PromptForms:
     """Kept, for a tokenizer takes seconds to build."""
     return forms_of(model)
 
 
 def chat_ml(tokenizer: Tokenizer, start: int) -> Callable[[Sequence[Mapping[str, str]]], list[int]]:
-    """ChatML as tokens. The templates of this family say the same; thousands of lessons are quicker so."""
+    """ChatML as tokens. Same as the templates of this family, and much faster."""
     end = tokenizer.special("<|im_end|>")
     assert end is not None  # places_format found it
 
@@ -143,14 +143,14 @@ def chat_ml(tokenizer: Tokenizer, start: int) -> Callable[[Sequence[Mapping[str,
 
 
 def _projects(
-    paths: Sequence[Path], evaluated: Evaluated, left_out: Counter[str], licences: Counter[str]
+    paths: Sequence[Path], evaluated: EvaluationLines, left_out: Counter[str], licences: Counter[str]
 ) -> Iterator[list[FileEdit]]:
     seen = Deduplicator()
     for path in paths:
         every = read_edits(path)
-        unseen = [e for e in every if not any(map(evaluated.holds, (e.before, e.after())))]
+        unseen = [e for e in every if not any(map(evaluated.occurs_in, (e.before, e.after())))]
         left_out["evaluated"] += len(every) - len(unseen)
-        kept = selected(unseen, seen, left_out)
+        kept = select_edits(unseen, seen, left_out)
         if kept:
             licences[kept[0].licence] += 1
             yield kept

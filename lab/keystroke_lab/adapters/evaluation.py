@@ -22,7 +22,7 @@ _READ = 32_768  # tokens at a time
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class PredictedCases:
     """For each case: how likely each first token is (the numbers, silence first, as shares of all tokens),
     and what was written from the right place on, and from the likeliest place; empty where not asked."""
 
@@ -56,7 +56,7 @@ def choices(
     return out
 
 
-def written(
+def generate(
     target: TargetModel,
     prompts: Sequence[Sequence[int]],
     *,
@@ -64,7 +64,7 @@ def written(
     ends: frozenset[int],
     slots: int = 256,
 ) -> list[NDArray[np.int32]]:
-    """What the model goes on with, greedily, its end included."""
+    """The greedy continuation of each prompt, its end token included."""
     if not prompts:
         return []
     writer = BatchGenerator(
@@ -79,12 +79,12 @@ def written(
         GenerationPrompt(tuple(prompts[i]), "", 0.0, i) for i in order
     ]  # the seed says whose answer it is
     found: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(prompts)
-    for text in writer.write(asks):
+    for text in writer.generate(asks):
         found[text.seed] = text.tokens[text.given :]
     return found
 
 
-def foreseen(
+def predict_edits(
     target: TargetModel,
     cases: Sequence[TokenText],
     numbers: Sequence[int],
@@ -92,30 +92,30 @@ def foreseen(
     longest: int,
     ends: frozenset[int],
     write: bool = True,
-) -> Foreseen:
+) -> PredictedCases:
     """`numbers`: the first tokens of answers, silence first. Unless told to `write`, only the choice is
     looked at."""
     prompts = [case.tokens[: case.given].tolist() for case in cases]
     chances = choices(target, prompts, numbers)
     if not write:
-        return Foreseen(chances, [], [])
+        return PredictedCases(chances, [], [])
     open_cases = [i for i, case in enumerate(cases) if int(case.tokens[case.given]) != numbers[0]]
     best = [numbers[1 + int(row[1:].argmax())] for row in chances]
     asked = [(i, int(cases[i].tokens[cases[i].given])) for i in open_cases]
     others = [(i, best[i]) for i in range(len(cases)) if (i, best[i]) not in set(asked)]
     every = [*asked, *others]
-    answers = written(target, [[*prompts[i], first] for i, first in every], longest=longest, ends=ends)
+    answers = generate(target, [[*prompts[i], first] for i, first in every], longest=longest, ends=ends)
     said = {
         key: np.concatenate((np.array([key[1]], np.int32), answer))
         for key, answer in zip(every, answers, strict=True)
     }
     nothing = np.zeros(0, np.int32)
     right = [said.get((i, int(case.tokens[case.given])), nothing) for i, case in enumerate(cases)]
-    return Foreseen(chances, right, [said[i, best[i]] for i in range(len(cases))])
+    return PredictedCases(chances, right, [said[i, best[i]] for i in range(len(cases))])
 
 
-def counted(
-    cases: Sequence[TokenText], found: Foreseen, numbers: Sequence[int], sure: float
+def score_cases(
+    cases: Sequence[TokenText], found: PredictedCases, numbers: Sequence[int], sure: float
 ) -> dict[str, float]:
     """Shares over the cases: `place` and `text` of those with a change left, `quiet` of the others at the
     threshold `sure`, `offered` of the open ones."""

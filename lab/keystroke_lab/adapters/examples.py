@@ -29,16 +29,16 @@ from keystroke_lab.draft_heads.texts import TokenText
 from keystroke_lab.evaluation.edit_cases import EditCase, edit_case
 from keystroke_lab.pretraining.edit_sequences import State
 from keystroke_lab.pretraining.fim import LIVE_MIX, choose, cut
-from keystroke_lab.pretraining.synthetic_edits import made_edits
+from keystroke_lab.pretraining.synthetic_edits import synthetic_edits
 
 NEXT, NEW, QUIET = "next", "new", "quiet"
 REWRITE, FILL, KEEP, OWN = "rewrite", "fill", "keep", "own"
-LEARNED = {"next_edit": str(VERSION), "fim_order": "spm"}  # what an adapter says of itself after these
-POSITIVE = 0.7  # share of next-edit lessons with a change left to make
+LEARNED = {"next_edit": str(VERSION), "fim_order": "spm"}  # facts of an adapter trained on these
+POSITIVE = 0.7  # share of next-edit examples with a change left to make
 FEWER = 0.3  # share of them that show fewer places than there are
 NARROW = 0.5  # share of them whose places have fewer lines: more moments for as many tokens
-UNFORESEEN = 0.6  # share kept of those whose text could not be foreseen
-LONGEST = 2048  # tokens of a lesson
+UNPREDICTABLE = 0.6  # share kept of those whose text cannot be predicted
+LONGEST = 2048  # tokens of an example
 _LARGEST_FILE = 40_000  # characters
 _MOST = 8  # questions about one release step
 _TRIES = 4
@@ -50,7 +50,7 @@ Chat = Callable[[Sequence[Mapping[str, str]]], Sequence[int]]  # a conversation 
 
 
 @dataclass(frozen=True, slots=True)
-class Forms:
+class PromptForms:
     """How one model is asked: its tokenizer, the place format, fill-in tokens and chat template."""
 
     tokenizer: Tokenizer
@@ -60,7 +60,9 @@ class Forms:
     end: int  # of an assistant's turn
 
 
-def next_edits(step: Sequence[FileEdit], forms: Forms, rng: random.Random) -> Iterator[TokenText]:
+def next_edit_examples(
+    step: Sequence[FileEdit], forms: PromptForms, rng: random.Random
+) -> Iterator[TokenText]:
     """Lessons about one release step: some of its changes made, which place is next?"""
     hunks = sum(len(edit.hunks) for edit in step)
     for _ in range(min(_MOST, 1 + hunks // 2)):
@@ -70,8 +72,8 @@ def next_edits(step: Sequence[FileEdit], forms: Forms, rng: random.Random) -> It
         for _ in range(_TRIES if positive else 1):  # a change often reaches across the edge of its place
             case = case or edit_case(step, frame, rng, positive=positive, largest=_LARGEST_FILE)
         if case is not None:
-            text = next_edit(_fewer(case, rng) if rng.random() < FEWER else case, forms.places)
-            if len(text.tokens) <= LONGEST and (text.kind != NEW or rng.random() < UNFORESEEN):
+            text = next_edit_example(_fewer(case, rng) if rng.random() < FEWER else case, forms.places)
+            if len(text.tokens) <= LONGEST and (text.kind != NEW or rng.random() < UNPREDICTABLE):
                 yield text
 
 
@@ -86,16 +88,16 @@ class _Narrow:
         return self.form.region(lines, line, self.size)
 
 
-def next_edit(case: EditCase, form: PlacesFormat) -> TokenText:
+def next_edit_example(case: EditCase, form: PlacesFormat) -> TokenText:
     prompt = form.build(case.history, case.path, case.lines, case.places, case.cursor)
     said = None
     if case.right is not None and case.answer is not None:
         said = PlacesAnswer(prompt.places.index(case.places[case.right]), tuple(case.answer))
     answer = form.answer(prompt, said)
-    return _text(prompt.tokens, answer, QUIET if said is None else NEXT if foreseeable(case) else NEW)
+    return _text(prompt.tokens, answer, QUIET if said is None else NEXT if is_predictable(case) else NEW)
 
 
-def foreseeable(case: EditCase) -> bool:
+def is_predictable(case: EditCase) -> bool:
     """Whether every word and sign of the new text stands somewhere in what is shown: then it can be known, if
     not always is. Half of what people change next cannot."""
     assert case.answer is not None
@@ -115,15 +117,15 @@ def _fewer(case: EditCase, rng: random.Random) -> EditCase:
     return replace(case, places=tuple(case.places[i] for i in shown), right=right)
 
 
-def made_up(edit: FileEdit, forms: Forms, rng: random.Random) -> Iterator[TokenText]:
+def synthetic_examples(edit: FileEdit, forms: PromptForms, rng: random.Random) -> Iterator[TokenText]:
     """Next edits of a change carried through the text of a file."""
-    for made in made_edits(edit.project, edit.path, edit.after(), rng):
-        yield from next_edits([made], forms, rng)
+    for made in synthetic_edits(edit.project, edit.path, edit.after(), rng):
+        yield from next_edit_examples([made], forms, rng)
         break
 
 
-def filling(text: str, forms: Forms, rng: random.Random) -> TokenText | None:
-    """A gap in a file, the text after it first; None where the cut drawn makes no lesson."""
+def fill_example(text: str, forms: PromptForms, rng: random.Random) -> TokenText | None:
+    """A gap in a file, the text after it first; None where the cut drawn makes no example."""
     parts = cut(text, choose(rng, LIVE_MIX), rng)
     if parts is None or len(parts.middle) > 800:
         return None
@@ -138,15 +140,15 @@ def filling(text: str, forms: Forms, rng: random.Random) -> TokenText | None:
     return _text(given, [*encode(parts.middle), end], FILL)
 
 
-def rewriting(edit: FileEdit, forms: Forms, rng: random.Random) -> TokenText | None:
-    """A region to rewrite as told, in the words in which people tell it; None where the change drawn cannot
+def rewrite_example(edit: FileEdit, forms: PromptForms, rng: random.Random) -> TokenText | None:
+    """A region to rewrite by an instruction in ordinary words; None where the change drawn cannot
     be told in a sentence."""
     index = rng.randrange(len(edit.hunks))
     hunk = edit.hunks[index]
     told = instruction(hunk, rng)
     if told is None:
         return None
-    state = State.of(edit, range(index))
+    state = State.after_hunks(edit, range(index))
     lines, at = state.lines, state.at[index]
     first = max(0, at - rng.randint(2, 14))
     last = min(len(lines), at + len(hunk.old) + rng.randint(2, 14))
@@ -187,7 +189,7 @@ def instruction(hunk: EditHunk, rng: random.Random) -> str | None:
     return None
 
 
-def kept(text: str, forms: Forms, rng: random.Random) -> TokenText | None:
+def keep_example(text: str, forms: PromptForms, rng: random.Random) -> TokenText | None:
     """A text on which the base's own guesses are to be kept: a documented function of a Python file, asked
     for in chat and answered as it stands, or a part of any file; None where it is too short for either."""
     asked = _asked_for(text, rng) if rng.random() < _CHATS else None

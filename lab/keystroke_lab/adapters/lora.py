@@ -33,21 +33,21 @@ class Adapter(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = shape
-        dice = torch.Generator().manual_seed(seed)
+        rng = torch.Generator().manual_seed(seed)
         self.down, self.up = nn.ParameterList(), nn.ParameterList()
         for _ in range(shape.layers):
             for rows, columns in product_sizes(shape):
-                drawn = torch.randn(shape.rank, columns, generator=dice) / math.sqrt(columns)
+                drawn = torch.randn(shape.rank, columns, generator=rng) / math.sqrt(columns)
                 self.down.append(nn.Parameter(drawn.to(device)))
                 self.up.append(nn.Parameter(torch.zeros(rows, shape.rank, device=device)))
 
-    def of(self, layer: int) -> list[tuple[Tensor, Tensor]]:
+    def pairs_of(self, layer: int) -> list[tuple[Tensor, Tensor]]:
         """The pairs of one layer, in the order of `PRODUCTS`."""
         first = layer * len(PRODUCTS)
         return [(self.down[first + i], self.up[first + i]) for i in range(len(PRODUCTS))]
 
     @torch.no_grad()
-    def begin(self, held: AdapterFile) -> None:
+    def continue_from(self, held: AdapterFile) -> None:
         """Go on from a trained one, which is at its full strength again if it was weakened. Raises InputError
         where it has another shape."""
         if held.shape != self.shape:
@@ -57,7 +57,7 @@ class Adapter(nn.Module):
             )
         scale = self.shape.scale * held.strength
         for layer in range(self.shape.layers):
-            for product, (down, up) in zip(PRODUCTS, self.of(layer), strict=True):
+            for product, (down, up) in zip(PRODUCTS, self.pairs_of(layer), strict=True):
                 held_down, held_up = held.pairs[layer, product]
                 down.copy_(torch.from_numpy(held_down))
                 up.copy_(torch.from_numpy(held_up / scale))
@@ -65,7 +65,7 @@ class Adapter(nn.Module):
     def deltas(self) -> Iterator[tuple[int, str, Tensor]]:
         """What each weight would have to be changed by."""
         for layer in range(self.shape.layers):
-            for name, (down, up) in zip(PRODUCTS, self.of(layer), strict=True):
+            for name, (down, up) in zip(PRODUCTS, self.pairs_of(layer), strict=True):
                 yield layer, name, self.shape.scale * (up @ down)
 
 
@@ -111,7 +111,7 @@ class AdaptedModel:
         if compiled:
             self._before, self._after = torch.compile(_before), torch.compile(_after)
 
-    def last(self, tokens: Tensor, rows: int, length: int) -> Tensor:
+    def last_states(self, tokens: Tensor, rows: int, length: int) -> Tensor:
         """The normed last states of flat `tokens`, of which the first rows * length are that rectangle and
         the rest is filling."""
         target, used = self.target, rows * length
@@ -134,7 +134,7 @@ class AdaptedModel:
     ) -> Tensor:
         spec, scale = self.target.spec, self.adapter.shape.scale
         rows, length, used = box
-        qkv, out, wide, back = self.adapter.of(number)
+        qkv, out, wide, back = self.adapter.pairs_of(number)
         q, k, v = self._before(
             x, layer.attention_norm, layer.qkv, layer.qkv_bias, *qkv, cosines, sines,
             spec.norm_eps, scale, spec.heads, spec.kv_heads,
@@ -151,7 +151,7 @@ class AdaptedModel:
     def loss(self, tokens: Tensor, weights: Tensor, rows: int, length: int) -> tuple[Tensor, Tensor]:
         """The sum over `weights` (of guessing what follows each token) times nats, and which of the weighted
         guesses are right."""
-        last = self.last(tokens, rows, length)
+        last = self.last_states(tokens, rows, length)
         chosen = weights.nonzero()[:, 0]
         wanted = tokens[chosen + 1]
         total = torch.zeros((), device=tokens.device)
@@ -168,7 +168,7 @@ class AdaptedModel:
         """The sum over `weights` times the divergence, in nats, of what the base itself guesses after each
         token from what it guesses with the adapter; and where both guess the same first. Costs one more
         forward pass, without gradients, than `loss`."""
-        last, used = self.last(tokens, rows, length), rows * length
+        last, used = self.last_states(tokens, rows, length), rows * length
         box = tokens[:used].view(rows, length)
         with torch.no_grad():
             plain, _ = self.target.run(box, torch.arange(length, device=box.device).expand_as(box), causal)
@@ -199,7 +199,7 @@ def merge(target: TargetModel, adapter: Adapter, sign: float = 1.0) -> None:
 
 
 @contextmanager
-def strengthened(target: TargetModel, adapter: AdapterFile | None, strength: float) -> Iterator[None]:
+def with_strength(target: TargetModel, adapter: AdapterFile | None, strength: float) -> Iterator[None]:
     """The base with `strength` times an adapter in its weights, and afterwards exactly as it was. Less than 1
     forgets less of the base and knows less of what was learned."""
     if adapter is None or not strength:

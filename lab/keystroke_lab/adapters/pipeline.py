@@ -34,8 +34,8 @@ class Amounts:
     drawn: int = 22_400  # and of any on the index: one in five has edits and a licence
     packages: int = 1600  # names of npm packages
     releases: int = 6  # latest ones of each that are compared
-    tokens: int = 64_000_000  # of lessons
-    heldout: int = 40  # projects whose lessons are kept apart
+    tokens: int = 64_000_000  # of examples
+    heldout: int = 40  # projects whose examples are held out
 
 
 def python_names(count: int, index: PackageIndex, drawn: int, after: int = 0) -> list[str]:

@@ -14,12 +14,12 @@ from keystroke_lab.adapters.examples import (
     FILL,
     KEEP,
     REWRITE,
-    Forms,
-    filling,
-    kept,
-    made_up,
-    next_edits,
-    rewriting,
+    PromptForms,
+    fill_example,
+    keep_example,
+    next_edit_examples,
+    rewrite_example,
+    synthetic_examples,
 )
 from keystroke_lab.corpus.trajectories import FileEdit
 from keystroke_lab.draft_heads.texts import TokenText
@@ -33,8 +33,8 @@ _OF_A_PROJECT = 16_000  # tokens of next edits
 _TRIES = 400
 
 
-def project_lessons(edits: Sequence[FileEdit], forms: Forms, seed: str) -> list[TokenText]:
-    """All lessons of one project."""
+def project_examples(edits: Sequence[FileEdit], forms: PromptForms, seed: str) -> list[TokenText]:
+    """All examples of one project."""
     rng = random.Random(seed)
     found = list(_of_project(edits, forms, rng))
     room = sum(len(text.tokens) for text in found) / (1 - sum(SHARES.values()))
@@ -51,14 +51,14 @@ def project_lessons(edits: Sequence[FileEdit], forms: Forms, seed: str) -> list[
     return found
 
 
-def course(
+def sample_examples(
     projects: Iterable[Sequence[TokenText]],
     own: Iterator[TokenText],
     tokens: int,
     *,
     report: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[TokenText]:
-    """The projects' lessons, the base's own answers between them, until `tokens` are made or there are no
+    """The projects' examples, mixed with the base's own answers, until `tokens` are made or there are no
     more."""
     made: Counter[bool] = Counter()
     for texts in projects:
@@ -76,21 +76,21 @@ def course(
             return
 
 
-def _of_project(edits: Sequence[FileEdit], forms: Forms, rng: random.Random) -> Iterator[TokenText]:
+def _of_project(edits: Sequence[FileEdit], forms: PromptForms, rng: random.Random) -> Iterator[TokenText]:
     room = _OF_A_PROJECT
     every = steps(edits)
     rng.shuffle(every)  # where a project has more than there is room for, no release is preferred
     for step in every:
-        lessons = list(next_edits(step, forms, rng))
+        examples = list(next_edit_examples(step, forms, rng))
         if rng.random() < _MADE_UP:
-            lessons += made_up(rng.choice(step), forms, rng)
-        for text in lessons:
+            examples += synthetic_examples(rng.choice(step), forms, rng)
+        for text in examples:
             if room > 0:
                 room -= len(text.tokens)
                 yield text
 
 
-def _other(kind: str, edit: FileEdit, forms: Forms, rng: random.Random) -> TokenText | None:
+def _other(kind: str, edit: FileEdit, forms: PromptForms, rng: random.Random) -> TokenText | None:
     if kind == REWRITE:
-        return rewriting(edit, forms, rng)
-    return filling(edit.after(), forms, rng) if kind == FILL else kept(edit.after(), forms, rng)
+        return rewrite_example(edit, forms, rng)
+    return fill_example(edit.after(), forms, rng) if kind == FILL else keep_example(edit.after(), forms, rng)

@@ -42,7 +42,7 @@ class AdapterRecipe(TrainingRecipe):
     clip: float = 1.0
     batch: int = 8192  # tokens of a rectangle
     together: int = 2  # rectangles of one step: unlike lengths are unlike tasks
-    weights: Mapping[str, float] = field(  # of an answer's tokens, by kind of lesson
+    weights: Mapping[str, float] = field(  # of an answer's tokens, by kind of example
         default_factory=lambda: {"next": 1.0, "new": 0.15, "quiet": 1.0, "rewrite": 0.3, "fill": 0.7}
     )
     answer: float = 32.0  # tokens that the words of a next edit count as at most
@@ -201,7 +201,7 @@ def export(adapter: Adapter, path: Path, facts: Mapping[str, str]) -> int:
     """Write the adapter's file; its size in bytes."""
     pairs = {}
     for layer in range(adapter.shape.layers):
-        for product, (down, up) in zip(PRODUCTS, adapter.of(layer), strict=True):
+        for product, (down, up) in zip(PRODUCTS, adapter.pairs_of(layer), strict=True):
             pairs[layer, product] = (down.detach().float().cpu().numpy(), up.detach().float().cpu().numpy())
     return write_adapter(path, adapter.shape, pairs, facts)
 
@@ -219,8 +219,8 @@ def train_adapter(
     begin: Path | None = None,
     compiled: bool | None = None,
 ) -> dict[str, Any]:
-    """Load the base, train, and leave `adapter.safetensors` in `run`. What was made. `learned`: what the
-    lessons teach, for the file to say. `begin`: an adapter to go on from; a run that was stopped goes on from
+    """Load the base, train, and leave `adapter.safetensors` in `run`. A summary. `learned`: facts about
+    the examples for the file's metadata. `begin`: an adapter to continue from; a stopped run continues from
     its own checkpoint. `compiled`: None does so on a GPU."""
     held = read_adapter(begin) if begin is not None else None
     texts = [text for path in lessons for text in read_texts(path)]
@@ -234,7 +234,7 @@ def train_adapter(
     adapter = Adapter(shape_for(target, rank), seed=recipe.seed, device=place)
     before = {"steps": 0, "tokens": 0}
     if held is not None:
-        adapter.begin(held)
+        adapter.continue_from(held)
         before = {name: int(held.facts.get(name, 0)) for name in before}
     fuse = place.type == "cuda" if compiled is None else compiled
     trainer = AdapterRun(run, target, adapter, recipe, compiled=fuse)

@@ -37,6 +37,11 @@ def source_files(
         return (posixpath.splitext(path)[1] in suffixes or path.endswith(also)) and 0 < size <= MAX_FILE
 
     entries = (_zip_entries if filename.endswith((".zip", ".whl")) else _tar_entries)(data, wanted)
+    return _bounded(entries)
+
+
+def _bounded(entries: Iterator[tuple[str, bytes, float]]) -> Iterator[tuple[str, bytes, float]]:
+    """The entries up to the limits, or up to where the archive is damaged."""
     total = 0
     try:
         for count, (path, content, changed) in enumerate(entries):
@@ -55,6 +60,19 @@ def source_files(
         NotImplementedError,
     ):
         return
+
+
+def text_files(data: bytes, wanted: Callable[[str], bool], largest: int) -> Iterator[tuple[str, str]]:
+    """(path without its top folder, text) of each wanted UTF-8 file of a tar archive."""
+
+    def chosen(path: str, size: int) -> bool:
+        return 0 < size <= largest and wanted(path.partition("/")[2])
+
+    for path, content, _ in _bounded(_tar_entries(data, chosen)):
+        try:
+            yield path.partition("/")[2], content.decode().replace("\r\n", "\n")
+        except UnicodeDecodeError:
+            continue
 
 
 Wanted = Callable[[str, int], bool]

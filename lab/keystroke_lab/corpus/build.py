@@ -28,7 +28,7 @@ from keystroke.errors import InputError, NotFound
 from keystroke_lab.corpus.dedup import Deduplicator, Signature, line_hashes, signature_of
 from keystroke_lab.corpus.harvest import ProjectRecord, read_project, read_record
 from keystroke_lab.corpus.languages import LANGUAGES, language_of
-from keystroke_lab.corpus.overlap import Evaluated
+from keystroke_lab.corpus.overlap import EvaluationLines
 from keystroke_lab.corpus.shards import SUFFIX, read_shard, shard_paths, write_shard
 from keystroke_lab.corpus.split import CorpusPart, part_of
 from keystroke_lab.pretraining.documents import SourceText
@@ -41,7 +41,7 @@ SIGNATURES = "signatures.npy"  # of every kept file, so that a corpus can grow w
 
 
 @dataclass(frozen=True, slots=True)
-class Harvested:
+class HarvestedProject:
     path: Path
     record: ProjectRecord
     part: CorpusPart
@@ -56,15 +56,15 @@ class Harvested:
         return hashlib.blake2b(self.record.name.encode(), digest_size=8, salt=b"order").digest()
 
 
-def harvested(folders: Sequence[Path]) -> list[Harvested]:
+def harvested_projects(folders: Sequence[Path]) -> list[HarvestedProject]:
     """Kept projects, each once, oldest first; training projects before the others."""
-    found: dict[str, Harvested] = {}
+    found: dict[str, HarvestedProject] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.jsonl.gz")):
             record = read_record(path)
             if record.outcome == "kept" and record.name not in found:
                 part = part_of(record.name, datetime.fromisoformat(record.first_released))
-                found[record.name] = Harvested(path, record, part)
+                found[record.name] = HarvestedProject(path, record, part)
     if not found:
         raise NotFound(f"no harvested projects in {', '.join(map(str, folders))}; run the harvest first")
     return sorted(
@@ -82,11 +82,11 @@ def build(
 ) -> dict[str, Any]:
     """Write `out/train`, `out/heldout`, `out/late` and the manifest; the manifest's summary. What stands in
     the case files `without` is not trained on."""
-    projects = harvested(folders)
+    projects = harvested_projects(folders)
     out.mkdir(parents=True, exist_ok=True)
     (out / MANIFEST).unlink(missing_ok=True)  # what it accounts for is about to be overwritten
     seen, files = Deduplicator(), Counter[str]()
-    keep = _compare(projects, out, seen, [], files, Evaluated.of(without), workers, report)
+    keep = _compare(projects, out, seen, [], files, EvaluationLines.from_files(without), workers, report)
     pieces = _write_pieces(projects, keep, out, [], workers, report)
     return _finish(out, seen, _summary(projects, files, pieces))
 
@@ -104,12 +104,12 @@ def grow(
     manifest changes last and says how much of the other files counts, so a growth cut short leaves the
     corpus as it was."""
     manifest = read_manifest(out)
-    projects = harvested(folders)
+    projects = harvested_projects(folders)
     files: Counter[str] = Counter(manifest["files"])
     listed = _listed(out, files.total())
     kept = sum(number for what, number in files.items() if what.endswith(" kept"))
     seen = _remembered(out, manifest["pieces"], kept, report)
-    keep = _compare(projects, out, seen, listed, files, Evaluated.of(without), workers, report)
+    keep = _compare(projects, out, seen, listed, files, EvaluationLines.from_files(without), workers, report)
     projects = [p for p in projects if keep.get(p.record.name)]
     pieces = _write_pieces(projects, keep, out, manifest["pieces"], workers, report)
     names = {json.loads(line)[1] for line in listed}
@@ -177,24 +177,24 @@ class _File:
     licence: str
 
 
-def _inspect(evaluated: Evaluated, path: Path) -> list[_File]:
+def _inspect(evaluated: EvaluationLines, path: Path) -> list[_File]:
     """The project's files. Runs in a worker process: most of a comparison is reading and hashing."""
     found = []
     for file in read_project(path)[1]:
         hashes = line_hashes(file.text)
         mark = signature_of(hashes)
-        held = evaluated.within(hashes)
+        held = evaluated.occurs_in_hashes(hashes)
         found.append(_File(file.path, file.sha256, len(file.text), mark, held, file.licence))
     return found
 
 
 def _compare(
-    projects: list[Harvested],
+    projects: list[HarvestedProject],
     out: Path,
     seen: Deduplicator,
     listed: list[str],
     files: Counter[str],
-    evaluated: Evaluated,
+    evaluated: EvaluationLines,
     workers: int,
     report: Report,
 ) -> dict[str, set[str]]:
@@ -218,7 +218,7 @@ def _compare(
                 if file.sha256 in known:
                     continue
                 held = file.evaluated and project.part is CorpusPart.TRAIN
-                new = not held and seen.takes(file.signature)
+                new = not held and seen.is_new_signature(file.signature)
                 outcome = "evaluated" if held else "kept" if new else "near-copy"
                 files[f"{project.part} {outcome}"] += 1
                 if new:
@@ -239,7 +239,7 @@ def _compare(
 
 
 def _write_pieces(
-    projects: list[Harvested],
+    projects: list[HarvestedProject],
     keep: dict[str, set[str]],
     out: Path,
     before: list[dict[str, Any]],
@@ -264,8 +264,8 @@ def _write_pieces(
     return pieces
 
 
-def _groups(projects: list[Harvested], language: str) -> Iterator[list[Harvested]]:
-    group: list[Harvested] = []
+def _groups(projects: list[HarvestedProject], language: str) -> Iterator[list[HarvestedProject]]:
+    group: list[HarvestedProject] = []
     size = 0
     for project in projects:
         held = project.characters(language)
@@ -300,7 +300,9 @@ def _write_one(path: Path, language: str, members: list[tuple[Path, set[str]]]) 
     }
 
 
-def _summary(projects: list[Harvested], files: Counter[str], pieces: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(
+    projects: list[HarvestedProject], files: Counter[str], pieces: list[dict[str, Any]]
+) -> dict[str, Any]:
     refused: Counter[str] = Counter()
     for project in projects:
         refused.update(project.record.refused)

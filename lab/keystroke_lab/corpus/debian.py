@@ -54,7 +54,7 @@ def configured_mirror() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Archived:
+class ArchivedFile:
     """One file of the archive."""
 
     address: str
@@ -68,8 +68,8 @@ class DebianPackage:
     name: str
     version: str
     ecosystem: str  # what builds it; "native" where nothing of a language's own does
-    upstream: Archived  # a crate's is the binary package that holds its source
-    stating: tuple[Archived, ...]  # binary packages that hold its debian/copyright, smallest first
+    upstream: ArchivedFile  # a crate's is the binary package that holds its source
+    stating: tuple[ArchivedFile, ...]  # binary packages that hold its debian/copyright, smallest first
 
 
 class Mirror:
@@ -83,13 +83,15 @@ class Mirror:
 
     def packages(self, release: str = RELEASE) -> list[DebianPackage]:
         """Every source package of a release that may be used, by name."""
-        binaries: dict[str, list[Archived]] = {}
+        binaries: dict[str, list[ArchivedFile]] = {}
         for paragraph in self._index(f"{release}/main/binary-amd64/Packages.xz"):
             fields: dict[str, str] = dict(_LINE.findall(paragraph))
             if {"Package", "Filename", "Size", "SHA256"} <= fields.keys():
                 source = (fields.get("Source") or fields["Package"]).partition(" ")[0]
                 file, size = fields["Filename"], int(fields["Size"])
-                archived = Archived(f"{self.base}/{file}", file.rpartition("/")[2], size, fields["SHA256"])
+                archived = ArchivedFile(
+                    f"{self.base}/{file}", file.rpartition("/")[2], size, fields["SHA256"]
+                )
                 binaries.setdefault(source, []).append(archived)
         found = {}
         for paragraph in self._index(f"{release}/main/source/Sources.xz"):
@@ -107,7 +109,7 @@ class Mirror:
         except (lzma.LZMAError, UnicodeDecodeError) as error:
             raise InputError(f"{path} of the Debian archive cannot be read ({error}); try again") from error
 
-    def fetch(self, file: Archived) -> bytes:
+    def fetch(self, file: ArchivedFile) -> bytes:
         return self._server.fetch(file.address, file.sha256, file.name)
 
     def close(self) -> None:
@@ -119,14 +121,14 @@ def _field(paragraph: str, name: str) -> str:
     return found[1] if found else ""
 
 
-def _package(paragraph: str, base: str, binaries: dict[str, list[Archived]]) -> DebianPackage | None:
+def _package(paragraph: str, base: str, binaries: dict[str, list[ArchivedFile]]) -> DebianPackage | None:
     name, version, folder = (_field(paragraph, f) for f in ("Package", "Version", "Directory"))
     made = sorted(binaries.get(name, ()), key=lambda file: (file.size, file.name))
     if not folder or not made:
         return None
     ecosystem = _ecosystem(name, paragraph)
     files = [
-        Archived(f"{base}/{folder}/{file}", file, int(size), sha256)
+        ArchivedFile(f"{base}/{folder}/{file}", file, int(size), sha256)
         for sha256, size, file in _FILE.findall(_field(paragraph, "Checksums-Sha256"))
         if _ARCHIVE.search(file) and not _ASIDE.search(file)
     ]

@@ -7,30 +7,23 @@ damaged archive yields what could be read before the damage.
 
 from __future__ import annotations
 
-import io
 import lzma
 import re
-import shutil
-import subprocess
-import tarfile
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from keystroke.agent.evaluation.downloads import Fetcher
-from keystroke.errors import InputError, KeystrokeError, NotFound
-from keystroke_lab.corpus.archives import MAX_ENTRIES, MAX_TOTAL
-from keystroke_lab.corpus.edits import FILES_OF_A_PAIR, without_sweeps
-from keystroke_lab.corpus.harvest import bounded
-from keystroke_lab.corpus.hunks import LARGEST_FILE, NoEdit, trajectory
+from keystroke_lab.corpus.archives import text_files
+from keystroke_lab.corpus.collecting import Report, collect_each, store_version_edits
+from keystroke_lab.corpus.debian import configured_mirror
+from keystroke_lab.corpus.hunks import LARGEST_FILE
 from keystroke_lab.corpus.licences import permissive_licence
 from keystroke_lab.corpus.processes import Processes
-from keystroke_lab.corpus.trajectories import FileEdit, write_edits
+from keystroke_lab.corpus.trajectories import write_edits
 
 SUITES = ("bookworm", "trixie")  # two that follow each other
 LARGEST_ARCHIVE = 1 << 20
@@ -60,26 +53,11 @@ class ReleasedPackage:
     packaging: ArchiveFile  # what Debian put beside it
 
 
-def configured_archive() -> str:
-    """The archive's address, as apt has it. Raises NotFound without apt."""
-    apt = shutil.which("apt-get")
-    if apt is None:
-        raise NotFound("apt is not here; leave Debian's source packages out")
-    asked = subprocess.run(
-        [apt, "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    address = next(iter(asked.stdout.split()), "").rstrip("/")
-    if not address.startswith(("http://", "https://")):
-        raise InputError(f"apt's archive {address!r} is not a web address; leave Debian's packages out")
-    return address
-
-
 class SourceArchive:
     """A client of the archive. Thread-safe as httpx's client is."""
 
     def __init__(self, base: str | None = None, *, transport: httpx.BaseTransport | None = None) -> None:
-        self.base = base or configured_archive()
+        self.base = base or configured_mirror()
         self._fetcher = Fetcher("the archive", transport=transport)
 
     def packages(self, suite: str) -> dict[str, ReleasedPackage]:
@@ -116,58 +94,29 @@ def _package(text: str) -> ReleasedPackage | None:
 
 def stated_licence(packaging: bytes) -> str | None:
     """What debian/copyright says of all files, if it is a licence we may use; else None."""
-    text = dict(_members(packaging, re.compile(r"(^|/)copyright$"))).get("copyright")
+    text = dict(text_files(packaging, "copyright".__eq__, LARGEST_FILE)).get("copyright")
     if text is None:
         return None
     stated = re.search(r"^Files:[ \t]*\*[ \t]*$(?:\n.+)*?\nLicense:[ \t]*(\S.*)$", text, re.MULTILINE)
     return permissive_licence({"license": stated[1].strip()}) if stated is not None else None
 
 
-def _members(data: bytes, wanted: re.Pattern[str]) -> Iterator[tuple[str, str]]:
-    """(path without its top folder, text) of each wanted file that is plain UTF-8."""
-    total = 0
-    try:
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r|*") as archive:
-            for count, member in enumerate(archive):
-                path = member.name.removeprefix("./").partition("/")[2]
-                if count >= MAX_ENTRIES or total > MAX_TOTAL:
-                    return
-                if not member.isreg() or not 0 < member.size <= LARGEST_FILE or not wanted.search(path):
-                    continue
-                stream = archive.extractfile(member)
-                content = stream.read(LARGEST_FILE) if stream is not None else b""
-                total += len(content)
-                try:
-                    yield path, content.decode().replace("\r\n", "\n")
-                except UnicodeDecodeError:
-                    continue
-    except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError, ValueError):
-        return  # what was read before the damage is as good as any
-
-
 def source_files(data: bytes) -> dict[str, str]:
-    """The sources of a package that its authors wrote."""
+    """The hand-written sources of a package, by path without its top folder."""
+
+    def wanted(path: str) -> bool:
+        return _SOURCE.search(path) is not None and not _OTHERS.search(path)
+
     return {
         path: text
-        for path, text in _members(data, _SOURCE)
-        if not _OTHERS.search(path)
-        and not _WRITTEN_BY_A_TOOL.search(text[:2000])
-        and max(map(len, text.split("\n"))) <= _LONGEST_LINE
+        for path, text in text_files(data, wanted, LARGEST_FILE)
+        if not _WRITTEN_BY_A_TOOL.search(text[:2000]) and max(map(len, text.split("\n"))) <= _LONGEST_LINE
     }
 
 
-def _store(name: str, licence: str, versions: Sequence[tuple[str, bytes]], target: Path) -> int:
-    (old_number, old_data), (new_number, new_data) = versions
-    old, new = source_files(old_data), source_files(new_data)
-    changed = sorted(path for path in old.keys() & new.keys() if old[path] != new[path])
-    found = [
-        FileEdit(f"debian:{name}", licence, old_number, new_number, path, step.before, step.hunks)
-        for path in changed[:FILES_OF_A_PAIR]
-        if not isinstance(step := trajectory(old[path], new[path]), NoEdit)
-    ]
-    edits = list(without_sweeps(found))
-    write_edits(target, edits)
-    return len(edits)
+def _store(name: str, licence: str, archives: Sequence[tuple[str, bytes]], target: Path) -> int:
+    versions = ((number, source_files(data)) for number, data in archives)
+    return store_version_edits(f"debian:{name}", licence, versions, target)
 
 
 def collect_sources(
@@ -178,34 +127,29 @@ def collect_sources(
     *,
     workers: int = 6,
     processes: int = 0,
-    report: Callable[[str, int, int], None] = lambda *_: None,
+    report: Report = lambda *_: None,
 ) -> Counter[str]:
     """Collect the edits of every package not yet in `out` between the two `releases`; counts of outcomes. One
     that fails is counted and tried again next time."""
-    out.mkdir(parents=True, exist_ok=True)
-    outcomes: Counter[str] = Counter()
     before, after = releases
 
-    def one(name: str) -> str:
-        target = out / f"debian+{name}.jsonl.gz"
-        if target.exists():
-            return "there"
-        try:
-            licence = stated_licence(archive.fetch(after[name].packaging))
-            if licence is None:
-                write_edits(target, [])
-                return "licence"
-            versions = [(p[name].upstream, archive.fetch(p[name].written)) for p in (before, after)]
-            edits = crew.do(_store, name, licence, versions, target)
-        except (httpx.HTTPError, KeystrokeError, OSError, ValueError, BrokenExecutor) as error:
-            return f"failed: {type(error).__name__}"
-        return "collected" if edits else "no edits"
+    def one(name: str, target: Path, crew: Processes) -> str:
+        licence = stated_licence(archive.fetch(after[name].packaging))
+        if licence is None:
+            write_edits(target, [])
+            return "licence"
+        versions = [(p[name].upstream, archive.fetch(p[name].written)) for p in (before, after)]
+        return "collected" if crew.do(_store, name, licence, versions, target) else "no edits"
 
-    with Processes(processes) as crew, ThreadPoolExecutor(workers) as pool:
-        for done, outcome in enumerate(bounded(pool, one, names, workers * 2), start=1):
-            outcomes[outcome] += 1
-            report("sources", done, len(names))
-    return outcomes
+    return collect_each(
+        one,
+        names,
+        lambda name: out / f"debian+{name}.jsonl.gz",
+        "sources",
+        workers=workers,
+        processes=processes,
+        report=report,
+    )
 
 
 def in_both(releases: Sequence[Mapping[str, ReleasedPackage]]) -> list[str]:

@@ -67,7 +67,7 @@ class Deduplicator:
     """Remembers what it was shown and says whether a text is new."""
 
     def __init__(self, known: NDArray[np.uint32] | None = None) -> None:
-        """`known` are `signatures()` of an earlier one: it goes on from there."""
+        """`known`: the `signatures()` of an earlier one, to continue from."""
         self._bands: list[dict[bytes, int]] = [{} for _ in range(BANDS)]
         self._kept: list[Signature] = []
         for mine in known if known is not None else ():
@@ -75,9 +75,9 @@ class Deduplicator:
 
     def is_new(self, text: str) -> bool:
         """Whether no text shown and kept before is nearly this one. A new text is remembered."""
-        return self.takes(signature(text))
+        return self.is_new_signature(signature(text))
 
-    def takes(self, mine: Signature) -> bool:
+    def is_new_signature(self, mine: Signature) -> bool:
         """`is_new` of a text that is known by its signature."""
         for table, key in zip(self._bands, _keys(mine), strict=True):
             rival = table.get(key)

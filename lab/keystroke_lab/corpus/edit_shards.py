@@ -18,7 +18,7 @@ from typing import Any
 
 from keystroke.errors import InputError, NotFound
 from keystroke_lab.corpus.dedup import Deduplicator
-from keystroke_lab.corpus.overlap import Evaluated
+from keystroke_lab.corpus.overlap import EvaluationLines
 from keystroke_lab.corpus.trajectories import FileEdit, read_edits, write_edits
 
 PIECE = 20_000_000  # characters
@@ -26,7 +26,7 @@ PROJECT_LIMIT = 400_000  # characters of whole files kept of one project
 SUFFIX = ".jsonl.bz2"
 
 
-def collected(folder: Path) -> list[Path]:
+def collected_projects(folder: Path) -> list[Path]:
     """Files of collected projects in an order that has nothing to do with their names."""
     paths = folder.glob("*.jsonl.gz")
     return sorted(
@@ -34,7 +34,7 @@ def collected(folder: Path) -> list[Path]:
     )
 
 
-def selected(edits: list[FileEdit], seen: Deduplicator, left_out: Counter[str]) -> list[FileEdit]:
+def select_edits(edits: list[FileEdit], seen: Deduplicator, left_out: Counter[str]) -> list[FileEdit]:
     """What is kept of one project's edits, in their order: new changes, of releases with at least two hunks,
     files with several hunks first where there are too many."""
     new = [edit for edit in edits if seen.is_new(edit.changed)]
@@ -75,19 +75,19 @@ def pack(
             f"{sorted(both)[0].removesuffix('.jsonl.gz')} is among the projects to train on and those held"
             " out; delete one of the two files"
         )
-    paths = collected(train)
+    paths = collected_projects(train)
     if not paths:
         raise NotFound(f"no collected edits in {train}; collect some first")
     seen, left_out = Deduplicator(), Counter[str]()
-    evaluated = Evaluated.of(without)
+    evaluated = EvaluationLines.from_files(without)
 
-    def projects(some: list[Path], limit: int, apart: Evaluated) -> Iterator[list[FileEdit]]:
+    def projects(some: list[Path], limit: int, apart: EvaluationLines) -> Iterator[list[FileEdit]]:
         size = 0
         for i, path in enumerate(some):
             every = read_edits(path)
-            unseen = [e for e in every if not any(map(apart.holds, (e.before, e.after())))]
+            unseen = [e for e in every if not any(map(apart.occurs_in, (e.before, e.after())))]
             left_out["evaluated"] += len(every) - len(unseen)
-            edits = selected(unseen, seen, left_out)
+            edits = select_edits(unseen, seen, left_out)
             size += sum(_size(edit) for edit in edits)
             yield edits
             report("pack", i + 1, len(some))
@@ -104,7 +104,7 @@ def pack(
         rows.append(_write(out / "train" / f"{i:04d}{SUFFIX}", piece, out))
         _count(counts["train"], piece)
         licences.update(edit.licence for edit in piece)
-    rest = [edit for edits in projects(collected(heldout), 0, Evaluated(())) for edit in edits]
+    rest = [edit for edits in projects(collected_projects(heldout), 0, EvaluationLines(())) for edit in edits]
     rows.append(_write(out / f"heldout{SUFFIX}", rest, out))
     _count(counts["heldout"], rest)
     summary: dict[str, Any] = {part: dict(count) for part, count in counts.items()}

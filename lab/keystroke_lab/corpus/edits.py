@@ -10,28 +10,25 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
 from keystroke.agent.evaluation.package_index import PackageIndex, Release, normalised
-from keystroke.errors import KeystrokeError
 from keystroke_lab.corpus.archives import python_files
+from keystroke_lab.corpus.collecting import FILES_OF_A_PAIR, Report, collect_each, without_sweeps
 from keystroke_lab.corpus.filters import Refusal, clean
-from keystroke_lab.corpus.harvest import ProjectRecord, bounded, read_record
-from keystroke_lab.corpus.hunks import LARGEST_FILE, NoEdit, squeezed, trajectory
+from keystroke_lab.corpus.harvest import ProjectRecord, read_record
+from keystroke_lab.corpus.hunks import LARGEST_FILE, NoEdit, trajectory
 from keystroke_lab.corpus.licences import permissive_licence
 from keystroke_lab.corpus.processes import Processes
 from keystroke_lab.corpus.split import CorpusPart, part_of
 from keystroke_lab.corpus.trajectories import FileEdit, write_edits
 
 LARGEST_ARCHIVE = 4 << 20
-FILES_OF_A_PAIR = 40  # a release that changed more was a sweep; an even sample of it will do
-SAME_CHANGE = 3  # files of one project that may show the same change
 _RELEASE_FILES = re.compile(r"(^|/)(setup|conf|version|__version__|_version|__about__|about|release)\.py$")
 
 
-def chosen(folders: Sequence[Path], parts: Iterable[CorpusPart]) -> list[ProjectRecord]:
+def choose_projects(folders: Sequence[Path], parts: Iterable[CorpusPart]) -> list[ProjectRecord]:
     """Kept projects of these parts, each once, in an order that has nothing to do with their names."""
     wanted, found = set(parts), dict[str, ProjectRecord]()
     for folder in folders:
@@ -70,25 +67,15 @@ def release_edits(
             yield FileEdit(record.name, record.licence, *versions, path, found.before, found.hunks)
 
 
-def without_sweeps(edits: Iterable[FileEdit]) -> Iterator[FileEdit]:
-    """Leave out files that only repeat a change already seen in a few others."""
-    seen: Counter[tuple[str, str]] = Counter()
-    for edit in edits:
-        keys = {(squeezed(hunk.old), squeezed(hunk.new)) for hunk in edit.hunks}
-        if any(seen[key] < SAME_CHANGE for key in keys):
-            yield edit
-        seen.update(keys)
-
-
 def fetched_releases(
     index: PackageIndex, record: ProjectRecord, releases: int
 ) -> list[tuple[Release, bytes]]:
     """The project's latest `releases` with their archives, oldest first; none where there is no pair."""
     project = index.project(record.name)
-    return [] if project is None else _fetched(index, project.releases, releases)
+    return [] if project is None else _fetch_latest(index, project.releases, releases)
 
 
-def _fetched(index: PackageIndex, every: Sequence[Release], count: int) -> list[tuple[Release, bytes]]:
+def _fetch_latest(index: PackageIndex, every: Sequence[Release], count: int) -> list[tuple[Release, bytes]]:
     recent = [r for r in every if r.download.size <= LARGEST_ARCHIVE][-count:]
     return [(release, index.fetch(release.download)) for release in recent] if len(recent) > 1 else []
 
@@ -107,7 +94,7 @@ def named_releases(
     if part_of(project.name, project.first_released) is not CorpusPart.TRAIN:
         return ProjectRecord(name, "held out"), []
     known = [release for release in project.releases if release.uploaded < until]
-    return ProjectRecord(project.name, "kept", licence=licence), _fetched(index, known, releases)
+    return ProjectRecord(project.name, "kept", licence=licence), _fetch_latest(index, known, releases)
 
 
 def store_edits(record: ProjectRecord, releases: list[tuple[Release, bytes]], target: Path) -> int:
@@ -133,7 +120,7 @@ def collect(
     releases: int,
     workers: int = 6,
     processes: int = 0,
-    report: Callable[[str, int, int], None] = lambda *_: None,
+    report: Report = lambda *_: None,
 ) -> Counter[str]:
     """Collect the edits of every project not yet in `out`; counts of outcomes. A project that fails is
     counted and tried again next time. `workers` projects are fetched at a time, compared by `processes`."""
@@ -154,7 +141,7 @@ def collect_named(
     until: datetime,
     workers: int = 6,
     processes: int = 0,
-    report: Callable[[str, int, int], None] = lambda *_: None,
+    report: Report = lambda *_: None,
 ) -> Counter[str]:
     """As `collect`, of projects that need not be harvested: each archive is fetched once, and nothing of a
     project that is not to be trained on."""
@@ -171,24 +158,19 @@ def _collect(
     out: Path,
     workers: int,
     processes: int,
-    report: Callable[[str, int, int], None],
+    report: Report,
 ) -> Counter[str]:
-    out.mkdir(parents=True, exist_ok=True)
-    outcomes: Counter[str] = Counter()
-
-    def one(name: str) -> str:
-        target = out / f"{name}.jsonl.gz"
-        if target.exists():
-            return "there"
-        try:
-            record, releases = ask(name)
-            edits = crew.do(store_edits, record, releases, target)
-        except (KeystrokeError, OSError, ValueError, ArithmeticError, BrokenExecutor) as error:
-            return f"failed: {type(error).__name__}"
+    def one(name: str, target: Path, crew: Processes) -> str:
+        record, releases = ask(name)
+        edits = crew.do(store_edits, record, releases, target)
         return "collected" if edits else "no edits" if record.outcome == "kept" else record.outcome
 
-    with Processes(processes) as crew, ThreadPoolExecutor(workers) as pool:
-        for done, outcome in enumerate(bounded(pool, one, names, workers * 2), start=1):
-            outcomes[outcome] += 1
-            report("edits", done, len(names))
-    return outcomes
+    return collect_each(
+        one,
+        names,
+        lambda name: out / f"{name}.jsonl.gz",
+        "edits",
+        workers=workers,
+        processes=processes,
+        report=report,
+    )

@@ -168,7 +168,7 @@ def harvest_project(
         record = read_record(path)
         if not _was_cut(record, limits):
             return record
-    record, download = _asked(index, name, limits)
+    record, download = _look_up(index, name, limits)
     if download is None:
         write_project(path, record, [])
         return record
@@ -181,7 +181,7 @@ def _was_cut(record: ProjectRecord, limits: HarvestLimits) -> bool:
     return record.cap < limits.characters and full and record.refused.get("over_cap", 0) > 0
 
 
-def _asked(index: PackageIndex, name: str, limits: HarvestLimits) -> tuple[ProjectRecord, Download | None]:
+def _look_up(index: PackageIndex, name: str, limits: HarvestLimits) -> tuple[ProjectRecord, Download | None]:
     """What the index says of a project, and what to fetch if it is wanted."""
     key = normalised(name)
     project = _find(index, name, limits)

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 LONGEST_HUNK = 20  # lines on either side
 MOST_HUNKS = 24  # a file that changed in more places was rewritten
-LARGEST_FILE = 40_000  # characters; comparing larger files costs more than it teaches
+LARGEST_FILE = 40_000  # characters; comparing larger files costs more than it is worth
 _NEAR = 2  # hunks with at most so many lines between them are one
 _LONGEST_LINE = 200
 _REWRITTEN = 0.5  # share of the lines
@@ -130,7 +130,7 @@ _DATA_LINE = re.compile(r"^\s*[\[({]*\s*(-?\d|0x|[bur]?['\"]|\\x|[\])}])")
 
 
 def is_worthwhile(old: list[str], new: list[str]) -> bool:
-    """Whether a change of these lines is one a person would want foreseen."""
+    """Whether a change of these lines is worth predicting."""
     if max(len(old), len(new)) > LONGEST_HUNK or any(len(line) > _LONGEST_LINE for line in (*old, *new)):
         return False
     return not (is_formatting(old, new) or is_sorting(old, new) or is_release(old, new) or is_data(old, new))

@@ -21,7 +21,7 @@ LARGEST = 6_000_000  # bytes unpacked; a registry need not say how many, and the
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
+class NpmPackage:
     name: str
     version: str
     licence: str | None  # None: not permissive
@@ -39,7 +39,7 @@ class NpmIndex:
         self.base = base or configured_registry()
         self._server = Fetcher("the npm registry", connections=connections, transport=transport)
 
-    def package(self, name: str) -> Package | None:
+    def package(self, name: str) -> NpmPackage | None:
         """The package's latest version; None where there is none, it is too large, or it is not dated."""
         answer = self._server.get(f"{self.base}/{name.replace('/', '%2f')}")
         if answer.status_code != 200:
@@ -54,9 +54,9 @@ class NpmIndex:
         stated = latest.get("license") or data.get("license")
         licence = permissive_licence({"license": stated.get("type") if isinstance(stated, dict) else stated})
         needs = [*(latest.get("dependencies") or ()), *(latest.get("devDependencies") or ())]
-        return Package(name, str(number), licence, str(created), str(archive), tuple(dict.fromkeys(needs)))
+        return NpmPackage(name, str(number), licence, str(created), str(archive), tuple(dict.fromkeys(needs)))
 
-    def fetch(self, package: Package) -> bytes:
+    def fetch(self, package: NpmPackage) -> bytes:
         """Raises TooLarge."""
         return self._server.download(package.archive, LARGEST)
 
@@ -64,7 +64,7 @@ class NpmIndex:
         self._server.close()
 
 
-def written(paths: list[str]) -> set[str]:
+def without_compiled(paths: list[str]) -> set[str]:
     """The paths without the scripts that were compiled from TypeScript standing beside them."""
     typed = {PurePosixPath(p).stem for p in paths if p.endswith((".ts", ".tsx")) and not p.endswith(".d.ts")}
     scripts = (".js", ".mjs", ".cjs", ".jsx")

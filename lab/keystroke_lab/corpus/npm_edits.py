@@ -7,15 +7,11 @@ damaged archive yields what could be read before the damage.
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 import subprocess
-import tarfile
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,14 +20,12 @@ from typing import Any
 import httpx
 
 from keystroke.agent.evaluation.downloads import DownloadTooLarge, Fetcher
-from keystroke.errors import InputError, KeystrokeError, NotFound
-from keystroke_lab.corpus.archives import MAX_ENTRIES, MAX_TOTAL
-from keystroke_lab.corpus.edits import FILES_OF_A_PAIR, without_sweeps
-from keystroke_lab.corpus.harvest import bounded
-from keystroke_lab.corpus.hunks import LARGEST_FILE, NoEdit, trajectory
+from keystroke.errors import InputError, NotFound
+from keystroke_lab.corpus.archives import text_files
+from keystroke_lab.corpus.collecting import Report, collect_each, store_version_edits
+from keystroke_lab.corpus.hunks import LARGEST_FILE
 from keystroke_lab.corpus.licences import permissive_licence
 from keystroke_lab.corpus.processes import Processes
-from keystroke_lab.corpus.trajectories import FileEdit, write_edits
 
 LARGEST_PACKAGE = 2_000_000  # bytes unpacked
 _SOURCE = re.compile(r"\.(js|mjs|cjs|jsx|ts|tsx)$")
@@ -103,59 +97,24 @@ class NpmRegistry:
 
 
 def script_files(data: bytes) -> dict[str, str]:
-    """The sources of a package that somebody wrote, by path without its top folder."""
-    found: dict[str, str] = {}
-    total = 0
-    try:
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r|*") as archive:
-            for count, member in enumerate(archive):
-                path = member.name.partition("/")[2]
-                if count >= MAX_ENTRIES or total > MAX_TOTAL:
-                    break
-                if not member.isreg() or not 0 < member.size <= LARGEST_FILE or not _SOURCE.search(path):
-                    continue
-                stream = None if _BUILT.search(path) else archive.extractfile(member)
-                if stream is not None:
-                    content = stream.read(LARGEST_FILE)
-                    total += len(content)
-                    if (text := _written(content)) is not None:
-                        found[path] = text
-    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError):
-        pass  # what was read before the damage is as good as any
-    return found
+    """The hand-written sources of a package, by path without its top folder."""
+
+    def wanted(path: str) -> bool:
+        return _SOURCE.search(path) is not None and not _BUILT.search(path)
+
+    return {path: text for path, text in text_files(data, wanted, LARGEST_FILE) if _is_handwritten(text)}
 
 
-def _written(content: bytes) -> str | None:
-    """The text of a file; None where a tool wrote it."""
-    try:
-        text = content.decode().replace("\r\n", "\n")
-    except UnicodeDecodeError:
-        return None
+def _is_handwritten(text: str) -> bool:
     lines = text.split("\n")
     if max(map(len, lines)) > _LONGEST_LINE or len(text) > _MEAN_LINE * len(lines):
-        return None
-    return None if _WRITTEN_BY_A_TOOL.search(text) else text
+        return False
+    return _WRITTEN_BY_A_TOOL.search(text) is None
 
 
-def package_edits(name: str, licence: str, versions: Sequence[tuple[str, bytes]]) -> Iterator[FileEdit]:
-    """Edits between consecutive versions, oldest first."""
-    before: tuple[str, dict[str, str]] | None = None
-    for number, data in versions:
-        files = script_files(data)
-        if before is not None:
-            old = before[1]
-            changed = sorted(path for path in old.keys() & files.keys() if old[path] != files[path])
-            for path in changed[:FILES_OF_A_PAIR]:
-                found = trajectory(old[path], files[path])
-                if not isinstance(found, NoEdit):
-                    yield FileEdit(f"npm:{name}", licence, before[0], number, path, found.before, found.hunks)
-        before = (number, files)
-
-
-def _store(name: str, licence: str, versions: Sequence[tuple[str, bytes]], target: Path) -> int:
-    edits = list(without_sweeps(package_edits(name, licence, versions)))
-    write_edits(target, edits)
-    return len(edits)
+def _store(name: str, licence: str, archives: Sequence[tuple[str, bytes]], target: Path) -> int:
+    versions = ((number, script_files(data)) for number, data in archives)
+    return store_version_edits(f"npm:{name}", licence, versions, target)
 
 
 def collect_packages(
@@ -167,34 +126,27 @@ def collect_packages(
     until: datetime | None = None,
     workers: int = 6,
     processes: int = 0,
-    report: Callable[[str, int, int], None] = lambda *_: None,
+    report: Report = lambda *_: None,
 ) -> Counter[str]:
     """Collect the edits of every package not yet in `out`; counts of outcomes. One that fails is counted
     and tried again next time."""
-    out.mkdir(parents=True, exist_ok=True)
-    outcomes: Counter[str] = Counter()
 
-    def one(name: str) -> str:
-        target = out / f"npm+{name.replace('/', '+')}.jsonl.gz"
-        if target.exists():
-            return "there"
+    def one(name: str, target: Path, crew: Processes) -> str:
+        licence, found = registry.versions(name, versions, until)
+        if len(found) < 2:
+            return "left out"
         try:
-            licence, found = registry.versions(name, versions, until)
-            if len(found) < 2:
-                return "left out"
             archives = [(version.number, registry.fetch(version)) for version in found]
-            edits = crew.do(_store, name, licence, archives, target)
         except DownloadTooLarge:
             return "left out"
-        except (
-            KeystrokeError, httpx.HTTPError, OSError, ValueError, KeyError, TypeError, AttributeError,
-            BrokenExecutor,
-        ) as error:  # fmt: skip
-            return f"failed: {type(error).__name__}"
-        return "collected" if edits else "no edits"
+        return "collected" if crew.do(_store, name, licence, archives, target) else "no edits"
 
-    with Processes(processes) as crew, ThreadPoolExecutor(workers) as pool:
-        for done, outcome in enumerate(bounded(pool, one, names, workers * 2), start=1):
-            outcomes[outcome] += 1
-            report("packages", done, len(names))
-    return outcomes
+    return collect_each(
+        one,
+        names,
+        lambda name: out / f"npm+{name.replace('/', '+')}.jsonl.gz",
+        "packages",
+        workers=workers,
+        processes=processes,
+        report=report,
+    )

@@ -33,7 +33,7 @@ def _runs(hashes: LineHashes) -> NDArray[np.uint64]:
     return mixed
 
 
-class Evaluated:
+class EvaluationLines:
     """What evaluation cases show, and whether a file holds a part of it."""
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -41,15 +41,15 @@ class Evaluated:
         self._runs = np.unique(np.concatenate(runs)) if runs else np.zeros(0, dtype=np.uint64)
 
     @classmethod
-    def of(cls, paths: Sequence[Path]) -> Evaluated:
+    def from_files(cls, paths: Sequence[Path]) -> EvaluationLines:
         """Cases of completion or of next edits, as the benchmarks read them."""
         return cls(text for path in paths for text in _texts(path))
 
-    def holds(self, text: str) -> bool:
+    def occurs_in(self, text: str) -> bool:
         """Whether the text holds a run of a case."""
-        return len(self._runs) > 0 and self.within(line_hashes(text))
+        return len(self._runs) > 0 and self.occurs_in_hashes(line_hashes(text))
 
-    def within(self, hashes: LineHashes) -> bool:
+    def occurs_in_hashes(self, hashes: LineHashes) -> bool:
         """`holds` of a text whose lines are hashed already."""
         if not len(self._runs):
             return False
@@ -61,18 +61,18 @@ class Evaluated:
 def contaminated(pieces: Sequence[Path], cases: Sequence[Path], workers: int = 1) -> list[str]:
     """Files of training pieces that hold a run of a case, as "project path"; and the projects of cases among
     them, whatever they hold. An empty list is what a corpus must give."""
-    evaluated = Evaluated.of(cases)
+    evaluated = EvaluationLines.from_files(cases)
     projects = frozenset(name for path in cases for name in _projects(path))
     with ProcessPoolExecutor(workers) as pool:
         found = pool.map(partial(_within, evaluated, projects), pieces)
         return [row for rows in found for row in rows]
 
 
-def _within(evaluated: Evaluated, projects: frozenset[str], piece: Path) -> list[str]:
+def _within(evaluated: EvaluationLines, projects: frozenset[str], piece: Path) -> list[str]:
     return [
         f"{source.project} {source.path}"
         for source in read_shard(piece)
-        if source.project in projects or evaluated.holds(source.text)
+        if source.project in projects or evaluated.occurs_in(source.text)
     ]
 
 

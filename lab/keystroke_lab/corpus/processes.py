@@ -35,7 +35,7 @@ class Processes:
     """`count` worker processes, started when first asked; 0 for none."""
 
     def __init__(self, count: int) -> None:
-        # Not forked: whoever asks has threads, whose locks a fork would copy as they are.
+        # Not forked: the caller has threads, and a fork would copy their locks as they are.
         self._pool = (
             ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_owned) if count else None
         )

@@ -54,7 +54,7 @@ LEARNED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedPackage:
     """One package to harvest."""
 
     key: str  # "debian:NAME" or "npm:NAME"
@@ -63,7 +63,7 @@ class Wanted:
     known: datetime | None = None  # an npm package that is known to be at least this old
 
 
-def in_order(packages: Iterable[DebianPackage]) -> list[Wanted]:
+def in_order(packages: Iterable[DebianPackage]) -> list[WantedPackage]:
     """Packages in a fixed order that has nothing to do with their names; those first whose archive is neither
     so small that asking costs more than it gives nor so large that most of it is over the cap."""
 
@@ -71,7 +71,7 @@ def in_order(packages: Iterable[DebianPackage]) -> list[Wanted]:
         handy = _HANDY[0] <= package.upstream.size <= _HANDY[1]
         return not handy, hashlib.blake2b(package.name.encode(), digest_size=8).digest()
 
-    return [Wanted(f"debian:{p.name}", p.ecosystem, p) for p in sorted(packages, key=place)]
+    return [WantedPackage(f"debian:{p.name}", p.ecosystem, p) for p in sorted(packages, key=place)]
 
 
 def stored_path(folder: Path, key: str) -> Path:
@@ -83,11 +83,11 @@ class PackageQueue:
     """Packages by ecosystem; gives the next of the one that is furthest from its goal."""
 
     goals: Mapping[str, int]  # characters of each language; 0: none wanted
-    waiting: dict[str, deque[Wanted]] = field(default_factory=dict)
+    waiting: dict[str, deque[WantedPackage]] = field(default_factory=dict)
     characters: Counter[str] = field(default_factory=Counter)
     _named: set[str] = field(default_factory=set)
 
-    def add(self, wanted: Wanted) -> None:
+    def add(self, wanted: WantedPackage) -> None:
         if wanted.key not in self._named and wanted.ecosystem in LEARNED:
             self._named.add(wanted.key)
             self.waiting.setdefault(wanted.ecosystem, deque()).append(wanted)
@@ -99,7 +99,7 @@ class PackageQueue:
         ]
         return min(shares, default=1.0)
 
-    def __iter__(self) -> Iterator[Wanted]:
+    def __iter__(self) -> Iterator[WantedPackage]:
         while True:
             poor = [
                 (self.reached(e), e) for e, queue in self.waiting.items() if queue and self.reached(e) < 1
@@ -115,7 +115,7 @@ class PackageQueue:
             return
         frozen = record.name.startswith("debian:")
         for name in record.requires:
-            self.add(Wanted(f"npm:{name}", "npm", known=FROZEN if frozen else None))
+            self.add(WantedPackage(f"npm:{name}", "npm", known=FROZEN if frozen else None))
 
 
 def harvest_sources(
@@ -135,7 +135,7 @@ def harvest_sources(
     outcomes: Counter[str] = Counter()
     end = time.monotonic() + seconds if seconds else float("inf")
 
-    def one(wanted: Wanted) -> ProjectRecord:
+    def one(wanted: WantedPackage) -> ProjectRecord:
         path = stored_path(folder, wanted.key)
         try:
             if path.exists():
@@ -153,7 +153,7 @@ def harvest_sources(
         ) as error:
             return ProjectRecord(wanted.key, f"failed: {type(error).__name__}")
 
-    def allowed() -> Iterator[Wanted]:
+    def allowed() -> Iterator[WantedPackage]:
         for count, wanted in enumerate(queue):
             if time.monotonic() >= end:
                 return
@@ -228,7 +228,7 @@ def _needed(manifest: bytes) -> Iterable[str]:
         return ()
 
 
-def _npm(registry: npm.NpmIndex | None, wanted: Wanted, path: Path, crew: Processes) -> ProjectRecord:
+def _npm(registry: npm.NpmIndex | None, wanted: WantedPackage, path: Path, crew: Processes) -> ProjectRecord:
     package = registry.package(wanted.key.removeprefix("npm:")) if registry is not None else None
     if package is None:
         return _refused(path, ProjectRecord(wanted.key, "absent"))
@@ -256,7 +256,7 @@ def _npm(registry: npm.NpmIndex | None, wanted: Wanted, path: Path, crew: Proces
 def _store_npm(path: Path, record: ProjectRecord, data: bytes) -> ProjectRecord:
     """Clean and write a package. Runs in a worker process."""
     contents = [(n.partition("/")[2], content) for n, content, _ in source_files(data, "x.tgz", _SUFFIXES)]
-    by_hand = npm.written([name for name, _ in contents])
+    by_hand = npm.without_compiled([name for name, _ in contents])
     return _stored(path, record, [(n, c) for n, c in contents if n in by_hand], lambda _: record.licence)
 
 

@@ -1,6 +1,5 @@
-"""A draft head: one layer that reads a large model's features and guesses its next tokens.
+"""Draft heads: one layer that reads a large model's features and predicts its next tokens.
 
-The target is frozen and decides every token; what is made here changes how fast it speaks, never what.
-The files in order of use: code -> asks -> target (writes) -> texts -> features -> training -> evaluation ->
-export. `engine/speculative/draft_head.py` reads what is exported.
+The target is frozen and decides every token, so a head changes its speed and never its text. The modules in
+order of use: `sources`, `prompts`, `generation`, `texts`, `batches`, `training`, `evaluation`, `export`.
 """

@@ -53,8 +53,8 @@ def rectangles(
     texts: Sequence[TokenText], size: int, *, seed: int = 0, grain: int = 32
 ) -> list[list[TokenText]]:
     """Texts in batches of about `size` tokens, padding included; those of one batch have like lengths."""
-    dice = random.Random(seed)
-    ordered = sorted(dice.sample(list(texts), len(texts)), key=lambda text: -(-len(text.tokens) // grain))
+    rng = random.Random(seed)
+    ordered = sorted(rng.sample(list(texts), len(texts)), key=lambda text: -(-len(text.tokens) // grain))
     found: list[list[TokenText]] = []
     batch: list[TokenText] = []
     for text in ordered:
@@ -91,7 +91,7 @@ class HeadBatches:
         room: int,
         seed: int = 0,
     ) -> None:
-        """`size`: tokens of a batch; `room`: bytes of the device for lessons that are kept."""
+        """`size`: tokens of a batch; `room`: bytes of the device for batches that are kept."""
         self._target, self._layers = target, tuple(layers)
         self._vocabulary = vocabulary.to(target.device)
         self._batches = rectangles(texts, size, seed=seed)
@@ -101,19 +101,19 @@ class HeadBatches:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def lesson(self, number: int) -> HeadBatch:
+    def batch(self, number: int) -> HeadBatch:
         if number in self._kept:
             return self._kept[number]
-        lesson = self.read(self._batches[number])
-        if lesson.nbytes <= self._room:
-            self._room -= lesson.nbytes
-            self._kept[number] = lesson
-        return lesson
+        batch = self.read(self._batches[number])
+        if batch.nbytes <= self._room:
+            self._room -= batch.nbytes
+            self._kept[number] = batch
+        return batch
 
     @torch.no_grad()
     def read(self, texts: Sequence[TokenText]) -> HeadBatch:
         tokens, weights = (tensor.to(self._target.device) for tensor in padded(texts))
-        last, features = self._target.read(tokens, self._layers)
+        last, features = self._target.run_sequences(tokens, self._layers)
         flat = last.flatten(0, 1)
         places = torch.empty(len(flat), CHOICES, dtype=torch.int32, device=flat.device)
         chances = torch.empty(len(flat), CHOICES, dtype=torch.bfloat16, device=flat.device)

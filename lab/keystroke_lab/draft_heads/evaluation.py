@@ -54,7 +54,7 @@ def trials(
     found: list[DraftTrial] = []
     for batch in rectangles([text for text in texts if text.written > 1 and text.given], size):
         tokens = padded(batch)[0].to(target.device)
-        _, features = target.read(tokens, head.shape.layers)
+        _, features = target.run_sequences(tokens, head.shape.layers)
         found += tried(head, target, batch, features, vocabulary, depth)
     return found
 
@@ -79,9 +79,9 @@ def tried(
     angles = target.cosines[: length + depth], target.sines[: length + depth]
     if device.type == "cuda":
         with torch.autocast("cuda", target.dtype):
-            results = head.unrolled(features, embedded, angles, depth)
+            results = head.unroll(features, embedded, angles, depth)
     else:
-        results = head.unrolled(features.to(dtype), embedded.to(dtype), angles, depth)
+        results = head.unroll(features.to(dtype), embedded.to(dtype), angles, depth)
     found = []
     for row, text in enumerate(batch):
         first, last = text.given - 1, len(text.tokens) - 2  # a start guesses the token two further on

@@ -69,7 +69,7 @@ class BatchGenerator:
         self._rows = torch.arange(slots, device=device)
         self._asks: list[GenerationPrompt | None] = [None] * slots
 
-    def write(
+    def generate(
         self,
         asks: Sequence[GenerationPrompt],
         *,
@@ -81,7 +81,7 @@ class BatchGenerator:
         waiting = deque(asks)
         started, answers, tokens = time.monotonic(), 0, 0
         while waiting or any(ask is not None for ask in self._asks):
-            self._take(waiting)
+            self._fill_free_slots(waiting)
             longest = int((self._decoder.positions * self._going).max()) + 1
             for step in range(_BETWEEN):
                 self._step(longest + step)
@@ -97,7 +97,7 @@ class BatchGenerator:
         self._asks = [None] * len(self._asks)
         self._going.zero_()
 
-    def _take(self, waiting: deque[GenerationPrompt]) -> None:
+    def _fill_free_slots(self, waiting: deque[GenerationPrompt]) -> None:
         """Waiting asks into free slots, as many at a time as may be read at once."""
         free = [slot for slot, ask in enumerate(self._asks) if ask is None]
         while free and waiting:

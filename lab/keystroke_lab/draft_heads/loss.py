@@ -55,7 +55,7 @@ def _both_ways(
     return dx, dout, loss, right
 
 
-def distilled(
+def distillation_loss(
     x: Tensor, out: Tensor, places: Tensor, chances: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The weighted sum over rows of -sum(p log q), and whether each row's likeliest guess is the target's.

@@ -1,4 +1,4 @@
-"""The draft head: one decoder layer over [embedding of the newest token ; what the target thought before it].
+"""The draft head: one decoder layer over [embedding of the newest token ; the target's features before it].
 
 The arithmetic is written once, here, in four parts that training and reference drafting share:
 
@@ -73,19 +73,19 @@ class DraftHeadModule(nn.Module):
             )
 
     @torch.no_grad()
-    def adopt(self, rows: Tensor, norm: Tensor) -> None:
+    def copy_output(self, rows: Tensor, norm: Tensor) -> None:
         """Start the output from the target's own rows and last norm: what it reads is then known from the
         first step."""
         self.out.weight.copy_(rows)
         self.norm.weight.copy_(norm)
 
-    def fused(self, features: Tensor) -> Tensor:
+    def fuse_features(self, features: Tensor) -> Tensor:
         """features [..., layers, hidden] as one stream [..., hidden]."""
         even = F.rms_norm(features.float(), (features.size(-1),), None, self.shape.norm_eps)
         found: Tensor = self.fuse(even.to(features.dtype).flatten(-2))
         return found
 
-    def projected(self, embedded: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project_qkv(self, embedded: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [rows, heads, length, head_dim], not yet rotated."""
         x = torch.cat((self.token_norm(embedded), self.hidden_norm(h)), -1)
         rows, length, _ = x.shape
@@ -96,7 +96,7 @@ class DraftHeadModule(nn.Module):
 
         return split(self.q_proj), split(self.k_proj), split(self.v_proj)
 
-    def finished(self, h: Tensor, mixed: Tensor) -> Tensor:
+    def finish_layer(self, h: Tensor, mixed: Tensor) -> Tensor:
         """The layer's result from its input and its attention's."""
         g = h + self.o_proj(mixed.transpose(1, 2).flatten(2))
         y = self.mlp_norm(g)
@@ -108,7 +108,7 @@ class DraftHeadModule(nn.Module):
         normed: Tensor = self.norm(g)
         return normed
 
-    def unrolled(
+    def unroll(
         self,
         features: Tensor,
         embedded: Tensor,
@@ -122,12 +122,12 @@ class DraftHeadModule(nn.Module):
         i + s + 2. `embedded` [rows, length + steps, hidden] holds at index j the embedding of token j + 1;
         `angles` are cosines and sines of length + steps positions."""
         length, group = features.size(1), self.shape.heads // self.shape.kv_heads
-        h = self.fused(features)
+        h = self.fuse_features(features)
         past: tuple[Tensor, Tensor] | None = None
         own: list[tuple[Tensor, Tensor]] = []
         found: list[Tensor] = []
         for step in range(steps):
-            q, k, v = self.projected(embedded[:, step : step + length], h)
+            q, k, v = self.project_qkv(embedded[:, step : step + length], h)
             at = tuple(table[step : step + length] for table in angles)
             q, k = rotate_halves(q, *at), rotate_halves(k, *at)
             k, v = (t.repeat_interleave(group, 1) for t in (k, v))
@@ -135,6 +135,6 @@ class DraftHeadModule(nn.Module):
                 past = k, v
             else:
                 own.append((k, v))
-            h = self.finished(h, attention(q, *past, own))
+            h = self.finish_layer(h, attention(q, *past, own))
             found.append(self.read_out(h))
         return found

@@ -26,9 +26,9 @@ from keystroke_lab.draft_heads.export import export_head
 from keystroke_lab.draft_heads.generation import BatchGenerator, GenerationPrompt
 from keystroke_lab.draft_heads.prompts import PromptFormats, make_prompts
 from keystroke_lab.draft_heads.shape import HeadShape
-from keystroke_lab.draft_heads.sources import code_in
+from keystroke_lab.draft_heads.sources import source_texts
 from keystroke_lab.draft_heads.target import TargetModel
-from keystroke_lab.draft_heads.texts import TokenText, read_texts, texts_in, write_texts
+from keystroke_lab.draft_heads.texts import TokenText, read_folder, read_texts, write_texts
 from keystroke_lab.draft_heads.training import DraftHeadRecipe, DraftHeadRun, head_of, new_head, read_head
 from keystroke_lab.pretraining.documents import SourceText
 
@@ -50,7 +50,7 @@ class DraftHeadPlan:
     longest_answer: int = 384
     slots: int = 1024  # answers written at a time
     batch: int = 16_384  # tokens a training step
-    keep_gigabytes: float = 0.0  # of the device, for lessons; 0: half of what is free
+    keep_gigabytes: float = 0.0  # of the device, for batches; 0: half of what is free
     vocabulary: int = 16_384
     intermediate: int = 0  # 0: ten thirds of the hidden size
     layers: tuple[int, ...] = ()
@@ -103,7 +103,7 @@ class DraftHeadPipeline:
         path, plan = self._run / "asks.npz", self._plan
         if path.exists():
             return
-        sources = code_in(self._code)
+        sources = source_texts(self._code)
         if not sources:
             raise NotFound(
                 "there is no code in the folders given; name folders of source files or of corpus pieces"
@@ -121,11 +121,11 @@ class DraftHeadPipeline:
 
     def _excerpts(self, sources: Sequence[SourceText], tokenizer: Tokenizer) -> list[TokenText]:
         """Pieces of real code as they stand."""
-        dice, length = random.Random(self._plan.seed), self._prompt
+        rng, length = random.Random(self._plan.seed), self._prompt
         found = []
-        for source in dice.sample(list(sources), min(self._plan.code, len(sources))):
+        for source in rng.sample(list(sources), min(self._plan.code, len(sources))):
             tokens = tokenizer.encode(source.text[: 12 * length])
-            at = dice.randrange(max(1, len(tokens) - length))
+            at = rng.randrange(max(1, len(tokens) - length))
             if len(tokens) > 32:
                 found.append(TokenText(np.asarray(tokens[at : at + length], np.int32), 0, "code"))
         return found
@@ -154,7 +154,7 @@ class DraftHeadPipeline:
                 writers[coupled] = self._writer(checkpoint, coupled)
             written = []
             # Of like lengths together: attention reads no further than the longest.
-            for text in writers[coupled].write(sorted(some, key=lambda ask: len(ask.tokens))):
+            for text in writers[coupled].generate(sorted(some, key=lambda ask: len(ask.tokens))):
                 written.append(text)
                 self._report("answers", done + len(written), len(every) + len(held))
             done += len(written)
@@ -177,7 +177,7 @@ class DraftHeadPipeline:
         if (self._run / "final.pt").exists():
             return
         plan, target = self._plan, self._loaded(checkpoint)
-        own = [text for text in texts_in(self._run / "written") if text.written > 1]
+        own = [text for text in read_folder(self._run / "written") if text.written > 1]
         vocabulary, covered = vocabulary_of(own, plan.vocabulary // 16 * 16, target.spec.vocab_size)
         (self._run / "coverage.json").write_text(json.dumps({"covered": round(covered, 5)}) + "\n")
         shape = HeadShape.of(
@@ -186,7 +186,7 @@ class DraftHeadPipeline:
         head = new_head(shape, target, vocabulary, seed=plan.seed)
         trainer = DraftHeadRun(self._run, target, head, vocabulary, plan.recipe)
         texts = [*own, *read_texts(self._run / "code.npz")]
-        lessons = HeadBatches(
+        batches = HeadBatches(
             target, texts, vocabulary, shape.layers, size=plan.batch, room=self._room(), seed=plan.seed
         )
 
@@ -194,7 +194,7 @@ class DraftHeadPipeline:
             done = max(row["step"] / row["of"], row["seconds"] / plan.recipe.seconds)
             self._report(f"training, loss {row['loss']:.2f}", round(1000 * done), 1000)
 
-        trainer.train(lessons, report)
+        trainer.train(batches, report)
 
     def _room(self) -> int:
         if self._plan.keep_gigabytes:

@@ -81,8 +81,8 @@ def make_prompts(
 ) -> Iterator[GenerationPrompt]:
     """About `count` asks of at most `longest` tokens. Sources are gone through in a random order, again where
     they are few."""
-    dice = random.Random(seed)
-    maker = _Maker(formats, dice, longest)
+    rng = random.Random(seed)
+    maker = _Maker(formats, rng, longest)
     kinds = [
         kind
         for kind, share in SHARES.items()
@@ -94,22 +94,22 @@ def make_prompts(
     failed = 0
     while made < count and failed < 50 + 2 * len(sources):
         if not order:
-            order = dice.sample(list(sources), len(sources))
+            order = rng.sample(list(sources), len(sources))
         source = order.pop()
         found = list(definitions(source.path, source.text))
         before = made
         for _ in range(3):  # a file gives several asks, of different kinds
-            kind = dice.choice(kinds)
+            kind = rng.choice(kinds)
             tokens = maker.tokens(kind, source, found)
             if tokens is not None and len(tokens) <= longest:
-                yield GenerationPrompt(tokens, kind, dice.choice(_HEATS), dice.getrandbits(48))
+                yield GenerationPrompt(tokens, kind, rng.choice(_HEATS), rng.getrandbits(48))
                 made += 1
         failed = 0 if made > before else failed + 1
 
 
 class _Maker:
-    def __init__(self, formats: PromptFormats, dice: random.Random, longest: int) -> None:
-        self._formats, self._dice, self._longest = formats, dice, longest
+    def __init__(self, formats: PromptFormats, rng: random.Random, longest: int) -> None:
+        self._formats, self._dice, self._longest = formats, rng, longest
 
     def tokens(self, kind: str, source: SourceText, found: Sequence[Definition]) -> list[int] | None:
         """The prompt, or None where this source does not give such an ask."""
@@ -133,29 +133,29 @@ class _Maker:
         return None if text is None else self._chat(text)
 
     def _about(self, kind: str, d: Definition) -> str | None:
-        dice, language = self._dice, language_name(d.language)
+        rng, language = self._dice, language_name(d.language)
         what = "class" if d.is_class else "function"
         if kind in ("function", "class"):
             said = d.said or f"Its name says what it is for: {_words(d.name)}."
-            return dice.choice(_ASK).format(language=language, what=what, name=d.name, said=said, head=d.head)
+            return rng.choice(_ASK).format(language=language, what=what, name=d.name, said=said, head=d.head)
         code = f"```{d.language}\n{d.text[:1600]}\n```"
         if kind == "complete":
             lines = d.text.splitlines()
-            kept = "\n".join(lines[: max(2, len(lines) // dice.choice((2, 3, 4)))])
+            kept = "\n".join(lines[: max(2, len(lines) // rng.choice((2, 3, 4)))])
             return f"Complete this {language} {what}:\n```{d.language}\n{kept}\n```"
         if kind == "explain":
-            return f"{dice.choice(_EXPLAIN)}\n{code}"
+            return f"{rng.choice(_EXPLAIN)}\n{code}"
         if kind == "tests":
-            return f"{dice.choice(_TESTS)}\n{code}"
-        other = dice.choice([name for name in topics.LANGUAGES if name != language])
+            return f"{rng.choice(_TESTS)}\n{code}"
+        other = rng.choice([name for name in topics.LANGUAGES if name != language])
         return f"Translate this {language} code to {other}:\n{code}"
 
     def _topic(self) -> str:
-        dice = self._dice
-        language = dice.choice(topics.LANGUAGES)
-        if dice.random() < 0.35:
-            return dice.choice(_TOPIC_CLASS).format(language=language, topic=dice.choice(topics.CLASSES))
-        return dice.choice(_TOPIC).format(language=language, topic=dice.choice(topics.FUNCTIONS))
+        rng = self._dice
+        language = rng.choice(topics.LANGUAGES)
+        if rng.random() < 0.35:
+            return rng.choice(_TOPIC_CLASS).format(language=language, topic=rng.choice(topics.CLASSES))
+        return rng.choice(_TOPIC).format(language=language, topic=rng.choice(topics.FUNCTIONS))
 
     def _edit(self, kind: str, source: SourceText, d: Definition) -> list[int] | None:
         instruction = self._dice.choice(topics.EDITS)
@@ -172,17 +172,17 @@ class _Maker:
         return None if question is None else self._render(question.messages)
 
     def _fim(self, source: SourceText) -> list[int] | None:
-        fim, dice, text = self._formats.fim, self._dice, source.text
+        fim, rng, text = self._formats.fim, self._dice, source.text
         assert fim is not None
         lines = text.splitlines(keepends=True)
         if len(lines) < 8:
             return None
-        at = dice.randrange(2, len(lines) - 2)
-        gone = dice.choice((0, 1, 1, 3, 6, 12))  # lines; 0: the rest of one
-        cut = dice.randrange(max(1, len(lines[at]))) if gone == 0 else 0
-        before = "".join(lines[max(0, at - dice.choice((12, 25, 40))) : at]) + lines[at][:cut]
+        at = rng.randrange(2, len(lines) - 2)
+        gone = rng.choice((0, 1, 1, 3, 6, 12))  # lines; 0: the rest of one
+        cut = rng.randrange(max(1, len(lines[at]))) if gone == 0 else 0
+        before = "".join(lines[max(0, at - rng.choice((12, 25, 40))) : at]) + lines[at][:cut]
         behind = "\n" if gone == 0 else ""
-        after = behind + "".join(lines[at + max(1, gone) : at + max(1, gone) + dice.choice((4, 12, 25))])
+        after = behind + "".join(lines[at + max(1, gone) : at + max(1, gone) + rng.choice((4, 12, 25))])
         return fim.tokens(self._formats.tokenizer, before, after)
 
     def _excerpt(self, text: str) -> str:
@@ -191,8 +191,8 @@ class _Maker:
         return "".join(lines[at : at + self._dice.choice((5, 15, 30))]) or text[:200]
 
     def _tool(self) -> list[int] | None:
-        dice = self._dice
-        name = dice.choice(("read_file", "search", "run_tests", "apply_patch", "list_files", "open_url"))
+        rng = self._dice
+        name = rng.choice(("read_file", "search", "run_tests", "apply_patch", "list_files", "open_url"))
         argument = {"read_file": "path", "search": "query", "run_tests": "target", "apply_patch": "patch"}
         key = argument.get(name, "where")
         parameters = {"type": "object", "properties": {key: {"type": "string"}}, "required": [key]}
@@ -201,13 +201,13 @@ class _Maker:
             "description": f"{name.replace('_', ' ')} of the project",
             "parameters": parameters,
         }
-        place = dice.choice(
+        place = rng.choice(
             ("src/app.py", "lib/index.js", "README.md", "tests", "internal/server.go", "the parser")
         )
-        wish = dice.choice(
+        wish = rng.choice(
             ("Look at {}.", "What is in {}?", "Find where {} is used.", "Fix the bug in {}.")
         ).format(place)
-        if dice.random() < 0.5:
+        if rng.random() < 0.5:
             example = json.dumps({"file": "path", "line": 1, "problem": "text"})
             return self._chat(f"{wish} Answer with JSON only, like {example}.")
         return self._render([{"role": "user", "content": wish}], [{"type": "function", "function": tool}])

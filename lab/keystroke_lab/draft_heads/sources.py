@@ -17,7 +17,7 @@ from keystroke_lab.pretraining.documents import SourceText
 _SMALLEST, _LARGEST = 200, 200_000  # bytes
 
 
-def code_in(folders: Sequence[Path]) -> list[SourceText]:
+def source_texts(folders: Sequence[Path]) -> list[SourceText]:
     """Every source file of the folders. Raises NotFound for one that is not there."""
     found: list[SourceText] = []
     for folder in folders:

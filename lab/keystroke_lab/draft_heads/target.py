@@ -42,7 +42,7 @@ class LayerWeights:
     down_bias: Tensor | None
 
     @classmethod
-    def of(cls, spec: ModelSpec, number: int, named: Callable[[str], Tensor]) -> LayerWeights:
+    def load(cls, spec: ModelSpec, number: int, named: Callable[[str], Tensor]) -> LayerWeights:
         at = f"model.layers.{number}"
 
         def joined(names: Sequence[str], kind: str) -> Tensor:
@@ -67,7 +67,7 @@ class LayerWeights:
             down_bias=named(f"{at}.mlp.down_proj.bias") if spec.mlp_bias else None,
         )
 
-    def through(self, spec: ModelSpec, number: int, x: Tensor, angles: Angles, attend: Attend) -> Tensor:
+    def forward(self, spec: ModelSpec, number: int, x: Tensor, angles: Angles, attend: Attend) -> Tensor:
         """The residual stream [rows, length, hidden], float32, behind this layer."""
         rows, length, _ = x.shape
         heads, kv_heads, size = spec.heads, spec.kv_heads, spec.head_dim
@@ -101,7 +101,7 @@ class TargetModel:
         self.cosines = torch.from_numpy(cosines).to(self.device)
         self.sines = torch.from_numpy(sines).to(self.device)
 
-        self.layers = [LayerWeights.of(spec, number, named) for number in range(spec.layers)]
+        self.layers = [LayerWeights.load(spec, number, named) for number in range(spec.layers)]
 
     @classmethod
     def load(
@@ -126,14 +126,14 @@ class TargetModel:
         angles = self.cosines[positions][:, None], self.sines[positions][:, None]
         features: list[Tensor] = []
         for number, layer in enumerate(self.layers):
-            x = layer.through(self.spec, number, x, angles, attend)
+            x = layer.forward(self.spec, number, x, angles, attend)
             if number + 1 in after:
                 features.append(x)
         last = F.rms_norm(x, (x.size(-1),), self.norm, self.spec.norm_eps).to(self.dtype)
         return last, features
 
     @torch.no_grad()
-    def read(self, tokens: Tensor, after: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def run_sequences(self, tokens: Tensor, after: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Last states [rows, length, hidden] and features [rows, length, len(after), hidden] of whole
         sequences, each token seeing those before it."""
         positions = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)

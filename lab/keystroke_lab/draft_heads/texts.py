@@ -74,7 +74,7 @@ def read_texts(path: Path) -> list[TokenText]:
         raise InputError(f"{path} is not a piece of texts ({error}); write it again") from error
 
 
-def texts_in(folder: Path) -> Iterator[TokenText]:
+def read_folder(folder: Path) -> Iterator[TokenText]:
     """Every text of the folder's pieces, in the order of their names."""
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         yield from read_texts(path)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from keystroke.errors import InputError, ModelDamaged
 from keystroke_lab.draft_heads.batches import HeadBatch
-from keystroke_lab.draft_heads.loss import distilled
+from keystroke_lab.draft_heads.loss import distillation_loss
 from keystroke_lab.draft_heads.model import DraftHeadModule
 from keystroke_lab.draft_heads.shape import HeadShape
 from keystroke_lab.draft_heads.target import TargetModel
@@ -53,28 +53,28 @@ class DraftHeadRecipe(TrainingRecipe):
 
 class BatchSource(Protocol):
     def __len__(self) -> int: ...
-    def lesson(self, number: int) -> HeadBatch: ...
+    def batch(self, number: int) -> HeadBatch: ...
 
 
 def head_loss(
-    head: DraftHeadModule, target: TargetModel, lesson: HeadBatch, steps: int, discount: float
+    head: DraftHeadModule, target: TargetModel, batch: HeadBatch, steps: int, discount: float
 ) -> tuple[Tensor, Tensor]:
-    """The mean loss of a lesson in nats, drafts discounted, and for each draft the share of the written
+    """The mean loss of a batch in nats, drafts discounted, and for each draft the share of the written
     tokens at which the head's likeliest guess is the target's."""
-    length = lesson.tokens.size(1)
-    following = F.pad(lesson.tokens[:, 1:], (0, steps + 1))
+    length = batch.tokens.size(1)
+    following = F.pad(batch.tokens[:, 1:], (0, steps + 1))
     embedded = target.embedding[following]
     angles = target.cosines[: length + steps], target.sines[: length + steps]
-    results = head.unrolled(lesson.features, embedded, angles, steps)
-    total = torch.zeros((), device=lesson.tokens.device)
+    results = head.unroll(batch.features, embedded, angles, steps)
+    total = torch.zeros((), device=batch.tokens.device)
     shares, scale = [], 0.0
     for step, result in enumerate(results):
-        weights = lesson.weights[:, step + 1 :].flatten()
-        loss, right = distilled(
+        weights = batch.weights[:, step + 1 :].flatten()
+        loss, right = distillation_loss(
             result[:, : length - step - 1].flatten(0, 1),
             head.out.weight,
-            lesson.places[:, step + 1 :].flatten(0, 1).long(),
-            lesson.chances[:, step + 1 :].flatten(0, 1).float(),
+            batch.places[:, step + 1 :].flatten(0, 1).long(),
+            batch.chances[:, step + 1 :].flatten(0, 1).float(),
             weights,
         )
         factor = discount**step
@@ -86,9 +86,9 @@ def head_loss(
 
 
 def new_head(shape: HeadShape, target: TargetModel, vocabulary: Tensor, *, seed: int = 0) -> DraftHeadModule:
-    """A head that knows nothing yet but how its target reads out a stream."""
+    """An untrained head with its target's output rows and last norm."""
     head = DraftHeadModule(shape, seed=seed, device=target.device)
-    head.adopt(target.head[vocabulary.to(target.device)], target.norm)
+    head.copy_output(target.head[vocabulary.to(target.device)], target.norm)
     return head
 
 
@@ -133,7 +133,7 @@ class DraftHeadRun(PassesRun):
         return order[step % count]
 
     def _take_step(self, factor: float) -> Mapping[str, Any]:
-        batch = self._batches.lesson(self._number(self.step, len(self._batches)))
+        batch = self._batches.batch(self._number(self.step, len(self._batches)))
         with autocast(self.target.device):
             loss, shares = head_loss(
                 self.head, self.target, batch, self.recipe.steps_ahead, self.recipe.discount

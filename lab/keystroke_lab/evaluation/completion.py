@@ -46,7 +46,7 @@ class Suggester(Protocol):
 
 
 def left_to_right(prefix: str, budget: int) -> tuple[str, str]:
-    """The end of `prefix` that a model goes on from, and the space or tab held back from it. A word is cut
+    """The end of `prefix` that a model continues, and the space or tab held back from it. A word is cut
     into tokens together with the one before it, so a prompt that ends in one is cut as no model has seen: it
     is held back. No more than one: newlines and indentation are tokens of their own, and without them the
     line changes."""
@@ -93,7 +93,7 @@ class ModelSuggester:
 
 
 class NgramSuggester:
-    """The baseline without a model: goes on as the longest matching context in the same file went on."""
+    """The baseline without a model: continues as the longest matching context in the same file did."""
 
     name = "ngram"
     fills = False

@@ -66,7 +66,7 @@ def edit_case(
     """A moment of a release step with places framed by `form`; None where the draw makes no clear case or
     the file has more than `largest` characters."""
     moment = situation(step, rng, positive=positive)
-    # The change asked for is in the file just edited: from elsewhere nobody could say which file is next.
+    # The change asked for is in the file just edited: otherwise the next file could not be predicted.
     if moment is None or moment.cursor is None or len("\n".join(moment.state.lines)) > largest:
         return None
     places: list[LineRange] = []
@@ -247,7 +247,7 @@ _WORD = re.compile(r"[A-Za-z_]\w{2,}")
 
 @dataclass(slots=True)
 class EditReport:
-    """`place`: the place that changed was thought the likeliest; `text`: asked about the right place, the
+    """`place`: the place that changed was ranked first; `text`: asked about the right place, the
     answer was right to the letter; `both`: the likeliest place was offered, and place and text were right;
     `offered`: of what was offered (likely enough, and written differently), how much was right in place;
     `alarms`: moments with nothing left to do at which something was offered."""

@@ -43,7 +43,7 @@ _GGUF_NAMES = {
 }
 
 
-def expected(shape: Shape) -> dict[str, tuple[int, ...]]:
+def expected_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
     """Every tensor of a model of this shape."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     tensors: dict[str, tuple[int, ...]] = {
@@ -66,13 +66,13 @@ def expected(shape: Shape) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def trained(path: Path) -> tuple[Shape, Weights, dict[str, Any]]:
+def read_trained(path: Path) -> tuple[Shape, Weights, dict[str, Any]]:
     """The weights of a run (final.pt, stable.pt) and what keystroke.json says of them. Raises ModelDamaged if
     one is missing, misshapen or not finite."""
     state = read_state(path)
     shape = Shape.from_json(state["shape"])
     weights: Weights = state.get("weights") or state.get("model") or {}
-    for name, size in expected(shape).items():
+    for name, size in expected_tensors(shape).items():
         tensor = weights.get(name)
         if tensor is None or tuple(tensor.shape) != size:
             found = "is missing" if tensor is None else f"is {tuple(tensor.shape)}"
@@ -84,7 +84,7 @@ def trained(path: Path) -> tuple[Shape, Weights, dict[str, Any]]:
     skills = {**KEYSTROKE, "next_edit": state["next_edit"]} if state.get("next_edit") else {**KEYSTROKE}
     if state.get("languages"):
         skills["languages"] = list(state["languages"])
-    return shape, {name: weights[name] for name in expected(shape)}, skills
+    return shape, {name: weights[name] for name in expected_tensors(shape)}, skills
 
 
 def _checked_tokenizer(tokenizer: Path, shape: Shape) -> Any:
@@ -100,7 +100,7 @@ def _checked_tokenizer(tokenizer: Path, shape: Shape) -> Any:
 
 def export_huggingface(weights: Path, tokenizer: Path, out: Path) -> None:
     """A folder that `transformers` loads as LlamaForCausalLM."""
-    shape, tensors, skills = trained(weights)
+    shape, tensors, skills = read_trained(weights)
     loaded = _checked_tokenizer(tokenizer, shape)
     out.mkdir(parents=True, exist_ok=True)
     partial = out / "model.safetensors.partial"
@@ -127,7 +127,7 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{_GGUF_NAMES[rest.removesuffix('.weight')]}.weight"
 
 
-def paired(matrix: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+def llama_row_order(matrix: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     """Rows as llama.cpp rotates them: neighbours, where Hugging Face pairs the halves of a head."""
     halves = matrix.reshape(heads, 2, matrix.shape[0] // heads // 2, matrix.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(matrix.shape))
@@ -141,7 +141,7 @@ def export_gguf(weights: Path, tokenizer: Path, out: Path, *, name: str, quantis
         raise InputError(
             f"{quantisation} is no GGUF quantisation; use Q8_0, F16, BF16 or F32", param="quantisation"
         ) from None
-    shape, tensors, skills = trained(weights)
+    shape, tensors, skills = read_trained(weights)
     loaded = _checked_tokenizer(tokenizer, shape)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(out.name + ".partial")
@@ -155,9 +155,9 @@ def export_gguf(weights: Path, tokenizer: Path, out: Path, *, name: str, quantis
     for tensor_name, tensor in tensors.items():
         values = tensor.float().numpy()
         if tensor_name.endswith("q_proj.weight"):
-            values = paired(values, shape.heads)
+            values = llama_row_order(values, shape.heads)
         elif tensor_name.endswith("k_proj.weight"):
-            values = paired(values, shape.kv_heads)
+            values = llama_row_order(values, shape.kv_heads)
         if values.ndim == 1 or kind is GGMLQuantizationType.F32:
             writer.add_tensor(gguf_name(tensor_name), values)
         else:
@@ -221,16 +221,16 @@ def _vocabulary(writer: Any, tokenizer: Any) -> None:
 
 
 def import_weights(checkpoint: Path, out: Path, *, layers: int = 0, context: int = 0) -> None:
-    """The weights of an exported model as a run keeps them: training goes on from what was shipped. `layers`:
-    deeper than it was, by layers that change nothing yet; `context`: longer than it was."""
+    """Write an exported model's weights as a run stores them, to continue training from. `layers`: make it
+    deeper, by layers that change nothing yet; `context`: make it longer."""
     model = open_model(checkpoint)
     weights = {name: p.detach().to(torch.bfloat16) for name, p in model.named_parameters()}
-    shape, weights = deepened(model.shape, weights, layers or model.shape.layers)
+    shape, weights = add_layers(model.shape, weights, layers or model.shape.layers)
     shape = replace(shape, context=max(context, shape.context))
     torch.save({"shape": shape.to_json(), "step": 0, "tokens": 0, "weights": weights}, out)
 
 
-def deepened(shape: Shape, weights: Weights, layers: int) -> tuple[Shape, Weights]:
+def add_layers(shape: Shape, weights: Weights, layers: int) -> tuple[Shape, Weights]:
     """The same function with more layers: new ones are copies spread among the old, and write nothing to the
     residual stream, as every layer begins. Raises InputError for fewer layers."""
     if layers < shape.layers:

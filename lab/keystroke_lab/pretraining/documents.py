@@ -22,7 +22,7 @@ from keystroke_lab.corpus.trajectories import FileEdit
 from keystroke_lab.pretraining.cursor import cursor_sequences
 from keystroke_lab.pretraining.edit_sequences import edit_sequences, steps
 from keystroke_lab.pretraining.fim import Order, Parts, TokenParts, choose, cut, join
-from keystroke_lab.pretraining.synthetic_edits import made_edits
+from keystroke_lab.pretraining.synthetic_edits import synthetic_edits
 from keystroke_lab.tokenizer import special
 
 
@@ -102,7 +102,7 @@ def documents(
                 yield TokenDocument(tokens, True, question=True)
             continue
         if drawn < mix.cursor + mix.made:
-            made = ([edit] for edit in made_edits(source.project, source.path, source.text, rng))
+            made = ([edit] for edit in synthetic_edits(source.project, source.path, source.text, rng))
             for tokens in edit_sequences(made, tokenizer, rng):
                 yield TokenDocument(tokens, True, question=True)
             continue
@@ -137,7 +137,7 @@ def spread(stream: Iterable[TokenDocument], rng: random.Random) -> list[TokenDoc
 
 def seamed(text: str, tokenizer: Any, seam: int, rng: random.Random) -> list[int]:
     """The tokens of `text`, encoded in two parts wherever a random seam falls: a cursor stands anywhere,
-    mid-word too, and the model must go on from there as well as from where its tokens would end."""
+    mid-word too, and the model must continue from there as well as from where its tokens would end."""
     if not seam:
         found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return found

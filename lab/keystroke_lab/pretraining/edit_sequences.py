@@ -84,7 +84,7 @@ def edit_sequences(
     for step in taken:
         hunks = sum(len(edit.hunks) for edit in step)
         for _ in range(min(_MOST, 1 + hunks)):
-            question = ask(step, form, rng)
+            question = make_situation(step, form, rng)
             if question is not None:
                 prompt = question.prompt(form)
                 yield [*prompt.tokens, *form.answer(prompt.lines, question.answer)]
@@ -139,14 +139,14 @@ def situation(step: Sequence[FileEdit], rng: random.Random, *, positive: bool) -
     else:
         target = (last_file if rng.random() < 0.8 else rng.choice(order)[0], None)
     edit = step[target[0]]
-    state = State.of(edit, [hunk for file, hunk in made if file == target[0]])
+    state = State.after_hunks(edit, [hunk for file, hunk in made if file == target[0]])
     cursor = None
     if last_file == target[0]:
         cursor = state.at[last_hunk] + max(0, len(edit.hunks[last_hunk].new) - 1)
     return Situation(step, made, target, state, cursor)
 
 
-def ask(step: Sequence[FileEdit], form: EditFormat, rng: random.Random) -> EditSituation | None:
+def make_situation(step: Sequence[FileEdit], form: EditFormat, rng: random.Random) -> EditSituation | None:
     """One question about a release step; None where the place drawn makes no clear one."""
     found = situation(step, rng, positive=rng.random() < POSITIVE) or situation(step, rng, positive=False)
     assert found is not None
@@ -182,7 +182,7 @@ def _order(step: Sequence[FileEdit], rng: random.Random) -> list[tuple[int, int]
 def _next(
     step: Sequence[FileEdit], order: Sequence[tuple[int, int]], made: int, rng: random.Random
 ) -> tuple[int, int]:
-    """The hunk asked about: rather one that has to do with those made, since only that can be foreseen."""
+    """The hunk asked about: preferably one related to those made, since only that can be predicted."""
     left = order[made:]
     words = set().union(*(_words(step[f].hunks[h]) for f, h in order[max(0, made - CHANGES) : made]))
     related = [(f, h) for f, h in left if words & _words(step[f].hunks[h])]
@@ -221,7 +221,7 @@ class State:
     at: list[int]  # where each hunk begins
 
     @classmethod
-    def of(cls, edit: FileEdit, done: Iterable[int]) -> State:
+    def after_hunks(cls, edit: FileEdit, done: Iterable[int]) -> State:
         made = frozenset(done)
         lines: list[str] = []
         at: list[int] = []

@@ -32,7 +32,7 @@ _WINDOWS = 48  # of a language: enough to see a change of a hundredth of a nat
 _CONTEXT = 512  # tokens around a cursor
 
 
-def held_out(folder: Path, tokenizer: Path, length: int) -> dict[str, NDArray[np.uint16]]:
+def heldout_windows(folder: Path, tokenizer: Path, length: int) -> dict[str, NDArray[np.uint16]]:
     """Some windows of each language, the same whatever else is in the folder."""
     words = plain(load(tokenizer))
     found: dict[str, NDArray[np.uint16]] = {}
@@ -47,7 +47,7 @@ def held_out(folder: Path, tokenizer: Path, length: int) -> dict[str, NDArray[np
     return found
 
 
-def completed(
+def exact_matches(
     model: CodeModel, tokenizer: Path, cases: Sequence[CompletionCase], each: int
 ) -> dict[str, dict[str, Any]]:
     """Exact matches by language: `rest_em`, `line_em`; with the text below `fim_rest_em`, `fim_line_em`."""
@@ -103,7 +103,7 @@ def train(
         start=start,
     )
     try:
-        kept = held_out(heldout, tokenizer, recipe.window + 1) if heldout is not None else None
+        kept = heldout_windows(heldout, tokenizer, recipe.window + 1) if heldout is not None else None
         going.train(seconds=seconds, steps=steps, finish=finish, heldout=kept)
     finally:
         going.close()
@@ -114,7 +114,7 @@ def train(
 
         every = [case for path in cases for case in read_cases(path)]
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            rows = completed(going.model.eval(), tokenizer, every, each)
+            rows = exact_matches(going.model.eval(), tokenizer, every, each)
         with (run / "log.jsonl").open("a") as stream:
             for language, row in rows.items():
                 said = {

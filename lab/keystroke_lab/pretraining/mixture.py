@@ -46,7 +46,7 @@ class MixturePlan:
                 f"there are no pieces of {', '.join(empty) or 'anything'}; build them or change the shares"
             )
 
-    def order(self) -> Iterator[PlannedPiece]:
+    def shard_order(self) -> Iterator[PlannedPiece]:
         """Pieces without end; after each the streams have had their shares as nearly as pieces allow."""
         total = sum(self.shares.values())
         had = dict.fromkeys(sorted(self.shares), 0.0)
@@ -62,10 +62,10 @@ class MixturePlan:
             had[stream] += max(1, piece.characters)
             yield piece
 
-    def sendings(self, most: int) -> Iterator[list[PlannedPiece]]:
+    def lots(self, most: int) -> Iterator[list[PlannedPiece]]:
         """Every piece once, in the order of first use, in lots of at most `most` bytes packed, about."""
         left, lot, size = {p.name for p in self.pieces}, list[PlannedPiece](), 0
-        for piece in self.order():
+        for piece in self.shard_order():
             if not left:
                 break
             if piece.name not in left:

@@ -43,7 +43,9 @@ def windows_of(
     end = time.monotonic() + PATIENCE
     while not (found := [path for folder in folders if (path := folder / piece.name).exists()]):
         if time.monotonic() > end:
-            raise NotFound(f"{piece.name} is not in {', '.join(map(str, folders))}; send it and go on")
+            raise NotFound(
+                f"{piece.name} is not in {', '.join(map(str, folders))}; send it and run the command again"
+            )
         time.sleep(0.2)
     if hashlib.sha256(found[0].read_bytes()).hexdigest() != piece.sha256:
         raise InputError(f"{found[0]} is not the piece that the plan names; build it or send it again")
@@ -97,7 +99,7 @@ class PlannedWindows:
         if not self._rounds and self._windows is not None:
             after += self._pieces
         while len(self._rounds) < self._ahead:
-            some = islice(self._plan.order(), after, after + self._pieces)
+            some = islice(self._plan.shard_order(), after, after + self._pieces)
             jobs = [
                 partial(
                     windows_of, self._folders, piece, self._tokenizer, mix, length, self._seed * 1_000_003 + i

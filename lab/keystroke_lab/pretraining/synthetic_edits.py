@@ -33,15 +33,15 @@ Lines = list[str]
 GAP = "\0"  # in place of a line that is not there
 
 
-def made_edits(project: str, path: str, text: str, rng: random.Random) -> Iterator[FileEdit]:
+def synthetic_edits(project: str, path: str, text: str, rng: random.Random) -> Iterator[FileEdit]:
     """As many as the length of `text` is worth."""
     for _ in range(min(_MOST, 1 + len(text) // _APART)):
-        edit = made_edit(project, path, text, rng)
+        edit = synthetic_edit(project, path, text, rng)
         if edit is not None:
             yield edit
 
 
-def made_edit(project: str, path: str, text: str, rng: random.Random) -> FileEdit | None:
+def synthetic_edit(project: str, path: str, text: str, rng: random.Random) -> FileEdit | None:
     """A change of a part of `text`; None where the way drawn does not lead to one."""
     lines = text.split("\n")
     size = rng.randint(*LINES)

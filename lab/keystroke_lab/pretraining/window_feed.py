@@ -62,16 +62,16 @@ class Stock:
     def available(self) -> int:
         return sum(len(windows) for _, windows in self._held)
 
-    def low(self, mix: Mix) -> bool:
+    def is_low(self, mix: Mix) -> bool:
         """Whether there are too few windows of this mix."""
         return sum(len(windows) for made_for, windows in self._held if made_for == mix) < self.backlog
 
-    def look(self) -> None:
+    def find_new_shards(self) -> None:
         fresh = [p for p in shard_paths(self.folder) if p not in self._known]
         self._known.update(fresh)
         self._queue.extend(fresh)
 
-    def next_piece(self, rng: np.random.Generator) -> Path | None:
+    def next_shard(self, rng: np.random.Generator) -> Path | None:
         """New pieces first, then another pass."""
         if not self._queue and self._known:
             self.passes += 1
@@ -89,7 +89,7 @@ class Stock:
 
     def draw(self, size: int, mix: Mix, rng: np.random.Generator) -> Windows:
         """`size` windows out of every piece in proportion to what is left of it; of the mix asked for, as
-        soon as there are plenty, and what was made for another one is then let go."""
+        soon as there are plenty, and windows made for another one are then dropped."""
         current = [e for e in self._held if e[0] == mix]
         if sum(len(w) for _, w in current) >= 8 * size:
             self._held = current
@@ -131,7 +131,7 @@ class WindowFeed:
 
     def start(self) -> None:
         """Set the workers going before the first batch is wanted."""
-        self._order()
+        self._submit_jobs()
 
     @property
     def passes(self) -> int:
@@ -145,13 +145,13 @@ class WindowFeed:
         """Edits first: they need few workers and must not wait behind code."""
         return [self._edits, self._code] if self._edits is not None and self.mix.edits else [self._code]
 
-    def _order(self) -> None:
+    def _submit_jobs(self) -> None:
         """Keep the workers busy while a stock is low."""
         for stock in self._stocks():
-            stock.look()
+            stock.find_new_shards()
             most = self._workers if stock is self._code else max(1, self._workers // 3)
-            while len(stock.jobs) < most and stock.low(self.mix):
-                piece = stock.next_piece(self._rng)
+            while len(stock.jobs) < most and stock.is_low(self.mix):
+                piece = stock.next_shard(self._rng)
                 if piece is None:
                     break
                 self._seed += 1
@@ -160,7 +160,7 @@ class WindowFeed:
 
     def batch(self, size: int) -> Windows:
         """`size` windows; of edits as many as the mix says, fewer while there are none yet."""
-        self._turn()
+        self._refill()
         edits = 0
         if self._edits is not None and self.mix.edits:
             wanted = int(self._rng.binomial(size, self.mix.edits))
@@ -171,17 +171,17 @@ class WindowFeed:
                     f"{self.folder} holds no pieces of a corpus; build one with `keystroke train corpus`"
                 )
             time.sleep(0.05)
-            self._turn()
+            self._refill()
         drawn = [self._code.draw(size - edits, self.mix, self._rng)] if size > edits else []
         if edits and self._edits is not None:
             drawn.append(self._edits.draw(edits, self.mix, self._rng))
             self.edits_drawn += edits
         return np.concatenate(drawn)
 
-    def _turn(self) -> None:
+    def _refill(self) -> None:
         for stock in self._stocks():
             stock.collect(self._rng)
-        self._order()
+        self._submit_jobs()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # quintic iteration that pushes singular values towards one
 
 
-def orthogonalised(stack: Tensor, steps: int = 5) -> Tensor:
+def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
     """The nearest semi-orthogonal matrices to a stack [n, rows, columns], approximately."""
     x = stack.bfloat16() if stack.is_cuda else stack.float()  # few CPUs multiply bfloat16 quickly
     tall = x.size(-2) > x.size(-1)
@@ -56,7 +56,7 @@ class Muon:
         for group, velocity in zip(self.groups, self.velocity, strict=True):
             gradient = torch.stack([p.grad for p in group if p.grad is not None]).float()
             velocity.lerp_(gradient, 1 - beta)
-            update = orthogonalised(gradient.lerp(velocity, beta))
+            update = orthogonalise(gradient.lerp(velocity, beta))
             rate = self.rate * factor
             scale = rate * max(1.0, velocity.size(-2) / velocity.size(-1)) ** 0.5
             for parameter, change in zip(group, update, strict=True):

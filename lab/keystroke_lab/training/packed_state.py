@@ -77,7 +77,7 @@ def unpack_squares(packed: Packed, like: Tensor) -> Tensor:
 
 
 def pack(model: CodeModel, optimiser: Optimizer | None) -> dict[str, Packed]:
-    """Everything training goes on from; without an optimiser the weights alone."""
+    """Everything training continues from; without an optimizer the weights alone."""
     state: dict[str, Packed] = {}
     for name, parameter in model.named_parameters():
         values = parameter.detach()
@@ -134,7 +134,7 @@ def unpack(state: dict[str, Packed], model: CodeModel, optimiser: Optimizer | No
 
 
 def settle(model: CodeModel, optimiser: Optimizer) -> dict[str, Packed]:
-    """Pack, and go on from what was packed."""
+    """Pack the state and load what was packed."""
     state = pack(model, optimiser)
     unpack(state, model, optimiser)
     return state

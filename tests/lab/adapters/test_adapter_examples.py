@@ -23,14 +23,14 @@ from keystroke_lab.adapters.examples import (
     OWN,
     QUIET,
     REWRITE,
-    Forms,
-    filling,
+    PromptForms,
+    fill_example,
     instruction,
-    kept,
-    next_edits,
-    rewriting,
+    keep_example,
+    next_edit_examples,
+    rewrite_example,
 )
-from keystroke_lab.adapters.sampling import course, project_lessons
+from keystroke_lab.adapters.sampling import project_examples, sample_examples
 from keystroke_lab.corpus.hunks import EditHunk
 from keystroke_lab.corpus.trajectories import FileEdit
 from keystroke_lab.draft_heads.texts import TokenText
@@ -43,11 +43,11 @@ TOKENIZER = ByteTokenizer({name: 256 + i for i, name in enumerate(NAMES)})
 
 
 @pytest.fixture(scope="module")
-def forms() -> Forms:
+def forms() -> PromptForms:
     places, fim = places_format(TOKENIZER), detect_fim(TOKENIZER)
     assert places is not None
     assert fim is not None
-    return Forms(TOKENIZER, places, fim, chat_ml(TOKENIZER, places.marks.start), places.marks.end)
+    return PromptForms(TOKENIZER, places, fim, chat_ml(TOKENIZER, places.marks.start), places.marks.end)
 
 
 def an_edit(number: int = 0) -> FileEdit:
@@ -64,9 +64,11 @@ def own() -> Iterator[TokenText]:
     return itertools.repeat(TokenText(np.arange(80, dtype=np.int32), 30, OWN))
 
 
-def test_a_next_edit_is_answered_with_a_change_of_the_release_and_silence_with_nothing(forms: Forms) -> None:
+def test_a_next_edit_is_answered_with_a_change_of_the_release_and_silence_with_nothing(
+    forms: PromptForms,
+) -> None:
     edit, rng = an_edit(), random.Random(1)
-    texts = [text for _ in range(20) for text in next_edits([edit], forms, rng)]
+    texts = [text for _ in range(20) for text in next_edit_examples([edit], forms, rng)]
     assert {text.kind for text in texts} == {NEXT, QUIET}  # every word of the change was shown
     for text in texts:
         answer = TOKENIZER.decode(text.tokens[text.given :].tolist())
@@ -78,10 +80,10 @@ def test_a_next_edit_is_answered_with_a_change_of_the_release_and_silence_with_n
             assert TOKENIZER.decode(text.tokens[: text.given].tolist()).count("+w") >= 1
 
 
-def test_what_is_filled_in_comes_after_the_text_below_it(forms: Forms) -> None:
+def test_what_is_filled_in_comes_after_the_text_below_it(forms: PromptForms) -> None:
     source = an_edit().before
     for seed in range(20):
-        text = filling(source, forms, random.Random(seed))
+        text = fill_example(source, forms, random.Random(seed))
         if text is None:
             continue
         tokens = text.tokens.tolist()
@@ -93,8 +95,8 @@ def test_what_is_filled_in_comes_after_the_text_below_it(forms: Forms) -> None:
     raise AssertionError("no cut made a lesson")
 
 
-def test_a_rewriting_is_asked_and_answered_as_the_editor_does(forms: Forms) -> None:
-    found = [rewriting(an_edit(), forms, random.Random(seed)) for seed in range(5)]
+def test_a_rewriting_is_asked_and_answered_as_the_editor_does(forms: PromptForms) -> None:
+    found = [rewrite_example(an_edit(), forms, random.Random(seed)) for seed in range(5)]
     for text in filter(None, found):
         question = TOKENIZER.decode(text.tokens[: text.given].tolist())
         answer = TOKENIZER.decode(text.tokens[text.given :].tolist())
@@ -120,36 +122,36 @@ def test_a_small_change_can_be_told(old: list[str], new: list[str], words: tuple
     assert all(word in told for word in words)
 
 
-def test_an_answer_with_a_word_that_nothing_shows_is_marked_as_not_to_be_foreseen(forms: Forms) -> None:
+def test_an_answer_with_a_word_that_nothing_shows_is_marked_as_not_to_be_foreseen(forms: PromptForms) -> None:
     edit = an_edit()
     invented = replace(edit, hunks=[replace(h, new=[f"unheard_of_{i}()"]) for i, h in enumerate(edit.hunks)])
     for step, kind in ((edit, NEXT), (invented, NEW)):
         rng = random.Random(3)
-        found = [text.kind for _ in range(20) for text in next_edits([step], forms, rng)]
+        found = [text.kind for _ in range(20) for text in next_edit_examples([step], forms, rng)]
         assert {QUIET, kind} == set(found)
 
 
-def test_what_is_to_be_kept_is_a_function_asked_for_in_chat_or_a_part_of_a_file(forms: Forms) -> None:
+def test_what_is_to_be_kept_is_a_function_asked_for_in_chat_or_a_part_of_a_file(forms: PromptForms) -> None:
     body = '    """Whether a file is there."""\n    return os.path.exists(path)\n'
     source = f"import os\n\n\ndef there(path):\n{body}"
-    found = [kept(source, forms, random.Random(seed)) for seed in range(60)]
+    found = [keep_example(source, forms, random.Random(seed)) for seed in range(60)]
     texts = [TOKENIZER.decode(text.tokens.tolist()) for text in found if text is not None]
     chats = [text for text in texts if "```python\ndef there(path):" in text]
     assert chats
     assert all("Whether a file is there." in text.split("assistant")[1] for text in chats)
     assert any(text in source for text in texts)
     assert all(text.kind == KEEP for text in found if text is not None)
-    assert kept("x", forms, random.Random(0)) is None
+    assert keep_example("x", forms, random.Random(0)) is None
 
 
 def test_a_large_change_is_not_told() -> None:
     assert instruction(EditHunk(0, ["a"] * 5, ["b"] * 7), random.Random(0)) is None
 
 
-def test_a_course_keeps_its_shares_and_is_the_same_again(forms: Forms) -> None:
+def test_a_course_keeps_its_shares_and_is_the_same_again(forms: PromptForms) -> None:
     def made() -> list[TokenText]:
-        projects = (project_lessons([an_edit(i)], forms, f"2:{i}") for i in range(40))
-        return list(course(projects, own(), 150_000))
+        projects = (project_examples([an_edit(i)], forms, f"2:{i}") for i in range(40))
+        return list(sample_examples(projects, own(), 150_000))
 
     texts = made()
     sizes: Counter[str] = Counter()

@@ -15,8 +15,8 @@ import torch
 from keystroke.engine.adapter import read_adapter
 from keystroke.errors import InputError, ModelDamaged
 from keystroke_lab.adapters.__main__ import scale
-from keystroke_lab.adapters.evaluation import choices, counted, foreseen
-from keystroke_lab.adapters.lora import AdaptedModel, Adapter, merge, strengthened
+from keystroke_lab.adapters.evaluation import choices, predict_edits, score_cases
+from keystroke_lab.adapters.lora import AdaptedModel, Adapter, merge, with_strength
 from keystroke_lab.adapters.training import AdapterRecipe, AdapterRun, batch_of, export, shape_for
 from keystroke_lab.draft_heads.target import TargetModel
 from keystroke_lab.draft_heads.texts import TokenText
@@ -63,8 +63,8 @@ def test_a_new_adapter_changes_nothing() -> None:
     target = tiny_target()
     adapted = AdaptedModel(target, Adapter(shape_for(target, 4)))
     tokens = torch.randint(2, 256, (3 * 64,))
-    plain, _ = target.read(tokens.view(3, 64), (1,))
-    assert torch.allclose(adapted.last(tokens, 3, 64), plain.flatten(0, 1), atol=1e-5)
+    plain, _ = target.run_sequences(tokens.view(3, 64), (1,))
+    assert torch.allclose(adapted.last_states(tokens, 3, 64), plain.flatten(0, 1), atol=1e-5)
 
 
 def test_filling_behind_a_rectangle_changes_no_row_of_it() -> None:
@@ -72,7 +72,9 @@ def test_filling_behind_a_rectangle_changes_no_row_of_it() -> None:
     adapted = AdaptedModel(target, Adapter(shape_for(target, 4)))
     tokens = torch.randint(2, 256, (2 * 64,))
     longer = torch.cat((tokens, torch.zeros(40, dtype=torch.int64)))
-    assert torch.allclose(adapted.last(longer, 2, 64)[:128], adapted.last(tokens, 2, 64), atol=1e-5)
+    assert torch.allclose(
+        adapted.last_states(longer, 2, 64)[:128], adapted.last_states(tokens, 2, 64), atol=1e-5
+    )
 
 
 def test_only_answers_count_and_the_choice_of_a_place_most() -> None:
@@ -113,9 +115,9 @@ def test_what_is_to_be_kept_is_kept_and_costs_little_of_what_is_learned(tmp_path
         drifts.append(float(total / batch.weights.sum()))
         cases = lessons(60, 1)
         merge(target, adapter)
-        found = foreseen(target, cases, NUMBERS, longest=6, ends=frozenset({END}))
+        found = predict_edits(target, cases, NUMBERS, longest=6, ends=frozenset({END}))
         merge(target, adapter, -1.0)
-        rights.append(counted(cases, found, NUMBERS, 0.5)["place"])
+        rights.append(score_cases(cases, found, NUMBERS, 0.5)["place"])
     assert drifts[1] < 0.5 * drifts[0]
     assert rights[1] > 0.8
 
@@ -153,7 +155,7 @@ def test_half_an_adapter_is_between_the_base_and_the_whole_and_leaves_no_trace(
     prompts = [text.tokens[: text.given].tolist() for text in cases]
     sure = []
     for strength in (0.0, 0.5, 1.0):
-        with strengthened(target, held, strength):
+        with with_strength(target, held, strength):
             rows = choices(target, prompts, NUMBERS)
         first = [NUMBERS.index(int(text.tokens[text.given])) for text in cases]
         sure.append(float(np.mean([row[at] for row, at in zip(rows, first, strict=True)])))
@@ -166,13 +168,15 @@ def test_training_teaches_places_and_silence_and_merging_keeps_what_was_learned(
 ) -> None:
     target, adapter, _ = trained
     cases = lessons(60, 1)
-    before = counted(cases, foreseen(target, cases, NUMBERS, longest=6, ends=frozenset({END})), NUMBERS, 0.5)
+    before = score_cases(
+        cases, predict_edits(target, cases, NUMBERS, longest=6, ends=frozenset({END})), NUMBERS, 0.5
+    )
     merge(target, adapter)
     try:
-        found = foreseen(target, cases, NUMBERS, longest=6, ends=frozenset({END}))
+        found = predict_edits(target, cases, NUMBERS, longest=6, ends=frozenset({END}))
     finally:
         merge(target, adapter, -1.0)
-    after = counted(cases, found, NUMBERS, 0.5)
+    after = score_cases(cases, found, NUMBERS, 0.5)
     assert before["place"] < 0.7
     assert min(after["place"], after["text"], after["quiet"]) > 0.9
 
@@ -198,14 +202,14 @@ def test_other_lessons_go_on_from_a_trained_adapter_at_its_full_strength(
     half = read_adapter(tmp_path / "half.safetensors")
     assert half.strength == 0.5
     again = Adapter(shape_for(target, 8), seed=9)
-    again.begin(half)
+    again.continue_from(half)
     for (*_, found), (*_, wanted) in zip(again.deltas(), adapter.deltas(), strict=True):
         assert torch.allclose(found, wanted, atol=4e-3)
     with pytest.raises(InputError, match="train with its rank"):
-        Adapter(shape_for(target, 4)).begin(read_adapter(tmp_path / "whole.safetensors"))
+        Adapter(shape_for(target, 4)).continue_from(read_adapter(tmp_path / "whole.safetensors"))
     for said in ("much", "0", "nan"):
         with pytest.raises(ModelDamaged, match="strength"):
-            again.begin(replace(half, facts={"strength": said}))
+            again.continue_from(replace(half, facts={"strength": said}))
 
 
 def test_a_stopped_run_goes_on_and_refuses_another_shapes_checkpoint(tmp_path: Path) -> None:

@@ -16,15 +16,15 @@ from tiny_target import tiny_spec, tiny_target, tiny_texts
 from keystroke.engine.base import GREEDY, Sampling
 from keystroke.engine.sampler import choose, verify
 from keystroke.engine.speculative.base import Drafter
-from keystroke.engine.speculative.draft_head import ReferenceHead
 from keystroke.engine.speculative.head_file import open_head
 from keystroke.errors import InputError, ModelDamaged, NotFound, UsageError
 from keystroke_lab.draft_heads.attention import merged, plain
 from keystroke_lab.draft_heads.batches import HeadBatches, vocabulary_of
 from keystroke_lab.draft_heads.evaluation import chain_of, tree_of, trials, yield_of
 from keystroke_lab.draft_heads.export import export_head
-from keystroke_lab.draft_heads.loss import distilled
+from keystroke_lab.draft_heads.loss import distillation_loss
 from keystroke_lab.draft_heads.model import DraftHeadModule
+from keystroke_lab.draft_heads.reference import ReferenceHead
 from keystroke_lab.draft_heads.shape import HeadShape
 from keystroke_lab.draft_heads.target import TargetModel
 from keystroke_lab.draft_heads.training import DraftHeadRecipe, DraftHeadRun, head_of, new_head, read_head
@@ -61,7 +61,7 @@ def test_the_loss_is_cross_entropy_against_the_targets_distribution() -> None:
     places = torch.stack([torch.randperm(32, generator=generator)[:4] for _ in range(20)])
     chances = torch.rand(20, 4, generator=generator) / 5
     weights = torch.rand(20, generator=generator)
-    loss, right = distilled(x, out, places, chances, weights)
+    loss, right = distillation_loss(x, out, places, chances, weights)
     scores = x @ out.T
     truth = -(scores.log_softmax(-1).gather(1, places) * chances * weights[:, None]).sum()
     torch.testing.assert_close(loss, truth)
@@ -126,10 +126,10 @@ def test_kept_lessons_are_those_computed_anew(target: TargetModel) -> None:
     vocabulary, _ = vocabulary_of(texts, 64, 256)
     keeps = HeadBatches(target, texts, vocabulary, (1, 2), size=512, room=1 << 24)
     forgets = HeadBatches(target, texts, vocabulary, (1, 2), size=512, room=0)
-    assert keeps.lesson(0) is keeps.lesson(0)
-    assert forgets.lesson(0) is not forgets.lesson(0)
-    assert torch.equal(keeps.lesson(0).features, forgets.lesson(0).features)
-    assert torch.equal(keeps.lesson(0).places, forgets.lesson(0).places)
+    assert keeps.batch(0) is keeps.batch(0)
+    assert forgets.batch(0) is not forgets.batch(0)
+    assert torch.equal(keeps.batch(0).features, forgets.batch(0).features)
+    assert torch.equal(keeps.batch(0).places, forgets.batch(0).places)
 
 
 def quantised(run: Path) -> tuple[DraftHeadModule, torch.Tensor]:
@@ -148,7 +148,7 @@ def test_reference_drafting_is_the_module_unrolled_on_its_own_guesses(run: Path,
     head, vocabulary = quantised(run)
     text = tiny_texts(target, 1)[0]
     tokens = text.tokens.tolist()
-    _, features = target.read(torch.tensor([tokens]), head.shape.layers)
+    _, features = target.run_sequences(torch.tensor([tokens]), head.shape.layers)
     seen: list[NDArray[np.float32]] = []
 
     def best(logits: NDArray[np.float32], place: int) -> int:
@@ -162,7 +162,7 @@ def test_reference_drafting_is_the_module_unrolled_on_its_own_guesses(run: Path,
     # The module sees the same start in a batch of all starts; from it on, its own guesses are the tokens.
     following = torch.tensor([[*tokens[1:], *drafted, 0]])
     start = len(tokens) - 2
-    results = head.unrolled(
+    results = head.unroll(
         features[:, : start + 1],
         target.embedding[following],
         (target.cosines[:256], target.sines[:256]),
@@ -181,7 +181,7 @@ class Recomputed:
         self.target, self.layers, self.tokens = target, layers, list[int]()
 
     def features(self, start: int, stop: int) -> NDArray[np.float32]:
-        _, found = self.target.read(torch.tensor([self.tokens[:stop]]), self.layers)
+        _, found = self.target.run_sequences(torch.tensor([self.tokens[:stop]]), self.layers)
         return found[0, start:].numpy()
 
 
@@ -235,12 +235,12 @@ def test_drafting_never_changes_the_text_and_saves_the_steps_that_evaluation_say
         drafter = HeadDrafter(reference(run, target), source)
         drafter.set_sampling(sampling)
         source.tokens = text.tokens[: text.given].tolist()
-        logits = target.logits(target.read(torch.tensor([source.tokens]), (1,))[0])[0]
+        logits = target.logits(target.run_sequences(torch.tensor([source.tokens]), (1,))[0])[0]
         source.tokens.append(choose(logits[-1].numpy(), sampling, text.given))
         while len(source.tokens) < len(text.tokens):
             draft = list(drafter.propose(source.tokens, depth))
             whole = torch.tensor([[*source.tokens, *draft]])
-            rows = target.logits(target.read(whole, (1,))[0])[0, -len(draft) - 1 :].numpy()
+            rows = target.logits(target.run_sequences(whole, (1,))[0])[0, -len(draft) - 1 :].numpy()
             source.tokens += verify(rows, draft, sampling, len(source.tokens)).tokens
             steps += 1
         assert source.tokens[: len(text.tokens)] == text.tokens.tolist()

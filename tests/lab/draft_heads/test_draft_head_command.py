@@ -17,7 +17,7 @@ from keystroke.engine.templates import ChatTemplate, detect_fim
 from keystroke.engine.tokenizer import load_tokenizer
 from keystroke_lab.draft_heads.definitions import definitions
 from keystroke_lab.draft_heads.prompts import SHARES, PromptFormats, make_prompts
-from keystroke_lab.draft_heads.sources import code_in
+from keystroke_lab.draft_heads.sources import source_texts
 from keystroke_lab.export.weights import export_huggingface
 from keystroke_lab.tokenizer import code_tokenizer
 from keystroke_lab.training.transformer import CodeModel, Shape
@@ -154,7 +154,7 @@ def test_asks_are_of_every_kind_and_the_same_for_the_same_seed(model: Path, code
     tokenizer = load_tokenizer(model)
     chat = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
     formats = PromptFormats(tokenizer, chat, detect_fim(tokenizer, model))
-    sources = code_in([code])
+    sources = source_texts([code])
     assert sorted(source.path for source in sources) == sorted(CODE)
     made = list(make_prompts(sources, formats, 400, seed=3, longest=2000))
     assert set(Counter(ask.kind for ask in made)) == set(SHARES)

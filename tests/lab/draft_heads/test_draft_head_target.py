@@ -36,7 +36,7 @@ def one_thread() -> Iterator[None]:
 def test_many_sequences_at_once_give_what_each_gives_alone(family: Architecture) -> None:
     spec, target = tiny_spec(family), tiny_target(family)
     tokens = torch.randint(2, 256, (3, 30), generator=torch.Generator().manual_seed(2))
-    last, features = target.read(tokens, (1, 3))
+    last, features = target.run_sequences(tokens, (1, 3))
     assert features.shape == (3, 30, 2, spec.hidden)
     for row in range(3):
         plain = forward(spec, tiny_tensors(spec).__getitem__, tokens[row].tolist())
@@ -59,7 +59,9 @@ def test_every_answer_is_the_samplers_choice_token_by_token(heat: float) -> None
     texts = tiny_texts(target, 11, heat)  # more than there are slots
     assert sorted(text.seed for text in texts) == list(range(11))
     for text in texts:
-        logits = target.logits(target.read(torch.from_numpy(text.tokens[None].astype(np.int64)), (1,))[0])[0]
+        logits = target.logits(
+            target.run_sequences(torch.from_numpy(text.tokens[None].astype(np.int64)), (1,))[0]
+        )[0]
         sampling = Sampling(temperature=heat, seed=text.seed)
         wanted = [choose(logits[i - 1].numpy(), sampling, i) for i in range(text.given, len(text.tokens))]
         assert text.tokens[text.given :].tolist() == wanted
@@ -71,8 +73,8 @@ def test_a_writer_stops_at_its_deadline_and_can_be_used_again() -> None:
     writer = BatchGenerator(
         tiny_target(), slots=2, longest_prompt=20, longest_answer=200, ends=frozenset({END})
     )
-    assert len(list(writer.write(tiny_asks(9), deadline=time.monotonic()))) < 9
-    assert len(list(writer.write(tiny_asks(3)))) == 3
+    assert len(list(writer.generate(tiny_asks(9), deadline=time.monotonic()))) < 9
+    assert len(list(writer.generate(tiny_asks(3)))) == 3
 
 
 def test_texts_come_back_from_disk_as_they_were(tmp_path: Path) -> None:

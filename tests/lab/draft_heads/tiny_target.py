@@ -62,4 +62,4 @@ def tiny_texts(target: TargetModel, count: int, heat: float = 0.0) -> list[Token
     writer = BatchGenerator(
         target, slots=8, longest_prompt=20, longest_answer=24, ends=frozenset({END}), coupled=heat > 0
     )
-    return list(writer.write(tiny_asks(count, heat)))
+    return list(writer.generate(tiny_asks(count, heat)))
