@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from cli_home import PROGRAM, Home, home  # noqa: F401
 
-from keystroke.engine.library import Library
-from keystroke.engine.onnx.cache import Cache
+from keystroke.engine.library import ModelLibrary
+from keystroke.engine.onnx.cache import ConversionCache
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from tiny_model import write_tiny_model
@@ -30,7 +30,7 @@ def converted(folder: Path) -> None:
 def full(home: Home) -> Home:
     """A home in which something of every kind is kept."""
     cache, state = home.root / "cache", home.root / "state"
-    Cache(cache / "onnx").entry("m", "key", converted, 1000)
+    ConversionCache(cache / "onnx").entry("m", "key", converted, 1000)
     shared = home.root / ".cache" / "keystroke"
     places = [cache / "tokenizers" / "t", shared / "cuda" / "k", shared / "bench-audit" / "deep" / "b"]
     places += [state / "gateways" / "old.log", state / "undo" / "w" / "1.json", state / "chat_history"]
@@ -80,9 +80,9 @@ def test_what_is_named_goes_and_nothing_else(full: Home) -> None:
 def test_models_added_from_elsewhere_are_forgotten_and_stay_where_they_are(full: Home) -> None:
     files = sorted((full.root / "elsewhere").rglob("*"))
     full.keystroke("cache", "--clear", "-y")
-    assert Library(full.root / "models").names() == ["linked"]
+    assert ModelLibrary(full.root / "models").names() == ["linked"]
     full.keystroke("cache", "models", "--clear", "-y")
-    assert Library(full.root / "models").names() == []
+    assert ModelLibrary(full.root / "models").names() == []
     assert sorted((full.root / "elsewhere").rglob("*")) == files
 
 
@@ -130,7 +130,7 @@ def test_an_unknown_kind_is_one_sentence_that_names_the_known(full: Home) -> Non
 
 
 def test_a_converted_model_that_is_being_made_is_left_alone(full: Home) -> None:
-    cache = Cache(full.root / "cache" / "onnx")
+    cache = ConversionCache(full.root / "cache" / "onnx")
 
     def make(folder: Path) -> None:
         (folder / "w").write_bytes(b"2" * 10)

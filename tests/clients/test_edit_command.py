@@ -113,7 +113,7 @@ def test_a_check_that_passes_keeps_the_edit_and_one_that_fails_takes_it_back(
     says(server, BLOCK)
     arguments = ("edit", "a.py", "-m", "double it", "--yes", "--check")
     failed = remote_home.keystroke(*arguments, "echo wrong here; grep -q nosuch a.py", code=2)
-    assert "taken back" in failed.stderr
+    assert "undone" in failed.stderr
     assert "wrong here" in failed.stderr
     assert file.read_bytes() == BEFORE.encode()
     remote_home.keystroke(*arguments, "grep -q 'h \\* 2' a.py")
@@ -203,9 +203,9 @@ def test_a_small_model_works_and_says_that_it_is_small(home: Home) -> None:
 
 REFUSED = [
     (("edit", "-m", "x"), "name the files"),
-    (("edit", "a.py"), "say what to change"),
-    (("edit", "a.py", "-m", " "), "say what to change"),
-    (("edit", "a.py", "-m", "x", "--patch", "p"), "say what to change"),
+    (("edit", "a.py"), "describe the change"),
+    (("edit", "a.py", "-m", " "), "describe the change"),
+    (("edit", "a.py", "-m", "x", "--patch", "p"), "describe the change"),
     (("edit", "a.py", "--patch", "p.diff"), "names its own files"),
     (("edit", "nosuch.py", "-m", "x"), "does not exist"),
     (("edit", "../out.py", "-m", "x"), "outside"),
@@ -213,7 +213,7 @@ REFUSED = [
     (("edit", ".env", "-m", "x"), "secrets"),
     (("edit", "a.py", "-m", "x", "--lines", "9-10"), "does not exist"),
     (("edit", "a.py", "-m", "x", "--lines", "2-1"), "ends before"),
-    (("edit", "a.py", "-m", "x", "--lines", "a-b"), "wants A-B"),
+    (("edit", "a.py", "-m", "x", "--lines", "a-b"), "needs A-B"),
     (("edit", "a.py", "b.py", "-m", "x", "--lines", "1-1"), "exactly one"),
     (("edit", "--patch", "nosuch.diff"), "no file"),
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from cli_home import Home, home  # noqa: F401
 from keystroke.config import load_settings
 from keystroke.errors import ConfigError
 from keystroke.gateway.record.outcome_store import OutcomeStore, SuggestionOutcome
-from keystroke.text.cases import Case, read_cases
+from keystroke.text.cases import CompletionCase, read_cases
 
 
 def outcome(**more: object) -> SuggestionOutcome:
@@ -54,7 +54,7 @@ def status(home: Home) -> dict[str, object]:
 def test_it_is_off_and_looking_makes_no_file(home: Home) -> None:
     assert status(home)["enabled"] is False
     assert home.keystroke("learn", "show", "--json").stdout.strip() == "[]"
-    assert "0 suggestions are forgotten" in home.keystroke("learn", "forget", "--yes").stderr
+    assert "deleted 0 suggestions" in home.keystroke("learn", "forget", "--yes").stderr
     assert not (home.root / "state" / "learned.db").exists()
 
 
@@ -104,17 +104,17 @@ def test_exported_cases_are_what_training_reads(home: Home) -> None:
     file = home.root / "mine.jsonl.xz"
     assert json.loads(home.keystroke("learn", "export", str(file), "--json").stdout)["cases"] == 2
     assert read_cases(file) == [
-        Case("rest_of_line", "p1", "", "private", "a.py", "x = ", "one", "\n"),
-        Case("line", "p1", "", "private", "a.py", "x = ", "two", "\n"),
+        CompletionCase("rest_of_line", "p1", "", "private", "a.py", "x = ", "one", "\n"),
+        CompletionCase("line", "p1", "", "private", "a.py", "x = ", "two", "\n"),
     ]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert "is there already" in home.keystroke("learn", "export", str(file), code=2).stderr
+    assert "already exists" in home.keystroke("learn", "export", str(file), code=2).stderr
     home.keystroke("learn", "export", str(home.root / "wrong.json"), code=None)
     assert not (home.root / "wrong.json").exists()
 
 
 def test_exporting_nothing_or_nowhere_is_a_clear_error(home: Home) -> None:
-    assert "nothing is kept" in home.keystroke("learn", "export", "a.jsonl.xz", code=2).stderr
+    assert "nothing to export" in home.keystroke("learn", "export", "a.jsonl.xz", code=2).stderr
     keep(home, outcome())
     (home.root / "file").write_text("")
     said = home.keystroke("learn", "export", str(Path("file") / "a.jsonl.xz"), code=2).stderr
@@ -123,7 +123,7 @@ def test_exporting_nothing_or_nowhere_is_a_clear_error(home: Home) -> None:
 
 def test_forgetting_a_part_and_all(home: Home) -> None:
     keep(home, outcome(), outcome(language="go"), outcome(at=1.0), outcome(project="p2"))
-    assert "say --yes" in home.keystroke("learn", "forget", code=None).stderr
+    assert "use --yes" in home.keystroke("learn", "forget", code=None).stderr
     for arguments in (("--language", "go"), ("--days", "30"), ("--project", "p2")):
         said = home.keystroke("learn", "forget", "--yes", "--json", *arguments).stdout
         assert json.loads(said) == {"forgotten": 1}

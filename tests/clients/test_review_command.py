@@ -174,7 +174,7 @@ def test_the_other_refactorings_answer_as_json(repository: Home) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("rename", "a.py", "x"), "say where"),
+        (("rename", "a.py", "x"), "the position must be"),
         (("rename", "a.py:99:1", "x"), "does not exist"),
         (("rename", "a.py:1:99", "x"), "does not exist"),
         (("rename", "nosuch.py:1:1", "x"), "does not exist"),

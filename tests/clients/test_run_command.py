@@ -111,7 +111,7 @@ def test_json_goes_to_standard_error_as_one_line(home: Home) -> None:
 def test_a_fix_that_only_parses_is_not_called_proved(home: Home) -> None:
     (home.root / "app.py").write_text("d = {'name': 1}\nprint(d['nmae'])\n")
     said = run(home, PYTHON, "app.py").stderr.decode()
-    assert "(app.py; it parses, untried)" in said
+    assert "(app.py; parses, not run)" in said
     assert "proved" not in said
 
 
@@ -139,7 +139,7 @@ def test_verify_keeps_a_fix_that_helps(home: Home) -> None:
 def test_verify_takes_back_a_fix_that_does_not_help_and_tries_the_next(home: Home) -> None:
     (home.root / "app.py").write_text("d = {'name': 1}\nd.clear()\nprint(d['nmae'])\n")
     done = run(home, PYTHON, "app.py", options=("--fix", "--verify"))
-    assert b"Change the key to 'name': it fails as before, so the fix was taken back" in done.stderr
+    assert b"Change the key to 'name': the command fails as before, so the fix was undone" in done.stderr
     assert b"verified: the command now succeeds" in done.stderr
     assert (home.root / "app.py").read_text() == "d = {'name': 1}\nd.clear()\nprint(d.get('nmae'))\n"
     assert home.keystroke("undo", "--list").stdout.count("\n") == 1
@@ -159,7 +159,7 @@ def test_verify_leaves_the_file_as_it_was_if_nothing_helps(home: Home, ending: s
     )
     (home.root / "stubborn.py").write_text(again)
     done = run(home, PYTHON, "stubborn.py", options=("--fix", "--verify", "--verify-seconds", "3"))
-    assert b"so the fix was taken back" in done.stderr
+    assert b"so the fix was undone" in done.stderr
     assert done.returncode == 1
     assert (home.root / "app.py").read_text() == text
     assert "nothing to undo" in home.refused("undo")
@@ -194,9 +194,9 @@ def test_files_outside_the_workspace_are_not_read(home: Home, tmp_path: Path) ->
 
 def test_what_cannot_be_run_is_one_sentence(home: Home) -> None:
     assert "no command 'nosuch'" in home.refused("run", "--", "nosuch")
-    assert "name the command" in home.refused("run")
+    assert "give the command" in home.refused("run")
     (home.root / "plain.txt").write_text("x")
-    assert "not a program" in home.refused("run", "--", "./plain.txt")
+    assert "not executable" in home.refused("run", "--", "./plain.txt")
 
 
 def alive(pid: int) -> bool:

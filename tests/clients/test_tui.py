@@ -64,7 +64,7 @@ async def until(true: Callable[[], Any], pilot: Pilot[None]) -> None:
 
 
 def log(app: Any) -> str:
-    return "\n".join(f"{said.kind}: {said.words}" for said in app.query(LogEntry))
+    return "\n".join(f"{said.kind}: {said.body}" for said in app.query(LogEntry))
 
 
 async def say(app: TerminalApp, pilot: Pilot[None], line: str) -> None:
@@ -206,7 +206,7 @@ def test_it_runs_in_a_real_terminal(server: RunningServer, root: Path) -> None:
     begin = (tmux, "-S", socket, "-f", "/dev/null", "new-session", "-d", *size, sys.executable, "-c", code)
     subprocess.run(begin, check=True)
     try:
-        _wait(lambda: "Say something" in ask("capture-pane", "-p"))
+        _wait(lambda: "Type a message" in ask("capture-pane", "-p"))
         ask("send-keys", "hello from tmux", "Enter")
         _wait(lambda: "You said: hello from tmux" in ask("capture-pane", "-p"))
         ask("send-keys", "C-q")

@@ -66,7 +66,7 @@ async def test_a_lost_gateway_is_said_once_and_ghost_text_comes_back(tmp_path: P
         assert second.pid != first.pid
         said = [m.message for m in editor.client.messages]
         assert ["was lost" in m for m in said] == [True, False]
-        assert ["is back; suggestions go on" in m for m in said] == [False, True]
+        assert ["is back; suggestions resume" in m for m in said] == [False, True]
     await eventually(lambda: not running(second.pid))
 
 

@@ -50,7 +50,7 @@ async def test_an_editor_that_shows_tasks_gets_every_event_and_takes_hunks(
         uri = editor.open("calc.py", BROKEN)
         editor.type(uri, "mine = 1\n")
         await eventually(lambda: editor.texts[uri])
-        with pytest.raises(JsonRpcException, match="not saved"):
+        with pytest.raises(JsonRpcException, match="unsaved changes"):
             await command(editor, "keystroke.taskAct", task, "approve", {"hunks": [0]})
         editor.replace(uri, len(BROKEN), len(BROKEN) + len("mine = 1\n"), "")
         await command(editor, "keystroke.taskAct", task, "approve", {"hunks": [0]})
@@ -60,7 +60,7 @@ async def test_an_editor_that_shows_tasks_gets_every_event_and_takes_hunks(
         await command(editor, "keystroke.taskAct", task, "undo")
         assert (root / "calc.py").read_text() == BROKEN
         assert [known["id"] for known in await command(editor, "keystroke.tasks")] == [task]
-        with pytest.raises(JsonRpcException, match="cannot be asked to explode"):
+        with pytest.raises(JsonRpcException, match="no task action explode"):
             await command(editor, "keystroke.taskAct", task, "explode")
         with pytest.raises(JsonRpcException, match="in words"):
             await command(editor, "keystroke.task", "  ")

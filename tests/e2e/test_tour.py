@@ -14,7 +14,7 @@ import pytest
 from page_support import Tab, browser, needs_browser, serving, visiting
 
 from keystroke.config import load_settings
-from keystroke.engine.locate import shipped
+from keystroke.engine.locate import shipped_model
 from keystroke.gateway.work.registry import registry_from_settings
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def chrome() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    if shipped() is None:
+    if shipped_model() is None:
         pytest.skip("the embedded model is not here")
     alone = {"paths.models": str(tmp_path_factory.mktemp("models"))}  # whatever else is on this machine
     with serving(registry=registry_from_settings(load_settings(alone, environ={}))) as running:

@@ -1,7 +1,6 @@
-// The editor's side of Keystroke: starts the language server and asks the user where the protocol cannot.
+// The VS Code extension: starts the language server and registers the commands.
 //
-// Everything intelligent is the server's. This file puts the parts together and knows the commands; what stands
-// in the status bar is status.ts, tasks are tasks.ts, the next edit is nextEdit.ts.
+// The status item is in status.ts, tasks in tasks.ts, the next edit in nextEdit.ts.
 
 import * as vscode from "vscode";
 import {

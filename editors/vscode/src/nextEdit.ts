@@ -1,7 +1,6 @@
-// The next edit: marked where it would be made, one key to go there, the same key to take it.
+// The next edit: marked at its position; one key goes there, and the same key applies it.
 //
-// Shows what the server offers and nothing of its own. A change of the text lets an offer go, and asks anew
-// once the keys pause.
+// A change of the text discards the offer, and a new one is requested after a pause.
 
 import * as vscode from "vscode";
 import { LanguageClient, State } from "vscode-languageclient/node";
@@ -57,7 +56,7 @@ export class NextEdits implements vscode.Disposable {
   async take(): Promise<void> {
     const offer = this.offer ?? (await this.ask());
     if (offer === undefined) {
-      vscode.window.setStatusBarMessage("Keystroke: nothing to change next", 3000);
+      vscode.window.setStatusBarMessage("Keystroke: no next edit", 3000);
       return;
     }
     const document = await vscode.workspace.openTextDocument(vscode.Uri.parse(offer.textDocument.uri));

@@ -1,7 +1,7 @@
-// The status item: which model, how fast, and why nothing is shown where nothing is.
+// The status item: the model, its speed, and why nothing is suggested.
 //
-// Says what the last receipt says and invents nothing: the milliseconds of the last answer, and tokens a second
-// where the answer had to be waited for. Often there are none: the server begins with the key, before VS Code asks.
+// It shows the last receipt: the milliseconds of the last answer, and tokens per second if the answer was generated on
+// request. Often it was not: the server starts with the key, before VS Code requests a suggestion.
 
 import * as vscode from "vscode";
 import { LanguageClient, State } from "vscode-languageclient/node";
@@ -95,7 +95,7 @@ export class Status implements vscode.Disposable {
       { label: "$(list-tree) Tasks", does: named("keystroke.tasks.focus") },
       { label: "$(gear) Settings", does: () => vscode.commands.executeCommand("workbench.action.openSettings", "keystroke") },
       { label: "$(output) What the server says", does: () => this.client.outputChannel.show(true) },
-      { label: "$(debug-restart) Start the server anew", does: named("keystroke.restart") },
+      { label: "$(debug-restart) Restart the server", does: named("keystroke.restart") },
     ];
     const chosen = await vscode.window.showQuickPick(choices, { title: this.title(), placeHolder: this.detail || undefined });
     await Promise.resolve(chosen?.does()).catch((error: Error) => vscode.window.showWarningMessage(error.message));
@@ -125,7 +125,7 @@ export class Status implements vscode.Disposable {
     const icon = !there ? "debug-disconnect" : !on ? "circle-slash" : this.reason ? "dash" : "zap";
     const words = [this.model || "Keystroke", this.speed || this.took].filter(Boolean).join(" ");
     this.item.text = `$(${icon}) ${there ? words : "Keystroke"}`;
-    const why = !there ? "No gateway; click to connect again" : !on ? "Ghost text is off" : this.reason ? `Nothing shown: ${this.reason}` : this.title();
+    const why = !there ? "No gateway; click to reconnect" : !on ? "Ghost text is off" : this.reason ? `Nothing shown: ${this.reason}` : this.title();
     this.item.tooltip = [why, this.detail].filter(Boolean).join("\n");
     this.item.accessibilityInformation = { label: `${this.title()}. ${why}` };
   }

@@ -1,7 +1,7 @@
-// Tasks: a list of what was asked of the agent, what each does now, and its change to be taken hunk by hunk.
+// Tasks: a list of the agent's tasks, their progress, and their changes, which are accepted hunk by hunk.
 //
-// A task is the gateway's. The tree shows what the server tells (`keystroke/task`), and every answer goes back
-// through the server, which refuses a change while a file it touches is not saved.
+// The gateway runs the tasks. The tree shows the server's notifications (`keystroke/task`); answers go through the
+// server, which refuses a change while a file it touches has unsaved changes.
 
 import * as vscode from "vscode";
 import { LanguageClient } from "vscode-languageclient/node";

@@ -1,1 +1,1 @@
-"""What people and editors hold in their hands."""
+"""Programs that people and editors use: connections to a gateway, the command line, LSP, ACP and the TUI."""

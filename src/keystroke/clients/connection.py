@@ -1,10 +1,8 @@
-"""The client every client of ours uses: many streams over one socket that comes back when it is lost.
+"""A client of the responses API: many concurrent streams over one WebSocket that reconnects when lost.
 
-Speaks the protocol's types, never raw JSON. Each stream has an id of its own while it runs. When the
-socket is lost it is opened again: what had begun is taken up behind the last event it has, each event exactly
-once; what had said nothing yet is asked again unseen; what the server no longer knows is asked again and says
-`Restarted` first, so that its reader drops what it has. A conversation whose server forgot it sends itself
-whole.
+After a reconnect each stream resumes behind its last event, so every event is delivered exactly once. A
+stream without an event yet is requested again. If the server no longer knows a response, the request is sent
+again and the stream yields `Restarted` first, so that the reader discards what it has.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from keystroke.clients.gateway_socket import GatewaySocket
+from keystroke.clients.gateway_socket import GatewaySocket, websocket_url
 from keystroke.errors import EngineError, KeystrokeError, ProtocolError, RateLimited, Unavailable, UsageError
 from keystroke.protocol import codec, events
 from keystroke.protocol.items import Item, as_input
@@ -27,16 +25,15 @@ from keystroke.protocol.requests import ResponseCancel, ResponseCreate, Response
 from keystroke.protocol.response import ErrorDetail, Response
 
 STREAMS = 15  # of the 16 responses a connection may run; one stays free for background work
-_BACKOFF = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)  # seconds before each attempt to come back
+_BACKOFF = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)  # seconds before each attempt to reconnect
 
 
 class Restarted:
-    """The connection was lost in the middle of this answer and the server forgot it; it begins anew after
-    this."""
+    """The connection was lost during the answer and the server forgot it: the answer starts over."""
 
 
 class RemoteError(EngineError):
-    """What the server answered instead of a response. `code` and `status` are the server's."""
+    """An error that the server returned. `code` and `status` are the server's."""
 
     def __init__(self, detail: ErrorDetail, status: int) -> None:
         super().__init__(detail.message, param=detail.param)
@@ -48,7 +45,7 @@ Event = events.Event | Restarted
 
 
 class AnswerStream:
-    """One answer under way. Iterate for events; `text()` for the text alone; `response` once it ended."""
+    """One running answer. Iterate for events, or over `text()`; `response` is set at the end."""
 
     def __init__(self, client: Client, request: ResponseCreate, stream_id: str) -> None:
         self._client = client
@@ -57,10 +54,10 @@ class AnswerStream:
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._error: KeystrokeError | None = None
-        self._spoke = False
-        self._successors = 0  # steers accepted whose successor is still to come
-        self._number = -1  # of the last event, counted by response
-        self._resuming = False  # the server was asked to go on, and has not said anything yet
+        self._has_text = False
+        self._successors = 0  # accepted steers whose successor response has not started
+        self._sequence = -1  # number of the last event of the current response
+        self._resuming = False  # a resume request was sent and no event has arrived since
         self.id: str | None = None
         self.response: Response | None = None
 
@@ -80,47 +77,47 @@ class AnswerStream:
             await self._waiter
 
     async def text(self) -> AsyncIterator[str]:
-        """The text as it comes. A restart is not visible here: use events where that matters."""
+        """The text as it arrives. Restarts are not visible here; iterate over events to see them."""
         async for event in self:
             if isinstance(event, events.TextDelta):
                 yield event.delta
 
     async def result(self) -> Response:
-        """The response once it ended; raises what the server answered instead."""
+        """Wait for the end and return the response. Raises the server's error."""
         async for _ in self:
             pass
         assert self.response is not None
         return self.response
 
     async def cancel(self) -> None:
-        """Stop it; the stream ends with `response.cancelled`."""
+        """Stop the answer; the stream ends with `response.cancelled`."""
         if not self.ended and self.id is not None:
             self._client._send(ResponseCancel(response_id=self.id))
 
     async def steer(self, text: str) -> None:
-        """Redirect the answer under way. What was said stays; a successor goes on from it."""
+        """Redirect the running answer. The text so far stays; a successor response continues from it."""
         if self.ended or self.id is None:
-            raise UsageError("Only an answer under way can be steered.")
+            raise UsageError("Only a running answer can be steered.")
         self._successors += 1
         self._client._send(ResponseSteer(previous_response_id=self.id, input=text))
 
     def _receive(self, event: events.Event) -> None:
         if isinstance(event, events.ErrorEvent):
             if self._resuming:
-                self._client._ask_again(self)
+                self._client._resend(self)
             else:
                 self._fail(_remote_error(event))
             return
         self._resuming = False
-        self._number = max(self._number, event.sequence_number)
+        self._sequence = max(self._sequence, event.sequence_number)
         if isinstance(event, events.Created):
-            self.id, self._number = event.response.id, event.sequence_number
+            self.id, self._sequence = event.response.id, event.sequence_number
             if event.response.previous_response_id != self._request.previous_response_id:
                 self._successors = max(0, self._successors - 1)
         elif isinstance(event, events.SteerFailed):
             self._successors = max(0, self._successors - 1)
         elif isinstance(event, events.TextDelta):
-            self._spoke = True
+            self._has_text = True
         self._events.append(event)
         if isinstance(event, events.TERMINAL):
             steered = event.response.incomplete_details
@@ -135,17 +132,17 @@ class AnswerStream:
         self._wake()
 
     def _resume(self) -> ResponseResume | None:
-        """How to go on where it broke off; None where nothing had begun."""
+        """The request that resumes this stream; None if the response has not started."""
         if self.id is None:
             return None
         self._resuming = True
-        return ResponseResume(response_id=self.id, starting_after=self._number, stream_id=self._stream_id)
+        return ResponseResume(response_id=self.id, starting_after=self._sequence, stream_id=self._stream_id)
 
     def _restart(self) -> None:
-        if self._spoke:
+        if self._has_text:
             self._events.append(Restarted())
             self._wake()
-        self._spoke, self.id, self._number, self._resuming = False, None, -1, False
+        self._has_text, self.id, self._sequence, self._resuming = False, None, -1, False
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -153,7 +150,7 @@ class AnswerStream:
 
 
 class ChainedConversation:
-    """Turns that follow each other. Only what is new is sent; the whole where the server asks for it."""
+    """Consecutive turns. Sends only new items, or all of them if the server has forgotten the rest."""
 
     def __init__(self, client: Client, settings: dict[str, Any]) -> None:
         self._client = client
@@ -162,7 +159,7 @@ class ChainedConversation:
         self._previous: str | None = None
 
     async def ask(self, content: str | list[Item], **settings: Any) -> Response:
-        """Say something and wait for the whole answer."""
+        """Send a turn and wait for the whole response."""
         new = [Item(role="user", content=content)] if isinstance(content, str) else content
         wanted = {**self._settings, **settings}
         stream = await self._client.respond(new, previous_response_id=self._previous, **wanted)
@@ -189,12 +186,7 @@ class Client:
         tls: ssl.SSLContext | None = None,
         attempts: int = len(_BACKOFF),
     ) -> None:
-        base = url.rstrip("/").removesuffix("/v1")
-        if not base.startswith(("http://", "https://")):
-            raise UsageError(
-                f"{url:.100} is not the address of a server; write it like http://127.0.0.1:8012."
-            )
-        self._url = f"ws{base.removeprefix('http')}/v1/responses"
+        self._url = websocket_url(url, "/v1/responses")
         self._api_key = api_key or os.environ.get("KEYSTROKE_API_KEY") or None
         self._tls = tls
         self._attempts = attempts
@@ -202,8 +194,8 @@ class Client:
         self._opening = asyncio.Lock()
         self._streams: dict[str, AnswerStream] = {}
         self._free = [f"s{n}" for n in range(STREAMS)]
-        self._room = asyncio.Semaphore(STREAMS)
-        self._coming_back: asyncio.Task[None] | None = None
+        self._free_slots = asyncio.Semaphore(STREAMS)
+        self._reconnecting: asyncio.Task[None] | None = None
         self._closed = False
 
     async def __aenter__(self) -> Client:
@@ -217,8 +209,8 @@ class Client:
 
     async def close(self) -> None:
         self._closed = True
-        if self._coming_back is not None:
-            self._coming_back.cancel()
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -226,9 +218,9 @@ class Client:
             stream._fail(Unavailable("The client was closed."))
 
     async def respond(self, content: str | list[Item] | None = None, **settings: Any) -> AnswerStream:
-        """Ask for a response; `settings` are the fields of `response.create`. Waits only for a free id."""
+        """Request a response; `settings` are the fields of `response.create`. Waits only for a free id."""
         items = [Item(role="user", content=content)] if isinstance(content, str) else content
-        stream_id = await self._take_stream_id()
+        stream_id = await self._acquire_stream_id()
         settings.setdefault("on_disconnect", "continue")
         request = ResponseCreate(input=items, stream_id=stream_id, **settings)
         stream = AnswerStream(self, request, stream_id)
@@ -237,17 +229,17 @@ class Client:
             socket = await self._connect()
             socket.send(codec.encode(request))
         except Unavailable:
-            if self._coming_back is None:
+            if self._reconnecting is None:
                 self._release(stream)
                 raise
         return stream
 
     async def ask(self, content: str | list[Item], **settings: Any) -> Response:
-        """Ask and wait for the whole response."""
+        """Request a response and wait for all of it."""
         return await (await self.respond(content, **settings)).result()
 
     async def warm(self, content: str | list[Item], **settings: Any) -> Response:
-        """Bring a prompt into the server's cache ahead of time; chain from the response's id."""
+        """Load a prompt into the server's cache ahead of time; chain from the response's id."""
         return await self.ask(content, generate=False, **settings)
 
     def conversation(self, **settings: Any) -> ChainedConversation:
@@ -255,16 +247,16 @@ class Client:
 
     # Stream ids
 
-    async def _take_stream_id(self) -> str:
+    async def _acquire_stream_id(self) -> str:
         if self._closed:
             raise Unavailable("The client was closed.")
-        await self._room.acquire()
+        await self._free_slots.acquire()
         return self._free.pop()
 
     def _release(self, stream: AnswerStream) -> None:
         if self._streams.pop(stream._stream_id, None) is not None:
             self._free.append(stream._stream_id)
-            self._room.release()
+            self._free_slots.release()
 
     # The socket
 
@@ -284,40 +276,40 @@ class Client:
 
     def _send(self, event: Any) -> None:
         if self._socket is None:
-            raise Unavailable("The connection is being opened again; try in a moment.")
+            raise Unavailable("The connection is being reopened; try again in a moment.")
         self._socket.send(codec.encode(event))
 
     def _on_frame(self, frame: bytes) -> None:
         try:
             event = codec.decode_server_event(frame)
         except (ProtocolError, UsageError):
-            return  # an event of a newer server; everything it depends on comes in events we know
+            return  # an event that only newer clients know
         stream_id = getattr(event, "stream_id", UNSET)
         if isinstance(event, events.ErrorEvent) and stream_id is UNSET and event.error.param == "response_id":
-            return  # a cancel that came after the end: nobody waits for it, least of all the next stream
-        stream = self._streams.get(stream_id) if isinstance(stream_id, str) else self._alone()
+            return  # a cancel that arrived after the end; it concerns no open stream
+        stream = self._streams.get(stream_id) if isinstance(stream_id, str) else self._only_stream()
         if stream is not None:
             stream._receive(event)
 
-    def _alone(self) -> AnswerStream | None:
-        """Whose an event without an id is: the only stream there is."""
+    def _only_stream(self) -> AnswerStream | None:
+        """The stream that an event without an id belongs to, if there is only one."""
         return next(iter(self._streams.values())) if len(self._streams) == 1 else None
 
     def _on_lost(self, error: KeystrokeError) -> None:
         self._socket = None
         if self._closed or not self._streams:
             return
-        self._coming_back = asyncio.get_running_loop().create_task(self._come_back(error))
+        self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect(error))
 
-    def _ask_again(self, stream: AnswerStream) -> None:
-        """From the beginning: the server does not know it."""
+    def _resend(self, stream: AnswerStream) -> None:
+        """Send the request of a stream that the server does not know."""
         stream._restart()
         try:
             self._send(stream._request)
         except Unavailable:
-            return  # the socket is lost once more, and so tried once more
+            return  # the connection was lost again; the reconnect sends it again
 
-    async def _come_back(self, error: KeystrokeError) -> None:
+    async def _reconnect(self, error: KeystrokeError) -> None:
         for delay in _BACKOFF[: self._attempts]:
             await asyncio.sleep(delay)
             try:
@@ -333,10 +325,10 @@ class Client:
                 if resume is not None:
                     socket.send(codec.encode(resume))
                 else:
-                    self._ask_again(stream)
-            self._coming_back = None
+                    self._resend(stream)
+            self._reconnecting = None
             return
-        self._coming_back = None
+        self._reconnecting = None
         for stream in tuple(self._streams.values()):
             stream._fail(error)
 

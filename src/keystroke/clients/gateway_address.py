@@ -1,4 +1,4 @@
-"""Where a gateway listens, as a value."""
+"""The address of a gateway."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GatewayAddress:
-    """Where a gateway listens, and the key it wants."""
+    """`url` is where the gateway listens; `token` is the key it requires, if any."""
 
     url: str
     token: str | None = None

@@ -1,8 +1,8 @@
-"""A gateway asked by a program without an event loop: plain requests and one stream at a time.
+"""A blocking HTTP client for a gateway: plain requests and one stream at a time.
 
-Speaks the protocol's types over HTTP with the standard library alone, so a command that asks a warm
-gateway starts in no time. An answer is stopped by closing its connection, from any thread. What the server
-refuses is raised as the error it is; a server that went away is Gone.
+Uses only the standard library, so that a command that needs a running gateway starts quickly. Closing the
+connection, from any thread, stops an answer. The server's errors are raised as their own classes; a
+connection that fails or breaks raises GatewayGone.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from keystroke.protocol.status import GatewayStatus, LoadStep, ModelStatus, Wait
 
 Event = ChatChunk | TextCompletion
 
-_CONNECT = 5.0  # seconds to reach a process of this machine
-_SILENCE = 60.0  # seconds without a sign of life; signs come every quarter of a second
+_CONNECT_TIMEOUT = 5.0  # seconds
+_READ_TIMEOUT = 60.0  # seconds without data; the gateway sends progress every quarter of a second
 _DONE = b"[DONE]"
 
 
 class GatewayGone(Unavailable):
-    """The gateway cannot be reached, or went away in the middle."""
+    """The gateway cannot be reached, or the connection broke."""
 
     code = "gateway_gone"
 
 
 class GatewayHttp:
-    def __init__(self, place: GatewayAddress) -> None:
-        self._where = urlsplit(place.url)
+    def __init__(self, address: GatewayAddress) -> None:
+        self._url = urlsplit(address.url)
         self._headers = {"Content-Type": "application/json", "X-Keystroke-Progress": "1"}
-        if place.token:
-            self._headers["Authorization"] = f"Bearer {place.token}"
+        if address.token:
+            self._headers["Authorization"] = f"Bearer {address.token}"
 
     def status(self) -> GatewayStatus:
-        """What the gateway has loaded. Raises Gone."""
-        with self._asked("GET", "/v1/status", None) as (_, answer):
-            return msgspec.json.decode(_body(answer), type=GatewayStatus)
+        """The models the gateway has loaded. Raises GatewayGone."""
+        with self._request("GET", "/v1/status", None) as (_, answer), _transport_errors():
+            return msgspec.json.decode(answer.read(), type=GatewayStatus)
 
     def load(self, model: str, on_progress: Callable[[str, int, int], None]) -> ModelStatus:
-        """Have `model` loaded, telling `watch` how far that has come. Raises Gone, or what loading raised."""
-        with self._asked("POST", "/v1/models/load", {"model": model}) as (_, answer):
+        """Load `model`, reporting progress to `on_progress`. Raises GatewayGone, or what loading raised."""
+        with self._request("POST", "/v1/models/load", {"model": model}) as (_, answer):
             while line := _line(answer):
                 step = msgspec.json.decode(line, type=LoadStep)
                 if step.state == "ready" and step.model is not None:
@@ -57,37 +57,37 @@ class GatewayHttp:
                 if step.state == "failed" and step.error is not None:
                     raise error_from_detail(step.error, step.status)
                 on_progress(step.what, step.done, step.total)
-        raise GatewayGone("The gateway went away while it loaded the model; run the command again.")
+        raise GatewayGone("The gateway ended while it loaded the model; run the command again.")
 
     @contextlib.contextmanager
     def stream(self, path: str, body: dict[str, Any], kind: type[Event]) -> Iterator[SseStream]:
-        """The events of one answer. Leaving the block ends the answer."""
-        with self._asked("POST", path, {**body, "stream": True}) as (connection, answer):
+        """The events of one answer. Leaving the block stops the answer."""
+        with self._request("POST", path, {**body, "stream": True}) as (connection, answer):
             yield SseStream(connection, answer, kind)
 
     @contextlib.contextmanager
-    def _asked(
+    def _request(
         self, method: str, path: str, body: dict[str, Any] | None
     ) -> Iterator[tuple[http.client.HTTPConnection, http.client.HTTPResponse]]:
         connection = http.client.HTTPConnection(
-            self._where.hostname or "", self._where.port, timeout=_CONNECT
+            self._url.hostname or "", self._url.port, timeout=_CONNECT_TIMEOUT
         )
         try:
-            with _reached():
+            with _transport_errors():
                 connection.connect()
-                connection.sock.settimeout(_SILENCE)
+                connection.sock.settimeout(_READ_TIMEOUT)
                 data = None if body is None else msgspec.json.encode(body)
                 connection.request(method, path, data, self._headers)
                 answer = connection.getresponse()
                 if answer.status != 200:
-                    raise _refused(answer)
+                    raise error_from_body(answer.read(), answer.status)
             yield connection, answer
         finally:
             connection.close()
 
 
 class SseStream(Iterator[Event | WaitingNotice]):
-    """Iterate for events and signs of life; `close` may be called from any thread and ends it."""
+    """Iterate for events and progress; `close` ends the stream and may be called from any thread."""
 
     def __init__(
         self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse, kind: type[Event]
@@ -102,7 +102,7 @@ class SseStream(Iterator[Event | WaitingNotice]):
             if self.closed:
                 raise StopIteration
             if not line:
-                raise GatewayGone("The gateway went away in the middle of the answer; run the command again.")
+                raise GatewayGone("The gateway ended during the answer; run the command again.")
             if line.startswith(b": "):
                 return msgspec.json.decode(line[2:], type=WaitingNotice)
             if not line.startswith(b"data: "):
@@ -121,52 +121,48 @@ class SseStream(Iterator[Event | WaitingNotice]):
 
 
 def _line(answer: http.client.HTTPResponse, quiet: Callable[[], bool] = lambda: False) -> bytes:
-    """The next line; empty at the end, or where the connection was closed here (`quiet`)."""
+    """The next line; empty at the end, or if this side closed the connection (`quiet` returns True)."""
     try:
-        with _reached():
+        with _transport_errors():
             return answer.readline()
     except GatewayGone:
         if quiet():
             return b""
         raise
-    except (ValueError, AttributeError):  # closed under the reader's feet
+    except (ValueError, AttributeError):  # closed by another thread while reading
         return b""
 
 
 @contextlib.contextmanager
-def _reached() -> Iterator[None]:
+def _transport_errors() -> Iterator[None]:
     try:
         yield
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
-        raise GatewayGone(f"The gateway does not answer any more ({why}); run the command again.") from None
+        raise GatewayGone(f"The gateway no longer answers ({why}); run the command again.") from None
 
 
-def _body(answer: http.client.HTTPResponse) -> bytes:
-    with _reached():
-        return answer.read()
-
-
-def _refused(answer: http.client.HTTPResponse) -> KeystrokeError:
+def error_from_body(body: bytes, status: int) -> KeystrokeError:
+    """The error in the body of a refused request."""
     try:
-        return error_from_detail(msgspec.json.decode(answer.read(), type=ErrorBody).error, answer.status)
+        return error_from_detail(msgspec.json.decode(body, type=ErrorBody).error, status)
     except msgspec.MsgspecError:
-        return ProtocolError(f"The gateway answered {answer.status} without saying why.")
+        return ProtocolError(f"The gateway answered {status} without a reason.")
 
 
 def error_from_detail(detail: ErrorDetail, status: int) -> KeystrokeError:
-    """The error that a server's words stand for: of the kind that has its code, where that is known."""
-    kind = _kinds().get(detail.code or "", EngineError if status >= 500 else KeystrokeError)
+    """An error of the class that has the detail's code, or of a general class for an unknown code."""
+    kind = _error_classes().get(detail.code or "", EngineError if status >= 500 else KeystrokeError)
     if issubclass(kind, RateLimited):
         return kind(detail.message, retry_after=1.0, param=detail.param)
     return kind(detail.message, param=detail.param)
 
 
-def _kinds() -> dict[str, type[KeystrokeError]]:
-    found: dict[str, type[KeystrokeError]] = {}
-    waiting: list[type[KeystrokeError]] = [KeystrokeError]
-    while waiting:
-        kind = waiting.pop()
-        found.setdefault(kind.code, kind)
-        waiting += kind.__subclasses__()
-    return found
+def _error_classes() -> dict[str, type[KeystrokeError]]:
+    classes: dict[str, type[KeystrokeError]] = {}
+    pending: list[type[KeystrokeError]] = [KeystrokeError]
+    while pending:
+        kind = pending.pop()
+        classes.setdefault(kind.code, kind)
+        pending += kind.__subclasses__()
+    return classes

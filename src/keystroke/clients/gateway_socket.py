@@ -1,7 +1,7 @@
-"""One WebSocket to a gateway: frames in by callback, frames out at once.
+"""One WebSocket connection to a gateway: received frames go to a callback, sent frames are written at once.
 
-Bytes and frames only. It knows the handshake, keeps the wire alive, and tells exactly once that the
-connection is over and why. What a frame means is its owner's business.
+Handles the handshake and control frames. `on_lost` is called exactly once with the reason when the connection
+ends, unless the owner closed it. The content of frames is not interpreted here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,25 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.uri import parse_uri
 
-from keystroke.errors import AccessError, Forbidden, KeystrokeError, ProtocolError, Unauthorized, Unavailable
+from keystroke.errors import (
+    AccessError,
+    Forbidden,
+    KeystrokeError,
+    ProtocolError,
+    Unauthorized,
+    Unavailable,
+    UsageError,
+)
 
-MAX_FRAME = 256 << 20  # a server's answer is trusted to be large, not endless
+MAX_FRAME = 256 << 20  # bytes
+
+
+def websocket_url(url: str, path: str) -> str:
+    """The WebSocket URL of `path` on the server at `url` (http or https). Raises UsageError."""
+    base = url.rstrip("/").removesuffix("/v1")
+    if not base.startswith(("http://", "https://")):
+        raise UsageError(f"{url:.100} is not the address of a server; write it like http://127.0.0.1:8012.")
+    return f"ws{base.removeprefix('http')}{path}"
 
 
 class GatewaySocket(asyncio.Protocol):
@@ -38,7 +54,7 @@ class GatewaySocket(asyncio.Protocol):
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []
-        self._over = False
+        self._closed = False
 
     @classmethod
     async def open(
@@ -49,20 +65,20 @@ class GatewaySocket(asyncio.Protocol):
         on_frame: Callable[[bytes], None],
         on_lost: Callable[[KeystrokeError], None],
         context: ssl.SSLContext | None = None,
-        patience: float = 10.0,
+        timeout_s: float = 10.0,
     ) -> GatewaySocket:
-        """Connect and shake hands. Raises Unavailable, Unauthorized or Forbidden."""
+        """Connect and complete the handshake. Raises Unavailable, Unauthorized or Forbidden."""
         socket = cls(url, api_key, on_frame, on_lost)
         uri = socket._uri
         tls = (context or ssl.create_default_context()) if uri.secure else None
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout_s):
                 await loop.create_connection(lambda: socket, uri.host, uri.port, ssl=tls)
                 await socket._opened
         except TimeoutError:
             socket.abort()
-            raise Unavailable(f"{uri.host}:{uri.port} did not answer within {patience:g} s.") from None
+            raise Unavailable(f"{uri.host}:{uri.port} did not answer within {timeout_s:g} s.") from None
         except OSError as error:
             raise Unavailable(
                 f"No server answers at {uri.host}:{uri.port} ({error.strerror or error}); "
@@ -72,15 +88,15 @@ class GatewaySocket(asyncio.Protocol):
 
     def send(self, text: str | bytes) -> None:
         """Write one text frame. Raises Unavailable once the connection is over."""
-        if self._over or self._transport is None:
+        if self._closed or self._transport is None:
             raise Unavailable("The connection is closed.")
         self._protocol.send_text(text.encode() if isinstance(text, str) else text)
         self._flush()
 
     def close(self) -> None:
-        """Say goodbye and go; `on_lost` is not called."""
-        if not self._over and self._transport is not None:
-            self._over = True
+        """Send a close frame and disconnect; `on_lost` is not called."""
+        if not self._closed and self._transport is not None:
+            self._closed = True
             try:
                 self._protocol.send_close(1000)
                 self._flush()
@@ -89,8 +105,8 @@ class GatewaySocket(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Drop the connection without a word."""
-        self._over = True
+        """Drop the connection without a close frame."""
+        self._closed = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -108,31 +124,31 @@ class GatewaySocket(asyncio.Protocol):
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
             if isinstance(event, Frame):
-                self._frame(event)
+                self._on_data_frame(event)
             elif isinstance(event, Response):
-                self._answered(event)
+                self._on_handshake(event)
         self._flush()
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self._opened.done():
             self._opened.set_exception(Unavailable("The server closed the connection during the handshake."))
-        if not self._over:
-            self._over = True
+        if not self._closed:
+            self._closed = True
             close = self._protocol.close_rcvd
             reason = f" ({close.reason})" if close is not None and close.reason else ""
             self._on_lost(Unavailable(f"The connection to the server was lost{reason}."))
 
-    def _answered(self, response: Response) -> None:
+    def _on_handshake(self, response: Response) -> None:
         if self._opened.done():
             return
         failure = self._protocol.handshake_exc
         if failure is None:
             self._opened.set_result(None)
             return
-        self._over = True
-        self._opened.set_exception(_refusal(failure, response))
+        self._closed = True
+        self._opened.set_exception(_handshake_error(failure, response))
 
-    def _frame(self, frame: Frame) -> None:
+    def _on_data_frame(self, frame: Frame) -> None:
         if frame.opcode in (Opcode.TEXT, Opcode.CONT):
             if frame.fin and not self._parts:
                 self._on_frame(bytes(frame.data))
@@ -148,25 +164,27 @@ class GatewaySocket(asyncio.Protocol):
             if data:
                 self._transport.write(data)
             else:
-                self._transport.close()  # an empty piece asks for the end of the stream
+                self._transport.close()  # the protocol marks the end of the stream with empty data
 
 
-def _refusal(failure: Exception, response: Response) -> KeystrokeError:
+def _handshake_error(failure: Exception, response: Response) -> KeystrokeError:
     if not isinstance(failure, InvalidStatus):
         return ProtocolError(f"The server does not speak WebSocket ({failure}).")
-    words = _message(response.body)
+    message = _message(response.body)
     if response.status_code == 401:
-        return Unauthorized(words or "The server needs a key.")
+        return Unauthorized(message or "The server needs a key.")
     if response.status_code == 403:
-        return Forbidden(words or "The server refused the connection.")
+        return Forbidden(message or "The server refused the connection.")
     if response.status_code < 500 and response.status_code != 429:
-        return AccessError(words or f"The server refused the connection with status {response.status_code}.")
-    return Unavailable(words or f"The server refused the connection with status {response.status_code}.")
+        return AccessError(
+            message or f"The server refused the connection with status {response.status_code}."
+        )
+    return Unavailable(message or f"The server refused the connection with status {response.status_code}.")
 
 
 def _message(body: bytes | bytearray | None) -> str:
     try:
-        said: Any = msgspec.json.decode(body or b"")
-        return str(said["error"]["message"])
+        decoded: Any = msgspec.json.decode(body or b"")
+        return str(decoded["error"]["message"])
     except (msgspec.DecodeError, KeyError, TypeError):
         return ""

@@ -1,8 +1,8 @@
-"""The live channel as an editor's process uses it: buffers in, suggestions out, a lost gateway survived.
+"""A client of the live channel: mirrors open buffers to a gateway and requests suggestions for them.
 
-Calls that tell (open, change, close, feedback, cancel) never wait and never raise for a missing gateway:
-the text is kept here, and whatever gateway answers next gets every open buffer again. `complete` always
-returns: a suggestion, or `not_shown` with a reason. Losing the gateway is said once, finding it again once.
+Notifications (open, change, close, feedback, cancel) never wait and never raise because the gateway is
+missing: after a reconnect every open buffer is sent again. `complete` always returns, with a suggestion or
+with `not_shown` and a reason. A lost gateway is reported once, its return once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from keystroke.clients.gateway_socket import GatewaySocket
+from keystroke.clients.gateway_socket import GatewaySocket, websocket_url
 from keystroke.errors import InputError, KeystrokeError, ProtocolError, Unavailable, UsageError
 from keystroke.protocol import live_messages as live
 from keystroke.protocol.codec import decode_live_event, encode
@@ -29,7 +29,7 @@ OnPartial = Callable[[live.Suggestion], None]
 
 @dataclass(slots=True)
 class _Buffer:
-    """What is needed to open it anew."""
+    """The state that opens the buffer on a new connection. A caller's own text is shared, not copied."""
 
     text: str
     version: int
@@ -40,7 +40,7 @@ class _Buffer:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingCompletion:
     buffer: str
     version: int
     answer: asyncio.Future[CompletionResult]
@@ -48,8 +48,9 @@ class _Asked:
 
 
 class LiveClient:
-    """`on_event` sees every event but resyncs, which are answered here; `on_notice` gets one sentence when
-    the gateway is lost and one when it is back. Use as an async context manager, or `start` and `stop`."""
+    """`on_event` receives every event except resyncs, which are answered here; `on_notice` receives one
+    sentence when the gateway is lost and one when it is back. Use as an async context manager, or call
+    `start` and `stop`."""
 
     def __init__(
         self,
@@ -60,29 +61,22 @@ class LiveClient:
         on_event: OnEvent | None = None,
         on_notice: OnNotice | None = None,
     ) -> None:
-        base = url.rstrip("/").removesuffix("/v1")
-        if not base.startswith(("http://", "https://")):
-            raise UsageError(
-                f"{url:.100} is not the address of a server; write it like http://127.0.0.1:8012."
-            )
-        self._url = f"ws{base.removeprefix('http')}/v1/live"
+        self._url = websocket_url(url, "/v1/live")
         self._api_key = api_key or os.environ.get("KEYSTROKE_API_KEY") or None
         self._tls = tls
         self._on_event = on_event or (lambda _event: None)
         self._on_notice = on_notice or (lambda _sentence: None)
         self._socket: GatewaySocket | None = None
         self._buffers: dict[str, _Buffer] = {}
-        self._asked: dict[str, _Asked] = {}
+        self._pending: dict[str, _PendingCompletion] = {}
         self._count = 0
-        self._coming_back: asyncio.Task[None] | None = None
-        self._said_lost = False
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._loss_reported = False
         self._stopped = False
 
-    # Life
-
     async def start(self) -> bool:
-        """Connect; where nobody answers go on trying in the background. True if connected. Raises what
-        trying again cannot help: a refused key, an address that speaks something else."""
+        """Connect, or keep trying in the background if no gateway answers. Returns whether it connected.
+        Raises what a retry cannot fix: a refused key, or a server that does not speak WebSocket."""
         try:
             await self._connect()
         except Unavailable as error:
@@ -92,12 +86,12 @@ class LiveClient:
 
     async def stop(self) -> None:
         self._stopped = True
-        if self._coming_back is not None:
-            self._coming_back.cancel()
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        self._give_up("disconnected")
+        self._fail_pending("disconnected")
 
     async def __aenter__(self) -> LiveClient:
         await self.start()
@@ -125,19 +119,29 @@ class LiveClient:
         language: str | None = None,
         cursor: int | None = None,
     ) -> None:
-        """Open a buffer, or replace its whole text. `cursor`: where the user is, if that is known."""
+        """Open a buffer, or replace its whole text. `cursor`: the user's position, if known."""
         self._buffers[buffer] = _Buffer(text, version, path, root, language, cursor)
         self._send_open(buffer)
 
-    def change(self, buffer: str, version: int, edits: Sequence[Edit], cursor: int | None = None) -> None:
-        """Edits one after another, as an editor reports them. Raises InputError (nothing changed) for a
-        buffer that is not open, a version that does not rise, or an edit outside the text."""
-        held = self._held(buffer)
+    def change(
+        self,
+        buffer: str,
+        version: int,
+        edits: Sequence[Edit],
+        cursor: int | None = None,
+        *,
+        text: str | None = None,
+    ) -> None:
+        """Apply edits one after another, as an editor reports them. `text` is the result, from a caller that
+        already has it. Raises InputError (nothing changed) for a buffer that is not open, a version that does
+        not increase, or an edit outside the text."""
+        held = self._buffer(buffer)
         if version <= held.version:
             raise InputError(f"version {version} of {buffer:.200} is not newer than {held.version}")
-        text = held.text
-        for edit in edits:
-            text = apply_edits(text, (edit,))
+        if text is None:
+            text = held.text
+            for edit in edits:
+                text = apply_edits(text, (edit,))
         base, held.text, held.version = held.version, text, version
         held.cursor = cursor
         if len(edits) > live.MAX_DELTAS:
@@ -147,8 +151,8 @@ class LiveClient:
         self._send(live.BufferChange(buffer=buffer, base=base, version=version, edits=deltas, cursor=cursor))
 
     def move_cursor(self, buffer: str, cursor: int) -> None:
-        """The user went there without typing."""
-        held = self._held(buffer)
+        """Report that the cursor moved without an edit."""
+        held = self._buffer(buffer)
         if 0 <= cursor <= len(held.text) and cursor != held.cursor:
             held.cursor = cursor
             self._send(live.BufferCursor(buffer=buffer, version=held.version, cursor=cursor))
@@ -158,7 +162,7 @@ class LiveClient:
             self._send(live.BufferClose(buffer=buffer))
 
     def text(self, buffer: str) -> str:
-        return self._held(buffer).text
+        return self._buffer(buffer).text
 
     # Suggestions
 
@@ -172,10 +176,10 @@ class LiveClient:
         selected: Edit | None = None,
         on_partial: OnPartial | None = None,
     ) -> CompletionResult:
-        """The suggestion at `cursor` in the buffer as it is now. `on_partial` sees a block's first lines
-        while the rest is made. `selected`: what the editor's own list would put there. Cancelling the
-        awaiting task cancels the request."""
-        held = self._held(buffer)
+        """Request a suggestion at `cursor` in the current text. `on_partial` receives the first lines of a
+        block while the rest is generated. `selected`: the edit selected in the editor's own completion list.
+        Cancelling the awaiting task cancels the request."""
+        held = self._buffer(buffer)
         self._count += 1
         name = f"c{self._count}"
         version = held.version
@@ -187,28 +191,28 @@ class LiveClient:
         if not self._send(ask):
             return live.NotShown(id=name, buffer=buffer, version=version, reason="disconnected")
         answer: asyncio.Future[CompletionResult] = asyncio.get_running_loop().create_future()
-        self._asked[name] = _Asked(buffer, version, answer, on_partial)
+        self._pending[name] = _PendingCompletion(buffer, version, answer, on_partial)
         try:
             return await answer
         except asyncio.CancelledError:
             self._send(live.CancelRequest(id=name))
             raise
         finally:
-            self._asked.pop(name, None)
+            self._pending.pop(name, None)
 
     def request_next_edit(self, buffer: str, cursor: int) -> None:
-        """The answer comes as a `next_edit` or `next_edit.dropped` event."""
+        """Request the next edit; it arrives as a `next_edit` or `next_edit.dropped` event."""
         self._count += 1
-        version = self._held(buffer).version
+        version = self._buffer(buffer).version
         self._send(live.NextEditAsk(id=f"n{self._count}", buffer=buffer, version=version, cursor=cursor))
 
     def feedback(self, suggestion: str, buffer: str, outcome: live.Outcome, length: int = 0) -> None:
-        """What became of a suggestion, by its id."""
+        """Report the outcome of a suggestion, by its id."""
         self._send(live.Feedback(id=suggestion, buffer=buffer, outcome=outcome, length=length))
 
     # The socket
 
-    def _held(self, buffer: str) -> _Buffer:
+    def _buffer(self, buffer: str) -> _Buffer:
         held = self._buffers.get(buffer)
         if held is None:
             raise InputError(f"the buffer {buffer:.200} is not open; open it first")
@@ -220,7 +224,7 @@ class LiveClient:
         try:
             self._socket.send(encode(message))
         except Unavailable:
-            return False  # the loss itself is being told; the buffers go out again with the next connection
+            return False  # `on_lost` reports it; a new connection sends all buffers again
         return True
 
     def _send_open(self, buffer: str) -> None:
@@ -252,19 +256,19 @@ class LiveClient:
         try:
             event = decode_live_event(frame)
         except (ProtocolError, UsageError):
-            return  # an event of a newer server
+            return  # an event that only newer clients know
         if isinstance(event, live.Resync):
             if event.buffer in self._buffers:
                 self._send_open(event.buffer)
             return
         asked = None
         if isinstance(event, (live.Suggestion, live.NotShown, live.LiveError)) and event.id is not None:
-            asked = self._asked.get(event.id)
+            asked = self._pending.get(event.id)
         if asked is not None and not asked.answer.done():
-            self._answer(asked, event)
+            self._resolve(asked, event)
         self._on_event(event)
 
-    def _answer(self, asked: _Asked, event: live.LiveEvent) -> None:
+    def _resolve(self, asked: _PendingCompletion, event: live.LiveEvent) -> None:
         if isinstance(event, live.Suggestion) and not event.done:
             if asked.on_partial is not None:
                 asked.on_partial(event)
@@ -278,23 +282,23 @@ class LiveClient:
 
     def _on_lost(self, error: KeystrokeError) -> None:
         self._socket = None
-        self._give_up("disconnected")
+        self._fail_pending("disconnected")
         if self._stopped:
             return
-        if not self._said_lost:
-            self._said_lost = True
+        if not self._loss_reported:
+            self._loss_reported = True
             self._on_notice(f"{error.message.rstrip('.')}; suggestions pause until it is back.")
-        if self._coming_back is None or self._coming_back.done():
-            self._coming_back = asyncio.get_running_loop().create_task(self._come_back())
+        if self._reconnecting is None or self._reconnecting.done():
+            self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
 
-    def _give_up(self, reason: str) -> None:
-        for name, asked in tuple(self._asked.items()):
+    def _fail_pending(self, reason: str) -> None:
+        for name, asked in tuple(self._pending.items()):
             if not asked.answer.done():
                 asked.answer.set_result(
                     live.NotShown(id=name, buffer=asked.buffer, version=asked.version, reason=reason)
                 )
 
-    async def _come_back(self) -> None:
+    async def _reconnect(self) -> None:
         attempt = 0
         while not self._stopped:
             await asyncio.sleep(_BACKOFF[min(attempt, len(_BACKOFF) - 1)])
@@ -304,8 +308,8 @@ class LiveClient:
             except Unavailable:
                 continue
             except KeystrokeError as error:
-                self._on_notice(error.message)  # a refused key stays refused: trying on would only nag
+                self._on_notice(error.message)  # a retry would not help: a refused key stays refused
                 return
-            self._said_lost = False
-            self._on_notice("The gateway is back; suggestions go on.")
+            self._loss_reported = False
+            self._on_notice("The gateway is back; suggestions resume.")
             return

@@ -1,10 +1,9 @@
-"""The gateway of this machine: found where one runs, started where none does.
+"""Finds the gateway of this machine, or starts one.
 
-Editors and commands that would start the same gateway (same program, same settings, same models) share
-one. It announces itself in a file of the state folder that only its user can read (address, process, key),
-is not found any more once another program is installed, and ends itself some time after its last visitor
-left, so nobody has to count. Starting holds a lock: two that come together start one gateway. Waiting is done
-in small sleeps, on the caller's thread or beside a loop.
+Editors and commands that would start the same gateway (same program, settings and models) share one. It
+announces itself in a file of the state folder that only its user can read (address, process id, key), is
+ignored once another version of the program is installed, and ends itself some time after its last client
+disconnects. A lock file ensures that concurrent callers start only one gateway.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from keystroke.clients.gateway_address import GatewayAddress
 from keystroke.errors import Interrupted, KeystrokeError, Unavailable
 
 OnProgress = Callable[[str, int, int], None]
-"""Told what a gateway that starts is doing, how much of it is done, and of how much (0: unknown)."""
+"""Receives what a starting gateway is doing, how much is done, and of how much (0: unknown)."""
 
-_LOOK = 0.03  # seconds between looks at a file or a process
-_PATIENCE = 2.0  # seconds a healthy gateway takes at most to say so
+_POLL_INTERVAL = 0.03  # seconds
+_HEALTH_TIMEOUT = 2.0  # seconds
 _PROGRESS = re.compile(r"^(?P<what>[^\n]{1,120}): (?P<percent>\d+) %$", re.MULTILINE)
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """What a gateway says about itself in its file. `program` is the state of the program that it was started
-    from; older ones do not say."""
+    """The content of a gateway's announcement file. `program` is the fingerprint of the program that it was
+    started from; old versions leave it empty."""
 
     url: str
     pid: int
@@ -50,9 +49,9 @@ class Announcement(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ServeCommand:
-    """How a gateway is started: `arguments` is the program with everything but the announcement's file;
-    `key_variable` is the environment variable that gives it its key. `identity` is all that makes two of them
-    the same gateway, and `program` says what is installed at the moment: an editor may outlive an upgrade."""
+    """How a gateway is started. `arguments` is the command line without the announcement file; `key_variable`
+    is the environment variable that holds its key. Gateways with equal `identity` are the same; `program`
+    returns the fingerprint of what is installed now, since an editor may outlive an upgrade."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
@@ -61,7 +60,7 @@ class ServeCommand:
     program: Callable[[], str]
 
     def name(self, program: str) -> str:
-        """The same for all who would start the same gateway from the same state of the program."""
+        """A name that is equal for equal gateways of the same program."""
         return hashlib.sha256(repr((*self.identity, program)).encode()).hexdigest()[:12]
 
 
@@ -72,22 +71,21 @@ class LocalGateway:
         self._child: subprocess.Popen[bytes] | None = None
 
     async def locate(self) -> GatewayAddress:
-        """The gateway's place, after starting one if need be; the loop goes on meanwhile. Raises as
-        `locate_now` does."""
+        """Like `locate_blocking`, on a thread."""
         import asyncio
 
         stop = threading.Event()
         try:
             return await asyncio.to_thread(self.locate_blocking, stop=stop)
         except asyncio.CancelledError:
-            stop.set()  # the thread ends soon; a gateway that it started finds nobody and leaves
+            stop.set()  # a gateway that was just started ends by itself without clients
             raise
 
     def locate_blocking(
         self, *, stop: threading.Event | None = None, on_progress: OnProgress | None = None
     ) -> GatewayAddress:
-        """The gateway's place, after starting one if need be. Raises Unavailable where trying again may help,
-        KeystrokeError with its own words where it could not start, Interrupted once `stop` is set."""
+        """The address of the gateway, which is started if necessary. Raises Unavailable if a retry may help,
+        KeystrokeError with the gateway's message if it cannot start, Interrupted once `stop` is set."""
         stop = stop or threading.Event()
         program = self._command.program()
         if found := self._running(program):
@@ -98,28 +96,27 @@ class LocalGateway:
             return self._running(program) or self._start(file, stop, on_progress)
 
     def announced_address(self) -> GatewayAddress | None:
-        """Where a gateway of this program says it is, and its process lives. Whether it answers is another
-        question."""
-        return self._said(self._command.program())
+        """The announced address of a gateway of this program whose process exists; it may not answer."""
+        return self._announced(self._command.program())
 
     def _file(self, program: str) -> Path:
-        """Where a gateway of that state of the program announces itself; its log lies beside."""
+        """The announcement file of a gateway of that program; its log has the same name with .log."""
         return self._folder / f"{self._command.name(program)}.json"
 
-    def _said(self, program: str) -> GatewayAddress | None:
+    def _announced(self, program: str) -> GatewayAddress | None:
         if self._child is not None:
-            self._child.poll()  # a child that died is not left a zombie
-        said = read_announcement(self._file(program))
-        if said is None or said.program != program or not process_exists(said.pid):
+            self._child.poll()  # reap a dead child
+        announcement = read_announcement(self._file(program))
+        if announcement is None or announcement.program != program or not process_exists(announcement.pid):
             return None
-        return GatewayAddress(said.url, said.token)
+        return GatewayAddress(announcement.url, announcement.token)
 
     def _running(self, program: str) -> GatewayAddress | None:
-        """The gateway's place, where one of that state runs and answers."""
-        place = self._said(program)
-        return place if place is not None and _healthy(place.url) else None
+        """The address of a gateway of that program that runs and answers."""
+        address = self._announced(program)
+        return address if address is not None and _healthy(address.url) else None
 
-    def _start(self, file: Path, stop: threading.Event, watch: OnProgress | None) -> GatewayAddress:
+    def _start(self, file: Path, stop: threading.Event, on_progress: OnProgress | None) -> GatewayAddress:
         file.unlink(missing_ok=True)
         log = file.with_suffix(".log")
         environment = {**self._command.environment, self._command.key_variable: secrets.token_urlsafe(32)}
@@ -130,23 +127,23 @@ class LocalGateway:
                 stdout=output,
                 stderr=output,
                 env=environment,
-                cwd=self._folder,  # no project's settings: it serves them all
-                start_new_session=True,  # outlives whoever started it while others use it
+                cwd=self._folder,  # outside every project, so that no project's settings apply
+                start_new_session=True,  # the gateway outlives the process that started it
             )
-        while (said := read_announcement(file)) is None:
+        while (announcement := read_announcement(file)) is None:
             if (code := self._child.poll()) is not None:
                 raise _failure(code, log)
-            if watch is not None:
-                watch(*_told(log))
-            if stop.wait(_LOOK):
+            if on_progress is not None:
+                on_progress(*_startup_progress(log))
+            if stop.wait(_POLL_INTERVAL):
                 raise Interrupted("stopped while the gateway was starting")
-        return GatewayAddress(said.url, said.token)
+        return GatewayAddress(announcement.url, announcement.token)
 
 
 def running_gateways(state: Path) -> list[Announcement]:
-    """Every gateway of this user that says it runs, and does."""
+    """Every announced gateway of this user that runs and answers."""
     found = [read_announcement(file) for file in sorted((state / "gateways").glob("*.json"))]
-    return [said for said in found if said is not None and process_exists(said.pid) and _healthy(said.url)]
+    return [one for one in found if one is not None and process_exists(one.pid) and _healthy(one.url)]
 
 
 def read_announcement(file: Path) -> Announcement | None:
@@ -156,8 +153,8 @@ def read_announcement(file: Path) -> Announcement | None:
         return None
 
 
-def _told(log: Path) -> tuple[str, int, int]:
-    """What a gateway that starts last said it was doing."""
+def _startup_progress(log: Path) -> tuple[str, int, int]:
+    """The last progress line in the log of a starting gateway."""
     try:
         found = list(_PROGRESS.finditer(log.read_text(encoding="utf-8", errors="replace")))
     except OSError:
@@ -170,8 +167,8 @@ def _failure(code: int, log: Path) -> KeystrokeError:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    words = lines[-1].removeprefix("keystroke: ").rstrip(".") if lines else f"it ended with code {code}"
-    message = f"The gateway could not start: {words}; its log is {log}."
+    reason = lines[-1].removeprefix("keystroke: ").rstrip(".") if lines else f"it ended with code {code}"
+    message = f"The gateway could not start: {reason}; its log is {log}."
     return KeystrokeError(message) if code > 0 else Unavailable(message)
 
 
@@ -180,28 +177,28 @@ def _private(path: str, flags: int) -> int:
 
 
 def process_exists(pid: int) -> bool:
-    """Whether a process exists; where that cannot be asked, it is taken to."""
+    """Whether a process exists; True where that cannot be determined."""
     if sys.platform == "win32":
-        return True  # there, signal 0 is Ctrl-C
+        return True  # signal 0 is Ctrl-C on Windows
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # someone else's
+        return True  # another user's process
     return True
 
 
 def _healthy(url: str) -> bool:
-    where = urlsplit(url)
-    asked = http.client.HTTPConnection(where.hostname or "", where.port, timeout=_PATIENCE)
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_HEALTH_TIMEOUT)
     try:
-        asked.request("GET", "/health")
-        return asked.getresponse().status == 200
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False
     finally:
-        asked.close()
+        connection.close()
 
 
 @contextlib.contextmanager
@@ -212,7 +209,7 @@ def _locked(path: Path, stop: threading.Event) -> Iterator[None]:
             lock.acquire()
             break
         except Timeout:
-            if stop.wait(_LOOK):
+            if stop.wait(_POLL_INTERVAL):
                 raise Interrupted("stopped while the gateway was starting") from None
     try:
         yield

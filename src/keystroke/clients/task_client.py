@@ -1,8 +1,7 @@
-"""A gateway's tasks as a client with an event loop asks for them.
+"""An asyncio client for a gateway's tasks, over HTTP.
 
-Speaks the protocol's types over HTTP. A stream of events that breaks is taken up again after the last
-event seen, at whatever place the gateway is then; only one that stays away is Unavailable. What the server
-refuses is raised as the error it is.
+A broken event stream is resumed after the last event received, at the gateway's current address; Unavailable
+is raised only if that keeps failing. The server's errors are raised as their own classes.
 """
 
 from __future__ import annotations
@@ -16,53 +15,52 @@ import httpx
 import msgspec
 
 from keystroke.clients.gateway_address import GatewayAddress
-from keystroke.clients.gateway_http import error_from_detail
-from keystroke.errors import KeystrokeError, ProtocolError, Unavailable
+from keystroke.clients.gateway_http import error_from_body
+from keystroke.errors import Unavailable
 from keystroke.protocol.codec import decode_task_event
-from keystroke.protocol.response import ErrorBody
 from keystroke.protocol.status import GatewayStatus
 from keystroke.protocol.tasks import Task, TaskDiff, TaskEnded, TaskEvent, TaskList
 
-_CONNECT = httpx.Timeout(5.0, read=60.0, pool=None)  # signs of life come every quarter of a minute
-_AGAIN = (0.1, 0.5, 2.0, 5.0)  # seconds between attempts to come back
+_TIMEOUT = httpx.Timeout(5.0, read=60.0, pool=None)  # the gateway sends a keep-alive every 15 seconds
+_RETRY_DELAYS = (0.1, 0.5, 2.0, 5.0)  # seconds
 _PATH = "/v1/tasks"
 
 
 class TaskClient:
-    """`gateway`: its place, or who says each time it is asked where the gateway is."""
+    """`gateway`: its address, or a function that is called for the address before each request."""
 
     def __init__(self, gateway: GatewayAddress | Callable[[], Awaitable[GatewayAddress]]) -> None:
         self._gateway = gateway
-        self._http = httpx.AsyncClient(timeout=_CONNECT, trust_env=False)
+        self._http = httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False)
 
     async def close(self) -> None:
         await self._http.aclose()
 
     async def status(self) -> GatewayStatus:
-        return msgspec.json.decode(await self._asked("GET", "/v1/status"), type=GatewayStatus)
+        return msgspec.json.decode(await self._request("GET", "/v1/status"), type=GatewayStatus)
 
     async def create(self, workspace: str, instruction: str, **options: Any) -> Task:
-        """Give a task; `options` are fields of TaskCreate."""
+        """Create a task; `options` are fields of TaskCreate."""
         body = {"workspace": workspace, "instruction": instruction, **options}
-        return msgspec.json.decode(await self._asked("POST", _PATH, body), type=Task)
+        return msgspec.json.decode(await self._request("POST", _PATH, body), type=Task)
 
     async def get(self, task: str) -> Task:
-        return msgspec.json.decode(await self._asked("GET", f"{_PATH}/{task}"), type=Task)
+        return msgspec.json.decode(await self._request("GET", f"{_PATH}/{task}"), type=Task)
 
     async def list_tasks(self, workspace: str) -> list[Task]:
-        data = await self._asked("GET", _PATH, params={"workspace": workspace})
+        data = await self._request("GET", _PATH, params={"workspace": workspace})
         return msgspec.json.decode(data, type=TaskList).data
 
     async def diff(self, task: str) -> TaskDiff:
-        return msgspec.json.decode(await self._asked("GET", f"{_PATH}/{task}/diff"), type=TaskDiff)
+        return msgspec.json.decode(await self._request("GET", f"{_PATH}/{task}/diff"), type=TaskDiff)
 
-    async def act(self, task: str, what: str, **fields: Any) -> Task:
+    async def act(self, task: str, action: str, **fields: Any) -> Task:
         """steer, approve, reject, cancel, apply, undo or resume."""
-        return msgspec.json.decode(await self._asked("POST", f"{_PATH}/{task}/{what}", fields), type=Task)
+        return msgspec.json.decode(await self._request("POST", f"{_PATH}/{task}/{action}", fields), type=Task)
 
     async def events(self, task: str, after: int = 0) -> AsyncGenerator[TaskEvent, None]:
-        """Its events after a number, up to its end; close it where you leave before. Raises Unavailable where
-        the gateway stays away."""
+        """The task's events after sequence number `after`, up to its end; close the generator to leave early.
+        Raises Unavailable if the gateway stays unreachable."""
         failures = 0
         while True:
             try:
@@ -74,17 +72,19 @@ class TaskClient:
                             return
                 return
             except (httpx.HTTPError, Unavailable) as error:
-                if failures == len(_AGAIN):
-                    raise Unavailable("The gateway went away and did not come back; try again.") from error
-            await asyncio.sleep(_AGAIN[failures])
+                if failures == len(_RETRY_DELAYS):
+                    raise Unavailable("The gateway ended and did not come back; try again.") from error
+            await asyncio.sleep(_RETRY_DELAYS[failures])
             failures += 1
 
     async def _stream(self, task: str, after: int) -> AsyncGenerator[TaskEvent, None]:
-        place = await self._locate()
-        url = f"{place.url}{_PATH}/{task}/events"
-        async with self._http.stream("GET", url, params={"after": after}, headers=_key(place)) as answer:
+        address = await self._locate()
+        url = f"{address.url}{_PATH}/{task}/events"
+        async with self._http.stream(
+            "GET", url, params={"after": after}, headers=_auth_headers(address)
+        ) as answer:
             if answer.status_code != 200:
-                raise _refused(answer.status_code, await answer.aread())
+                raise error_from_body(await answer.aread(), answer.status_code)
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
                     yield decode_task_event(line[6:])
@@ -92,27 +92,20 @@ class TaskClient:
     async def _locate(self) -> GatewayAddress:
         return self._gateway if isinstance(self._gateway, GatewayAddress) else await self._gateway()
 
-    async def _asked(
+    async def _request(
         self, method: str, path: str, body: dict[str, Any] | None = None, params: dict[str, str] | None = None
     ) -> bytes:
-        place = await self._locate()
+        address = await self._locate()
         try:
             answer = await self._http.request(
-                method, f"{place.url}{path}", json=body, params=params, headers=_key(place)
+                method, f"{address.url}{path}", json=body, params=params, headers=_auth_headers(address)
             )
         except httpx.HTTPError as error:
             raise Unavailable(f"The gateway does not answer ({type(error).__name__}); try again.") from None
         if answer.status_code != 200:
-            raise _refused(answer.status_code, answer.content)
+            raise error_from_body(answer.content, answer.status_code)
         return answer.content
 
 
-def _key(place: GatewayAddress) -> dict[str, str]:
-    return {"authorization": f"Bearer {place.token}"} if place.token else {}
-
-
-def _refused(status: int, body: bytes) -> KeystrokeError:
-    try:
-        return error_from_detail(msgspec.json.decode(body, type=ErrorBody).error, status)
-    except msgspec.MsgspecError:
-        return ProtocolError(f"The gateway answered {status} without saying why.")
+def _auth_headers(address: GatewayAddress) -> dict[str, str]:
+    return {"authorization": f"Bearer {address.token}"} if address.token else {}

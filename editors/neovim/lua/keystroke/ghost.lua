@@ -1,6 +1,6 @@
--- Ghost text: asked for at every key, kept while it is typed, taken whole, by the word or by the line.
+-- Ghost text: requested at every key, shortened while it is typed, accepted whole, by word or by line.
 --
--- Law: one suggestion at a time, in the buffer it was made for, at the cursor. An answer about another place is no answer.
+-- At most one suggestion is shown, at the cursor. An answer for another position is dropped.
 
 local keystroke = require('keystroke')
 
@@ -37,7 +37,7 @@ end
 
 function M.visible() return shown ~= nil and shown.buffer == vim.api.nvim_get_current_buf() end
 
---- What stands there, for tests and status lines.
+--- The visible suggestion, for tests and status lines.
 function M.text() return M.visible() and shown.text or '' end
 
 function M.clear()
@@ -76,7 +76,7 @@ local function show(buffer, item)
   keystroke.notify(buffer, 'textDocument/didShowCompletion', { item = item })
 end
 
---- Ask for ghost text at the cursor.
+--- Request ghost text at the cursor.
 function M.ask(buffer, invoked)
   keystroke.cancel(buffer, waiting)
   waiting = nil
@@ -109,7 +109,7 @@ function M.ask(buffer, invoked)
   end)
 end
 
---- A key changed the text. Where it agrees with what is shown, the rest stays without waiting for anybody.
+--- A key changed the text. If it matches the suggestion, the rest stays visible.
 function M.typed(buffer)
   if shown and shown.buffer == buffer then
     local row, column = cursor()
@@ -126,7 +126,7 @@ function M.typed(buffer)
   M.ask(buffer, false)
 end
 
---- The cursor went elsewhere.
+--- The cursor moved.
 function M.moved()
   if shown then
     local row, column = cursor()
@@ -138,7 +138,7 @@ function M.moved()
   end
 end
 
---- A larger model has something better for this document.
+--- A larger model has revised the suggestion for this document.
 function M.revised(uri)
   local buffer = vim.api.nvim_get_current_buf()
   if vim.uri_from_bufnr(buffer) == uri and vim.api.nvim_get_mode().mode:match('^i') then
@@ -155,7 +155,7 @@ local function piece(text, part)
   return text
 end
 
---- Take 'all' of it, its next 'word' or 'line'. Whether there was something to take.
+--- Accept 'all' of it, its next 'word' or 'line'. Returns whether there was a suggestion.
 function M.accept(part)
   if not M.visible() then
     return false
@@ -170,7 +170,7 @@ function M.accept(part)
     to_row, to_column = it.to_row, it.to_column
   end
   erase()
-  vim.cmd('let &undolevels = &undolevels') -- what is taken is undone by itself
+  vim.cmd('let &undolevels = &undolevels') -- an undo step of its own
   vim.api.nvim_buf_set_text(it.buffer, row, column, to_row, to_column, lines)
   local here = { row + #lines - 1, #lines == 1 and column + #taken or #lines[#lines] }
   vim.api.nvim_win_set_cursor(0, { here[1] + 1, here[2] })

@@ -2,7 +2,7 @@
 
 local M = {}
 
---- What the server says of itself: `connected` to a gateway, and its `model`.
+--- The server's status: `connected` to a gateway, and its `model`.
 function M.told(client)
   local params = { command = 'keystroke.status', arguments = {} }
   local answer
@@ -21,7 +21,7 @@ function M.check()
   if vim.fn.has('nvim-0.10') == 1 then
     health.ok('Neovim ' .. tostring(vim.version()))
   else
-    health.error('Neovim 0.10 or newer is needed: ghost text stands inside the line', 'Use the page for Vim (docs/editors/vim.md)')
+    health.error('Neovim 0.10 or newer is required for inline ghost text', 'For older versions see docs/editors/vim.md')
     return
   end
   local program = keystroke.config.cmd[1]
@@ -37,23 +37,23 @@ function M.check()
   end
   local clients = (vim.lsp.get_clients or vim.lsp.get_active_clients)({ name = 'keystroke' })
   if #clients == 0 then
-    health.warn('no language server runs', 'Open a file; :messages and :LspLog say what went wrong')
+    health.warn('the language server is not running', 'Open a file; see :messages and :LspLog for errors')
     return
   end
   for _, client in ipairs(clients) do
     local told = M.told(client)
     local where = client.config.root_dir or '?'
     if told.connected then
-      health.ok(string.format('connected in %s, model %s', where, told.model ~= '' and told.model or 'not asked yet'))
+      health.ok(string.format('connected in %s, model %s', where, told.model ~= '' and told.model or 'not known yet'))
     else
-      health.error('no gateway for ' .. where, ':KeystrokeReconnect looks for one again')
+      health.error('no gateway for ' .. where, 'Run :KeystrokeReconnect')
     end
   end
   for name, key in pairs(keystroke.config.keys) do
     if key then
       local bound = vim.fn.maparg(key, name == 'next_edit' and 'n' or 'i', false, true)
       if not (bound.desc or ''):match('^Keystroke') then
-        health.warn(string.format('%s (%s) belongs to another mapping', key, name), 'Map require("keystroke").accept() by hand, or choose another key')
+        health.warn(string.format('%s (%s) has another mapping', key, name), 'Map require("keystroke").accept() yourself, or choose another key')
       end
     end
   end

@@ -1,13 +1,13 @@
--- Keystroke for Neovim 0.10 and newer: the language server in every file, and what Neovim has no face for.
+-- Keystroke for Neovim 0.10 and newer: starts the language server and adds what Neovim's LSP client lacks.
 --
--- Law: everything intelligent is the server's. This file knows settings, keys and the client; ghost text is ghost.lua,
--- the next edit next_edit.lua, tasks tasks.lua, the status status.lua.
+-- This file has settings, keys and the client; ghost text is in ghost.lua, next edits in next_edit.lua, tasks in
+-- tasks.lua, the status in status.lua.
 
 local M = {}
 
 M.defaults = {
   cmd = { 'keystroke', 'lsp' },
-  filetypes = nil, -- a list; nil: every file that is a file
+  filetypes = nil, -- a list; nil: every file with a file type
   exclude = { 'help', 'TelescopePrompt', 'gitcommit', 'NvimTree', 'neo-tree' },
   root_markers = { '.git', 'pyproject.toml', 'package.json', 'go.mod', 'Cargo.toml' },
   ghost_text = true,
@@ -33,7 +33,7 @@ function M.client(buffer)
   return find({ name = 'keystroke', bufnr = buffer or vim.api.nvim_get_current_buf() })[1]
 end
 
---- Ask the server; the answer goes to `done(error, result)`. Returns the request's id, or nil where nobody was asked.
+--- Send a request; the reply goes to `done(error, result)`. Returns the request's id, or nil without a server.
 function M.request(buffer, method, params, done)
   local client = M.client(buffer)
   if not client then
@@ -73,7 +73,7 @@ function M.cancel(buffer, id)
   end
 end
 
---- One of the server's commands.
+--- Run one of the server's commands.
 function M.run(buffer, command, arguments, done)
   local sent = M.request(buffer, 'workspace/executeCommand', { command = command, arguments = arguments }, function(problem, result)
     if problem then
@@ -83,7 +83,7 @@ function M.run(buffer, command, arguments, done)
     end
   end)
   if not sent then
-    vim.notify('Keystroke: no language server runs for this buffer; see :checkhealth keystroke', vim.log.levels.WARN)
+    vim.notify('Keystroke: the language server is not running for this buffer; see :checkhealth keystroke', vim.log.levels.WARN)
   end
 end
 
@@ -101,7 +101,7 @@ end
 local function capabilities()
   local known = vim.lsp.protocol.make_client_capabilities()
   known.general = known.general or {}
-  known.general.positionEncodings = { 'utf-8' } -- columns of the buffer are columns of the protocol
+  known.general.positionEncodings = { 'utf-8' } -- Neovim counts columns in bytes
   known.textDocument.inlineCompletion = { dynamicRegistration = false }
   known.experimental = vim.tbl_extend('force', known.experimental or {}, { keystrokeTasks = true })
   return known
@@ -121,7 +121,7 @@ function M.start(buffer)
     workspace_folders = { { uri = vim.uri_from_fname(root), name = root } },
     capabilities = capabilities(),
     handlers = {
-      -- A larger model has something better to show: ask again, and the server answers at once.
+      -- A larger model revised the suggestion: request it again, and the server answers at once.
       ['keystroke/suggestionRevised'] = function(_, told)
         module('ghost').revised(told.uri)
       end,
@@ -132,7 +132,7 @@ function M.start(buffer)
   }, { bufnr = buffer })
 end
 
---- What the key did before, for when there is nothing to take.
+--- The previous mapping of a key, used when there is no suggestion.
 local function before(mode, key)
   local known = vim.fn.maparg(key, mode, false, true)
   return function()
@@ -154,7 +154,7 @@ local function bind()
       local otherwise = before('i', key)
       vim.keymap.set('i', key, function()
         if ghost.visible() then
-          vim.schedule(does) -- a mapping that is an expression may not change the text
+          vim.schedule(does) -- an expression mapping may not change the text
           return ''
         end
         return otherwise()
@@ -170,10 +170,10 @@ local function bind()
   end
 end
 
---- Begin: `options` as in the defaults above. May be called again with others.
+--- Configure and start; `options` as in the defaults above. May be called again.
 function M.setup(options)
   if vim.fn.has('nvim-0.10') == 0 then
-    vim.notify('Keystroke needs Neovim 0.10 or newer; docs/editors/vim.md has another way', vim.log.levels.ERROR)
+    vim.notify('Keystroke requires Neovim 0.10 or newer; see docs/editors/vim.md for older versions', vim.log.levels.ERROR)
     return
   end
   M.config = vim.tbl_deep_extend('force', vim.deepcopy(M.defaults), options or {})
@@ -203,7 +203,7 @@ function M.setup(options)
   end
 end
 
--- What commands and mappings call.
+-- Functions for commands and mappings.
 
 function M.accept(part) return module('ghost').accept(part or 'all') end
 function M.next_edit() module('next_edit').take() end
@@ -229,10 +229,10 @@ local function asked(words, prompt, does)
   end
 end
 
---- Change lines `range` (from 1, inclusive; nil: the file) as told in words.
+--- Edit lines `range` (from 1, inclusive; nil: the file) by instruction.
 function M.edit(words, range)
   local buffer = vim.api.nvim_get_current_buf()
-  asked(words, 'Change what? ', function(instruction)
+  asked(words, 'Instruction: ', function(instruction)
     local place = vim.NIL
     if range then
       local last = vim.api.nvim_buf_get_lines(buffer, range[2] - 1, range[2], false)[1] or ''
@@ -244,7 +244,7 @@ end
 
 function M.task(words)
   local buffer = vim.api.nvim_get_current_buf()
-  asked(words, 'Do what in this folder? ', function(instruction)
+  asked(words, 'Task for this folder: ', function(instruction)
     M.run(buffer, 'keystroke.task', { instruction }, function(task) module('tasks').begun(task) end)
   end)
 end

@@ -1,11 +1,11 @@
--- The next edit: marked where it would be made, one key to go there, the same key to make it.
+-- The next edit: marked at its position; one key goes there, and the same key applies it.
 --
--- Law: shows what the server offers. A change of the text lets an offer go, and asks anew once the keys pause.
+-- A change of the text discards the offer, and a new one is requested after a pause.
 
 local keystroke = require('keystroke')
 
 local M = {}
-local PAUSE = 200 -- milliseconds without a key; the server waits some more by itself
+local PAUSE = 200 -- milliseconds without a key, in addition to the server's own delay
 local space = vim.api.nvim_create_namespace('keystroke_next_edit')
 local timer = (vim.uv or vim.loop).new_timer()
 local offer -- { buffer, range, text, command }
@@ -35,7 +35,7 @@ local function mark()
   })
 end
 
---- What is offered, for tests and for those who show it otherwise.
+--- The current offer, for tests and for other displays.
 function M.offered() return offer end
 
 function M.clear()
@@ -77,13 +77,13 @@ end
 
 local function go_or_make()
   if not offer then
-    vim.notify('Keystroke: nothing to change next')
+    vim.notify('Keystroke: no next edit')
     return
   end
   local it, from = offer, offer.range.start
   local here = vim.api.nvim_win_get_cursor(0)
   if vim.api.nvim_get_current_buf() ~= it.buffer or here[1] - 1 ~= from.line then
-    vim.cmd("normal! m'") -- the place left is one to come back to
+    vim.cmd("normal! m'") -- add the position to the jump list
     vim.api.nvim_win_set_buf(0, it.buffer)
     vim.api.nvim_win_set_cursor(0, { from.line + 1, from.character })
     mark()
@@ -96,7 +96,7 @@ local function go_or_make()
   end
 end
 
---- Go to the place offered; there, make the change.
+--- Go to the offered edit; there, apply it.
 function M.take()
   if offer then
     go_or_make()

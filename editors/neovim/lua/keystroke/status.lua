@@ -1,14 +1,14 @@
--- The status: which model, how long its last answer took, why nothing is shown. For any status line:
+-- The status: the model, the time of its last answer, and why nothing is suggested. For any status line:
 --   %{v:lua.require'keystroke'.status()}
 --
--- Law: says what the last receipt says. Changes are announced as `User KeystrokeStatus`.
+-- A change fires the autocommand event `User KeystrokeStatus`.
 
 local keystroke = require('keystroke')
 
 local M = { model = '', took = '', speed = '', reason = '' }
 local QUIET = { superseded = true, stale_version = true, cancelled = true }
 
---- The server has answered a request for ghost text: what became of it?
+--- The server answered a request for ghost text: fetch its receipt.
 function M.answered(buffer)
   keystroke.request(buffer, 'keystroke/receipt', { uri = vim.uri_from_bufnr(buffer) }, function(_, paid)
     if not paid or not paid.total_ms or QUIET[paid.reason or ''] then

@@ -1,15 +1,14 @@
--- Tasks: given by a command, told as they go, their changes taken whole or hunk by hunk in a buffer of their own.
+-- Tasks: started by a command, listed in a buffer, their changes accepted whole or hunk by hunk.
 --
--- Law: a task is the gateway's. Here it is shown and answered for; the server refuses a change while a file it touches
--- is not saved.
+-- The gateway runs the tasks; the server refuses a change while a file it touches has unsaved changes.
 
 local keystroke = require('keystroke')
 
 local M = { known = {}, order = {} }
 local buffer -- of the list
-local home -- the buffer whose server is asked
+local home -- the buffer whose server is used
 local rows = {} -- line of the list -> task
-local HELP = 'a accept · r reject · <CR> diff · s steer · x stop · u undo · R look anew · q close'
+local HELP = 'a accept · r reject · <CR> diff · s steer · x stop · u undo · R refresh · q close'
 
 local function run(command, arguments, done) keystroke.run(home or vim.api.nvim_get_current_buf(), command, arguments, done) end
 
@@ -54,7 +53,7 @@ local function draw()
     end
   end
   if #M.order == 0 then
-    lines[#lines + 1] = 'No task yet: :KeystrokeTask gives one.'
+    lines[#lines + 1] = 'No tasks yet; start one with :KeystrokeTask.'
   end
   vim.bo[buffer].modifiable = true
   vim.api.nvim_buf_set_lines(buffer, 0, -1, false, lines)
@@ -75,7 +74,7 @@ local function answer(task, what, hunks)
   end
 end
 
---- One hunk after the other.
+--- Ask hunk by hunk.
 local function each(task)
   local question, taken = task.question, {}
   local function at(number)
@@ -163,11 +162,11 @@ local function accept(task)
   end
 end
 
---- The list, in a window below.
+--- Open the list in a window below.
 function M.open()
   home = vim.api.nvim_get_current_buf()
   if not keystroke.client(home) then
-    vim.notify('Keystroke: no language server runs for this buffer; see :checkhealth keystroke', vim.log.levels.WARN)
+    vim.notify('Keystroke: the language server is not running for this buffer; see :checkhealth keystroke', vim.log.levels.WARN)
     return
   end
   if not buffer or not vim.api.nvim_buf_is_valid(buffer) then
@@ -187,7 +186,7 @@ function M.open()
     on('x', function(task) act(task, 'cancel') end)
     on('u', function(task) act(task, 'undo') end)
     on('s', function(task)
-      vim.ui.input({ prompt = 'What should it know or do otherwise? ' }, function(line)
+      vim.ui.input({ prompt = 'New instruction: ' }, function(line)
         if line and line ~= '' then
           act(task, 'steer', { line = line })
         end

@@ -1,1 +1,1 @@
-"""The Agent Client Protocol: tasks in editors that host agents."""
+"""The Agent Client Protocol (ACP): tasks in editors that host agents."""

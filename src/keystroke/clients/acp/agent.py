@@ -1,8 +1,7 @@
-"""The agent that ACP editors talk to: each prompt is a task of the gateway, a session goes on with its own.
+"""The ACP agent: runs each prompt as a task of the gateway.
 
-Wiring. Nothing is decided here: what a task may do is the gateway's business, what the user allows the
-editor's. A prompt that goes on in a session goes on with its task, conversation and all. Cancelling a prompt
-stops its task within a step.
+Later prompts of a session resume its task with its conversation. The gateway decides what a task may do, and
+the editor asks the user for permission. Cancelling a prompt stops its task within a step.
 """
 
 from __future__ import annotations
@@ -36,8 +35,11 @@ from keystroke.errors import KeystrokeError
 from keystroke.protocol import tasks as wire
 
 MODES = {
-    "all": ("Ask before changes", "Every change and every command waits for a yes."),
-    "commands": ("Ask before commands", "Changes land at once and can be undone; commands wait for a yes."),
+    "all": ("Ask before changes", "Every change and every command needs approval."),
+    "commands": (
+        "Ask before commands",
+        "Changes are applied at once and can be undone; commands need approval.",
+    ),
     "never": ("Do not ask", "Commands run in the sandbox without asking."),
 }
 
@@ -46,12 +48,12 @@ MODES = {
 class AcpSession:
     cwd: str
     approve: str = "all"
-    task: str | None = None  # the last one, to go on with
+    task: str | None = None  # the task that the next prompt resumes
     cancelled: bool = False
 
 
 class TaskAgent:
-    """`options` are given to every task: model, attempts, check and the like."""
+    """`options` are fields of every task: model, attempts, check and so on."""
 
     def __init__(self, client: TaskClient, version: str, options: dict[str, Any] | None = None) -> None:
         self._client, self._version, self._options = client, version, options or {}
@@ -71,12 +73,12 @@ class TaskAgent:
         )
 
     async def authenticate(self, method_id: str, **_: Any) -> None:
-        """Nobody need say who they are: the gateway is this user's own."""
+        """Nothing to do: the gateway belongs to this user."""
 
     async def new_session(self, cwd: str, **_: Any) -> NewSessionResponse:
         name = f"session_{secrets.token_hex(8)}"
         session = self._sessions[name] = AcpSession(cwd, self._options.get("approve", "all"))
-        modes = [SessionMode(id=key, name=said, description=why) for key, (said, why) in MODES.items()]
+        modes = [SessionMode(id=key, name=title, description=text) for key, (title, text) in MODES.items()]
         return NewSessionResponse(
             session_id=name, modes=SessionModeState(current_mode_id=session.approve, available_modes=modes)
         )
@@ -90,15 +92,15 @@ class TaskAgent:
     async def prompt(self, session_id: str, prompt: Sequence[Any], **_: Any) -> PromptResponse:
         session = self._session(session_id)
         session.cancelled = False
-        instruction, files = _words(prompt, session.cwd)
+        instruction, files = _parse_prompt(prompt, session.cwd)
         if not instruction.strip():
-            raise RequestError.invalid_params({"message": "the prompt holds no text"})
+            raise RequestError.invalid_params({"message": "the prompt contains no text"})
         try:
-            task, after = await self._begun(session, instruction, files)
+            task, after = await self._start_task(session, instruction, files)
             session.task = task
-            ended = await self._followed(session_id, session, task, after)
+            ended = await self._stream_task(session_id, session, task, after)
         except KeystrokeError as error:
-            await self._say(session_id, error.message)
+            await self._send_text(session_id, error.message)
             return PromptResponse(stop_reason="cancelled" if session.cancelled else "refusal")
         stopped = ended is None or ended.status == "interrupted"
         return PromptResponse(stop_reason="cancelled" if stopped else "end_turn")
@@ -110,16 +112,14 @@ class TaskAgent:
             with contextlib.suppress(KeystrokeError):
                 await self._client.act(session.task, "cancel")
 
-    # ── how ───────────────────────────────────────────────────────────────────────────────────
-
     def _session(self, session_id: str) -> AcpSession:
         session = self._sessions.get(session_id)
         if session is None:
             raise RequestError.invalid_params({"message": f"there is no session {session_id:.60}"})
         return session
 
-    async def _begun(self, session: AcpSession, instruction: str, files: list[str]) -> tuple[str, int]:
-        """The task of a prompt, and the number after which its events are its own."""
+    async def _start_task(self, session: AcpSession, instruction: str, files: list[str]) -> tuple[str, int]:
+        """Start or resume the task of a prompt. Returns its id and the last sequence number before it."""
         if session.task is not None:
             before = await self._client.get(session.task)
             if before.status not in ("queued", "working", "asking"):
@@ -130,7 +130,7 @@ class TaskAgent:
             given["files"] = files
         return (await self._client.create(session.cwd, instruction, **given)).id, 0
 
-    async def _followed(
+    async def _stream_task(
         self, session_id: str, session: AcpSession, task: str, after: int
     ) -> wire.Task | None:
         assert self._editor is not None
@@ -140,12 +140,12 @@ class TaskAgent:
                 for update in updates.from_event(event):
                     await self._editor.session_update(session_id, update)
                 if isinstance(event, wire.TaskAsked):
-                    await self._ask(session_id, session, task, event.question, updates)
+                    await self._request_permission(session_id, session, task, event.question, updates)
                 elif isinstance(event, wire.TaskEnded):
                     return event.task
         return None
 
-    async def _ask(
+    async def _request_permission(
         self, session_id: str, session: AcpSession, task: str, asked: wire.TaskQuestion, updates: Updates
     ) -> None:
         assert self._editor is not None
@@ -153,10 +153,10 @@ class TaskAgent:
         call = await asyncio.to_thread(updates.permission_request, asked, read)
         answer = await self._editor.request_permission(session_id, call, list(OPTIONS))
         yes = isinstance(answer.outcome, AllowedOutcome) and answer.outcome.option_id == ALLOW
-        with contextlib.suppress(KeystrokeError):  # it was stopped meanwhile, or answered elsewhere
+        with contextlib.suppress(KeystrokeError):  # it was stopped or answered elsewhere meanwhile
             await self._client.act(task, "approve" if yes else "reject", question=asked.id)
 
-    async def _say(self, session_id: str, sentence: str) -> None:
+    async def _send_text(self, session_id: str, sentence: str) -> None:
         from acp import helpers
 
         if self._editor is not None:
@@ -170,15 +170,15 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _words(prompt: Sequence[Any], cwd: str) -> tuple[str, list[str]]:
-    """The text of a prompt, and the files of the workspace that it mentions."""
-    words, files = [], []
+def _parse_prompt(prompt: Sequence[Any], cwd: str) -> tuple[str, list[str]]:
+    """The text of a prompt and the workspace files it refers to."""
+    texts, files = [], []
     for block in prompt:
         if block.type == "text":
-            words.append(block.text)
+            texts.append(block.text)
         elif block.type in ("resource_link", "resource"):
             uri = str(block.uri if block.type == "resource_link" else block.resource.uri)
             path = uri.removeprefix("file://")
             with contextlib.suppress(ValueError):
                 files.append(Path(path).relative_to(cwd).as_posix())
-    return "\n".join(words), list(dict.fromkeys(files))
+    return "\n".join(texts), list(dict.fromkeys(files))

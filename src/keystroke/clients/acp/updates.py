@@ -1,7 +1,7 @@
-"""What a task tells, as an ACP editor shows it.
+"""Translates task events into ACP session updates.
 
-Pure. A step is a tool call, its outcome the call's end; what the model says is a message; a change is a
-diff of whole files, which is what editors preview.
+A step of the task becomes a tool call, the model's text a message, and a change a diff of whole files, which
+editors can preview. No I/O.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ OPTIONS = (
     PermissionOption(option_id=ALLOW, name="Allow", kind="allow_once"),
     PermissionOption(option_id=REJECT, name="Reject", kind="reject_once"),
 )
-Read = Callable[[str], str]  # a file's text by its name in the workspace; empty where there is none
+ReadFile = Callable[[str], str]  # the text of a workspace file; empty if there is none
 
 
 class Updates:
-    """Turns events of one task into updates, in order. `absolute` makes a path of a workspace name."""
+    """The updates of one task. `absolute` turns a workspace path into an absolute one."""
 
     def __init__(self, absolute: Callable[[str], str]) -> None:
         self._absolute = absolute
@@ -32,29 +32,30 @@ class Updates:
         self._printed = ""
 
     def from_event(self, event: wire.TaskEvent) -> list[Any]:
-        """The updates of an event; none for what an editor does not show."""
+        """The updates of an event; empty for events that editors do not show."""
         if isinstance(event, wire.TaskDoing):
-            return [*self._ended("completed"), self._begun(event.line)]
+            return [*self._end_call("completed"), self._start_call(event.line)]
         if isinstance(event, wire.TaskNoted):
-            return self._noted(event)
+            return self._note(event)
         if isinstance(event, wire.TaskText):
             return [helpers.update_agent_thought_text(event.delta)]
         if isinstance(event, wire.TaskOutput):
             return self._output(event.delta)
         if isinstance(event, wire.TaskQueued) and event.position:
-            return [helpers.update_agent_thought_text(f"waiting, number {event.position} in the queue\n")]
+            return [helpers.update_agent_thought_text(f"waiting, position {event.position} in the queue\n")]
         if isinstance(event, wire.TaskEnded):
             failed = event.task.status in ("failed", "interrupted")
             line = helpers.update_agent_message_text(f"{event.task.line}\n")
-            return [*self._ended("failed" if failed else "completed"), line]
+            return [*self._end_call("failed" if failed else "completed"), line]
         return []
 
-    def permission_request(self, asked: wire.TaskQuestion, read: Read) -> ToolCallUpdate:
-        """What the editor asks the user about."""
+    def permission_request(self, asked: wire.TaskQuestion, read: ReadFile) -> ToolCallUpdate:
+        """The tool call that the editor asks the user to allow."""
         self._calls += 1
         paths = list(dict.fromkeys(hunk.path for hunk in asked.hunks))
         content = [
-            helpers.tool_diff_content(self._absolute(path), *_texts(asked, path, read)) for path in paths
+            helpers.tool_diff_content(self._absolute(path), *_after_and_before(asked, path, read))
+            for path in paths
         ]
         return ToolCallUpdate(
             tool_call_id=f"{asked.id}-{self._calls}",
@@ -69,7 +70,7 @@ class Updates:
             raw_input={"command": asked.command} if asked.command else {"diff": asked.diff},
         )
 
-    def _begun(self, line: str) -> Any:
+    def _start_call(self, line: str) -> Any:
         self._calls += 1
         self._open, self._printed = f"step-{self._calls}", ""
         word = line.split(" ", 1)[0]
@@ -77,11 +78,11 @@ class Updates:
         kind: Any = kinds.get(word, "edit" if word in ("change", "write", "rewrite") else "other")
         return helpers.start_tool_call(self._open, line, kind=kind, status="in_progress")
 
-    def _noted(self, event: wire.TaskNoted) -> list[Any]:
+    def _note(self, event: wire.TaskNoted) -> list[Any]:
         if self._open is None:
             return [helpers.update_agent_message_text(f"{event.line}\n")]
         if event.failed:
-            return self._ended("failed", event.line)
+            return self._end_call("failed", event.line)
         return [self._update(event.line)]
 
     def _output(self, delta: str) -> list[Any]:
@@ -93,7 +94,7 @@ class Updates:
         content = [helpers.tool_content(helpers.text_block(text))]
         return helpers.update_tool_call(self._open, status="in_progress", content=content)
 
-    def _ended(self, status: Any, text: str = "") -> list[Any]:
+    def _end_call(self, status: Any, text: str = "") -> list[Any]:
         if self._open is None:
             return []
         content = [helpers.tool_content(helpers.text_block(text))] if text else None
@@ -101,8 +102,8 @@ class Updates:
         return [ended]
 
 
-def _texts(asked: wire.TaskQuestion, path: str, read: Read) -> tuple[str, str | None]:
-    """A file as it would be, and as it is (None: there is none)."""
+def _after_and_before(asked: wire.TaskQuestion, path: str, read: ReadFile) -> tuple[str, str | None]:
+    """The text of a file after and before the change (None: it does not exist)."""
     hunks = [hunk for hunk in asked.hunks if hunk.path == path]
     if hunks[0].whole:
         return hunks[0].after, hunks[0].before if hunks[0].whole == "removed" else None

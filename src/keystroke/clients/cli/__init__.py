@@ -1,8 +1,7 @@
-"""The `keystroke` command.
+"""The `keystroke` command: runs a subcommand and turns its result or exception into an exit code.
 
-This file turns whatever ends a command into an exit code: an error of the tree is one sentence on
-standard error and its own code, Ctrl-C is 130, a reader that went away is silence. Nothing heavy is
-imported here; each command imports what it needs when it runs.
+A KeystrokeError prints one sentence on standard error and exits with its own code, Ctrl-C exits with 130, and
+a closed output pipe ends silently. Nothing heavy is imported here; each command imports what it needs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ DEBUG = "KEYSTROKE_DEBUG"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point: runs the command and leaves with its exit code."""
+    """Run the command and exit with its code."""
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
@@ -31,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(arguments: list[str]) -> int:
     if not arguments and sys.stdin.isatty() and sys.stdout.isatty():
         arguments = ["tui"]
-    if arguments in (["--version"], ["-V"], ["version"]):  # asked by scripts and editors at every start
+    if arguments in (["--version"], ["-V"], ["version"]):  # fast path: scripts and editors call it often
         from keystroke.clients.cli.release import release
 
         sys.stdout.write(f"keystroke {release()}\n")
@@ -54,10 +53,10 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
-        if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands, named without one
+        if type(error).__name__ == "NoArgsIsHelpError":  # a command group without a subcommand
             sys.stderr.write(f"{error}\n")
             return 2
-        # What the option parser raises; its classes have moved between releases, its methods have not.
+        # An error of the option parser, known by its methods: its classes moved between releases.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             print_error(_usage_sentence(error))
             return int(error.exit_code)
@@ -70,7 +69,7 @@ def _run(arguments: list[str]) -> int:
             )
             return 1
         if isinstance(error, MemoryError):
-            print_error("this machine has not enough memory for that; choose a smaller model or context")
+            print_error("this machine does not have enough memory; choose a smaller model or context")
             return 1
         print_error(f"unexpected failure ({type(error).__name__}: {error}); set {DEBUG}=1 to see where")
         return 1
@@ -79,11 +78,11 @@ def _run(arguments: list[str]) -> int:
 def _usage_sentence(error: Exception) -> str:
     message = " ".join(str(error.format_message()).split())  # type: ignore[attr-defined]
     context = getattr(error, "ctx", None)
-    if context is None or message.endswith("?"):  # it already says what to do
+    if context is None or message.endswith("?"):  # "Did you mean ...?"
         return message
     return f"{message.rstrip('.')}; see `{context.command_path} --help`"
 
 
 def _mute() -> None:
-    """Point standard output at nothing, so that the interpreter's own last flush stays silent."""
+    """Redirect standard output to the null device, so that the interpreter's last flush does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,7 +1,6 @@
-"""`keystroke acp`: the agent for editors that speak the Agent Client Protocol.
+"""`keystroke acp`: runs the agent for editors that support the Agent Client Protocol.
 
-Puts the agent together with a way to a gateway: the one named, or this machine's own. Standard output
-belongs to the editor.
+It uses the gateway named by `--gateway`, or the shared one. Standard output carries only ACP messages.
 """
 
 from __future__ import annotations
@@ -21,28 +20,34 @@ def acp(
     ctx: typer.Context,
     gateway: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Use this gateway; without it one is found or started here."),
+        typer.Option(
+            metavar="URL", help="Use this gateway; by default one is found or started on this machine."
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="MODEL", help="The model that works.")
+        str | None, typer.Option("--model", "-m", metavar="MODEL", help="The model to use.")
     ] = None,
     deep: Annotated[
-        str | None, typer.Option("--deep", metavar="MODEL", help="Takes over where the first one fails.")
+        str | None,
+        typer.Option("--deep", metavar="MODEL", help="A larger model for tasks that the first one fails."),
     ] = None,
     attempts: Annotated[
-        int, typer.Option("--attempts", "-n", min=1, max=64, help="Several at once; the best is kept.")
+        int,
+        typer.Option(
+            "--attempts", "-n", min=1, max=64, help="Run several attempts at once and keep the best."
+        ),
     ] = 1,
     check: Annotated[
-        str, typer.Option("--check", metavar="CMD", help="A command that must pass in the end.")
+        str, typer.Option("--check", metavar="CMD", help="A command that must succeed at the end.")
     ] = "",
     approve: Annotated[
-        str, typer.Option("--approve", help="Ask before: never, commands, or all (changes too).")
+        str, typer.Option("--approve", help="Ask before: never, commands, or all (commands and changes).")
     ] = "all",
-    run_commands: Annotated[bool, typer.Option("--run", help="The model may run commands.")] = False,
+    run_commands: Annotated[bool, typer.Option("--run", help="Let the model run commands.")] = False,
 ) -> None:
-    """Be the agent of an editor that speaks the Agent Client Protocol."""
+    """Serve as the agent of an editor over the Agent Client Protocol."""
     if approve not in ("never", "commands", "all"):
-        raise UsageError(f"--approve is never, commands or all, not {approve!r:.40}")
+        raise UsageError(f"--approve must be never, commands or all, not {approve!r:.40}")
     run = invocation_of(ctx)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     options: dict[str, Any] = {"attempts": attempts, "check": check, "approve": approve, "run": run_commands}
@@ -55,11 +60,11 @@ async def _serve(run: Invocation, gateway: str | None, options: dict[str, Any]) 
     from acp import run_agent
 
     from keystroke.clients.acp.agent import TaskAgent
-    from keystroke.clients.cli.lsp import locate_by
+    from keystroke.clients.cli.lsp import gateway_locator
     from keystroke.clients.cli.release import release
     from keystroke.clients.task_client import TaskClient
 
-    client = TaskClient(locate_by(run, gateway))
+    client = TaskClient(gateway_locator(run, gateway))
     try:
         await run_agent(TaskAgent(client, release(), options))  # type: ignore[arg-type]
     finally:

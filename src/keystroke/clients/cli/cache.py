@@ -1,12 +1,11 @@
-"""`keystroke cache`: what Keystroke keeps on this machine, how much it is, and away with it.
+"""`keystroke cache`: lists the files that Keystroke stores on this machine, and deletes them.
 
-Without names only what is made again is cleared. What is not (models, undo, history, a server's
-database, settings) goes only when it is named, or with --everything, and nothing goes unasked.
+Without names only files that can be regenerated are deleted. Others (models, undo, history, a server's
+database, settings) are deleted only when named or with --everything, and always after confirmation.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,33 +21,42 @@ if TYPE_CHECKING:
 def cache(
     ctx: typer.Context,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Only these kinds; see the list.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Only these kinds of files. Default: all.")
     ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Remove them, after asking.")] = False,
-    everything: Annotated[
-        bool, typer.Option("--everything", help="Also what cannot be made again: models, undo, settings, ...")
+    clear: Annotated[
+        bool,
+        typer.Option(
+            "--clear", help="Delete files that can be regenerated, or the named kinds (asks first)."
+        ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--everything", help="With --clear: also models, undo history, settings and other user data."
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Show what is kept on this machine and where; with --clear, remove it."""
+    """Show the files that Keystroke stores on this machine; with --clear, delete them."""
+    from keystroke.clients.cli.changes import confirm_deletion
     from keystroke.clients.cli.console import format_size
     from keystroke.clients.cli.stored_files import remove_empty_folders, stored_files
 
     run = invocation_of(ctx)
     known = stored_files(run.settings, run.environ)
     if unknown := [name for name in names or () if name not in {kind.name for kind in known}]:
-        raise UsageError(f"{unknown[0]} is not kept here; there are {', '.join(k.name for k in known)}")
+        raise UsageError(f"there is no kind {unknown[0]}; choose from {', '.join(k.name for k in known)}")
     chosen = [kind for kind in known if kind.name in names] if names else known
     as_json = run.wants_json(json)
     if not clear:
         _show(run, chosen, as_json)
         return
-    going = [kind for kind in chosen if names or everything or kind.regenerable]
-    total = sum(kind.measure()[0] for kind in going)
-    if not yes and not _agreed(going, format_size(total)):
+    doomed = [kind for kind in chosen if names or everything or kind.regenerable]
+    total = format_size(sum(kind.measure()[0] for kind in doomed))
+    if not yes and not confirm_deletion(f"Delete {', '.join(kind.name for kind in doomed)} ({total})?"):
         raise typer.Exit(1)
-    freed = {kind.name: kind.clear() for kind in going}
+    freed = {kind.name: kind.clear() for kind in doomed}
     if everything:
         remove_empty_folders(run.settings, run.environ)
     if as_json:
@@ -73,20 +81,12 @@ def _show(run: Invocation, chosen: list[StoredFiles], as_json: bool) -> None:
         (
             row["name"],
             format_size(row["bytes"]) if row["files"] else "-",
-            "by --clear" if row["made_again"] else "if named",
+            "by --clear" if row["made_again"] else "if named",  # models and user data need their name
             row["what"],
             row["where"][0] if row["where"] else "",
         )
         for row in rows
     ]
-    run.console.table(("name", "size", "cleared", "what", "where"), cells)
+    run.console.table(("name", "size", "deleted", "what", "where"), cells)
     in_all = format_size(sum(row["bytes"] for row in rows))
-    run.console.note(f"{in_all} in all; `keystroke cache --clear` removes what is made again")
-
-
-def _agreed(going: list[StoredFiles], total: str) -> bool:
-    from keystroke.clients.cli.changes import read_key
-
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError("there is no terminal to ask on; say --yes to remove")
-    return read_key(f"Remove {', '.join(kind.name for kind in going)} ({total})? [y/N] ", "yn") == "y"
+    run.console.note(f"{in_all} in all; `keystroke cache --clear` deletes what can be regenerated")

@@ -1,7 +1,7 @@
-"""Changes to files as the command line shows, confirms and makes them.
+"""Shows, confirms and applies changes to files.
 
-Nothing is written before the user has said so: by a key on the terminal or by an option. What is written
-can be taken back with `keystroke undo`.
+Nothing is written without the user's consent, by a key on the terminal or by an option. `keystroke undo`
+reverts what was written.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from keystroke.clients.cli.invocation import Invocation
 
 
+UNDO_HINT = "undo with `keystroke undo`"
+
+
 def workspace_root(start: Path | None = None) -> Path:
-    """The repository the user stands in, or the folder where there is none."""
+    """The repository that contains the current folder, or the folder itself."""
     here = (start or Path.cwd()).resolve()
     return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
 
@@ -32,16 +35,16 @@ def open_workspace(run: Invocation) -> tuple[Workspace, Journal]:
     settings = run.settings
     workspace = Workspace(workspace_root(), exclude=settings.assist.exclude)
     journal = Journal(settings.paths.state, workspace)
-    for said in journal.recover():
-        run.console.note(said)
+    for message in journal.recover():
+        run.console.note(message)
     return workspace, journal
 
 
 def plan_edits(
     workspace: Workspace, what: str, edits: Mapping[str, Iterable[Edit]], texts: Mapping[str, str]
 ) -> EditPlan:
-    """A plan that makes given edits of files. `texts` are what the edits were made for: a file that has
-    changed since is refused."""
+    """A plan of the given edits. `texts` are the contents they were made for; InputError for a file that has
+    changed since."""
     changes = []
     for path, wanted in edits.items():
         before = workspace.read(path)
@@ -54,27 +57,33 @@ def plan_edits(
 
 def show_diff(run: Invocation, plan: EditPlan) -> None:
     for line in plan.diff().splitlines(keepends=True):
-        head = line.startswith(("---", "+++"))
-        style = "" if head else GREEN if line.startswith("+") else RED if line.startswith("-") else ""
-        run.console.write(line, style)
+        run.console.write(line, _diff_style(line))
+
+
+def _diff_style(line: str) -> str:
+    if line.startswith(("---", "+++")):
+        return ""
+    return GREEN if line.startswith("+") else RED if line.startswith("-") else ""
 
 
 def preview(run: Invocation, path: str, before: str, edits: Iterable[Edit]) -> None:
-    """What edits of one file would change, shown beside the question whether to make them."""
+    """Show the diff of edits to one file on standard error."""
     show_diff_lines(run, unified_diff(before, apply_edits(before, edits), f"a/{path}", f"b/{path}"))
 
 
 def show_diff_lines(run: Invocation, diff: str) -> None:
-    """A diff on standard error, where questions are asked."""
+    """Print a diff on standard error, where questions are asked."""
     for line in diff.splitlines():
-        head = line.startswith(("---", "+++"))
-        style = "" if head else GREEN if line.startswith("+") else RED if line.startswith("-") else ""
-        run.console.prompt_line(line, style)
+        run.console.prompt_line(line, _diff_style(line))
+
+
+def edit_records(edits: Iterable[Edit]) -> list[dict[str, Any]]:
+    """Edits for JSON output, offsets in characters."""
+    return [{"start": edit.start, "end": edit.end, "text": edit.text} for edit in edits]
 
 
 def as_record(plan: EditPlan, *, answers: bool = False) -> dict[str, Any]:
-    """A plan for programs: each file with its edits, offsets in characters; with what the model wrote if
-    `answers`."""
+    """A plan for JSON output; `answers` includes what the model wrote."""
     return {
         **({"answers": list(plan.answers)} if answers else {}),
         "files": [
@@ -82,7 +91,7 @@ def as_record(plan: EditPlan, *, answers: bool = False) -> dict[str, Any]:
                 "path": change.path,
                 "new": change.before is None,
                 "removed": change.after is None,
-                "edits": [{"start": e.start, "end": e.end, "text": e.text} for e in change.edits],
+                "edits": edit_records(change.edits),
             }
             for change in plan.changes
         ],
@@ -94,22 +103,34 @@ def as_record(plan: EditPlan, *, answers: bool = False) -> dict[str, Any]:
 
 
 def confirm(question: str, *, yes: bool, unasked: Sequence[str] = ()) -> bool:
-    """Whether to go on: `yes` was given, or the user says so. No terminal to ask on is an error. `unasked`:
-    files that would run by themselves and that the user did not name; `yes` does not cover them."""
+    """Whether to continue: `yes` was given, or the user agrees. UsageError without a terminal. `unasked`:
+    files that run automatically and that the user did not name; `yes` does not cover them."""
     if yes and not unasked:
         return True
-    if unasked and not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if unasked and not has_terminal():
         raise UsageError(
-            f"the change touches {', '.join(unasked)}, which runs by itself once it is there; name it, or "
-            "answer at a terminal"
+            f"the change touches {', '.join(unasked)}, which runs automatically; name the file in the "
+            "command, or answer at a terminal"
         )
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError("there is no terminal to ask on; say --yes to apply, or --dry-run to look only")
+    if not has_terminal():
+        raise UsageError("there is no terminal to ask on; use --yes to apply, or --dry-run to only look")
     return read_key(f"{question} [y/N] ", "yn") == "y"
 
 
+def confirm_deletion(question: str) -> bool:
+    """Ask before deleting. UsageError without a terminal."""
+    if not has_terminal():
+        raise UsageError("there is no terminal to ask on; use --yes to delete")
+    return read_key(f"{question} [y/N] ", "yn") == "y"
+
+
+def has_terminal() -> bool:
+    """Whether questions can be asked: on standard error, answered on standard input."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def read_key(question: str, known: str) -> str:
-    """One key of `known`; the last of them stands for every other answer. No Enter is needed."""
+    """Read one key of `known`, without Enter; any other key counts as the last of them."""
     with _unbuffered() as read:
         sys.stderr.write(question)
         sys.stderr.flush()
@@ -121,7 +142,7 @@ def read_key(question: str, known: str) -> str:
 
 @contextmanager
 def _unbuffered() -> Iterator[Callable[[], str]]:
-    """A function that waits for one key. Keys typed ahead count: nothing is discarded."""
+    """A function that waits for one key. Keys typed ahead are kept."""
     try:
         import termios
         import tty
@@ -141,4 +162,4 @@ def apply_plan(run: Invocation, plan: EditPlan, journal: Journal) -> None:
     plan.apply(journal)
     for line in plan.summary():
         run.console.note(line)
-    run.console.note("`keystroke undo` takes it back")
+    run.console.note(UNDO_HINT)

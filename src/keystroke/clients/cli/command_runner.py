@@ -1,7 +1,7 @@
-"""A command run as if we were not there: its output passes through untouched, and a listener hears it.
+"""Runs a command transparently: its output passes through unchanged while a listener receives a copy.
 
-No byte is added, dropped or held back. Where our own output is a terminal the command gets one too, with
-its size, its signals and its job control. How it ended is told exactly, a signal as a signal.
+No byte is added, dropped or delayed. Where our own output is a terminal, the command gets a pseudo-terminal
+with its size, signals and job control. Its exit code or signal is returned as `subprocess` reports it.
 """
 
 from __future__ import annotations
@@ -21,85 +21,73 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from keystroke.errors import InputError, NotFound
 
-KEPT = 512 * 1024  # bytes of a check's output that are kept; what matters stands near its end
-_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-_GLANCE = 0.2  # seconds between two looks at whether the command is gone
+MAX_OUTPUT = 512 * 1024  # bytes kept of a check's output, from its end
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_POLL = 0.2  # seconds between checks whether the command has ended
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """`code` as `subprocess` tells it: negative for a signal. `output`: the last part of what was printed."""
+    """`code` as `subprocess` reports it: negative for a signal. `output`: the end of what was printed."""
 
     code: int
     output: str
     timed_out: bool = False
 
 
-class OutputListener(Protocol):
-    """Who hears what a command prints while it runs. Every call comes from the thread that runs it, and must
-    return quickly: meanwhile the command's output waits."""
+class OutputListener:
+    """Receives a copy of a command's output; this base class ignores it. All calls come from the thread that
+    runs the command and must return quickly, because the output waits for them."""
 
     def on_output(self, stream: int, data: bytes) -> None:
-        """`data` was written to our stream 1 or 2."""
+        """`data` was written to stream 1 or 2."""
 
     def poll_delay(self) -> float | None:
-        """In how many seconds `turn` is wanted; None if there is no hurry."""
-
-    def on_poll(self) -> None:
-        """Something passed, or the time is over."""
-
-
-class Deaf:
-    """A listener that wants nothing."""
-
-    def heard(self, stream: int, data: bytes) -> None:
-        pass
-
-    def wait(self) -> float | None:
+        """The number of seconds until `on_poll` should be called; None for no particular time."""
         return None
 
-    def turn(self) -> None:
-        pass
+    def on_poll(self) -> None:
+        """Called after output, and after `poll_delay`."""
 
 
 def run_command(
     command: Sequence[str], cwd: Path | None = None, listener: OutputListener | None = None
 ) -> int:
-    """Run a command in the foreground, its input and output ours. Its code as `subprocess` tells it."""
+    """Run a command in the foreground with our input and output. Returns its code as `subprocess` does."""
     try:
-        return _Foreground(listener or Deaf()).run(command, cwd)
+        return _Foreground(listener or OutputListener()).run(command, cwd)
     except FileNotFoundError:
         if cwd is not None and not cwd.is_dir():
             raise NotFound(f"the folder {cwd} does not exist; run the command where it does") from None
         raise NotFound(f"there is no command {command[0]!r}; check its spelling and your PATH") from None
     except PermissionError:
         raise InputError(
-            f"{command[0]} is not a program; make it executable, or name its interpreter"
+            f"{command[0]} is not executable; make it executable, or run it with its interpreter"
         ) from None
     except OSError as error:
         raise InputError(f"{command[0]} cannot be run: {error.strerror}") from None
 
 
 class _Foreground:
-    """A command and the ways its bytes take. Each of our outputs that is a terminal is one for the command
-    too; the others are pipes. Keys go to the command's terminal if they come from ours; any other input it
-    reads itself."""
+    """Copies bytes between a command and our streams. Each output that is a terminal is a pseudo-terminal for
+    the command; the others are pipes. Keys from our terminal go to the command's; it reads any other input
+    itself."""
 
     def __init__(self, listener: OutputListener) -> None:
         self.listener = listener
         self.terminals = [fd for fd in (1, 2) if os.isatty(fd)]
-        self.own = bool(self.terminals) and os.isatty(0)  # the command gets a session of its own
-        self.routes: dict[int, int] = {}  # what we read -> where it goes
+        self.own = bool(self.terminals) and os.isatty(0)  # the command gets its own session
+        self.routes: dict[int, int] = {}  # descriptor we read -> descriptor we write
         self.main = -1
 
     def run(self, command: Sequence[str], cwd: Path | None) -> int:
-        given: list[int] = []  # the command's ends
+        child_ends: list[int] = []  # the command's ends
         try:
-            streams = self._open(given)
+            streams = self._open(child_ends)
             child = subprocess.Popen(
                 command,
                 cwd=cwd,
@@ -109,22 +97,26 @@ class _Foreground:
                 start_new_session=self.own,
                 preexec_fn=_own_terminal if self.own else None,
             )
-            while given:
-                os.close(given.pop())
+            while child_ends:
+                os.close(child_ends.pop())
             alone = contextlib.nullcontext()
-            resized = _resized(self.main, None if self.own else child.pid) if self.main >= 0 else alone
-            with _signals(child.pid, shared=not self.own), resized, _raw(0) if self.own else alone:
-                return self._ferry(child)
+            resized = _forward_size(self.main, None if self.own else child.pid) if self.main >= 0 else alone
+            with (
+                _forward_signals(child.pid, shared=not self.own),
+                resized,
+                _raw_mode(0) if self.own else alone,
+            ):
+                return self._copy(child)
         finally:
-            for fd in (*given, *self.routes):
+            for fd in (*child_ends, *self.routes):
                 os.close(fd)
 
-    def _open(self, given: list[int]) -> dict[int, int]:
+    def _open(self, child_ends: list[int]) -> dict[int, int]:
         streams: dict[int, int] = {}
         if self.terminals:
             self.main, side = pty.openpty()
             self.routes[self.main] = self.terminals[0]
-            given.append(side)
+            child_ends.append(side)
             streams |= dict.fromkeys((*self.terminals, *([0] if self.own else [])), side)
             with contextlib.suppress(termios.error):
                 like = termios.tcgetattr(self.terminals[0])
@@ -136,15 +128,15 @@ class _Foreground:
             if fd not in streams:
                 read, streams[fd] = os.pipe()
                 self.routes[read] = fd
-                given.append(streams[fd])
+                child_ends.append(streams[fd])
         return streams
 
-    def _ferry(self, child: subprocess.Popen[bytes]) -> int:
-        """Carry bytes until the command is gone and all it wrote was read."""
+    def _copy(self, child: subprocess.Popen[bytes]) -> int:
+        """Copy bytes until the command has ended and all its output was read."""
         keys = [0] if self.own else []
         while self.routes:
             wait = self.listener.poll_delay()
-            ready, _, _ = select.select([*self.routes, *keys], [], [], min(_GLANCE, wait or _GLANCE))
+            ready, _, _ = select.select([*self.routes, *keys], [], [], min(_POLL, wait or _POLL))
             for source in ready:
                 if source == 0:
                     typed = os.read(0, 65536)
@@ -156,18 +148,18 @@ class _Foreground:
                 data = _read(source)
                 if data:
                     self.listener.on_output(self.routes[source], data)
-                # Where nobody reads any more the command shall notice, as if it had written there itself.
+                # If our reader is gone, close the command's end, so that it gets the same error.
                 if not data or not _write(self.routes[source], data):
                     del self.routes[source]
                     os.close(source)
             self.listener.on_poll()
-            if not ready and (ended := self._state(child)) is not None:
+            if not ready and (ended := self._poll_child(child)) is not None:
                 return ended
         return child.wait()
 
-    def _state(self, child: subprocess.Popen[bytes]) -> int | None:
-        """The exit code of a command that is gone, though something it left behind may hold its streams. One
-        with a terminal of its own that stopped itself (Ctrl-Z) stops us with it, and goes on with us."""
+    def _poll_child(self, child: subprocess.Popen[bytes]) -> int | None:
+        """The exit code if the command has ended, even if a process it started still holds its streams. If it
+        stopped itself (Ctrl-Z), stop this process too, and resume both together."""
         if not self.own:
             return child.poll()
         try:
@@ -177,7 +169,7 @@ class _Foreground:
         if not pid:
             return None
         if os.WIFSTOPPED(status):
-            with _cooked(0):
+            with _original_mode(0):
                 os.kill(os.getpid(), signal.SIGSTOP)
             os.killpg(child.pid, signal.SIGCONT)
             return None
@@ -198,14 +190,14 @@ def _read(source: int) -> bytes:
         return b""  # the last writer closed the terminal
 
 
-_before: list[Any] = []
+_saved_modes: list[Any] = []
 
 
 @contextlib.contextmanager
-def _raw(fd: int) -> Iterator[None]:
-    """Keys go to the command as they are typed; its own terminal gives them their meaning."""
+def _raw_mode(fd: int) -> Iterator[None]:
+    """Raw mode: keys go to the command unprocessed, and its own terminal interprets them."""
     try:
-        _before.append(termios.tcgetattr(fd))
+        _saved_modes.append(termios.tcgetattr(fd))
     except termios.error:
         yield
         return
@@ -213,15 +205,15 @@ def _raw(fd: int) -> Iterator[None]:
         tty.setraw(fd, termios.TCSANOW)
         yield
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, _before.pop())
+        termios.tcsetattr(fd, termios.TCSADRAIN, _saved_modes.pop())
 
 
 @contextlib.contextmanager
-def _cooked(fd: int) -> Iterator[None]:
-    if _before:
-        termios.tcsetattr(fd, termios.TCSADRAIN, _before[-1])
+def _original_mode(fd: int) -> Iterator[None]:
+    if _saved_modes:
+        termios.tcsetattr(fd, termios.TCSADRAIN, _saved_modes[-1])
     yield
-    if _before:
+    if _saved_modes:
         tty.setraw(fd, termios.TCSANOW)
 
 
@@ -233,8 +225,8 @@ def _copy_size(main: int) -> None:
 
 
 @contextlib.contextmanager
-def _resized(main: int, pid: int | None) -> Iterator[None]:
-    """Its terminal changes with ours. `pid`: a command whose session is ours is not told by the system."""
+def _forward_size(main: int, pid: int | None) -> Iterator[None]:
+    """Keep its terminal's size equal to ours. `pid`: a command in our session, which needs the signal too."""
 
     def changed(number: int, _frame: FrameType | None) -> None:
         _copy_size(main)
@@ -250,18 +242,18 @@ def _resized(main: int, pid: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _signals(pid: int, *, shared: bool) -> Iterator[None]:
-    """Signals sent to us reach the command. `shared`: it hears Ctrl-C by itself, for it is in our group."""
+def _forward_signals(pid: int, *, shared: bool) -> Iterator[None]:
+    """Forward signals to the command. `shared`: it is in our process group and gets Ctrl-C itself."""
 
-    def pass_on(number: int, _frame: FrameType | None) -> None:
+    def forward(number: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         if not shared or not _in_foreground():
-            pass_on(number, None)
+            forward(number, None)
 
-    handlers: dict[signal.Signals, Any] = dict.fromkeys(_PASSED_ON, pass_on)
+    handlers: dict[signal.Signals, Any] = dict.fromkeys(_FORWARDED, forward)
     handlers[signal.SIGINT] = interrupt
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
@@ -286,7 +278,7 @@ def _in_foreground() -> bool:
 
 
 def _write(fd: int, data: bytes) -> bool:
-    """All of it; False where the reader went away."""
+    """Write all of `data`; False if the reader is gone."""
     while data:
         try:
             data = data[os.write(fd, data) :]
@@ -298,7 +290,7 @@ def _write(fd: int, data: bytes) -> bool:
 
 
 def run_captured(command: str | Sequence[str], cwd: Path, seconds: float) -> CommandResult:
-    """Run a command that the user named as a check: its output kept, its time limited, its children ended."""
+    """Run a command with a time limit and capture its output; at the limit its process group is killed."""
     shell = isinstance(command, str)
     try:
         child = subprocess.Popen(
@@ -319,15 +311,15 @@ def run_captured(command: str | Sequence[str], cwd: Path, seconds: float) -> Com
         output, _ = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         late = True
-        _end(child)
+        _kill_group(child)
         output, _ = child.communicate()
     except BaseException:
-        _end(child)
+        _kill_group(child)
         child.wait()
         raise
-    return CommandResult(child.returncode, output[-KEPT:].decode("utf-8", "replace"), late)
+    return CommandResult(child.returncode, output[-MAX_OUTPUT:].decode("utf-8", "replace"), late)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)

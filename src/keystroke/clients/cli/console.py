@@ -1,8 +1,7 @@
-"""What is printed where: answers on standard output, everything else on standard error.
+"""Output of the command line: results on standard output, everything else on standard error.
 
-Colours and moving bars appear on a terminal only, and never with NO_COLOR; a file or a pipe gets plain
-lines. The rest of the command line writes through this file and knows no escape codes. Rich is imported when
-something is drawn, not before.
+Colours and progress bars appear only on a terminal, colours never with NO_COLOR. Rich is imported only when a
+progress bar is drawn.
 """
 
 from __future__ import annotations
@@ -24,19 +23,18 @@ if TYPE_CHECKING:
 
 BOLD, DIM, RED, GREEN, PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[0m"
 _CONTROLS = {c: None for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
-PATIENCE = 0.7  # seconds before it is shown what an answer waits for
-SPARSE = 5.0  # seconds between progress lines where there is no terminal
+WAIT_SHOWN_AFTER = 0.7  # seconds
+PROGRESS_INTERVAL = 5.0  # seconds between progress lines without a terminal
 
 
 def typeable(text: str) -> str:
-    """`text` with our own commands, which stand in backticks, as this user can type them."""
+    """`text` with `keystroke` commands in backticks as this user can type them."""
     return text.replace("`keystroke ", f"`{_typed()} ") if "`keystroke " in text else text
 
 
 @cache
 def _typed() -> str:
-    """How this program is called: by its name where the PATH leads to it, else by the path or module that was
-    run (after `make run` it lies in .venv/bin)."""
+    """The command of this program: its name if it is on the PATH, else the path or module that was run."""
     ran = Path(sys.argv[0])
     if ran.name == "__main__.py" and ran.parent.name == "keystroke":
         return f"{Path(sys.executable).name} -m keystroke"
@@ -48,7 +46,7 @@ def _typed() -> str:
 
 
 def print_error(sentence: str) -> None:
-    """The one line on standard error that an error ends in."""
+    """Print an error as one line on standard error."""
     try:
         line = "".join(c if c.isprintable() else " " for c in typeable(sentence))
         _say(f"{RED}keystroke:{PLAIN} {line}" if supports_colour(sys.stderr) else f"keystroke: {line}")
@@ -62,7 +60,7 @@ def _say(line: str) -> None:
 
 
 def supports_colour(stream: TextIO) -> bool:
-    """Whether `stream` may be coloured."""
+    """Whether colours may be written to `stream`."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
 
 
@@ -71,15 +69,15 @@ class Console:
         self.quiet = quiet
 
     def write(self, text: str, style: str = "") -> None:
-        """Part of an answer, at once. A terminal never gets control characters that a model wrote: they
-        could move its cursor or set its title."""
+        """Write and flush part of an answer. A terminal never gets a model's control characters, which could
+        move its cursor or set its title."""
         text = self.plain(text)
         sys.stdout.write(f"{style}{text}{PLAIN}" if style and supports_colour(sys.stdout) else text)
         sys.stdout.flush()
 
     @staticmethod
     def plain(text: str) -> str:
-        """A model's text as a terminal may have it."""
+        """A model's text without control characters, if it is written to a terminal."""
         return text.translate(_CONTROLS) if sys.stdout.isatty() else text
 
     def line(self, text: str = "", style: str = "") -> None:
@@ -93,18 +91,18 @@ class Console:
         self.line(msgspec.json.encode(value).decode())
 
     def note(self, text: str) -> None:
-        """A remark for a person; silent with --quiet."""
+        """Print a message on standard error, unless --quiet was given."""
         if not self.quiet:
             text = typeable(text)
             _say(f"{DIM}{text}{PLAIN}" if supports_colour(sys.stderr) else text)
 
     def prompt_line(self, text: str, style: str = "") -> None:
-        """A line that belongs to a question, where the question is: shown even with --quiet."""
+        """Print a line of a question on standard error, even with --quiet."""
         text = text.translate(_CONTROLS) if sys.stderr.isatty() else text
         _say(f"{style}{text}{PLAIN}" if style and supports_colour(sys.stderr) else text)
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Columns as wide as their widest cell; the last one is free."""
+        """Print aligned columns."""
         widths = [max(len(row[i]) for row in (headings, *rows)) for i in range(len(headings) - 1)]
         for number, row in enumerate((headings, *rows)):
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
@@ -113,11 +111,11 @@ class Console:
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
-        """A function that shows how far long work has come: a bar on a terminal, sparse lines otherwise."""
+        """A function that shows progress: a bar on a terminal, occasional lines otherwise."""
         if self.quiet:
-            from keystroke.engine.library import silent
+            from keystroke.engine.library import no_progress
 
-            yield silent
+            yield no_progress
         elif supports_colour(sys.stderr) or (sys.stderr.isatty() and os.environ.get("TERM") != "dumb"):
             with _Bar() as bar:
                 yield bar
@@ -126,12 +124,12 @@ class Console:
 
     @contextmanager
     def waiting(self, ask: Callable[[], tuple[str, int, int] | None]) -> Iterator[None]:
-        """While the block runs, show what `ask` says it waits for; what is quick shows nothing. `ask` is
-        called from a thread of its own."""
+        """While the block runs, show the progress that `ask` returns, after a short delay. `ask` is called on
+        another thread."""
         over = threading.Event()
 
-        def look() -> None:
-            if over.wait(PATIENCE):
+        def show() -> None:
+            if over.wait(WAIT_SHOWN_AFTER):
                 return
             with self.progress() as progress:
                 while not over.wait(0.2):
@@ -141,7 +139,7 @@ class Console:
         if self.quiet:
             yield
             return
-        watcher = threading.Thread(target=look, name="waiting", daemon=True)
+        watcher = threading.Thread(target=show, name="waiting", daemon=True)
         watcher.start()
         try:
             yield
@@ -155,13 +153,13 @@ class _Lines:
         self._last = time.monotonic()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        if (now := time.monotonic()) - self._last >= SPARSE:
+        if (now := time.monotonic()) - self._last >= PROGRESS_INTERVAL:
             self._last = now
             _say(f"{what}: {done * 100 // total} %" if total else f"{what} …")
 
 
 class _Bar:
-    """A Rich bar that appears with the first report, so quick work draws nothing."""
+    """A Rich progress bar that appears with the first report."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -193,7 +191,7 @@ class _Bar:
 
 
 def format_size(count: float) -> str:
-    """A number of bytes for people."""
+    """A number of bytes with a unit."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"

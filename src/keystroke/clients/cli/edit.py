@@ -1,7 +1,7 @@
-"""`keystroke edit` and `keystroke undo`: the smallest change that does what was asked.
+"""`keystroke edit` and `keystroke undo`: edits files by instruction, with minimal changes.
 
-Nothing is written before the user agrees, all files or none, and every edit can be taken back. A command
-is run only when --check names it, within a time limit; if it fails the edit is taken back.
+Nothing is written before the user agrees; all files are written or none, and every edit can be undone. The
+command given with --check runs within a time limit; if it fails, the edit is undone.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ def edit(
     ] = "",
     patch: Annotated[
         str,
-        typer.Option("--patch", metavar="FILE", help="Apply a patch that exists; - reads standard input."),
+        typer.Option("--patch", metavar="FILE", help="Apply this patch file; - reads standard input."),
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the diff; write nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Apply without asking.")] = False,
     check: Annotated[
         str,
-        typer.Option("--check", metavar="CMD", help="Run this after the edit; if it fails, take it back."),
+        typer.Option(
+            "--check", metavar="CMD", help="Run this command after the edit; undo the edit if it fails."
+        ),
     ] = "",
     show_answer: Annotated[
         bool, typer.Option("--show-answer", help="Print what the model wrote, rejected answers included.")
@@ -49,17 +51,17 @@ def edit(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    from keystroke.clients.cli.changes import as_record, confirm, open_workspace, show_diff
+    from keystroke.clients.cli.changes import UNDO_HINT, as_record, confirm, open_workspace, show_diff
 
     run = invocation_of(ctx)
     as_json = run.wants_json(json)
     if bool(patch) == bool(instruction.strip()):
-        raise UsageError('say what to change with -m "...", or give a patch with --patch')
+        raise UsageError('describe the change with -m "...", or give a patch with --patch')
     workspace, journal = open_workspace(run)
     if patch:
-        plan = _patched(workspace, patch, files or [])
+        plan = _plan_by_patch(workspace, patch, files or [])
     else:
-        plan = _asked(run, workspace, files or [], instruction, lines, model, as_json)
+        plan = _plan_by_model(run, workspace, files or [], instruction, lines, model, as_json)
     if show_answer and not as_json:
         for number, answer in enumerate(plan.answers, 1):
             run.console.note(f"answer {number} of {len(plan.answers)}:\n{answer.rstrip()}")
@@ -73,17 +75,17 @@ def edit(
     applied = False
     verdict = None
     named = {workspace.name(file) for file in files or []}
-    unasked = sorted(set(plan.self_running()) - named)
+    unasked = sorted(set(plan.auto_executed()) - named)
     if not dry_run and confirm("Apply this?", yes=yes, unasked=unasked):
         entry = plan.apply(journal)
         applied = True
         if check and entry is not None:
-            verdict = _verdict(run, journal, entry, check, check_seconds, workspace.root)
+            verdict = _run_check(run, journal, entry, check, check_seconds, workspace.root)
             applied = verdict is None
         if applied and not as_json:
             for line in plan.summary():
                 run.console.note(line)
-            run.console.note("`keystroke undo` takes it back")
+            run.console.note(UNDO_HINT)
     if as_json:
         run.console.json(
             {
@@ -96,7 +98,7 @@ def edit(
         raise InputError(verdict)
 
 
-def _asked(
+def _plan_by_model(
     run: Invocation,
     workspace: Workspace,
     files: list[str],
@@ -108,16 +110,16 @@ def _asked(
     from keystroke.analysis.rules import project_rules
     from keystroke.assist.edit import plan_edit
     from keystroke.clients.cli.interruption import interruptible
-    from keystroke.clients.cli.writers import knows_blocks, open_writer
+    from keystroke.clients.cli.writers import open_writer, supports_blocks
 
     if not files:
-        raise UsageError("name the files to change")
+        raise UsageError("give the files to change")
     names = [workspace.name(path) for path in files]
     region = _region(lines, names, workspace) if lines else None
     for name in names:
-        workspace.read(name)  # what cannot be edited is said before a model is loaded
+        workspace.read(name)  # refuse unusable files before a model is loaded
     rules = project_rules(workspace.root / names[0], workspace.root).prompt_header()
-    show = None if as_json or run.quiet or not sys.stderr.isatty() else _progress()
+    show = None if as_json or run.quiet or not sys.stderr.isatty() else _CharacterCounter()
     with interruptible() as interrupt, open_writer(model, run, interrupt) as writer:
         plan = plan_edit(
             workspace,
@@ -126,7 +128,7 @@ def _asked(
             writer,
             region=region,
             rules=rules,
-            blocks=region is None and knows_blocks(writer, run),
+            blocks=region is None and supports_blocks(writer, run),
             on_text=show,
         )
         if interrupt.is_set:
@@ -136,8 +138,8 @@ def _asked(
     return plan
 
 
-class _progress:  # noqa: N801 - used as a function
-    """How much the model has written so far, on one line of the terminal."""
+class _CharacterCounter:
+    """Shows the number of characters the model has written, on one line of the terminal."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -153,9 +155,9 @@ def _region(lines: str, names: list[str], workspace: Workspace) -> Region:
 
     first, dash, last = lines.partition("-")
     if not first.isdigit() or not (last.isdigit() if dash else True) or int(first) < 1:
-        raise UsageError(f"--lines wants A-B, for example 10-25, not {lines!r:.40}")
+        raise UsageError(f"--lines needs A-B, for example 10-25, not {lines!r:.40}")
     if len(names) != 1:
-        raise UsageError("--lines goes with exactly one file")
+        raise UsageError("--lines needs exactly one file")
     start, end = int(first), int(last) if dash else int(first)
     count = workspace.read(names[0]).text.count("\n") + 1
     if end < start:
@@ -165,45 +167,45 @@ def _region(lines: str, names: list[str], workspace: Workspace) -> Region:
     return Region(names[0], start - 1, end)
 
 
-def _patched(workspace: Workspace, patch: str, files: list[str]) -> EditPlan:
+def _plan_by_patch(workspace: Workspace, patch: str, files: list[str]) -> EditPlan:
     from keystroke.assist.edit import plan_patch
     from keystroke.clients.cli.text_file import TextFile, read_input
 
     if files:
-        raise UsageError("a patch names its own files; leave FILE out")
+        raise UsageError("a patch names its own files; omit FILE")
     text = read_input() if patch == "-" else TextFile.read(Path(patch)).text
     return plan_patch(workspace, text)
 
 
-def _verdict(
+def _run_check(
     run: Invocation, journal: Journal, entry: JournalEntry, command: str, seconds: float, root: Path
 ) -> str | None:
-    """Run the user's check. None if it passed; else the edit is taken back, and the sentence says so."""
+    """Run the user's check. None if it passed; otherwise the edit is undone and the message says so."""
     from keystroke.clients.cli.command_runner import run_captured
 
     run.console.note(f"running {command}")
     try:
         ended = run_captured(command, root, seconds)
     except BaseException:
-        journal.take_back(entry)
+        journal.revert(entry)
         raise
     if ended.code == 0:
         run.console.note("the check passed")
         return None
-    why = f"did not end within {seconds:g} seconds" if ended.timed_out else f"failed with {ended.code}"
+    why = f"did not finish within {seconds:g} seconds" if ended.timed_out else f"failed with {ended.code}"
     for line in ended.output.splitlines()[-20:]:
         run.console.note(f"  {line}")
     try:
-        journal.take_back(entry)
+        journal.revert(entry)
     except KeystrokeError as error:
-        return f"the check {why}, and the edit could not be taken back: {error}"
-    return f"the check {why}; the edit was taken back"
+        return f"the check {why}, and the edit could not be undone: {error}"
+    return f"the check {why}; the edit was undone"
 
 
 def undo(
     ctx: typer.Context,
-    steps: Annotated[int, typer.Option("--steps", "-n", min=1, help="Take back this many edits.")] = 1,
-    listed: Annotated[bool, typer.Option("--list", help="List the edits that can be taken back.")] = False,
+    steps: Annotated[int, typer.Option("--steps", "-n", min=1, help="Undo this many edits.")] = 1,
+    listed: Annotated[bool, typer.Option("--list", help="List the edits that can be undone.")] = False,
     json: options.Json = False,
 ) -> None:
     from keystroke.clients.cli.changes import open_workspace
@@ -216,7 +218,7 @@ def undo(
         if not entries:
             run.console.note("there is nothing to undo in this workspace")
         for entry in entries:
-            _tell(run, entry, as_json=as_json)
+            _print_entry(run, entry, as_json=as_json)
         return
     for step in range(steps):
         try:
@@ -226,10 +228,10 @@ def undo(
                 raise
             run.console.note(f"there were only {step} edits to undo")
             return
-        _tell(run, entry, as_json=as_json, undone=True)
+        _print_entry(run, entry, as_json=as_json, undone=True)
 
 
-def _tell(run: Invocation, entry: JournalEntry, *, as_json: bool, undone: bool = False) -> None:
+def _print_entry(run: Invocation, entry: JournalEntry, *, as_json: bool, undone: bool = False) -> None:
     files = [item.path for item in entry.files]
     if as_json:
         run.console.json({"undone" if undone else "edit": entry.instruction, "files": files})

@@ -1,7 +1,6 @@
-"""Ctrl-C as an engine's interrupt.
+"""Turns Ctrl-C into an engine's interrupt.
 
-While an answer is being made the first Ctrl-C stops it cleanly at the next step; a second one, for
-an engine that does not listen, ends the program the usual way.
+The first Ctrl-C stops an answer at its next step; a second one raises KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from keystroke.engine.base import Interrupt
 
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """An interrupt that Ctrl-C throws inside the block."""
+    """An interrupt that Ctrl-C sets inside the block."""
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
 
-    def thrown(_signal: int, _frame: FrameType | None) -> None:
+    def on_sigint(_signal: int, _frame: FrameType | None) -> None:
         if interrupt.is_set:
             raise KeyboardInterrupt
-        # On a thread of its own: callbacks take locks that this very thread may hold.
+        # On another thread: callbacks take locks that this thread may hold.
         threading.Thread(target=interrupt.set, daemon=True).start()
 
-    before = signal.signal(signal.SIGINT, thrown)
+    before = signal.signal(signal.SIGINT, on_sigint)
     try:
         yield interrupt
     finally:

@@ -1,7 +1,7 @@
-"""What one run of the command line was asked for, and the settings it runs with.
+"""The shared options of one run of the command line, and its settings.
 
-A command reads its shared options here and nowhere else. Settings are read once, when first needed,
-so a broken configuration never stands in the way of `--help` or of the command that mends it.
+Settings are loaded once, when first needed, so that a broken configuration does not prevent `--help` or the
+commands that repair it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Invocation:
     quiet: bool = False
     config: Path | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
-    local: bool = False  # models are loaded in this process
+    local: bool = False  # load models in this process
 
     @cached_property
     def environ(self) -> dict[str, str]:
-        """The environment that settings are read from: `--config` stands above its variable."""
+        """The environment that settings are read from; `--config` overrides its variable."""
         environ = dict(os.environ)
         if self.config is not None:
             if not self.config.exists():
@@ -44,6 +44,13 @@ class Invocation:
 
         return load_settings(self.flags, environ=self.environ)
 
+    def settings_with(self, flags: Mapping[str, Any]) -> Settings:
+        """The settings with a command's own options; None means that an option was not given."""
+        from keystroke.config import load_settings
+
+        given = {key: value for key, value in flags.items() if value is not None}
+        return load_settings({**self.flags, **given}, environ=self.environ)
+
     @cached_property
     def console(self) -> Console:
         from keystroke.clients.cli.console import Console
@@ -52,15 +59,15 @@ class Invocation:
 
     @property
     def uses_shared_gateway(self) -> bool:
-        """Whether models of this machine are asked through the gateway that all commands share."""
+        """Whether local models run in the gateway that all commands share."""
         return self.settings.sharing.enabled and not self.local
 
     def wants_json(self, flag: bool) -> bool:
-        """Whether a command's own `--json`, or the shared one, was given."""
+        """Whether `--json` was given, before or after the command's name."""
         return self.json or flag
 
 
 def invocation_of(ctx: Any) -> Invocation:
-    """The invocation that a command's context carries."""
+    """The invocation in a command's context."""
     found = ctx.find_object(Invocation)
     return found if found is not None else Invocation()

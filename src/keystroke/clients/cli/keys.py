@@ -1,7 +1,4 @@
-"""`keystroke keys`: who may use a server beyond this machine.
-
-A key's text is printed once, when it is made; after that there is only its hash.
-"""
+"""`keystroke keys`: manages the API keys of a server. Only a hash of each key is stored."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="keys",
-    help="Create, list and revoke the keys of a server.",
+    help="Create, list and revoke API keys of a server.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -28,13 +25,13 @@ app = typer.Typer(
 @app.command()
 def create(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="Whose key it is; shown in `keystroke usage`.")],
+    name: Annotated[str, typer.Argument(help="Name of the key's owner; shown in `keystroke usage`.")],
     priority: Annotated[
-        bool, typer.Option("--priority", help="It may ask to go before others (priority, service_tier).")
+        bool, typer.Option("--priority", help="Allow requests with priority or service_tier.")
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Make a key and print it, once."""
+    """Create a key and print it. It cannot be shown again."""
     from keystroke.gateway.access.keys import make_key
 
     run = invocation_of(ctx)
@@ -45,12 +42,12 @@ def create(
         run.console.json({"id": key.id, "name": key.name, "key": token, "priority": key.priority})
         return
     run.console.line(token)
-    run.console.note("Keep it: only its hash is stored. Servers accept it within seconds.")
+    run.console.note("Save this key: it cannot be shown again. Servers accept it within seconds.")
 
 
 @app.command("list")
 def list_(ctx: typer.Context, json: options.Json = False) -> None:
-    """List keys, without their text."""
+    """List keys, without the keys themselves."""
     run = invocation_of(ctx)
     with _store(run) as store:
         keys = store.keys()

@@ -1,13 +1,14 @@
-"""What `keystroke run` does while its command runs: hears, diagnoses, and says so when it disturbs nobody.
+"""Diagnoses failures in a command's output while it runs, for `keystroke run`.
 
-Diagnosing happens on a thread of its own, so the command's output never waits for it. On a terminal
-something is said only while the command is silent, between two lines or at a prompt (which is then shown
-again), and never over a program that fills the screen; what could not be said is said at the end.
+Diagnosis runs on its own thread, so the output never waits for it. On a terminal a message is printed only
+while the command is silent, between two lines or at a prompt (which is printed again), and never over a
+full-screen program; remaining messages are printed at the end.
 """
 
 from __future__ import annotations
 
 import queue
+import re
 import sys
 import threading
 import time
@@ -15,112 +16,142 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from keystroke.analysis.failures.report import QUIET, FailureWatcher
-from keystroke.clients.cli.screen import TerminalLine
+from keystroke.clients.cli.command_runner import OutputListener
 
 if TYPE_CHECKING:
     from keystroke.analysis.failures.diagnose import Diagnosis
     from keystroke.analysis.failures.failure import Failure
 
-_PLACES = 100  # different places of one run that are diagnosed; a server may fail in the same one for hours
-_COMPILED = 3  # errors of compilers that are told: the first ones count, the others often follow from them
+_MAX_PLACES = 100  # distinct locations diagnosed in one run; a server may fail at one for hours
+_MAX_COMPILED = 3  # compiler errors reported: later ones often follow from the first
 _POLL = 0.05
+_FULL_SCREEN = re.compile(rb"\x1b\[\?(?:1049|1047|47)([hl])")
+_HARMLESS = re.compile(
+    rb"\x1b\[[0-9;]*[mK]|\x1b\[\?(?:25|2004|1)[hl]|\x1b[=>]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
+)
+_MAX_LINE = 500  # bytes of an unfinished line that are printed again
 
 
-class LiveRun:
-    """A listener of the runner. `diagnose` runs on another thread, `told` gives the text to print."""
+class TerminalLine:
+    """Follows the bytes sent to a terminal, to tell whether another line may be printed now."""
+
+    def __init__(self) -> None:
+        self._line = bytearray()
+        self._full_screen = False
+
+    def feed(self, data: bytes) -> None:
+        if b"\x1b[?" in data:
+            for change in _FULL_SCREEN.finditer(data):
+                self._full_screen = change[1] == b"h"
+        before, newline, rest = data.rpartition(b"\n")
+        if newline:
+            self._line.clear()
+        self._line += (rest if newline else before + rest)[-2 * _MAX_LINE :]
+        del self._line[: -2 * _MAX_LINE]
+
+    def unfinished(self) -> bytes | None:
+        """The unfinished line, to be printed again; None if nothing may be printed now."""
+        if self._full_screen or len(self._line) > _MAX_LINE:
+            return None
+        line = bytes(self._line)
+        bare = _HARMLESS.sub(b"", line)
+        if bare in (b"", b"\r"):
+            return b""
+        # A line that moves the cursor (a progress bar, an edited line) cannot be printed again.
+        return line if not re.search(rb"[\x00-\x08\x0b-\x1f\x7f]", bare) else None
+
+
+class LiveRun(OutputListener):
+    """`diagnose` runs on another thread; `describe` returns the text to print."""
 
     def __init__(
-        self, diagnose: Callable[[Failure], Diagnosis | None], told: Callable[[Diagnosis], str]
+        self, diagnose: Callable[[Failure], Diagnosis | None], describe: Callable[[Diagnosis], str]
     ) -> None:
-        self._diagnose, self._told = diagnose, told
+        self._diagnose, self._describe = diagnose, describe
         self._watch = FailureWatcher()
-        self._shared = sys.stdout.isatty() and sys.stderr.isatty()  # one terminal shows both
-        self._screens = {1: TerminalLine(), 2: TerminalLine()}
+        self._one_terminal = sys.stdout.isatty() and sys.stderr.isatty()  # one terminal shows both
+        self._lines = {1: TerminalLine(), 2: TerminalLine()}
         self._seen: set[tuple[str, str, int]] = set()
         self._compiled = 0
-        self._asked: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Diagnosis | None] = queue.SimpleQueue()
-        self._waiting = 0  # failures asked about and not yet answered
-        self._unsaid: list[Diagnosis] = []
+        self._failures: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
+        self._diagnoses: queue.SimpleQueue[Diagnosis | None] = queue.SimpleQueue()
+        self._waiting = 0  # failures queued and not yet diagnosed
+        self._pending: list[Diagnosis] = []
         self._found: list[Diagnosis] = []
         self._last = 0.0
         self._worker: threading.Thread | None = None
 
-    # ── the runner's side ─────────────────────────────────────────────────────────────────────
-
     def on_output(self, stream: int, data: bytes) -> None:
         self._last = time.monotonic()
         self._watch.feed(stream, data, self._last)
-        self._screens[2 if self._shared else stream].feed(data)
+        self._lines[2 if self._one_terminal else stream].feed(data)
 
     def poll_delay(self) -> float | None:
-        if self._waiting or self._unsaid:
+        if self._waiting or self._pending:
             return _POLL
         return self._watch.seconds_until_due(time.monotonic())
 
     def on_poll(self) -> None:
         now = time.monotonic()
         if self._watch.seconds_until_due(now) == 0.0:
-            self._ask(self._watch.completed(now))
+            self._enqueue(self._watch.take_completed(now))
         self._collect()
-        if self._unsaid and now - self._last >= QUIET:
-            line = self._screens[2].unfinished()
-            # A prompt on a terminal is shown again; in a file a line that was begun is waited for.
+        if self._pending and now - self._last >= QUIET:
+            line = self._lines[2].unfinished()
+            # On a terminal an unfinished line (a prompt) is printed again; in a file its end is awaited.
             if line is not None and (not line or sys.stderr.isatty()):
-                self._say(line)
+                self._print_pending(line)
 
     def finish(self) -> list[Diagnosis]:
-        """Everything that is left to say, and all that was found, the latest last."""
-        self._ask(self._watch.completed(time.monotonic(), ended=True))
+        """Print the remaining messages; return all diagnoses, the latest last."""
+        self._enqueue(self._watch.take_completed(time.monotonic(), ended=True))
         while self._waiting:
             self._collect(block=True)
         if self._worker is not None:
-            self._asked.put(None)
+            self._failures.put(None)
             self._worker.join()
-        self._say(b"")
+        self._print_pending(b"")
         return self._found
 
-    # ── how ───────────────────────────────────────────────────────────────────────────────────
-
-    def _ask(self, failures: list[Failure]) -> None:
+    def _enqueue(self, failures: list[Failure]) -> None:
         for failure in failures:
-            if failure.place in self._seen or len(self._seen) >= _PLACES:
+            if failure.place in self._seen or len(self._seen) >= _MAX_PLACES:
                 continue
             self._seen.add(failure.place)
             self._compiled += failure.compiled
-            if failure.compiled and self._compiled > _COMPILED:
+            if failure.compiled and self._compiled > _MAX_COMPILED:
                 continue
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name="diagnosis", daemon=True)
                 self._worker.start()
             self._waiting += 1
-            self._asked.put(failure)
+            self._failures.put(failure)
 
     def _work(self) -> None:
-        while (failure := self._asked.get()) is not None:
+        while (failure := self._failures.get()) is not None:
             try:
-                self._answers.put(self._diagnose(failure))
-            except Exception:  # a diagnosis that fails must not keep its command waiting
-                self._answers.put(None)
+                self._diagnoses.put(self._diagnose(failure))
+            except Exception:  # a failed diagnosis must not block the command
+                self._diagnoses.put(None)
 
     def _collect(self, *, block: bool = False) -> None:
         while self._waiting:
             try:
-                found = self._answers.get(block)
+                found = self._diagnoses.get(block)
             except queue.Empty:
                 return
             self._waiting -= 1
             block = False
             if found is not None:
                 self._found.append(found)
-                self._unsaid.append(found)
+                self._pending.append(found)
 
-    def _say(self, line: bytes) -> None:
-        """Say what is unsaid. `line`: what stands on the screen's last line, to be shown again below."""
-        if not self._unsaid:
+    def _print_pending(self, line: bytes) -> None:
+        """Print the pending messages. `line`: the unfinished line on the screen, to be printed again."""
+        if not self._pending:
             return
-        text = "\n".join(said for found in self._unsaid if (said := self._told(found)))
-        self._unsaid.clear()
+        text = "\n".join(said for found in self._pending if (said := self._describe(found)))
+        self._pending.clear()
         if not text:
             return
         try:
@@ -135,4 +166,4 @@ class LiveRun:
                 sys.stderr.buffer.write(line)
                 sys.stderr.buffer.flush()
         except (OSError, ValueError):
-            pass  # nobody reads it
+            pass  # the reader is gone

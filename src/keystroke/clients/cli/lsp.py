@@ -1,8 +1,7 @@
-"""`keystroke lsp`: the language server for editors.
+"""`keystroke lsp`: runs the language server.
 
-Puts the server together with a way to a gateway: the one named, or this machine's own, which is
-started with the options given here. Standard output belongs to the editor, whose first message is answered
-before anything heavy is loaded.
+It uses the gateway named by `--gateway`, or the shared one, started with the options given here. Standard
+output carries only LSP messages. The editor's first message is answered before heavy modules are imported.
 """
 
 from __future__ import annotations
@@ -29,21 +28,23 @@ def lsp(
     ctx: typer.Context,
     gateway: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Use this gateway; without it one is found or started here."),
+        typer.Option(
+            metavar="URL", help="Use this gateway; by default one is found or started on this machine."
+        ),
     ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option("--model", "-m", metavar="MODEL", help="Start the gateway with this model."),
     ] = None,
     tcp: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Serve one editor over TCP, to debug.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve one editor over TCP, for debugging.")
     ] = None,
     linger: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="How long a gateway started here outlives its editors; sharing.idle_s if left out.",
+            help="How long a gateway started here runs without clients. Default: sharing.idle_s.",
         ),
     ] = None,
     stdio: Annotated[
@@ -56,7 +57,7 @@ def lsp(
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
-    logging.getLogger("pygls").setLevel(logging.CRITICAL)  # it logs whole messages, and errors we answer
+    logging.getLogger("pygls").setLevel(logging.CRITICAL)  # it logs whole messages
     raise typer.Exit(asyncio.run(_serve(run, gateway, model or [], tcp, linger, echo)))
 
 
@@ -65,13 +66,13 @@ async def _serve(
 ) -> int:
     from keystroke.clients.cli.release import release
 
-    locate = locate_by(run, gateway, models, linger, echo)
+    locate = gateway_locator(run, gateway, models, linger, echo)
     if tcp is not None:
         from keystroke.clients.lsp.transport import serve_tcp
 
-        address = _address(tcp)
+        address = _parse_address(tcp)
         server = _server(run, locate, release())
-        return await _until_over(server, serve_tcp(server.protocol, server.exited, *address))
+        return await _until_exit(server, serve_tcp(server.protocol, server.exited, *address))
     from keystroke.clients.lsp.early_initialize import answer_initialize
     from keystroke.clients.lsp.frames import frame, read_body, standard_streams
 
@@ -81,21 +82,21 @@ async def _serve(
         return 1
     first = answer_initialize(body, release())
     if first.answered_id is not None:
-        # The editor goes on while everything else is loaded, and so does the gateway, which takes longer.
+        # The gateway starts while the server's modules are loaded.
         try:
             target.write(frame(first.reply))
             target.flush()
         except BrokenPipeError:
             return 1
-        locate = _ahead(locate)
+        locate = _prefetch(locate)
     server = await asyncio.to_thread(_server, run, locate, release())
     from keystroke.clients.lsp.transport import serve_stdio
 
-    return await _until_over(server, serve_stdio(server.protocol, reader, target, server.exited, first))
+    return await _until_exit(server, serve_stdio(server.protocol, reader, target, server.exited, first))
 
 
 def _server(run: Invocation, locate: Locate, version: str) -> KeystrokeServer:
-    """Most of the time it takes to start is spent in these imports."""
+    """Build the server; these imports take most of the start-up time."""
     from keystroke.clients.lsp.features import register
     from keystroke.clients.lsp.server import KeystrokeServer
 
@@ -104,7 +105,7 @@ def _server(run: Invocation, locate: Locate, version: str) -> KeystrokeServer:
     return server
 
 
-async def _until_over(server: KeystrokeServer, serving: Awaitable[None]) -> int:
+async def _until_exit(server: KeystrokeServer, serving: Awaitable[None]) -> int:
     try:
         await serving
     except BrokenPipeError:
@@ -114,46 +115,38 @@ async def _until_over(server: KeystrokeServer, serving: Awaitable[None]) -> int:
     return server.exit_code
 
 
-def locate_by(
+def gateway_locator(
     run: Invocation,
     gateway: str | None,
     models: Sequence[str] = (),
     linger: float | None = None,
     echo: bool = False,
 ) -> Locate:
-    """The way to a gateway: the one named, with the key of the environment, or this machine's own."""
-    return _fixed(gateway, run) if gateway is not None else _own(run, list(models), linger, echo)
+    """A function that locates the gateway: the one at URL `gateway`, or the shared one."""
+    from keystroke.clients.cli.shared_gateway import named_gateway, shared_gateway
 
-
-def _fixed(url: str, run: Invocation) -> Locate:
-    from keystroke.clients.gateway_address import GatewayAddress
+    if gateway is None:
+        return shared_gateway(run, list(models), linger=linger, echo=echo, project=False).locate
 
     async def locate() -> GatewayAddress:
-        keys = run.environ.get(run.settings.server.api_key_env, "").split(",")
-        return GatewayAddress(url.rstrip("/"), keys[0].strip() or None)
+        return named_gateway(run, gateway)
 
     return locate
 
 
-def _own(run: Invocation, models: list[str], linger: float | None, echo: bool) -> Locate:
-    from keystroke.clients.cli.shared_gateway import shared_gateway
+def _prefetch(locate: Locate) -> Locate:
+    """Start locating now; the first call returns that result, later calls locate again."""
+    started: list[asyncio.Future[GatewayAddress]] = [asyncio.ensure_future(locate())]
+    started[0].add_done_callback(lambda done: done.cancelled() or done.exception())  # mark it as retrieved
 
-    return shared_gateway(run, models, linger=linger, echo=echo, project=False).locate
+    async def first_or_again() -> GatewayAddress:
+        return await (started.pop() if started else locate())
 
-
-def _ahead(locate: Locate) -> Locate:
-    """Begin to look now; the first who asks gets what that finds, everybody after that asks anew."""
-    begun: list[asyncio.Future[GatewayAddress]] = [asyncio.ensure_future(locate())]
-    begun[0].add_done_callback(lambda found: found.cancelled() or found.exception())  # asked for or not
-
-    async def looked() -> GatewayAddress:
-        return await (begun.pop() if begun else locate())
-
-    return looked
+    return first_or_again
 
 
-def _address(text: str) -> tuple[str, int]:
+def _parse_address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit():
-        raise UsageError(f"--tcp wants HOST:PORT, for example 127.0.0.1:2087, not {text!r:.60}")
+        raise UsageError(f"--tcp needs HOST:PORT, for example 127.0.0.1:2087, not {text!r:.60}")
     return host.strip("[]") or "127.0.0.1", int(port)

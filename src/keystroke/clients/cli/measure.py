@@ -1,7 +1,6 @@
-"""How fast a loaded model is here, in about two seconds.
+"""Measures the speed of a loaded model in about two seconds.
 
-Speaks to the engine through its contract alone and leaves no session behind. Prompts differ from run to
-run, because an engine remembers content; figures are of this moment on this machine, not a benchmark.
+The prompt is random, because engines cache content. The figures are a quick estimate, not a benchmark.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ PROMPT = 256
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Tokens a second, one step in milliseconds, and what verifying rows costs in single steps."""
+    """Tokens per second, milliseconds per step, and the cost of verifying n rows in single steps."""
 
     prefill: float
     decode: float
@@ -33,7 +32,7 @@ def measure(engine: Engine, seconds: float = 2.0) -> Speed:
     prompt = [random.randrange(info.vocab_size // 2, info.vocab_size) for _ in range(length)]
     with engine.session() as session:
         session.extend(prompt[:8])
-        session.step()  # the first step pays for what is set up once
+        session.step()  # the first step includes one-time setup
         began = time.perf_counter()
         session.extend(prompt)
         session.step()

@@ -1,7 +1,4 @@
-"""`keystroke models`: what is on this machine, and what settings name.
-
-Prints what the library knows and asks it for changes. Long work shows progress on standard error.
-"""
+"""`keystroke models`: lists, adds, chooses, verifies and removes models."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import UsageError
 
 if TYPE_CHECKING:
-    from keystroke.engine.library import InstalledModel, Library, Progress
+    from keystroke.engine.library import InstalledModel, ModelLibrary, Progress
 
 app = typer.Typer(
     name="models",
@@ -30,14 +27,14 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The model's name.")]
 def list_(ctx: typer.Context, json: options.Json = False) -> None:
     """List the models that can be used by name, and what each is used for."""
     from keystroke.clients.cli.console import format_size
-    from keystroke.engine.locate import shipped
+    from keystroke.engine.locate import shipped_model
     from keystroke.engine.roles import Role, model_for
 
     run = invocation_of(ctx)
     settings = run.settings
     rows = _rows(run)
     default = settings.model.default
-    if default == "embedded" and shipped() is None:
+    if default == "embedded" and shipped_model() is None:
         default = "smollm2"
     roles = {role: default if role is Role.FAST else model_for(role, settings) for role in Role}
     for row in rows:
@@ -61,29 +58,29 @@ def list_(ctx: typer.Context, json: options.Json = False) -> None:
 def _rows(run: Invocation) -> list[dict[str, Any]]:
     from keystroke.engine.builtin import BUILT_IN
     from keystroke.engine.fetch.staging import folder_bytes
-    from keystroke.engine.library import Broken, Library
-    from keystroke.engine.locate import shipped
+    from keystroke.engine.library import BrokenEntry, ModelLibrary
+    from keystroke.engine.locate import shipped_model
 
     settings = run.settings
-    library = Library(settings.paths.models)
+    library = ModelLibrary(settings.paths.models)
     rows: list[dict[str, Any]] = []
-    if (own := shipped()) is not None:
+    if (own := shipped_model()) is not None:
         rows.append({"name": "embedded", "kind": "shipped", "size": folder_bytes(own), "where": str(own)})
     for entry in library.entries():
-        if isinstance(entry, Broken):
+        if isinstance(entry, BrokenEntry):
             rows.append({"name": entry.name, "kind": "damaged", "size": 0, "where": entry.reason})
         else:
             where = entry.location or "in the library"
             rows.append({"name": entry.name, "kind": str(entry.kind), "size": entry.size, "where": where})
     known = {row["name"] for row in rows}
-    for name, folder in library.partial():
+    for name, folder in library.partial_downloads():
         if name not in known:
             known.add(name)
-            where = "half a download; the same `keystroke models add` goes on, `models remove` deletes it"
+            where = "incomplete download; repeat `keystroke models add` to resume, `models remove` to delete"
             rows.append({"name": name, "kind": "partial", "size": folder_bytes(folder), "where": where})
     for model in BUILT_IN.values():
         if model.name not in known:
-            how = "fetched when first used" if model.on_demand else f"`keystroke models add {model.name}`"
+            how = "downloaded on first use" if model.on_demand else f"`keystroke models add {model.name}`"
             where = f"{how}; {model.about}"
             rows.append({"name": model.name, "kind": "built in", "size": model.size, "where": where})
     for name, named in settings.models.items():
@@ -99,33 +96,33 @@ def add(
     source: Annotated[
         str,
         typer.Argument(
-            help="A built-in name (coder, smollm2), OWNER/NAME[:FILE] of the Hugging Face hub, "
-            "a Hugging Face folder, or a GGUF file."
+            help="A built-in name (coder, smollm2), OWNER/NAME[:FILE] on the Hugging Face hub, "
+            "a folder in Hugging Face format, or a GGUF file."
         ),
     ],
-    name: Annotated[str | None, typer.Option(help="Call it this; its own name if left out.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name for the model. Default: its own name.")] = None,
     copy: Annotated[bool, typer.Option("--copy", help="Copy the files into the library.")] = False,
     if_missing: Annotated[
-        bool, typer.Option("--if-missing", help="Do nothing if a whole model of that name is there.")
+        bool, typer.Option("--if-missing", help="Do nothing if the model is already installed.")
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Add a model under a name. Files of this machine stay where they are unless --copy is given; a download
-    that breaks is taken up again by the same command."""
-    from keystroke.engine.library import Library
+    """Add a model under a name. Local files stay where they are unless --copy is given. Repeat the command to
+    resume an interrupted download."""
+    from keystroke.engine.library import ModelLibrary
     from keystroke.engine.locate import resolve
 
     run = invocation_of(ctx)
-    library = Library(run.settings.paths.models)
+    library = ModelLibrary(run.settings.paths.models)
     try:
         with run.console.progress() as progress:
             if if_missing and (wanted := name or source) in library.names():
-                resolve(wanted, run.settings, progress)  # whole, or for a built-in model made whole again
+                resolve(wanted, run.settings, progress)  # checks it, and repairs a built-in model
                 return
-            entry = _added(library, source, name, copy, progress)
+            entry = _add_source(library, source, name, copy, progress)
     except KeyboardInterrupt:
-        if any(known in (name, source) for known, _ in library.partial()):
-            run.console.note("stopped; what came is kept, and the same command goes on")
+        if any(known in (name, source) for known, _ in library.partial_downloads()):
+            run.console.note("stopped; repeat the command to resume the download")
         raise
     if run.wants_json(json):
         run.console.json(entry)
@@ -133,24 +130,26 @@ def add(
     run.console.note(f"added {entry.name}; {_next_step(entry, run)}")
 
 
-def _added(library: Library, source: str, name: str | None, copy: bool, progress: Progress) -> InstalledModel:
+def _add_source(
+    library: ModelLibrary, source: str, name: str | None, copy: bool, progress: Progress
+) -> InstalledModel:
     from keystroke.engine import builtin
     from keystroke.engine.fetch import hub, known
-    from keystroke.engine.library import inspect
+    from keystroke.engine.library import identify_files
     from keystroke.engine.traits import traits_of
 
     path = Path(source).expanduser()
     if source in builtin.BUILT_IN and not path.exists():
         if name not in (None, source):
-            raise UsageError(f"{source} is built in and keeps its name; leave out --name")
-        return known.add(library, builtin.BUILT_IN[source], progress)
+            raise UsageError(f"{source} is built in and cannot be renamed; omit --name")
+        return known.add_builtin(library, builtin.BUILT_IN[source], progress)
     if name in builtin.BUILT_IN:
         raise UsageError(f"{name} is the name of a built-in model; choose another with --name")
     if not path.exists() and (reference := hub.REFERENCE.fullmatch(source)):
         from keystroke.engine.fetch.repositories import add_repository
 
         return add_repository(library, reference["repo"], reference["file"], name, progress)
-    inspect(path)
+    identify_files(path)
     traits = traits_of(path)  # what cannot run is refused now, not at first use
     return library.add(Path(source), name, copy=copy, progress=progress, traits=traits)
 
@@ -160,7 +159,7 @@ def _next_step(entry: InstalledModel, run: Invocation) -> str:
 
     if entry.traits is not None and entry.traits.chat:
         if model_for(Role.DEEP, run.settings) == entry.name:
-            return "chat, edit, review, run --fix and serve use it from now on; try: `keystroke chat`"
+            return "chat, edit, review, run --fix and serve now use it; try: `keystroke chat`"
         return f"try: `keystroke chat --model {entry.name}`"
     return f"try: `keystroke complete FILE:LINE --model {entry.name}`"
 
@@ -168,36 +167,38 @@ def _next_step(entry: InstalledModel, run: Invocation) -> str:
 @app.command()
 def use(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The model's name; auto takes a choice back.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The model's name; auto resets to the default.")
+    ],
     role: Annotated[
         list[str] | None,
         typer.Option(
-            "--role", metavar="ROLE", help="fast, deep or chat; may be repeated. Left out: what it can do."
+            "--role", metavar="ROLE", help="fast, deep or chat; may be repeated. Default: all it supports."
         ),
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Choose the model for a role, in your settings: fast completes while you type, deep follows instructions
-    (edits, reviews, fixes), chat converses."""
+    """Choose the model for a role in your settings: fast for completion while typing, deep for instructions
+    (edits, reviews, fixes), chat for conversation."""
     from keystroke.config import load_settings
     from keystroke.config.write import write_setting
-    from keystroke.engine.roles import Role, converses
+    from keystroke.engine.roles import Role, can_chat
 
     run = invocation_of(ctx)
     known = [str(one) for one in Role]
     for one in role or ():
         if one not in known:
-            raise UsageError(f"--role wants one of {', '.join(known)}, not {one!r:.40}", param="role")
+            raise UsageError(f"--role must be one of {', '.join(known)}, not {one!r:.40}", param="role")
     keys = {"fast": "model.default", "deep": "model.deep", "chat": "model.chat"}
     if name == "auto":
         wanted, value = role or known, None
     else:
         _check_usable(name, run)
-        able = converses(name, run.settings)
+        able = can_chat(name, run.settings)
         wanted, value = role or (["deep", "chat"] if able else ["fast"]), name
         if not able and (unfit := [one for one in wanted if one != "fast"]):
             raise UsageError(
-                f"{name} completes code but follows no instructions, so it cannot be used for {unfit[0]}; "
+                f"{name} cannot be used for {unfit[0]}: it completes code but does not follow instructions; "
                 "choose a model with a chat template"
             )
     for one in wanted:
@@ -209,17 +210,15 @@ def use(
         return
     for one in wanted:
         if value is not None and chosen[one] != value:
-            run.console.note(
-                f"{one}: {after.origin(keys[one])} says {chosen[one]}, which stands above {file}"
-            )
+            run.console.note(f"{one}: {after.origin(keys[one])} sets {chosen[one]}, which overrides {file}")
         elif value is None:
-            run.console.note(f"{one}: chosen by what is installed ({file})")
+            run.console.note(f"{one}: chosen automatically ({file})")
         else:
             run.console.note(f"{one}: {name} ({file})")
 
 
 def _check_usable(name: str, run: Invocation) -> None:
-    """Raises NotFound or UsageError unless `name` stands for a model that settings may name."""
+    """Raise NotFound or UsageError unless settings may name this model."""
     from keystroke.engine import builtin
     from keystroke.engine.library import EMBEDDED, NAME
     from keystroke.engine.locate import resolve
@@ -227,7 +226,7 @@ def _check_usable(name: str, run: Invocation) -> None:
 
     if not NAME.fullmatch(name):
         raise UsageError(
-            f"{name:.80} is no name; add the model first with `keystroke models add`", param="name"
+            f"{name:.80} is not a valid name; add the model first with `keystroke models add`", param="name"
         )
     built_in = builtin.BUILT_IN.get(name)
     if (
@@ -241,7 +240,7 @@ def _check_usable(name: str, run: Invocation) -> None:
 
 @app.command()
 def show(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
-    """Print what is known about a model."""
+    """Show the details of a model."""
     from keystroke.clients.cli.console import format_size
 
     run = invocation_of(ctx)
@@ -269,14 +268,14 @@ def show(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
 def _local_facts(name: str, run: Invocation) -> dict[str, Any]:
     from keystroke.engine.checkpoint import open_checkpoint
     from keystroke.engine.fetch.staging import folder_bytes
-    from keystroke.engine.library import Library
+    from keystroke.engine.library import ModelLibrary
     from keystroke.engine.locate import resolve
 
     with run.console.progress() as progress:
         place = resolve(name, run.settings, progress)
     with open_checkpoint(place) as checkpoint:
         spec = checkpoint.spec
-    library = Library(run.settings.paths.models)
+    library = ModelLibrary(run.settings.paths.models)
     entry = library.get(name) if name in library.names() else None
     facts: dict[str, Any] = {
         "name": name,
@@ -296,14 +295,14 @@ def _local_facts(name: str, run: Invocation) -> dict[str, Any]:
 
 @app.command()
 def verify(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
-    """Read every byte of a model and compare it with what was added."""
+    """Verify the checksums of a model's files."""
     from keystroke.engine.builtin import SMOLLM2
     from keystroke.engine.library import EMBEDDED
-    from keystroke.engine.locate import shipped
+    from keystroke.engine.locate import shipped_model
 
     run = invocation_of(ctx)
     if name == EMBEDDED:
-        if (own := shipped()) is not None:
+        if (own := shipped_model()) is not None:
             _verify_shipped(own, run, run.wants_json(json))
             return
         name = SMOLLM2.name
@@ -312,7 +311,7 @@ def verify(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
     if run.wants_json(json):
         run.console.json({"name": name, "ok": True, "files": len(entry.files), "size": entry.size})
     else:
-        run.console.line(f"{name}: all {len(entry.files)} files are as they were added")
+        run.console.line(f"{name}: all {len(entry.files)} files are intact")
 
 
 def _verify_shipped(own: Path, run: Invocation, json: bool) -> None:
@@ -324,18 +323,18 @@ def _verify_shipped(own: Path, run: Invocation, json: bool) -> None:
     if json:
         run.console.json({"name": folder.name, "ok": True, "files": len(files)})
     else:
-        run.console.line(f"{folder.name}: {', '.join(files)} as published")
+        run.console.line(f"{folder.name}: {', '.join(files)} intact")
 
 
 @app.command()
 def remove(ctx: typer.Context, name: Name) -> None:
-    """Forget a model. Files that were added from elsewhere are not deleted."""
+    """Remove a model. Files that were added without --copy are not deleted."""
     run = invocation_of(ctx)
     _library(run).remove(name)
     run.console.note(f"removed {name}")
 
 
 def _library(run: Invocation) -> Any:
-    from keystroke.engine.library import Library
+    from keystroke.engine.library import ModelLibrary
 
-    return Library(run.settings.paths.models)
+    return ModelLibrary(run.settings.paths.models)

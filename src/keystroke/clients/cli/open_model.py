@@ -52,6 +52,7 @@ def open_task_model(name: str, run: Invocation) -> CompletionModel:
     """A model for tasks: loaded in this process, because attempts fork sessions. Raises UnsupportedModel
     where it has no chat template."""
     model = open_model(name, run, local=True)
+    model.show_wait = None  # the task's own view shows progress
     try:
         model.check_chat()
     except BaseException:

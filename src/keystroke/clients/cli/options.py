@@ -1,4 +1,4 @@
-"""Options that several commands share, worded once."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import typer
 
 
 def _known_models(incomplete: str) -> list[str]:
-    """Names for shell completion; none where settings cannot be read."""
+    """Model names for shell completion; none if the settings cannot be read."""
     from keystroke.config import load_settings
     from keystroke.engine.builtin import BUILT_IN
-    from keystroke.engine.library import EMBEDDED, Library
+    from keystroke.engine.library import EMBEDDED, ModelLibrary
     from keystroke.errors import KeystrokeError
 
     try:
         settings = load_settings()
-        names = [EMBEDDED, *settings.models, *BUILT_IN, *Library(settings.paths.models).names()]
+        names = [EMBEDDED, *settings.models, *BUILT_IN, *ModelLibrary(settings.paths.models).names()]
     except KeystrokeError:
         return []
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
@@ -28,14 +28,14 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="MODEL",
-        help="A name, a path, or URL#NAME of a server's model.",
+        help="A model name, a path, or URL#NAME of a model on a server.",
         autocompletion=_known_models,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Temperature = Annotated[
-    float | None, typer.Option(min=0.0, max=5.0, help="0 is greedy; higher is more varied.")
+    float | None, typer.Option(min=0.0, max=5.0, help="0 is deterministic; higher is more varied.")
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the random choice.")]
-MaxTokens = Annotated[int | None, typer.Option(min=1, help="Longest answer in tokens.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed for sampling.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Maximum length of the answer in tokens.")]
+Stop = Annotated[list[str] | None, typer.Option(help="Stop the answer before this text; may be repeated.")]

@@ -1,8 +1,7 @@
-"""`keystroke play`: the playground in a browser.
+"""`keystroke play`: opens the playground page of a gateway in the browser.
 
-Finds a server (the one named, or the gateway this machine's commands share) and opens its page. The key
-travels in the address's fragment, which browsers never send, through a file that this user alone can read: a
-program's arguments can be read by everybody on the machine.
+The key is passed in the URL fragment, which browsers never send, through a file that only this user can read:
+other users of the machine could read a program's arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def play(
     ctx: typer.Context,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", metavar="MODEL", help="Begin with this model; may be repeated."),
+        typer.Option("--model", "-m", metavar="MODEL", help="Load this model first; may be repeated."),
     ] = None,
     url: Annotated[str | None, typer.Option(metavar="URL", help="Open the page of this server.")] = None,
     browser: Annotated[
@@ -31,33 +30,28 @@ def play(
     ] = True,
 ) -> None:
     """Open the playground: an editor in the browser on the live channel."""
-    from keystroke.clients.cli.shared_gateway import shared_gateway
-    from keystroke.clients.gateway_address import GatewayAddress
+    from keystroke.clients.cli.shared_gateway import locate_gateway
 
     run = invocation_of(ctx)
-    if url is not None:
-        place = GatewayAddress(url.rstrip("/"), os.environ.get(run.settings.server.api_key_env) or None)
-    else:
-        gateway = shared_gateway(run, model or ())
-        with run.console.progress() as progress:
-            place = gateway.locate_blocking(on_progress=progress)
-    address = f"{place.url}/" + (f"#key={quote(place.token, safe='')}" if place.token else "")
+    gateway = locate_gateway(run, url, model or ())
+    address = f"{gateway.url}/" + (f"#key={quote(gateway.token, safe='')}" if gateway.token else "")
     if run.json:
-        run.console.json({"url": f"{place.url}/", "key": place.token})
+        run.console.json({"url": f"{gateway.url}/", "key": gateway.token})
         return
     if not browser:
         run.console.line(address)
         return
-    door = address if place.token is None else _door(run.settings.paths.state, address)
-    if webbrowser.open(door):
-        run.console.note(f"the playground is open at {place.url}/")
+    if webbrowser.open(
+        address if gateway.token is None else _redirect_page(run.settings.paths.state, address)
+    ):
+        run.console.note(f"the playground is open at {gateway.url}/")
     else:
         run.console.note("no browser could be opened here; open this address:")
         run.console.line(address)
 
 
-def _door(state: Path, address: str) -> str:
-    """A page that leads to `address`, for this user's eyes; its own address holds no key."""
+def _redirect_page(state: Path, address: str) -> str:
+    """The URL of a private file that redirects to `address`; that URL contains no key."""
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = state / "play.html"
     file.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """`keystroke refactor`: rename, extract, inline, move, signature, imports.
 
-Shows the change as a diff and makes it only when the user agrees; all files or none, and `keystroke
-undo` takes it back. Places are FILE:LINE:COLUMN, counted from 1 as editors show them.
+The change is shown as a diff and applied when the user agrees, to all files or none; `keystroke undo` reverts
+it. Positions are FILE:LINE:COLUMN, counted from 1 as editors show them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Rename, extract, inline, move: Python by its meaning.",
+    help="Refactor Python: rename, extract, inline, move, change signatures.",
 )
 
-Where = Annotated[str, typer.Argument(metavar="FILE:LINE:COLUMN", help="Where the name stands.")]
+Where = Annotated[str, typer.Argument(metavar="FILE:LINE:COLUMN", help="The position of the name.")]
 Span = Annotated[
     str,
     typer.Argument(
@@ -39,16 +39,15 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the diff; write no
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Apply without asking.")]
 
 
-def _refactoring(planned: Callable[..., RefactoringPlan]) -> Callable[..., None]:
-    """A command out of a function that plans: it gets the desk, and what every refactoring is asked besides
-    (whether to write, whether to ask, how to print) is added here, once."""
+def _refactoring(plan: Callable[..., RefactoringPlan]) -> Callable[..., None]:
+    """Make a command of a planning function by adding the options that all refactorings share."""
 
     def command(ctx: typer.Context, dry_run: bool, yes: bool, json: bool, **asked: Any) -> None:
-        desk = RefactorSession.open(ctx)
-        desk.finish(planned(desk, **asked), dry_run, yes, json)
+        session = RefactorSession.open(ctx)
+        session.finish(plan(session, **asked), dry_run, yes, json)
 
-    del planned.__annotations__["return"]  # for type checkers only: its module is not loaded yet
-    own = list(inspect.signature(planned, eval_str=True).parameters.values())[1:]
+    del plan.__annotations__["return"]  # for type checkers only: its module is not loaded yet
+    own = list(inspect.signature(plan, eval_str=True).parameters.values())[1:]
     shared = [("dry_run", DryRun), ("yes", Yes), ("json", options.Json)]
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [
@@ -56,7 +55,7 @@ def _refactoring(planned: Callable[..., RefactoringPlan]) -> Callable[..., None]
         *(one.replace(kind=kind) for one in own),
         *(inspect.Parameter(name, kind, annotation=hint, default=False) for name, hint in shared),
     ]
-    command.__name__, command.__doc__ = planned.__name__, planned.__doc__
+    command.__name__, command.__doc__ = plan.__name__, plan.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     app.command()(command)
@@ -81,15 +80,15 @@ class RefactorSession:
         workspace, journal = open_workspace(run)
         return cls(run, workspace, journal, Refactoring(workspace.root))
 
-    def place(self, where: str) -> tuple[str, int]:
-        """The workspace name and the offset of FILE:LINE:COLUMN."""
+    def position(self, where: str) -> tuple[str, int]:
+        """The workspace path and the offset of FILE:LINE:COLUMN."""
         from keystroke.clients.cli.text_file import FilePosition
 
-        place = FilePosition.parse(where)
-        if place.line is None or place.column is None:
-            raise UsageError(f"say where: FILE:LINE:COLUMN, not {where!r:.120}")
-        name = self.workspace.name(place.path)
-        return name, self._offset(name, place.line, place.column)
+        position = FilePosition.parse(where)
+        if position.line is None or position.column is None:
+            raise UsageError(f"the position must be FILE:LINE:COLUMN, not {where!r:.120}")
+        name = self.workspace.name(position.path)
+        return name, self._offset(name, position.line, position.column)
 
     def span(self, text: str) -> tuple[str, int, int]:
         from keystroke.clients.cli.text_file import FilePosition
@@ -98,10 +97,10 @@ class RefactorSession:
         begin = FilePosition.parse(head)
         line, _, column = tail.partition(":")
         if not dash or begin.line is None or not line.isdigit() or (column and not column.isdigit()):
-            raise UsageError(f"say what: FILE:LINE-LINE or FILE:LINE:COL-LINE:COL, not {text!r:.120}")
+            raise UsageError(f"the range must be FILE:LINE-LINE or FILE:LINE:COL-LINE:COL, not {text!r:.120}")
         name = self.workspace.name(begin.path)
         if bool(column) != (begin.column is not None):
-            raise UsageError("give a column on both sides, or on neither")
+            raise UsageError("give a column for both ends, or for neither")
         start = self._offset(name, begin.line, begin.column or 1)
         if column:
             return name, start, self._offset(name, int(line), int(column))
@@ -141,63 +140,62 @@ class RefactorSession:
         from keystroke.clients.cli.changes import plan_edits
 
         if done.moves:
-            raise InputError("this would rename the file itself; rename the file first, then its uses")
+            raise InputError(
+                "this would rename the file itself, which is not supported; rename the file first"
+            )
         texts = {path: self.work.text(path) for path in done.edits}
         return plan_edits(self.workspace, done.title, done.edits, texts)
 
 
-# ── the commands ──────────────────────────────────────────────────────────────────────────────
-
-
 @_refactoring
 def rename(
-    desk: RefactorSession, where: Where, name: Annotated[str, typer.Argument(help="The new name.")]
+    session: RefactorSession, where: Where, name: Annotated[str, typer.Argument(help="The new name.")]
 ) -> RefactoringPlan:
-    """Give a function, class, variable, parameter or method another name, everywhere."""
-    return desk.work.rename(*desk.place(where), name)
+    """Rename a function, class, variable, parameter or method everywhere."""
+    return session.work.rename(*session.position(where), name)
 
 
 @_refactoring
 def extract(
-    desk: RefactorSession,
+    session: RefactorSession,
     span: Span,
     name: Annotated[str, typer.Argument(help="Name of the function or variable.")],
     variable: Annotated[bool, typer.Option("--variable", help="Extract a variable, not a function.")] = False,
 ) -> RefactoringPlan:
     """Turn lines or an expression into a function, or an expression into a variable."""
-    action = desk.work.extract_variable if variable else desk.work.extract_function
-    return action(*desk.span(span), name)
+    action = session.work.extract_variable if variable else session.work.extract_function
+    return action(*session.span(span), name)
 
 
 @_refactoring
-def inline(desk: RefactorSession, where: Where) -> RefactoringPlan:
-    """Replace a function or variable by what it stands for."""
-    return desk.work.inline(*desk.place(where))
+def inline(session: RefactorSession, where: Where) -> RefactoringPlan:
+    """Replace the uses of a function or variable by its body or value."""
+    return session.work.inline(*session.position(where))
 
 
 @_refactoring
 def move(
-    desk: RefactorSession,
+    session: RefactorSession,
     where: Where,
-    target: Annotated[str, typer.Argument(metavar="FILE", help="The module it goes to.")],
+    target: Annotated[str, typer.Argument(metavar="FILE", help="The module to move it to.")],
 ) -> RefactoringPlan:
-    """Move a function, class or variable to another module; imports follow."""
-    return desk.work.move(*desk.place(where), desk.workspace.name(target))
+    """Move a function, class or variable to another module and update imports."""
+    return session.work.move(*session.position(where), session.workspace.name(target))
 
 
 @_refactoring
 def signature(
-    desk: RefactorSession,
+    session: RefactorSession,
     where: Where,
-    parameters: Annotated[str, typer.Argument(metavar='"a, b, c=0"', help="The parameters it shall have.")],
+    parameters: Annotated[str, typer.Argument(metavar='"a, b, c=0"', help="The new parameters.")],
 ) -> RefactoringPlan:
-    """Add, remove or reorder a function's parameters; every call follows."""
-    return desk.work.change_signature(*desk.place(where), parameters)
+    """Add, remove or reorder a function's parameters and update every call."""
+    return session.work.change_signature(*session.position(where), parameters)
 
 
 @_refactoring
 def imports(
-    desk: RefactorSession, file: Annotated[str, typer.Argument(metavar="FILE", help="The file to tidy.")]
+    session: RefactorSession, file: Annotated[str, typer.Argument(metavar="FILE", help="The file to tidy.")]
 ) -> RefactoringPlan:
     """Remove unused imports and sort the others."""
-    return desk.work.organise_imports(desk.workspace.name(file))
+    return session.work.organise_imports(session.workspace.name(file))

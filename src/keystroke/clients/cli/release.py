@@ -1,7 +1,4 @@
-"""Which release this is.
-
-Imports nothing else of the command line, so that asking costs next to nothing.
-"""
+"""The installed version. Imports nothing else of the command line, so that `--version` is fast."""
 
 from __future__ import annotations
 

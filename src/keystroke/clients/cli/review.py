@@ -1,7 +1,7 @@
-"""`keystroke review`: what changed, looked over before anybody else sees it.
+"""`keystroke review`: reviews uncommitted changes and offers fixes.
 
-Findings are printed as they are found and ranked at the end. Nothing is written unless the user presses
-a key for it or says --fix. Exit code 0: nothing was found; 1: something was; 2: the command was wrong.
+Findings are printed as they are found and ranked at the end. Files are changed only when the user presses a
+key or gives --fix. Exit code 0: no findings; 1: findings; 2: wrong usage.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from keystroke.errors import UsageError
 
 if TYPE_CHECKING:
     from keystroke.assist.edit import Journal, Workspace
-    from keystroke.assist.review import Changed, Finding
+    from keystroke.assist.review import ChangedFile, ReviewFinding
 
 FOUND = 1
 
@@ -27,60 +27,60 @@ FOUND = 1
 def review(
     ctx: typer.Context,
     revision: Annotated[
-        str, typer.Argument(metavar="[REV]", help="Review what changed since REV, or in A..B.")
+        str, typer.Argument(metavar="[REV]", help="Review the changes since REV, or in A..B.")
     ] = "",
     staged: Annotated[
-        bool, typer.Option("--staged", help="Review what is staged for the next commit.")
+        bool, typer.Option("--staged", help="Review the changes staged for the next commit.")
     ] = False,
     severity: Annotated[
-        Severity, typer.Option("--severity", help="Leave out findings below this.")
+        Severity, typer.Option("--severity", help="Omit findings below this severity.")
     ] = Severity.LOW,
-    fix: Annotated[bool, typer.Option("--fix", help="Apply every fix that is ready.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Apply all available fixes.")] = False,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="Let this model review too.")
+        str | None, typer.Option("--model", metavar="MODEL", help="Also review with this model.")
     ] = None,
     no_model: Annotated[
-        bool, typer.Option("--no-model", help="Ask no model, even a configured one.")
+        bool, typer.Option("--no-model", help="Do not use a model, even a configured one.")
     ] = False,
     no_run: Annotated[
-        bool, typer.Option("--no-run", help="Do not try changed functions on examples.")
+        bool, typer.Option("--no-run", help="Do not run changed functions on examples.")
     ] = False,
     exit_zero: Annotated[
-        bool, typer.Option("--exit-zero", help="Exit 0 even when something was found.")
+        bool, typer.Option("--exit-zero", help="Exit 0 even if there are findings.")
     ] = False,
     json: options.Json = False,
 ) -> None:
-    from keystroke.assist.review import changed_files, ranked
+    from keystroke.assist.review import changed_files, sort_findings
     from keystroke.clients.cli.changes import open_workspace
 
     run = invocation_of(ctx)
     if staged and revision:
-        raise UsageError("--staged and a revision are two different reviews; choose one")
+        raise UsageError("--staged and a revision cannot be combined; choose one")
     as_json = run.wants_json(json)
     workspace, journal = open_workspace(run)
     files, left_out = changed_files(workspace, staged=staged, revision=revision)
     for item in left_out:
-        run.console.note(f"{item.path} was left out: {item.why}")
-    found: list[Finding] = []
+        run.console.note(f"skipped {item.path}: {item.why}")
+    found: list[ReviewFinding] = []
     with _writer(run, model, no_model) as writer:
         for item in _reviewed(files, workspace, writer, run_examples=not no_run):
             if isinstance(item, str):
                 run.console.note(item)
             elif item.severity.rank >= severity.rank:
                 found.append(item)
-                run.console.json(_record(item)) if as_json else run.console.line(_sentence(item))
-    found = ranked(found)
-    mended = _mend(run, workspace, journal, files, found, fix=fix, ask=not as_json)
+                run.console.json(_record(item)) if as_json else run.console.line(_describe(item))
+    found = sort_findings(found)
+    fixed = _apply_fixes(run, workspace, journal, files, found, fix=fix, ask=not as_json)
     if as_json:
-        summary = {"findings": len(found), "files": len(files), "fixed": len(mended)}
+        summary = {"findings": len(found), "files": len(files), "fixed": len(fixed)}
         run.console.json({"type": "summary", **summary})
     else:
-        _close(run, found, len(files), len(mended))
-    if len(found) > len(mended) and not exit_zero:
+        _print_summary(run, found, len(files), len(fixed))
+    if len(found) > len(fixed) and not exit_zero:
         raise typer.Exit(FOUND)
 
 
-def _reviewed(files: list[Changed], workspace: Workspace, writer: Any, *, run_examples: bool) -> Any:
+def _reviewed(files: list[ChangedFile], workspace: Workspace, writer: Any, *, run_examples: bool) -> Any:
     from keystroke.analysis.rules import project_rules
     from keystroke.assist.review import review as reviewed
 
@@ -92,15 +92,15 @@ def _reviewed(files: list[Changed], workspace: Workspace, writer: Any, *, run_ex
 
 @contextlib.contextmanager
 def _writer(run: Invocation, model: str | None, no_model: bool) -> Any:
-    """The model that reviews too: the one named, or a configured one that follows instructions."""
+    """The model that also reviews: the one named, or a configured one that follows instructions."""
     from keystroke.clients.cli.interruption import interruptible
     from keystroke.clients.cli.writers import open_writer
-    from keystroke.engine.roles import Role, advice, model_for
+    from keystroke.engine.roles import Role, chat_model_advice, model_for
 
     name = None if no_model else model or model_for(Role.DEEP, run.settings)
     if name is None:
         if not no_model:
-            run.console.note(f"no model reviews: {advice(run.settings)}")
+            run.console.note(f"reviewing without a model: {chat_model_advice(run.settings)}")
         yield None
         return
     with interruptible() as interrupt, open_writer(name, run, interrupt) as writer:
@@ -109,7 +109,7 @@ def _writer(run: Invocation, model: str | None, no_model: bool) -> Any:
         raise KeyboardInterrupt
 
 
-def _sentence(item: Finding) -> str:
+def _describe(item: ReviewFinding) -> str:
     ready = " (fix ready)" if item.fix is not None else ""
     return (
         f"{item.path}:{item.line}:{item.column}: {item.severity.value} {item.source}/{item.code}: "
@@ -117,7 +117,9 @@ def _sentence(item: Finding) -> str:
     )
 
 
-def _record(item: Finding) -> dict[str, Any]:
+def _record(item: ReviewFinding) -> dict[str, Any]:
+    from keystroke.clients.cli.changes import edit_records
+
     return {
         "type": "finding",
         "source": item.source,
@@ -133,27 +135,27 @@ def _record(item: Finding) -> dict[str, Any]:
         if item.fix is None
         else {
             "title": item.fix.title,
-            "edits": [{"start": e.start, "end": e.end, "text": e.text} for e in item.fix.edits],
+            "edits": edit_records(item.fix.edits),
         },
     }
 
 
-def _mend(
+def _apply_fixes(
     run: Invocation,
     workspace: Workspace,
     journal: Journal,
-    files: list[Changed],
-    found: list[Finding],
+    files: list[ChangedFile],
+    found: list[ReviewFinding],
     *,
     fix: bool,
     ask: bool,
-) -> list[Finding]:
-    """Apply the fixes that are wanted, all in one edit that one `undo` takes back."""
-    from keystroke.assist.review import fixed_texts
-    from keystroke.clients.cli.changes import plan_edits, preview, read_key
+) -> list[ReviewFinding]:
+    """Apply the chosen fixes in one edit, which one `undo` reverts."""
+    from keystroke.assist.review import combine_fixes
+    from keystroke.clients.cli.changes import UNDO_HINT, plan_edits, preview, read_key
 
     texts = {file.path: file.text for file in files}
-    live = {file.path for file in files if file.live}
+    live = {file.path for file in files if file.on_disk}
     ready = [item for item in found if item.fix is not None and item.path in live]
     if fix:
         wanted = ready
@@ -161,7 +163,7 @@ def _mend(
         wanted = []
         for item in ready:
             assert item.fix is not None
-            run.console.note(f"\n{_sentence(item)}")
+            run.console.note(f"\n{_describe(item)}")
             preview(run, item.path, texts[item.path], item.fix.edits)
             pressed = read_key(f"  {item.fix.title}: a apply, s skip, q quit? ", "aqs")
             if pressed == "q":
@@ -170,22 +172,22 @@ def _mend(
                 wanted.append(item)
     else:
         return []
-    edits, done = fixed_texts(files, wanted)
+    edits, done = combine_fixes(files, wanted)
     if done:
         plan = plan_edits(workspace, f"fix {len(done)} findings", edits, texts)
         if fix and ask:
             for path, wanted_edits in edits.items():
                 preview(run, path, texts[path], wanted_edits)
         plan.apply(journal)
-        run.console.note(f"{len(done)} fixed; `keystroke undo` takes it back")
+        run.console.note(f"{len(done)} fixed; {UNDO_HINT}")
     return done
 
 
-def _close(run: Invocation, found: list[Finding], files: int, mended: int) -> None:
-    grave = [item for item in found if item.severity.rank >= Severity.HIGH.rank]
-    if len(found) > 10 and grave:
-        run.console.line("\nthe gravest first:")
+def _print_summary(run: Invocation, found: list[ReviewFinding], files: int, fixed: int) -> None:
+    severe = [item for item in found if item.severity.rank >= Severity.HIGH.rank]
+    if len(found) > 10 and severe:
+        run.console.line("\nthe most severe first:")
         for item in found[:10]:
-            run.console.line(_sentence(item))
+            run.console.line(_describe(item))
     counts = f"{len(found)} finding{'' if len(found) == 1 else 's'}"
-    run.console.line(f"{counts} in {files} changed file{'' if files == 1 else 's'}, {mended} fixed")
+    run.console.line(f"{counts} in {files} changed file{'' if files == 1 else 's'}, {fixed} fixed")

@@ -1,8 +1,8 @@
-"""`keystroke run -- COMMAND`: a program as ever, and when something in it fails, where and what to do.
+"""`keystroke run -- COMMAND`: runs a command, diagnoses its failures and offers fixes.
 
-The command's output, exit code and signals are its own. A failure is told while the command still runs,
-between two lines of it, on standard error. A fix is written only after it ended and when the user agrees (a
-key, or --fix); --verify runs the command again.
+The command's output, exit code and signals are unchanged. A failure is reported on standard error while the
+command runs. A fix is applied only after the command has ended and with consent (a key, or --fix); --verify
+runs the command again.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
     from keystroke.analysis.failures.failure import Failure
     from keystroke.assist.edit import Journal, JournalEntry, Workspace
 
-# What is known of a fix before it is tried. Only --verify runs the command with it.
-CHECKED = {"check": "the check finds nothing worse", "parse": "it parses, untried"}
-_OFFERED = 3  # failures of one run that fixes are offered for; the last ones are the ones that count
+# How a fix was checked. Only --verify runs the command with it.
+CHECKED = {"check": "no new errors found", "parse": "parses, not run"}
+_OFFERED = 3  # fixes are offered for the last failures of a run
 
 
 def run(
     ctx: typer.Context,
-    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The command.")] = None,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The command to run.")
+    ] = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Apply the best fix without asking, when the command has ended.")
+        bool, typer.Option("--fix", help="Apply the best fix without asking, after the command has ended.")
     ] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Run the command again with the fix; keep it only if it helped.")
@@ -43,7 +45,8 @@ def run(
         float, typer.Option("--verify-seconds", min=0.1, max=86400, help="Time limit of that run.")
     ] = 120.0,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="Let this model try where no rule helps.")
+        str | None,
+        typer.Option("--model", metavar="MODEL", help="Ask this model for a fix if no rule has one."),
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -52,20 +55,20 @@ def run(
 
     invocation = invocation_of(ctx)
     if not command:
-        raise UsageError("name the command to run, after --, for example: `keystroke run -- python app.py`")
-    work = FailureFixer(invocation, model, as_json=invocation.wants_json(json))
-    live = LiveRun(work.diagnose, work.say)
+        raise UsageError("give the command to run after --, for example: `keystroke run -- python app.py`")
+    fixer = FailureFixer(invocation, model, as_json=invocation.wants_json(json))
+    live = LiveRun(fixer.diagnose, fixer.describe)
     code = run_command(command, listener=live)
     found = live.finish()
     if code != -signal.SIGINT:
         for diagnosis in found[: -_OFFERED - 1 : -1]:
-            if work.offer(diagnosis, command if verify else None, seconds, fix=fix):
+            if fixer.offer_fix(diagnosis, command if verify else None, seconds, fix=fix):
                 break
     _leave(code)
 
 
 def _leave(code: int) -> None:
-    """End as the command ended: by the same signal, or with the same code."""
+    """Exit as the command did: by the same signal, or with the same code."""
     if code >= 0:
         raise typer.Exit(code)
     sys.stdout.flush()
@@ -75,22 +78,22 @@ def _leave(code: int) -> None:
         raise typer.Exit(128 + number)
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core file of this crash is enough
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command already wrote a core file
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 class FailureFixer:
-    """Where a failure is looked at: its workspace, its fixes, the talk about them."""
+    """Diagnoses the failures of a command and applies fixes."""
 
     def __init__(self, invocation: Invocation, model: str | None, *, as_json: bool) -> None:
         self.invocation, self.model, self.as_json = invocation, model, as_json
-        self.texts: dict[str, str] = {}  # as they were when they were looked at
+        self.texts: dict[str, str] = {}  # files as they were when diagnosed
         self._opened: tuple[Workspace, Journal] | None = None
         self._hinted = False
 
     def _open(self) -> tuple[Workspace, Journal]:
-        """When something failed, and not before: a command that goes well pays nothing."""
+        """Open the workspace on the first failure, so that a successful command costs nothing."""
         from keystroke.clients.cli.changes import open_workspace
 
         if self._opened is None:
@@ -106,7 +109,7 @@ class FailureFixer:
         return self._open()[1]
 
     def diagnose(self, failure: Failure) -> Diagnosis | None:
-        """The failure placed in the workspace. None where nothing can be said beyond what was printed."""
+        """Diagnose a failure; None if there is nothing to add to what was printed."""
         from keystroke.analysis.failures.diagnose import diagnose
 
         try:
@@ -122,15 +125,15 @@ class FailureFixer:
             return None
         return self.texts[path]
 
-    def _by_model(self, found: Diagnosis) -> Diagnosis:
-        """A fix by the model that follows instructions, where one was named or is configured."""
+    def _repair_by_model(self, found: Diagnosis) -> Diagnosis:
+        """Ask the named or configured model for a fix."""
         import dataclasses
 
         from keystroke.analysis.rules import project_rules
         from keystroke.assist.fix.model_fix import model_repair
         from keystroke.clients.cli.interruption import interruptible
         from keystroke.clients.cli.writers import open_writer
-        from keystroke.engine.roles import Role, advice, model_for
+        from keystroke.engine.roles import Role, chat_model_advice, model_for
 
         note = self.invocation.console.note
         name = self.model or model_for(Role.DEEP, self.invocation.settings)
@@ -139,7 +142,8 @@ class FailureFixer:
             return found
         if name is None:
             if not self.as_json and not self._hinted:
-                note(f"  no rule mends this; for a model's attempt, {advice(self.invocation.settings)}")
+                advice = chat_model_advice(self.invocation.settings)
+                note(f"  no rule fixes this; to let a model try, {advice}")
             self._hinted = True
             return found
         rules = project_rules(self.workspace.root / found.path, self.workspace.root).prompt_header()
@@ -158,15 +162,15 @@ class FailureFixer:
             note(f"  1. {repair.fix.title} ({repair.path}; {CHECKED[repair.checked]})")
         return found
 
-    def say(self, found: Diagnosis) -> str:
-        """What is told about a failure: lines for a person, or one line of JSON. Empty with --quiet."""
+    def describe(self, found: Diagnosis) -> str:
+        """The report of a failure: some lines of text, or one of JSON. Empty with --quiet."""
         if self.as_json:
             return self._record(found)
         if self.invocation.quiet:
             return ""
         where = ""
         if found.path:
-            shown = os.path.relpath(self.workspace.root / found.path)  # a terminal makes it a link
+            shown = os.path.relpath(self.workspace.root / found.path)  # terminals turn it into a link
             where = f"{shown}:{found.line}:{f'{found.column}:' if found.column else ''} "
         lines = ["", f"keystroke: {where}{found.title}"]
         if found.code:
@@ -180,6 +184,8 @@ class FailureFixer:
 
     def _record(self, found: Diagnosis) -> str:
         import msgspec
+
+        from keystroke.clients.cli.changes import edit_records
 
         failure = found.failure
         record = {
@@ -196,25 +202,25 @@ class FailureFixer:
                     "path": repair.path,
                     "title": repair.fix.title,
                     "checked": repair.checked,
-                    "edits": [{"start": e.start, "end": e.end, "text": e.text} for e in repair.fix.edits],
+                    "edits": edit_records(repair.fix.edits),
                 }
                 for repair in found.repairs
             ],
         }
         return msgspec.json.encode(record).decode()
 
-    def offer(self, found: Diagnosis, command: list[str] | None, seconds: float, *, fix: bool) -> bool:
-        """Apply a fix if the user wants it. Whether something was applied and kept."""
-        from keystroke.clients.cli.changes import plan_edits, preview, read_key
+    def offer_fix(self, found: Diagnosis, command: list[str] | None, seconds: float, *, fix: bool) -> bool:
+        """Apply a fix if the user agrees. Returns whether a fix was applied and kept."""
+        from keystroke.clients.cli.changes import UNDO_HINT, plan_edits, preview, read_key
 
         note = self.invocation.console.note
         asked = sys.stdin.isatty() and sys.stderr.isatty() and not self.as_json
         if not found.repairs and found.path and not found.failure.compiled:
-            found = self._by_model(found)
+            found = self._repair_by_model(found)
         if not found.repairs or not (fix or asked):
             return False
         if any(self.workspace.read(repair.path).text != self.texts[repair.path] for repair in found.repairs):
-            return False  # edited while the command ran: the fix was for another text
+            return False  # a file was edited while the command ran
         chosen = 0
         if not fix:
             for number, repair in enumerate(found.repairs, 1):
@@ -232,7 +238,7 @@ class FailureFixer:
             if fix and not self.as_json:
                 preview(self.invocation, repair.path, self.texts[repair.path], repair.fix.edits)
             entry = plan.apply(self.journal)
-            note(f"  applied: {repair.fix.title}; `keystroke undo` takes it back")
+            note(f"  applied: {repair.fix.title}; {UNDO_HINT}")
             if command is None or entry is None or self._verified(found, repair, entry, command, seconds):
                 return True
         return False
@@ -247,7 +253,7 @@ class FailureFixer:
         try:
             ended = run_captured(command, Path.cwd(), seconds)
         except BaseException:
-            self.journal.take_back(entry)
+            self.journal.revert(entry)
             raise
         same = any(item.place == found.failure.place for item in find_failures(ended.output))
         if ended.code == 0:
@@ -256,7 +262,7 @@ class FailureFixer:
         if not same and not ended.timed_out:
             note(f"  this failure is gone, but the command still ends with {ended.code}")
             return True
-        self.journal.take_back(entry)
-        why = f"it did not end within {seconds:g} seconds" if ended.timed_out else "it fails as before"
-        note(f"  {repair.fix.title}: {why}, so the fix was taken back")
+        self.journal.revert(entry)
+        why = f"did not finish within {seconds:g} seconds" if ended.timed_out else "fails as before"
+        note(f"  {repair.fix.title}: the command {why}, so the fix was undone")
         return False

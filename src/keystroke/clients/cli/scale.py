@@ -1,7 +1,6 @@
-"""`keystroke scale`: the same program on more than one engine, on this machine or on a cluster.
+"""`keystroke scale`: serves with many replicas on Ray, on this machine or on a cluster.
 
-Flags become settings, settings an application, and Ray runs it. On this machine Ray belongs to the
-command and goes with it; a cluster keeps the application after the command has left.
+On this machine Ray runs only as long as the command; a cluster keeps the application after the command ends.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="scale",
-    help="Serve with many replicas: gateways and engines on Ray, here or on a cluster.",
+    help="Serve with many gateway and engine replicas on Ray, on this machine or a cluster.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 Address = Annotated[
-    str | None, typer.Option("--address", metavar="ADDRESS", help="A Ray cluster; none: one on this machine.")
+    str | None,
+    typer.Option("--address", metavar="ADDRESS", help="Address of a Ray cluster. Default: a local one."),
 ]
 
 
@@ -42,21 +42,21 @@ def up(
     gateways: Annotated[int | None, typer.Option(min=1, help="Gateway replicas.")] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Engine replicas of each model.")] = None,
     host: Annotated[
-        str | None, typer.Option(help="Address to listen on; beyond loopback a key is needed.")
+        str | None, typer.Option(help="Address to listen on; a key is required beyond loopback.")
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
     echo: Annotated[
-        bool, typer.Option("--echo", help="Serve a model that only repeats; to try it without weights.")
+        bool, typer.Option("--echo", help="Serve a model that echoes its input, to test without weights.")
     ] = False,
     timeout: Annotated[
         float | None,
         typer.Option(
-            min=1, metavar="SECONDS", help="Give up waiting for replicas after this long; none: never."
+            min=1, metavar="SECONDS", help="Give up waiting for replicas after this long. Default: never."
         ),
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Start the application; on a cluster where it runs already, replace it replica by replica."""
+    """Start the application; if it already runs on the cluster, replace it replica by replica."""
     run = invocation_of(ctx)
     flags = {
         "scale.address": address,
@@ -65,7 +65,7 @@ def up(
         "server.host": host,
         "server.port": port,
     }
-    settings = _settings(run, flags)
+    settings = run.settings_with(flags)
     settings, held = _with_port(settings)
     with held, _ray(settings) as serve:
         from keystroke.scale.application import NAME, EchoLoader, application, replica_needs
@@ -73,7 +73,7 @@ def up(
 
         made = application(settings, echo=EchoLoader() if echo else None)
         if not run.wants_json(json):
-            run.console.note("starting replicas; this takes some seconds")
+            run.console.note("starting replicas; this takes a few seconds")
         deploy(
             serve,
             made,
@@ -83,17 +83,17 @@ def up(
             final=settings.scale.address is None,
             say=run.console.note,
         )
-        _told(run, settings, json)
+        _print_address(run, settings, json)
         if settings.scale.address is None:
-            _until_told()
-            run.console.note("letting running answers end")
+            _wait_for_signal()
+            run.console.note("waiting for running answers to finish")
 
 
 @app.command()
 def status(ctx: typer.Context, address: Address = None, json: options.Json = False) -> None:
     """Show the replicas of the application on a cluster."""
     run = invocation_of(ctx)
-    with _joined(_settings(run, {"scale.address": address})) as serve:
+    with _connect(run, address) as serve:
         from keystroke.scale.application import NAME
 
         found = serve.status().applications.get(NAME)
@@ -117,15 +117,15 @@ def status(ctx: typer.Context, address: Address = None, json: options.Json = Fal
 
 @app.command()
 def down(ctx: typer.Context, address: Address = None) -> None:
-    """Take the application off a cluster; answers under way end first."""
+    """Remove the application from a cluster; running answers finish first."""
     run = invocation_of(ctx)
-    with _joined(_settings(run, {"scale.address": address})) as serve:
+    with _connect(run, address) as serve:
         from keystroke.scale.application import NAME
 
         if NAME not in serve.status().applications:
-            raise ConfigError("Keystroke does not run on this cluster, so there is nothing to take off")
+            raise ConfigError("Keystroke does not run on this cluster, so there is nothing to remove")
         serve.delete(NAME)
-    run.console.note("the application has been taken off")
+    run.console.note("the application was removed")
 
 
 @app.command()
@@ -139,7 +139,7 @@ def manifest(
     """Print the KubeRay manifest of these settings."""
     from keystroke.scale.kuberay import render_manifest
 
-    text = render_manifest(_settings(invocation_of(ctx), {}), image)
+    text = render_manifest(invocation_of(ctx).settings, image)
     if output is None:
         invocation_of(ctx).console.line(text.rstrip("\n"))
         return
@@ -149,57 +149,50 @@ def manifest(
         raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
 
 
-def _settings(run: Invocation, flags: dict[str, Any]) -> Settings:
-    from keystroke.config import load_settings
-
-    given = {**run.flags, **{key: value for key, value in flags.items() if value is not None}}
-    return load_settings(given, environ=run.environ)
-
-
 def _ray(settings: Settings) -> Any:
-    """Ray, after everything that can be refused without it has been: the store opens, a key is there."""
+    """Start or join Ray, after checking the store and the keys."""
     from keystroke.gateway.app import check_exposure
     from keystroke.gateway.record.store import open_store
     from keystroke.scale.cluster import connect_ray
 
-    with closing(open_store(settings)) as store:  # its tables are made once, not by every gateway at once
+    with closing(open_store(settings)) as store:  # creates the tables once, before the gateways start
         check_exposure(settings.server, store.keys())
     if settings.scale.address is not None and settings.server.database is None:
         raise ConfigError(
-            "gateways on several machines need a store that all of them reach; "
-            "set server.database to a Postgres URL"
+            "gateways on several machines need a shared database; set server.database to a Postgres URL"
         )
     return connect_ray(settings)
 
 
-def _joined(settings: Settings) -> Any:
+def _connect(run: Invocation, address: str | None) -> Any:
     from keystroke.scale.cluster import connect_ray
 
+    settings = run.settings_with({"scale.address": address})
     if settings.scale.address is None:
-        raise ConfigError("name the cluster with --address; a local one goes with its `keystroke scale up`")
+        raise ConfigError("name the cluster with --address; a local one ends with its `keystroke scale up`")
     return connect_ray(settings, deploys=False)
 
 
 def _with_port(settings: Settings) -> tuple[Settings, socket.socket]:
-    """Settings with a definite port, and a socket that holds it until gateways listen there too."""
+    """Settings with a concrete port, and a socket that reserves it until gateways listen on it."""
     from keystroke.gateway.app import listen
 
     if settings.scale.address is not None:
         return settings, socket.socket()
-    held = listen(settings.server, shared=True)  # bound, not listening: nothing is dealt to it
+    held = listen(settings.server, shared=True)  # bound but not listening, so it gets no connections
     port = held.getsockname()[1]
     return dataclasses.replace(settings, server=dataclasses.replace(settings.server, port=port)), held
 
 
-def _until_told() -> None:
-    """Wait for Ctrl-C or a polite kill."""
+def _wait_for_signal() -> None:
+    """Wait for SIGINT or SIGTERM."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     stop.wait()
 
 
-def _told(run: Invocation, settings: Settings, json: bool) -> None:
+def _print_address(run: Invocation, settings: Settings, json: bool) -> None:
     server = settings.server
     url = f"{'https' if server.tls_certificate else 'http'}://{server.host}:{server.port}"
     if run.wants_json(json):

@@ -1,7 +1,6 @@
-"""`keystroke serve`: the gateway in this process.
+"""`keystroke serve`: runs the gateway in this process until it is interrupted.
 
-Turns flags into settings, opens what the gateway needs, and runs it until it is interrupted. What
-cannot work is said before the first model is loaded.
+Invalid options and settings are reported before the first model is loaded.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,26 +24,35 @@ if TYPE_CHECKING:
 def serve(
     ctx: typer.Context,
     host: Annotated[
-        str | None, typer.Option(help="Address to listen on; beyond loopback a key is needed.")
+        str | None, typer.Option(help="Address to listen on; a key is required beyond loopback.")
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
-            "--model", "-m", metavar="MODEL", help="Serve this model; may be repeated. Default: settings."
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="Serve this model; may be repeated. Default: the configured ones.",
         ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", metavar="KIND", help="Run local models by auto, onnx or cuda.")
+        str | None,
+        typer.Option("--engine", metavar="KIND", help="Backend for local models: auto, onnx or cuda."),
     ] = None,
     draft_model: Annotated[
         str | None,
         typer.Option(
-            "--draft-model", metavar="MODEL", help="A smaller model of the same vocabulary, which drafts."
+            "--draft-model",
+            metavar="MODEL",
+            help="A smaller model with the same vocabulary, for speculative decoding.",
         ),
     ] = None,
     certificate: Annotated[
-        str | None, typer.Option("--tls-certificate", metavar="FILE", help="Serve HTTPS with this PEM chain.")
+        str | None,
+        typer.Option(
+            "--tls-certificate", metavar="FILE", help="Serve HTTPS with this PEM certificate chain."
+        ),
     ] = None,
     private_key: Annotated[
         str | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's private key.")
@@ -53,13 +60,13 @@ def serve(
     origins: Annotated[
         list[str] | None,
         typer.Option(
-            "--allow-origin", metavar="ORIGIN", help="Let pages of this origin in; may be repeated."
+            "--allow-origin", metavar="ORIGIN", help="Allow browser pages from this origin; may be repeated."
         ),
     ] = None,
     echo: Annotated[
         bool,
         typer.Option(
-            "--echo", "--fake", help="Serve a model that only repeats; to try a client without weights."
+            "--echo", "--fake", help="Serve a model that echoes its input, to test a client without weights."
         ),
     ] = False,
     idle_exit: Annotated[
@@ -68,7 +75,7 @@ def serve(
             "--idle-exit",
             metavar="SECONDS",
             min=0,
-            help="End this long after the last editor or command left.",
+            help="Exit this long after the last client disconnects.",
         ),
     ] = None,
     announcement: Annotated[Path | None, typer.Option("--announce", metavar="FILE", hidden=True)] = None,
@@ -77,7 +84,7 @@ def serve(
     from keystroke.clients.cli.fingerprint import fingerprint
     from keystroke.clients.cli.release import release
 
-    # Before anything else is loaded: of what is installed while it starts, it has only a part.
+    # Taken first: if the program is upgraded during start-up, this process must count as the old one.
     program = fingerprint() if announcement is not None else ""
     from keystroke.gateway.access.security import is_loopback, static_keys
     from keystroke.gateway.app import Gateway, check_exposure, run_server
@@ -85,9 +92,18 @@ def serve(
     from keystroke.gateway.sharing import IdleShutdown, announce, withdraw
 
     run = invocation_of(ctx)
-    own = {"engine.kind": engine, "speculation.draft_model": draft_model}
-    settings = _settings(run, host, port, certificate, private_key, origins, own)
-    if announcement is not None:  # for editors of this machine: no certificate names its loopback address
+    settings = run.settings_with(
+        {
+            "engine.kind": engine,
+            "speculation.draft_model": draft_model,
+            "server.host": host,
+            "server.port": port,
+            "server.tls_certificate": certificate,
+            "server.tls_key": private_key,
+            "server.origins": origins,
+        }
+    )
+    if announcement is not None:  # clients on this machine connect to loopback, which has no certificate
         plain = dataclasses.replace(settings.server, tls_certificate=None, tls_key=None)
         settings = dataclasses.replace(settings, server=plain)
     server = settings.server
@@ -108,8 +124,8 @@ def serve(
     scheme = "https" if server.tls_certificate else "http"
     if scheme == "http" and not is_loopback(server.host):
         run.console.note(
-            f"warning: keys and code travel in the clear to {server.host}; "
-            "give --tls-certificate and --tls-key, or keep it behind a proxy that ends TLS"
+            f"warning: {server.host} receives keys and code without encryption; "
+            "give --tls-certificate and --tls-key, or use a proxy that terminates TLS"
         )
     editors = None
     if idle_exit is not None:
@@ -135,34 +151,10 @@ def serve(
             withdraw(announcement)
 
 
-def _settings(
-    run: Invocation,
-    host: str | None,
-    port: int | None,
-    certificate: str | None,
-    private_key: str | None,
-    origins: list[str] | None,
-    own: Mapping[str, str | None],
-) -> Settings:
-    from keystroke.config import load_settings
-
-    flags = {
-        **run.flags,
-        **own,
-        "server.host": host,
-        "server.port": port,
-        "server.tls_certificate": certificate,
-        "server.tls_key": private_key,
-        "server.origins": origins,
-    }
-    given = {key: value for key, value in flags.items() if value is not None}
-    return load_settings(given, environ=run.environ)
-
-
 def _registry(
     run: Invocation, settings: Settings, models: list[str] | None, echo: bool, *, shared: bool
 ) -> ModelRegistry:
-    """`shared`: a gateway of this machine's own commands, which may ask for any model."""
+    """`shared`: the gateway of this machine's commands, which may request any model."""
     from keystroke.config import NamedModel
     from keystroke.gateway.work.registry import ModelRegistry, local_entry, registry_from_settings
 

@@ -1,6 +1,6 @@
-"""`keystroke config`: what is set, where it comes from, and the file to change it in.
+"""`keystroke config`: shows settings and their origins, and opens the configuration file in an editor.
 
-Shows and opens; it never rewrites a file itself. A broken file can still be found and edited.
+It never rewrites a file itself. A broken file can still be located and edited.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NEW = """# Settings of Keystroke. `keystroke config show` lists every key, its 
 @app.command()
 def show(
     ctx: typer.Context,
-    keys: Annotated[list[str] | None, typer.Argument(help="Keys or sections; all if left out.")] = None,
+    keys: Annotated[list[str] | None, typer.Argument(help="Keys or sections. Default: all.")] = None,
     json: options.Json = False,
 ) -> None:
     """Print every setting with its value and origin."""
@@ -69,7 +69,7 @@ def path(ctx: typer.Context, json: options.Json = False) -> None:
     else:
         run.console.line(str(own))
         if project is not None:
-            run.console.note(f"also read here: {project}")
+            run.console.note(f"this project also has: {project}")
 
 
 @app.command()
@@ -89,8 +89,7 @@ def edit(ctx: typer.Context) -> None:
         ) from None
     if done.returncode != 0:
         raise InputError(f"{editor} ended with status {done.returncode}; {file} may be unchanged")
-    settings = Invocation(config=run.config, flags=run.flags).settings
-    assert settings is not None  # it was read, so it is valid
+    assert Invocation(config=run.config, flags=run.flags).settings is not None  # raises if it is invalid
     run.console.note(f"{file} is valid")
 
 

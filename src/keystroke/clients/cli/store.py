@@ -1,7 +1,6 @@
-"""`keystroke store`: the server's database, copied out and back.
+"""`keystroke store`: backs up and restores the server's database, SQLite or Postgres, while servers run.
 
-Works on whatever `server.database` names, SQLite or Postgres, while servers run. A backup is one file of
-JSON lines that any of the two can take back; what is there already is never overwritten unasked.
+A backup is one file of JSON lines that either database can restore. Existing rows are never overwritten.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from keystroke.clients.cli.invocation import invocation_of
 
 app = typer.Typer(
     name="store",
-    help="Back up and restore what a server keeps: responses, usage, keys.",
+    help="Back up and restore a server's database: responses, usage, keys.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -26,10 +25,10 @@ app = typer.Typer(
 @app.command()
 def backup(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Written whole or not at all.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
     json: options.Json = False,
 ) -> None:
-    """Copy everything into one file. It holds what was said: it is readable by you alone."""
+    """Copy the database into one file. It contains conversations; only you can read it."""
     from keystroke.gateway.record.backup import write_backup
     from keystroke.gateway.record.store import open_store
 
@@ -39,7 +38,7 @@ def backup(
     if run.wants_json(json):
         run.console.json({"file": str(file), "rows": rows})
     else:
-        run.console.note(f"{sum(rows.values()):,} rows are in {file}")
+        run.console.note(f"wrote {sum(rows.values()):,} rows to {file}")
 
 
 @app.command()
@@ -48,7 +47,7 @@ def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `backup` wrote.")],
     json: options.Json = False,
 ) -> None:
-    """Bring a backup's rows back; rows that are there already stay as they are."""
+    """Restore the rows of a backup; existing rows are not changed."""
     from keystroke.gateway.record.backup import read_backup
     from keystroke.gateway.record.store import open_store
 
@@ -58,4 +57,4 @@ def restore(
     if run.wants_json(json):
         run.console.json({"file": str(file), "rows": rows})
     else:
-        run.console.note(f"{sum(rows.values()):,} rows were brought back from {file}")
+        run.console.note(f"restored {sum(rows.values()):,} rows from {file}")

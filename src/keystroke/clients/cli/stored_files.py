@@ -1,8 +1,7 @@
-"""Every file that Keystroke keeps outside its own installation, and how each kind is taken away.
+"""The kinds of files that Keystroke stores outside its installation, and how each is deleted.
 
-Only what is named here is ever removed, never a whole folder that a setting points to: it may be
-somebody's home. What is made again by itself is told apart from what is not. Models that were added from
-elsewhere are forgotten; their files stay.
+Only the files listed here are ever deleted, never a whole folder that a setting names: it may be the home
+folder. Models that were added from elsewhere are unregistered; their files stay.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from keystroke.config import Settings, user_file
 from keystroke.errors import InputError
 
 if TYPE_CHECKING:
-    from keystroke.engine.library import Library
+    from keystroke.engine.library import ModelLibrary
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFiles:
-    """One kind of files. `again`: they are made or fetched again when they are needed."""
+    """One kind of files. `regenerable`: they are created or downloaded again when needed."""
 
     name: str
     what: str
     where: tuple[Path, ...]
     regenerable: bool
-    sweep: Callable[[], None] | None = None  # how it is cleared, where deleting `where` would be wrong
+    delete: Callable[[], None] | None = None  # how to delete them, if not by removing `where`
 
     def files(self) -> Iterator[Path]:
-        for place in self.where:
-            if place.is_file() and not place.is_dir():
-                yield place
-            elif place.is_dir():
-                yield from (path for path in place.rglob("*") if path.is_file() and not path.is_symlink())
+        for path in self.where:
+            if path.is_file() and not path.is_dir():
+                yield path
+            elif path.is_dir():
+                yield from (file for file in path.rglob("*") if file.is_file() and not file.is_symlink())
 
     def measure(self) -> tuple[int, int]:
-        """Bytes and files. What goes away meanwhile is not counted."""
+        """The number of bytes and of files."""
         count, total = 0, 0
         for path in self.files():
             with contextlib.suppress(OSError):
@@ -51,29 +50,29 @@ class StoredFiles:
         return total, count
 
     def clear(self) -> int:
-        """Remove them; returns the bytes freed. Raises InputError where the system refuses."""
+        """Delete the files; returns the bytes freed. Raises InputError if the system refuses."""
         before, _ = self.measure()
         try:
-            if self.sweep is not None:
-                self.sweep()
+            if self.delete is not None:
+                self.delete()
             else:
-                for place in self.where:
-                    _remove(place)
+                for path in self.where:
+                    _remove(path)
         except OSError as error:
             raise InputError(
-                f"{error.filename} cannot be removed: {error.strerror}; see who owns it"
+                f"{error.filename} cannot be deleted: {error.strerror}; check its owner and permissions"
             ) from None
         return before - self.measure()[0]
 
 
 def stored_files(settings: Settings, environ: dict[str, str]) -> list[StoredFiles]:
-    """All kinds, those that are made again first."""
-    from keystroke.engine.library import Library
-    from keystroke.engine.onnx.cache import Cache
+    """All kinds, regenerable ones first."""
+    from keystroke.engine.library import ModelLibrary
+    from keystroke.engine.onnx.cache import ConversionCache
 
     cache, state = settings.paths.cache, settings.paths.state
     shared = platformdirs.user_cache_path("keystroke", appauthor=False)  # settings do not move these
-    converted, library = Cache(cache / "onnx"), Library(settings.paths.models)
+    converted, library = ConversionCache(cache / "onnx"), ModelLibrary(settings.paths.models)
     database = tuple(state / f"gateway.db{end}" for end in ("", "-wal", "-shm", "-journal"))
     learned = tuple(state / f"learned.db{end}" for end in ("", "-wal", "-shm", "-journal"))
     return [
@@ -81,27 +80,31 @@ def stored_files(settings: Settings, environ: dict[str, str]) -> list[StoredFile
             "converted", "models converted for this machine", (converted.folder,), True, converted.clear
         ),
         StoredFiles("tokenizers", "tokenizers, ready to load", (cache / "tokenizers",), True),
-        StoredFiles("prefixes", "contexts kept warm across restarts", (cache / "prefixes",), True),
-        StoredFiles("probes", "how well models write edits", (cache / "probes.json",), True),
+        StoredFiles("prefixes", "prompt caches kept across restarts", (cache / "prefixes",), True),
+        StoredFiles("probes", "measured edit formats of models", (cache / "probes.json",), True),
         StoredFiles(
             "kernels", "kernels compiled for this machine", (shared / "cuda", cache / "native"), True
         ),
-        StoredFiles("benchmarks", "what benchmarks fetched", tuple(sorted(shared.glob("bench-*"))), True),
-        StoredFiles("gateways", "left by gateways that have ended", tuple(_ended(state / "gateways")), True),
+        StoredFiles("benchmarks", "downloads of benchmarks", tuple(sorted(shared.glob("bench-*"))), True),
+        StoredFiles("gateways", "files of gateways that have ended", tuple(_ended(state / "gateways")), True),
         StoredFiles(
-            "models", "models you added or fetched", (library.folder,), False, partial(_forget, library)
+            "models",
+            "models you added or downloaded",
+            (library.folder,),
+            False,
+            partial(_unregister, library),
         ),
-        StoredFiles("undo", "what edits replaced", (state / "undo",), False),
-        StoredFiles("tasks", "tasks that can be gone on with", (state / "tasks",), False),
+        StoredFiles("undo", "undo history of edits", (state / "undo",), False),
+        StoredFiles("tasks", "tasks that can be resumed", (state / "tasks",), False),
         StoredFiles("history", "lines typed into chats", (state / "chat_history",), False),
-        StoredFiles("learned", "what became of suggestions (`keystroke learn`)", learned, False),
+        StoredFiles("learned", "outcomes of suggestions (`keystroke learn`)", learned, False),
         StoredFiles("database", "a server's responses, keys and usage", database, False),
         StoredFiles("settings", "your own settings", (user_file(environ),), False),
     ]
 
 
 def remove_empty_folders(settings: Settings, environ: dict[str, str]) -> None:
-    """Remove folders that are ours by name and empty now."""
+    """Remove empty folders that are named keystroke, or are in one that is."""
     folders = [settings.paths.state / "gateways", settings.paths.cache, settings.paths.state]
     folders += [settings.paths.models, settings.paths.models.parent, user_file(environ).parent]
     for folder in folders:
@@ -111,29 +114,29 @@ def remove_empty_folders(settings: Settings, environ: dict[str, str]) -> None:
 
 
 def _ended(folder: Path) -> Iterator[Path]:
-    """Files of gateways whose process is gone."""
+    """Files of gateways whose process has ended."""
     from keystroke.clients.local_gateway import process_exists, read_announcement
 
     for path in sorted(folder.glob("*")):
-        said = read_announcement(path.with_suffix(".json"))
-        if said is None or not process_exists(said.pid):
+        announcement = read_announcement(path.with_suffix(".json"))
+        if announcement is None or not process_exists(announcement.pid):
             yield path
 
 
-def _forget(library: Library) -> None:
+def _unregister(library: ModelLibrary) -> None:
     from keystroke.engine.library import DOWNLOADS
 
     for name in library.names():
         library.remove(name)
-    shutil.rmtree(library.folder / DOWNLOADS, ignore_errors=True)  # what broken downloads left
+    shutil.rmtree(library.folder / DOWNLOADS, ignore_errors=True)  # incomplete downloads
 
 
-def _remove(place: Path) -> None:
-    """A file, or a folder with all it holds. A link to a folder is emptied and stays: a user put it there."""
-    if place.is_symlink() and place.is_dir():
-        for inside in place.iterdir():
+def _remove(path: Path) -> None:
+    """Delete a file or folder. A link to a folder stays, because a user created it; its target is emptied."""
+    if path.is_symlink() and path.is_dir():
+        for inside in path.iterdir():
             _remove(inside)
-    elif place.is_dir():
-        shutil.rmtree(place)
+    elif path.is_dir():
+        shutil.rmtree(path)
     else:
-        place.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""A file and a cursor, as named on a command line.
+"""A text file and a position in it, as named on a command line.
 
-Reads bytes, refuses what is not text, and writes back only what changed: line ends, byte order mark and
-permissions stay. Lines and columns count from 1, columns in characters, as editors show them.
+Refuses files that are not UTF-8 text. Writing preserves line endings, byte order mark and permissions. Lines
+and columns count from 1, columns in characters, as editors show them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 from keystroke.errors import InputError, NotFound
 
 MAX_BYTES = 64 * 1024 * 1024
-_PLACE = re.compile(r"^(?P<path>.+?):(?P<line>\d+)(?::(?P<column>\d+))?$", re.DOTALL)
+_POSITION = re.compile(r"^(?P<path>.+?):(?P<line>\d+)(?::(?P<column>\d+))?$", re.DOTALL)
 _BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
 class FilePosition:
-    """A position as it was written; `column` None means the end of the line, `line` None of the file."""
+    """`column` None means the end of the line, `line` None the end of the file."""
 
     path: Path
     line: int | None
@@ -31,7 +31,7 @@ class FilePosition:
 
     @classmethod
     def parse(cls, text: str) -> FilePosition:
-        match = _PLACE.match(text)
+        match = _POSITION.match(text)
         if match is None or Path(text).is_file():  # a file may have colons in its name
             return cls(Path(text), None, None)
         column = match["column"]
@@ -40,7 +40,7 @@ class FilePosition:
 
 @dataclass(frozen=True, slots=True)
 class TextFile:
-    """A text file as it was read. In `text` every line ends in LF."""
+    """The content of a text file. In `text` every line ends in LF."""
 
     path: Path
     text: str
@@ -51,7 +51,7 @@ class TextFile:
     def read(cls, path: Path) -> TextFile:
         try:
             if path.is_dir():
-                raise InputError(f"{path} is a folder; name a file")
+                raise InputError(f"{path} is a folder; give a file")
             with path.open("rb") as file:
                 raw = file.read(MAX_BYTES + 1)
         except FileNotFoundError:
@@ -59,32 +59,32 @@ class TextFile:
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}") from None
         if len(raw) > MAX_BYTES:
-            raise InputError(f"{path} is larger than {MAX_BYTES >> 20} MB; name a source file")
+            raise InputError(f"{path} is larger than {MAX_BYTES >> 20} MB; give a source file")
         text = decode(raw.removeprefix(_BOM), str(path))
         newline = "\r\n" if text.count("\r\n") * 2 > text.count("\n") else "\n"
         return cls(path, text.replace("\r\n", "\n"), raw, newline)
 
-    def offset(self, place: FilePosition) -> int:
-        """Where `place` lies in `text`. InputError if it is past the end."""
-        if place.line is None:
+    def offset(self, position: FilePosition) -> int:
+        """The offset of a position in `text`. InputError if it is past the end."""
+        if position.line is None:
             return len(self.text)
         lines = self.text.split("\n")
-        if not 1 <= place.line <= len(lines):
-            raise InputError(f"line {place.line} does not exist; {self.path} has lines 1 to {len(lines)}")
-        length = len(lines[place.line - 1])
-        column = place.column if place.column is not None else length + 1
+        if not 1 <= position.line <= len(lines):
+            raise InputError(f"line {position.line} does not exist; {self.path} has lines 1 to {len(lines)}")
+        length = len(lines[position.line - 1])
+        column = position.column if position.column is not None else length + 1
         if not 1 <= column <= length + 1:
             raise InputError(
-                f"column {column} does not exist; line {place.line} of {self.path} has columns 1 to "
+                f"column {column} does not exist; line {position.line} of {self.path} has columns 1 to "
                 f"{length + 1}"
             )
-        return sum(len(line) + 1 for line in lines[: place.line - 1]) + column - 1
+        return sum(len(line) + 1 for line in lines[: position.line - 1]) + column - 1
 
     def insert(self, offset: int, text: str) -> None:
-        """Write the file with `text` put in at `offset`, or not at all. InputError if it has changed."""
+        """Insert `text` at `offset` and write the file atomically. InputError if the file has changed."""
         head = self._bytes_before(offset)
         data = self.raw[:head] + text.replace("\n", self.newline).encode() + self.raw[head:]
-        target = self.path.resolve()  # a link stays a link
+        target = self.path.resolve()  # keeps a symbolic link
         temporary = None
         try:
             if target.read_bytes() != self.raw:
@@ -100,7 +100,7 @@ class TextFile:
             raise InputError(f"{self.path} cannot be written: {error.strerror}") from None
 
     def _bytes_before(self, offset: int) -> int:
-        """How many bytes of the file lie before `offset`, whatever mixture of line ends it has."""
+        """The number of bytes before `offset`, for any mixture of line endings."""
         at = len(_BOM) if self.raw.startswith(_BOM) else 0
         lines = self.text[:offset].split("\n")
         for line in lines[:-1]:
@@ -117,7 +117,7 @@ def read_input() -> str:
 
 
 def decode(raw: bytes, name: str) -> str:
-    """Bytes as text. InputError names the place that is not."""
+    """Decode UTF-8 text. InputError names the first invalid line."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

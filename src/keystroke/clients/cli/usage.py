@@ -1,7 +1,4 @@
-"""`keystroke usage`: what was spent, by key and model.
-
-Reads receipts that servers stored; computes nothing that is not in them.
-"""
+"""`keystroke usage`: sums up the receipts that servers stored, by key and model."""
 
 from __future__ import annotations
 
@@ -17,9 +14,7 @@ from keystroke.clients.cli.invocation import invocation_of
 
 def usage(
     ctx: typer.Context,
-    days: Annotated[
-        float, typer.Option(min=0.0, help="Look back this many days; 0 means everything.")
-    ] = 30.0,
+    days: Annotated[float, typer.Option(min=0.0, help="Look back this many days; 0 means all time.")] = 30.0,
     key: Annotated[str | None, typer.Option(help="Only this key, by name or id.")] = None,
     json: options.Json = False,
 ) -> None:
@@ -34,7 +29,7 @@ def usage(
         run.console.json([{f: getattr(r, f) for f in r.__dataclass_fields__} for r in rows])
         return
     if not rows:
-        run.console.note("nothing was used in that time")
+        run.console.note("no usage in that time")
         return
     shown = [
         (

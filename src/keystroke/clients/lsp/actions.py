@@ -1,8 +1,8 @@
-"""Code actions, rename and edits by instruction: what can be done here, and doing it.
+"""Code actions, rename and edits by instruction.
 
-Listing is cheap and asks nobody (editors list at every move of the cursor); what an action would change
-is asked for when it is chosen. Changes come back whole, and are turned into one workspace edit for the text
-they were made for; a text that changed meanwhile refuses them.
+Listing actions sends no request, because editors list at every cursor move; the change is requested when an
+action is chosen. It becomes one workspace edit, and is refused if the text has changed meanwhile. Files
+outside the workspace are never changed.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from keystroke.text import Document, Edit
 
 _Kind = types.CodeActionKind
 _REWRITE = _Kind.RefactorRewrite
-# A comment that asks for something: whoever has no way to be asked for an instruction writes it down.
-_WISH = re.compile(r"(?:#|//|--|/\*|<!--)[ \t]*(?:TODO|FIXME)\b[ \t]*(?:\([^)\n]*\))?[:\- \t]+([^\n]{3,300})")
+# A TODO comment is offered as an instruction, for editors that cannot prompt for one.
+_TODO = re.compile(r"(?:#|//|--|/\*|<!--)[ \t]*(?:TODO|FIXME)\b[ \t]*(?:\([^)\n]*\))?[:\- \t]+([^\n]{3,300})")
 _NAME = re.compile(r"[^\W\d]\w*")
 
 
 @dataclass(frozen=True, slots=True)
-class _Offer:
+class _RefactoringAction:
     refactoring: live.Refactoring
     title: str
     kind: types.CodeActionKind
 
 
 _SELECTED = (
-    _Offer("extract_function", "Extract function", _Kind.RefactorExtract),
-    _Offer("extract_variable", "Extract variable", _Kind.RefactorExtract),
+    _RefactoringAction("extract_function", "Extract function", _Kind.RefactorExtract),
+    _RefactoringAction("extract_variable", "Extract variable", _Kind.RefactorExtract),
 )
-_AT_NAME = (_Offer("inline", "Inline", _Kind.RefactorInline),)
-_ALWAYS = (_Offer("organise_imports", "Organise imports", _Kind.SourceOrganizeImports),)
+_AT_NAME = (_RefactoringAction("inline", "Inline", _Kind.RefactorInline),)
+_ALWAYS = (_RefactoringAction("organise_imports", "Organise imports", _Kind.SourceOrganizeImports),)
 
 
 class Actions:
-    """`versioned`: the editor takes edits that name the version they are for."""
+    """`versioned`: the editor accepts versioned edits. `resolvable`: it resolves an action's edit later."""
 
     def __init__(self, documents: Documents, channel: Channel, findings: Findings) -> None:
         self._documents, self._channel, self._findings = documents, channel, findings
@@ -58,35 +58,35 @@ class Actions:
     # Listing
 
     def list_actions(
-        self, uri: str, place: types.Range, only: Sequence[str] | None
+        self, uri: str, range_: types.Range, only: Sequence[str] | None
     ) -> list[types.CodeAction | types.Command]:
         document = self._documents.get_usable(uri)
         if document is None:
             return []
-        start, end = document.span(place)
+        start, end = document.span(range_)
         found: list[types.CodeAction] = []
-        if _wanted(_Kind.QuickFix, only):
+        if _matches_kind(_Kind.QuickFix, only):
             found += self._fixes(document, start, end)
         if document.language == "python":
             found += self._refactorings(document, start, end, only)
-        if _wanted(_REWRITE, only):
-            found += self._wishes(document, start, end)
+        if _matches_kind(_REWRITE, only):
+            found += self._todo_actions(document, start, end)
         return [*found]
 
     def _fixes(self, document: OpenDocument, start: int, end: int) -> list[types.CodeAction]:
         fixes: list[types.CodeAction] = []
         quiet: list[types.CodeAction] = []
-        for known in self._findings.placed(document):
-            if known.start > end or known.end < start:
+        for finding in self._findings.placed(document):
+            if finding.start > end or finding.end < start:
                 continue
-            for index, (title, edits) in enumerate(known.fixes):
-                preferred = index == 0 < known.ready
-                fixes.append(self._fix(document, title, edits, known.diagnostic, preferred=preferred))
-            for reason in REASONS if known.audited else ():
-                edit = suppression_edit(document, known.start, known.code, reason)
+            for index, (title, edits) in enumerate(finding.fixes):
+                preferred = index == 0 < finding.ready
+                fixes.append(self._fix(document, title, edits, finding.diagnostic, preferred=preferred))
+            for reason in REASONS if finding.audited else ():
+                edit = suppression_edit(document, finding.start, finding.code, reason)
                 if edit is not None:
-                    title = f"Suppress {known.code}: {reason}"
-                    quiet.append(self._fix(document, title, (edit,), known.diagnostic, preferred=False))
+                    title = f"Suppress {finding.code}: {reason}"
+                    quiet.append(self._fix(document, title, (edit,), finding.diagnostic, preferred=False))
         return fixes + quiet
 
     def _fix(
@@ -111,29 +111,29 @@ class Actions:
     ) -> list[types.CodeAction]:
         offers = list(_SELECTED if end > start else _AT_NAME if _name_at(document, start) else ())
         actions = []
-        for offer in (*offers, *(_ALWAYS if only else ())):  # source actions are asked for by kind
-            if not _wanted(offer.kind, only):
+        for offer in (*offers, *(_ALWAYS if only else ())):  # source actions are only requested by kind
+            if not _matches_kind(offer.kind, only):
                 continue
             arguments = [document.uri, document.range(start, end), offer.refactoring, ""]
-            actions.append(self._later(offer.title, offer.kind, REFACTOR, arguments))
+            actions.append(self._deferred(offer.title, offer.kind, REFACTOR, arguments))
         return actions
 
-    def _wishes(self, document: OpenDocument, start: int, end: int) -> list[types.CodeAction]:
+    def _todo_actions(self, document: OpenDocument, start: int, end: int) -> list[types.CodeAction]:
         first = document.text.rfind("\n", 0, start) + 1
         last = document.text.find("\n", end)
         last = len(document.text) if last < 0 else last
         actions = []
-        for wish in _WISH.finditer(document.text, first, last):
-            instruction = wish[1].replace("*/", "").replace("-->", "").strip()
+        for todo in _TODO.finditer(document.text, first, last):
+            instruction = todo[1].replace("*/", "").replace("-->", "").strip()
             region = (first, last) if end > start else (0, 0)
             arguments = [document.uri, document.range(*region), instruction]
-            actions.append(self._later(f"Do: {instruction:.60}", _REWRITE, EDIT, arguments))
+            actions.append(self._deferred(f"Do: {instruction:.60}", _REWRITE, EDIT, arguments))
         return actions
 
-    def _later(
+    def _deferred(
         self, title: str, kind: types.CodeActionKind, command: str, arguments: list[Any]
     ) -> types.CodeAction:
-        """An action whose edit is made when it is chosen."""
+        """An action whose edit is computed when it is chosen."""
         if self.resolvable:
             return types.CodeAction(title, kind, data={"command": command, "arguments": arguments})
         return types.CodeAction(title, kind, command=types.Command(title, command, arguments=arguments))
@@ -141,10 +141,10 @@ class Actions:
     # Doing
 
     async def refactor(
-        self, uri: str, place: types.Range, kind: live.Refactoring, name: str = ""
+        self, uri: str, range_: types.Range, kind: live.Refactoring, name: str = ""
     ) -> types.WorkspaceEdit:
-        document = self._opened(uri)
-        start, end = document.span(place)
+        document = self._require_document(uri)
+        start, end = document.span(range_)
         if kind.startswith("extract") and not name:
             name = "extracted"
         ask = live.RefactorAsk(
@@ -156,13 +156,13 @@ class Actions:
             end=end,
             name=name,
         )
-        return self._made(document, await self._channel.request(ask))
+        return self._to_workspace_edit(document, await self._channel.request(ask))
 
-    async def edit(self, uri: str, place: types.Range | None, instruction: str) -> types.WorkspaceEdit:
-        document = self._opened(uri)
-        start, end = document.span(place) if place is not None else (0, 0)
+    async def edit(self, uri: str, range_: types.Range | None, instruction: str) -> types.WorkspaceEdit:
+        document = self._require_document(uri)
+        start, end = document.span(range_) if range_ is not None else (0, 0)
         if not instruction.strip():
-            raise InputError("The instruction is empty; say what to change.")
+            raise InputError("The instruction is empty; describe what to change.")
         ask = live.EditAsk(
             id=self._channel.new_id(),
             buffer=uri,
@@ -171,50 +171,48 @@ class Actions:
             end=end,
             instruction=instruction.strip(),
         )
-        return self._made(document, await self._channel.request(ask))
+        return self._to_workspace_edit(document, await self._channel.request(ask))
 
     def suppress(self, uri: str, line: int, rule: str, reason: str) -> types.WorkspaceEdit:
-        document = self._opened(uri)
+        document = self._require_document(uri)
         offset = document.offset(types.Position(line, 0))
         edit = suppression_edit(document, offset, rule, reason)
         if edit is None:
-            raise InputError("A suppression needs a reason, and a line before which a comment can stand.")
+            raise InputError("A suppression needs a reason, and a line that a comment can precede.")
         return self._workspace_edit([(document, (edit,))])
 
     # Rename
 
-    def prepare_rename(self, uri: str, place: types.Position) -> types.PrepareRenamePlaceholder | None:
+    def prepare_rename(self, uri: str, position: types.Position) -> types.PrepareRenamePlaceholder | None:
         document = self._documents.get_usable(uri)
         if document is None or document.language != "python":
             return None
-        span = _name_at(document, document.offset(place))
+        span = _name_at(document, document.offset(position))
         if span is None:
             return None
         return types.PrepareRenamePlaceholder(document.range(*span), document.text[slice(*span)])
 
-    async def rename(self, uri: str, place: types.Position, name: str) -> types.WorkspaceEdit:
+    async def rename(self, uri: str, position: types.Position, name: str) -> types.WorkspaceEdit:
         if not name.isidentifier() or keyword.iskeyword(name):
-            raise InputError(f"{name:.60} is not a name that Python allows; choose another.")
-        document = self._opened(uri)
-        span = _name_at(document, document.offset(place))
+            raise InputError(f"{name:.60} is not a valid Python name; choose another.")
+        document = self._require_document(uri)
+        span = _name_at(document, document.offset(position))
         if span is None or document.language != "python":
             raise InputError("There is no name here that can be renamed.")
         return await self.refactor(uri, document.range(*span), "rename", name)
 
     # Edits
 
-    def _opened(self, uri: str) -> OpenDocument:
+    def _require_document(self, uri: str) -> OpenDocument:
         document = self._documents.get_usable(uri)
         if document is None:
-            raise InputError("This document is not open, or too large to be worked on.")
+            raise InputError("This document is not open, or is too large.")
         return document
 
-    def _made(self, document: OpenDocument, reply: object) -> types.WorkspaceEdit:
-        if not isinstance(reply, live.Changes):
-            raise InputError("There is nothing to change.")
-        if reply.version != document.revision:
+    def _to_workspace_edit(self, document: OpenDocument, reply: object) -> types.WorkspaceEdit:
+        if isinstance(reply, live.Changes) and reply.version != document.revision:
             raise InputError("The text changed meanwhile; try again.")
-        if not reply.files:
+        if not isinstance(reply, live.Changes) or not reply.files:
             raise InputError("There is nothing to change.")
         texts: list[tuple[OpenDocument | Path, Sequence[Edit]]] = []
         for file in reply.files:
@@ -225,16 +223,16 @@ class Actions:
             if opened is not None:
                 texts.append((opened, edits))
             elif file.path is not None:
-                texts.append((self._inside(file.path), edits))
+                texts.append((self._workspace_file(file.path), edits))
             else:
                 raise InputError("A document that the change needs was closed meanwhile; try again.")
         return self._workspace_edit(texts)
 
-    def _inside(self, path: str) -> Path:
-        """A file of the workspace; nothing outside it is ever changed."""
+    def _workspace_file(self, path: str) -> Path:
+        """The resolved path. Raises Forbidden for a file outside the workspace."""
         file = Path(path).resolve()
         if not any(file.is_relative_to(Path(root).resolve()) for root in self._documents.roots):
-            raise Forbidden(f"The change would reach {file}, which is outside the workspace.")
+            raise Forbidden(f"The change would modify {file}, which is outside the workspace.")
         return file
 
     def _workspace_edit(
@@ -247,7 +245,7 @@ class Actions:
                 uri, version, made = target.uri, target.version, target.text_edits(edits)
             else:
                 uri, version = from_fs_path(str(target)) or str(target), None
-                made = self._in_file(target, edits)
+                made = self._file_text_edits(target, edits)
             plain[uri] = made
             identity = types.OptionalVersionedTextDocumentIdentifier(uri, version)
             versioned.append(types.TextDocumentEdit(identity, [*made]))
@@ -255,21 +253,21 @@ class Actions:
             return types.WorkspaceEdit(document_changes=[*versioned])
         return types.WorkspaceEdit(changes={uri: [*edits] for uri, edits in plain.items()})
 
-    def _in_file(self, file: Path, edits: Sequence[Edit]) -> list[types.TextEdit]:
+    def _file_text_edits(self, file: Path, edits: Sequence[Edit]) -> list[types.TextEdit]:
         try:
-            text = file.read_bytes().decode("utf-8-sig")  # an editor does not count the mark
+            text = file.read_bytes().decode("utf-8-sig")  # editors do not count the byte order mark
         except (OSError, UnicodeDecodeError):
             raise InputError(f"{file} cannot be read as UTF-8 text; open it first.") from None
         document, encoding = Document(text), self._documents.encoding
         return [types.TextEdit(to_range(document, e.start, e.end, encoding), e.text) for e in edits]
 
 
-def _wanted(kind: str, only: Sequence[str] | None) -> bool:
+def _matches_kind(kind: str, only: Sequence[str] | None) -> bool:
     return not only or any(kind == asked or kind.startswith(f"{asked}.") for asked in only)
 
 
 def _name_at(document: OpenDocument, offset: int) -> tuple[int, int] | None:
-    """The identifier that an offset touches."""
+    """The span of the identifier at an offset."""
     line = document.document.position(offset, "utf-32").line
     start, end = document.document.line_span(line)
     for found in _NAME.finditer(document.text, start, end):

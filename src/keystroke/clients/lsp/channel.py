@@ -1,7 +1,7 @@
-"""The live channel as the language server holds it: wherever the gateway is, with answers to await.
+"""The language server's connection to the live channel.
 
-Adds two things to the live client. Each connection first asks where the gateway is, so one that died and
-was started again elsewhere is found. `ask` sends a request and returns its one answer, or raises.
+Extends LiveClient in two ways: the gateway's address is looked up before each connection, so that a gateway
+that restarted elsewhere is found, and `request` sends a request and returns its reply.
 """
 
 from __future__ import annotations
@@ -11,27 +11,28 @@ from collections.abc import Awaitable, Callable
 
 from keystroke.clients.connection import RemoteError
 from keystroke.clients.gateway_address import GatewayAddress
+from keystroke.clients.gateway_socket import websocket_url
 from keystroke.clients.live_connection import LiveClient, OnEvent, OnNotice
 from keystroke.errors import EngineError, Unavailable
 from keystroke.protocol import live_messages as live
 
-Ask = live.ProblemsAsk | live.RefactorAsk | live.EditAsk | live.NextEditAsk
-Reply = live.Problems | live.Changes | live.NextEdit | live.NextEditDropped
+ChannelRequest = live.ProblemsAsk | live.RefactorAsk | live.EditAsk | live.NextEditAsk
+ChannelReply = live.Problems | live.Changes | live.NextEdit | live.NextEditDropped
 
 
 class Channel(LiveClient):
     def __init__(
         self, locate: Callable[[], Awaitable[GatewayAddress]], *, on_event: OnEvent, on_notice: OnNotice
     ) -> None:
-        super().__init__(on_event=self._received, on_notice=on_notice)
+        super().__init__(on_event=self._on_live_event, on_notice=on_notice)
         self._locate = locate
-        self._pass_on = on_event
-        self._replies: dict[str, asyncio.Future[Reply]] = {}
+        self._forward_event = on_event
+        self._replies: dict[str, asyncio.Future[ChannelReply]] = {}
 
-    async def request(self, request: Ask) -> Reply:
-        """The answer to a request. Raises RemoteError with the gateway's words, Unavailable where there is no
+    async def request(self, request: ChannelRequest) -> ChannelReply:
+        """The reply to a request. Raises RemoteError with the gateway's message, Unavailable without a
         gateway. Cancelling the awaiting task cancels the request."""
-        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[ChannelReply] = asyncio.get_running_loop().create_future()
         self._replies[request.id] = reply
         try:
             if not self._send(request):
@@ -47,7 +48,7 @@ class Channel(LiveClient):
         self._count += 1
         return f"a{self._count}"
 
-    def _received(self, event: live.LiveEvent) -> None:
+    def _on_live_event(self, event: live.LiveEvent) -> None:
         names = event.answers if isinstance(event, live.NextEdit) else [getattr(event, "id", None)]
         for name in names:
             reply = self._replies.get(name or "")
@@ -55,20 +56,20 @@ class Channel(LiveClient):
                 continue
             if isinstance(event, live.LiveError):
                 reply.set_exception(RemoteError(event.error, event.status))
-            elif isinstance(event, Reply):
+            elif isinstance(event, ChannelReply):
                 reply.set_result(event)
             elif isinstance(event, live.NotShown):
                 reply.set_exception(EngineError(f"The request ended: {event.reason}."))
-        self._pass_on(event)
+        self._forward_event(event)
 
     async def _connect(self) -> None:
-        place = await self._locate()
-        self._url = f"ws{place.url.rstrip('/').removesuffix('/v1').removeprefix('http')}/v1/live"
-        self._api_key = place.token or self._api_key
+        address = await self._locate()
+        self._url = websocket_url(address.url, "/v1/live")
+        self._api_key = address.token or self._api_key
         await super()._connect()
 
-    def _give_up(self, reason: str) -> None:
-        super()._give_up(reason)
+    def _fail_pending(self, reason: str) -> None:
+        super()._fail_pending(reason)
         for reply in tuple(self._replies.values()):
             if not reply.done():
-                reply.set_exception(Unavailable("The gateway went away; try again shortly."))
+                reply.set_exception(Unavailable("The gateway was lost; try again shortly."))

@@ -1,4 +1,4 @@
-"""The names under which the language server can be asked for something, and the kinds of its code actions."""
+"""The names of the language server's commands, and the kinds of its code actions."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The documents an editor has open.
 
-Each is an immutable snapshot that moves on by the editor's own edits; those of the recent past are kept,
-so that an answer about an older revision can be carried onto the text of now. The editor's version is only
-reported back: revisions are counted here, because not every editor counts as it should. No I/O.
+This is the only copy of each text in the process. Recent edits are kept, so that an answer for an older
+revision can be rebased onto the current text. Revisions are counted here, because some editors do not
+increase their versions; the editor's version is only reported back. No I/O.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path, PurePath
 from lsprotocol import types
 from pygls.uris import to_fs_path, urlparse
 
-from keystroke.text import Document, Dropped, Edit, Encoding, Position, rebase_all
+from keystroke.text import Document, Dropped, Edit, Encoding, rebase_all
 
-HISTORY = 512  # changes remembered; an answer older than that is dropped
-_LONE = re.compile("[\ud800-\udfff]")
+HISTORY = 512  # changes kept; an answer older than that is dropped
+_SURROGATES = re.compile("[\ud800-\udfff]")
 NOTEBOOK_SCHEMES = ("vscode-notebook-cell", "vscode-notebook")
 
 
 def replace_surrogates(text: str) -> str:
-    """Half characters, which some editors send, as the replacement character: as wide in every encoding."""
-    return _LONE.sub("\ufffd", text) if not text.isascii() else text
+    """Replace lone surrogates, which some editors send, by a character of the same width in UTF-16."""
+    return _SURROGATES.sub("\ufffd", text) if not text.isascii() else text
 
 
 @dataclass(slots=True)
 class OpenDocument:
-    """`refusal`: why nothing is done for this document, if so."""
+    """`refusal`: why this document is ignored, if it is."""
 
     uri: str
     document: Document
@@ -41,7 +41,7 @@ class OpenDocument:
     encoding: Encoding
     refusal: str | None = None
     revision: int = 0
-    _past: deque[tuple[int, tuple[Edit, ...]]] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    _history: deque[tuple[int, tuple[Edit, ...]]] = field(default_factory=lambda: deque(maxlen=HISTORY))
 
     @property
     def text(self) -> str:
@@ -50,7 +50,7 @@ class OpenDocument:
     def apply_changes(
         self, version: int | None, changes: Iterable[types.TextDocumentContentChangeEvent]
     ) -> tuple[Edit, ...]:
-        """Make the editor's changes, each counted in what the one before it left; the edits they are."""
+        """Apply the editor's changes, each relative to the result of the one before; return the edits."""
         made: list[Edit] = []
         for change in changes:
             text = replace_surrogates(change.text)
@@ -64,19 +64,19 @@ class OpenDocument:
         if version is not None:
             self.version = version
         edits = tuple(made)
-        self._past.append((self.revision, edits))
+        self._history.append((self.revision, edits))
         return edits
 
     def edits_since(self, revision: int) -> tuple[Edit, ...] | None:
-        """The edits made after a revision, one after another; None where they are forgotten."""
+        """The edits made after a revision, in order; None if they are no longer kept."""
         if revision == self.revision:
             return ()
-        if revision > self.revision or not self._past or self._past[0][0] > revision + 1:
+        if revision > self.revision or not self._history or self._history[0][0] > revision + 1:
             return None
-        return tuple(edit for made, edits in self._past if made > revision for edit in edits)
+        return tuple(edit for made, edits in self._history if made > revision for edit in edits)
 
     def carry_span(self, start: int, end: int, revision: int) -> tuple[int, int] | None:
-        """Where a span of an older revision lies now; None where it was typed into, or is unknown."""
+        """The current position of a span of an older revision; None if it was edited, or is unknown."""
         edits = self.edits_since(revision)
         if edits is None:
             return None
@@ -88,7 +88,7 @@ class OpenDocument:
         return start, end
 
     def rebase_edits(self, edits: Sequence[Edit], revision: int) -> tuple[Edit, ...] | None:
-        """Edits made for an older revision as edits of the text now; None where typing overtook them."""
+        """Edits for an older revision as edits of the current text; None if they conflict with newer ones."""
         typed = self.edits_since(revision)
         if typed is None:
             return None
@@ -97,17 +97,17 @@ class OpenDocument:
         moved = rebase_all(edits, typed)
         return None if isinstance(moved, Dropped) else moved
 
-    # Places
+    # Positions
 
-    def offset(self, place: types.Position) -> int:
-        return self.document.offset(place.line, place.character, self.encoding, clamp=True)
+    def offset(self, position: types.Position) -> int:
+        return self.document.offset(position.line, position.character, self.encoding, clamp=True)
 
-    def span(self, place: types.Range) -> tuple[int, int]:
-        start, end = self.offset(place.start), self.offset(place.end)
+    def span(self, range_: types.Range) -> tuple[int, int]:
+        start, end = self.offset(range_.start), self.offset(range_.end)
         return min(start, end), max(start, end)
 
-    def to_edit(self, place: types.Range, text: str) -> Edit:
-        return Edit(*self.span(place), text)
+    def to_edit(self, range_: types.Range, text: str) -> Edit:
+        return Edit(*self.span(range_), text)
 
     def range(self, start: int, end: int) -> types.Range:
         return to_range(self.document, start, end, self.encoding)
@@ -120,15 +120,11 @@ def to_range(document: Document, start: int, end: int, encoding: Encoding) -> ty
     size = len(document)
     first = document.position(min(start, size), encoding)
     last = document.position(min(end, size), encoding)
-    return types.Range(_place(first), _place(last))
-
-
-def _place(position: Position) -> types.Position:
-    return types.Position(position.line, position.column)
+    return types.Range(types.Position(first.line, first.column), types.Position(last.line, last.column))
 
 
 class Documents:
-    """Open documents by URI. `roots` are the folders the editor works in."""
+    """Open documents by URI. `roots` are the workspace folders."""
 
     def __init__(self, max_characters: int) -> None:
         self.encoding: Encoding = "utf-16"
@@ -143,12 +139,12 @@ class Documents:
         return self._open.get(uri)
 
     def get_usable(self, uri: str) -> OpenDocument | None:
-        """The document, if it is open and something is done for it."""
+        """The document, if it is open and not refused."""
         found = self._open.get(uri)
         return found if found is not None and found.refusal is None else None
 
     def open(self, item: types.TextDocumentItem) -> OpenDocument:
-        """Open a document; one that is open already begins anew. Revisions go on rising either way."""
+        """Open a document, or reopen it with a higher revision."""
         before = self._open.get(item.uri)
         path = path_of(item.uri)
         opened = OpenDocument(
@@ -170,7 +166,7 @@ class Documents:
 
     def refusal(self, opened: OpenDocument) -> str | None:
         if urlparse(opened.uri)[0] in NOTEBOOK_SCHEMES:
-            return "cells of notebooks are left alone"
+            return "notebook cells are not supported"
         if len(opened.text) > self._max:
             return f"it is larger than assist.max_file_kb ({self._max // 1024} KB)"
         if "\0" in opened.text:
@@ -178,7 +174,7 @@ class Documents:
         return None
 
     def root_of(self, path: str | None) -> str | None:
-        """The innermost workspace folder a path lies in."""
+        """The innermost workspace folder that contains a path."""
         if path is None:
             return self.roots[0] if self.roots else None
         inside = [root for root in self.roots if PurePath(path).is_relative_to(root)]
@@ -191,5 +187,5 @@ class Documents:
 
 
 def path_of(uri: str) -> str | None:
-    """The file a URI names; None for a document that has none yet."""
+    """The file of a URI; None for a document without one."""
     return to_fs_path(uri) if urlparse(uri)[0] == "file" else None

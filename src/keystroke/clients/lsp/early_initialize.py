@@ -1,8 +1,7 @@
-"""The answer to `initialize`, given before anything heavy is loaded.
+"""Answers `initialize` before the language server's imports are loaded, so that editors start quickly.
 
-Plain values only. It says exactly what the server itself would say, and a test compares the two; the
-server then gets the same message, with its own answer left out. Whatever is not a sound `initialize` is left
-to the server.
+The reply equals the server's own, which a test checks. The server then handles the same message and its
+reply is dropped. Any first message that is not a valid `initialize` is left to the server.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ ENCODINGS = ("utf-8", "utf-16", "utf-32")
 
 @dataclass(frozen=True, slots=True)
 class FirstMessage:
-    """The first message as it came; `answered` is its id where it was answered here, as `reply`."""
+    """The first message. `answered_id` is its id if it was answered here, with `reply`."""
 
     body: bytes
     answered_id: int | str | None = None
@@ -26,7 +25,7 @@ class FirstMessage:
 
 
 def answer_initialize(body: bytes, version: str) -> FirstMessage:
-    """Answer the first message if it is an `initialize`."""
+    """Build the reply to the first message if it is an `initialize`."""
     try:
         message = json.loads(body)
         name = message["id"]
@@ -48,7 +47,7 @@ def answer_initialize(body: bytes, version: str) -> FirstMessage:
 
 
 def capabilities(client: dict[str, Any]) -> dict[str, Any]:
-    """What this server can do for a client that says this about itself."""
+    """The server's capabilities for a client with these capabilities."""
     wanted = _field(client, "general", "positionEncodings") or []
     renames = _field(client, "textDocument", "rename", "prepareSupport")
     found: dict[str, Any] = {

@@ -1,13 +1,13 @@
-"""Which messages the language server answers, and with what.
+"""Registers the handlers of the language server's requests, notifications and commands.
 
-A table in code. Each handler reads its parameters, calls one thing and returns; an error of ours becomes
-a response error with its own sentence, or a message where nobody waits for a response.
+Each handler reads its parameters and calls one method. A KeystrokeError becomes a response error with the
+same message, or a message shown to the user where no response is expected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
@@ -30,13 +30,14 @@ from keystroke.clients.lsp.suggestions import field_of
 from keystroke.errors import KeystrokeError, UsageError
 from keystroke.protocol import live_messages as live
 
-FRESH = 1.0  # seconds a pulled report waits for the audit of the last key
+AUDIT_TIMEOUT = 1.0  # seconds that a pulled report waits for the audit of the current text
 _REQUEST_FAILED = -32803
 _INVALID_PARAMS = -32602
+_T = TypeVar("_T")
 
 
 class RequestFailed(JsonRpcException):
-    """An error of ours as a response."""
+    """A KeystrokeError as a JSON-RPC error response."""
 
     def __init__(self, error: KeystrokeError) -> None:
         code = _INVALID_PARAMS if isinstance(error, UsageError) else _REQUEST_FAILED
@@ -44,20 +45,20 @@ class RequestFailed(JsonRpcException):
 
 
 def register(server: KeystrokeServer) -> None:
-    _life(server)
-    _suggestions(server)
-    _diagnostics(server)
-    _actions(server)
-    _commands(server)
-    _tasks(server)
+    _register_lifecycle(server)
+    _register_suggestions(server)
+    _register_diagnostics(server)
+    _register_actions(server)
+    _register_commands(server)
+    _register_tasks(server)
 
 
-def _life(server: KeystrokeServer) -> None:
+def _register_lifecycle(server: KeystrokeServer) -> None:
     @server.feature(types.INITIALIZE)
     def initialize(params: types.InitializeParams) -> None:
         server.read_capabilities(params)
         if server.pulls_diagnostics:
-            _pull(server)
+            _register_pull_diagnostics(server)
 
     @server.feature(types.INITIALIZED)
     def initialized(_params: types.InitializedParams) -> None:
@@ -79,10 +80,10 @@ def _life(server: KeystrokeServer) -> None:
 
     @server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)
     def configuration(_params: types.DidChangeConfigurationParams) -> None:
-        """Settings are read from files, by the gateway."""
+        """Ignored: the gateway reads settings from files."""
 
 
-def _suggestions(server: KeystrokeServer) -> None:
+def _register_suggestions(server: KeystrokeServer) -> None:
     suggestions = server.suggestions
 
     @server.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())
@@ -102,7 +103,7 @@ def _suggestions(server: KeystrokeServer) -> None:
 
     @server.feature("keystroke/receipt")
     def receipt(params: Any) -> dict[str, Any]:
-        """Why nothing is shown, or where the time of what is shown went."""
+        """The timings of the last suggestion, or why none was shown."""
         return suggestions.receipt(str(field_of(params, "uri")))
 
     @server.feature("textDocument/didShowCompletion")
@@ -123,18 +124,18 @@ def _suggestions(server: KeystrokeServer) -> None:
     def focused(params: Any) -> None:
         uri = field_of(field_of(params, "textDocument"), "uri")
         if isinstance(uri, str):
-            server.check_now(uri)  # other files may have changed since it was last looked at
+            server.check_now(uri)  # other files may have changed since its last check
 
 
-def _diagnostics(server: KeystrokeServer) -> None:
+def _register_diagnostics(server: KeystrokeServer) -> None:
     @server.feature("keystroke/findings")
     def findings(params: Any) -> list[types.Diagnostic]:
-        """What is known about a document now, for clients that show it in their own way."""
+        """The current diagnostics of a document, for clients that show them in their own way."""
         document = server.documents.get_usable(str(field_of(params, "uri")))
         return server.findings.diagnostics(document) if document is not None else []
 
 
-def _pull(server: KeystrokeServer) -> None:
+def _register_pull_diagnostics(server: KeystrokeServer) -> None:
     options = types.DiagnosticOptions(inter_file_dependencies=True, workspace_diagnostics=False)
 
     @server.feature(types.TEXT_DOCUMENT_DIAGNOSTIC, options)
@@ -143,12 +144,12 @@ def _pull(server: KeystrokeServer) -> None:
         if document is None:
             return types.RelatedFullDocumentDiagnosticReport([])
         if server.channel.connected:
-            await server.findings.wait_until_fresh(document, FRESH)
-        server.findings.changed_diagnostics(document)  # what is told here need not be announced again
+            await server.findings.wait_until_fresh(document, AUDIT_TIMEOUT)
+        server.findings.changed_diagnostics(document)  # mark them as reported
         return types.RelatedFullDocumentDiagnosticReport(server.findings.diagnostics(document))
 
 
-def _actions(server: KeystrokeServer) -> None:
+def _register_actions(server: KeystrokeServer) -> None:
     actions = server.actions
 
     @server.feature(
@@ -168,7 +169,7 @@ def _actions(server: KeystrokeServer) -> None:
         arguments = field_of(action.data, "arguments")
         if isinstance(command, str) and isinstance(arguments, (list, tuple)):
             async with server.show_progress("Keystroke", action.title):
-                action.edit = await _failing(_edit_of(server, command, list(arguments)))
+                action.edit = await _as_response(_edit_of(server, command, list(arguments)))
         return action
 
     @server.feature(types.TEXT_DOCUMENT_PREPARE_RENAME)
@@ -180,14 +181,16 @@ def _actions(server: KeystrokeServer) -> None:
         async with server.show_progress(
             "Keystroke", f"renaming to {params.new_name}", params.work_done_token
         ):
-            return await _failing(actions.rename(params.text_document.uri, params.position, params.new_name))
+            return await _as_response(
+                actions.rename(params.text_document.uri, params.position, params.new_name)
+            )
 
 
-def _commands(server: KeystrokeServer) -> None:
-    def doing(command: str, label: str) -> None:
+def _register_commands(server: KeystrokeServer) -> None:
+    def register_edit(command: str, label: str) -> None:
         @server.command(command)
         async def run(*arguments: Any) -> bool:
-            """Make an edit and have the editor apply it; what goes wrong is shown."""
+            """Compute an edit and have the editor apply it; errors are shown."""
             try:
                 async with server.show_progress("Keystroke", label):
                     edit = await _edit_of(server, command, list(arguments))
@@ -197,9 +200,9 @@ def _commands(server: KeystrokeServer) -> None:
                 return False
             return True
 
-    doing(EDIT, "edit")
-    doing(REFACTOR, "refactoring")
-    doing(SUPPRESS, "suppress finding")
+    register_edit(EDIT, "edit")
+    register_edit(REFACTOR, "refactoring")
+    register_edit(SUPPRESS, "suppress finding")
 
     @server.command(ACCEPTED)
     def accepted(*arguments: Any) -> None:
@@ -215,33 +218,34 @@ def _commands(server: KeystrokeServer) -> None:
         return {"connected": server.channel.connected, "model": server.model}
 
 
-def _tasks(server: KeystrokeServer) -> None:
+def _register_tasks(server: KeystrokeServer) -> None:
     tasks = server.tasks
 
     @server.command(TASK)
     async def begin(*arguments: Any) -> Any:
-        """Arguments: what to do, and options of a task (docs/tasks.md)."""
-        words, options = (*arguments, None, None)[:2]
-        if not isinstance(words, str) or not words.strip():
-            raise RequestFailed(UsageError(f"{TASK} wants what to do, in words."))
-        return await _said(tasks.start(words, _fields(options)))
+        """Arguments: the instruction, and options of a task (docs/tasks.md)."""
+        instruction, options = (*arguments, None, None)[:2]
+        if not isinstance(instruction, str) or not instruction.strip():
+            raise RequestFailed(UsageError(f"{TASK} needs an instruction."))
+        return await _as_response(tasks.start(instruction, _fields(options)))
 
     @server.command(TASK_ACT)
     async def act(*arguments: Any) -> Any:
-        """Arguments: a task's id, what to do with it, and the fields of that request."""
+        """Arguments: a task's id, an action, and the fields of that request."""
         task, what, fields = (*arguments, None, None, None)[:3]
-        return await _said(tasks.act(str(task), str(what), _fields(fields)))
+        return await _as_response(tasks.act(str(task), str(what), _fields(fields)))
 
     @server.command(TASKS)
     async def listed(*_arguments: Any) -> Any:
-        return await _said(tasks.list_tasks())
+        return await _as_response(tasks.list_tasks())
 
     @server.command(TASK_DIFF)
     async def diff(*arguments: Any) -> Any:
-        return await _said(tasks.diff(str(arguments[0] if arguments else "")))
+        return await _as_response(tasks.diff(str(arguments[0] if arguments else "")))
 
 
-async def _said(work: Awaitable[Any]) -> Any:
+async def _as_response(work: Awaitable[_T]) -> _T:
+    """Await a result; a KeystrokeError becomes a response error."""
     try:
         return await work
     except KeystrokeError as error:
@@ -249,7 +253,7 @@ async def _said(work: Awaitable[Any]) -> Any:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """An object of JSON, however the protocol library has read it."""
+    """A JSON object as a dict, whatever type the protocol library gave it."""
     if value is None:
         return {}
     if isinstance(value, dict):
@@ -258,7 +262,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 async def _edit_of(server: KeystrokeServer, command: str, arguments: list[Any]) -> types.WorkspaceEdit:
-    """The edit that a command with its arguments means. Raises KeystrokeError."""
+    """The edit of a command. Raises KeystrokeError."""
     actions = server.actions
     try:
         if command == EDIT:
@@ -272,7 +276,7 @@ async def _edit_of(server: KeystrokeServer, command: str, arguments: list[Any]) 
         uri, line, rule, reason = arguments
         return actions.suppress(uri, int(line), str(rule), str(reason))
     except (ValueError, TypeError, AttributeError):
-        raise UsageError(f"{command} was called with arguments it does not take.") from None
+        raise UsageError(f"{command} was called with invalid arguments.") from None
 
 
 _NOWHERE = types.Range(types.Position(0, 0), types.Position(0, 0))
@@ -287,10 +291,3 @@ def _range(place: Any) -> types.Range | None:
         return types.Position(int(field_of(where, "line")), int(field_of(where, "character")))
 
     return types.Range(position("start"), position("end"))
-
-
-async def _failing(work: Awaitable[types.WorkspaceEdit]) -> types.WorkspaceEdit:
-    try:
-        return await work
-    except KeystrokeError as error:
-        raise RequestFailed(error) from None

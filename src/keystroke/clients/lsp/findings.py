@@ -1,8 +1,7 @@
-"""What is known to be wrong with the open documents, as diagnostics and quick fixes.
+"""Audit findings and problems of the open documents, as diagnostics and quick fixes.
 
-Keeps the last findings and problems of each document with the revision they were made for, and shows
-them carried onto the text of now; what was typed into is left out until it is looked at again. It asks
-nobody: whoever hears of findings puts them here.
+Keeps the latest ones of each document with their revision and maps them onto the current text; those whose
+span was edited are hidden until the next check. Makes no requests itself.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ _SEVERITY = {
     "information": types.DiagnosticSeverity.Information,
     "hint": types.DiagnosticSeverity.Hint,
 }
-# A suppression must say why. These are the reasons people have; a client that can ask takes any other.
+# A suppression needs a reason. These are offered; a client that can prompt accepts any other.
 REASONS = ("checked, the input is trusted", "false alarm", "test code")
 _HASH_COMMENTS = {"python", "ruby", "shellscript", "yaml", "toml", "dockerfile", "makefile"}
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedFinding:
-    """One finding or problem, where it lies now."""
+    """A finding or problem at its current position."""
 
     code: str
     diagnostic: types.Diagnostic
@@ -44,65 +43,65 @@ class PlacedFinding:
     end: int
     fixes: tuple[tuple[str, tuple[Edit, ...]], ...]
     audited: bool
-    ready: int = 0  # how many of the fixes, from the first, are more than suggestions
+    ready: int = 0  # the first so many fixes are safe to apply; the others are suggestions
 
 
 @dataclass(slots=True)
-class _About:
+class _DocumentFindings:
     audit: tuple[int, Sequence[live.LiveFinding]] = (-1, ())
     problems: tuple[int, Sequence[live.Problem]] = (-1, ())
-    told: list[types.Diagnostic] | None = None
-    waiting: list[asyncio.Future[None]] = field(default_factory=list)
+    reported: list[types.Diagnostic] | None = None
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
 
 class Findings:
     def __init__(self) -> None:
-        self._about: dict[str, _About] = {}
+        self._documents: dict[str, _DocumentFindings] = {}
 
     def set_audit(self, event: live.Diagnostics) -> None:
-        about = self._about.setdefault(event.buffer, _About())
-        if event.version >= about.audit[0]:
-            about.audit = (event.version, event.findings)
-        for waiter in about.waiting:
+        state = self._documents.setdefault(event.buffer, _DocumentFindings())
+        if event.version >= state.audit[0]:
+            state.audit = (event.version, event.findings)
+        for waiter in state.waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        about.waiting.clear()
+        state.waiters.clear()
 
     def set_problems(self, event: live.Problems) -> None:
-        about = self._about.setdefault(event.buffer, _About())
-        if event.version >= about.problems[0]:
-            about.problems = (event.version, event.problems)
+        state = self._documents.setdefault(event.buffer, _DocumentFindings())
+        if event.version >= state.problems[0]:
+            state.problems = (event.version, event.problems)
 
     def forget(self, uri: str) -> None:
-        self._about.pop(uri, None)
+        self._documents.pop(uri, None)
 
-    async def wait_until_fresh(self, document: OpenDocument, patience: float) -> None:
-        """Wait until the audit of the present revision is known, but not for long."""
-        about = self._about.setdefault(document.uri, _About())
+    async def wait_until_fresh(self, document: OpenDocument, timeout_s: float) -> None:
+        """Wait for the audit of the current revision, at most `timeout_s` seconds."""
+        state = self._documents.setdefault(document.uri, _DocumentFindings())
         try:
-            async with asyncio.timeout(patience):
-                while about.audit[0] < document.revision:
+            async with asyncio.timeout(timeout_s):
+                while state.audit[0] < document.revision:
                     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    about.waiting.append(waiter)
+                    state.waiters.append(waiter)
                     await waiter
         except TimeoutError:
             return
 
     def placed(self, document: OpenDocument) -> Iterator[PlacedFinding]:
-        """Everything known about a document, carried onto its text of now."""
-        about = self._about.get(document.uri)
-        if about is None:
+        """All findings and problems of a document at their current positions."""
+        state = self._documents.get(document.uri)
+        if state is None:
             return
-        revision, findings = about.audit
+        revision, findings = state.audit
         for found in findings:
             origin = f" (data from {found.origin})" if found.origin else ""
             message = f"{found.message.rstrip('.')}{origin}. CWE-{found.cwe}"
-            placed = self._placed(document, revision, found, found.rule, message)
+            placed = self._place(document, revision, found, found.rule, message)
             if placed is not None:
                 yield placed
-        revision, problems = about.problems
+        revision, problems = state.problems
         for problem in problems:
-            placed = self._placed(document, revision, problem, problem.code, problem.message)
+            placed = self._place(document, revision, problem, problem.code, problem.message)
             if placed is not None:
                 yield placed
 
@@ -110,31 +109,33 @@ class Findings:
         return [known.diagnostic for known in self.placed(document)]
 
     def changed_diagnostics(self, document: OpenDocument) -> list[types.Diagnostic] | None:
-        """The diagnostics, where they are not those told last; they count as told from now on."""
-        about = self._about.setdefault(document.uri, _About())
+        """The diagnostics if they differ from those returned last, else None."""
+        state = self._documents.setdefault(document.uri, _DocumentFindings())
         now = self.diagnostics(document)
-        if about.told == now:
+        if state.reported == now:
             return None
-        about.told = now
+        state.reported = now
         return now
 
     @staticmethod
-    def _placed(
+    def _place(
         document: OpenDocument, revision: int, found: live.LiveFinding | live.Problem, code: str, message: str
     ) -> PlacedFinding | None:
         span = document.carry_span(found.start, found.end, revision)
         if span is None or span[1] > len(document.text):
             return None
-        fixes: list[tuple[str, tuple[Edit, ...]]] = []
-        for fix in found.fixes:
-            edits = document.rebase_edits([Edit(d.start, d.end, d.text) for d in fix.edits], revision)
-            if edits:
-                fixes.append((fix.title, edits))
+
+        def rebased(fixes: Sequence[live.LiveFix], prefix: str = "") -> list[tuple[str, tuple[Edit, ...]]]:
+            made = [
+                (f"{prefix}{fix.title}", [Edit(d.start, d.end, d.text) for d in fix.edits]) for fix in fixes
+            ]
+            moved = [(title, document.rebase_edits(edits, revision)) for title, edits in made]
+            return [(title, edits) for title, edits in moved if edits]
+
+        fixes = rebased(found.fixes)
         ready = len(fixes)
-        for fix in found.suggestions if isinstance(found, live.LiveFinding) else ():
-            edits = document.rebase_edits([Edit(d.start, d.end, d.text) for d in fix.edits], revision)
-            if edits:
-                fixes.append((f"Suggestion: {fix.title}", edits))
+        if isinstance(found, live.LiveFinding):
+            fixes += rebased(found.suggestions, "Suggestion: ")
         diagnostic = types.Diagnostic(
             range=document.range(*span),
             message=message,
@@ -148,7 +149,7 @@ class Findings:
 
 
 def suppression_edit(document: OpenDocument, offset: int, rule: str, reason: str) -> Edit | None:
-    """The comment that suppresses a rule for the line of `offset`; None where no comment can stand."""
+    """An edit that inserts a suppression comment above the line of `offset`; None where none is possible."""
     reason = " ".join(reason.split())
     line = document.document.position(offset, "utf-32").line
     if not reason or (line and document.document.line(line - 1).rstrip().endswith("\\")):

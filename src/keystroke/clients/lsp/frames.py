@@ -1,7 +1,6 @@
-"""Messages as bytes: where one ends and the next begins on a stream.
+"""LSP framing: reads and writes message bodies delimited by `Content-Length` headers.
 
-Knows `Content-Length` and nothing of what is inside. Imports nothing heavy: the first message is
-answered before anything heavy is loaded.
+Imports nothing heavy, because the first message is answered before the server is loaded.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ class Reader(Protocol):
 
 
 async def standard_streams() -> tuple[Reader, BinaryIO]:
-    """Standard input to read from and standard output to write to."""
+    """A reader of standard input, and standard output."""
     source, target = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # a stray print must not end up between messages
+    sys.stdout = sys.stderr  # a stray print must not corrupt the message stream
     return await _stdin(source, target), target
 
 
@@ -33,7 +32,7 @@ def frame(body: bytes) -> bytes:
 
 
 async def read_body(reader: Reader) -> bytes | None:
-    """The next message; None at the end of the stream."""
+    """The body of the next message; None at the end of the stream."""
     length: int | None = None
     try:
         while True:
@@ -54,10 +53,10 @@ async def read_body(reader: Reader) -> bytes | None:
 
 
 async def _stdin(source: BinaryIO, target: BinaryIO) -> Reader:
-    """Standard input without a thread in between where the system allows it."""
+    """Standard input, without a thread where the system allows it."""
     loop = asyncio.get_running_loop()
     try:
-        # Reading without blocking makes writing so too where both are one socket or terminal.
+        # If both are one socket or terminal, non-blocking reads would make writes non-blocking too.
         if os.fstat(source.fileno())[1:3] != os.fstat(target.fileno())[1:3]:
             reader = asyncio.StreamReader(limit=1 << 20)
             await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)

@@ -1,8 +1,8 @@
-"""The language server: the editor's messages on one side, the live channel on the other.
+"""The language server: connects the editor's messages with the live channel.
 
-Wiring only. Every notification is dealt with at once and in order; every request is a task that can be
-cancelled, and its cancellation reaches the engine. Nothing waits for the gateway: without one the editor gets
-empty answers, one sentence when it is lost and one when it is back.
+Notifications are handled at once and in order. Each request is a task; cancelling it reaches the engine.
+Nothing waits for the gateway: without one the editor gets empty answers, one message when it is lost and one
+when it is back.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from keystroke.text import Encoding
 
 log = logging.getLogger("keystroke.lsp")
 
-CHECK_AFTER = 0.25  # seconds without a key after which problems are looked for
-ORPHANED = 10.0  # seconds between looks at whether the editor still lives
+CHECK_AFTER = 0.25  # seconds without a change after which problems are requested
+EDITOR_POLL = 10.0  # seconds between checks that the editor's process exists
 LANGUAGES_CHECKED = frozenset({"python"})
 
 
 class EditorProtocol(LanguageServerProtocol):
-    """The protocol library's, but documents are ours: it keeps no second copy of them."""
+    """pygls' protocol with our own documents, so that pygls keeps no second copy of each text."""
 
     _server: KeystrokeServer
 
@@ -59,21 +59,20 @@ class EditorProtocol(LanguageServerProtocol):
     def lsp_text_document__did_close(self, params: types.DidCloseTextDocumentParams) -> None:
         self._server.close_document(params.text_document.uri)
 
+    # Notebooks are ignored.
+
     @lsp_method(types.NOTEBOOK_DOCUMENT_DID_OPEN)
-    def lsp_notebook_document__did_open(self, params: object) -> None:
-        """Notebooks are left alone."""
+    def lsp_notebook_document__did_open(self, params: object) -> None: ...
 
     @lsp_method(types.NOTEBOOK_DOCUMENT_DID_CHANGE)
-    def lsp_notebook_document__did_change(self, params: object) -> None:
-        """Notebooks are left alone."""
+    def lsp_notebook_document__did_change(self, params: object) -> None: ...
 
     @lsp_method(types.NOTEBOOK_DOCUMENT_DID_CLOSE)
-    def lsp_notebook_document__did_close(self, params: object) -> None:
-        """Notebooks are left alone."""
+    def lsp_notebook_document__did_close(self, params: object) -> None: ...
 
     @lsp_method(types.WORKSPACE_EXECUTE_COMMAND)
     async def lsp_workspace__execute_command(self, params: types.ExecuteCommandParams) -> Any:  # type: ignore[override]
-        """As one task, so that cancelling the request cancels the work."""
+        """Run the command in the request's own task, so that cancelling the request cancels the work."""
         handler = self.fm.commands.get(params.command)
         if handler is None:
             raise JsonRpcInvalidParams(f"there is no command {params.command:.80}")
@@ -95,23 +94,23 @@ class KeystrokeServer(LanguageServer):
         )
         self.exited = asyncio.Event()
         self.exit_code = 1
-        self.model = ""  # the one that completes, once a buffer is ready
+        self.model = ""  # the model that completes, once a buffer is ready
         self._locate = locate
-        self.channel = Channel(self._located, on_event=self._heard, on_notice=self._notice)
+        self.channel = Channel(self._locate_with_progress, on_event=self._on_event, on_notice=self._on_notice)
         self.documents = Documents(settings.max_file_kb * 1024)
         self.findings = Findings()
         self.suggestions = Suggestions(self.documents, self.channel)
         self.actions = Actions(self.documents, self.channel, self.findings)
-        self.tasks = EditorTasks(self, self, self._located)
-        self.pulls_diagnostics = False  # the editor asks for diagnostics by itself
+        self.tasks = EditorTasks(self, self, self._locate_with_progress)
+        self.pulls_diagnostics = False  # the editor requests diagnostics itself
         self._checks: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
-    # Life
+    # Lifecycle
 
     def read_capabilities(self, params: types.InitializeParams) -> None:
-        """Take from the editor what shapes our answers."""
+        """Read the editor's capabilities and folders."""
         encoding = self.workspace.position_encoding
         self.documents.encoding = cast(Encoding, str(getattr(encoding, "value", encoding)))
         folders = [folder.uri for folder in params.workspace_folders or ()]
@@ -130,13 +129,13 @@ class KeystrokeServer(LanguageServer):
         self.pulls_diagnostics = bool(document and document.diagnostic and refresh)
 
     def connect(self) -> None:
-        """Find a gateway in the background."""
+        """Connect to a gateway in the background."""
         self.spawn(self._connect())
 
     def watch_editor(self, editor: int) -> None:
-        """End when the editor's process has ended without a word."""
+        """Exit when the editor's process has ended without an `exit` notification."""
         if process_exists(editor):
-            asyncio.get_running_loop().call_later(ORPHANED, self.watch_editor, editor)
+            asyncio.get_running_loop().call_later(EDITOR_POLL, self.watch_editor, editor)
         else:
             self.exited.set()
 
@@ -146,14 +145,14 @@ class KeystrokeServer(LanguageServer):
         except KeystrokeError as error:
             self.show(error.message, types.MessageType.Error)
 
-    async def _located(self) -> GatewayAddress:
-        """Where the gateway is. A wait that a person could notice shows as progress."""
-        looking = asyncio.ensure_future(self._locate())
-        done, _ = await asyncio.wait({looking}, timeout=1.0)
+    async def _locate_with_progress(self) -> GatewayAddress:
+        """The gateway's address. A wait of more than a second is shown as progress."""
+        locating = asyncio.ensure_future(self._locate())
+        done, _ = await asyncio.wait({locating}, timeout=1.0)
         if done:
-            return looking.result()
+            return locating.result()
         async with self.show_progress("Keystroke", "starting the model"):
-            return await looking
+            return await locating
 
     async def stop(self) -> None:
         for timer in self._checks.values():
@@ -173,13 +172,13 @@ class KeystrokeServer(LanguageServer):
             root = self.documents.root_of(document.path)
             if root != document.root:
                 document.root = root
-                self._tell(document)
+                self._send_document(document)
 
     # Documents
 
     def open_document(self, item: types.TextDocumentItem) -> None:
         document = self.documents.open(item)
-        self._refuse_or_tell(document, document.refusal)
+        self._open_or_refuse(document, document.refusal)
 
     def change_document(
         self,
@@ -188,28 +187,28 @@ class KeystrokeServer(LanguageServer):
     ) -> None:
         document = self.documents.get(identity.uri)
         if document is None:
-            self.log_once(f"a change of {identity.uri}, which is not open, was ignored")
+            self.log_once(f"ignored a change of {identity.uri}, which is not open")
             return
         if identity.version is not None and identity.version <= document.version:
-            self.log_once(f"{identity.uri} changed, but its version did not rise; the change was made")
+            self.log_once(f"{identity.uri} changed, but its version did not increase; the change was applied")
         edits = document.apply_changes(identity.version, changes)
         refusal = self.documents.refusal(document)
         if refusal != document.refusal:
-            self._refuse_or_tell(document, refusal)
+            self._open_or_refuse(document, refusal)
         elif refusal is None:
-            self.channel.change(document.uri, document.revision, edits)
-            self._check_later(document)
+            self.channel.change(document.uri, document.revision, edits, text=document.text)
+            self._schedule_check(document)
 
-    def move_cursor(self, uri: str, place: types.Position) -> None:
-        """The cursor is there now."""
+    def move_cursor(self, uri: str, position: types.Position) -> None:
+        """Report the cursor's position to the gateway."""
         document = self.documents.get_usable(uri)
         if document is not None:
-            self.channel.move_cursor(uri, document.offset(place))
+            self.channel.move_cursor(uri, document.offset(position))
 
     def check_now(self, uri: str) -> None:
         document = self.documents.get_usable(uri)
         if document is not None:
-            self._check_later(document, 0.0)
+            self._schedule_check(document, 0.0)
 
     def close_document(self, uri: str) -> None:
         document = self.documents.close(uri)
@@ -222,17 +221,17 @@ class KeystrokeServer(LanguageServer):
         if document is not None and not self.pulls_diagnostics:
             self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, []))
 
-    def _refuse_or_tell(self, document: OpenDocument, refusal: str | None) -> None:
+    def _open_or_refuse(self, document: OpenDocument, refusal: str | None) -> None:
         document.refusal = refusal
         if refusal is None:
-            self._tell(document)
+            self._send_document(document)
             return
         self.channel.close(document.uri)
         self.findings.forget(document.uri)
         self.log_once(f"{document.uri}: {refusal}")
         self._publish(document)
 
-    def _tell(self, document: OpenDocument) -> None:
+    def _send_document(self, document: OpenDocument) -> None:
         self.channel.open(
             document.uri,
             document.text,
@@ -241,11 +240,11 @@ class KeystrokeServer(LanguageServer):
             root=document.root,
             language=document.language,
         )
-        self._check_later(document)
+        self._schedule_check(document)
 
     # Findings
 
-    def _check_later(self, document: OpenDocument, seconds: float = CHECK_AFTER) -> None:
+    def _schedule_check(self, document: OpenDocument, seconds: float = CHECK_AFTER) -> None:
         if document.language not in LANGUAGES_CHECKED:
             return
         uri = document.uri
@@ -260,7 +259,7 @@ class KeystrokeServer(LanguageServer):
         if document is None:
             return
         ask = live.ProblemsAsk(id=self.channel.new_id(), buffer=uri, version=document.revision)
-        with contextlib.suppress(KeystrokeError):  # the next key, or the next gateway, asks again
+        with contextlib.suppress(KeystrokeError):  # the next change, or the next gateway, checks again
             reply = await self.channel.request(ask)
             if isinstance(reply, live.Problems) and self.documents.get(uri) is document:
                 self.findings.set_problems(reply)
@@ -277,9 +276,9 @@ class KeystrokeServer(LanguageServer):
             types.PublishDiagnosticsParams(document.uri, news, document.version)
         )
 
-    # What the gateway says
+    # Events from the gateway
 
-    def _heard(self, event: live.LiveEvent) -> None:
+    def _on_event(self, event: live.LiveEvent) -> None:
         if isinstance(event, live.Diagnostics):
             document = self.documents.get_usable(event.buffer)
             if document is not None:
@@ -289,39 +288,38 @@ class KeystrokeServer(LanguageServer):
             self.model = event.model
             document = self.documents.get_usable(event.buffer)
             if document is not None:
-                self._check_later(document)
+                self._schedule_check(document)
             if event.note:
                 self.log_once(f"{event.buffer}: {event.note}")
         elif isinstance(event, live.SuggestionRevised) and event.verdict != "confirmed":
-            # Editors ask for ghost text and cannot be sent it: one that listens asks again, and is answered
-            # at once; in any other the next key shows it.
+            # LSP has no way to push ghost text. An editor that handles this notification requests it again;
+            # in any other the next key shows it.
             revised = {"uri": event.buffer, "verdict": event.verdict, "model": event.receipt.model}
             self.protocol.notify("keystroke/suggestionRevised", revised)
 
-    def _notice(self, sentence: str) -> None:
+    def _on_notice(self, sentence: str) -> None:
         self.show(sentence, types.MessageType.Warning)
 
-    # What the editor is told
+    # Messages to the editor
 
     def show(self, message: str, kind: types.MessageType) -> None:
         self.window_show_message(types.ShowMessageParams(kind, f"Keystroke: {message}"))
 
     def log_once(self, message: str) -> None:
-        """One line in the editor's log, once."""
-        if message not in self._said:
-            self._said.add(message)
+        """Write a line to the editor's log, unless it is there already."""
+        if message not in self._logged:
+            self._logged.add(message)
             self.window_log_message(types.LogMessageParams(types.MessageType.Info, message))
 
     def report_server_error(self, error: Exception, source: Any) -> None:
-        """A failure of ours is for the log, not for the middle of someone's work."""
-        if source is not FeatureRequestError:  # a request was answered with its error
+        """Log internal errors instead of showing them."""
+        if source is not FeatureRequestError:  # a failed request was answered with its error
             log.error("a message failed: %s", error)
 
     @contextlib.asynccontextmanager
     async def show_progress(self, title: str, message: str, token: Any = None) -> AsyncIterator[None]:
-        """Work done shown to the user, who may cancel it. `token`: the one the editor gave, if it did; else
-        one is asked for, which the work does not wait for: there are editors that answer nothing until they
-        have the edit (Helix, while it renames)."""
+        """Show work-done progress, which the user may cancel. `token` is the editor's own, if it gave one.
+        Otherwise one is requested, without waiting: Helix answers nothing until its rename is done."""
         progress, window = self.work_done_progress, self.client_capabilities.window
         asks = token is None
         if asks and (window is None or not window.work_done_progress):
@@ -347,7 +345,7 @@ class KeystrokeServer(LanguageServer):
             with contextlib.suppress(JsonRpcException):
                 await progress.create_async(token)
                 begin()
-                if over:  # the editor made it after all: it is not left open
+                if over:  # the work finished before the editor created the token
                     end()
 
         if asks:
@@ -364,15 +362,15 @@ class KeystrokeServer(LanguageServer):
     def spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a background task failed", exc_info=error)
 
     async def apply_edit(self, label: str, edit: types.WorkspaceEdit) -> None:
-        """Have the editor make an edit. Raises Unavailable where it refuses."""
+        """Have the editor apply an edit. Raises Unavailable if it refuses."""
         done = await self.workspace_apply_edit_async(types.ApplyWorkspaceEditParams(edit, label))
         if not done.applied:
             raise Unavailable(f"The editor did not apply it: {done.failure_reason or 'no reason given'}.")

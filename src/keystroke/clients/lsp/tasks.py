@@ -1,9 +1,8 @@
-"""Tasks in the editor: given by a command, told as they go, their change taken hunk by hunk.
+"""Tasks in the editor: started by a command, shown while they run, their changes accepted hunk by hunk.
 
-A task is the gateway's; here it is shown and answered for. An editor that says it knows tasks
-(`experimental.keystrokeTasks`) gets every event as `keystroke/task` and answers by commands; every other one
-gets progress, and is asked by plain messages: all, none, or one hunk after the other. A change is never taken
-while a document it touches differs from its file: what was typed would be lost.
+The gateway runs the task. An editor with the capability `experimental.keystrokeTasks` gets every event as
+`keystroke/task` and answers by commands; any other editor gets progress and message requests. A change is
+never accepted while a document it touches has unsaved changes, because those would be lost.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
 NOTIFICATION = "keystroke/task"
 ALL, NONE, EACH = "Accept", "Reject", "One by one"
 YES, NO = "Take it", "Leave it"
-_ACTS = frozenset({"steer", "approve", "reject", "cancel", "apply", "undo", "resume"})
-_SHOWN = 12  # lines of a hunk in a message
+_ACTIONS = frozenset({"steer", "approve", "reject", "cancel", "apply", "undo", "resume"})
+_MAX_LINES = 12  # of a hunk in a message
 
 
 class TaskHost(Protocol):
-    """What tasks need of the server besides what the protocol library has."""
+    """The parts of our server that tasks use."""
 
     documents: Documents
 
@@ -50,65 +49,72 @@ class EditorTasks:
     ) -> None:
         self._host, self._server, self._locate = host, server, locate
         self._client: TaskClient | None = None
-        self.has_task_view = False  # the editor shows tasks by itself
+        self.has_task_view = False  # the editor displays tasks itself
 
     async def start(self, instruction: str, options: dict[str, Any]) -> Any:
-        """Give a task about the first folder of the editor, or the one that `options` names. Returns it at
-        once; its events follow."""
+        """Start a task in the editor's first folder, or the one in `options`. Returns it at once; its events
+        follow."""
         roots = self._host.documents.roots
         workspace = str(options.pop("workspace", "") or (roots[0] if roots else ""))
         if not workspace:
             raise InputError("no folder is open in the editor; a task needs one")
-        task = await self._asked().create(workspace, instruction, **options)
-        self._host.spawn(self._followed(task.id, workspace, 0))
+        task = await self._task_client().create(workspace, instruction, **options)
+        self._host.spawn(self._watch(task.id, workspace, 0))
         return _plain(task)
 
-    async def act(self, task: str, what: str, fields: dict[str, Any]) -> Any:
-        """Answer, steer, stop, apply, undo or go on with a task."""
-        if what not in _ACTS:
-            raise UsageError(f"a task cannot be asked to {what:.40}; it can {', '.join(sorted(_ACTS))}")
-        client = self._asked()
+    async def act(self, task: str, action: str, fields: dict[str, Any]) -> Any:
+        """Steer, approve, reject, cancel, apply, undo or resume a task."""
+        if action not in _ACTIONS:
+            raise UsageError(
+                f"there is no task action {action:.40}; use one of {', '.join(sorted(_ACTIONS))}"
+            )
+        client = self._task_client()
         before = await client.get(task)
-        if what in ("approve", "apply"):
+        if action in ("approve", "apply"):
             self._check_unsaved(before)
-        done = await client.act(task, what, **fields)
-        if what == "resume":
-            self._host.spawn(self._followed(task, before.workspace, before.sequence_number))
+        done = await client.act(task, action, **fields)
+        if action == "resume":
+            self._host.spawn(self._watch(task, before.workspace, before.sequence_number))
         return _plain(done)
 
     async def list_tasks(self) -> list[dict[str, Any]]:
         """The tasks of the editor's folders, newest first."""
-        found = [task for root in self._host.documents.roots for task in await self._asked().list_tasks(root)]
+        found = [
+            task for root in self._host.documents.roots for task in await self._task_client().list_tasks(root)
+        ]
         return [_plain(task) for task in found]
 
     async def diff(self, task: str) -> Any:
-        return _plain(await self._asked().diff(task))
+        return _plain(await self._task_client().diff(task))
 
     async def stop(self) -> None:
         if self._client is not None:
             await self._client.close()
 
-    # ── a task as it goes ─────────────────────────────────────────────────────────────────────
+    # A running task
 
-    async def _followed(self, task: str, workspace: str, after: int) -> None:
+    async def _watch(self, task: str, workspace: str, after: int) -> None:
         server = self._server
         token = f"keystroke-{task}"
         shown = False
         try:
             shown = not self.has_task_view and await self._progress(token)
-            async for event in self._asked().events(task, after):
+            async for event in self._task_client().events(task, after):
                 if self.has_task_view:
                     server.protocol.notify(NOTIFICATION, _plain(event))
                     continue
                 if shown and isinstance(event, wire.TaskDoing):
                     server.work_done_progress.report(token, types.WorkDoneProgressReport(message=event.line))
                 if isinstance(event, wire.TaskAsked):
-                    await self._answered(task, event.question)
+                    await self._ask_user(task, event.question)
                 elif isinstance(event, wire.TaskEnded):
-                    self._told(event.task)
-        except asyncio.CancelledError:  # the user stopped it where progress is shown
+                    kind = (
+                        types.MessageType.Warning if event.task.status == "failed" else types.MessageType.Info
+                    )
+                    self._host.show(event.task.line, kind)
+        except asyncio.CancelledError:  # the user cancelled the progress
             with contextlib.suppress(KeystrokeError):
-                await self._asked().act(task, "cancel")
+                await self._task_client().act(task, "cancel")
             raise
         except KeystrokeError as error:
             self._host.show(error.message, types.MessageType.Warning)
@@ -118,7 +124,7 @@ class EditorTasks:
                 server.work_done_progress.tokens.pop(token, None)
 
     async def _progress(self, token: str) -> bool:
-        """Show the task as work under way, which the user can stop. Whether the editor can."""
+        """Show cancellable progress for the task. Returns whether the editor supports it."""
         window = self._server.client_capabilities.window
         if window is None or not window.work_done_progress:
             return False
@@ -131,45 +137,41 @@ class EditorTasks:
         )
         return True
 
-    def _told(self, task: wire.Task) -> None:
-        kind = types.MessageType.Warning if task.status == "failed" else types.MessageType.Info
-        self._host.show(task.line, kind)
+    # Questions as message requests
 
-    # ── asking by plain messages ──────────────────────────────────────────────────────────────
-
-    async def _answered(self, task: str, asked: wire.TaskQuestion) -> None:
+    async def _ask_user(self, task: str, asked: wire.TaskQuestion) -> None:
         if asked.kind == "command":
-            yes = await self._choice(asked.text, "Run", "Do not run") == "Run"
+            yes = await self._ask_choice(asked.text, "Run", "Do not run") == "Run"
             hunks = None
         else:
             self._server.window_log_message(types.LogMessageParams(types.MessageType.Info, asked.diff))
-            yes, hunks = await self._taken(asked)
+            yes, hunks = await self._choose_hunks(asked)
         fields: dict[str, Any] = {"question": asked.id, **({"hunks": hunks} if hunks is not None else {})}
         try:
             if yes:
-                self._check_unsaved(await self._asked().get(task))
-            await self._asked().act(task, "approve" if yes else "reject", **fields)
+                self._check_unsaved(await self._task_client().get(task))
+            await self._task_client().act(task, "approve" if yes else "reject", **fields)
         except InputError as error:
             self._host.show(error.message, types.MessageType.Warning)
-            with contextlib.suppress(KeystrokeError):  # kept as a proposal, which can be applied later
-                await self._asked().act(task, "reject")
+            with contextlib.suppress(KeystrokeError):  # the proposal is kept and can be applied later
+                await self._task_client().act(task, "reject")
 
-    async def _taken(self, asked: wire.TaskQuestion) -> tuple[bool, list[int] | None]:
+    async def _choose_hunks(self, asked: wire.TaskQuestion) -> tuple[bool, list[int] | None]:
         several = (ALL, EACH, NONE) if len(asked.hunks) > 1 else (ALL, NONE)
         first = asked.text if len(asked.hunks) > 1 else f"{asked.text}\n{_preview(asked.hunks)}"
-        choice = await self._choice(first, *several)
+        choice = await self._ask_choice(first, *several)
         if choice != EACH:
             return choice == ALL, None
         taken = []
         for hunk in asked.hunks:
-            answer = await self._choice(_preview([hunk]), YES, NO)
+            answer = await self._ask_choice(_preview([hunk]), YES, NO)
             if answer is None:
                 return False, None
             if answer == YES:
                 taken.append(hunk.number)
         return bool(taken), taken
 
-    async def _choice(self, message: str, *titles: str) -> str | None:
+    async def _ask_choice(self, message: str, *titles: str) -> str | None:
         actions = [types.MessageActionItem(title) for title in titles]
         kind = types.MessageType.Info
         chosen = await self._server.window_show_message_request_async(
@@ -177,18 +179,16 @@ class EditorTasks:
         )
         return chosen.title if chosen is not None else None
 
-    # ── how ───────────────────────────────────────────────────────────────────────────────────
-
     def _check_unsaved(self, task: wire.Task) -> None:
-        """InputError where a document that the change touches differs from its file."""
+        """Raise InputError if a document that the change touches differs from its file."""
         paths = {hunk.path for hunk in task.question.hunks} if task.question is not None else set()
         for name in paths:
             file = Path(task.workspace, name)
             document = self._host.documents.get(from_fs_path(str(file)) or "")
             if document is not None and _on_disk(file) != document.text:
-                raise InputError(f"{name} has changes that are not saved; save it, then take the change")
+                raise InputError(f"{name} has unsaved changes; save it, then accept the change")
 
-    def _asked(self) -> TaskClient:
+    def _task_client(self) -> TaskClient:
         if self._client is None:
             from keystroke.clients.task_client import (
                 TaskClient,  # brings in an HTTP client; most sessions need none
@@ -210,11 +210,11 @@ def _on_disk(file: Path) -> str | None:
 
 
 def _preview(hunks: list[wire.TaskHunk]) -> str:
-    """A hunk as a few lines of a diff."""
+    """The first lines of each hunk, as a diff."""
     out = []
     for hunk in hunks:
         lines = [f"-{line}" for line in hunk.before.splitlines()]
         lines += [f"+{line}" for line in hunk.after.splitlines()]
-        more = [f"… {len(lines) - _SHOWN} more lines"] if len(lines) > _SHOWN else []
-        out += [f"{hunk.path}:{hunk.first}", *lines[:_SHOWN], *more]
+        more = [f"… {len(lines) - _MAX_LINES} more lines"] if len(lines) > _MAX_LINES else []
+        out += [f"{hunk.path}:{hunk.first}", *lines[:_MAX_LINES], *more]
     return "\n".join(out)

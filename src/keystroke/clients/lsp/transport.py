@@ -1,8 +1,7 @@
-"""Messages in and out of the language server: standard streams, or one TCP connection to debug with.
+"""Runs the language server exited standard streams, or exited one TCP connection for debugging.
 
-Reads one message at a time and lets its handler begin before the next is read, so every request sees
-the text it was asked about. Bytes that are no message are logged and skipped. Ends with the stream, or when
-the editor says exit.
+A message's handler starts before the next message is read, so every request sees the text it was made for.
+Invalid messages are logged and skipped. Serving ends with the stream or the `exit` notification.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ log = logging.getLogger("keystroke.lsp")
 
 
 async def serve_stdio(
-    protocol: JsonRPCProtocol, reader: Reader, target: BinaryIO, over: asyncio.Event, first: FirstMessage
+    protocol: JsonRPCProtocol, reader: Reader, target: BinaryIO, exited: asyncio.Event, first: FirstMessage
 ) -> None:
-    """Until the editor closes its end, or `over` is set. `first`: what came before this was called."""
+    """Serve until the editor closes its end or `exited` is set. `first` is the message already read."""
     writer = StdoutWriter(target)
-    protocol.set_writer(writer if first.answered_id is None else _Answered(writer, first.answered_id))
+    protocol.set_writer(writer if first.answered_id is None else _DropReply(writer, first.answered_id))
     _handle(protocol, first.body)
-    await serve(protocol, reader, over)
+    await serve(protocol, reader, exited)
 
 
-class _Answered:
-    """Leaves out the answer to a request that was answered already; everything else goes through."""
+class _DropReply:
+    """A writer that drops the reply to one request, which was answered already."""
 
     def __init__(self, writer: StdoutWriter, request: int | str) -> None:
         self._writer, self._request = writer, request
@@ -51,8 +50,8 @@ class _Answered:
         return self._writer.close()  # type: ignore[no-untyped-call]
 
 
-async def serve_tcp(protocol: JsonRPCProtocol, over: asyncio.Event, host: str, port: int) -> None:
-    """One editor over TCP."""
+async def serve_tcp(protocol: JsonRPCProtocol, exited: asyncio.Event, host: str, port: int) -> None:
+    """One editor exited TCP."""
     first: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
         asyncio.get_running_loop().create_future()
     )
@@ -69,14 +68,14 @@ async def serve_tcp(protocol: JsonRPCProtocol, over: asyncio.Event, host: str, p
     async with server:
         reader, writer = await first
         protocol.set_writer(writer)
-        await serve(protocol, reader, over)
+        await serve(protocol, reader, exited)
         writer.close()
 
 
-async def serve(protocol: JsonRPCProtocol, reader: Reader, over: asyncio.Event) -> None:
-    ended = asyncio.create_task(over.wait())
+async def serve(protocol: JsonRPCProtocol, reader: Reader, exited: asyncio.Event) -> None:
+    ended = asyncio.create_task(exited.wait())
     try:
-        while not over.is_set():
+        while not exited.is_set():
             reading = asyncio.ensure_future(read_body(reader))
             await asyncio.wait({reading, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
@@ -86,7 +85,7 @@ async def serve(protocol: JsonRPCProtocol, reader: Reader, over: asyncio.Event) 
             if body is None:
                 return
             _handle(protocol, body)
-            await asyncio.sleep(0)  # the handler of a request begins before the next message is read
+            await asyncio.sleep(0)  # let the handler start before the next message is read
     finally:
         ended.cancel()
 
@@ -98,12 +97,12 @@ def _handle(protocol: JsonRPCProtocol, body: bytes) -> None:
         if isinstance(message, dict) and "jsonrpc" in message:
             protocol.handle_message(protocol.structure_message(message))
         else:
-            log.warning("a message is no JSON-RPC message and was skipped")
+            log.warning("skipped a message that is not JSON-RPC")
     except BrokenPipeError:
         raise
     except Exception as error:
-        log.warning("a message could not be handled and was skipped: %s", error)
+        log.warning("skipped a message that could not be handled: %s", error)
         if isinstance(message, dict) and "method" in message and isinstance(message.get("id"), (int, str)):
-            # Whoever asked must not wait forever.
+            # A request must get a response.
             refusal = JsonRpcInvalidParams("the parameters do not fit the method")
             protocol._send_response(message["id"], error=refusal.to_response_error())

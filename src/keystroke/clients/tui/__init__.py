@@ -1,1 +1,1 @@
-"""The terminal interface: chat and tasks on one screen, over a gateway."""
+"""The terminal user interface: chat and tasks on one screen, over a gateway."""

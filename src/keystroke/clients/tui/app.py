@@ -1,8 +1,8 @@
-"""The terminal interface put together: one log, one line to type in, one status bar.
+"""The Textual application: a log, an input line and a status bar.
 
-Shows and asks; what is true lives in the session and on the gateway. Enter sends, or redirects what is
-under way; Escape stops it. A change is made only after a yes. Rewinding takes back conversation and files
-together, newest first, and stops where a file was changed by somebody else.
+State lives in the session and on the gateway. Enter sends a line, or redirects a running answer or task;
+Escape stops it. A change is applied only after approval. Rewinding reverts conversation and files together,
+newest first, and stops at a file that was changed since.
 """
 
 from __future__ import annotations
@@ -30,11 +30,16 @@ from keystroke.clients.tui.widgets import LogEntry, QuestionPanel, StatusBar
 from keystroke.errors import KeystrokeError
 from keystroke.protocol import tasks
 
-HELP = """Enter sends; while an answer or a task is under way it redirects it. Escape stops it.
-Ctrl+T  chat or task: a task changes files of this folder, after your yes (y / n; Space leaves a hunk out)
-Ctrl+R  rewind: conversation and files together, to before something you said
-Ctrl+O  sessions: go on with an earlier one        Ctrl+N  a new one
-/model NAME  who answers    /check COMMAND  what a task must pass    /do ...  one task    /help  /quit"""
+HELP = """Enter sends the line; while an answer or a task is running, it redirects it. Escape stops it.
+Ctrl+T  switch between chat and task. A task edits files in this folder after you approve
+        (y approve, n reject, Space excludes a hunk)
+Ctrl+R  rewind conversation and files to before an earlier message
+Ctrl+O  open an earlier session        Ctrl+N  new session
+/model NAME  choose the model    /check COMMAND  command a task must pass    /do ...  run one task
+/help  show this help    /quit  leave"""
+
+
+_CHAT_PLACEHOLDER = "Type a message; /help for help"
 
 
 class TerminalApp(App[None]):
@@ -50,7 +55,7 @@ class TerminalApp(App[None]):
     #question SelectionList { height: auto; max-height: 10; border: none; }
     #line { border: round $primary; }
     #status { height: 1; background: $panel; padding: 0 1; }
-    Choice { align: center middle; }
+    ChoiceScreen { align: center middle; }
     #choice { width: 90%; max-width: 110; height: 70%; border: round $accent; padding: 0 1; }
     #choice { background: $surface; }
     """
@@ -63,22 +68,22 @@ class TerminalApp(App[None]):
         Binding("ctrl+q", "quit", "Quit", priority=True),
     ]
 
-    def __init__(self, place: GatewayAddress, workspace: Path, state: Path, *, model: str = "auto") -> None:
+    def __init__(self, address: GatewayAddress, workspace: Path, state: Path, *, model: str = "auto") -> None:
         super().__init__()
-        self._chat, self._tasks = ChatClient(place), TaskClient(place)
+        self._chat, self._tasks = ChatClient(address), TaskClient(address)
         self._sessions = SessionStore(state)
         self.session = self._sessions.create(workspace)
         self.session.model = model
         self._workspace = workspace
-        self._under_way: str | None = None  # a task
-        self._answer: LogEntry | None = None  # the one that comes
-        self._redirections: list[str] = []  # lines that have not taken effect yet
+        self._running_task: str | None = None  # its id
+        self._answer: LogEntry | None = None  # the answer being received
+        self._redirections: list[str] = []  # lines sent to steer the answer, not in effect yet
         self._check = ""
-        self._doing = False  # the line is for a task
+        self._task_mode = False  # the next line starts a task
 
     def compose(self) -> ComposeResult:
         yield VerticalScroll(id="log")
-        yield Input(placeholder="Say something; /help for help", id="line")
+        yield Input(placeholder=_CHAT_PLACEHOLDER, id="line")
         yield StatusBar()
         yield Footer()
 
@@ -86,21 +91,21 @@ class TerminalApp(App[None]):
         self.query_one("#log").can_focus = True
         self.bar.set_fields(folder=self._workspace.name, model=self.session.model)
         self.query_one(Input).focus()
-        self._greet()
+        self._show_model()
 
     async def on_unmount(self) -> None:
         await self._chat.close()
         await self._tasks.close()
 
     @work
-    async def _greet(self) -> None:
+    async def _show_model(self) -> None:
         try:
             known = (await self._tasks.status()).models
             self.bar.set_fields(model=self.session.model if self.session.model != "auto" else known[0].name)
         except (KeystrokeError, IndexError) as error:
             self._problem(error)
 
-    # The line
+    # Input
 
     async def on_input_submitted(self, event: Input.Submitted) -> None:
         line = event.value.strip()
@@ -109,26 +114,26 @@ class TerminalApp(App[None]):
             return
         if line.startswith("/"):
             await self._command(line)
-        elif self._under_way is not None:
+        elif self._running_task is not None:
             self._steer_task(line)
         elif self._chat.answering:
             self._steer_chat(line)
-        elif self._doing:
-            self._do(line)
+        elif self._task_mode:
+            self._start_task(line)
         else:
-            self._say(line)
+            self._send_message(line)
 
     async def _command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
         rest = rest.strip()
         if name == "/do" and rest:
-            self._do(rest)
+            self._start_task(rest)
         elif name == "/model" and rest:
             self.session.model = rest
             self.bar.set_fields(model=rest)
         elif name == "/check":
             self._check = rest
-            self._note(f"a task must pass: {rest}" if rest else "a task is not checked")
+            self._note(f"tasks must pass: {rest}" if rest else "tasks are not checked")
         elif name in ("/quit", "/exit"):
             self.exit()
         elif name == "/sessions":
@@ -141,7 +146,7 @@ class TerminalApp(App[None]):
     # Chat
 
     @work
-    async def _say(self, line: str) -> None:
+    async def _send_message(self, line: str) -> None:
         self.session.entries.append(SessionEntry(kind="user", text=line))
         await self.add_entry(LogEntry("user", line))
         self._answer = LogEntry("assistant")
@@ -157,7 +162,7 @@ class TerminalApp(App[None]):
         except KeystrokeError as error:
             self._problem(error)
         finally:
-            self._remember()
+            self._save_answer()
             self._sessions.save(self.session)
             self.bar.set_fields(state="ready")
 
@@ -172,14 +177,14 @@ class TerminalApp(App[None]):
 
     def on_redirect(self) -> None:
         line = self._redirections.pop(0) if self._redirections else ""
-        self._remember()
+        self._save_answer()
         self.session.entries.append(SessionEntry(kind="user", text=line))
         self._answer = LogEntry("assistant")
         self.query_one("#log").mount(LogEntry("user", line), self._answer)
         self.scroll_to_end()
 
-    def _remember(self) -> None:
-        """What was answered so far is part of the conversation."""
+    def _save_answer(self) -> None:
+        """Add the answer so far to the session."""
         if self._answer is not None and self._answer.body:
             self.session.entries.append(SessionEntry(kind="assistant", text=self._answer.body))
         self._answer = None
@@ -196,7 +201,7 @@ class TerminalApp(App[None]):
     # Tasks
 
     @work
-    async def _do(self, instruction: str) -> None:
+    async def _start_task(self, instruction: str) -> None:
         await self.add_entry(LogEntry("task", instruction))
         model = self.session.model
         try:
@@ -206,7 +211,7 @@ class TerminalApp(App[None]):
             return
         self.session.entries.append(SessionEntry(kind="task", text=instruction, task=task.id))
         self._sessions.save(self.session)
-        self._under_way = task.id
+        self._running_task = task.id
         try:
             view = TaskPresenter(self)
             async for event in self._tasks.events(task.id):
@@ -214,19 +219,19 @@ class TerminalApp(App[None]):
         except KeystrokeError as error:
             self._problem(error)
         finally:
-            self._under_way = None
+            self._running_task = None
             await self.show_question(None)
             self.bar.set_fields(state="ready")
 
     @work
     async def _steer_task(self, line: str) -> None:
-        await self._act("steer", line=line)
+        await self._act_on_task("steer", line=line)
 
-    async def _act(self, what: str, **fields: object) -> None:
-        if self._under_way is None:
+    async def _act_on_task(self, action: str, **fields: object) -> None:
+        if self._running_task is None:
             return
         try:
-            await self._tasks.act(self._under_way, what, **fields)
+            await self._tasks.act(self._running_task, action, **fields)
         except KeystrokeError as error:
             self._problem(error)
 
@@ -241,28 +246,28 @@ class TerminalApp(App[None]):
 
     async def on_key(self, event: Key) -> None:
         key = event.key
-        asked = self.query(QuestionPanel)
-        if not asked or key not in ("y", "n") or isinstance(self.focused, Input):
+        panels = self.query(QuestionPanel)
+        if not panels or key not in ("y", "n") or isinstance(self.focused, Input):
             return
-        question = asked.first()
+        panel = panels.first()
         if key == "y":
-            await self._act("approve", question=question.question.id, hunks=question.selected_hunks())
+            await self._act_on_task("approve", question=panel.question.id, hunks=panel.selected_hunks())
         else:
-            await self._act("reject", question=question.question.id)
+            await self._act_on_task("reject", question=panel.question.id)
 
     # Keys
 
     async def action_stop(self) -> None:
-        if self._under_way is not None:
-            await self._act("cancel")
+        if self._running_task is not None:
+            await self._act_on_task("cancel")
         else:
             await self._chat.stop()
 
     def action_mode(self) -> None:
-        self._doing = not self._doing
-        self.bar.set_fields(mode="task" if self._doing else "chat")
+        self._task_mode = not self._task_mode
+        self.bar.set_fields(mode="task" if self._task_mode else "chat")
         self.query_one(Input).placeholder = (
-            "What to do in this folder" if self._doing else "Say something; /help for help"
+            "What to do in this folder" if self._task_mode else _CHAT_PLACEHOLDER
         )
 
     async def action_fresh(self) -> None:
@@ -302,18 +307,18 @@ class TerminalApp(App[None]):
 
     @work
     async def _rewind(self, point: int) -> None:
-        again, refused = await rewind(self.session, point, self._tasks)
+        first, refused = await rewind(self.session, point, self._tasks)
         self._sessions.save(self.session)
         await self._show(self.session)
         if refused is not None:
             self._problem(refused)
-        elif again is not None:
-            self.query_one(Input).value = again.text
+        elif first is not None:
+            self.query_one(Input).value = first.text
 
     def _busy(self) -> bool:
-        busy = self._under_way is not None or self._chat.answering
+        busy = self._running_task is not None or self._chat.answering
         if busy:
-            self._note("Escape stops what is under way first")
+            self._note("press Escape to stop the running answer or task first")
         return busy
 
     # The log
@@ -323,7 +328,7 @@ class TerminalApp(App[None]):
         return self.query_one(StatusBar)
 
     async def _show(self, session: TuiSession) -> None:
-        """Another session, or this one anew."""
+        """Display a session."""
         self.session = session
         self._chat.reset()
         self.bar.set_fields(model=session.model)

@@ -1,7 +1,7 @@
-"""The conversation of a session, over the open socket.
+"""Sends the turns of a session to the gateway.
 
-Sends only what is new while the server knows the rest, and everything where it does not. What comes of a
-turn is told to one listener; stopping and redirecting act on the turn under way.
+Sends only the new message while the server knows the rest, otherwise all of them. A listener receives the
+answer; `stop` and `steer` act on the running turn.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from keystroke.protocol.response import Receipt, Response
 
 
 class AnswerListener(Protocol):
-    """Who shows the answer."""
+    """Receives an answer."""
 
     def on_text(self, piece: str) -> None: ...
     def on_restart(self) -> None:
-        """What was heard is void: the answer begins anew."""
+        """Discard the text so far: the answer starts over."""
 
     def on_redirect(self) -> None:
-        """What was heard stays; what comes now follows the line that redirected it."""
+        """Keep the text so far; what follows answers the line that redirected it."""
 
 
 class ChatClient:
-    def __init__(self, place: GatewayAddress) -> None:
-        self._client = Client(place.url, api_key=place.token or "none")
+    def __init__(self, address: GatewayAddress) -> None:
+        self._client = Client(address.url, api_key=address.token or "none")
         self._stream: AnswerStream | None = None
         self._previous: str | None = None
 
@@ -38,7 +38,7 @@ class ChatClient:
         return self._stream is not None
 
     def reset(self) -> None:
-        """The next turn sends everything: the conversation was rewound, or is another one."""
+        """Make the next turn send all messages, after a rewind or a change of session."""
         self._previous = None
 
     async def close(self) -> None:
@@ -49,15 +49,17 @@ class ChatClient:
     ) -> Response:
         """Answer the last of `messages`. Raises KeystrokeError."""
         try:
-            return await self._turn(messages if self._previous is None else messages[-1:], model, listener)
+            return await self._stream_turn(
+                messages if self._previous is None else messages[-1:], model, listener
+            )
         except RemoteError as error:
             if error.code != "previous_response_not_found":
                 raise
             self._previous = None
-            return await self._turn(messages, model, listener)
+            return await self._stream_turn(messages, model, listener)
 
     async def steer(self, line: str) -> None:
-        """Redirect the answer under way."""
+        """Redirect the running answer."""
         if self._stream is not None:
             await self._stream.steer(line)
 
@@ -65,7 +67,9 @@ class ChatClient:
         if self._stream is not None:
             await self._stream.cancel()
 
-    async def _turn(self, messages: list[tuple[str, str]], model: str, listener: AnswerListener) -> Response:
+    async def _stream_turn(
+        self, messages: list[tuple[str, str]], model: str, listener: AnswerListener
+    ) -> Response:
         items = [Item(role=role, content=content) for role, content in messages]
         self._stream = await self._client.respond(items, model=model, previous_response_id=self._previous)
         try:
@@ -78,7 +82,7 @@ class ChatClient:
                     listener.on_redirect()
             response = self._stream.response
             if response is None:
-                raise KeystrokeError("The answer did not come; ask again.")
+                raise KeystrokeError("No answer arrived; send the message again.")
             if response.status == "failed" and response.error is not None:
                 raise KeystrokeError(response.error.message)
             self._previous = response.id
@@ -95,7 +99,7 @@ def _steered(response: Response) -> bool:
 
 
 def format_speed(receipt: Receipt) -> str:
-    """Tokens a second while it wrote."""
+    """The decoding speed in tokens per second."""
     if receipt.output_tokens < 2 or receipt.decode_ms <= 0:
         return "– tok/s"
     return f"{receipt.output_tokens / receipt.decode_ms * 1e3:,.0f} tok/s"

@@ -1,7 +1,7 @@
-"""Conversation and files, taken back together.
+"""Rewinds a session: reverts its conversation and the files its tasks changed.
 
-Files first, newest first, each task's change whole or not at all. Where one is refused (somebody changed
-the file since) nothing older is touched, and the conversation is kept up to and with that task.
+Tasks are undone newest first, each completely or not at all. If one cannot be undone, because its file was
+changed since, older ones are left alone and the conversation is kept up to and including that task.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from keystroke.errors import KeystrokeError
 async def rewind(
     session: TuiSession, point: int, tasks: TaskClient
 ) -> tuple[SessionEntry | None, KeystrokeError | None]:
-    """Bring the session back to before entry `point`. Returns what stood there, to be said anew, and why it
-    went no further, where it did not. Changes the session; the caller saves it."""
+    """Rewind the session to before entry `point`. Returns the entry at that point, and the error that stopped
+    the rewind early, if one did. Changes the session; the caller saves it."""
     refused: KeystrokeError | None = None
     for task in session.tasks_after(point):
         try:
@@ -25,5 +25,5 @@ async def rewind(
             refused = error
             point = 1 + next(n for n, entry in enumerate(session.entries) if entry.task == task)
             break
-    again = session.rewind(point) if point < len(session.entries) else None
-    return (again if refused is None else None), refused
+    first = session.rewind(point) if point < len(session.entries) else None
+    return (first if refused is None else None), refused

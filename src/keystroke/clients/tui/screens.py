@@ -1,7 +1,4 @@
-"""Lists to choose from: sessions, and points to rewind to.
-
-A screen is given what to list and gives back what was chosen, or nothing; it changes nothing itself.
-"""
+"""A modal list to choose from, used for sessions and for rewind points."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from keystroke.clients.tui.widgets import escape_controls
 
 
 class ChoiceScreen(ModalScreen[str | None]):
-    """One of several lines; Enter chooses, Escape leaves."""
+    """Returns the id of the chosen line, or None after Escape."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Back")]
 

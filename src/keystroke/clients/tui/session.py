@@ -1,8 +1,7 @@
-"""A session: what was said and done in one folder, kept on disk, to be gone on with and rewound.
+"""Sessions of the terminal interface: messages, answers and tasks of one folder, stored on disk.
 
-Entries are the truth, in order: something said, an answer, or a task with the change it made. Rewinding
-cuts them off at a point; which tasks' changes must be taken back for that, newest first, is said here, taking
-them back is the gateway's. A file of sessions that cannot be read is left alone and said, never overwritten.
+Rewinding cuts the entries at a point; the gateway undoes the changes of the tasks after it. A session file
+that cannot be read is never overwritten.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import msgspec
 
 from keystroke.errors import InputError
 
-_KEPT = 200  # sessions; the oldest go first
+_MAX_SESSIONS = 200  # the oldest are deleted
 
 
 class SessionEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,31 +36,29 @@ class TuiSession(msgspec.Struct, kw_only=True):
     @property
     def title(self) -> str:
         first = next((entry.text for entry in self.entries if entry.kind != "assistant"), "")
-        return " ".join(first.split())[:80] or "(nothing said yet)"
+        return " ".join(first.split())[:80] or "(empty)"
 
     def messages(self) -> list[tuple[str, str]]:
-        """What was said, for a model that does not know it: role and text. A task is told as what was asked
-        for, so that the conversation knows of it."""
-        told = {"user": "user", "assistant": "assistant", "task": "user"}
-        return [(told[entry.kind], entry.text) for entry in self.entries]
+        """The conversation as roles and texts. A task appears as the user's instruction."""
+        return [("assistant" if e.kind == "assistant" else "user", e.text) for e in self.entries]
 
     def rewind_points(self) -> list[int]:
-        """Where it can be rewound to: before each thing that the user said or asked for, newest first."""
+        """The indexes of messages and tasks, which the session can be rewound to, newest first."""
         return [n for n in reversed(range(len(self.entries))) if self.entries[n].kind != "assistant"]
 
     def tasks_after(self, point: int) -> list[str]:
-        """The tasks whose changes a rewind to `point` takes back, newest first."""
+        """The ids of the tasks that a rewind to `point` undoes, newest first."""
         return [entry.task for entry in reversed(self.entries[point:]) if entry.kind == "task" and entry.task]
 
     def rewind(self, point: int) -> SessionEntry:
-        """Forget everything from `point` on; what stood there comes back, to be said anew."""
+        """Remove all entries from `point` on; return the first of them."""
         first = self.entries[point]
         self.entries = self.entries[:point]
         return first
 
 
 class SessionStore:
-    """The sessions of this user, one file each."""
+    """This user's sessions, one file each."""
 
     def __init__(self, state: Path) -> None:
         self._folder = state / "sessions"
@@ -73,7 +70,7 @@ class SessionStore:
         )
 
     def save(self, session: TuiSession) -> None:
-        """Write it, whole or not at all. An empty one leaves nothing behind."""
+        """Write the session atomically; an empty one is deleted."""
         file = self._folder / f"{session.id}.json"
         if not session.entries:
             file.unlink(missing_ok=True)
@@ -84,11 +81,11 @@ class SessionStore:
         with open(draft, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
             out.write(msgspec.json.format(msgspec.json.encode(session)))
         os.replace(draft, file)
-        for old in sorted(self._folder.glob("*.json"), key=lambda f: f.stat().st_mtime)[:-_KEPT]:
+        for old in sorted(self._folder.glob("*.json"), key=lambda f: f.stat().st_mtime)[:-_MAX_SESSIONS]:
             old.unlink(missing_ok=True)
 
     def list(self, workspace: Path | None = None) -> list[TuiSession]:
-        """Those that can be read, of `workspace` or of all, newest first."""
+        """The readable sessions of `workspace`, or of all folders, newest first."""
         found = []
         for file in self._folder.glob("*.json"):
             try:
@@ -107,4 +104,4 @@ class SessionStore:
         except OSError:
             raise InputError(f"there is no session {name!r:.80}; `/sessions` lists them") from None
         except msgspec.MsgspecError:
-            raise InputError(f"{file} is not a session; move it away") from None
+            raise InputError(f"{file} is not a valid session; move it away") from None

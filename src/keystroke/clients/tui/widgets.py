@@ -1,7 +1,7 @@
-"""What stands on the screen: things said, tasks with their diffs, a question, the status bar.
+"""The widgets: log entries, a task's diff and question, and the status bar.
 
-Text of models, files and commands is shown as text: no markup is read in it, and control characters that
-could move the cursor or set a title are made visible.
+Text of models, files and commands is shown without interpreting markup, and its control characters, which
+could move the cursor or set a title, are replaced.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _NAMES = {"user": "you", "assistant": "keystroke", "task": "task", "problem": "p
 
 
 def escape_controls(text: str) -> str:
-    """A stranger's text as a terminal may have it."""
+    """Replace the control characters of an untrusted text."""
     return text.translate(_CONTROLS)
 
 
 def diff_text(diff: str) -> Text:
-    """A unified diff, coloured by its lines; the signs say it too."""
+    """A unified diff, coloured by line."""
     whole = Text()
     for line in escape_controls(diff).splitlines(keepends=True):
         head = line.startswith(("+++", "---", "@@"))
@@ -34,7 +34,7 @@ def diff_text(diff: str) -> Text:
 
 
 class LogEntry(Static):
-    """One entry of the log; text may be added to it while it comes."""
+    """One entry of the log, to which text can be appended."""
 
     def __init__(self, kind: str, text: str = "") -> None:
         super().__init__(classes=f"said {kind}", markup=False)
@@ -56,7 +56,7 @@ class LogEntry(Static):
 
 
 class DiffView(Static):
-    """The change of a task so far."""
+    """The diff of a task so far."""
 
     def __init__(self) -> None:
         super().__init__(classes="diff", markup=False)
@@ -67,7 +67,7 @@ class DiffView(Static):
 
 
 class QuestionPanel(Vertical):
-    """What a task asks. Hunks are chosen with Space; y answers yes, n no."""
+    """A task's question. Space toggles a hunk, y approves, n rejects."""
 
     def __init__(self, question: TaskQuestion) -> None:
         super().__init__(id="question")
@@ -80,11 +80,11 @@ class QuestionPanel(Vertical):
         if asked.hunks:
             yield SelectionList(*(Selection(_heading(hunk), hunk.number, True) for hunk in asked.hunks))
         yield Static(
-            "y approve · n reject · Space leaves a hunk out" if asked.hunks else "y approve · n reject"
+            "y approve · n reject · Space excludes a hunk" if asked.hunks else "y approve · n reject"
         )
 
     def selected_hunks(self) -> list[int] | None:
-        """The numbers of the hunks to take; None where it is all of them."""
+        """The numbers of the selected hunks; None if all are."""
         lists = self.query(SelectionList)
         if not lists:
             return None
@@ -98,7 +98,7 @@ def _heading(hunk: TaskHunk) -> Text:
 
 
 class StatusBar(Static):
-    """Model, speed, what goes on, and where."""
+    """Shows the model, its speed, the state, the mode and the folder."""
 
     def __init__(self) -> None:
         super().__init__(id="status", markup=False)
