@@ -17,9 +17,10 @@ from keystroke.clients.live_connection import LiveClient
 from keystroke.errors import InputError, Interrupted
 from keystroke.gateway.live.audit import BufferAudit
 from keystroke.gateway.live.auditor import LARGE
-from keystroke.gateway.live.checker import Checker
-from keystroke.gateway.live.refactorer import Refactorer
-from keystroke.isolation import Isolated
+from keystroke.gateway.live.checker import CheckProcess
+from keystroke.gateway.live.mirror import BufferMirror
+from keystroke.gateway.live.refactorer import RefactorProcess
+from keystroke.isolation import IsolatedFunction
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit, apply_edits
 
@@ -33,35 +34,35 @@ def test_a_literal_of_fifty_thousand_digits_is_checked_and_offered_no_fix() -> N
 
 async def test_a_check_elsewhere_finds_what_it_finds_here() -> None:
     text = "import oss\nprint(undefined_name)\ndef f(:\n"
-    assert await Checker().asked(text, None, None) == check(text)
+    assert await CheckProcess().check(text, None, None) == check(text)
     text = "import os\nprnt(1)\n"
-    assert await Checker().asked(text, None, None) == check(text) != ()
+    assert await CheckProcess().check(text, None, None) == check(text) != ()
 
 
-def sleeper(seconds: float) -> Isolated:
+def sleeper(seconds: float) -> IsolatedFunction:
     """A process that would do anything for half a minute."""
-    made = Isolated("time:sleep", seconds=seconds, memory=64 << 20)
-    made.call = lambda *_: Isolated.call(made, 30)  # type: ignore[method-assign]
+    made = IsolatedFunction("time:sleep", seconds=seconds, memory=64 << 20)
+    made.call = lambda *_: IsolatedFunction.call(made, 30)  # type: ignore[method-assign]
     return made
 
 
 async def test_a_text_that_takes_too_long_is_an_error_and_the_next_is_checked() -> None:
     with pytest.raises(InputError, match="could not be checked"):
-        await Checker(sleeper(0.2)).asked("x", None, None)
-    assert await Checker().asked("x = 1\n", None, None) == ()
+        await CheckProcess(sleeper(0.2)).check("x", None, None)
+    assert await CheckProcess().check("x = 1\n", None, None) == ()
 
 
 async def test_each_key_has_a_process_of_its_own_which_goes_with_its_last_connection() -> None:
-    one, same, other = Checker.of("a"), Checker.of("a"), Checker.of("b")
+    one, same, other = CheckProcess.for_key("a"), CheckProcess.for_key("a"), CheckProcess.for_key("b")
     assert one is same
     assert one is not other
-    assert type(Refactorer.of("a")) is Refactorer
-    await one.asked("x = 1\n", None, None)
+    assert type(RefactorProcess.for_key("a")) is RefactorProcess
+    await one.check("x = 1\n", None, None)
     process = one._elsewhere._process
     assert process is not None
     del one, same
     assert process.wait(60) != 0
-    assert "a" not in Checker._known
+    assert "a" not in CheckProcess._known
 
 
 SOURCE = "def f(x):\n    return x\n"
@@ -69,10 +70,10 @@ RENAME = live.RefactorAsk(id="r", buffer="b", version=1, kind="rename", start=6,
 
 
 async def test_a_refactoring_that_takes_too_long_is_an_error_and_holds_up_only_its_own_key() -> None:
-    slow, other = Refactorer(sleeper(0.5)), Refactorer.of("other")
+    slow, other = RefactorProcess(sleeper(0.5)), RefactorProcess.for_key("other")
     before = threading.active_count()
-    many = [asyncio.ensure_future(slow.asked(RENAME, None, None, SOURCE, {})) for _ in range(50)]
-    done = await other.asked(RENAME, None, None, SOURCE, {})
+    many = [asyncio.ensure_future(slow.plan(RENAME, None, None, SOURCE, {})) for _ in range(50)]
+    done = await other.plan(RENAME, None, None, SOURCE, {})
     assert [(d.start, d.end, d.text) for d in done.files[0].edits] == [(6, 7, "y"), (21, 22, "y")]
     assert threading.active_count() <= before + 2  # one for each key, however many ask
     with pytest.raises(InputError, match="was stopped; nothing was changed"):
@@ -83,8 +84,8 @@ async def test_a_refactoring_that_takes_too_long_is_an_error_and_holds_up_only_i
 
 async def test_a_refactoring_ends_with_the_last_connection_of_its_key() -> None:
     elsewhere = sleeper(30)
-    mine = Refactorer(elsewhere)
-    asked = asyncio.ensure_future(mine.asked(RENAME, None, None, SOURCE, {}))
+    mine = RefactorProcess(elsewhere)
+    asked = asyncio.ensure_future(mine.plan(RENAME, None, None, SOURCE, {}))
     while elsewhere._process is None:  # noqa: ASYNC110 - a thread makes it
         await asyncio.sleep(0.01)
     thread = mine._thread
@@ -107,16 +108,16 @@ def test_an_audit_that_nobody_waits_for_ends_before_its_next_unit() -> None:
 
 async def test_audits_of_clients_that_left_are_ended_and_take_no_other_thread() -> None:
     text = "".join(f"def f{n}(a):\n    b = a + {n}\n    return eval(b)\n\n" for n in range(4000))
-    audits = [BufferAudit("b", "python", lambda _event: None) for _ in range(8)]
+    audits = [BufferAudit(BufferMirror("b", "", 0, language="python"), lambda _event: None) for _ in range(8)]
     for audit in audits:
-        audit.follow(text, 1, ())
+        audit.apply_edits(text, 1, ())
     await asyncio.sleep(0.1)
     for audit in audits:
         audit.close()
     assert await asyncio.wait_for(asyncio.to_thread(lambda: 1), 5) == 1  # the common threads are free
     heard: list[live.LiveEvent] = []
-    done = BufferAudit("c", "python", heard.append)
-    done.follow("x = 1\n", 1, ())
+    done = BufferAudit(BufferMirror("c", "", 0, language="python"), heard.append)
+    done.apply_edits("x = 1\n", 1, ())
     for _ in range(1000):
         if heard:
             break
@@ -128,7 +129,7 @@ async def test_a_large_text_is_audited_elsewhere_with_the_same_findings_after_ev
     unit = "def f(a):\n    return eval(a)\n\n"
     text = "import os\n" + unit * (LARGE // len(unit) + 1)
     heard: list[live.LiveEvent] = []
-    audit = BufferAudit("b", "python", heard.append, "large")
+    audit = BufferAudit(BufferMirror("b", "", 0, language="python"), heard.append, "large")
 
     async def told() -> live.Diagnostics:
         while not heard:  # noqa: ASYNC110 - it is told from a task of its own
@@ -137,17 +138,17 @@ async def test_a_large_text_is_audited_elsewhere_with_the_same_findings_after_ev
         assert isinstance(event, live.Diagnostics)
         return event
 
-    audit.follow(text, 1, ())
+    audit.apply_edits(text, 1, ())
     assert [f.start for f in (await told()).findings] == [f.start for f in LiveAudit("python", text).findings]
     edit = Edit(len(text), len(text), "os.system(input())\n")
     grown = apply_edits(text, (edit,))
-    audit.follow(grown, 2, (edit,))
+    audit.apply_edits(grown, 2, (edit,))
     event = await told()
     assert event.version == 2
     assert [f.rule for f in event.findings] == [f.rule for f in LiveAudit("python", grown).findings]
     assert audit._audit is None  # nothing of it was parsed here
     small = "import os\nos.system(input())\n"
-    audit.follow(small, 3, (Edit(0, len(grown), small),))
+    audit.apply_edits(small, 3, (Edit(0, len(grown), small),))
     assert [f.start for f in (await told()).findings] == [
         f.start for f in LiveAudit("python", small).findings
     ]
@@ -191,7 +192,7 @@ async def test_no_frame_of_a_large_buffer_stalls_the_loop() -> None:
                 client.open("b", "x = 1\n" * (size // 6), version=1, language="plaintext")
                 version = 1
                 for count in (1, 4, 10_000):
-                    edits = [live.Delta(6 * n, 6 * n, "y") for n in range(count)]
+                    edits = [live.BufferEdit(6 * n, 6 * n, "y") for n in range(count)]
                     client._send(
                         live.BufferChange(buffer="b", base=version, version=version + 1, edits=edits)
                     )

@@ -13,14 +13,14 @@ import pytest
 from gateway_support import FIM, RunningServer, scripted_model, serving
 from test_live import SPM, Wire, wired
 
-from keystroke.assist.next_edit.prompt import ABOVE, SPELLING, VERSION, EditFormat, marks_of
+from keystroke.assist.next_edit.prompt import ABOVE, SPELLING, VERSION, EditFormat, find_marks
 from keystroke.engine.echo import END_OF_TURN, EOS, SPECIAL
 from keystroke.engine.model import Model
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 
 MARKS = {name: 290 + number for number, name in enumerate(SPELLING)} | {"<|endoftext|>": END_OF_TURN}
 TOKENIZER = ByteTokenizer({**SPECIAL, **FIM, **MARKS}, eos=EOS, vocab_size=320)
-FOUND = marks_of(TOKENIZER)
+FOUND = find_marks(TOKENIZER)
 assert FOUND is not None
 FORMAT = EditFormat(TOKENIZER.encode, TOKENIZER.decode, FOUND)
 FILLER = "".join(f"v{n} = {n}\n" for n in range(60))

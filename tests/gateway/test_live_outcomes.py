@@ -12,10 +12,17 @@ import pytest
 from gateway_support import RunningServer, serving
 from test_live import Wire, after, spm_model, wired
 
-from keystroke.assist.completion import Extent, Hidden, LiveCompletion, Offer, Withheld
+from keystroke.assist.completion import (
+    Extent,
+    LiveCompletion,
+    ShownCompletion,
+    WithheldCompletion,
+    WithheldReason,
+)
 from keystroke.config import AssistSettings, LearnSettings, ServerSettings
+from keystroke.gateway.live.mirror import BufferMirror
 from keystroke.gateway.live.outcomes import BufferOutcomes
-from keystroke.gateway.record.learned import Learned, Outcome
+from keystroke.gateway.record.outcome_store import OutcomeStore, SuggestionOutcome
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
@@ -24,7 +31,7 @@ ON = LearnSettings(enabled=True)
 Scene = Callable[[Wire], Awaitable[None]]
 
 
-def played(folder: Path, scene: Scene, learn: LearnSettings = ON) -> list[Outcome]:
+def played(folder: Path, scene: Scene, learn: LearnSettings = ON) -> list[SuggestionOutcome]:
     """What is kept after a scene in one buffer."""
 
     async def run(running: RunningServer) -> None:
@@ -39,7 +46,7 @@ def played(folder: Path, scene: Scene, learn: LearnSettings = ON) -> list[Outcom
     file = folder / "learned.db"
     if not file.exists():
         return []
-    with closing(Learned(file)) as learned:
+    with closing(OutcomeStore(file)) as learned:
         return learned.outcomes()
 
 
@@ -124,17 +131,17 @@ def test_what_is_dismissed_or_taken_in_part_is_told_by_the_editor(tmp_path: Path
 def test_a_server_for_others_keeps_nothing(tmp_path: Path) -> None:
     from keystroke.config import PathSettings, Settings
     from keystroke.gateway.app import Gateway
-    from keystroke.gateway.work.registry import Registry, local_entry
+    from keystroke.gateway.work.registry import ModelRegistry, local_entry
 
     entry = local_entry("m", spm_model())
     for host, keeps in (("127.0.0.1", True), ("0.0.0.0", False)):
         settings = Settings(
             learn=ON, server=ServerSettings(host=host), paths=PathSettings(state=tmp_path / host)
         )
-        gateway = Gateway(Registry([entry]), settings)
-        assert (gateway.learned is not None) is keeps
-        if gateway.learned is not None:
-            gateway.learned.close()
+        gateway = Gateway(ModelRegistry([entry]), settings)
+        assert (gateway.outcome_store is not None) is keeps
+        if gateway.outcome_store is not None:
+            gateway.outcome_store.close()
 
 
 def test_a_file_that_cannot_be_opened_costs_no_suggestion(tmp_path: Path) -> None:
@@ -149,19 +156,23 @@ def test_a_file_that_cannot_be_opened_costs_no_suggestion(tmp_path: Path) -> Non
         asyncio.run(run(server))
 
 
+def mirror(path: str | None) -> BufferMirror:
+    return BufferMirror("a.go", "", 0, language="go", path=path, root="/w")
+
+
 class TestWatching:
     """The watcher alone, for what a scripted model does not bring about."""
 
-    def watched(self, folder: Path, scene: Callable[[BufferOutcomes], None]) -> list[Outcome]:
+    def watched(self, folder: Path, scene: Callable[[BufferOutcomes], None]) -> list[SuggestionOutcome]:
         async def run() -> None:
             completion = LiveCompletion(None, AssistSettings(), language="go")
-            outcomes = BufferOutcomes(learned, completion, root="/w", path="a.go", language="go", model="m")
+            outcomes = BufferOutcomes(learned, completion, mirror("a.go"), model="m")
             scene(outcomes)
             outcomes.close()
 
-        with closing(Learned(folder / "learned.db")) as learned:
+        with closing(OutcomeStore(folder / "learned.db")) as learned:
             asyncio.run(run())
-        with closing(Learned(folder / "learned.db")) as learned:
+        with closing(OutcomeStore(folder / "learned.db")) as learned:
             return learned.outcomes()
 
     @pytest.mark.parametrize(("typed", "became"), [("foo(x)", "unseen_right"), ("bar", "unseen_wrong")])
@@ -169,33 +180,35 @@ class TestWatching:
         self, tmp_path: Path, typed: str, became: str
     ) -> None:
         def scene(outcomes: BufferOutcomes) -> None:
-            outcomes.answered("1", "y = ", 4, Withheld(Hidden.LOW_CONFIDENCE, "foo(x)", 0.7))
+            outcomes.record_answer(
+                "1", "y = ", 4, WithheldCompletion(WithheldReason.LOW_CONFIDENCE, "foo(x)", 0.7)
+            )
             text = "y = "
             for sign in typed:
                 text += sign
-                outcomes.follow([Edit(len(text) - 1, len(text) - 1, sign)], text)
+                outcomes.apply_edits([Edit(len(text) - 1, len(text) - 1, sign)], text)
 
         [row] = self.watched(tmp_path, scene)
         assert (row.became, row.confidence, row.shown, row.prefix) == (became, 0.7, 0, "")
 
     def test_brackets_that_the_editor_closes_are_no_contradiction(self, tmp_path: Path) -> None:
         def scene(outcomes: BufferOutcomes) -> None:
-            outcomes.answered("1", "y = ", 4, Offer("f(x)", Extent.REST, 0.9))
-            outcomes.follow([Edit(4, 4, "f")], "y = f")
-            outcomes.follow([Edit(5, 5, "()")], "y = f()")
-            outcomes.follow([Edit(6, 6, "x")], "y = f(x)")
+            outcomes.record_answer("1", "y = ", 4, ShownCompletion("f(x)", Extent.REST, 0.9))
+            outcomes.apply_edits([Edit(4, 4, "f")], "y = f")
+            outcomes.apply_edits([Edit(5, 5, "()")], "y = f()")
+            outcomes.apply_edits([Edit(6, 6, "x")], "y = f(x)")
 
         assert self.watched(tmp_path, scene)[0].became == "typed"
 
     def test_changes_elsewhere_move_it_and_a_change_under_it_ends_it(self, tmp_path: Path) -> None:
         def scene(outcomes: BufferOutcomes) -> None:
-            outcomes.answered("1", "a\ny = \nb", 6, Offer("1", Extent.REST, 0.9))
-            outcomes.follow([Edit(0, 0, "##")], "##a\ny = \nb")
-            outcomes.follow([Edit(9, 10, "cc")], "##a\ny = \ncc")
-            outcomes.follow([Edit(8, 8, "2")], "##a\ny = 2\ncc")
-            outcomes.answered("2", "##a\ny = 2\ncc", 12, Offer("d", Extent.REST, 0.9))
-            outcomes.follow([Edit(12, 12, "d")], "##a\ny = 2\nccd")
-            outcomes.follow([Edit(0, 13, "")], "")
+            outcomes.record_answer("1", "a\ny = \nb", 6, ShownCompletion("1", Extent.REST, 0.9))
+            outcomes.apply_edits([Edit(0, 0, "##")], "##a\ny = \nb")
+            outcomes.apply_edits([Edit(9, 10, "cc")], "##a\ny = \ncc")
+            outcomes.apply_edits([Edit(8, 8, "2")], "##a\ny = 2\ncc")
+            outcomes.record_answer("2", "##a\ny = 2\ncc", 12, ShownCompletion("d", Extent.REST, 0.9))
+            outcomes.apply_edits([Edit(12, 12, "d")], "##a\ny = 2\nccd")
+            outcomes.apply_edits([Edit(0, 13, "")], "")
 
         rows = self.watched(tmp_path, scene)
         assert sorted((row.became, row.written) for row in rows) == [("rejected", ""), ("typed", "")]
@@ -204,9 +217,11 @@ class TestWatching:
         def scene(outcomes: BufferOutcomes) -> None:
             text = "x"
             for number in range(200):
-                outcomes.answered(str(number), text, len(text), Offer("a" * (number + 2), Extent.REST, 0.9))
+                outcomes.record_answer(
+                    str(number), text, len(text), ShownCompletion("a" * (number + 2), Extent.REST, 0.9)
+                )
                 text += "b"
-                outcomes.follow([Edit(len(text) - 1, len(text) - 1, "b")], text)
+                outcomes.apply_edits([Edit(len(text) - 1, len(text) - 1, "b")], text)
             assert len(outcomes._watched) <= 32
             assert len(outcomes._ids) <= 128
 
@@ -214,14 +229,14 @@ class TestWatching:
 
     def test_next_edits_are_counted_without_their_text(self, tmp_path: Path) -> None:
         def scene(outcomes: BufferOutcomes) -> None:
-            change = live.Change(buffer="a", start=0, end=1, text="four")
+            change = live.NextEditChange(buffer="a", start=0, end=1, text="four")
             for name in "12":
-                outcomes.offered(
+                outcomes.record_next_edit(
                     live.NextEdit(id=name, buffer="a", version=1, cause="rename", title="t", change=change)
                 )
-            outcomes.told(live.Feedback(id="1", buffer="a", outcome="accepted"))
-            outcomes.told(live.Feedback(id="2", buffer="a", outcome="dismissed"))
-            outcomes.told(live.Feedback(id="2", buffer="a", outcome="accepted"))
+            outcomes.record_feedback(live.Feedback(id="1", buffer="a", outcome="accepted"))
+            outcomes.record_feedback(live.Feedback(id="2", buffer="a", outcome="dismissed"))
+            outcomes.record_feedback(live.Feedback(id="2", buffer="a", outcome="accepted"))
 
         rows = self.watched(tmp_path, scene)
         assert [(r.kind, r.became, r.taken, r.extent, r.prefix) for r in rows] == [
@@ -232,12 +247,14 @@ class TestWatching:
     def test_what_was_learned_shifts_the_threshold_of_the_buffer(self, tmp_path: Path) -> None:
         async def run() -> float:
             completion = LiveCompletion(None, AssistSettings(), language="go")
-            outcomes = BufferOutcomes(learned, completion, root="/w", path=None, language="go", model="m")
+            outcomes = BufferOutcomes(learned, completion, mirror(None), model="m")
             text = "x"
             for number in range(80):
-                outcomes.answered(str(number), text, len(text), Offer(f"a{number}", Extent.REST, 0.85))
+                outcomes.record_answer(
+                    str(number), text, len(text), ShownCompletion(f"a{number}", Extent.REST, 0.85)
+                )
                 text += "b"
-                outcomes.follow([Edit(len(text) - 1, len(text) - 1, "b")], text)
+                outcomes.apply_edits([Edit(len(text) - 1, len(text) - 1, "b")], text)
             assert completion.shift == 0.0
             outcomes.tune()
             async with asyncio.timeout(60):
@@ -247,5 +264,5 @@ class TestWatching:
             outcomes.close()
             return completion.shift
 
-        with closing(Learned(tmp_path / "learned.db")) as learned:
+        with closing(OutcomeStore(tmp_path / "learned.db")) as learned:
             assert 0.0 < asyncio.run(run()) < 1.0

@@ -56,8 +56,12 @@ def load_model(
         fim = replace(fim, order=cast("Literal['psm', 'spm']", adapter.facts["fim_order"]))
     draft = _draft(engine, tokenizer, backend, settings, progress)
     learned = adapter.facts if adapter is not None else {}
-    languages, follows = card_languages(path), card_languages(path, "follows") or frozenset()
-    return Model(name, engine, tokenizer, chat, fim, path, draft, languages, learned, follows)
+    # "follows" is the older key of model cards.
+    conservative = card_languages(path, "conservative_languages") or card_languages(path, "follows")
+    languages = card_languages(path)
+    return Model(
+        name, engine, tokenizer, chat, fim, path, draft, languages, learned, conservative or frozenset()
+    )
 
 
 def _draft(

@@ -12,12 +12,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from keystroke.assist.completion import Extent, Hidden, LiveCompletion, Offer, Withheld, complete
+from keystroke.assist.completion import (
+    Extent,
+    LiveCompletion,
+    ShownCompletion,
+    WithheldCompletion,
+    WithheldReason,
+    complete,
+)
 from keystroke.assist.completion.beginning import confident_beginning, confident_lines
-from keystroke.assist.completion.cache import Kept
+from keystroke.assist.completion.cache import CachedSuggestion
 from keystroke.assist.completion.extent import body_floor, extent_at
-from keystroke.assist.completion.gate import Dismissed
-from keystroke.assist.completion.stream import Stream
+from keystroke.assist.completion.gate import DismissedSuggestions
+from keystroke.assist.completion.stream import SuggestionStream
 from keystroke.config import AssistSettings
 from keystroke.engine.base import TokenLogprob
 from keystroke.engine.card import card_languages
@@ -28,37 +35,39 @@ from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 from keystroke.errors import ModelDamaged
 
 
-def kept(*tokens: tuple[str, float], extent: Extent = Extent.REST) -> Kept:
+def kept(*tokens: tuple[str, float], extent: Extent = Extent.REST) -> CachedSuggestion:
     """A suggestion made of tokens and their chances."""
     text, ends = "", []
     for piece, _ in tokens:
         text += piece
         ends.append(len(text))
-    return Kept(text, extent, tuple(ends), tuple(math.log(chance) for _, chance in tokens))
+    return CachedSuggestion(text, extent, tuple(ends), tuple(math.log(chance) for _, chance in tokens))
 
 
-def judged(suggestion: Kept, text: str, eagerness: str = "balanced") -> Offer | Withheld | None:
+def judged(
+    suggestion: CachedSuggestion, text: str, eagerness: str = "balanced"
+) -> ShownCompletion | WithheldCompletion | None:
     completion = LiveCompletion(None, AssistSettings(eagerness=eagerness), language="python")
     completion.cache.put(text, "", suggestion)
-    return completion.look(text, len(text))
+    return completion.answer(text, len(text))
 
 
 def test_a_line_is_cut_to_its_confident_beginning_instead_of_being_hidden() -> None:
     offer = judged(kept(("eight", 0.99), (" *", 0.3), (" depth", 0.2)), "return self.h")
-    assert isinstance(offer, Offer)
+    assert isinstance(offer, ShownCompletion)
     assert offer.text == "eight"
 
 
 def test_a_sure_line_is_shown_whole() -> None:
     offer = judged(kept(("eight", 0.99), (" *", 0.95), (" width", 0.96)), "return self.h")
-    assert isinstance(offer, Offer)
+    assert isinstance(offer, ShownCompletion)
     assert offer.text == "eight * width"
 
 
 def test_a_long_line_of_fair_tokens_is_no_longer_taken_for_sure() -> None:
     fair = [(f" + word{n}", 0.85) for n in range(20)]  # 0.85 in the mean, 0.04 that all are right
     offer = judged(kept(*fair), "return self.h")
-    assert isinstance(offer, Offer)
+    assert isinstance(offer, ShownCompletion)
     assert offer.text == " + word0 + word1 + word2 + word3"
 
 
@@ -98,15 +107,15 @@ def test_a_beginning_on_the_screen_stays_while_it_is_typed() -> None:
     suggestion = kept(("eight", 0.9), (".", 0.9), ("value", 0.7), (" *", 0.3), (" depth", 0.2))
     completion = LiveCompletion(None, AssistSettings(), language="python")
     completion.cache.put(text, "", suggestion)
-    first = completion.look(text, len(text))
-    assert isinstance(first, Offer)
+    first = completion.answer(text, len(text))
+    assert isinstance(first, ShownCompletion)
     assert first.text == "eight.value"
     for moment in range(8):  # a burst of keys
-        completion.rhythm.key(moment * 0.03)
+        completion.apply_edits((), moment * 0.03)
     for typed in range(1, len(first.text)):
         now = text + first.text[:typed]
-        offer = completion.look(now, len(now))
-        assert isinstance(offer, Offer)
+        offer = completion.answer(now, len(now))
+        assert isinstance(offer, ShownCompletion)
         assert offer.text == first.text[typed:]
 
 
@@ -122,18 +131,18 @@ def chunks(tokens: Sequence[tuple[str, float]]) -> list[Chunk]:
     return [*said, Chunk("", (1,), (TokenLogprob(1, -0.1),), Finish.STOP, ends=(0,))]
 
 
-def begun(before: str, after: str = "", **settings: Any) -> tuple[LiveCompletion, Stream]:
+def begun(before: str, after: str = "", **settings: Any) -> tuple[LiveCompletion, SuggestionStream]:
     completion = LiveCompletion(None, AssistSettings(**settings), language="python")
     return completion, completion.begin(before + after, len(before), Extent.REST)
 
 
 def first_answer(
-    completion: LiveCompletion, stream: Stream, steps: Sequence[Chunk], text: str, cursor: int
-) -> tuple[int, Offer | Withheld]:
+    completion: LiveCompletion, stream: SuggestionStream, steps: Sequence[Chunk], text: str, cursor: int
+) -> tuple[int, ShownCompletion | WithheldCompletion]:
     """What is answered as soon as that is decided, and after how many steps."""
     for number, chunk in enumerate(steps, 1):
         stream.feed(chunk)
-        answer = completion.answer(stream, text, cursor)
+        answer = completion.answer(text, cursor, stream)
         if answer is not None:
             return number, answer
     raise AssertionError("an answer that has ended is answered")
@@ -147,21 +156,21 @@ def test_a_beginning_is_shown_once_the_rest_cannot_change_it() -> None:
     completion, stream = begun(text)
     steps = chunks(LINE)
     after, offer = first_answer(completion, stream, steps, text, len(text))
-    assert isinstance(offer, Offer)
-    assert (offer.text, offer.begun, after) == ("eight.value", True, 4)
+    assert isinstance(offer, ShownCompletion)
+    assert (offer.text, offer.partial, after) == ("eight.value", True, 4)
     assert not stream.done
     # Typing goes on from what is on the screen, also before the line is said to its end and afterwards.
     for typed in (1, 4):
         now = text + offer.text[:typed]
-        answer = completion.answer(stream, now, len(now))
-        assert isinstance(answer, Offer)
+        answer = completion.answer(now, len(now), stream)
+        assert isinstance(answer, ShownCompletion)
         assert (answer.text, answer.typed) == (offer.text[typed:], typed)
     for chunk in steps[after:]:
         stream.feed(chunk)
-    completion.keep(stream)
+    completion.store(stream)
     now = text + "eigh"
-    later = completion.look(now, len(now))
-    assert isinstance(later, Offer)
+    later = completion.answer(now, len(now))
+    assert isinstance(later, ShownCompletion)
     assert later.text == "t.value"
 
 
@@ -172,18 +181,18 @@ def test_a_beginning_shown_early_stays_while_it_is_typed_whatever_the_rest_becom
     steps = chunks([("ei", 0.55), ("ght", 0.99), (" *", 0.7), (end, 0.99), (" + 1", 0.99)])
     completion, stream = begun(text)
     after, offer = first_answer(completion, stream, steps, text, len(text))
-    assert isinstance(offer, Offer)
+    assert isinstance(offer, ShownCompletion)
     assert (offer.text, after) == ("eight", 3)
 
     def shown(typed: int) -> str | None:
         now = text + "eight"[:typed]
-        answer = completion.answer(stream, now, len(now))
-        return answer.text if isinstance(answer, Offer) else None
+        answer = completion.answer(now, len(now), stream)
+        return answer.text if isinstance(answer, ShownCompletion) else None
 
     assert [shown(typed) for typed in (1, 2, 3, 4)] == ["ight", "ght", "ht", "t"]
-    completion.dismissed.add(text, "eight")
+    completion.dismiss(text, "eight")
     assert [shown(typed) for typed in (1, 2)] == [None, None]
-    completion.dismissed = Dismissed()
+    completion.dismissed = DismissedSuggestions()
     for chunk in steps[after:]:
         stream.feed(chunk)
     for typed in (1, 2, 3, 4):
@@ -197,7 +206,7 @@ def test_who_asks_for_it_gets_the_whole_line() -> None:
     completion, stream = begun(text)
     for chunk in chunks(LINE)[:-1]:
         stream.feed(chunk)
-        assert completion.answer(stream, text, len(text), invoked=True) is None
+        assert completion.answer(text, len(text), stream, invoked=True) is None
 
 
 def test_what_a_larger_model_put_in_its_place_meanwhile_stays() -> None:
@@ -205,11 +214,11 @@ def test_what_a_larger_model_put_in_its_place_meanwhile_stays() -> None:
     completion, stream = begun(text)
     steps = chunks(LINE)
     after, _ = first_answer(completion, stream, steps, text, len(text))
-    completion.cache.put(stream.before, stream.after, kept(("eight.better", 0.99)))
+    completion.cache.put(stream.before, stream.below, kept(("eight.better", 0.99)))
     for chunk in steps[after:]:
         stream.feed(chunk)
-    completion.keep(stream)
-    found = completion.cache.find(text, "")
+    completion.store(stream)
+    found = completion.cache.find(text, len(text))
     assert found is not None
     assert found[0].text == "eight.better"
 
@@ -236,9 +245,9 @@ def test_what_is_shown_early_is_what_would_be_shown_in_the_end(
     answers = []
     for patient in (False, True):
         completion, stream = begun(text[:cursor], after, eagerness=eagerness)
-        completion.dismissed.add(text[:cursor], dismissed)
+        completion.dismiss(text[:cursor], dismissed)
         for moment in range(8 if fast else 0):
-            completion.rhythm.key(moment * 0.03)
+            completion.apply_edits((), moment * 0.03)
         steps = chunks(tokens)
         if patient:
             for chunk in steps[:-1]:
@@ -247,7 +256,7 @@ def test_what_is_shown_early_is_what_would_be_shown_in_the_end(
         answers.append(
             first_answer(completion, stream, steps, text, cursor)[1]
             if steps
-            else completion.answer(stream, text, cursor)
+            else completion.answer(text, cursor, stream)
         )
     assert answers[0] == answers[1]
 
@@ -259,7 +268,7 @@ def test_of_a_doubtful_body_the_sure_lines_are_shown() -> None:
     assert confident_lines(body, 0, 0.85)[0] == "x = 1\n    y = 2"
     assert confident_lines(body, 0, 0.999)[0] == ""
     offer = judged(body, "def f():\n    ")
-    assert isinstance(offer, Offer)
+    assert isinstance(offer, ShownCompletion)
     assert offer.text == "x = 1\n    y = 2"
 
 
@@ -306,8 +315,8 @@ def test_an_empty_body_gets_the_whole_body_and_nothing_after_it() -> None:
             stream.feed(chunk)
             if stream.done:
                 break
-    offer = completion.answer(stream, text, len(text))
-    assert isinstance(offer, Offer)  # on an indented line of its own: Tab need not indent there
+    offer = completion.answer(text, len(text), stream)
+    assert isinstance(offer, ShownCompletion)  # on an indented line of its own: Tab need not indent there
     assert offer.text == body
 
 
@@ -327,32 +336,32 @@ def test_a_completion_that_goes_in_circles_is_cut_to_its_first_round() -> None:
 def test_a_language_outside_the_training_is_said_and_not_babbled_in() -> None:
     chosen = model("x", frozenset({"python"}))
     go = LiveCompletion(chosen, AssistSettings(), path="a.go", language="go")
-    assert go.look("package main\n\nfunc ", 18) == Withheld(Hidden.UNLEARNED)
-    assert LiveCompletion(chosen, AssistSettings(), language="python").look("x = ", 4) is None
-    assert LiveCompletion(chosen, AssistSettings(), path="notes", language=None).look("x = ", 4) is None
-    assert LiveCompletion(model("x"), AssistSettings(), language="go").look("x = ", 4) is None
+    assert go.answer("package main\n\nfunc ", 18) == WithheldCompletion(WithheldReason.UNTRAINED_LANGUAGE)
+    assert LiveCompletion(chosen, AssistSettings(), language="python").answer("x = ", 4) is None
+    assert LiveCompletion(chosen, AssistSettings(), path="notes", language=None).answer("x = ", 4) is None
+    assert LiveCompletion(model("x"), AssistSettings(), language="go").answer("x = ", 4) is None
 
 
 def test_a_language_it_follows_is_completed_calmly_while_the_project_is_at_hand() -> None:
-    chosen = replace(model("x", frozenset({"python"})), follows=frozenset({"go"}))
+    chosen = replace(model("x", frozenset({"python"})), conservative_languages=frozenset({"go"}))
     go = LiveCompletion(chosen, AssistSettings(eagerness="eager"), path="a.go", language="go")
-    assert go.look("package main\n\nfunc ", 18) is None
+    assert go.answer("package main\n\nfunc ", 18) is None
     assert go.eagerness == "calm"
     assert LiveCompletion(chosen, AssistSettings(eagerness="eager"), language="python").eagerness == "eager"
     alone = LiveCompletion(chosen, AssistSettings(project_text=False), path="a.go", language="go")
-    assert alone.look("package main\n\nfunc ", 18) == Withheld(Hidden.UNLEARNED)
+    assert alone.answer("package main\n\nfunc ", 18) == WithheldCompletion(WithheldReason.UNTRAINED_LANGUAGE)
     rust = LiveCompletion(chosen, AssistSettings(), path="a.rs", language="rust")
-    assert rust.look("fn ", 3) == Withheld(Hidden.UNLEARNED)
+    assert rust.answer("fn ", 3) == WithheldCompletion(WithheldReason.UNTRAINED_LANGUAGE)
 
 
 def test_a_learned_language_that_it_follows_is_completed_calmly_with_and_without_a_project() -> None:
-    chosen = replace(model("x", frozenset({"python", "c"})), follows=frozenset({"c"}))
+    chosen = replace(model("x", frozenset({"python", "c"})), conservative_languages=frozenset({"c"}))
     for settings in (
         AssistSettings(eagerness="eager"),
         AssistSettings(eagerness="eager", project_text=False),
     ):
         c = LiveCompletion(chosen, settings, path="a.c", language="c")
-        assert c.look("int main(", 9) is None
+        assert c.answer("int main(", 9) is None
         assert c.eagerness == "calm"
 
 

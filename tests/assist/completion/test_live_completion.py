@@ -190,7 +190,7 @@ class TestWindow:
             at = min(start, len(text))
             edit = Edit(at, min(len(text), at + size), new)
             text = apply_edits(text, [edit])
-            window.follow([edit])
+            window.apply_edits([edit])
             cursor = at + len(new)
             prompt = window.prompt(text, cursor)
             said = shown(chosen, prompt.tokens).removeprefix("<bos>")

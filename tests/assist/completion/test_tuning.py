@@ -12,16 +12,16 @@ from keystroke.assist.completion.gate import THRESHOLDS
 from keystroke.assist.completion.tuning import (
     BINS,
     HIGHEST,
-    NOTHING,
+    NO_COUNTS,
     REACH,
     STRENGTH,
     USUAL,
-    Count,
-    bin_of,
-    counted,
-    moved,
+    BinCount,
+    bin_index,
+    count_outcomes,
     shift_between,
-    tuned,
+    shift_threshold,
+    tune_threshold,
 )
 
 DEFAULTS = sorted(THRESHOLDS.values())
@@ -52,7 +52,7 @@ def replay(days: list[tuple[float, bool, int]], default: float, *, learning: boo
     known: list[tuple[float, float]] = []
     for number, (sure, right, length) in enumerate(days):
         if number % 20 == 0:
-            threshold = tuned(default, counted(known)) if learning else default
+            threshold = tune_threshold(default, count_outcomes(known)) if learning else default
         if sure >= threshold:
             shown += 1
             taken += length * right
@@ -62,9 +62,9 @@ def replay(days: list[tuple[float, bool, int]], default: float, *, learning: boo
 
 @pytest.mark.parametrize("default", DEFAULTS)
 def test_without_data_the_threshold_is_the_default(default: float) -> None:
-    assert tuned(default) == default
-    assert tuned(default, NOTHING) == default
-    assert tuned(default, NOTHING, NOTHING) == default
+    assert tune_threshold(default) == default
+    assert tune_threshold(default, NO_COUNTS) == default
+    assert tune_threshold(default, NO_COUNTS, NO_COUNTS) == default
     assert shift_between(default, default) == 0.0
 
 
@@ -72,33 +72,37 @@ def test_without_data_the_threshold_is_the_default(default: float) -> None:
 @pytest.mark.parametrize("right", [0.0, 1.0])
 def test_whatever_is_counted_the_threshold_stays_within_reach(default: float, right: float) -> None:
     rng = random.Random(7)
-    flood = [Count(1e6, 1e6 * right)] * BINS
-    noise = [Count(n := rng.randint(0, 500), rng.randint(0, n)) for _ in range(BINS)]
+    flood = [BinCount(1e6, 1e6 * right)] * BINS
+    noise = [BinCount(n := rng.randint(0, 500), rng.randint(0, n)) for _ in range(BINS)]
     for levels in ((flood,), (flood, flood), (noise,), (noise, flood), (flood, noise)):
-        assert default - REACH - 1e-9 <= tuned(default, *levels) <= min(default + REACH, HIGHEST) + 1e-9
+        assert (
+            default - REACH - 1e-9 <= tune_threshold(default, *levels) <= min(default + REACH, HIGHEST) + 1e-9
+        )
 
 
 @pytest.mark.parametrize("default", DEFAULTS)
 def test_more_of_the_same_evidence_never_moves_it_back(default: float) -> None:
     before = default
     for times in (1, 4, 16, 64, 256):
-        bad = tuned(default, [Count(times, 0.02 * times)] * BINS)
+        bad = tune_threshold(default, [BinCount(times, 0.02 * times)] * BINS)
         assert bad >= before - 1e-9
         before = bad
     assert before > default
 
 
 def test_a_handful_of_rejections_moves_it_a_little() -> None:
-    few = counted([(0.85, 0.0)] * 5)
+    few = count_outcomes([(0.85, 0.0)] * 5)
     assert STRENGTH >= 4 * 5
-    assert THRESHOLDS["balanced"] <= tuned(THRESHOLDS["balanced"], few) <= THRESHOLDS["balanced"] + 0.03
+    assert (
+        THRESHOLDS["balanced"] <= tune_threshold(THRESHOLDS["balanced"], few) <= THRESHOLDS["balanced"] + 0.03
+    )
 
 
 def test_a_project_starts_from_what_its_language_came_to() -> None:
-    bad = counted([(c / 100, 0.0) for c in range(60, 100)] * 10)
-    assert tuned(0.8, bad, NOTHING) == tuned(0.8, bad)
-    good = counted([(c / 100, 1.0) for c in range(60, 100)] * 10)
-    assert tuned(0.8, bad, good) < tuned(0.8, bad)
+    bad = count_outcomes([(c / 100, 0.0) for c in range(60, 100)] * 10)
+    assert tune_threshold(0.8, bad, NO_COUNTS) == tune_threshold(0.8, bad)
+    good = count_outcomes([(c / 100, 1.0) for c in range(60, 100)] * 10)
+    assert tune_threshold(0.8, bad, good) < tune_threshold(0.8, bad)
 
 
 def test_in_a_bad_language_accepted_characters_per_shown_suggestion_rise() -> None:
@@ -135,7 +139,7 @@ def test_in_a_usual_language_next_to_nothing_changes() -> None:
 def test_shifts_and_bins_are_consistent() -> None:
     for default in DEFAULTS:
         for threshold in (default - REACH, default, default + REACH / 2):
-            assert moved(default, shift_between(default, threshold)) == pytest.approx(threshold)
-    assert [bin_of(0.0), bin_of(0.5), bin_of(0.8), bin_of(1.0)] == [0, 1, 5, BINS - 1]
-    assert sum(c.of for c in counted([(0.3, 2.0), (0.99, -1.0)])) == 2
-    assert counted([(0.3, 2.0), (0.99, -1.0)])[0].right == 1.0
+            assert shift_threshold(default, shift_between(default, threshold)) == pytest.approx(threshold)
+    assert [bin_index(0.0), bin_index(0.5), bin_index(0.8), bin_index(1.0)] == [0, 1, 5, BINS - 1]
+    assert sum(c.of for c in count_outcomes([(0.3, 2.0), (0.99, -1.0)])) == 2
+    assert count_outcomes([(0.3, 2.0), (0.99, -1.0)])[0].right == 1.0

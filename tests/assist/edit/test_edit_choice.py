@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from keystroke.assist.edit.choice import Choice, choose, enclosing
-from keystroke.assist.edit.mentions import adds, numbered, read_mentions
+from keystroke.assist.edit.choice import RegionChoice, choose_regions, enclosing_region
+from keystroke.assist.edit.mentions import asks_for_definition, line_spans, read_mentions
 from keystroke.assist.edit.rewrite import Region
 
 CODE = """import math
@@ -38,7 +38,7 @@ def area(r):
 
 def chosen(instruction: str, near: int | None = None) -> list[str]:
     """The first lines of the regions that an instruction means."""
-    choice = choose({"a.py": CODE}, instruction, near=None if near is None else ("a.py", near))
+    choice = choose_regions({"a.py": CODE}, instruction, near=None if near is None else ("a.py", near))
     return [region.parts(CODE)[1].split("\n")[0].strip() for region in choice.regions]
 
 
@@ -57,19 +57,19 @@ def chosen(instruction: str, near: int | None = None) -> list[str]:
 )
 def test_names_lines_and_things_to_add_choose_the_region(instruction: str, heads: list[str]) -> None:
     assert chosen(instruction) == heads
-    assert choose({"a.py": CODE}, instruction).sure
+    assert choose_regions({"a.py": CODE}, instruction).certain
 
 
 def test_what_nothing_answers_to_is_not_sure_and_is_meant_at_the_cursor() -> None:
-    assert choose({"a.py": CODE}, "make it faster") == Choice((), False)
+    assert choose_regions({"a.py": CODE}, "make it faster") == RegionChoice((), False)
     assert chosen("make it faster", near=23) == ["def area(r):"]
 
 
 def test_the_next_larger_region_is_the_class_and_then_the_file() -> None:
     total = Region("a.py", 12, 14)
-    around = enclosing(total, CODE)
+    around = enclosing_region(total, CODE)
     assert around.parts(CODE)[1].startswith("class Cart:")
-    assert enclosing(around, CODE) == Region("a.py")
+    assert enclosing_region(around, CODE) == Region("a.py")
 
 
 def test_a_verb_is_no_name_unless_something_is_given_to_it() -> None:
@@ -80,21 +80,21 @@ def test_a_verb_is_no_name_unless_something_is_given_to_it() -> None:
 
 def test_what_is_only_raised_names_no_place() -> None:
     mentions = {m.text: m for m in read_mentions("leave should raise LibraryError for a reader with books")}
-    assert not mentions["LibraryError"].place
-    assert mentions["leave"].place
+    assert not mentions["LibraryError"].is_location
+    assert mentions["leave"].is_location
 
 
 def test_a_definition_that_is_there_is_not_added() -> None:
     instruction = "Add a docstring to the method total"
-    assert not adds(instruction, read_mentions(instruction), {"total"})
+    assert not asks_for_definition(instruction, read_mentions(instruction), {"total"})
     instruction = "Add a method count() to Cart"
-    assert adds(instruction, read_mentions(instruction), {"Cart", "total"})
+    assert asks_for_definition(instruction, read_mentions(instruction), {"Cart", "total"})
 
 
 def test_line_numbers_of_another_file_do_not_count() -> None:
-    assert numbered("see lines 3 to 5", "a.py") == [(2, 5)]
-    assert numbered('File "b.py", line 7', "a.py") == []
-    assert numbered('File "src/a.py", line 7', "a.py") == [(6, 7)]
+    assert line_spans("see lines 3 to 5", "a.py") == [(2, 5)]
+    assert line_spans('File "b.py", line 7', "a.py") == []
+    assert line_spans('File "src/a.py", line 7', "a.py") == [(6, 7)]
 
 
 STORE = """package store
@@ -169,7 +169,7 @@ GET, PUT = "func (s *Store) Get(at int) string {", "func (s *Store) Put(item str
 def test_words_that_name_something_else_do_not_choose_the_region(
     path: str, code: str, instruction: str, heads: list[str]
 ) -> None:
-    regions = choose({path: code}, instruction).regions
+    regions = choose_regions({path: code}, instruction).regions
     assert [region.parts(code)[1].split("\n")[0].strip() for region in regions] == heads
     if instruction.startswith("Get and Put"):
         assert PUT in regions[0].parts(code)[1]

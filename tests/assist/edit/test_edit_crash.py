@@ -104,7 +104,7 @@ def test_an_undo_killed_at_any_step_can_be_repeated(root: Path, tmp_path: Path) 
         if not killed_at(step, journal.undo):
             break
         for entry in list(journal.entries()):
-            journal.take_back(entry)
+            journal.revert(entry)
         left = {name: data for name, data in files(root).items() if not name.endswith(".keystroke")}
         assert left == before, step
     else:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keystroke.assist.edit.workspace import Workspace, Write, runs_by_itself
+from keystroke.assist.edit.workspace import FileWrite, Workspace, is_auto_executed
 from keystroke.errors import Forbidden, InputError, NotFound
 from keystroke.text.encoding import decode, digest
 
@@ -88,7 +88,7 @@ def test_no_path_leaves_the_workspace(root: Path, path: str) -> None:
     with pytest.raises(Forbidden):
         workspace.read(path)
     with pytest.raises(Forbidden):
-        workspace.write([Write(path, b"x", None)])
+        workspace.write([FileWrite(path, b"x", None)])
     assert (root.parent / "secret.txt").read_text() == "outside"
 
 
@@ -118,7 +118,7 @@ def test_a_link_inside_the_workspace_is_followed_and_stays_a_link(root: Path) ->
     (root / "link").symlink_to("a.txt")
     workspace = Workspace(root)
     source = workspace.read("link")
-    workspace.write([Write("link", b"new", source.digest)])
+    workspace.write([FileWrite("link", b"new", source.digest)])
     assert (root / "link").is_symlink()
     assert (root / "a.txt").read_bytes() == b"new"
 
@@ -127,12 +127,12 @@ def test_one_file_under_two_names_is_refused(root: Path) -> None:
     (root / "link").symlink_to("a.txt")
     was = digest(b"one\r\n")
     with pytest.raises(InputError, match="same file under two names"):
-        Workspace(root).write([Write("a.txt", b"1", was), Write("link", b"2", was)])
+        Workspace(root).write([FileWrite("a.txt", b"1", was), FileWrite("link", b"2", was)])
 
 
 def test_the_mode_of_a_file_is_kept(root: Path) -> None:
     (root / "a.txt").chmod(0o751)
-    Workspace(root).write([Write("a.txt", b"x", digest(b"one\r\n"))])
+    Workspace(root).write([FileWrite("a.txt", b"x", digest(b"one\r\n"))])
     assert stat.S_IMODE((root / "a.txt").stat().st_mode) == 0o751
 
 
@@ -141,7 +141,7 @@ def test_a_file_that_changed_since_it_was_read_is_not_written_nor_are_the_others
     a, b = workspace.read("a.txt"), workspace.read("b.txt")
     (root / "b.txt").write_bytes(b"changed")
     with pytest.raises(InputError, match=r"b\.txt changed on disk"):
-        workspace.write([Write("a.txt", b"x", a.digest), Write("b.txt", b"y", b.digest)])
+        workspace.write([FileWrite("a.txt", b"x", a.digest), FileWrite("b.txt", b"y", b.digest)])
     assert contents(root) == {"a.txt": b"one\r\n", "b.txt": b"changed"}
 
 
@@ -161,9 +161,9 @@ def test_a_failure_in_the_middle_restores_what_was_written(
 
     monkeypatch.setattr(os, "replace", failing)
     writes = [
-        Write("a.txt", b"x", digest(b"one\r\n")),
-        Write("b.txt", b"y", digest(b"two\n")),
-        Write("sub/deep/c.txt", b"z", None),
+        FileWrite("a.txt", b"x", digest(b"one\r\n")),
+        FileWrite("b.txt", b"y", digest(b"two\n")),
+        FileWrite("sub/deep/c.txt", b"z", None),
     ]
     with pytest.raises(
         InputError, match=r"b\.txt cannot be written: No space left on device; no file was changed"
@@ -174,20 +174,22 @@ def test_a_failure_in_the_middle_restores_what_was_written(
 
 
 def test_new_files_and_removals_happen_together(root: Path) -> None:
-    Workspace(root).write([Write("sub/new.txt", b"n", None, 0o755), Write("b.txt", None, digest(b"two\n"))])
+    Workspace(root).write(
+        [FileWrite("sub/new.txt", b"n", None, 0o755), FileWrite("b.txt", None, digest(b"two\n"))]
+    )
     assert contents(root) == {"a.txt": b"one\r\n", "sub/new.txt": b"n"}
     assert stat.S_IMODE((root / "sub/new.txt").stat().st_mode) == 0o755
 
 
 def test_a_file_that_appeared_meanwhile_is_not_overwritten(root: Path) -> None:
     with pytest.raises(InputError, match="changed on disk"):
-        Workspace(root).write([Write("a.txt", b"n", None)])
+        Workspace(root).write([FileWrite("a.txt", b"n", None)])
 
 
 def test_a_read_only_file_is_refused(root: Path) -> None:
     (root / "a.txt").chmod(0o444)
     with pytest.raises(Forbidden, match=r"a\.txt is read-only"):
-        Workspace(root).write([Write("a.txt", b"x", digest(b"one\r\n"))])
+        Workspace(root).write([FileWrite("a.txt", b"x", digest(b"one\r\n"))])
 
 
 def test_huge_files_folders_and_pipes_are_refused(root: Path) -> None:
@@ -238,4 +240,4 @@ def test_paths_of_the_user_become_workspace_names(root: Path, monkeypatch: pytes
     ],
 )
 def test_files_that_run_by_themselves_are_told_from_others(path: str, runs: bool) -> None:
-    assert runs_by_itself(path) is runs
+    assert is_auto_executed(path) is runs

@@ -10,9 +10,16 @@ from hypothesis import strategies as st
 
 from installed import program
 from keystroke.assist.edit.blocks import block_messages, fenced
-from keystroke.assist.edit.operations import Addition, Failure, Move, Reason, Removal, Replacement
+from keystroke.assist.edit.operations import (
+    Addition,
+    EditFailure,
+    EditFailureReason,
+    Move,
+    Removal,
+    Replacement,
+)
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
-from keystroke.assist.edit.rewrite import FenceWatch, Region, parse_rewrite, rewrite_messages
+from keystroke.assist.edit.rewrite import FenceDetector, Region, parse_rewrite, rewrite_messages
 from keystroke.text import unified_diff
 
 FILES = {"src/app.py": "import os\n\n\ndef main():\n    print(1)\n", "notes.rst": "Title\n=======\n\ntext\n"}
@@ -25,12 +32,12 @@ def block(path: str, search: str, new: str) -> str:
 def made(answer: str, files: dict[str, str] | None = None) -> Resolution:
     texts = FILES if files is None else files
     operations = parse_answer(answer, tuple(texts))
-    if isinstance(operations, Failure):
+    if isinstance(operations, EditFailure):
         return Resolution(failures=(operations,))
     return resolve(operations, texts.get)
 
 
-def reasons(answer: str, files: dict[str, str] | None = None) -> list[Reason]:
+def reasons(answer: str, files: dict[str, str] | None = None) -> list[EditFailureReason]:
     return [failure.reason for failure in made(answer, files).failures]
 
 
@@ -67,7 +74,7 @@ def test_a_block_without_a_path_means_the_only_file() -> None:
     files = {"a.py": "x = 1\n"}
     answer = "<<<<<<< SEARCH\nx = 1\n=======\nx = 2\n>>>>>>> REPLACE"
     assert made(answer, files).texts == {"a.py": "x = 2\n"}
-    assert reasons(answer) == [Reason.NO_PATH]
+    assert reasons(answer) == [EditFailureReason.NO_PATH]
 
 
 def test_a_heading_underlined_like_a_divider_survives() -> None:
@@ -84,29 +91,29 @@ def test_conflict_markers_in_a_file_can_be_edited() -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("I would rather not.", Reason.NO_HUNKS),
-        ("src/app.py\n<<<<<<< SEARCH\n    print(1)\n=======\n    pri", Reason.TRUNCATED),
-        ("src/app.py\n<<<<<<< SEARCH\n    print(1)\n>>>>>>> REPLACE", Reason.TRUNCATED),
-        (block("src/app.py", "    print(9999, 'x')", "x"), Reason.NOT_FOUND),
-        (block("src/app.py", "", "x"), Reason.EMPTY_SEARCH),
-        (block("src/app.py", "import os", "import os"), Reason.UNCHANGED),
-        (block("other.py", "import os", "x"), Reason.UNKNOWN_FILE),
-        ("*** Begin Patch\n*** Update File: src/app.py\n-import os", Reason.TRUNCATED),
-        ("*** Begin Patch\n*** End Patch", Reason.NO_HUNKS),
-        ("*** Begin Patch\n*** Update File: src/app.py\n*** End Patch", Reason.NO_HUNKS),
-        ("*** Begin Patch\n*** Add File: src/app.py\n+x\n*** End Patch", Reason.FILE_EXISTS),
-        ("*** Begin Patch\n*** Delete File: nope\n*** End Patch", Reason.UNKNOWN_FILE),
-        ("--- a/src/app.py\n+++ b/src/app.py\n", Reason.TRUNCATED),
+        ("I would rather not.", EditFailureReason.NO_HUNKS),
+        ("src/app.py\n<<<<<<< SEARCH\n    print(1)\n=======\n    pri", EditFailureReason.TRUNCATED),
+        ("src/app.py\n<<<<<<< SEARCH\n    print(1)\n>>>>>>> REPLACE", EditFailureReason.TRUNCATED),
+        (block("src/app.py", "    print(9999, 'x')", "x"), EditFailureReason.NOT_FOUND),
+        (block("src/app.py", "", "x"), EditFailureReason.EMPTY_SEARCH),
+        (block("src/app.py", "import os", "import os"), EditFailureReason.UNCHANGED),
+        (block("other.py", "import os", "x"), EditFailureReason.UNKNOWN_FILE),
+        ("*** Begin Patch\n*** Update File: src/app.py\n-import os", EditFailureReason.TRUNCATED),
+        ("*** Begin Patch\n*** End Patch", EditFailureReason.NO_HUNKS),
+        ("*** Begin Patch\n*** Update File: src/app.py\n*** End Patch", EditFailureReason.NO_HUNKS),
+        ("*** Begin Patch\n*** Add File: src/app.py\n+x\n*** End Patch", EditFailureReason.FILE_EXISTS),
+        ("*** Begin Patch\n*** Delete File: nope\n*** End Patch", EditFailureReason.UNKNOWN_FILE),
+        ("--- a/src/app.py\n+++ b/src/app.py\n", EditFailureReason.TRUNCATED),
     ],
 )
-def test_a_bad_answer_has_a_named_reason(answer: str, reason: Reason) -> None:
+def test_a_bad_answer_has_a_named_reason(answer: str, reason: EditFailureReason) -> None:
     assert reasons(answer) == [reason]
 
 
 def test_one_failed_block_leaves_every_file_untouched() -> None:
     answer = block("src/app.py", "import os", "import sys") + block("notes.rst", "not there at all", "x")
     assert made(answer).texts == {}
-    assert reasons(answer) == [Reason.NOT_FOUND]
+    assert reasons(answer) == [EditFailureReason.NOT_FOUND]
 
 
 def test_later_blocks_see_what_earlier_ones_did() -> None:
@@ -178,7 +185,7 @@ def test_our_own_unified_diffs_are_read_back_exactly(old: list[str], new: list[s
     diff = unified_diff(before, after, "a/f", "b/f", context=3)
     result = made(diff, {"f": before})
     # Repetitive files can make a hunk truly ambiguous; then it is refused, never misplaced.
-    if [failure.reason for failure in result.failures] != [Reason.AMBIGUOUS]:
+    if [failure.reason for failure in result.failures] != [EditFailureReason.AMBIGUOUS]:
         assert result.texts == {"f": after}
 
 
@@ -245,7 +252,7 @@ def test_no_answer_whatever_breaks_the_parser_or_half_applies(answer: str) -> No
     assert bool(result.failures) != bool(result.texts)
     region = Region("src/app.py", 3, 5)
     rewritten = parse_rewrite(answer, region, FILES["src/app.py"])
-    assert isinstance(rewritten, Failure) or rewritten.startswith("import os\n\n\n")
+    assert isinstance(rewritten, EditFailure) or rewritten.startswith("import os\n\n\n")
 
 
 # ── rewriting a region ────────────────────────────────────────────────────────────────────────
@@ -264,7 +271,7 @@ def test_a_region_written_anew_unchanged_changes_no_byte(text: str, start: int, 
     answer = fenced(region.parts(text)[1])
     result = parse_rewrite(answer, region, text)
     # A region of nothing but white space reads like no answer.
-    assert result == text or (isinstance(result, Failure) and not answer.strip("`\r\n\t "))
+    assert result == text or (isinstance(result, EditFailure) and not answer.strip("`\r\n\t "))
 
 
 def test_mixed_line_ends_survive_a_rewrite() -> None:
@@ -279,8 +286,8 @@ def test_a_rewrite_that_leaves_code_out_is_refused() -> None:
         "... remaining functions same",
     ):
         result = parse_rewrite(f"```\ndef f():\n    return 1\n{remark}\n```", Region("f"), text)
-        assert isinstance(result, Failure)
-        assert result.reason is Reason.ELIDED
+        assert isinstance(result, EditFailure)
+        assert result.reason is EditFailureReason.ELIDED
     assert isinstance(parse_rewrite("```\nother.methods(existing_code)\n```", Region("f"), text), str)
 
 
@@ -301,21 +308,21 @@ def test_blank_lines_lost_in_passing_are_kept_unless_they_are_the_point() -> Non
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
 def test_the_end_of_a_rewrite_is_seen_however_it_streams(size: int) -> None:
     answer = "Here:\n```py\nx = 1\n```\nI changed x."
-    watch = FenceWatch("x = 0\n")
+    watch = FenceDetector("x = 0\n")
     seen = ""
     for start in range(0, len(answer), size):
         seen += answer[start : start + size]
-        if watch.ended(answer[start : start + size]):
+        if watch.feed(answer[start : start + size]):
             break
     assert seen.startswith("Here:\n```py\nx = 1\n```\n")
     assert len(seen) < len("Here:\n```py\nx = 1\n```\n") + size
-    assert not any(map(FenceWatch("```\n").ended, answer))
+    assert not any(map(FenceDetector("```\n").feed, answer))
 
 
 def test_an_unfinished_rewrite_is_refused() -> None:
     result = parse_rewrite("```\ndef f():", Region("f"), "x\n")
-    assert isinstance(result, Failure)
-    assert result.reason is Reason.TRUNCATED
+    assert isinstance(result, EditFailure)
+    assert result.reason is EditFailureReason.TRUNCATED
 
 
 def test_fences_inside_a_region_survive() -> None:

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keystroke.assist.edit.matching import Replaced, Unmatched, replace
-from keystroke.assist.edit.operations import Reason, Replacement, Split
+from keystroke.assist.edit.matching import MatchFailure, MatchResult, apply_replacement
+from keystroke.assist.edit.operations import EditFailureReason, Replacement, SearchReplace
 from keystroke.assist.edit.splice import split_lines
 
 
-def change(text: str, search: str, new: str, **more: object) -> str | Reason:
+def change(text: str, search: str, new: str, **more: object) -> str | EditFailureReason:
     """The text after one replacement, or the reason why there is none."""
-    split = Split(tuple(search.split("\n")) if search else (), tuple(new.split("\n")) if new else ())
-    result = replace(text, Replacement("f", (split,), **more))  # type: ignore[arg-type]
-    return result.text if isinstance(result, Replaced) else result.reason
+    split = SearchReplace(tuple(search.split("\n")) if search else (), tuple(new.split("\n")) if new else ())
+    result = apply_replacement(text, Replacement("f", (split,), **more))  # type: ignore[arg-type]
+    return result.text if isinstance(result, MatchResult) else result.reason
 
 
 def test_line_ends_of_the_file_are_kept_whatever_the_block_uses() -> None:
@@ -78,31 +78,31 @@ def test_indentation_is_repaired_to_the_files_own(text: str, search: str, new: s
 
 
 def test_indentation_that_follows_no_rule_is_refused() -> None:
-    assert change("  a\n      b\n", "    a\n    b", "    a\n    c") is Reason.INDENTATION
+    assert change("  a\n      b\n", "    a\n    b", "    a\n    c") is EditFailureReason.INDENTATION
 
 
 def test_two_equal_places_are_ambiguous_and_their_lines_are_named() -> None:
-    result = replace("x\ny\nx\n", Replacement("f", (Split(("x",), ("z",)),)))
-    assert isinstance(result, Unmatched)
-    assert result.reason is Reason.AMBIGUOUS
+    result = apply_replacement("x\ny\nx\n", Replacement("f", (SearchReplace(("x",), ("z",)),)))
+    assert isinstance(result, MatchFailure)
+    assert result.reason is EditFailureReason.AMBIGUOUS
     assert "at 1, 3" in result.message
 
 
 def test_a_hint_chooses_between_equal_places() -> None:
     text = "x\na\nx\nb\nx\n"
-    assert change(text, "x", "z", near=3) is Reason.AMBIGUOUS  # lines 2 and 4 are equally near
+    assert change(text, "x", "z", near=3) is EditFailureReason.AMBIGUOUS  # lines 2 and 4 are equally near
     assert change(text, "x", "z", near=4) == "x\na\nx\nb\nz\n"
     assert change(text, "x", "z", within=("a",)) == "x\na\nz\nb\nx\n"
     assert change(text, "x", "z", at_end=True) == "x\na\nx\nb\nz\n"
-    assert change(text, "x", "z", within=("missing",)) is Reason.NOT_FOUND
+    assert change(text, "x", "z", within=("missing",)) is EditFailureReason.NOT_FOUND
 
 
 def test_a_nearly_equal_place_is_taken_only_if_there_is_one() -> None:
     text = "alpha = compute(first, second)\nomega = other(thing)\n"
     assert change(text, "alpha = compute(first, sekond)", "alpha = 1") == "alpha = 1\nomega = other(thing)\n"
     twice = "value_one = compute(a, b)\nvalue_two = compute(a, b)\n"
-    assert change(twice, "value_six = compute(a, b)", "x") is Reason.AMBIGUOUS
-    assert change(text, "nothing like it at all", "x") is Reason.NOT_FOUND
+    assert change(twice, "value_six = compute(a, b)", "x") is EditFailureReason.AMBIGUOUS
+    assert change(text, "nothing like it at all", "x") is EditFailureReason.NOT_FOUND
 
 
 def test_lines_remembered_wrongly_but_not_changed_keep_the_files_text() -> None:
@@ -118,12 +118,12 @@ def test_lines_remembered_wrongly_but_not_changed_keep_the_files_text() -> None:
 
 def test_part_of_a_line_can_be_replaced_where_it_occurs_once() -> None:
     assert change("x = foo(1) + bar(2)\r\n", "foo(1)", "baz(3)") == "x = baz(3) + bar(2)\r\n"
-    assert change("foobar = compute(everything)\n", "foo", "baz") is Reason.NOT_FOUND
-    assert change("x = foo(1) + bar(2)\n", "foo(1)", "baz(3)", in_order=True) is Reason.NOT_FOUND
+    assert change("foobar = compute(everything)\n", "foo", "baz") is EditFailureReason.NOT_FOUND
+    assert change("x = foo(1) + bar(2)\n", "foo(1)", "baz(3)", in_order=True) is EditFailureReason.NOT_FOUND
 
 
 def test_an_empty_search_is_refused_unless_the_file_is_empty() -> None:
-    assert change("a\n", "", "b") is Reason.EMPTY_SEARCH
+    assert change("a\n", "", "b") is EditFailureReason.EMPTY_SEARCH
     assert change("", "", "b") == "b\n"
 
 
@@ -133,10 +133,12 @@ def test_blank_lines_around_both_sides_do_not_prevent_a_match() -> None:
 
 def test_of_several_readings_the_first_that_fits_is_meant() -> None:
     readings = (
-        Split(("Title", "=====", "nope"), ()),
-        Split(("Title", "=====", "old"), ("Title", "=====", "new")),
+        SearchReplace(("Title", "=====", "nope"), ()),
+        SearchReplace(("Title", "=====", "old"), ("Title", "=====", "new")),
     )
-    assert replace("Title\n=====\nold\n", Replacement("f", readings)) == Replaced("Title\n=====\nnew\n", 3)
+    assert apply_replacement("Title\n=====\nold\n", Replacement("f", readings)) == MatchResult(
+        "Title\n=====\nnew\n", 3
+    )
 
 
 SOURCES = [inspect.getsource(module) for module in (argparse, json.decoder, textwrap, threading)]
@@ -158,15 +160,15 @@ def test_blocks_quoted_from_real_code_land_where_they_were_taken_or_are_refused(
     # Models often drop the indentation that all lines share.
     shared = min((len(line) - len(line.lstrip()) for line in quoted + changed if line.strip()), default=0)
     dropped = data.draw(st.sampled_from([0, shared]))
-    split = Split(tuple(line[dropped:] for line in quoted), tuple(line[dropped:] for line in changed))
+    split = SearchReplace(tuple(line[dropped:] for line in quoted), tuple(line[dropped:] for line in changed))
     starts = [i for i in range(len(lines)) if lines[i : i + size] == list(split.search)]
-    result = replace(text, Replacement("f", (split,)))
+    result = apply_replacement(text, Replacement("f", (split,)))
     if dropped and len(starts) == 1:
         return  # without its indentation it is an exact quote of another place, which is then meant
-    if isinstance(result, Replaced):
+    if isinstance(result, MatchResult):
         assert result.text == wanted
     else:
-        assert result.reason in (Reason.AMBIGUOUS, Reason.EMPTY_SEARCH)
+        assert result.reason in (EditFailureReason.AMBIGUOUS, EditFailureReason.EMPTY_SEARCH)
 
 
 @st.composite
@@ -188,9 +190,9 @@ def cases(draw: st.DrawFn) -> tuple[list[str], int, int, list[str]]:
 @given(cases())
 def test_every_byte_outside_the_replaced_lines_is_kept(case: tuple[list[str], int, int, list[str]]) -> None:
     lines, start, end, new = case
-    split = Split(tuple(line.rstrip("\r\n") for line in lines[start:end]), tuple(new))
-    result = replace("".join(lines), Replacement("f", (split,)))
-    assert isinstance(result, Replaced)
+    split = SearchReplace(tuple(line.rstrip("\r\n") for line in lines[start:end]), tuple(new))
+    result = apply_replacement("".join(lines), Replacement("f", (split,)))
+    assert isinstance(result, MatchResult)
     after = split_lines(result.text)
     # A line before a removed tail may become the last one and then ends as the file ended.
     assert [line.rstrip("\r\n") for line in after] == [

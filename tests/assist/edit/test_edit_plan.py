@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keystroke.assist.edit import (
+    EditFailureReason,
     EditTask,
     Journal,
     ModelWriter,
-    Reason,
     Region,
     RemoteWriter,
     Workspace,
@@ -21,7 +21,7 @@ from keystroke.assist.edit import (
     plan_patch,
     propose_edit,
 )
-from keystroke.assist.edit.ladder import read_operations
+from keystroke.assist.edit.steps import read_operations
 from keystroke.assist.edit.writer import Messages
 from keystroke.engine.base import Interrupt
 from keystroke.engine.echo import SPECIAL, EchoEngine
@@ -97,7 +97,7 @@ def test_a_failed_plan_says_why_and_applies_nothing(workspace: Workspace, journa
     before = content(workspace)
     bad = block("b.py", "y = 7777", "y = 8")
     plan = plan_edit(workspace, ["b.py", "a.py"], "x = 1", Script(TWO_TO_THREE + bad), retries=0)
-    assert [failure.reason for failure in plan.failures] == [Reason.NOT_FOUND]
+    assert [failure.reason for failure in plan.failures] == [EditFailureReason.NOT_FOUND]
     assert plan.explain().startswith("b.py: the lines to replace are not in the file")
     with pytest.raises(InputError, match=r"nothing was changed: b\.py"):
         plan.apply(journal)
@@ -118,7 +118,7 @@ def test_files_that_were_not_shown_cannot_be_changed(workspace: Workspace) -> No
     before = content(workspace)
     for answer in (block("b.py", "x = 1", "x = 2"), block("b.py", "", "all mine")):
         plan = plan_edit(workspace, ["a.py"], "x", Script(answer), retries=0)
-        assert [failure.reason for failure in plan.failures] == [Reason.UNKNOWN_FILE]
+        assert [failure.reason for failure in plan.failures] == [EditFailureReason.UNKNOWN_FILE]
     assert content(workspace) == before
 
 
@@ -169,7 +169,7 @@ def test_a_shortened_path_means_the_only_file_it_can_mean() -> None:
     found = read_operations(task, block("a.py", "x = 1", "x = 2"), lambda path: False)
     assert found.texts == {"src/a.py": "x = 2\n"}
     ambiguous = read_operations(task, block("b.py", "x = 1", "x = 2"), lambda path: False)
-    assert [failure.reason for failure in ambiguous.failures] == [Reason.UNKNOWN_FILE]
+    assert [failure.reason for failure in ambiguous.failures] == [EditFailureReason.UNKNOWN_FILE]
 
 
 def test_an_endless_answer_is_cut_off(workspace: Workspace) -> None:
@@ -181,7 +181,7 @@ def test_an_endless_answer_is_cut_off(workspace: Workspace) -> None:
     with pytest.raises(InputError, match="ask for a smaller change"):
         plan_edit(workspace, ["a.py"], "sing", Endless(), blocks=True)
     plan = plan_edit(workspace, ["a.py"], "sing", Endless(), retries=0)
-    assert [failure.reason for failure in plan.failures] == [Reason.SYNTAX]
+    assert [failure.reason for failure in plan.failures] == [EditFailureReason.SYNTAX]
 
 
 def test_empty_requests_are_refused(workspace: Workspace) -> None:

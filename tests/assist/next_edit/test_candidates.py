@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from keystroke.assist.next_edit import burst_between
 from keystroke.assist.next_edit.burst import Burst
-from keystroke.assist.next_edit.candidates import MOST, Why, candidates, changed_names
+from keystroke.assist.next_edit.candidates import MOST, CandidateReason, changed_names, find_candidates
 
 
 def change(before: str, old: str, new: str) -> Burst:
@@ -30,33 +30,33 @@ def line_of(text: str, part: str) -> int:
 
 def test_whoever_still_says_a_name_that_went_comes_first() -> None:
     burst = change(padded("x = order.price", "total = order.price * 2", "y = 1"), "price", "amount")
-    first = candidates(burst)[0]
-    assert (first.line, first.why) == (line_of(burst.after, "total"), Why.MENTION)
+    first = find_candidates(burst)[0]
+    assert (first.line, first.why) == (line_of(burst.after, "total"), CandidateReason.MENTION)
 
 
 def test_lines_made_of_the_same_words_are_asked_about() -> None:
     burst = change(
         padded('log.info("loaded", count)', 'log.info("stored", count)'), '("loaded", count)', '("loaded")'
     )
-    found = {spot.line: spot.why for spot in candidates(burst)}
+    found = {spot.line: spot.why for spot in find_candidates(burst)}
     assert line_of(burst.after, "stored") in found
 
 
 def test_the_line_after_the_change_is_always_asked_about() -> None:
     burst = change("a = 1\nb = 2\nc = 3\n", "b = 2", "b = 4")
-    assert [(s.line, s.why) for s in candidates(burst)] == [(2, Why.NEAR)]
+    assert [(s.line, s.why) for s in find_candidates(burst)] == [(2, CandidateReason.NEAR)]
 
 
 def test_what_somebody_complains_about_is_asked_about() -> None:
     burst = change(padded("import os", "x = 1", "print(path)"), "import os", "import sys")
     at = burst.after.index("print(path)")
-    assert line_of(burst.after, "print(path)") in {s.line for s in candidates(burst, [at])}
-    assert line_of(burst.after, "print(path)") not in {s.line for s in candidates(burst)}
+    assert line_of(burst.after, "print(path)") in {s.line for s in find_candidates(burst, [at])}
+    assert line_of(burst.after, "print(path)") not in {s.line for s in find_candidates(burst)}
 
 
 def test_callers_of_a_function_whose_lines_changed_are_asked_about() -> None:
     burst = change(padded("def area(width):", "x = area(2)"), "width", "width, height")
-    assert line_of(burst.after, "x = area") in {s.line for s in candidates(burst)}
+    assert line_of(burst.after, "x = area") in {s.line for s in find_candidates(burst)}
 
 
 def test_keywords_and_short_names_are_no_mention() -> None:
@@ -68,7 +68,7 @@ def test_keywords_and_short_names_are_no_mention() -> None:
 @pytest.mark.parametrize("most", [1, 3])
 def test_no_more_places_than_allowed(most: int) -> None:
     burst = change(padded(*[f"call(old_name, {n})" for n in range(9)]), "old_name", "new_name")
-    assert len(candidates(burst, most=most)) == most
+    assert len(find_candidates(burst, most=most)) == most
 
 
 @given(
@@ -82,7 +82,7 @@ def test_every_place_is_a_line_of_the_text_outside_the_change(
     burst = burst_between(before, after)
     if burst is None:
         return
-    spots = candidates(burst, [p for p in problems if p <= len(after)], apart=2)
+    spots = find_candidates(burst, [p for p in problems if p <= len(after)], apart=2)
     assert len(spots) <= MOST
     first, last = after.count("\n", 0, burst.start), after.count("\n", 0, burst.new_end)
     for spot in spots:

@@ -16,25 +16,25 @@ from keystroke.assist.next_edit.prompt import (
     REGION,
     REGION_TOKENS,
     VERSION,
-    Change,
     EditFormat,
-    Marks,
-    Region,
+    EditMarks,
+    LineRange,
+    RecentChange,
     changes_between,
-    detect,
-    marks_of,
+    detect_edit_format,
+    find_marks,
     region_at,
 )
 from keystroke.engine.tokenizer import load_tokenizer
 
 MODEL = Path(__file__).parents[3] / "models" / "keystroke-80m"
 TOKENIZER = load_tokenizer(MODEL)
-FOUND = marks_of(TOKENIZER)
+FOUND = find_marks(TOKENIZER)
 assert FOUND is not None
-MARKS: Marks = FOUND
+MARKS: EditMarks = FOUND
 FORMAT = EditFormat(TOKENIZER.encode, TOKENIZER.decode, MARKS)
 LINES = [f"    value_{i} = compute({i})" for i in range(60)]
-RENAME = Change("a.py", "value = old(1)\n", "value = new(1)\n")
+RENAME = RecentChange("a.py", "value = old(1)\n", "value = new(1)\n")
 
 texts = st.lists(st.text(alphabet="ab(): =\t", max_size=12), max_size=12)
 
@@ -49,7 +49,7 @@ def test_history_is_the_shared_front_of_every_place_asked_about() -> None:
 
 
 def test_the_oldest_changes_go_first_when_room_is_short() -> None:
-    many = [Change(f"f{i}.py", "x = 1\n" * 20, f"y_{i} = 1\n" * 20) for i in range(12)]
+    many = [RecentChange(f"f{i}.py", "x = 1\n" * 20, f"y_{i} = 1\n" * 20) for i in range(12)]
     prompt = FORMAT.build(many, "a.py", LINES, region_at(LINES, 5))
     front = TOKENIZER.decode(prompt.tokens[: prompt.shared])
     assert prompt.shared <= HISTORY_TOKENS
@@ -59,7 +59,7 @@ def test_the_oldest_changes_go_first_when_room_is_short() -> None:
 
 def test_a_prompt_stays_short_whatever_the_text() -> None:
     wide = ["name = " + "'é漢字' + " * 60 + "''"] * 40
-    history = [Change("p/" * 200 + "x.py", "\n".join(wide), "\n".join(wide))] * 9
+    history = [RecentChange("p/" * 200 + "x.py", "\n".join(wide), "\n".join(wide))] * 9
     region = FORMAT.region(wide, 20)
     assert region.first <= 20 < region.last
     prompt = FORMAT.build(history, "q/" * 200 + "y.py", wide, region, cursor=20)
@@ -74,7 +74,7 @@ def test_a_prompt_stays_short_whatever_the_text() -> None:
 def test_an_answer_is_read_back_as_the_lines_that_were_meant(
     lines: list[str], answer: list[str], first: int, size: int
 ) -> None:
-    region = Region(min(first, len(lines)), min(first + size, len(lines)))
+    region = LineRange(min(first, len(lines)), min(first + size, len(lines)))
     prompt = FORMAT.build([RENAME], "a.py", lines, region)
     old = lines[region.first : region.last]
     assert FORMAT.parse(prompt, FORMAT.answer(old, answer)) == answer
@@ -92,7 +92,7 @@ def test_an_answer_says_only_what_differs() -> None:
 
 
 def test_every_line_of_a_place_has_its_number() -> None:
-    prompt = FORMAT.build([RENAME], "a.py", LINES, Region(10, 20), cursor=12)
+    prompt = FORMAT.build([RENAME], "a.py", LINES, LineRange(10, 20), cursor=12)
     tokens = list(prompt.tokens)
     for number in range(10):
         first, last = (tokens.index(MARKS.numbers[number + i]) for i in (0, 1))
@@ -102,7 +102,7 @@ def test_every_line_of_a_place_has_its_number() -> None:
 
 
 def test_an_answer_without_an_end_a_place_or_with_a_mark_in_it_is_none() -> None:
-    prompt = FORMAT.build([], "a.py", LINES, Region(0, 3))
+    prompt = FORMAT.build([], "a.py", LINES, LineRange(0, 3))
     good: Sequence[int] = FORMAT.answer(LINES[:3], ["x = 1"])
     first, last, *text = good
     assert FORMAT.parse(prompt, good) == ["x = 1"]
@@ -117,13 +117,13 @@ def test_an_answer_without_an_end_a_place_or_with_a_mark_in_it_is_none() -> None
 
 
 def test_the_cursor_stands_before_its_line_and_nowhere_else() -> None:
-    inside = FORMAT.build([], "a.py", LINES, Region(10, 20), cursor=12)
-    outside = FORMAT.build([], "a.py", LINES, Region(10, 20), cursor=30)
+    inside = FORMAT.build([], "a.py", LINES, LineRange(10, 20), cursor=12)
+    outside = FORMAT.build([], "a.py", LINES, LineRange(10, 20), cursor=30)
     assert MARKS.cursor not in outside.tokens
     at = inside.tokens.index(MARKS.cursor)
     assert TOKENIZER.decode(inside.tokens[at:]).startswith(LINES[12])
     assert inside.draft == outside.draft
-    assert len(FORMAT.build([], "a.py", LINES, Region(10, 20)).tokens) <= 2 * AROUND_TOKENS + 240
+    assert len(FORMAT.build([], "a.py", LINES, LineRange(10, 20)).tokens) <= 2 * AROUND_TOKENS + 240
 
 
 @given(texts, texts)
@@ -135,13 +135,13 @@ def test_changes_hold_all_that_differs(old: list[str], new: list[str]) -> None:
 
 
 def test_an_insertion_says_after_which_line_it_came() -> None:
-    assert changes_between("a\nb\n", "a\nx\nb\n", "p") == [Change("p", "a\n", "a\nx\n")]
+    assert changes_between("a\nb\n", "a\nx\nb\n", "p") == [RecentChange("p", "a\n", "a\nx\n")]
 
 
 def test_a_model_that_does_not_say_so_has_not_learned_edits(tmp_path: Path) -> None:
     (tmp_path / "keystroke.json").write_text(json.dumps({"fim_order": "spm"}))
-    assert detect(TOKENIZER, tmp_path) is None
+    assert detect_edit_format(TOKENIZER, tmp_path) is None
     (tmp_path / "keystroke.json").write_text(json.dumps({"next_edit": VERSION}))
-    assert detect(TOKENIZER, tmp_path) is not None
+    assert detect_edit_format(TOKENIZER, tmp_path) is not None
     (tmp_path / "keystroke.json").write_text(json.dumps({"next_edit": VERSION + 1}))
-    assert detect(TOKENIZER, tmp_path) is None
+    assert detect_edit_format(TOKENIZER, tmp_path) is None

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from keystroke.assist.next_edit.foreign import LARGEST, Asked, Form, recognised
-from keystroke.assist.next_edit.prompt import Change
+from keystroke.assist.next_edit.foreign import LARGEST, EditorPrompt, PromptFormat, parse_prompt
+from keystroke.assist.next_edit.prompt import RecentChange
 
 ABOVE = "import os\n\n\n"
 WINDOW = "def area(width, height):\n    return width * height\n\n\nprint(area(2, 3))\n"
@@ -117,75 +117,75 @@ ZETA = {
 
 @pytest.mark.parametrize("name", ZETA)
 def test_every_layout_of_zeta_2_says_the_same(name: str) -> None:
-    asked = recognised(ZETA[name])
+    asked = parse_prompt(ZETA[name])
     assert asked is not None
-    assert (asked.form, asked.path) == (Form.ZETA, "src/area.py")
+    assert (asked.format, asked.path) == (PromptFormat.ZETA, "src/area.py")
     assert (asked.window, asked.cursor) == (WINDOW, CURSOR)
     assert (asked.above.strip(), asked.below.strip()) == (ABOVE.strip(), BELOW.strip())
     [change] = asked.history
-    assert change == Change(
+    assert change == RecentChange(
         "src/area.py",
         f"{OLD}    return width * height\n",
         "def area(width, height):\n    return width * height\n",
     )
-    assert asked.text[asked.place :].startswith(" * height")
-    assert asked.answer(NEW) == NEW
-    assert asked.answer(WINDOW) == WINDOW
+    assert asked.text[asked.offset :].startswith(" * height")
+    assert asked.format_answer(NEW) == NEW
+    assert asked.format_answer(WINDOW) == WINDOW
 
 
 @pytest.mark.parametrize("relative", [False, True])
 def test_an_answer_in_blocks_leads_to_the_new_window(relative: bool) -> None:
-    asked = recognised(blocks(relative=relative))
+    asked = parse_prompt(blocks(relative=relative))
     assert asked is not None
-    assert (asked.form, asked.window, asked.cursor) == (Form.ZETA_BLOCKS, WINDOW, CURSOR)
+    assert (asked.format, asked.window, asked.cursor) == (PromptFormat.ZETA_BLOCKS, WINDOW, CURSOR)
     assert (asked.above, asked.below) == (ABOVE, BELOW)
-    assert applied(asked.answer(WINDOW), relative=relative) == WINDOW
+    assert applied(asked.format_answer(WINDOW), relative=relative) == WINDOW
     first_only = WINDOW.replace("width * height", "height")
     second_only = WINDOW.replace("(2, 3)", "(5)")
     for new in (NEW, first_only, second_only, WINDOW + "more\n", "x\n" + WINDOW, ""):
-        assert applied(asked.answer(new), relative=relative) == new
+        assert applied(asked.format_answer(new), relative=relative) == new
 
 
 def test_what_sweep_asks_is_read_with_the_file_around_it() -> None:
-    asked = recognised(sweep())
+    asked = parse_prompt(sweep())
     assert asked is not None
-    assert (asked.form, asked.path, asked.cursor) == (Form.SWEEP, "src/area.py", CURSOR)
+    assert (asked.format, asked.path, asked.cursor) == (PromptFormat.SWEEP, "src/area.py", CURSOR)
     assert (asked.above, asked.window) == (ABOVE, WINDOW.rstrip("\n"))
     assert asked.text.rstrip("\n") == (ABOVE + WINDOW + BELOW).rstrip("\n")
-    assert asked.history == (Change("src/area.py", OLD, "def area(width, height):\n"),)
-    assert asked.answer(NEW.rstrip("\n")) == NEW.rstrip("\n")
+    assert asked.history == (RecentChange("src/area.py", OLD, "def area(width, height):\n"),)
+    assert asked.format_answer(NEW.rstrip("\n")) == NEW.rstrip("\n")
 
 
 def test_an_answer_goes_on_from_what_the_prompt_began_it_with() -> None:
     begun = WINDOW.split("\n", 1)[0] + "\n"
     for prompt, end in ((sweep(begun), ""), (merged(begun), "\n")):
-        asked = recognised(prompt)
+        asked = parse_prompt(prompt)
         assert asked is not None
-        assert asked.begun == begun
+        assert asked.answer_start == begun
         new = NEW.rstrip("\n") + end
-        assert begun + asked.answer(new) == new
+        assert begun + asked.format_answer(new) == new
         # A window that would contradict the beginning stays as it was.
-        assert begun + asked.answer("something else") == asked.window
+        assert begun + asked.format_answer("something else") == asked.window
 
 
 def test_the_last_change_is_taken_back_to_know_what_was_before() -> None:
     for prompt in (sweep(), *ZETA.values(), blocks()):
-        asked = recognised(prompt)
+        asked = parse_prompt(prompt)
         assert asked is not None
-        last = asked.change()
+        last = asked.last_change()
         assert last is not None
         assert OLD in last[0].before
         assert last[0].after == asked.text
-    without = recognised(sweep(history=False))
+    without = parse_prompt(sweep(history=False))
     assert without is not None
-    assert without.change() is None
-    told = recognised(sweep(history=False, original=WINDOW.replace("width, height", "w, height")))
+    assert without.last_change() is None
+    told = parse_prompt(sweep(history=False, original=WINDOW.replace("width, height", "w, height")))
     assert told is not None
-    assert told.change() is not None
+    assert told.last_change() is not None
 
 
 def test_a_window_without_the_file_around_it_is_enough() -> None:
-    asked = recognised(sweep(wide=False))
+    asked = parse_prompt(sweep(wide=False))
     assert asked is not None
     assert (asked.above, asked.below) == ("", "")
 
@@ -218,7 +218,7 @@ def test_a_window_without_the_file_around_it_is_enough() -> None:
     ],
 )
 def test_what_is_not_understood_whole_is_not_recognised(prompt: str) -> None:
-    assert recognised(prompt) is None
+    assert parse_prompt(prompt) is None
 
 
 def test_torn_prompts_never_raise_and_never_lose_text() -> None:
@@ -236,14 +236,14 @@ def test_torn_prompts_never_raise_and_never_lose_text() -> None:
             prompt = prompt[:at] + rng.choice(pieces) + prompt[at:]
         else:
             prompt = "".join(rng.choices(pieces, k=rng.randrange(40)))
-        asked = recognised(prompt)
+        asked = parse_prompt(prompt)
         if asked is None:
             continue
-        asked.change()
-        assert isinstance(asked, Asked)
+        asked.last_change()
+        assert isinstance(asked, EditorPrompt)
         assert 0 <= asked.cursor <= len(asked.window)
-        if asked.form is not Form.ZETA_BLOCKS:
-            assert asked.begun + asked.answer(asked.window) == asked.window
+        if asked.format is not PromptFormat.ZETA_BLOCKS:
+            assert asked.answer_start + asked.format_answer(asked.window) == asked.window
         else:
-            assert asked.answer(asked.window)
-            asked.answer(asked.window + "x\n")
+            assert asked.format_answer(asked.window)
+            asked.format_answer(asked.window + "x\n")

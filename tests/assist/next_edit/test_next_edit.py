@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keystroke.assist.next_edit import Burst, Cause, NextEdits, Proposal, burst_between
-from keystroke.assist.next_edit.tracker import Other
+from keystroke.assist.next_edit import Burst, Cause, NextEditProposal, NextEditTracker, burst_between
 from keystroke.text import Dropped, Edit, apply_edits
 
 
@@ -22,17 +21,17 @@ def typed(before: str, old: str, new: str, nth: int = 0) -> tuple[str, Edit]:
 
 def proposed(
     before: str, old: str, new: str, language: str = "python", nth: int = 0, **others: str
-) -> tuple[Proposal | None, str]:
-    tracker = NextEdits(before, language)
+) -> tuple[NextEditProposal | None, str]:
+    tracker = NextEditTracker(before, language)
     after, edit = typed(before, old, new, nth)
-    tracker.follow(before, [edit])
-    found = tracker.propose(after, edit.start, {name: Other(text) for name, text in others.items()})
+    tracker.apply_edits(before, [edit])
+    found = tracker.propose(after, edit.start, others)
     return tracker.adopt(found), after
 
 
-def applied(proposal: Proposal | None, text: str) -> str:
+def applied(proposal: NextEditProposal | None, text: str) -> str:
     assert proposal is not None
-    return apply_edits(text, [p.edit for p in proposal.places if p.buffer is None])
+    return apply_edits(text, [p.edit for p in proposal.edits if p.buffer is None])
 
 
 class TestRename:
@@ -82,7 +81,7 @@ class TestRename:
             c="load = 3\nprint(load)\n",
         )
         assert proposal is not None
-        assert [(p.buffer, p.edit) for p in proposal.places] == [
+        assert [(p.buffer, p.edit) for p in proposal.edits] == [
             ("b", Edit(14, 18, "read")),
             ("b", Edit(19, 23, "read")),
         ]
@@ -122,12 +121,12 @@ class TestRename:
 
     def test_typing_a_name_letter_by_letter_proposes_the_whole(self) -> None:
         text = "def load():\n    pass\n\nload()\n"
-        tracker = NextEdits(text, "python")
+        tracker = NextEditTracker(text, "python")
         for edit in [
             *(Edit(n, n + 1, "") for n in (7, 6, 5, 4)),
             *(Edit(4 + i, 4 + i, c) for i, c in enumerate("read")),
         ]:
-            tracker.follow(text, [edit])
+            tracker.apply_edits(text, [edit])
             text = apply_edits(text, [edit])
         proposal = tracker.adopt(tracker.propose(text, 8, {}))
         assert applied(proposal, text) == "def read():\n    pass\n\nread()\n"
@@ -163,11 +162,11 @@ class TestSignature:
 class TestRepeat:
     def test_the_same_change_made_twice_is_offered_where_it_fits(self) -> None:
         text = "log(one)\n\n\nlog(two)\n\n\nlog(three)\nlogs(four)\n"
-        tracker = NextEdits(text, "python")
+        tracker = NextEditTracker(text, "python")
         for _ in range(2):
             before = text
             text, edit = typed(before, "log(", "print(")
-            tracker.follow(before, [edit])
+            tracker.apply_edits(before, [edit])
         proposal = tracker.adopt(tracker.propose(text, 0, {}))
         assert applied(proposal, text) == "print(one)\n\n\nprint(two)\n\n\nprint(three)\nlogs(four)\n"
         assert proposal is not None
@@ -178,11 +177,11 @@ class TestRepeat:
 
 
 class TestFollowing:
-    def rename(self) -> tuple[NextEdits, str, Proposal]:
+    def rename(self) -> tuple[NextEditTracker, str, NextEditProposal]:
         before = "def load():\n    pass\n\nload()\nload()\n"
-        tracker = NextEdits(before, "python")
+        tracker = NextEditTracker(before, "python")
         text, edit = typed(before, "load", "read")
-        tracker.follow(before, [edit])
+        tracker.apply_edits(before, [edit])
         proposal = tracker.adopt(tracker.propose(text, edit.start, {}))
         assert proposal is not None
         return tracker, text, proposal
@@ -190,26 +189,26 @@ class TestFollowing:
     def test_taking_one_leaves_the_next(self) -> None:
         tracker, text, proposal = self.rename()
         while tracker.proposal is not None:
-            edit = tracker.proposal.places[0].edit
-            assert tracker.follow(text, [edit]) is None
+            edit = tracker.proposal.edits[0].edit
+            assert tracker.apply_edits(text, [edit]) is None
             text = apply_edits(text, [edit])
         assert text == "def read():\n    pass\n\nread()\nread()\n"
-        assert len(proposal.places) == 2
+        assert len(proposal.edits) == 2
         assert tracker.propose(text, 0, {}) is None
 
     def test_typing_elsewhere_moves_it(self) -> None:
         tracker, text, proposal = self.rename()
         edit = Edit(0, 0, "# note\n")
-        assert tracker.follow(text, [edit]) is None
+        assert tracker.apply_edits(text, [edit]) is None
         moved = tracker.proposal
         assert moved is not None
-        assert [p.edit.start for p in moved.places] == [p.edit.start + 7 for p in proposal.places]
+        assert [p.edit.start for p in moved.edits] == [p.edit.start + 7 for p in proposal.edits]
 
     def test_changing_its_place_drops_it_with_a_reason(self) -> None:
         tracker, text, proposal = self.rename()
-        spans = [p.edit for p in proposal.places]
+        spans = [p.edit for p in proposal.edits]
         edits = [Edit(e.start + 1, e.start + 2, "") for e in sorted(spans, key=lambda e: -e.start)]
-        dropped = tracker.follow(text, edits)
+        dropped = tracker.apply_edits(text, edits)
         assert isinstance(dropped, Dropped)
         assert dropped.reason == "overlapped"
         assert tracker.proposal is None
@@ -239,9 +238,9 @@ def test_a_burst_is_the_whole_difference(before: str, after: str) -> None:
 def test_no_text_makes_a_proposal_that_does_not_fit(text: str, at: int, new: str) -> None:
     at = min(at, len(text))
     edit = Edit(at, min(len(text), at + 1), new)
-    tracker = NextEdits(text, "python")
-    tracker.follow(text, [edit])
+    tracker = NextEditTracker(text, "python")
+    tracker.apply_edits(text, [edit])
     after = apply_edits(text, [edit])
     proposal = tracker.propose(after, at, {})
     if proposal is not None:
-        apply_edits(after, [p.edit for p in proposal.places])
+        apply_edits(after, [p.edit for p in proposal.edits])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from keystroke.assist.next_edit import Found, Said, Unfit, burst_between
+from keystroke.assist.next_edit import EngineAnswer, NoEditReason, PredictedEdits, burst_between
 from keystroke.assist.next_edit.places import (
     ANSWER_TOKENS,
     CHANGE_TOKENS,
@@ -18,11 +18,11 @@ from keystroke.assist.next_edit.places import (
     PlacesAnswer,
     PlacesFormat,
     PlacesPrompt,
-    enclosing,
-    learned_places,
+    adapter_places_format,
+    enclosing_lines,
 )
 from keystroke.assist.next_edit.places_question import PLACE, PlacesQuestion
-from keystroke.assist.next_edit.prompt import Change, Region
+from keystroke.assist.next_edit.prompt import LineRange, RecentChange
 from keystroke.engine.base import TokenLogprob
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.speculative import Drafter
@@ -45,8 +45,8 @@ def decoded(tokens: Sequence[int]) -> str:
 
 FORMAT = PlacesFormat(lambda text: [ord(sign) for sign in text], decoded, MARKS)
 LINES = ["class A:", "    def f(self):", "        x = old()", "        return x", "", "y = old()", "z = 1"]
-HISTORY = [Change("a.py", "w = old()\n", "w = new()\n")]
-PLACES = [Region(5, 7), Region(2, 4)]
+HISTORY = [RecentChange("a.py", "w = old()\n", "w = new()\n")]
+PLACES = [LineRange(5, 7), LineRange(2, 4)]
 
 
 def prompt(**more: Any) -> PlacesPrompt:
@@ -65,7 +65,7 @@ def test_a_prompt_reads_as_the_format_says() -> None:
 
 
 def test_places_are_numbered_in_the_order_of_the_file() -> None:
-    assert prompt().places == (Region(2, 4), Region(5, 7))
+    assert prompt().places == (LineRange(2, 4), LineRange(5, 7))
     assert prompt().lines[1] == ("y = old()", "z = 1")
 
 
@@ -101,7 +101,7 @@ def test_an_answer_that_is_none_is_refused(answer: str) -> None:
 
 
 def test_the_newest_changes_are_kept_and_long_ones_cut() -> None:
-    many = [Change("a.py", f"a{i} = {'1' * 300}\n", f"a{i} = 2\n") for i in range(20)]
+    many = [RecentChange("a.py", f"a{i} = {'1' * 300}\n", f"a{i} = 2\n") for i in range(20)]
     asked = FORMAT.build(many, "a.py", LINES, PLACES)
     text = decoded(asked.tokens)
     assert "+a19 = 2" in text
@@ -111,14 +111,14 @@ def test_the_newest_changes_are_kept_and_long_ones_cut() -> None:
 
 
 def test_the_lines_a_place_stands_under_are_found_by_indentation() -> None:
-    assert enclosing(LINES, 2) == ["class A:", "    def f(self):"]
-    assert enclosing(LINES, 5) == []
-    assert enclosing([], 0) == []
+    assert enclosing_lines(LINES, 2) == ["class A:", "    def f(self):"]
+    assert enclosing_lines(LINES, 5) == []
+    assert enclosing_lines([], 0) == []
 
 
 def test_a_tokenizer_of_another_family_has_no_such_format() -> None:
-    assert learned_places(ByteTokenizer({}), {"next_edit": "3"}) is None
-    assert learned_places(ByteTokenizer({}), {}) is None
+    assert adapter_places_format(ByteTokenizer({}), {"next_edit": "3"}) is None
+    assert adapter_places_format(ByteTokenizer({}), {}) is None
 
 
 BEFORE = "a = old()\nq = 1\nr = 2\ns = 3\n" + "\n" * 12 + "b = old()\n"
@@ -132,23 +132,27 @@ class Model:
         self.number, self.text, self.sure, self.fluent = ord(number), text, sure, fluent
         self.asked: list[tuple[int, ...]] = []
 
-    async def run(self, tokens: Sequence[int], params: GenerationParams, drafter: Drafter | None) -> Said:
+    async def run(
+        self, tokens: Sequence[int], params: GenerationParams, drafter: Drafter | None
+    ) -> EngineAnswer:
         self.asked.append(tuple(tokens))
         if params.max_tokens == 1:
             silence = ord("0")
             rest = (silence, math.log(1 - self.sure)) if self.number != silence else (ord("1"), -4.0)
             first = TokenLogprob(self.number, math.log(self.sure), (rest,))
-            return Said((self.number,), (first,))
+            return EngineAnswer((self.number,), (first,))
         assert params.max_tokens is not None
         assert params.max_tokens <= ANSWER_TOKENS
         said = [*(ord(sign) for sign in self.text), MARKS.end]
-        return Said(tuple(said), tuple(TokenLogprob(token, math.log(self.fluent), ()) for token in said))
+        return EngineAnswer(
+            tuple(said), tuple(TokenLogprob(token, math.log(self.fluent), ()) for token in said)
+        )
 
 
-def answered(model: Model, **more: Any) -> Found | Unfit:
+def answered(model: Model, **more: Any) -> PredictedEdits | NoEditReason:
     change = burst_between(BEFORE, AFTER)
     assert change is not None
-    return asyncio.run(PlacesQuestion(FORMAT, "a.py", "python", change, **more).answered(model.run))
+    return asyncio.run(PlacesQuestion(FORMAT, "a.py", "python", change, **more).resolve(model.run))
 
 
 def place_of(line: str) -> tuple[str, str]:
@@ -167,7 +171,7 @@ def test_a_sure_choice_with_a_sure_text_is_an_edit() -> None:
     number, letter = place_of("b = old()")
     model = Model(number, f"{letter}{chr(ord(letter) + 1)}\nb = new()\n")
     found = answered(model)
-    assert isinstance(found, Found)
+    assert isinstance(found, PredictedEdits)
     (edit,) = found.edits
     assert AFTER[: edit.start] + edit.text + AFTER[edit.end :] == AFTER.replace("b = old()", "b = new()")
     assert model.asked[1] == (*model.asked[0], ord(number))  # what was read for the choice is not read again
@@ -176,23 +180,28 @@ def test_a_sure_choice_with_a_sure_text_is_an_edit() -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (Model("0"), Unfit.LEFT),
-        (Model("1", sure=0.3), Unfit.LEFT),
-        (Model("1", sure=0.55), Unfit.UNSURE),
-        (Model("1", "nonsense"), Unfit.UNUSABLE),
+        (Model("0"), NoEditReason.LEFT),
+        (Model("1", sure=0.3), NoEditReason.LEFT),
+        (Model("1", sure=0.55), NoEditReason.UNSURE),
+        (Model("1", "nonsense"), NoEditReason.UNUSABLE),
     ],
 )
-def test_doubt_is_named_and_nothing_is_written_in_doubt_about_the_place(model: Model, reason: Unfit) -> None:
+def test_doubt_is_named_and_nothing_is_written_in_doubt_about_the_place(
+    model: Model, reason: NoEditReason
+) -> None:
     assert PLACE["calm"] > 0.55  # likelier than silence, and not likely enough
     assert answered(model, eagerness="calm") == reason
-    assert len(model.asked) == (1 if reason in (Unfit.LEFT, Unfit.UNSURE) else 2)
+    assert len(model.asked) == (1 if reason in (NoEditReason.LEFT, NoEditReason.UNSURE) else 2)
 
 
 def test_a_text_that_the_model_doubts_is_not_shown() -> None:
     number, letter = place_of("b = old()")
-    assert answered(Model(number, f"{letter}{chr(ord(letter) + 1)}\nb = new()\n", fluent=0.3)) == Unfit.UNSURE
+    assert (
+        answered(Model(number, f"{letter}{chr(ord(letter) + 1)}\nb = new()\n", fluent=0.3))
+        == NoEditReason.UNSURE
+    )
 
 
 def test_what_breaks_the_syntax_is_not_shown() -> None:
     number, letter = place_of("b = old()")
-    assert answered(Model(number, f"{letter}{chr(ord(letter) + 1)}\nb = (((\n")) == Unfit.BREAKS
+    assert answered(Model(number, f"{letter}{chr(ord(letter) + 1)}\nb = (((\n")) == NoEditReason.BREAKS

@@ -12,16 +12,16 @@ import pytest
 
 from keystroke.assist.next_edit import (
     Cause,
-    Found,
-    NextEdits,
-    Question,
-    Said,
-    Unfit,
+    EngineAnswer,
+    NextEditTracker,
+    NoEditReason,
+    PredictedEdits,
+    SinglePlaceQuestion,
     burst_between,
-    foreseen,
+    proposal_from_model,
 )
-from keystroke.assist.next_edit.prompt import SPELLING, EditFormat, marks_of
-from keystroke.assist.next_edit.question import changes_of, merged
+from keystroke.assist.next_edit.prompt import SPELLING, EditFormat, find_marks
+from keystroke.assist.next_edit.question import changes_in_burst, merged_edits
 from keystroke.engine.base import TokenLogprob
 from keystroke.engine.echo import END_OF_TURN
 from keystroke.engine.generation import GenerationParams
@@ -30,16 +30,16 @@ from keystroke.text import Edit, apply_edits
 
 SPECIAL = {name: 300 + i for i, name in enumerate(SPELLING)} | {"<|endoftext|>": END_OF_TURN}
 TOKENIZER = ByteTokenizer(SPECIAL, vocab_size=340)
-MARKS = marks_of(TOKENIZER)
+MARKS = find_marks(TOKENIZER)
 assert MARKS is not None
 FORMAT = EditFormat(TOKENIZER.encode, TOKENIZER.decode, MARKS)
 KEEP, END = MARKS.keep, MARKS.end
 
 
-def question(before: str, old: str, new: str, **more: Any) -> Question:
+def question(before: str, old: str, new: str, **more: Any) -> SinglePlaceQuestion:
     change = burst_between(before, before.replace(old, new, 1))
     assert change is not None
-    return Question(FORMAT, "a.py", "python", change, **more)
+    return SinglePlaceQuestion(FORMAT, "a.py", "python", change, **more)
 
 
 class Model:
@@ -50,7 +50,7 @@ class Model:
         self.probes: list[str] = []
         self.written = 0
 
-    async def run(self, tokens: Sequence[int], params: GenerationParams, drafter: object) -> Said:
+    async def run(self, tokens: Sequence[int], params: GenerationParams, drafter: object) -> EngineAnswer:
         assert MARKS is not None
         at = max(i for i, t in enumerate(tokens) if t == MARKS.before)
         asked = TOKENIZER.decode(tokens[at : list(tokens).index(MARKS.below, at)])
@@ -60,7 +60,7 @@ class Model:
             chosen = KEEP if answer is None else 65
             chance = math.log(self.sure)
             rival = math.log(1 - self.sure)
-            return Said(
+            return EngineAnswer(
                 (chosen,),
                 (
                     TokenLogprob(
@@ -73,11 +73,11 @@ class Model:
         said = tuple(FORMAT.answer(old, new))
         if "<|edit|>" in (answer or ""):
             said = (*said[:-1], MARKS.edit, END)
-        return Said(said, tuple(TokenLogprob(t, math.log(self.sure)) for t in said))
+        return EngineAnswer(said, tuple(TokenLogprob(t, math.log(self.sure)) for t in said))
 
 
-def asked(q: Question, model: Model) -> Found | Unfit:
-    return asyncio.run(q.answered(model.run))
+def asked(q: SinglePlaceQuestion, model: Model) -> PredictedEdits | NoEditReason:
+    return asyncio.run(q.resolve(model.run))
 
 
 def rewriting(old: str, new: str) -> Callable[[str], str | None]:
@@ -95,7 +95,7 @@ def test_the_best_place_is_written_and_reduced_to_its_smallest_edit() -> None:
     q = question(FILE, "def area(width, height)", "def area(width, height, depth)")
     model = Model(rewriting("area(w, h))", "area(w, h, 1))"))
     found = asked(q, model)
-    assert isinstance(found, Found)
+    assert isinstance(found, PredictedEdits)
     assert model.written == 1
     assert apply_edits(q.text, found.edits) == q.text.replace("area(w, h))", "area(w, h, 1))")
     assert [(e.start, e.end, e.text) for e in found.edits] == [
@@ -105,7 +105,7 @@ def test_the_best_place_is_written_and_reduced_to_its_smallest_edit() -> None:
 
 def test_where_every_place_stays_nothing_is_written() -> None:
     model = Model(lambda _region: None)
-    assert asked(question(FILE, "width * height", "height * width"), model) is Unfit.LEFT
+    assert asked(question(FILE, "width * height", "height * width"), model) is NoEditReason.LEFT
     assert model.probes
     assert model.written == 0
 
@@ -121,23 +121,23 @@ def test_a_place_sure_to_change_ends_the_asking() -> None:
 def test_how_sure_it_must_be_follows_the_eagerness(eagerness: str, shown: bool) -> None:
     q = question(FILE, "area", "surface", eagerness=eagerness)
     found = asked(q, Model(rewriting("area(w", "surface(w"), sure=0.9))
-    assert isinstance(found, Found) is shown
-    assert shown or found is Unfit.UNSURE
+    assert isinstance(found, PredictedEdits) is shown
+    assert shown or found is NoEditReason.UNSURE
 
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (lambda r: r.replace("area(w, h))", "area(w, h)"), Unfit.BREAKS),
-        (lambda r: r.replace("print(area(w, h))", f"print({'x' * 90})"), Unfit.TOO_LONG),
-        (lambda r: r.replace("depth)", ")"), Unfit.UNDOES),
-        (lambda r: r, Unfit.LEFT),
-        (lambda r: f"{r}<|edit|>", Unfit.UNUSABLE),
+        (lambda r: r.replace("area(w, h))", "area(w, h)"), NoEditReason.BREAKS),
+        (lambda r: r.replace("print(area(w, h))", f"print({'x' * 90})"), NoEditReason.TOO_LONG),
+        (lambda r: r.replace("depth)", ")"), NoEditReason.UNDOES),
+        (lambda r: r, NoEditReason.LEFT),
+        (lambda r: f"{r}<|edit|>", NoEditReason.UNUSABLE),
     ],
 )
-def test_what_does_not_hold_up_is_not_offered(answer: Callable[[str], str], reason: Unfit) -> None:
+def test_what_does_not_hold_up_is_not_offered(answer: Callable[[str], str], reason: NoEditReason) -> None:
     q = question(FILE, "height)", "height, depth)", max_line=80)
-    place = "depth" if reason is Unfit.UNDOES else "report"
+    place = "depth" if reason is NoEditReason.UNDOES else "report"
     assert asked(q, Model(lambda region: answer(region) if place in region else None)) is reason
 
 
@@ -145,16 +145,16 @@ def test_a_refused_edit_is_not_offered_again() -> None:
     q = question(FILE, "area", "surface")
     model = Model(rewriting("area(w", "surface(w"))
     found = asked(q, model)
-    assert isinstance(found, Found)
+    assert isinstance(found, PredictedEdits)
     edit = found.edits[0]
     refused = frozenset({(q.text[edit.start : edit.end], edit.text)})
-    assert asked(replace(q, dismissed=refused), model) is Unfit.DISMISSED
+    assert asked(replace(q, dismissed=refused), model) is NoEditReason.DISMISSED
 
 
 def test_line_ends_stay_what_they_are() -> None:
     q = question(FILE.replace("\n", "\r\n"), "area", "surface")
     found = asked(q, Model(rewriting("    print(area(w, h))\n", "    print(surface(w, h))\n    done()\n")))
-    assert isinstance(found, Found)
+    assert isinstance(found, PredictedEdits)
     after = apply_edits(q.text, found.edits)
     assert after.replace("\r\n", "").count("\n") == 0
     assert after.endswith("    print(surface(w, h))\r\n    done()\r\n")
@@ -165,13 +165,13 @@ def test_lines_may_go_without_a_trace() -> None:
     found = asked(
         q, Model(lambda r: r.replace("    print(area(w, h))\n", "    pass\n") if "print" in r else None)
     )
-    assert isinstance(found, Found)
+    assert isinstance(found, PredictedEdits)
     assert apply_edits(q.text, found.edits).endswith("def report(w, h):\n    pass\n")
 
 
 def test_changes_of_neighbouring_lines_are_one_jump_and_others_are_not() -> None:
     old = "a = 1\nb = 2\nkeep = 3\nkeep = 4\nc = 5\n"
-    edits = merged(old, old.replace("a", "x").replace("b", "y").replace("c =", "z ="))
+    edits = merged_edits(old, old.replace("a", "x").replace("b", "y").replace("c =", "z ="))
     assert len(edits) == 2
     assert apply_edits(old, edits) == "x = 1\ny = 2\nkeep = 3\nkeep = 4\nz = 5\n"
 
@@ -180,33 +180,33 @@ def test_a_paste_or_white_space_asks_for_nothing() -> None:
     for old, new in (("x\n", "x\n" + "y\n" * 500), ("x = 1\n", "x  =  1\n")):
         burst = burst_between(old, new)
         assert burst is not None
-        assert changes_of(burst, "a.py") == []
+        assert changes_in_burst(burst, "a.py") == []
 
 
 def test_an_insertion_is_told_with_the_line_above_it() -> None:
     burst = burst_between("import os\nimport re\n", "import os\nimport json\nimport re\n")
     assert burst is not None
-    (change,) = changes_of(burst, "a.py")
+    (change,) = changes_in_burst(burst, "a.py")
     assert (change.before, change.after) == ("import os\n", "import os\nimport json\n")
 
 
 class TestTaking:
     """What the tracker makes of the model's edits."""
 
-    def offered(self) -> tuple[NextEdits, str, Edit]:
+    def offered(self) -> tuple[NextEditTracker, str, Edit]:
         before = FILE
-        tracker = NextEdits(before, "python", "a.py")
+        tracker = NextEditTracker(before, "python", "a.py")
         start = before.index("width * height")
         text = before[:start] + "width * height * 2" + before[start + 14 :]
-        tracker.follow(before, [Edit(start + 14, start + 14, " * 2")])
+        tracker.apply_edits(before, [Edit(start + 14, start + 14, " * 2")])
         at = text.index("print")
         edit = Edit(at, at + 5, "log")
-        tracker.adopt(foreseen(text, Found((edit,), 0.9)))
+        tracker.adopt(proposal_from_model(text, PredictedEdits((edit,), 0.9)))
         return tracker, text, edit
 
     def test_a_taken_edit_leads_to_the_next_question_with_both_changes_told(self) -> None:
         tracker, text, edit = self.offered()
-        tracker.follow(text, [edit])
+        tracker.apply_edits(text, [edit])
         after = apply_edits(text, [edit])
         intent = tracker.intent(after)
         assert intent is not None
@@ -215,16 +215,16 @@ class TestTaking:
 
     def test_it_moves_with_what_is_typed_above_it(self) -> None:
         tracker, text, edit = self.offered()
-        assert tracker.follow(text, [Edit(0, 0, "# note\n")]) is None
+        assert tracker.apply_edits(text, [Edit(0, 0, "# note\n")]) is None
         assert tracker.proposal is not None
         assert tracker.proposal.cause is Cause.MODEL
-        assert tracker.proposal.places[0].edit == Edit(edit.start + 7, edit.end + 7, "log")
+        assert tracker.proposal.edits[0].edit == Edit(edit.start + 7, edit.end + 7, "log")
 
     def test_a_dismissed_edit_is_remembered(self) -> None:
         tracker, text, _ = self.offered()
         tracker.dismiss(text)
         assert tracker.intent(text) is None
-        tracker.follow(text, [Edit(0, 0, "#")])
+        tracker.apply_edits(text, [Edit(0, 0, "#")])
         intent = tracker.intent("#" + text)
         assert intent is not None
         assert ("print", "log") in intent.dismissed

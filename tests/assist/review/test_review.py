@@ -11,7 +11,14 @@ import pytest
 
 from keystroke.analysis.audit import Severity
 from keystroke.assist.edit import Workspace
-from keystroke.assist.review import Changed, Finding, changed_files, fixed_texts, ranked, review
+from keystroke.assist.review import (
+    ChangedFile,
+    ReviewFinding,
+    changed_files,
+    combine_fixes,
+    review,
+    sort_findings,
+)
 from keystroke.errors import InputError, NotFound
 from keystroke.text import apply_edits
 
@@ -36,12 +43,12 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def files(folder: Path, *, staged: bool = False, revision: str = "") -> list[Changed]:
+def files(folder: Path, *, staged: bool = False, revision: str = "") -> list[ChangedFile]:
     return changed_files(Workspace(folder), staged=staged, revision=revision)[0]
 
 
-def findings(folder: Path, changed: Sequence[Changed] | None = None) -> list[Finding]:
-    return [item for item in review(changed if changed is not None else files(folder), folder) if isinstance(item, Finding)]  # fmt: skip
+def findings(folder: Path, changed: Sequence[ChangedFile] | None = None) -> list[ReviewFinding]:
+    return [item for item in review(changed if changed is not None else files(folder), folder) if isinstance(item, ReviewFinding)]  # fmt: skip
 
 
 def test_only_changed_lines_are_reviewed(repository: Path) -> None:
@@ -58,7 +65,7 @@ def test_new_files_staged_changes_and_revisions_are_told_apart(repository: Path)
     git(repository, "add", "new.py")
     (repository / "new.py").write_text("print(1)\n")
     (staged,) = files(repository, staged=True)
-    assert (staged.text, staged.live) == ("print(missing_one)\n", False)
+    assert (staged.text, staged.on_disk) == ("print(missing_one)\n", False)
     git(repository, "commit", "-qm", "second")
     assert [file.path for file in files(repository, revision="HEAD~1..HEAD")] == ["new.py"]
     assert files(repository, revision="HEAD~1..HEAD")[0].text == "print(missing_one)\n"
@@ -133,7 +140,7 @@ def test_fixes_of_one_review_apply_together_and_silence_what_they_mend(repositor
     (repository / "new.py").write_text(text)
     changed = files(repository)
     found = findings(repository, changed)
-    edits, done = fixed_texts(changed, ranked(found))
+    edits, done = combine_fixes(changed, sort_findings(found))
     assert len(done) >= 4
     (repository / "new.py").write_text(apply_edits(text, edits["new.py"]))
     left = {(item.code, item.message) for item in findings(repository)}
@@ -141,11 +148,11 @@ def test_fixes_of_one_review_apply_together_and_silence_what_they_mend(repositor
 
 
 def test_the_gravest_comes_first() -> None:
-    def one(severity: Severity, line: int) -> Finding:
-        return Finding("check", "x", severity, "m", "a.py", line, 1, line, line)
+    def one(severity: Severity, line: int) -> ReviewFinding:
+        return ReviewFinding("check", "x", severity, "m", "a.py", line, 1, line, line)
 
     given = [one(Severity.LOW, 1), one(Severity.CRITICAL, 9), one(Severity.HIGH, 3), one(Severity.HIGH, 2)]
-    assert [item.line for item in ranked(given)] == [9, 2, 3, 1]
+    assert [item.line for item in sort_findings(given)] == [9, 2, 3, 1]
 
 
 class Scripted:
@@ -185,9 +192,9 @@ REMARKS = (
 )
 
 
-def of_model(folder: Path, model: Scripted) -> list[Finding]:
+def of_model(folder: Path, model: Scripted) -> list[ReviewFinding]:
     found = review(files(folder), folder, model)
-    return [item for item in found if isinstance(item, Finding) and item.source == "model"]
+    return [item for item in found if isinstance(item, ReviewFinding) and item.source == "model"]
 
 
 def committed(folder: Path, name: str, before: str, after: str) -> None:

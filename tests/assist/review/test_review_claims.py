@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from keystroke.assist.edit.writer import Messages
-from keystroke.assist.review import Changed, Finding, review
-from keystroke.assist.review.demonstrate import contradicted, definitions
-from keystroke.assist.review.expect import documented_claims, model_claims, without_body
-from keystroke.assist.review.invariants import agrees
-from keystroke.assist.review.scripts import claims
+from keystroke.assist.review import ChangedFile, ReviewFinding, review
+from keystroke.assist.review.demonstrate import definitions, find_contradictions
+from keystroke.assist.review.expect import claims_from_docstrings, claims_from_model, without_body
+from keystroke.assist.review.invariants import matches_result
+from keystroke.assist.review.scripts import parse_claims
 
 OLD = '''def shorten(text, limit=8):
     """A text cut to so many characters.
@@ -50,14 +50,14 @@ class Said:
         yield self.answer if "examples" in self.shown else "neither"
 
 
-def changed(after: str) -> Changed:
+def changed(after: str) -> ChangedFile:
     lines = frozenset(range(1, after.count("\n") + 1))
-    return Changed("tools.py", after, lines, False, "", OLD)
+    return ChangedFile("tools.py", after, lines, False, "", OLD)
 
 
 def findings(root: Path, after: str, writer: Said | None = None) -> list[str]:
     found = review([changed(after)], root, writer, remark=False)
-    return [item.message for item in found if isinstance(item, Finding) and item.source == "example"]
+    return [item.message for item in found if isinstance(item, ReviewFinding) and item.source == "example"]
 
 
 def test_what_the_documentation_shows_and_no_longer_holds_is_a_finding(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_claims_are_read_in_the_forms_that_tests_have() -> None:
         "    assert not Cart().total()\n    assert shorten('ab', limit=1) == 'a'\n"
         "    with pytest.raises(TypeError):\n        shorten(None)\n"
     )
-    found = claims(code, {"Cart", "shorten"})
+    found = parse_claims(code, {"Cart", "shorten"})
     assert [(claim.expected, claim.line) for claim in found] == [
         ("1", 4), ("False", 5), ("'a'", 6), ("TypeError", 7),
     ]  # fmt: skip
@@ -138,12 +138,14 @@ def test_claims_are_read_in_the_forms_that_tests_have() -> None:
     ],
 )
 def test_whatever_is_more_than_values_and_calls_is_left_out(code: str) -> None:
-    assert claims(code, {"Cart", "shorten"}) == []
+    assert parse_claims(code, {"Cart", "shorten"}) == []
 
 
 def test_what_holds_only_now_is_told_apart_from_what_held_only_before() -> None:
-    said = claims("assert shorten('abc', 2) == 'abc'\nassert shorten('abc', 2) == 'ab'", definitions(OLD))
-    assert [(found.holds, found.after) for found in contradicted(OLD, CUT, said)] == [
+    said = parse_claims(
+        "assert shorten('abc', 2) == 'abc'\nassert shorten('abc', 2) == 'ab'", definitions(OLD)
+    )
+    assert [(found.holds, found.after) for found in find_contradictions(OLD, CUT, said)] == [
         (True, "'abc'"),
         (False, "'abc'"),
     ]
@@ -155,12 +157,12 @@ def test_the_code_of_the_definition_is_hidden_and_its_documentation_is_not() -> 
     assert "sum(" not in shown
     assert "Prices that add up" in shown
     assert without_body(OLD, "Cart.none") is None
-    assert [claim.expected for claim in documented_claims(OLD, definitions(OLD))] == ["'ab'"]
+    assert [claim.expected for claim in claims_from_docstrings(OLD, definitions(OLD))] == ["'ab'"]
 
 
 def test_an_answer_with_one_line_that_does_not_parse_keeps_the_others() -> None:
     answer = "```python\nassert shorten('abc', 2) == 'ab'\nassert shorten(== 3\n```"
-    assert len(model_claims(OLD, "shorten", definitions(OLD), Said(answer))) == 1
+    assert len(claims_from_model(OLD, "shorten", definitions(OLD), Said(answer))) == 1
 
 
 @pytest.mark.parametrize(
@@ -177,4 +179,4 @@ def test_an_answer_with_one_line_that_does_not_parse_keeps_the_others() -> None:
     ],
 )
 def test_a_value_agrees_up_to_its_last_digits(expected: str, result: str, same: bool) -> None:
-    assert agrees(expected, result) is same
+    assert matches_result(expected, result) is same

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from keystroke.assist.review import demonstrate, example_runner
-from keystroke.assist.review.demonstrate import Difference, differences
-from keystroke.assist.review.examples import shown
-from keystroke.assist.review.purity import computing_part
+from keystroke.assist.review.demonstrate import Difference, find_differences
+from keystroke.assist.review.examples import format_plan
+from keystroke.assist.review.purity import pure_part
 
 
 def one(before: str, after: str) -> Difference | None:
-    found = differences(before, after)
+    found = find_differences(before, after)
     assert len(found) <= 1
     return found[0] if found else None
 
@@ -69,9 +69,10 @@ def test_a_call_is_written_as_a_person_would() -> None:
         {"on": 1, "call": "add", "arguments": [{"step": 0}]},
         {"on": 1, "call": "total", "arguments": []},
     ]
-    assert shown(plan) == "cart = Cart(); cart.add(Item('a')); cart.total()"
+    assert format_plan(plan) == "cart = Cart(); cart.add(Item('a')); cart.total()"
     assert (
-        shown([{"call": "f", "arguments": [{"date": [2024, 1, 31]}, None]}]) == "f(date(2024, 1, 31), None)"
+        format_plan([{"call": "f", "arguments": [{"date": [2024, 1, 31]}, None]}])
+        == "f(date(2024, 1, 31), None)"
     )
 
 
@@ -90,7 +91,7 @@ def test_a_call_is_written_as_a_person_would() -> None:
     ids=["same", "failed", "signature", "chance", "syntax"],
 )
 def test_what_shows_nothing_is_no_difference(before: str, after: str) -> None:
-    assert differences(before, after) == []
+    assert find_differences(before, after) == []
 
 
 def test_a_call_that_no_longer_comes_to_an_end_is_broken() -> None:
@@ -110,7 +111,7 @@ def test_an_endless_loop_that_nothing_can_interrupt_costs_its_time_and_shows_not
         "def f(n: int):\n    while True:\n        try:\n            while True:\n                n += 1\n"
         "        except BaseException:\n            pass\n"
     )
-    assert differences("def f(n: int):\n    return n\n", stubborn) == []
+    assert find_differences("def f(n: int):\n    return n\n", stubborn) == []
 
 
 def test_a_dataclass_without_a_text_and_a_definition_that_needs_more_hide_nothing() -> None:
@@ -178,7 +179,7 @@ def test_texts_are_made_for_the_patterns_of_the_module() -> None:
     ],
 )
 def test_a_definition_that_does_more_than_compute_is_not_run(body: str) -> None:
-    module = computing_part(f"def f(n: int):\n    {body}\n\n\ndef g():\n    return 1\n")
+    module = pure_part(f"def f(n: int):\n    {body}\n\n\ndef g():\n    return 1\n")
     assert module is not None
     assert [getattr(node, "name", "") for node in module.body] == ["g"]
 

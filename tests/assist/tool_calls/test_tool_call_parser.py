@@ -13,60 +13,79 @@ from keystroke.assist.tool_calls import whole_calls
 from keystroke.assist.tool_calls.json_scan import StringReader, ValueScanner
 from keystroke.assist.tool_calls.parser import (
     AnswerParser,
-    Call,
-    CallBegun,
-    CallDelta,
-    CallEnded,
+    ReasoningSegment,
     Segment,
-    Text,
-    Thought,
+    TextSegment,
+    ToolArgumentsDelta,
+    ToolCallEnd,
+    ToolCallSegment,
+    ToolCallStart,
 )
-from keystroke.assist.tool_calls.tools import Offered, Toolset, short_toolset, whole_toolset
+from keystroke.assist.tool_calls.tools import OfferedTool, Toolset, short_toolset, whole_toolset
 
-F = Offered("f", parameters={"type": "object", "properties": {"x": {"type": "integer"}, "s": {}}})
-PATCH = Offered("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin Patch"'))
+F = OfferedTool("f", parameters={"type": "object", "properties": {"x": {"type": "integer"}, "s": {}}})
+PATCH = OfferedTool("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin Patch"'))
 TOOLS = whole_toolset([F, PATCH])
 ANSWERS: list[tuple[str, list[Segment]]] = [
-    ("plain text", [Text("plain text")]),
-    ("a < b and c > d, x[0] = {1: `2`}", [Text("a < b and c > d, x[0] = {1: `2`}")]),
-    ('<tool_call>{"name":"f","arguments":{"x":1}}</tool_call>', [Call(F, '{"x":1}')]),
-    ('hi <tool_call>\n{"name":"f","arguments":{}}\n</tool_call>\n', [Text("hi "), Call(F, "{}")]),
+    ("plain text", [TextSegment("plain text")]),
+    ("a < b and c > d, x[0] = {1: `2`}", [TextSegment("a < b and c > d, x[0] = {1: `2`}")]),
+    ('<tool_call>{"name":"f","arguments":{"x":1}}</tool_call>', [ToolCallSegment(F, '{"x":1}')]),
+    (
+        'hi <tool_call>\n{"name":"f","arguments":{}}\n</tool_call>\n',
+        [TextSegment("hi "), ToolCallSegment(F, "{}")],
+    ),
     (
         '<tool_call>{"name":"apply_patch","arguments":{"input":"*** Begin"}}</tool_call>',
-        [Call(PATCH, "*** Begin")],
+        [ToolCallSegment(PATCH, "*** Begin")],
     ),
-    ('{"name": "f", "parameters": {"x": 2}}', [Call(F, '{"x":2}')]),
-    ('{"not": "a call"}', [Text('{"not": "a call"}')]),
-    ("<tool_call>{broken</tool_call>", [Text("<tool_call>{broken</tool_call>")]),
-    ('<tool_call>{"name":"rm"}</tool_call>', [Text('<tool_call>{"name":"rm"}</tool_call>')]),
-    ("<think>hm</think>\n\nyes", [Thought("hm"), Text("yes")]),
-    ("<think>never closed", [Thought("never closed")]),
-    ("<tool_call>never closed", [Text("<tool_call>never closed")]),
-    ('<think>hm</think>\n{"name": "f", "arguments": {"x": 3}}', [Thought("hm"), Call(F, '{"x":3}')]),
-    ('```json\n{"name": "f", "arguments": {"x": 1}}\n```', [Call(F, '{"x":1}')]),
-    ('```json\n{\n  "name": "f",\n  "arguments": {\n    "x": 1\n  }\n}\n```\n', [Call(F, '{"x":1}')]),
-    ('See:\n```\n{"name": "f", "arguments": {}}\n```\nDone.', [Text("See:\n"), Call(F, "{}"), Text("Done.")]),
-    ('```json\n{"name": "x", "age": 3}\n```', [Text('```json\n{"name": "x", "age": 3}\n```')]),
-    ("```python\nprint({})\n```\n", [Text("```python\nprint({})\n```\n")]),
-    ("`{x}` and ```{y}``` stay", [Text("`{x}` and ```{y}``` stay")]),
-    ('So {"name": "f", "arguments": {"s": "}{"}} now', [Text("So "), Call(F, '{"s":"}{"}'), Text("now")]),
+    ('{"name": "f", "parameters": {"x": 2}}', [ToolCallSegment(F, '{"x":2}')]),
+    ('{"not": "a call"}', [TextSegment('{"not": "a call"}')]),
+    ("<tool_call>{broken</tool_call>", [TextSegment("<tool_call>{broken</tool_call>")]),
+    ('<tool_call>{"name":"rm"}</tool_call>', [TextSegment('<tool_call>{"name":"rm"}</tool_call>')]),
+    ("<think>hm</think>\n\nyes", [ReasoningSegment("hm"), TextSegment("yes")]),
+    ("<think>never closed", [ReasoningSegment("never closed")]),
+    ("<tool_call>never closed", [TextSegment("<tool_call>never closed")]),
+    (
+        '<think>hm</think>\n{"name": "f", "arguments": {"x": 3}}',
+        [ReasoningSegment("hm"), ToolCallSegment(F, '{"x":3}')],
+    ),
+    ('```json\n{"name": "f", "arguments": {"x": 1}}\n```', [ToolCallSegment(F, '{"x":1}')]),
+    (
+        '```json\n{\n  "name": "f",\n  "arguments": {\n    "x": 1\n  }\n}\n```\n',
+        [ToolCallSegment(F, '{"x":1}')],
+    ),
+    (
+        'See:\n```\n{"name": "f", "arguments": {}}\n```\nDone.',
+        [TextSegment("See:\n"), ToolCallSegment(F, "{}"), TextSegment("Done.")],
+    ),
+    ('```json\n{"name": "x", "age": 3}\n```', [TextSegment('```json\n{"name": "x", "age": 3}\n```')]),
+    ("```python\nprint({})\n```\n", [TextSegment("```python\nprint({})\n```\n")]),
+    ("`{x}` and ```{y}``` stay", [TextSegment("`{x}` and ```{y}``` stay")]),
+    (
+        'So {"name": "f", "arguments": {"s": "}{"}} now',
+        [TextSegment("So "), ToolCallSegment(F, '{"s":"}{"}'), TextSegment("now")],
+    ),
     (
         '{"name": "f", "arguments": {}}\n{"name": "f", "arguments": {"x": 1}}',
-        [Call(F, "{}"), Call(F, '{"x":1}')],
+        [ToolCallSegment(F, "{}"), ToolCallSegment(F, '{"x":1}')],
     ),
     (
         '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}, {"name": "f", "arguments": {}}]',
-        [Call(F, '{"x":1}'), Call(F, "{}")],
+        [ToolCallSegment(F, '{"x":1}'), ToolCallSegment(F, "{}")],
     ),
-    ('<|python_tag|>{"name": "f", "parameters": {"x": 1}}', [Call(F, '{"x":1}')]),
-    ('<function=f>{"x": 4}</function>', [Call(F, '{"x":4}')]),
+    ('<|python_tag|>{"name": "f", "parameters": {"x": 1}}', [ToolCallSegment(F, '{"x":1}')]),
+    ('<function=f>{"x": 4}</function>', [ToolCallSegment(F, '{"x":4}')]),
     (
-        "<tool_call>\n<function=f>\n<parameter=x>\n5\n</parameter>\n<parameter=s>\na\nb\n</parameter>\n</function>\n</tool_call>",
-        [Call(F, '{"x":5,"s":"a\\nb"}')],
+        "<tool_call>\n<function=f>\n<parameter=x>\n5\n</parameter>\n<parameter=s>\na\nb\n"
+        "</parameter>\n</function>\n</tool_call>",
+        [ToolCallSegment(F, '{"x":5,"s":"a\\nb"}')],
     ),
-    ('<invoke name="f"><parameter name="x">6</parameter></invoke> ok', [Call(F, '{"x":6}'), Text("ok")]),
-    ("<function=rm>{}</function>", [Text("<function=rm>{}</function>")]),
-    ('{"name": "f", "arguments": "{\\"x\\": 1}"}', [Call(F, '{"x": 1}')]),
+    (
+        '<invoke name="f"><parameter name="x">6</parameter></invoke> ok',
+        [ToolCallSegment(F, '{"x":6}'), TextSegment("ok")],
+    ),
+    ("<function=rm>{}</function>", [TextSegment("<function=rm>{}</function>")]),
+    ('{"name": "f", "arguments": "{\\"x\\": 1}"}', [ToolCallSegment(F, '{"x": 1}')]),
 ]  # fmt: skip
 
 
@@ -74,12 +93,12 @@ def merged(segments: list[Segment]) -> list[Segment]:
     out: list[Segment] = []
     for s in segments:
         last = out[-1] if out else None
-        if isinstance(s, Text) and isinstance(last, Text):
-            out[-1] = Text(last.text + s.text)
-        elif isinstance(s, Thought) and isinstance(last, Thought):
-            out[-1] = Thought(last.text + s.text)
-        elif isinstance(s, CallDelta) and isinstance(last, CallDelta):
-            out[-1] = CallDelta(last.payload + s.payload)
+        if isinstance(s, TextSegment) and isinstance(last, TextSegment):
+            out[-1] = TextSegment(last.text + s.text)
+        elif isinstance(s, ReasoningSegment) and isinstance(last, ReasoningSegment):
+            out[-1] = ReasoningSegment(last.text + s.text)
+        elif isinstance(s, ToolArgumentsDelta) and isinstance(last, ToolArgumentsDelta):
+            out[-1] = ToolArgumentsDelta(last.payload + s.payload)
         else:
             out.append(s)
     return out
@@ -108,53 +127,89 @@ def test_segments_do_not_depend_on_how_the_text_was_cut(
 HELD: list[tuple[str, list[Segment]]] = [
     (
         'Now.\n<tool_call>\n{"name": "f", "arguments": {"s": "}\\""}}\n</tool_call>\nend',
-        [Text("Now.\n"), CallBegun(F), CallDelta('{"s": "}\\""}'), CallEnded(), Text("end")],
+        [
+            TextSegment("Now.\n"),
+            ToolCallStart(F),
+            ToolArgumentsDelta('{"s": "}\\""}'),
+            ToolCallEnd(),
+            TextSegment("end"),
+        ],
     ),
     (
         '{"name": "apply_patch", "arguments": {"input": "\\n\\u00e9\\ud83d\\ude00\\"\\\\"}}',
-        [CallBegun(PATCH), CallDelta('\né😀"\\'), CallEnded()],
+        [ToolCallStart(PATCH), ToolArgumentsDelta('\né😀"\\'), ToolCallEnd()],
     ),
     (
         '```json\n{\n  "name": "f",\n  "arguments": {"x": 1}\n}\n```',
-        [CallBegun(F), CallDelta('{"x": 1}'), CallEnded()],
+        [ToolCallStart(F), ToolArgumentsDelta('{"x": 1}'), ToolCallEnd()],
     ),
-    ('{"name": "f", "parameters": {}}', [CallBegun(F), CallDelta("{}"), CallEnded()]),
+    ('{"name": "f", "parameters": {}}', [ToolCallStart(F), ToolArgumentsDelta("{}"), ToolCallEnd()]),
     (
         '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "f", "arguments": {"x": 2}}]',
-        [CallBegun(F), CallDelta("{}"), CallEnded(), CallBegun(F), CallDelta('{"x": 2}'), CallEnded()],
+        [
+            ToolCallStart(F),
+            ToolArgumentsDelta("{}"),
+            ToolCallEnd(),
+            ToolCallStart(F),
+            ToolArgumentsDelta('{"x": 2}'),
+            ToolCallEnd(),
+        ],
     ),
-    ('<tool_call>\n{"name": "f", "arguments": {"s": "cut o', [CallBegun(F), CallDelta('{"s": "cut o')]),
+    (
+        '<tool_call>\n{"name": "f", "arguments": {"s": "cut o',
+        [ToolCallStart(F), ToolArgumentsDelta('{"s": "cut o')],
+    ),
     # Where a head stands a call begins for the grammar, whatever stands around it.
     (
         '<tool_call>hm {"name": "f", "arguments": {}}</tool_call>',
-        [Text("<tool_call>hm "), CallBegun(F), CallDelta("{}"), CallEnded(), Text("</tool_call>")],
+        [
+            TextSegment("<tool_call>hm "),
+            ToolCallStart(F),
+            ToolArgumentsDelta("{}"),
+            ToolCallEnd(),
+            TextSegment("</tool_call>"),
+        ],
     ),
     (
         '<tool_call>\n[{"name": "f", "arguments": {}},\n{"name": "f", "arguments": {}}]\n</tool_call> ok',
-        [CallBegun(F), CallDelta("{}"), CallEnded(), CallBegun(F), CallDelta("{}"), CallEnded(), Text("ok")],
+        [
+            ToolCallStart(F),
+            ToolArgumentsDelta("{}"),
+            ToolCallEnd(),
+            ToolCallStart(F),
+            ToolArgumentsDelta("{}"),
+            ToolCallEnd(),
+            TextSegment("ok"),
+        ],
     ),
     (
         '{"name": "x", "steps": {"name": "f", "arguments": {}}}',
-        [Text('{"name": "x", "steps": '), CallBegun(F), CallDelta("{}"), CallEnded(), Text("}")],
+        [
+            TextSegment('{"name": "x", "steps": '),
+            ToolCallStart(F),
+            ToolArgumentsDelta("{}"),
+            ToolCallEnd(),
+            TextSegment("}"),
+        ],
     ),
-    ("Say <tool_call> and go on", [Text("Say <tool_call> and go on")]),
+    ("Say <tool_call> and go on", [TextSegment("Say <tool_call> and go on")]),
     # In forms that the grammar leaves free: proved, or text.
-    ('<function=f>{"x": 4}</function>', [Call(F, '{"x":4}')]),
-    ('<function=f>{"x": "4"}</function>', [Text('<function=f>{"x": "4"}</function>')]),
-    ('{"name": "f"}', [Call(F, "{}")]),
-    ('{"arguments": {"x": 1}, "name": "f"}', [Text('{"arguments": {"x": 1}, "name": "f"}')]),
-    ('<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', [Call(F, '{"x":1}')]),
+    ('<function=f>{"x": 4}</function>', [ToolCallSegment(F, '{"x":4}')]),
+    ('<function=f>{"x": "4"}</function>', [TextSegment('<function=f>{"x": "4"}</function>')]),
+    ('{"name": "f"}', [ToolCallSegment(F, "{}")]),
+    ('{"arguments": {"x": 1}, "name": "f"}', [TextSegment('{"arguments": {"x": 1}, "name": "f"}')]),
+    ('<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', [ToolCallSegment(F, '{"x":1}')]),
     (
         '<tool_call>{"arguments": {"x": "1"}, "name": "f"}</tool_call>',
-        [Text('<tool_call>{"arguments": {"x": "1"}, "name": "f"}</tool_call>')],
+        [TextSegment('<tool_call>{"arguments": {"x": "1"}, "name": "f"}</tool_call>')],
     ),
     (
         "<function=apply_patch><parameter=input>*** Begin Patch</parameter></function>",
-        [Call(PATCH, "*** Begin Patch")],
+        [ToolCallSegment(PATCH, "*** Begin Patch")],
     ),
     (
         "<function=apply_patch><parameter=input>*** Begin</parameter></function>",
-        [Text("<function=apply_patch><parameter=input>*** Begin</parameter></function>")],
+        [TextSegment("<function=apply_patch><parameter=input>*** Begin</parameter></function>")],
     ),
 ]
 
@@ -173,7 +228,9 @@ def test_an_edit_becomes_a_patch_when_it_is_whole(held: bool) -> None:
     shown = short_toolset([PATCH])
     call = {"name": "replace_lines", "arguments": {"path": "a.py", "old": "x = 1\n", "new": "x = 2\n"}}
     patch = "*** Begin Patch\n*** Update File: a.py\n@@\n-x = 1\n+x = 2\n*** End Patch\n"
-    assert read(shown, f"<tool_call>\n{json.dumps(call)}\n</tool_call>", 3, held=held) == [Call(PATCH, patch)]
+    assert read(shown, f"<tool_call>\n{json.dumps(call)}\n</tool_call>", 3, held=held) == [
+        ToolCallSegment(PATCH, patch)
+    ]
 
 
 FORMATTED = [
@@ -183,12 +240,12 @@ FORMATTED = [
     ("[1, 2]", None),
     (
         '<tool_call>\n{"name": "f", "arguments": {"s": "</tool_call>"}}\n</tool_call>',
-        [Call(F, '{"s":"</tool_call>"}')],
+        [ToolCallSegment(F, '{"s":"</tool_call>"}')],
     ),
-    ('{"name": "f", "arguments": {"x": 1}}', [Call(F, '{"x":1}')]),
+    ('{"name": "f", "arguments": {"x": 1}}', [ToolCallSegment(F, '{"x":1}')]),
     (
         '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "f", "arguments": {"x": 2}}]',
-        [Call(F, "{}"), Call(F, '{"x":2}')],
+        [ToolCallSegment(F, "{}"), ToolCallSegment(F, '{"x":2}')],
     ),
 ]
 
@@ -198,13 +255,13 @@ FORMATTED = [
 def test_an_answer_that_has_a_form_is_calls_from_end_to_end_or_text(
     answer: str, expected: list[Segment] | None, seed: int
 ) -> None:
-    assert read(TOOLS, answer, seed, held=True, formatted=True) == (expected or [Text(answer)])
+    assert read(TOOLS, answer, seed, held=True, formatted=True) == (expected or [TextSegment(answer)])
 
 
 def test_where_one_call_is_wanted_what_follows_it_is_text() -> None:
     call = '{"name": "f", "arguments": {}}'
     said = read(TOOLS, f"{call}\n{call}", 1, held=True, parallel=False)
-    assert said == [CallBegun(F), CallDelta("{}"), CallEnded(), Text(call)]
+    assert said == [ToolCallStart(F), ToolArgumentsDelta("{}"), ToolCallEnd(), TextSegment(call)]
 
 
 @given(st.text(alphabet='<>/tool_calhink{}"\n x`[', max_size=60), st.integers(1, 5))
@@ -213,7 +270,7 @@ def test_without_tools_or_thoughts_text_passes_unchanged(text: str, size: int) -
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
     said = [s for p in pieces for s in parser.feed(p)] + parser.finish()
     if not text.lstrip().startswith("<think>"):
-        assert "".join(s.text for s in said if isinstance(s, Text)) == text
+        assert "".join(s.text for s in said if isinstance(s, TextSegment)) == text
 
 
 @given(st.text(alphabet='<>{}":,\n `[]name=fx', max_size=80), st.integers(1, 7), st.booleans())
@@ -221,13 +278,13 @@ def test_text_that_is_no_call_loses_nothing_but_white_space(text: str, size: int
     parser = AnswerParser(TOOLS, held=held)
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
     said = [s for p in pieces for s in parser.feed(p)] + parser.finish()
-    if all(isinstance(s, Text) for s in said):
-        assert "".join(s.text for s in said if isinstance(s, Text)).split() == text.split()
+    if all(isinstance(s, TextSegment) for s in said):
+        assert "".join(s.text for s in said if isinstance(s, TextSegment)).split() == text.split()
 
 
 def test_without_tools_a_call_is_only_text() -> None:
     text = '<tool_call>{"name":"f"}</tool_call>'
-    assert read(Toolset(), text, 1) == [Text(text)]
+    assert read(Toolset(), text, 1) == [TextSegment(text)]
 
 
 values = st.recursive(

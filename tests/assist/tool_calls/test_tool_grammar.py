@@ -13,15 +13,22 @@ from hypothesis import strategies as st
 
 from keystroke.assist.tool_calls.forms import HERMES, LLAMA, MISTRAL, CallForm, call_form
 from keystroke.assist.tool_calls.grammar import calls_constraint
-from keystroke.assist.tool_calls.parser import AnswerParser, Call, CallBegun, CallDelta, CallEnded, Text
-from keystroke.assist.tool_calls.tools import Offered, Toolset, short_toolset, whole_toolset
-from keystroke.assist.tool_calls.usable import Bounds, usable_tools
+from keystroke.assist.tool_calls.parser import (
+    AnswerParser,
+    TextSegment,
+    ToolArgumentsDelta,
+    ToolCallEnd,
+    ToolCallSegment,
+    ToolCallStart,
+)
+from keystroke.assist.tool_calls.tools import OfferedTool, Toolset, short_toolset, whole_toolset
+from keystroke.assist.tool_calls.usable import ToolConstraints, usable_tools
 from keystroke.engine.base import Sampling
 from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.generation import Finish, Generation, GenerationParams
 from keystroke.engine.grammar.compiler import matcher_for
 from keystroke.engine.grammar.constraint import Constraint, choice, regex
-from keystroke.engine.grammar.validate import unmet
+from keystroke.engine.grammar.validate import schema_violation
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import SuffixDrafter
 from keystroke.engine.tokenizer import ByteTokenizer
@@ -29,7 +36,7 @@ from keystroke.engine.tokenizer import ByteTokenizer
 MARKS = {"<tool_call>": 270, "</tool_call>": 271, "[TOOL_CALLS]": 272}
 PLAIN = ByteTokenizer(SPECIAL, eos=EOS, vocab_size=320)
 MARKED = ByteTokenizer({**SPECIAL, **MARKS}, eos=EOS, vocab_size=320)
-F = Offered(
+F = OfferedTool(
     "f",
     parameters={
         "type": "object",
@@ -38,8 +45,8 @@ F = Offered(
         "additionalProperties": False,
     },
 )
-G = Offered("g", parameters={"type": "object", "properties": {}, "additionalProperties": False})
-PATCH = Offered(
+G = OfferedTool("g", parameters={"type": "object", "properties": {}, "additionalProperties": False})
+PATCH = OfferedTool(
     "apply_patch",
     custom=True,
     grammar=("lark", 'start: "*** Begin Patch" LF ("+" /.+/ LF){1,2} "*** End"\n%import common.LF'),
@@ -51,7 +58,7 @@ def accepts(constraint: Constraint, text: str, tokenizer: ByteTokenizer = PLAIN)
     """Whether `text` is a whole answer."""
     held = matcher_for(constraint, tokenizer, EchoEngine().info)
     tokens = tokenizer.encode(text, special=True)
-    return held.advance(tokens) == len(tokens) and held.accepting
+    return held.advance(tokens) == len(tokens) and held.is_accepting
 
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"n": 3}}\n</tool_call>'
@@ -99,7 +106,7 @@ def test_where_a_call_is_required_nothing_else_is_allowed() -> None:
     single = calls_constraint(TOOLS, HERMES, PLAIN, required=True, parallel=False)
     assert accepts(single, CALL)
     assert not accepts(single, f"{CALL}\n{CALL}")
-    named = calls_constraint(TOOLS, HERMES, PLAIN, Bounds({"g"}), required=True)
+    named = calls_constraint(TOOLS, HERMES, PLAIN, ToolConstraints({"g"}), required=True)
     assert not accepts(named, CALL)
     assert accepts(named, '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>')
 
@@ -125,7 +132,7 @@ def test_one_call_at_a_time_where_several_are_not_wanted() -> None:
 )
 def test_arguments_are_an_object_whatever_the_schema_forgets(parameters: dict[str, Any]) -> None:
     only = calls_constraint(
-        whole_toolset([Offered("f", parameters=parameters)]), HERMES, PLAIN, required=True
+        whole_toolset([OfferedTool("f", parameters=parameters)]), HERMES, PLAIN, required=True
     )
     assert accepts(only, CALL)
     for other in ("3", "null", "[3]", '"n"'):
@@ -156,14 +163,14 @@ def test_an_answer_is_a_call_or_of_the_language_asked_for() -> None:
 
 
 def test_small_models_replace_only_what_they_have_read_and_delete_only_when_asked() -> None:
-    patch = Offered("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin Patch"'))
+    patch = OfferedTool("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin Patch"'))
     shown = short_toolset([F, patch])
 
     def call(name: str, **arguments: str) -> str:
         return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
     seen = ["def f():\n", "    return '\\n\"'\n", "\n"]
-    read = calls_constraint(shown, HERMES, PLAIN, Bounds(seen=seen, asked="fix it"))
+    read = calls_constraint(shown, HERMES, PLAIN, ToolConstraints(seen_lines=seen, request="fix it"))
     for old in (seen[0], "".join(seen[:2]), seen[1], seen[1][:-1]):
         assert accepts(read, call("replace_lines", path="a.py", old=old, new="pass\n"))
     assert not accepts(read, call("replace_lines", path="a.py", old="old line\n", new="x\n"))
@@ -171,7 +178,9 @@ def test_small_models_replace_only_what_they_have_read_and_delete_only_when_aske
     for blank in ("", "\n"):
         assert not accepts(read, call("replace_lines", path="a.py", old=blank, new="x\n"))
     assert not accepts(read, call("delete_file", path="a.py"))
-    asked = calls_constraint(shown, HERMES, PLAIN, Bounds(seen=seen, asked="Delete a.py please"))
+    asked = calls_constraint(
+        shown, HERMES, PLAIN, ToolConstraints(seen_lines=seen, request="Delete a.py please")
+    )
     assert accepts(asked, call("delete_file", path="a.py"))
     unread = calls_constraint(shown, HERMES, PLAIN)
     assert not accepts(unread, call("replace_lines", path="a.py", old="def f():\n", new="x\n"))
@@ -188,9 +197,9 @@ def test_small_models_replace_only_what_they_have_read_and_delete_only_when_aske
 def test_a_file_written_this_turn_is_not_created_again(
     written: str, same: tuple[str, ...], others: tuple[str, ...]
 ) -> None:
-    patch = Offered("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin Patch"'))
+    patch = OfferedTool("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin Patch"'))
     shown = short_toolset([F, patch])
-    held = calls_constraint(shown, HERMES, PLAIN, Bounds(asked="Create files.", written=[written]))
+    held = calls_constraint(shown, HERMES, PLAIN, ToolConstraints(request="Create files.", written=[written]))
 
     def accepted(path: str) -> bool:
         call = {"name": "write_file", "arguments": {"path": path, "content": "x\n"}}
@@ -203,26 +212,26 @@ def test_a_file_written_this_turn_is_not_created_again(
 # With models that say anything
 
 
-def calls_of(toolset: Toolset, text: str, **kind: bool) -> list[tuple[Offered, str]]:
+def calls_of(toolset: Toolset, text: str, **kind: bool) -> list[tuple[OfferedTool, str]]:
     parser = AnswerParser(toolset, held=True, **kind)
-    calls: list[tuple[Offered, str]] = []
+    calls: list[tuple[OfferedTool, str]] = []
     for segment in parser.feed(text) + parser.finish():
-        if isinstance(segment, Call):
+        if isinstance(segment, ToolCallSegment):
             calls.append((segment.tool, segment.payload))
-        elif isinstance(segment, CallBegun):
+        elif isinstance(segment, ToolCallStart):
             calls.append((segment.tool, ""))
-        elif isinstance(segment, CallDelta):
+        elif isinstance(segment, ToolArgumentsDelta):
             calls[-1] = (calls[-1][0], calls[-1][1] + segment.payload)
         else:
-            assert isinstance(segment, Text | CallEnded)
+            assert isinstance(segment, TextSegment | ToolCallEnd)
     return calls
 
 
-def valid(tool: Offered, payload: str) -> bool:
+def valid(tool: OfferedTool, payload: str) -> bool:
     if tool.custom:
         return payload.startswith("*** Begin Patch\n+") and payload.endswith("\n*** End")
     value: Any = json.loads(payload)
-    return unmet(tool.parameters, value) is None
+    return schema_violation(tool.parameters, value) is None
 
 
 @settings(max_examples=60)
@@ -256,8 +265,8 @@ def test_every_call_of_a_model_that_says_anything_is_a_valid_one(
         assert calls or not required
 
 
-ANY = Offered("any", parameters={"type": "object"})  # whose arguments may look like a call
-LINES = Offered(
+ANY = OfferedTool("any", parameters={"type": "object"})  # whose arguments may look like a call
+LINES = OfferedTool(
     "lines", parameters={"type": "object", "properties": {"old": {"type": "string"}}, "required": ["old"]}
 )
 HOSTILE = [
@@ -326,8 +335,8 @@ def test_a_mask_that_is_remembered_is_the_one_that_would_be_computed(
     tokens = tokenizer.encode("".join(said), special=True)
     for place, token in enumerate(tokens):
         assert (held.row(0) == plain.row(0)).all()
-        assert (held.advance([token]), held.failed) == (plain.advance([token]), plain.failed)
-        if held.failed or held.finished:
+        assert (held.advance([token]), held.has_failed) == (plain.advance([token]), plain.has_failed)
+        if held.has_failed or held.is_finished:
             break
         if place == back:
             held.rollback(min(back, 7))
@@ -378,7 +387,7 @@ def test_no_text_becomes_a_call_that_the_constraint_would_not_have_allowed(
 ) -> None:
     shown = short_toolset([F, ANY, LINES])
     shown = Toolset((*shown.shown, *whole_toolset([G, PATCH]).shown), short=True)
-    bounds = Bounds({"f", "any", "lines", "apply_patch"}, seen=["read\n"])
+    bounds = ToolConstraints({"f", "any", "lines", "apply_patch"}, seen_lines=["read\n"])
     answer = regex("(?s:.*)") if formatted else None
     constraint = calls_constraint(shown, form, tokenizer, bounds, parallel=parallel, answer=answer)
     model = Model("echo", EchoEngine(lambda _: "".join(said)), tokenizer)

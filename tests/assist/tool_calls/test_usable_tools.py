@@ -10,12 +10,12 @@ import pytest
 
 from keystroke.assist.tool_calls.forms import HERMES
 from keystroke.assist.tool_calls.grammar import calls_constraint
-from keystroke.assist.tool_calls.tools import Offered, short_toolset, whole_toolset
+from keystroke.assist.tool_calls.tools import OfferedTool, short_toolset, whole_toolset
 from keystroke.assist.tool_calls.usable import (
     LONGEST_COMMAND,
     SHORT_FILE,
-    Bounds,
-    must_look,
+    ToolConstraints,
+    must_read_first,
     named_files,
     usable_tools,
 )
@@ -27,17 +27,17 @@ from keystroke.engine.tokenizer import ByteTokenizer
 PLAIN = ByteTokenizer(SPECIAL, eos=EOS, vocab_size=320)
 MARKED = ByteTokenizer({**SPECIAL, "<tool_call>": 270, "</tool_call>": 271}, eos=EOS, vocab_size=320)
 TEXT = {"type": "string"}
-RUN = Offered("exec_command", parameters={"properties": {"cmd": TEXT}, "required": ["cmd"]})
-READ = Offered("read", parameters={"properties": {"filePath": TEXT}, "required": ["filePath"]})
-WRITE = Offered("write", parameters={"properties": {"filePath": TEXT}, "required": ["filePath"]})
-PATCH = Offered("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin Patch"'))
+RUN = OfferedTool("exec_command", parameters={"properties": {"cmd": TEXT}, "required": ["cmd"]})
+READ = OfferedTool("read", parameters={"properties": {"filePath": TEXT}, "required": ["filePath"]})
+WRITE = OfferedTool("write", parameters={"properties": {"filePath": TEXT}, "required": ["filePath"]})
+PATCH = OfferedTool("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin Patch"'))
 CODEX, OPENCODE = short_toolset([RUN, PATCH]), short_toolset([RUN, READ, WRITE])
 
 
 def accepts(constraint: Constraint, text: str, tokenizer: ByteTokenizer = PLAIN) -> bool:
     held = matcher_for(constraint, tokenizer, EchoEngine().info)
     tokens = tokenizer.encode(text, special=True)
-    return held.advance(tokens) == len(tokens) and held.accepting
+    return held.advance(tokens) == len(tokens) and held.is_accepting
 
 
 def command(cmd: str) -> str:
@@ -45,7 +45,7 @@ def command(cmd: str) -> str:
     return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
-def names(bounds: Bounds) -> list[str]:
+def names(bounds: ToolConstraints) -> list[str]:
     return [shown.name for shown in usable_tools(CODEX, bounds).shown]
 
 
@@ -77,14 +77,14 @@ def test_files_are_known_by_their_endings(asked: str, files: list[str]) -> None:
     ],
 )
 def test_a_small_model_looks_before_it_changes_a_file(asked: str, look: bool, tools: list[str]) -> None:
-    bounds = Bounds(asked=asked, acted=False)
-    assert must_look(CODEX, bounds) is look
+    bounds = ToolConstraints(request=asked, has_acted=False)
+    assert must_read_first(CODEX, bounds) is look
     assert names(bounds) == tools
-    assert not must_look(whole_toolset([RUN, PATCH]), bounds)
+    assert not must_read_first(whole_toolset([RUN, PATCH]), bounds)
 
 
 def test_looking_is_a_call_that_shows_a_file_and_changes_nothing() -> None:
-    held = calls_constraint(CODEX, HERMES, PLAIN, Bounds(asked="Fix a.py.", acted=False))
+    held = calls_constraint(CODEX, HERMES, PLAIN, ToolConstraints(request="Fix a.py.", has_acted=False))
     for cmd in ("cat a.py", "ls", "head -n 20 a.py"):
         assert accepts(held, command(cmd))
     for cmd in (
@@ -106,21 +106,25 @@ def test_looking_is_a_call_that_shows_a_file_and_changes_nothing() -> None:
     ):
         assert not accepts(held, command(cmd))
     assert not accepts(held, "The file is fine.")
-    readers = usable_tools(OPENCODE, Bounds(asked="Fix a.py.", acted=False)).shown
+    readers = usable_tools(OPENCODE, ToolConstraints(request="Fix a.py.", has_acted=False)).shown
     assert [shown.name for shown in readers] == ["read"]
 
 
 def test_files_are_edited_until_all_that_the_user_names_were() -> None:
     def open_after(*written: str) -> bool:
-        bounds = Bounds(seen=["x\n"], asked="Rename f in a.py and lib/b.py.", written=written)
+        bounds = ToolConstraints(
+            seen_lines=["x\n"], request="Rename f in a.py and lib/b.py.", written=written
+        )
         return "replace_lines" in names(bounds)
 
     assert [open_after(), open_after("/w/a.py"), open_after("/w/a.py", "lib/b.py")] == [True, True, False]
-    assert "replace_lines" in names(Bounds(seen=["x\n"], asked="Rename f everywhere.", written=["a.py"]))
+    assert "replace_lines" in names(
+        ToolConstraints(seen_lines=["x\n"], request="Rename f everywhere.", written=["a.py"])
+    )
 
 
 def test_where_every_tool_led_nowhere_words_are_left() -> None:
-    bounds = Bounds(asked="go", spent={"exec_command", "apply_patch"}, closed=True)
+    bounds = ToolConstraints(request="go", exhausted={"exec_command", "apply_patch"}, closed=True)
     assert names(bounds) == []
     held = calls_constraint(CODEX, HERMES, PLAIN, bounds)
     assert accepts(held, "It is done.")
@@ -132,7 +136,7 @@ def test_where_every_tool_led_nowhere_words_are_left() -> None:
 
 
 def test_a_small_models_command_has_an_end() -> None:
-    held = calls_constraint(CODEX, HERMES, PLAIN, Bounds(asked="go"))
+    held = calls_constraint(CODEX, HERMES, PLAIN, ToolConstraints(request="go"))
     assert accepts(held, command("x" * LONGEST_COMMAND))
     assert not accepts(held, command("x" * (LONGEST_COMMAND + 1)))
     whole = calls_constraint(whole_toolset([RUN, PATCH]), HERMES, PLAIN)
@@ -142,11 +146,11 @@ def test_a_small_models_command_has_an_end() -> None:
 
 
 def test_a_tool_that_writes_whole_files_is_held_to_those_that_were_read_or_named() -> None:
-    write = Offered(
+    write = OfferedTool(
         "write",
         parameters={"properties": {"content": TEXT, "filePath": TEXT}, "required": ["filePath", "content"]},
     )
-    edit = Offered(
+    edit = OfferedTool(
         "edit",
         parameters={
             "properties": {"filePath": TEXT, "oldString": TEXT},
@@ -156,24 +160,26 @@ def test_a_tool_that_writes_whole_files_is_held_to_those_that_were_read_or_named
     tools = short_toolset([RUN, READ, write, edit])
 
     def paths(asked: str, **known: Any) -> Any:
-        (writer,) = (s for s in usable_tools(tools, Bounds(asked=asked, **known)).shown if s.name == "write")
+        (writer,) = (
+            s for s in usable_tools(tools, ToolConstraints(request=asked, **known)).shown if s.name == "write"
+        )
         return writer.parameters["properties"]["filePath"].get("enum")
 
-    read: dict[str, Any] = {"seen": ["x\n"], "short": ["/w/a.py"]}
+    read: dict[str, Any] = {"seen_lines": ["x\n"], "short": ["/w/a.py"]}
     assert paths("Fix a.py.", **read) == ["/w/a.py"]
     assert paths("Move f from a.py to lib/b.py.", **read) == ["/w/a.py", "lib/b.py"]
     assert paths("Move f from a.py to lib/b.py.", **read, written=["/w/lib/b.py"]) == ["/w/a.py"]
     assert paths("Create a file c.py from a.py.", **read) is None
-    assert paths("Fix a.py.", seen=["x\n"]) == ["a.py"]  # not what a command happened to print
-    assert paths("Fix the tests.", seen=["x\n"]) is None
-    open_to = [s.name for s in usable_tools(tools, Bounds(asked="Fix a.py.", **read)).shown]
+    assert paths("Fix a.py.", seen_lines=["x\n"]) == ["a.py"]  # not what a command happened to print
+    assert paths("Fix the tests.", seen_lines=["x\n"]) is None
+    open_to = [s.name for s in usable_tools(tools, ToolConstraints(request="Fix a.py.", **read)).shown]
     assert open_to == ["exec_command", "read", "write"]
-    many: dict[str, Any] = {"seen": ["x\n"] * (SHORT_FILE + 1), "short": ["/w/a.py"]}
-    assert "edit" in [s.name for s in usable_tools(tools, Bounds(asked="Fix a.py.", **many)).shown]
+    many: dict[str, Any] = {"seen_lines": ["x\n"] * (SHORT_FILE + 1), "short": ["/w/a.py"]}
+    assert "edit" in [s.name for s in usable_tools(tools, ToolConstraints(request="Fix a.py.", **many)).shown]
 
 
 def test_a_file_that_was_read_is_the_only_one_a_grammar_lets_be_written() -> None:
-    bounds = Bounds(asked="Fix a.py.", seen=["x = 1\n"], short=["a.py"], written=["b.py"])
+    bounds = ToolConstraints(request="Fix a.py.", seen_lines=["x = 1\n"], short=["a.py"], written=["b.py"])
     held = calls_constraint(CODEX, HERMES, PLAIN, bounds, required=True)
 
     def written(path: str) -> bool:
@@ -187,7 +193,7 @@ def test_a_file_that_was_read_is_the_only_one_a_grammar_lets_be_written() -> Non
 
 @pytest.mark.parametrize("tokenizer", [PLAIN, MARKED], ids=["marks are text", "marks are tokens"])
 def test_a_tool_that_is_closed_is_not_called_in_words_either(tokenizer: ByteTokenizer) -> None:
-    bounds = Bounds(asked="Fix a.py.", seen=["x = 1\n"], short=["a.py"])
+    bounds = ToolConstraints(request="Fix a.py.", seen_lines=["x = 1\n"], short=["a.py"])
     assert names(bounds) == ["exec_command", "write_file"]
     held = calls_constraint(CODEX, HERMES, tokenizer, bounds)
     for text in (

@@ -1,7 +1,7 @@
-"""Suggestions kept by the text they follow: typing through one costs a lookup.
+"""A cache of suggestions, keyed by the text they follow, so that typing through one costs a lookup.
 
-An entry belongs to the text before its place and to the line below it. It answers there, and at every
-place further on that one reaches by typing what it says. Going back (a deleted character) finds it again.
+An entry answers at the cursor it was computed for and at every later cursor that is reached by typing its
+text. Deleting a character finds it again. The key is the text before the cursor and the line below it.
 """
 
 from __future__ import annotations
@@ -9,65 +9,67 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-_KEPT = 256  # entries a buffer keeps
-_TAIL = 320  # characters before the place that must agree
-_REACH = 240  # characters of a suggestion that may have been typed already
-_BELOW = 48
+_MAX_ENTRIES = 256  # per buffer
+_KEY_BEFORE = 320  # characters before the cursor that must match
+_MAX_TYPED = 240  # characters of a suggestion that may have been typed already
+_KEY_BELOW = 48
 
 
 @dataclass(slots=True)
-class Kept:
-    """`ends[i]` is where token i of `text` ends, `logprobs[i]` how sure it was. `whole`: the model had
-    nothing to add after it. `broken`: whether it would break the syntax, once somebody looked. `shown`: it
-    was on the screen, and typing what it says must not make it go away."""
+class CachedSuggestion:
+    """`ends[i]` is where token i of `text` ends and `logprobs[i]` is its log probability.
+
+    `complete`: the model had nothing to add after it. `breaks_syntax` is None until it is checked.
+    `was_shown`: it was on the screen, so it must not disappear while the user types it.
+    """
 
     text: str
     extent: str
     ends: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
-    whole: bool = True
-    broken: bool | None = None
-    shown: bool = False
-    begun: int = 0  # where the beginning of it ends that is on the screen; 0: none is
+    complete: bool = True
+    breaks_syntax: bool | None = None
+    was_shown: bool = False
+    visible_end: int = 0  # length of the beginning that is on the screen; 0: none
 
-    def sureness(self, start: int) -> list[float]:
-        """The logprobs of the tokens that end after `start`."""
+    def logprobs_after(self, start: int) -> list[float]:
+        """The log probabilities of the tokens that end after `start`."""
         return [p for end, p in zip(self.ends, self.logprobs, strict=True) if end > start]
 
 
-class TypeThrough:
+class SuggestionCache:
     def __init__(self) -> None:
-        self._entries: OrderedDict[tuple[str, str], Kept] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, str], CachedSuggestion] = OrderedDict()
         self._longest = 0
 
-    def put(self, before: str, after: str, kept: Kept) -> None:
-        key = (before[-_TAIL:], below(after))
-        self._entries[key] = kept
+    def put(self, before: str, below: str, suggestion: CachedSuggestion) -> None:
+        """Store `suggestion` for the end of `before`; `below` is the `text_below` of that cursor."""
+        key = (before[-_KEY_BEFORE:], below)
+        self._entries[key] = suggestion
         self._entries.move_to_end(key)
-        self._longest = max(self._longest, min(len(kept.text), _REACH))
-        while len(self._entries) > _KEPT:
+        self._longest = max(self._longest, min(len(suggestion.text), _MAX_TYPED))
+        while len(self._entries) > _MAX_ENTRIES:
             self._entries.popitem(last=False)
 
-    def find(self, before: str, after: str) -> tuple[Kept, int] | None:
-        """An entry that what was typed agrees with, and how many of its characters have been typed. One typed
-        to its end answers too, if it is whole: nothing is to be added here."""
-        under = below(after)
-        near = before[-(_TAIL + self._longest) :]
+    def find(self, text: str, cursor: int) -> tuple[CachedSuggestion, int] | None:
+        """A suggestion that agrees with what was typed, and how many of its characters have been typed.
+
+        One typed to its end is returned too if it is complete: nothing is to be added here.
+        """
+        below = text_below(text, cursor)
+        near = text[max(0, cursor - _KEY_BEFORE - self._longest) : cursor]
         for typed in range(min(self._longest, len(near)) + 1):
             at = len(near) - typed
-            kept = self._entries.get((near[max(0, at - _TAIL) : at], under))
-            if kept is None or not kept.text.startswith(near[at:]):
+            entry = self._entries.get((near[max(0, at - _KEY_BEFORE) : at], below))
+            if entry is None or not entry.text.startswith(near[at:]):
                 continue
-            if len(kept.text) > typed or kept.whole:
-                return kept, typed
+            if len(entry.text) > typed or entry.complete:
+                return entry, typed
         return None
 
-    def clear(self) -> None:
-        self._entries.clear()
-        self._longest = 0
 
-
-def below(after: str) -> str:
-    """What identifies the text below: not the rest of the line, which editors fill with brackets."""
-    end = after.find("\n")
-    return after[end : end + _BELOW] if end >= 0 else ""
+def text_below(text: str, cursor: int) -> str:
+    """What identifies the text below the cursor's line. The rest of the line is left out: editors add closing
+    brackets there."""
+    end = text.find("\n", cursor)
+    return text[end : end + _KEY_BELOW] if end >= 0 else ""

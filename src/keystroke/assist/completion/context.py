@@ -1,8 +1,7 @@
-"""What of other files a completion should know: the definitions that imports name, and what changed last.
+"""Context from other files: the definitions that imports name, and recent edits.
 
-Pure over texts it is given; a path it may read is asked for through `read`. Pieces come in a stable
-order (imports as they stand, then recent edits by age), so that the front of the prompt stays the same while
-one types.
+Files are read through `read`. Pieces come in a stable order, so that the front of the prompt stays the same
+while the user types.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _IMPORTS = (
     re.compile(r"^\s*import\s+(?P<names>[\w$*{}\s,]+?)\s+from\s+['\"](?P<module>[^'\"\n]+)", re.MULTILINE),
 )
 _NAME = re.compile(r"[A-Za-z_$][\w$]*")
-_LINES = 12  # of one definition: its head says most
+_LINES = 12  # of one definition
 _PIECES = 6
 _HEAD = re.compile(
     r"^(?P<indent>[ \t]*)(?:async\s+def|def|class|(?:export\s+)?(?:default\s+)?(?:async\s+)?"
@@ -35,7 +34,9 @@ class RecentEdit:
     text: str  # the lines as they are now
 
 
-def gather(text: str, path: str | None, read: Read, recent: Sequence[RecentEdit] = ()) -> list[ContextFile]:
+def gather_context(
+    text: str, path: str | None, read: Read, recent: Sequence[RecentEdit] = ()
+) -> list[ContextFile]:
     """Pieces for the front of the prompt. `read(path)` gives a file of the project, or None."""
     found: list[ContextFile] = []
     seen: set[str] = set()
@@ -67,7 +68,7 @@ def _imported(text: str) -> Iterable[tuple[str, list[str]]]:
 
 
 def _candidates(module: str, path: str | None) -> list[str]:
-    """Where a module of the project may lie, relative to its root."""
+    """Possible paths of a module, relative to the project's root."""
     folder = PurePosixPath(path).parent if path else PurePosixPath()
     if module.startswith(("./", "../")):
         base = folder

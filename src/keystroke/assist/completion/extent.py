@@ -1,8 +1,8 @@
 """How much to complete: the rest of a line, a line, or a block.
 
-Decided by the text around the cursor and its syntax tree, before a token is made. A block is offered
-only where one was opened and has no body (a docstring alone is none); there it is the whole body, also when
-its first line has been begun. Everywhere else a line is what a glance can judge.
+The text around the cursor and its syntax tree decide, before anything is generated. A block is completed only
+where one was opened and has no body yet; a docstring alone is not a body. Everywhere else one line is
+completed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def line_before(text: str, cursor: int) -> str:
 
 
 def only_closers(rest: str) -> bool:
-    """Whether what is right of the cursor is what editors put there by themselves."""
+    """Whether only closing brackets and quotes, which editors add automatically, are right of the cursor."""
     return _CLOSERS.fullmatch(rest) is not None
 
 
@@ -50,8 +50,7 @@ def extent_at(text: str, cursor: int, language: str | None) -> Extent:
 
 
 def body_floor(text: str, cursor: int, language: str | None) -> int | None:
-    """The indentation of the line whose block has no body yet and gets one at the cursor; None where there is
-    no such line."""
+    """The indentation of the line that opens a block whose missing body begins at the cursor, or None."""
     start, end = line_at(text, cursor)
     before = text[start:cursor]
     headers = [cursor] if before.strip() else []
@@ -60,7 +59,7 @@ def body_floor(text: str, cursor: int, language: str | None) -> int | None:
         if (further := _above_docstring(text, above)) is not None:
             headers.append(further)
     for header in headers:
-        if not opens_block(text, header, language) or _has_body(text, header, end, skip=start):
+        if not opens_block(text, header, language) or _has_body(text, header, end):
             continue
         floor = _depth(line_before(text, header))
         if header == cursor or not before.strip() or _depth(before) > floor:
@@ -70,14 +69,15 @@ def body_floor(text: str, cursor: int, language: str | None) -> int | None:
 
 def ending_for(text: str, cursor: int, extent: Extent, language: str | None = None) -> Ending:
     if extent is not Extent.BLOCK:
-        return Ending.at(text[:cursor], text[cursor:], 1)
-    return Ending.at(text[:cursor], text[cursor:], 0, floor=body_floor(text, cursor, language))
+        return Ending.at_cursor(text, cursor, 1)
+    return Ending.at_cursor(text, cursor, 0, floor=body_floor(text, cursor, language))
 
 
 def _line_above(text: str, start: int) -> int | None:
     """The end of the nearest line above that is not blank."""
-    body = text[:start].rstrip()
-    return len(body) if body else None
+    while start and text[start - 1].isspace():
+        start -= 1
+    return start or None
 
 
 def _above_docstring(text: str, end: int) -> int | None:
@@ -97,11 +97,9 @@ def _above_docstring(text: str, end: int) -> int | None:
     return None
 
 
-def _has_body(text: str, header: int, after: int, skip: int) -> bool:
-    """Whether lines below the cursor are indented deeper than the header: then the block is written already.
-    What stands between the header and the cursor's line (`skip`) is blank or a docstring."""
-    line = line_before(text, header)
-    depth = _depth(line)
+def _has_body(text: str, header: int, after: int) -> bool:
+    """Whether the first line after `after` that is not blank is indented deeper than the header."""
+    depth = _depth(line_before(text, header))
     for below in text[after : after + 2000].split("\n")[1:]:
         if below.strip():
             return _depth(below) > depth

@@ -1,68 +1,74 @@
-"""What the file and the project have said before in a place like this one: an n-gram cache beside the model.
+"""An n-gram cache: predicts from what followed the same words in the file and in the project.
 
-Pure; one object for one answer. The line the cursor stands in is no evidence, whatever it was before
-somebody began to change it. The file itself is looked at as it is now, other files as they were when their
-index was made; the file counts more.
+One object serves one answer. The cursor's own line is not used as evidence. The file is read as it is now,
+other files as they were when they were indexed; occurrences in the file weigh more.
 """
 
 from __future__ import annotations
 
-from keystroke.analysis.text_index import CONTEXT, Context, Lexicon, TextIndex
-from keystroke.engine.mixing import Prediction
+from keystroke.analysis.text_index import CONTEXT, Lexicon, TextContext, TextIndex
+from keystroke.engine.mixing import Continuations
 
-_NEAR = 3.0  # places of the same file count so much
-_REACH = 120_000  # characters above and below the cursor that are looked at
+_FILE_WEIGHT = 3.0  # of an occurrence in the same file; one elsewhere weighs 1
+_REACH = 120_000  # characters above and below the cursor that are indexed
 
 
 class FileText:
-    """What is above and below the cursor's line, as an index that is made anew only where that changed: keys
-    in one line find it ready. For one thread at a time."""
+    """An index of the text above and below the cursor's line, rebuilt only when that text changes.
+
+    Not safe for concurrent use.
+    """
 
     def __init__(self) -> None:
         self._lexicon = Lexicon()
-        self._made: tuple[str, str, TextIndex] | None = None
+        self._indexed: tuple[str, str, TextIndex] | None = None
 
-    def index(self, before: str, after: str) -> TextIndex:
-        """Of the file around a cursor with this text on either side."""
-        above = before[: before.rfind("\n") + 1][-_REACH:]
-        start = after.find("\n")
-        below = after[start + 1 :][:_REACH] if start >= 0 else ""
-        if self._made is None or self._made[:2] != (above, below):
-            lexed = self._lexicon.lexed
-            index = TextIndex.of(self._lexicon, [("below", lexed(below)), ("above", lexed(above))])
-            self._made = above, below, index
-        return self._made[2]
+    def index(self, text: str, cursor: int) -> TextIndex:
+        start, end = text.rfind("\n", 0, cursor) + 1, text.find("\n", cursor)
+        above = text[max(0, start - _REACH) : start]
+        below = text[end + 1 : end + 1 + _REACH] if end >= 0 else ""
+        if self._indexed is None or self._indexed[:2] != (above, below):
+            lexed = self._lexicon.lex
+            index = TextIndex.build(self._lexicon, [("below", lexed(below)), ("above", lexed(above))])
+            self._indexed = above, below, index
+        return self._indexed[2]
 
 
 class NgramCache:
-    """`before`: the text that the model's answer follows; `after`: what is right of and below the cursor.
-    `file` is the buffer's own."""
+    """`held`: characters left of the cursor that the model's answer repeats. `path`: the file's own, which
+    the project's index may hold too."""
 
     def __init__(
         self,
-        before: str,
-        after: str,
+        text: str,
+        cursor: int,
         file: FileText,
         project: TextIndex | None = None,
         path: str | None = None,
         *,
+        held: int = 0,
         ends_line: bool = True,
     ) -> None:
         self.ends_line = ends_line
-        self._before, self._after, self._file = before, after, file
+        self._text, self._cursor, self._file = text, cursor, file
+        self._before = text[max(0, cursor - held - CONTEXT) : cursor - held]
         self._project, self._path = project, path
         self._near: TextIndex | None = None
 
-    def after(self, said: str) -> Prediction | None:
-        if self._near is None:  # made by whoever asks first, which is never the event loop
-            self._near = self._file.index(self._before, self._after)
-        context = Context.before(self._before[-CONTEXT:] + said)
-        near = self._near.after(context)
-        far = self._project.after(context, without=self._path) if self._project is not None else None
+    def predict(self, said: str) -> Continuations | None:
+        if self._near is None:  # built on the first call, which the engine's thread makes
+            self._near = self._file.index(self._text, self._cursor)
+        context = TextContext.before(self._before + said)
+        near = self._near.find_continuations(context)
+        far = (
+            self._project.find_continuations(context, without=self._path)
+            if self._project is not None
+            else None
+        )
         length = max((seen.length for seen in (near, far) if seen is not None), default=0)
         counts: dict[str, float] = {}
-        for seen, worth in ((near, _NEAR), (far, 1.0)):
+        for seen, worth in ((near, _FILE_WEIGHT), (far, 1.0)):
             if seen is not None and seen.length == length:
                 for text, count in seen.followed.items():
                     counts[text] = counts.get(text, 0.0) + worth * count
-        return Prediction(length, counts) if counts else None
+        return Continuations(length, counts) if counts else None

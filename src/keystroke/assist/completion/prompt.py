@@ -1,7 +1,7 @@
-"""The prompt for a completion: as much around the cursor as fits, cut between lines.
+"""The prompt for a completion: as much text around the cursor as fits, cut between lines.
 
-Text before the cursor matters most, then text after it; what is farthest from the cursor goes first.
-A model that can fill in the middle gets both sides in its own order; any other goes on from the text before.
+Text before the cursor comes first, then text after it; what is farthest from the cursor is dropped first. A
+model that can fill in the middle gets both sides, any other only the text before the cursor.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from keystroke.engine.model import Model
 from keystroke.engine.tokenizer import Tokenizer
 from keystroke.errors import ContextOverflow, InputError
 
-AFTER_SHARE = 4  # at most one token in four is for the text after the cursor, unless there is room to spare
-CONTROL_TOKENS = 8  # room for a format's own tokens
-LONGEST_TOKEN = 16  # characters; a first cut that spares encoding a whole large file
+AFTER_SHARE = 4  # at most one token in four is for the text after the cursor, unless there is room left
+CONTROL_TOKENS = 8  # room for the format's control tokens
+LONGEST_TOKEN = 16  # characters; avoids encoding a whole large file
 CHARACTERS_PER_TOKEN = 3  # of code, where no tokenizer is at hand
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionPrompt:
-    """`held` is white space left of the cursor that is not in the prompt: the model says it again."""
+    """`held`: white space left of the cursor that is not in the prompt; the model writes it again."""
 
     tokens: tuple[int, ...]
     stops: frozenset[int]
@@ -31,7 +31,7 @@ class CompletionPrompt:
 
 def build_prompt(model: Model, prefix: str, suffix: str, *, budget: int, max_tokens: int) -> CompletionPrompt:
     """At most `budget` tokens around the cursor, and never more than leaves `max_tokens` of the context.
-    ContextOverflow if nothing would be left; InputError if there is nothing to go on from."""
+    ContextOverflow if nothing would be left; InputError if there is no text to continue."""
     room = min(budget, model.engine.info.context_length - max_tokens) - CONTROL_TOKENS
     if room <= 0:
         raise ContextOverflow(
@@ -40,7 +40,7 @@ def build_prompt(model: Model, prefix: str, suffix: str, *, budget: int, max_tok
         )
     fim = model.fim
     if fim is None:
-        # Tokens mostly begin with their space: a prompt that ends in one makes the model stumble.
+        # Most tokens begin with their space, so a prompt must not end in one.
         body = prefix.rstrip(" \t")
         held, suffix = prefix[len(body) :], ""
         prefix = body
@@ -60,7 +60,7 @@ def build_prompt(model: Model, prefix: str, suffix: str, *, budget: int, max_tok
 
 
 def trim_text(prefix: str, suffix: str, *, budget: int) -> tuple[str, str]:
-    """The same cut for a model whose tokenizer is elsewhere: by characters, between lines."""
+    """The same cut for a remote model: by characters, between lines."""
     room = budget * CHARACTERS_PER_TOKEN
     after = _joined(suffix.splitlines(keepends=True), room // AFTER_SHARE) or suffix[: room // AFTER_SHARE]
     left = room - len(after)
@@ -86,7 +86,7 @@ class _Side:
 
 
 def _tail(tokenizer: Tokenizer, text: str, room: int) -> _Side:
-    """The last whole lines of `text` that fit; the last tokens of the last line where even that does not."""
+    """The last whole lines of `text` that fit, or the last tokens of the last line."""
     near = text[-room * LONGEST_TOKEN :] if room else ""
     tokens = tokenizer.encode(near)
     if len(tokens) <= room and len(near) == len(text):

@@ -1,7 +1,4 @@
-"""One completion, from the text around a cursor to the text to insert.
-
-Drives one generation until its ending is decided, then stops it. Knows no files and prints nothing.
-"""
+"""One completion, from the text around a cursor to the text to insert."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from keystroke.engine.generation import Chunk, Finish, Generation, GenerationPar
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import Drafter
 
-DEFAULT_TOKENS = 128  # of an answer, where nobody said
+DEFAULT_TOKENS = 128  # of an answer, where the request does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ def complete(
 
 @dataclass(frozen=True, slots=True)
 class CompletionQuestion:
-    """What a model is asked. `held` is what it says again before it says anything new."""
+    """A prompt and its sampling. `held`: text that the model repeats first."""
 
     tokens: tuple[int, ...]
     params: GenerationParams
@@ -71,28 +68,28 @@ def build_question(
     above = prefix[: len(prefix) - len(half)]
     limit = params.max_tokens or DEFAULT_TOKENS
     prompt = build_prompt(model, above, suffix, budget=budget, max_tokens=limit)
-    held = prompt.held + half  # said again, and where it is a half word it has to be
+    held = prompt.held + half  # the model repeats it; a half word is forced
     begin = held if half else ""
     params = replace(params, max_tokens=limit + len(begin), begin=begin, stop_tokens=prompt.stops)
     return CompletionQuestion(prompt.tokens, params, held, prompt.trimmed)
 
 
 def repeated_text(prefix: str, suffix: str, *, fills_in: bool) -> str:
-    """What a model that was asked so says again first, for whoever asked it elsewhere."""
+    """The text that a model repeats first when it is asked through `build_question` elsewhere."""
     half = half_word_at_cursor(prefix, suffix)
     above = prefix[: len(prefix) - len(half)]
     return half if fills_in else above[len(above.rstrip(" \t")) :] + half
 
 
 def half_word_at_cursor(prefix: str, suffix: str) -> str:
-    """The half word at the cursor, unless there is nothing else to go on from."""
+    """The half word before the cursor; empty where there is no other text to continue."""
     half = half_word(prefix[-LONGEST_WORD:])
     alone = not prefix[: len(prefix) - len(half)].strip() and not suffix.strip()
     return "" if alone else half
 
 
 def read_until_ending(chunks: Iterable[Chunk], ending: Ending, *, held: str = "") -> tuple[str, Finish]:
-    """Read chunks until the ending is decided. `held` is what the model may say again at the start."""
+    """Read chunks until the ending is decided. `held`: text that the model may repeat at the start."""
     text = ""
     finish = Finish.STOP
     for chunk in chunks:
@@ -109,7 +106,7 @@ def read_until_ending(chunks: Iterable[Chunk], ending: Ending, *, held: str = ""
 
 
 class EndingDetector:
-    """Whether a completion's ending is decided by the text so far, for whoever reads it piece by piece."""
+    """Tells, piece by piece, whether the ending of a completion is decided."""
 
     def __init__(self, ending: Ending, held: str) -> None:
         self._ending, self._held, self._text = ending, held, ""
@@ -120,7 +117,7 @@ class EndingDetector:
 
 
 def strip_repeated(held: str, text: str) -> str:
-    """`text` less what the model had to say again at its start."""
+    """`text` without what the model repeats at its start."""
     if not held or text.startswith(held):
         return text[len(held) :]
     return "" if held.startswith(text) else text.lstrip(" \t")

@@ -1,8 +1,8 @@
-"""How sure is sure enough, learned from what became of earlier suggestions.
+"""Learns the confidence threshold from what became of earlier suggestions.
 
-Pure. Counts of how many suggestions of each confidence were right go in, a shift of the thresholds comes
-out. Without counts the shift is zero; few counts move it little, no counts move it far. It asks one question:
-from which confidence on is a suggestion right as often as one is at the default threshold elsewhere?
+Counts of right suggestions per confidence become a shift of the thresholds: the confidence from which a
+suggestion is right as often as it usually is at the default threshold. Without counts the shift is zero; few
+counts move it little.
 """
 
 from __future__ import annotations
@@ -12,46 +12,46 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-# How many suggestions of a confidence are right, on late Python files with the shipped model: the measured
-# shares behind the thresholds of `gate`, as a curve.
+# The share of suggestions that are right, by confidence: measured with the shipped model on recent Python
+# files.
 USUAL = ((0.0, 0.0), (0.6, 0.09), (0.8, 0.2), (0.92, 0.5), (1.0, 0.9))
 EDGES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)  # bins end here
 BINS = len(EDGES) + 1
-STRENGTH = 25.0  # so many suggestions of one bin weigh as much as what was known before
+STRENGTH = 25.0  # suggestions of one bin that weigh as much as the prior
 REACH = 0.15  # how far a threshold may move
-HIGHEST = 0.97  # above it next to nothing would ever be shown
+HIGHEST = 0.97  # above it almost nothing would be shown
 _STEPS = 200  # thresholds are multiples of 1/200
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
-    """Of `of` suggestions `right` were; a half for one that was taken and then half rewritten."""
+class BinCount:
+    """`right` of `of` suggestions were right; one that was accepted and half rewritten counts as a half."""
 
     of: float = 0.0
     right: float = 0.0
 
 
-Counts = Sequence[Count]  # one for each bin
-NOTHING: Counts = (Count(),) * BINS
+Counts = Sequence[BinCount]  # one for each bin
+NO_COUNTS: Counts = (BinCount(),) * BINS
 
 
-def bin_of(confidence: float) -> int:
+def bin_index(confidence: float) -> int:
     return bisect_right(EDGES, confidence)
 
 
-def counted(outcomes: Iterable[tuple[float, float]]) -> list[Count]:
+def count_outcomes(outcomes: Iterable[tuple[float, float]]) -> list[BinCount]:
     """Counts of (confidence, how right it was)."""
     of, right = [0.0] * BINS, [0.0] * BINS
     for confidence, worth in outcomes:
-        at = bin_of(confidence)
+        at = bin_index(confidence)
         of[at] += 1
         right[at] += min(max(worth, 0.0), 1.0)
-    return [Count(n, r) for n, r in zip(of, right, strict=True)]
+    return [BinCount(n, r) for n, r in zip(of, right, strict=True)]
 
 
-def tuned(default: float, *levels: Counts) -> float:
-    """The threshold to use in place of `default`, from the widest counts (a language's) to the narrowest (a
-    project's): each level starts from what the one before it made of the usual."""
+def tune_threshold(default: float, *levels: Counts) -> float:
+    """The threshold to use instead of `default`. `levels` go from the widest counts (a language's) to the
+    narrowest (a project's); each one is the prior of the next."""
     usual = [_on(USUAL, centre) for centre in _CENTRES]
     found = usual
     for level in levels:
@@ -62,7 +62,7 @@ def tuned(default: float, *levels: Counts) -> float:
     def enough(step: int) -> bool:
         return _on(USUAL, step / _STEPS) + _on(moved, step / _STEPS) >= wanted
 
-    # From the default outwards, so that noise pulls neither way.
+    # Search outwards from the default.
     at = round(default * _STEPS)
     lowest, highest = at - round(REACH * _STEPS), round(min(default + REACH, HIGHEST) * _STEPS)
     while at < highest and not enough(at):
@@ -80,13 +80,13 @@ def shift_between(default: float, threshold: float) -> float:
     return threshold / default - 1.0
 
 
-def moved(threshold: float, shift: float) -> float:
-    """Another threshold made stricter, or looser, by as much."""
+def shift_threshold(threshold: float, shift: float) -> float:
+    """`threshold` made stricter or looser by `shift`."""
     return threshold + shift * (1.0 - threshold) if shift > 0 else threshold * (1.0 + shift)
 
 
 def _believed(before: Sequence[float], counts: Counts) -> list[float]:
-    """Shares right after the counts; surer is never less right, whatever a few counts say."""
+    """The share right per bin after the counts, made monotonic: more confident is never less right."""
     blocks: list[tuple[float, float, int]] = []  # share, weight, bins: pooled where they fall
     for share, count in zip(before, counts, strict=True):
         weight = STRENGTH + count.of
@@ -100,7 +100,7 @@ def _believed(before: Sequence[float], counts: Counts) -> list[float]:
 
 
 def _on(curve: Sequence[tuple[float, float]], at: float) -> float:
-    """A curve of straight pieces; flat beyond its ends."""
+    """A piecewise linear curve, constant beyond its ends."""
     if at <= curve[0][0]:
         return curve[0][1]
     for (x0, y0), (x1, y1) in pairwise(curve):

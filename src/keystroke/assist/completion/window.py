@@ -1,10 +1,9 @@
-"""The prompt of a live buffer, arranged so that a key only appends to it.
+"""The prompt of a live buffer, arranged so that a key only appends to it and the KV cache stays valid.
 
-What stands in the prompt changes as rarely as can be. Project context comes first and is replaced only
-on request; then (for models that take the suffix first) the text below the cursor, a snapshot that may lag
-behind edits far below; then the text above, which begins at an anchored line and grows as one types. After
-any edits the prefix tokens equal a fresh encoding of the text from the anchor to the cursor, less the word
-the cursor stands in: the model says that again, in its own tokens.
+Project context comes first and is replaced only on request. Then, for models that take the suffix first,
+comes the text below the cursor, a snapshot that may lag behind edits far below; then the text above, which
+begins at an anchored line. The prefix tokens always equal a fresh encoding of the text from the anchor to the
+cursor, less the half word before the cursor, which the model writes again (token healing).
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from keystroke.engine.model import Model
 from keystroke.text.diff import common_prefix
 from keystroke.text.edit import Edit
 
-SUFFIX_SHARE = 4  # at most one token in four stands for text below the cursor
-# A model that takes the prefix first computes the suffix anew with each key, so it gets a short one.
+SUFFIX_SHARE = 4  # at most one token in four is for text below the cursor
+# A model that takes the prefix first recomputes the suffix with each key, so it gets a short one.
 SHORT_SUFFIX = 48
-FILL = 0.6  # how full the prefix is after its anchor moved: the rest is room to type in
-LEAST = 0.25  # an anchor so near above the cursor is moved up
-NEAR = 160  # characters below the cursor that must never lag
+FILL = 0.6  # how full the prefix is after its anchor moved; the rest is room for typing
+LEAST = 0.25  # a prefix that fills less of its room gets an anchor further up
+NEAR = 160  # characters below the cursor that are always up to date
 CONTROL_TOKENS = 8
 LONGEST_TOKEN = 16
-LONGEST_WORD = 24  # characters of a half word that the model is made to say again
-# Tokenizers put the sign before a word into its token: a space, a dot, an underscore.
+LONGEST_WORD = 24  # characters of a half word that the model writes again
+# Tokenizers put the character before a word into its token: a space, a dot, an underscore.
 _HALF_WORD = re.compile(r"(?:[^\w\r\n]|_)?[^\W\d_]+\Z")
 
 
@@ -43,8 +42,9 @@ class ContextFile:
 
 @dataclass(frozen=True, slots=True)
 class WindowPrompt:
-    """`held`: what stands left of the cursor and is not in the prompt; the model says it again, and has to
-    where it is a half word (`begin`). A model that is elsewhere gets `prefix` and `suffix` instead."""
+    """`held`: text left of the cursor that is not in the prompt, because the model writes it again; where it
+    is a half word, the answer is forced to start with it (`begin`). A remote model gets `prefix` and `suffix`
+    instead."""
 
     tokens: list[int]
     stops: frozenset[int]
@@ -55,7 +55,7 @@ class WindowPrompt:
 
 
 class Window(Protocol):
-    """What a live buffer asks of its prompt."""
+    """The prompt of a live buffer."""
 
     lagging: bool
 
@@ -63,19 +63,19 @@ class Window(Protocol):
 
     def resize(self, budget: int) -> None: ...
 
-    def follow(self, edits: Sequence[Edit]) -> None: ...
+    def apply_edits(self, edits: Sequence[Edit]) -> None: ...
 
     def prompt(self, text: str, cursor: int, *, refresh: bool = False) -> WindowPrompt: ...
 
 
 def half_word(before: str) -> str:
-    """The letters right before the cursor, with the sign that belongs to them."""
+    """The letters right before the cursor, with the character that is part of their token."""
     found = _HALF_WORD.search(before)
     return found[0] if found else ""
 
 
 class TextWindow:
-    """The prompt for a model whose tokenizer is elsewhere: the text around the cursor."""
+    """The prompt for a remote model: the text around the cursor."""
 
     lagging = False
 
@@ -88,7 +88,7 @@ class TextWindow:
     def resize(self, budget: int) -> None:
         self._budget = budget
 
-    def follow(self, edits: Sequence[Edit]) -> None:
+    def apply_edits(self, edits: Sequence[Edit]) -> None:
         pass
 
     def prompt(self, text: str, cursor: int, *, refresh: bool = False) -> WindowPrompt:
@@ -105,7 +105,7 @@ class PromptWindow:
 
         self._encoder = IncrementalEncoder(model.tokenizer)
         self._prefix = ""  # the encoder's text
-        self._anchor = 0
+        self.anchor = 0  # where the prefix begins in the text
         self._suffix = ""
         self._suffix_tokens: list[int] = []
         self._header: list[int] = []
@@ -113,16 +113,14 @@ class PromptWindow:
         self.set_context(())
 
     def resize(self, budget: int) -> None:
-        """Room for so many tokens; the prompt fills it by and by."""
+        """Set the room for tokens; later prompts fill it."""
         self._room = max(32, min(budget, self._model.engine.info.context_length // 2) - CONTROL_TOKENS)
 
-    @property
-    def anchor(self) -> int:
-        return self._anchor
-
     def set_context(self, files: Sequence[ContextFile], share: int = 4) -> bool:
-        """Put pieces of other files in front, at most a `share`-th of the room. True if that changed
-        anything, which costs a prefill of everything: do it when nobody types."""
+        """Put pieces of other files in front, in at most 1/`share` of the room.
+
+        Returns whether that changed anything. A change costs a full prefill: call it when nobody types.
+        """
         tokens: list[int] = []
         fim, tokenizer = self._model.fim, self._model.tokenizer
         separator = (
@@ -141,28 +139,28 @@ class PromptWindow:
         self._header = tokens
         return changed
 
-    def follow(self, edits: Sequence[Edit]) -> None:
-        """Edits happened one after another: the anchor stays at its line."""
+    def apply_edits(self, edits: Sequence[Edit]) -> None:
+        """Keep the anchor at its line after `edits`, which happened one after another."""
         for edit in edits:
-            if edit.end <= self._anchor and edit.start < self._anchor:
-                self._anchor += edit.delta
-            elif edit.start < self._anchor:
-                self._anchor = 0  # the anchored line itself changed: look for a new one
+            if edit.end <= self.anchor and edit.start < self.anchor:
+                self.anchor += edit.delta
+            elif edit.start < self.anchor:
+                self.anchor = 0  # the anchored line itself changed: find a new one
 
     def prompt(self, text: str, cursor: int, *, refresh: bool = False) -> WindowPrompt:
-        """The prompt at the cursor. `refresh`: the suffix snapshot may be brought up to date at will."""
+        """The prompt at the cursor. `refresh`: bring the suffix snapshot up to date."""
         model = self._model
         begin = half_word(text[max(0, cursor - LONGEST_WORD) : cursor])
         body = cursor - len(begin)
         if model.fim is None and not begin:
-            # Tokens mostly begin with their space: a prompt that ends in one makes the model stumble.
+            # Most tokens begin with their space, so a prompt must not end in one.
             line = line_before(text, cursor)
             body = cursor - (len(line) - len(line.rstrip(" \t")))
         held = text[body:cursor]
         if model.fim is not None:
-            self._take_suffix(text, cursor, refresh)
+            self._update_suffix(text, cursor, refresh)
         room = self._room - len(self._suffix_tokens) - len(self._header)
-        self._take_prefix(text, body, room)
+        self._update_prefix(text, body, room)
         first = [] if model.tokenizer.bos is None else [model.tokenizer.bos]
         if model.fim is None:
             lead = self._encoder.tokens or model.tokenizer.encode("\n")
@@ -174,22 +172,22 @@ class PromptWindow:
 
     # The prefix
 
-    def _take_prefix(self, text: str, end: int, room: int) -> None:
-        if self._anchor > end or (self._anchor and text[self._anchor - 1 : self._anchor] != "\n"):
-            self._anchor = self._line_for(text, end, room)
-        self._encode(text[max(self._anchor, end - room * LONGEST_TOKEN) : end])
+    def _update_prefix(self, text: str, end: int, room: int) -> None:
+        if self.anchor > end or (self.anchor and text[self.anchor - 1 : self.anchor] != "\n"):
+            self.anchor = self._find_anchor(text, end, room)
+        self._encode(text[max(self.anchor, end - room * LONGEST_TOKEN) : end])
         count = len(self._encoder.tokens)
-        if count > room or len(self._prefix) < end - self._anchor or (self._anchor and count < room * LEAST):
-            self._anchor = self._line_for(text, end, room)
-            self._encode(text[self._anchor : end])
-            while len(self._encoder.tokens) > room:  # dense text: the estimate was too hopeful
-                half = (self._anchor + end) // 2
+        if count > room or len(self._prefix) < end - self.anchor or (self.anchor and count < room * LEAST):
+            self.anchor = self._find_anchor(text, end, room)
+            self._encode(text[self.anchor : end])
+            while len(self._encoder.tokens) > room:  # dense text: the estimate was too low
+                half = (self.anchor + end) // 2
                 at = text.find("\n", half, end) + 1
-                self._anchor = at or max(half, end - room)
-                self._encode(text[self._anchor : end])
+                self.anchor = at or max(half, end - room)
+                self._encode(text[self.anchor : end])
 
-    def _line_for(self, text: str, end: int, room: int) -> int:
-        """Where the prefix should begin: the start of a line, a top-level one if there is one near."""
+    def _find_anchor(self, text: str, end: int, room: int) -> int:
+        """Where the prefix should begin: the start of a line, preferably a top-level one."""
         size, tokens = len(self._prefix), len(self._encoder.tokens)
         density = size / tokens if tokens > 64 else 3.0
         start = end - int(room * FILL * density)
@@ -216,9 +214,9 @@ class PromptWindow:
 
     # The suffix
 
-    def _take_suffix(self, text: str, cursor: int, refresh: bool) -> None:
+    def _update_suffix(self, text: str, cursor: int, refresh: bool) -> None:
         _, end = line_at(text, cursor)
-        # Closing brackets that an editor adds by itself come and go with the keys: they stay out.
+        # Closing brackets that an editor adds come and go with the keys, so they are left out.
         start = end if only_closers(text[cursor:end]) else cursor
         fim = self._model.fim
         assert fim is not None

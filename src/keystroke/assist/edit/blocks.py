@@ -1,7 +1,7 @@
-"""Search/replace blocks: the prompt that asks for them and the parser that reads them.
+"""Search/replace blocks: the prompt and the parser.
 
-Both sides of the format live here and nowhere else. The parser accepts what models really write (fences,
-marker lengths, decorated paths, a divider that is also content) and never guesses which file is meant.
+The parser accepts the variants that models write (fences, marker lengths, decorated paths, a divider that is
+also content) and never guesses which file is meant.
 """
 
 from __future__ import annotations
@@ -9,7 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from keystroke.assist.edit.operations import Addition, Failure, Operation, Reason, Replacement, Split
+from keystroke.assist.edit.operations import (
+    Addition,
+    EditFailure,
+    EditFailureReason,
+    Operation,
+    Replacement,
+    SearchReplace,
+)
 
 Message = Mapping[str, str]
 
@@ -29,7 +36,7 @@ Rules:
 - Several places need several blocks. To delete lines, leave the lower part empty.
 - To make a new file, leave SEARCH empty and write the file below the divider."""
 
-# The words matter: without them the conflict markers of a merge would pass for ours.
+# The words distinguish these from the conflict markers of a merge.
 _OPEN = re.compile(r"^<{5,9}\s*(?:SEARCH|ORIGINAL)\b.*$")
 _DIVIDER = re.compile(r"^={5,9}\s*$")
 _CLOSE = re.compile(r"^>{5,9}\s*(?:REPLACE|UPDATED)\b.*$")
@@ -41,7 +48,7 @@ _DECORATION = re.compile(
 
 
 def block_messages(files: Mapping[str, str], instruction: str, rules: str = "") -> list[Message]:
-    """The conversation that asks for blocks. Files come first: their KV serves every instruction."""
+    """The messages that ask for blocks. Files come first, so that their KV cache serves every instruction."""
     system = f"{_SYSTEM}\n\nThe project's rules:\n{rules.strip()}" if rules.strip() else _SYSTEM
     parts = [f"{path}\n{fenced(text)}" for path, text in files.items()]
     return [
@@ -50,8 +57,8 @@ def block_messages(files: Mapping[str, str], instruction: str, rules: str = "") 
     ]
 
 
-def retry_messages(answer: str, failures: Sequence[Failure]) -> list[Message]:
-    """What is said to a model whose blocks did not fit."""
+def retry_messages(answer: str, failures: Sequence[EditFailure]) -> list[Message]:
+    """The messages to a model whose blocks did not match."""
     problems = "\n".join(f"- {failure.path or 'answer'}: {failure.message}" for failure in failures)
     return [
         {"role": "assistant", "content": answer},
@@ -73,7 +80,7 @@ def has_blocks(answer: str) -> bool:
     return any(_OPEN.match(line) for line in answer.splitlines())
 
 
-def parse_blocks(answer: str, paths: Sequence[str]) -> list[Operation] | Failure:
+def parse_blocks(answer: str, paths: Sequence[str]) -> list[Operation] | EditFailure:
     """The operations of an answer. `paths` are the files shown: a block that names none means the one before,
     or the only file there is."""
     lines = answer.replace("\r\n", "\n").split("\n")
@@ -88,20 +95,26 @@ def parse_blocks(answer: str, paths: Sequence[str]) -> list[Operation] | Failure
         close = next((i for i in range(index + 1, len(lines)) if _CLOSE.match(lines[i])), None)
         reopened = next((i for i in range(index + 1, close or len(lines)) if _OPEN.match(lines[i])), None)
         if close is None or reopened is not None:
-            return Failure(
-                Reason.TRUNCATED, path or "", "a block begins but does not end; write it completely"
+            return EditFailure(
+                EditFailureReason.TRUNCATED,
+                path or "",
+                "a block begins but does not end; write it completely",
             )
         if path is None:
-            return Failure(
-                Reason.NO_PATH, "", "a block does not name its file; put the path on the line before it"
+            return EditFailure(
+                EditFailureReason.NO_PATH,
+                "",
+                "a block does not name its file; put the path on the line before it",
             )
         body = lines[index + 1 : close]
         cuts = [cut for cut, line in enumerate(body) if _DIVIDER.match(line)][:_MAX_READINGS]
-        # The longest search first: where more than one fits, a shorter one would leave divider lines behind.
-        readings = tuple(Split(tuple(body[:cut]), tuple(body[cut + 1 :])) for cut in reversed(cuts))
+        # The longest search first: a shorter one would leave divider lines behind.
+        readings = tuple(SearchReplace(tuple(body[:cut]), tuple(body[cut + 1 :])) for cut in reversed(cuts))
         if not readings:
-            return Failure(
-                Reason.TRUNCATED, path, "a block has no ======= between its two parts; write it completely"
+            return EditFailure(
+                EditFailureReason.TRUNCATED,
+                path,
+                "a block has no ======= between its two parts; write it completely",
             )
         shortest = readings[-1]
         if not any(line.strip() for line in shortest.search) and path not in paths:
@@ -126,6 +139,6 @@ def _path_before(lines: Sequence[str], index: int, paths: Sequence[str]) -> str 
         name = _DECORATION.sub("", text, count=1).strip().strip("`*\"'").rstrip(":").strip("`*\"' ")
         if name in paths:
             return name
-        # A path in prose is no path: only a single word that looks like one counts.
+        # Only a single word that looks like a path counts.
         return name if name and re.fullmatch(r"[^\s<>|:*?\"]+", name) and re.search(r"[./\\]", name) else None
     return None

@@ -1,25 +1,25 @@
-"""The edges of a rewritten region: what a model repeats of its neighbours, or moves to the margin.
+"""Repairs the edges of a rewritten region.
 
-Pure text. A model that is shown a file and asked for a part of it writes more than the part, or the part
-without its indentation. Only what stands in the file already is taken away, and only at the edges.
+A model that is shown a file and asked for one part of it often repeats lines of its neighbours, or writes the
+part without its indentation. Only lines that the file already has are removed, and only at the edges.
 """
 
 from __future__ import annotations
 
 import os.path
 
-_MOST = 40  # lines of a neighbour that are looked for at an edge
+_MOST = 40  # lines of a neighbour that are compared
 
 
-def mended(written: str, before: str, inside: str, after: str) -> str:
+def fix_borders(written: str, before: str, inside: str, after: str) -> str:
     """The written part without lines of its neighbours, and indented as the region is."""
     lines = _indented(written.split("\n"), inside.split("\n"))
     return "\n".join(_trimmed(lines, before.split("\n"), inside.split("\n"), after.split("\n")))
 
 
 def _trimmed(lines: list[str], before: list[str], inside: list[str], after: list[str]) -> list[str]:
-    """Without the lines that stand before or after the region already. A line that the region itself begins
-    or ends with is its own."""
+    """Remove lines that are before or after the region; those that the region itself begins or ends with
+    stay."""
     head, tail = _shown(before), _shown(after)
     own = _shown(inside)
     start = _repeated_head(lines, head, own)
@@ -28,12 +28,12 @@ def _trimmed(lines: list[str], before: list[str], inside: list[str], after: list
 
 
 def _repeated_head(lines: list[str], neighbour: list[str], own: list[str]) -> int:
-    """How many lines at the start are the last of the neighbour, counted with the blank ones between."""
+    """How many lines at the start repeat the end of the neighbour, blank lines included."""
     shown = [(number, line.rstrip()) for number, line in enumerate(lines) if line.strip()]
     texts = [line for _, line in shown]
     if texts[:2] == own[:2] or not neighbour:
         return 0
-    # The whole of what comes before, or as much of its end as the answer begins with.
+    # All of the neighbour, or as much of its end as the answer begins with.
     for size in range(min(len(neighbour), len(texts) - 1), 0, -1):
         if size > _MOST and size != len(neighbour):
             continue
@@ -52,7 +52,7 @@ def _shown(lines: list[str]) -> list[str]:
 
 
 def _indented(lines: list[str], inside: list[str]) -> list[str]:
-    """The lines moved in or out as a whole where the model wrote the part at another margin."""
+    """The lines indented as the region is."""
     wanted, have = _margin(inside), _margin(lines)
     first = next((line for line in lines if line.strip()), "")
     if wanted is None or have is None or wanted == have or _margin([first]) != have:

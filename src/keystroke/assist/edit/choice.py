@@ -1,8 +1,7 @@
-"""Which lines an instruction is about: the program's own choice, made before a model is asked.
+"""Chooses the lines an instruction is about, before a model is asked.
 
-Pure and cheap. It reads names, words and line numbers in the instruction against the outline of the
-files. It says whether it is sure; where it is not, the caller asks the model to point, or takes more than
-need be.
+It compares names, words and line numbers of the instruction with the outline of the files, and reports
+whether the choice is certain. Where it is not, the caller lets the model point, or takes a larger region.
 """
 
 from __future__ import annotations
@@ -12,30 +11,30 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from keystroke.analysis.outline import Kind, Unit, flattened, outline
+from keystroke.analysis.outline import OutlineUnit, UnitKind, outline, walk_units
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit.mentions import (
     Mention,
-    adds,
-    altered,
-    listed,
-    numbered,
-    pieces,
-    plain_word,
+    asks_for_definition,
+    changes_value,
+    is_common_word,
+    line_spans,
+    listed_names,
+    name_words,
     read_mentions,
     stem,
 )
 from keystroke.assist.edit.rewrite import Region
 
-CLASS = 60  # lines of a class that is rewritten whole where several of its members are meant
-CURSOR = 20  # lines above and below a cursor that are meant where nothing else is said
-_NEAR = 12  # lines between two regions that are taken together
-_ENOUGH = 2.0  # a part that scores less is not meant
-_SHARE = 0.6  # of the best part's score, for others to be meant too
-_USERS = 2  # parts that use a value, where naming the value means them
-_MOST = 6  # parts; an instruction that means more is about the file
+CLASS = 60  # lines of a class that is rewritten whole where several of its members are chosen
+CURSOR = 20  # lines above and below the cursor that are chosen where nothing else decides
+_NEAR = 12  # lines between two regions that are merged
+_ENOUGH = 2.0  # the least score
+_SHARE = 0.6  # of the best score, for other parts to be chosen too
+_USERS = 2  # parts that use a constant and are chosen in its place
+_MOST = 6  # parts; more concern the whole file
 _MEMBER = re.compile(r"\b(?:method|property|getter|setter|constructor)\b", re.IGNORECASE)
-_TAIL = 12  # lines behind the last definition that belong to a new one: exports, a main part
+_TAIL = 12  # lines after the last definition that a new one includes: exports, a main part
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class _Scored:
     named: float  # by its name or its lines
     content: float  # by the words in it
     path: str
-    unit: Unit
+    unit: OutlineUnit
 
     @property
     def score(self) -> float:
@@ -51,26 +50,28 @@ class _Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Regions in the order of the files. `sure`: names or line numbers decided, not chance."""
+class RegionChoice:
+    """Regions in the order of the files. `certain`: names or line numbers decided."""
 
     regions: tuple[Region, ...]
-    sure: bool
+    certain: bool
 
 
-def choose(files: Mapping[str, str], instruction: str, *, near: tuple[str, int] | None = None) -> Choice:
-    """The regions an instruction is about; none where nothing in the files answers to it. `near`: where the
-    cursor stands; what nothing else decides is meant there."""
+def choose_regions(
+    files: Mapping[str, str], instruction: str, *, near: tuple[str, int] | None = None
+) -> RegionChoice:
+    """The regions an instruction is about; none where nothing in the files matches it. `near`: the cursor,
+    which decides where nothing else does."""
     outlines = {path: outline(text, language_of(path)) for path, text in files.items()}
     mentions = read_mentions(instruction)
-    known = {unit.short for units in outlines.values() for unit in flattened(units)}
-    places = [mention for mention in mentions if mention.place]
+    known = {unit.short for units in outlines.values() for unit in walk_units(units)}
+    places = [mention for mention in mentions if mention.is_location]
     said = {mention.text for mention in places}
-    places += [Mention(name, False) for name in listed(instruction, _functions(outlines)) - said]
+    places += [Mention(name, False) for name in listed_names(instruction, _functions(outlines)) - said]
     found = [
         _Scored(named, content + _at_cursor(near, path, unit), path, unit)
         for path, units in outlines.items()
-        for named, content, unit in _scored(files[path], units, places, numbered(instruction, path))
+        for named, content, unit in _scored(files[path], units, places, line_spans(instruction, path))
     ]
     values = [item for item in found if item.named and _only_referred_to(item.unit, instruction)]
     found = [item for item in found if item not in values]
@@ -86,28 +87,32 @@ def choose(files: Mapping[str, str], instruction: str, *, near: tuple[str, int] 
     meant = [
         (item.path, item.unit)
         for item in found
-        # Members that stand beside one that is surely meant are meant by a plain word, too.
+        # Beside a chosen member, a plain word is enough to choose another member of its class.
         if item.score >= least or (item.named and (item.path, _owner(item.unit)) in owners)
     ]
-    place = _addition(outlines, mentions, files, instruction) if adds(instruction, mentions, known) else None
+    place = (
+        _addition(outlines, mentions, files, instruction)
+        if asks_for_definition(instruction, mentions, known)
+        else None
+    )
     if place is not None:
         meant = [place, *(pair for pair in meant if sure and pair[1] != place[1])]
-    chosen: dict[str, list[Unit]] = {}
+    chosen: dict[str, list[OutlineUnit]] = {}
     for path, unit in meant if len(meant) <= _MOST else []:
         chosen.setdefault(path, []).append(unit)
     if not chosen and near is not None and near[0] in files:
-        return Choice((_around(near, files[near[0]], outlines[near[0]]),), True)
+        return RegionChoice((_around(near, files[near[0]], outlines[near[0]]),), True)
     regions = [r for path, units in chosen.items() for r in _spans(path, units, outlines[path])]
-    return Choice(tuple(regions), place is not None or sure)
+    return RegionChoice(tuple(regions), place is not None or sure)
 
 
-def enclosing(region: Region, text: str) -> Region:
+def enclosing_region(region: Region, text: str) -> Region:
     """The next larger region: the class around it, else the whole file."""
     lines = len(text.split("\n"))
     start, end = region.start, lines if region.end is None else region.end
     around = [
         unit
-        for unit in flattened(outline(text, language_of(region.path)))
+        for unit in walk_units(outline(text, language_of(region.path)))
         if unit.start <= start and end <= unit.end and unit.size > end - start
     ]
     if not around:
@@ -116,22 +121,22 @@ def enclosing(region: Region, text: str) -> Region:
     return Region(region.path, unit.start, unit.end)
 
 
-def spans(path: str, units: Sequence[Unit], text: str) -> list[Region]:
+def regions_for(path: str, units: Sequence[OutlineUnit], text: str) -> list[Region]:
     """Parts of a file as regions."""
     return list(_spans(path, units, outline(text, language_of(path)))) if units else []
 
 
-# ── how much a part is meant ──────────────────────────────────────────────────────────────────
+# ── scores ──
 
 
 def _scored(
-    text: str, units: Sequence[Unit], mentions: Sequence[Mention], lines: Sequence[tuple[int, int]]
-) -> Iterator[tuple[float, float, Unit]]:
-    """How much the parts that hold no other are meant, by their names and by what is in them; and classes
-    that are named while none of their members is."""
+    text: str, units: Sequence[OutlineUnit], mentions: Sequence[Mention], lines: Sequence[tuple[int, int]]
+) -> Iterator[tuple[float, float, OutlineUnit]]:
+    """Scores by name and by content, of the parts without members and of classes that are named while none of
+    their members is."""
     rows = text.split("\n")
-    every = list(flattened(units))
-    parts = [unit for unit in every if not unit.members and unit.kind is not Kind.IMPORTS]
+    every = list(walk_units(units))
+    parts = [unit for unit in every if not unit.members and unit.kind is not UnitKind.IMPORTS]
     held = [set(re.findall(r"[A-Za-z_]\w*", "\n".join(rows[u.start : u.end]))) for u in parts]
     common: dict[str, int] = {}
     for names in held:
@@ -149,16 +154,16 @@ def _scored(
         score = 0.0
         for mention in mentions:
             last = mention.text.rpartition(".")[2]
-            if last in names and last != unit.short and (mention.code or not plain_word(last)):
+            if last in names and last != unit.short and (mention.code or not is_common_word(last)):
                 score += (1.5 if mention.code else 0.8) / math.sqrt(common[last])
         owner, _, short = unit.name.rpartition(".")
         if owner and owner in texts and short not in texts:
             score += 0.3
-        words_of = pieces(short)
+        words_of = name_words(short)
         if (len(words_of) > 1 or short.startswith("__")) and short not in texts:
             score += 2 * sum(stem(piece) in words for piece in words_of) / len(words_of)
         if not unit.name and unit.header.startswith(('"""', "'''", '"', "'")):
-            continue  # a docstring is about everything
+            continue  # a docstring matches everything
         if score or by_name:
             yield by_name, score, unit
     for unit in every:
@@ -169,20 +174,19 @@ def _scored(
                 yield by_name, 0.0, unit
 
 
-def _functions(outlines: Mapping[str, Sequence[Unit]]) -> set[str]:
+def _functions(outlines: Mapping[str, Sequence[OutlineUnit]]) -> set[str]:
     return {
         unit.short
         for units in outlines.values()
-        for unit in flattened(units)
-        if unit.kind is Kind.FUNCTION and unit.name
+        for unit in walk_units(units)
+        if unit.kind is UnitKind.FUNCTION and unit.name
     }
 
 
-def _only_referred_to(unit: Unit, instruction: str) -> bool:
-    """Whether a part is a constant that the instruction speaks of and does not want to be another one: what
-    is to be changed is what uses it."""
-    constant = unit.kind is Kind.STATEMENT and unit.short.isupper()
-    return constant and not altered(instruction, unit.short)
+def _only_referred_to(unit: OutlineUnit, instruction: str) -> bool:
+    """Whether a part is a constant that the instruction names without changing its value."""
+    constant = unit.kind is UnitKind.STATEMENT and unit.short.isupper()
+    return constant and not changes_value(instruction, unit.short)
 
 
 def _uses(text: str, item: _Scored, values: Sequence[_Scored]) -> bool:
@@ -190,57 +194,57 @@ def _uses(text: str, item: _Scored, values: Sequence[_Scored]) -> bool:
     return any(re.search(rf"\b{re.escape(value.unit.short)}\b", inside) for value in values)
 
 
-def _name_score(unit: Unit, mention: Mention) -> float:
+def _name_score(unit: OutlineUnit, mention: Mention) -> float:
     if not unit.name or not (unit.name == mention.text or unit.name.endswith(f".{mention.text}")):
         return 0.0
-    if not mention.code and unit.kind is Kind.STATEMENT and "." in unit.name:
-        return 0.0  # fields have the names of ordinary words
+    if not mention.code and unit.kind is UnitKind.STATEMENT and "." in unit.name:
+        return 0.0  # fields often have ordinary words as names
     return 10.0 if "." in mention.text else 6.0 if mention.code else 3.0
 
 
-def _owner(unit: Unit) -> str:
+def _owner(unit: OutlineUnit) -> str:
     return unit.name.rpartition(".")[0]
 
 
-def _at_cursor(near: tuple[str, int] | None, path: str, unit: Unit) -> float:
-    """A word that fits two places means the one where the cursor stands."""
+def _at_cursor(near: tuple[str, int] | None, path: str, unit: OutlineUnit) -> float:
+    """A bonus for the part at the cursor."""
     return 1.5 if near is not None and path == near[0] and unit.start <= near[1] < unit.end else 0.0
 
 
-def _around(near: tuple[str, int], text: str, units: Sequence[Unit]) -> Region:
+def _around(near: tuple[str, int], text: str, units: Sequence[OutlineUnit]) -> Region:
     """The part at the cursor; where that is a single statement, the lines around it."""
     path, line = near
-    inside = [unit for unit in flattened(units) if unit.start <= line < unit.end and not unit.members]
-    if inside and inside[-1].kind is Kind.FUNCTION:
+    inside = [unit for unit in walk_units(units) if unit.start <= line < unit.end and not unit.members]
+    if inside and inside[-1].kind is UnitKind.FUNCTION:
         return Region(path, inside[-1].start, inside[-1].end)
     count = len(text.split("\n"))
     return Region(path, max(0, line - CURSOR), min(count, line + CURSOR + 1))
 
 
-# ── from parts to lines ───────────────────────────────────────────────────────────────────────
+# ── regions ──
 
 
 def _addition(
-    outlines: Mapping[str, Sequence[Unit]],
+    outlines: Mapping[str, Sequence[OutlineUnit]],
     mentions: Sequence[Mention],
     files: Mapping[str, str],
     instruction: str,
-) -> tuple[str, Unit] | None:
-    """Where a new definition goes: into the class that is mentioned, else behind the last definition."""
+) -> tuple[str, OutlineUnit] | None:
+    """Where a new definition goes: into the class that is mentioned, else after the last definition."""
     names = {name for mention in mentions for name in (mention.text, mention.text.partition(".")[0])}
     if _MEMBER.search(instruction):
-        names |= _only_class(outlines)  # a method needs no class to be named where there is one
+        names |= _only_class(outlines)  # with a single class, it need not be named
     for path, units in outlines.items():
-        for unit in reversed(list(flattened(units))):
-            if unit.kind is Kind.CLASS and unit.name and unit.short in names:
-                functions = [m for m in unit.members if m.kind is Kind.FUNCTION]
+        for unit in reversed(list(walk_units(units))):
+            if unit.kind is UnitKind.CLASS and unit.name and unit.short in names:
+                functions = [m for m in unit.members if m.kind is UnitKind.FUNCTION]
                 if not functions and language_of(path) in ("c", "go", "rust"):
-                    continue  # its functions stand beside it
+                    continue  # its functions are outside it
                 return path, unit if unit.size <= CLASS or not functions else functions[-1]
     if len(outlines) > 1:
         return None
     path, units = next(iter(outlines.items()))
-    defined = [unit for unit in units if unit.kind in (Kind.FUNCTION, Kind.CLASS)]
+    defined = [unit for unit in units if unit.kind in (UnitKind.FUNCTION, UnitKind.CLASS)]
     if not defined:
         return None
     last = defined[-1]
@@ -248,23 +252,23 @@ def _addition(
         last = last.members[-1]
     end = max((unit.end for unit in units), default=last.end)
     if last is defined[-1] and end - last.end <= _TAIL:
-        return path, Unit(last.kind, last.name, last.start, end, last.header)
+        return path, OutlineUnit(last.kind, last.name, last.start, end, last.header)
     return path, last
 
 
-def _only_class(outlines: Mapping[str, Sequence[Unit]]) -> set[str]:
-    """The name of the one class that has methods, if there is but one."""
+def _only_class(outlines: Mapping[str, Sequence[OutlineUnit]]) -> set[str]:
+    """The name of the only class with methods, if there is exactly one."""
     found = {
         unit.short
         for units in outlines.values()
         for unit in units
-        if unit.kind is Kind.CLASS and any(member.kind is Kind.FUNCTION for member in unit.members)
+        if unit.kind is UnitKind.CLASS and any(member.kind is UnitKind.FUNCTION for member in unit.members)
     }
     return found if len(found) == 1 else set()
 
 
-def _spans(path: str, units: Sequence[Unit], every: Sequence[Unit]) -> Iterator[Region]:
-    """The parts as regions: near ones together, several of one small class as that class."""
+def _spans(path: str, units: Sequence[OutlineUnit], every: Sequence[OutlineUnit]) -> Iterator[Region]:
+    """The parts as regions; near ones are merged, several of one small class become that class."""
     for owner in every:
         inside = [unit for unit in units if owner.start <= unit.start and unit.end <= owner.end]
         if owner.members and len(inside) > 1 and owner.size <= CLASS:

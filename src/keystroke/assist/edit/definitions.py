@@ -1,7 +1,6 @@
-"""Definitions that a rewrite left out, moved or wrote alone: put back where they belong.
+"""Puts back definitions that a rewrite left out, moved or wrote alone.
 
-Pure; whole definitions, by their names. A model asked to add a method often writes the method and
-nothing else, or the class with only that method in it; what it did not write was not meant to go.
+Models that are asked to add a method often write only the method, or the class with only that method in it.
 """
 
 from __future__ import annotations
@@ -9,15 +8,14 @@ from __future__ import annotations
 import re
 import textwrap
 
-from keystroke.analysis.outline import Kind, Unit, flattened, outline
+from keystroke.analysis.outline import OutlineUnit, UnitKind, outline, walk_units
 from keystroke.analysis.syntax import INDENTED
 
-_DEFINES = (Kind.FUNCTION, Kind.CLASS)
+_DEFINES = (UnitKind.FUNCTION, UnitKind.CLASS)
 
 
 def as_insertion(written: str, inside: str, language: str | None) -> str:
-    """What was written as the part that it belongs to: where it only defines things that the part does not
-    have, they come behind what is there."""
+    """The rewritten part. If the model only wrote new definitions, they are appended to the old text."""
     old, new = _named(inside, language), _named(written, language)
     if (
         language is None
@@ -27,11 +25,11 @@ def as_insertion(written: str, inside: str, language: str | None) -> str:
         or not _only_definitions(written, language)
     ):
         return written
-    whole = [unit for unit in outline(textwrap.dedent(inside), language) if unit.kind is Kind.CLASS]
+    whole = [unit for unit in outline(textwrap.dedent(inside), language) if unit.kind is UnitKind.CLASS]
     body = textwrap.dedent(written).strip("\n")
     margin = _margin(inside)
     if len(whole) == 1 and _is_method(body, language):
-        # A method for the one class that the part is.
+        # A method for the only class in the part.
         members = [line for line in inside.split("\n")[1:] if line.strip()]
         margin = _margin("\n".join(members)) if members else f"{margin}    "
         text = textwrap.indent(body, margin, lambda line: bool(line.strip()))
@@ -44,20 +42,20 @@ def as_insertion(written: str, inside: str, language: str | None) -> str:
     return f"{inside.rstrip()}{gap}{text}\n"
 
 
-def restored(old: str, new: str, language: str | None) -> str:
-    """`new` with the definitions of `old` that it left out, each behind the one it stood behind."""
-    for unit in lost(old, new, language):
+def restore_lost(old: str, new: str, language: str | None) -> str:
+    """`new` with the definitions of `old` that it left out, each after its former predecessor."""
+    for unit in find_lost(old, new, language):
         new = _put_back(old, new, unit, language)
     return new
 
 
-def lost(old: str, new: str, language: str | None) -> list[Unit]:
+def find_lost(old: str, new: str, language: str | None) -> list[OutlineUnit]:
     """Definitions of the old text that the new one does not have, outermost first."""
     if language is None:
         return []
-    have = {unit.name for unit in flattened(outline(new, language))}
-    result: list[Unit] = []
-    for unit in flattened(outline(old, language)):
+    have = {unit.name for unit in walk_units(outline(new, language))}
+    result: list[OutlineUnit] = []
+    for unit in walk_units(outline(old, language)):
         if unit.kind not in _DEFINES or not unit.name or unit.name in have:
             continue
         if not any(other.start <= unit.start and unit.end <= other.end for other in result):
@@ -65,23 +63,25 @@ def lost(old: str, new: str, language: str | None) -> list[Unit]:
     return result
 
 
-def doubled(old: str, new: str, language: str | None) -> str | None:
+def find_duplicate(old: str, new: str, language: str | None) -> str | None:
     """A name that the new text defines twice where the old one did once; None where there is none."""
-    before = [unit.name for unit in flattened(outline(old, language)) if unit.kind in _DEFINES and unit.name]
-    after = [unit.name for unit in flattened(outline(new, language)) if unit.kind in _DEFINES and unit.name]
+    before = [unit.name for unit in walk_units(outline(old, language)) if unit.kind in _DEFINES and unit.name]
+    after = [unit.name for unit in walk_units(outline(new, language)) if unit.kind in _DEFINES and unit.name]
     for name in dict.fromkeys(after):
         if after.count(name) > max(1, before.count(name)):
             return name
     return None
 
 
-def _put_back(old: str, new: str, unit: Unit, language: str | None) -> str:
+def _put_back(old: str, new: str, unit: OutlineUnit, language: str | None) -> str:
     source, target = old.splitlines(keepends=True), new.splitlines(keepends=True)
     text = source[unit.start : unit.end]
     target = _without_copy(target, "".join(text), unit, language)
     owner = unit.name.rpartition(".")[0]
-    siblings = [u for u in flattened(outline(old, language)) if u.name.rpartition(".")[0] == owner and u.name]
-    there = {u.name: u for u in flattened(outline("".join(target), language)) if u.name}
+    siblings = [
+        u for u in walk_units(outline(old, language)) if u.name.rpartition(".")[0] == owner and u.name
+    ]
+    there = {u.name: u for u in walk_units(outline("".join(target), language)) if u.name}
     at: int | None = None
     for sibling in siblings:
         if sibling.start >= unit.start:
@@ -100,10 +100,10 @@ def _put_back(old: str, new: str, unit: Unit, language: str | None) -> str:
     return "".join([*target[:at], *_gap(source, unit), *text, *target[at:]])
 
 
-def _without_copy(target: list[str], text: str, unit: Unit, language: str | None) -> list[str]:
-    """`target` without the same definition under another owner: a function that slid into a class."""
+def _without_copy(target: list[str], text: str, unit: OutlineUnit, language: str | None) -> list[str]:
+    """`target` without the same definition under another owner, such as a function moved into a class."""
     wanted = _squeezed(text)
-    for other in flattened(outline("".join(target), language)):
+    for other in walk_units(outline("".join(target), language)):
         elsewhere = other.kind is unit.kind and other.short == unit.short and other.name != unit.name
         if elsewhere and _squeezed("".join(target[other.start : other.end])) == wanted:
             start = other.start
@@ -117,7 +117,7 @@ def _squeezed(text: str) -> str:
     return " ".join(text.split())
 
 
-def _gap(source: list[str], unit: Unit) -> list[str]:
+def _gap(source: list[str], unit: OutlineUnit) -> list[str]:
     """The blank lines that stood above a definition."""
     start = unit.start
     while start > 0 and not source[start - 1].strip():
@@ -133,7 +133,7 @@ def _named(text: str, language: str | None) -> list[str]:
 
 def _only_definitions(text: str, language: str) -> bool:
     units = outline(textwrap.dedent(text), language)
-    return bool(units) and all(unit.kind in _DEFINES or unit.kind is Kind.IMPORTS for unit in units)
+    return bool(units) and all(unit.kind in _DEFINES or unit.kind is UnitKind.IMPORTS for unit in units)
 
 
 def _is_method(body: str, language: str) -> bool:

@@ -1,8 +1,7 @@
-"""Changes that came of writing a text anew and were not asked for: lost remarks, other quotes, other layout.
+"""Removes unrequested changes from a rewritten text: lost comments, other quotes, other layout.
 
-Pure. A line whose code is the same stays as it was, remarks included; a hunk without which the code is
-the same is taken back. Where nothing but remarks and layout changed, or the instruction speaks of them,
-they were the task and stay. The code that comes out is the code that went in, token for token.
+A line whose code is unchanged stays as it was, comments included; a hunk that changes no code token is
+reverted. If nothing but comments and layout changed, or the instruction speaks of them, they stay.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from difflib import SequenceMatcher
 
 from ast_grep_py import SgNode
 
-from keystroke.analysis.syntax import INDENTED, language_of, tree, walk
+from keystroke.analysis.syntax import INDENTED, language_of, parse_tree, walk
 from keystroke.text.compare import compare
 
 _ABOUT_REMARKS = re.compile(
@@ -32,8 +31,8 @@ _MOST_PLACES = 24
 _ALIKE = 0.6
 
 
-def without_drift(old: str, new: str, path: str, instruction: str) -> str:
-    """`new` without what changes no code."""
+def remove_drift(old: str, new: str, path: str, instruction: str) -> str:
+    """`new` without changes that change no code."""
     language = language_of(path)
     if language is None or old == new:
         return new
@@ -43,13 +42,12 @@ def without_drift(old: str, new: str, path: str, instruction: str) -> str:
         return new
     wanted = code_tokens(new, language, remarks=remarks, layout=layout)
     if code_tokens(old, language, remarks=remarks, layout=layout) == wanted:
-        free = (
-            language == "python" or language not in INDENTED
-        )  # of others the indentation is not in the tokens
+        # In other indented languages the tokens do not contain the indentation.
+        free = language == "python" or language not in INDENTED
         same = free and code_tokens(old, language, remarks=True) == code_tokens(new, language, remarks=True)
         if same and not layout:
-            return old  # blank lines, quotes or commas, and nobody spoke of them
-        return new  # only remarks and layout changed: that was the task
+            return old  # only blank lines, quotes or commas
+        return new  # only comments and layout changed: that was the task
     text = new
     if not remarks:
         kept = _with_old_remarks(old, new, language)
@@ -58,7 +56,7 @@ def without_drift(old: str, new: str, path: str, instruction: str) -> str:
     before, after = old.splitlines(keepends=True), text.splitlines(keepends=True)
     spans = compare(before, after)
     for a0, a1, b0, b1 in reversed(spans if len(spans) <= _MOST_HUNKS else []):
-        # The old lines in the place of all new ones, else of those that come first or last.
+        # Try the old lines in place of all new ones, then of the first or last of them.
         places = [(b0, b1), *((k, b1) for k in range(b0 + 1, b1)), *((b0, k) for k in range(b1 - 1, b0, -1))]
         for start, end in places[: _MOST_PLACES if a1 > a0 else 1]:
             trial = [*after[:start], *before[a0:a1], *after[end:]]
@@ -68,12 +66,12 @@ def without_drift(old: str, new: str, path: str, instruction: str) -> str:
     return "".join(after)
 
 
-# ── remarks go with the lines they stand above ────────────────────────────────────────────────
+# ── comments stay with the line below them ──
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of code with the remarks and blank lines above it. `key` is its code alone."""
+    """A line of code with the comments and blank lines above it. `key` is its code."""
 
     above: tuple[tuple[str, bool], ...]  # text, and whether it is a docstring's
     text: str
@@ -89,7 +87,7 @@ def _with_old_remarks(old: str, new: str, language: str) -> str:
     spans = compare([line.key for line in before], [line.key for line in after])
     for a0, a1, b0, b1 in [*spans, (len(before), len(before), len(after), len(after))]:
         for k in range(i, a0):
-            # What follows an insertion stands as far from it as the model put it.
+            # After an insertion, keep the model's blank lines.
             inserted = k == i and bool(out) and i > 0 and j > 0 and _only_blank(before[k].above)
             out += [text for text, _ in (after[j].above if inserted else before[k].above)]
             out.append(before[k].text)
@@ -107,8 +105,8 @@ def _only_blank(above: Sequence[tuple[str, bool]]) -> bool:
 
 
 def _above(after: Sequence[_Line], at: int, first: int, twin: _Line | None) -> list[str]:
-    """What stands above a new line: the remarks of the line it takes the place of, else blank lines, and
-    remarks only where they belong to a new definition."""
+    """What goes above a new line: the comments of the line it replaces, else blank lines, and comments only
+    in a new definition."""
     line = after[at]
     if twin is not None:
         return [text for text, _ in twin.above]
@@ -117,7 +115,7 @@ def _above(after: Sequence[_Line], at: int, first: int, twin: _Line | None) -> l
 
 
 def _with_trailing(line: _Line, twin: _Line | None, language: str) -> str:
-    """The line with the remark that stood at the end of the one it replaces."""
+    """The line with the trailing comment of the line it replaces."""
     if twin is None or SequenceMatcher(None, twin.text, line.text, autojunk=False).ratio() < _ALIKE:
         return line.text
     mark = {"python": "#", "ruby": "#", "bash": "#", "yaml": "#"}.get(language, "//")
@@ -129,12 +127,12 @@ def _with_trailing(line: _Line, twin: _Line | None, language: str) -> str:
 
 
 def _code_lines(text: str, language: str) -> tuple[list[_Line], list[str]]:
-    """The lines with code, and what is left at the end."""
+    """The lines with code, and the lines after the last of them."""
     lines = text.splitlines(keepends=True)
     remark: dict[int, bool] = {}
     trailing: dict[int, int] = {}
     defines: set[int] = set()
-    for node in walk(tree(text, language)):
+    for node in walk(parse_tree(text, language)):
         span = node.range()
         docstring = language == "python" and _is_docstring(node)
         if "comment" in node.kind() or docstring:
@@ -163,17 +161,17 @@ def _code_lines(text: str, language: str) -> tuple[list[_Line], list[str]]:
     return found, [line for line, _ in above]
 
 
-# ── code without remarks and layout ───────────────────────────────────────────────────────────
+# ── code tokens ──
 
 _ENDS = (")", "]", "}")
 _QUOTES = ("string_start", "string_end", '"', "'")
 
 
 def code_tokens(text: str, language: str, *, remarks: bool = False, layout: bool = False) -> list[str]:
-    """The tokens of a text. Without `remarks` comments and docstrings are left out; without `layout`, which
-    quotes a string has and whether a list ends in a comma. Indentation that means something is kept."""
+    """The tokens of a text. Without `remarks`, comments and docstrings are left out; without `layout`, the
+    kind of quotes and trailing commas are ignored. Significant indentation is kept."""
     tokens: list[str] = []
-    stack = [tree(text, language)]
+    stack = [parse_tree(text, language)]
     while stack:
         node = stack.pop()
         kind = node.kind()
@@ -194,5 +192,5 @@ def code_tokens(text: str, language: str, *, remarks: bool = False, layout: bool
 
 
 def _is_docstring(node: SgNode) -> bool:
-    """A string that stands alone as a statement does nothing."""
+    """Whether the node is a string used as a statement."""
     return node.kind() == "expression_statement" and [c.kind() for c in node.children()] == ["string"]

@@ -1,32 +1,32 @@
-"""What a model is shown of a file that is too long to be shown whole.
+"""Shortens a file that is too long for a prompt.
 
-Pure. Lines are the file's own and in its order; what is left out is marked. Kept are the imports, the
-first line of every part, the region to rewrite, and the parts that the region or the instruction names.
+It keeps the imports, the first line of every part, the region to rewrite and the parts that the region or the
+instruction names, in the file's order; what is left out is marked.
 """
 
 from __future__ import annotations
 
 import re
 
-from keystroke.analysis.outline import Kind, Unit, flattened, outline
+from keystroke.analysis.outline import OutlineUnit, UnitKind, outline, walk_units
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit.rewrite import Region
 
-LINES = 160  # a file that is not longer is shown whole
+LINES = 160  # shorter files are shown whole
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 def excerpt(text: str, path: str, region: Region | None, instruction: str, limit: int = LINES) -> str:
-    """The file, or what of it fits `limit` lines and matters here."""
+    """The file, or the relevant part of it in about `limit` lines."""
     lines = text.splitlines(keepends=True)
     if len(lines) <= limit:
         return text
     units = outline(text, language_of(path))
     kept: set[int] = set()
-    for unit in flattened(units):
-        if unit.kind is Kind.IMPORTS:
+    for unit in walk_units(units):
+        if unit.kind is UnitKind.IMPORTS:
             kept.update(range(unit.start, min(unit.end, unit.start + 30)))
-        elif unit.kind is not Kind.STATEMENT or unit.name:
+        elif unit.kind is not UnitKind.STATEMENT or unit.name:
             kept.add(_header(unit, lines))
     if region is not None and region.path == path:
         end = len(lines) if region.end is None else region.end
@@ -35,7 +35,7 @@ def excerpt(text: str, path: str, region: Region | None, instruction: str, limit
     else:
         named = set()
     named |= set(_NAME.findall(instruction))
-    parts = [unit for unit in flattened(units) if not unit.members and unit.short in named]
+    parts = [unit for unit in walk_units(units) if not unit.members and unit.short in named]
     for unit in sorted(parts, key=lambda unit: unit.size):
         if len(kept) + unit.size > limit:
             break
@@ -45,7 +45,7 @@ def excerpt(text: str, path: str, region: Region | None, instruction: str, limit
     )
 
 
-def _header(unit: Unit, lines: list[str]) -> int:
+def _header(unit: OutlineUnit, lines: list[str]) -> int:
     for number in range(unit.start, unit.end):
         if lines[number].strip() == unit.header:
             return number

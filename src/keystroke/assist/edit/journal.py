@@ -1,9 +1,8 @@
-"""The undo journal: what each applied edit replaced, kept under the user's state folder.
+"""The undo journal: what each applied edit replaced, in the user's state folder.
 
-An entry is written before the files are, and holds inverse edits with the digests of both sides. Undo
-takes back the newest entry, whole or not at all, and only while every file is still as the edit left it. An
-edit whose process died in the middle is known by its open mark, and `recover` takes it back. Entries hold
-source text, so only the user may read them.
+An entry is written before the files are and holds inverse edits with the digests of both sides. Undo reverts
+the newest entry completely, and only while every file is as the edit left it. `recover` reverts an edit whose
+process died. Entries hold source text, so only the user may read them.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from pathlib import Path
 import msgspec
 from filelock import FileLock
 
-from keystroke.assist.edit.workspace import Workspace, Write
+from keystroke.assist.edit.workspace import FileWrite, Workspace
 from keystroke.errors import InputError, KeystrokeError, NotFound
 from keystroke.text import Edit, apply_edits
 from keystroke.text.encoding import decode, digest
 
-KEPT = 100  # entries per workspace; nobody walks further back by hand
+MAX_ENTRIES = 100  # per workspace
 
 
-class Inverse(msgspec.Struct, frozen=True):
-    """How one file is taken back. `before` or `after` is None where there was or is no file. `edits` undo a
-    change of text; `data` and `mode` are the whole file where it was removed."""
+class InverseChange(msgspec.Struct, frozen=True):
+    """How to revert one file. `before` or `after` is None where there was or is no file. `edits` undo a
+    change of text; `data` and `mode` restore a removed file."""
 
     path: str
     before: str | None
@@ -42,20 +41,18 @@ class JournalEntry(msgspec.Struct, frozen=True):
     time: float
     instruction: str
     workspace: str
-    files: tuple[Inverse, ...]
+    files: tuple[InverseChange, ...]
 
 
 class Journal:
-    """What edits of one workspace replaced, so that they can be taken back."""
-
     def __init__(self, state: Path, workspace: Workspace) -> None:
         self._workspace = workspace
         self._folder = state / "undo" / digest(os.fsencode(workspace.root))[:16]
 
     @contextlib.contextmanager
-    def recording(self, instruction: str, files: Sequence[Inverse]) -> Iterator[JournalEntry]:
-        """An entry, and a mark that its edit is under way for as long as this is open. An edit that fails is
-        forgotten, unless a file could not be restored: then undo still can."""
+    def recording(self, instruction: str, files: Sequence[InverseChange]) -> Iterator[JournalEntry]:
+        """Record an entry, and mark its edit as running until the context exits. The entry of a failed edit
+        is deleted unless a file could not be restored: then undo can do it."""
         now = time.time_ns()
         entry = JournalEntry(f"{now:020d}", now / 1e9, instruction, str(self._workspace.root), tuple(files))
         mark = self._mark(entry.id)
@@ -72,7 +69,7 @@ class Journal:
             try:
                 yield entry
             except BaseException:
-                self.settle(entry)
+                self.discard_failed(entry)
                 raise
         finally:
             lock.release()
@@ -80,7 +77,7 @@ class Journal:
                 mark.unlink()
 
     def recover(self) -> list[str]:
-        """Take back what edits left whose process died in the middle. One sentence for each."""
+        """Revert edits whose process died. Returns one sentence for each."""
         said = []
         for mark in sorted(self._folder.glob("*.open")):
             lock = FileLock(mark, mode=0o600, blocking=False)
@@ -101,20 +98,20 @@ class Journal:
     def _recovered(self, entry_id: str) -> list[str]:
         self._path(entry_id).with_suffix(".part").unlink(missing_ok=True)
         if not self._path(entry_id).exists():
-            return []  # it had not begun
+            return []  # it had not started
         entry = self._load(entry_id)
         self._workspace.clear([inverse.path for inverse in entry.files], entry.id)
         now = [self._digest(inverse.path) for inverse in entry.files]
         if all(have == inverse.after for have, inverse in zip(now, entry.files, strict=True)):
-            return []  # it was all done but for its mark
+            return []  # it was complete except for its mark
         if any(have != inverse.before for have, inverse in zip(now, entry.files, strict=True)):
-            self.take_back(entry)
+            self.revert(entry)
             return [f"an edit that was interrupted was taken back: {entry.instruction[:100]}"]
         self.forget(entry.id)
         return []
 
     def _record(self, entry: JournalEntry) -> None:
-        """Write an entry, whole and durable before it returns."""
+        """Write an entry durably."""
         path, part = self._path(entry.id), self._path(entry.id).with_suffix(".part")
         try:
             handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -127,15 +124,15 @@ class Journal:
             raise InputError(
                 f"the undo journal {path} cannot be written: {error.strerror}; nothing was changed"
             ) from None
-        for old in self._ids()[KEPT:]:
+        for old in self._ids()[MAX_ENTRIES:]:
             self.forget(old)
 
     def forget(self, entry_id: str) -> None:
         with contextlib.suppress(OSError):
             self._path(entry_id).unlink()
 
-    def settle(self, entry: JournalEntry) -> None:
-        """Forget an entry whose edit failed, unless a file could not be restored: then undo still can."""
+    def discard_failed(self, entry: JournalEntry) -> None:
+        """Delete the entry of a failed edit, unless a file could not be restored."""
         with contextlib.suppress(KeystrokeError):
             if not any(self._digest(inverse.path) == inverse.after for inverse in entry.files):
                 self.forget(entry.id)
@@ -145,23 +142,23 @@ class Journal:
         return (self._load(entry_id) for entry_id in self._ids())
 
     def undo(self) -> JournalEntry:
-        """Take the newest edit back and forget it. NotFound if there is none; InputError if a file changed
-        since: then nothing is touched."""
+        """Revert the newest edit and delete its entry. NotFound if there is none; InputError, with nothing
+        changed, if a file changed since."""
         for entry in self.entries():
-            if self.take_back(entry):
+            if self.revert(entry):
                 return entry
-            # All files are as before: the edit never got past its entry. Go on to the one before.
+            # All files are as before: the edit was never applied. Try the one before.
         raise NotFound("there is nothing to undo in this workspace")
 
-    def take_back(self, entry: JournalEntry) -> bool:
-        """Take one edit back, whole or not at all, and forget it. Whether there was anything to take back."""
-        writes = [write for inverse in entry.files if (write := self._taken_back(inverse)) is not None]
+    def revert(self, entry: JournalEntry) -> bool:
+        """Revert one edit completely and delete its entry. Returns whether there was anything to revert."""
+        writes = [write for inverse in entry.files if (write := self._inverse_write(inverse)) is not None]
         if writes:
             self._workspace.write(writes, entry.id)
         self.forget(entry.id)
         return bool(writes)
 
-    def _taken_back(self, inverse: Inverse) -> Write | None:
+    def _inverse_write(self, inverse: InverseChange) -> FileWrite | None:
         path = inverse.path
         data = self._workspace.read_bytes(path)
         now = None if data is None else digest(data)
@@ -172,7 +169,7 @@ class Journal:
                 f"{path} was changed after the edit; undo would lose that, so nothing was undone"
             )
         if inverse.before is None:
-            return Write(path, None, now)
+            return FileWrite(path, None, now)
         if data is None:
             restored = inverse.data or b""
         else:
@@ -180,7 +177,7 @@ class Journal:
             restored = old.encode(apply_edits(old.text, [Edit(*edit) for edit in inverse.edits]), path)
         if digest(restored) != inverse.before:
             raise InputError(f"the undo journal does not fit {path}; nothing was undone")
-        return Write(path, restored, now, inverse.mode)
+        return FileWrite(path, restored, now, inverse.mode)
 
     def _digest(self, path: str) -> str | None:
         data = self._workspace.read_bytes(path)

@@ -1,7 +1,7 @@
-"""Where a search block is in a file.
+"""Finds a search block in a file.
 
-Exact lines first, then lines that differ in white space only, then part of one line, then the one place
-that is nearly the same; each step counts only if exactly one place fits. Never guesses between two.
+Exact lines are tried first, then lines that differ in white space only, then part of one line, then a unique
+similar place. Each step counts only if exactly one place fits.
 """
 
 from __future__ import annotations
@@ -11,80 +11,90 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from keystroke.assist.edit.operations import Reason, Replacement, Split
-from keystroke.assist.edit.splice import bare, line_end, spliced, split_lines
+from keystroke.assist.edit.operations import EditFailureReason, Replacement, SearchReplace
+from keystroke.assist.edit.splice import line_end, splice_block, split_lines, strip_line_end
 
-_ALIKE = 0.85  # mean likeness that a nearly equal place needs
-_MARGIN = 0.05  # and how much better than any other place it must be
+_ALIKE = 0.85  # mean similarity that a similar place needs
+_MARGIN = 0.05  # by which it must exceed every other place
 _MAX_FUZZY_LINES = 400
 _MAX_FUZZY_WIDTH = 1_000  # comparing two lines costs the product of their lengths
 _MAX_CANDIDATES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Unmatched:
-    reason: Reason
+class MatchFailure:
+    reason: EditFailureReason
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class MatchResult:
     """The whole new text, and the line after the replaced ones, counted in it."""
 
     text: str
     resume: int
 
 
-def replace(text: str, change: Replacement, start: int = 0) -> Replaced | Unmatched:
+def apply_replacement(text: str, change: Replacement, start: int = 0) -> MatchResult | MatchFailure:
     """Make one replacement. Lines before `start` are looked at only if nothing fits after it."""
     lines = split_lines(text)
-    plain = [bare(line) for line in lines]
+    plain = [strip_line_end(line) for line in lines]
     inside = _narrowed(plain, change.within, start)
-    if isinstance(inside, Unmatched):
+    if isinstance(inside, MatchFailure):
         return inside
-    problem: Unmatched | None = None
+    problem: MatchFailure | None = None
     for reading in change.readings:
         found = _find(plain, reading, change, inside)
-        if isinstance(found, Unmatched) and found.reason is Reason.NOT_FOUND and len(change.readings) == 1:
+        if (
+            isinstance(found, MatchFailure)
+            and found.reason is EditFailureReason.NOT_FOUND
+            and len(change.readings) == 1
+        ):
             # The lines of a patch are whole lines; a block may quote part of one.
             if not change.in_order and (inline := _inline(text, reading)) is not None:
-                return Replaced(inline, start)
+                return MatchResult(inline, start)
             found = _nearly(plain, reading)
-        if isinstance(found, Unmatched):
+        if isinstance(found, MatchFailure):
             problem = problem or found
             continue
         at, split = found
-        written = spliced(lines, at, split, change.final_newline)
+        written = splice_block(lines, at, split, change.final_newline)
         if written is None:
             message = "the block's indentation does not follow the file's; copy the lines with theirs"
-            problem = problem or Unmatched(Reason.INDENTATION, message)
+            problem = problem or MatchFailure(EditFailureReason.INDENTATION, message)
             continue
-        return Replaced("".join(written), at + len(split.replace))
-    return problem or Unmatched(Reason.NOT_FOUND, "the block holds no lines to look for")
+        return MatchResult("".join(written), at + len(split.replace))
+    return problem or MatchFailure(EditFailureReason.NOT_FOUND, "the block holds no lines to look for")
 
 
-def _narrowed(lines: list[str], headers: Sequence[str], start: int) -> int | Unmatched:
+def _narrowed(lines: list[str], headers: Sequence[str], start: int) -> int | MatchFailure:
     """The line after the last header, each looked for below the one before."""
     for header in headers:
         inside = _header(lines, header, start)
         if inside is None:
-            return Unmatched(Reason.NOT_FOUND, f"the header line {header.strip()!r} is not in the file")
+            return MatchFailure(
+                EditFailureReason.NOT_FOUND, f"the header line {header.strip()!r} is not in the file"
+            )
         start = inside + 1
     return start
 
 
-def _find(lines: list[str], split: Split, change: Replacement, start: int) -> tuple[int, Split] | Unmatched:
-    """The line where the block begins, and the block without blank lines around it if those do not fit."""
+def _find(
+    lines: list[str], split: SearchReplace, change: Replacement, start: int
+) -> tuple[int, SearchReplace] | MatchFailure:
+    """The line where the block begins, and the block, without outer blank lines if those do not match."""
     placed = change.near is not None or change.within or change.at_end
     if not split.search or not (placed or any(line.strip() for line in split.search)):
-        insertion = Split((), split.replace)
+        insertion = SearchReplace((), split.replace)
         if not lines or change.near is not None:
             return min(change.near or 0, len(lines)), insertion
         if change.within:
             return start, insertion
         if change.at_end:
             return len(lines), insertion
-        return Unmatched(Reason.EMPTY_SEARCH, "the block does not say what to replace; repeat those lines")
+        return MatchFailure(
+            EditFailureReason.EMPTY_SEARCH, "the block does not say what to replace; repeat those lines"
+        )
     for trial in _trials(split):
         if not trial.search:
             continue
@@ -93,17 +103,19 @@ def _find(lines: list[str], split: Split, change: Replacement, start: int) -> tu
             chosen = _chosen(places, change, start, len(lines) - len(trial.search))
             if chosen is not None:
                 return chosen, trial
-            if places:  # a laxer reading could single one out only by chance
+            if places:  # a less strict comparison would pick one by chance
                 where = ", ".join(str(place + 1) for place in places[:8])
                 message = (
                     f"the lines to replace occur {len(places)} times (at {where}); repeat more around them"
                 )
-                return Unmatched(Reason.AMBIGUOUS, message)
-    return Unmatched(Reason.NOT_FOUND, "the lines to replace are not in the file; copy them from it exactly")
+                return MatchFailure(EditFailureReason.AMBIGUOUS, message)
+    return MatchFailure(
+        EditFailureReason.NOT_FOUND, "the lines to replace are not in the file; copy them from it exactly"
+    )
 
 
-def _inline(text: str, split: Split) -> str | None:
-    """The text with part of one line replaced, where the block is that part and stands there only once."""
+def _inline(text: str, split: SearchReplace) -> str | None:
+    """The text with part of one line replaced, where the block occurs exactly once."""
     wanted = split.search[0]
     if len(split.search) != 1 or not wanted.strip() or text.count(wanted) != 1:
         return None
@@ -115,18 +127,18 @@ def _inline(text: str, split: Split) -> str | None:
 
 
 def _same_word(text: str, at: int) -> bool:
-    """Whether a word goes on across `at`: "foo" is no part of "foobar" that anyone means."""
+    """Whether `at` is inside a word: "foo" does not match in "foobar"."""
     return all(c.isalnum() or c == "_" for c in text[at - 1 : at + 1]) and 0 < at < len(text)
 
 
-def _trials(split: Split) -> Sequence[Split]:
+def _trials(split: SearchReplace) -> Sequence[SearchReplace]:
     """The block as written, then without the blank lines that both its sides begin or end with."""
     search, replace = list(split.search), list(split.replace)
     while search and replace and not search[0].strip() and not replace[0].strip():
         search, replace = search[1:], replace[1:]
     while search and replace and not search[-1].strip() and not replace[-1].strip():
         search, replace = search[:-1], replace[:-1]
-    trimmed = Split(tuple(search), tuple(replace))
+    trimmed = SearchReplace(tuple(search), tuple(replace))
     return (split,) if trimmed == split else (split, trimmed)
 
 
@@ -150,14 +162,14 @@ def _places(lines: list[str], block: list[str]) -> list[int]:
 
 
 def _chosen(places: list[int], change: Replacement, start: int, last: int) -> int | None:
-    """The one place that is meant, if that is certain."""
+    """The one matching place, or None where several fit."""
     if change.at_end and last in places:
         return last
     later = [place for place in places if place >= start] or places
     if len(later) == 1:
         return later[0]
     if later and change.within:
-        return later[0]  # the first after the header is what the header is for
+        return later[0]  # the first one after the header
     if later and change.near is not None:
         ranked = sorted(later, key=lambda place: abs(place - (change.near or 0)))
         if abs(ranked[0] - change.near) < abs(ranked[1] - change.near):
@@ -165,10 +177,10 @@ def _chosen(places: list[int], change: Replacement, start: int, last: int) -> in
     return None
 
 
-def _nearly(lines: list[str], split: Split) -> tuple[int, Split] | Unmatched:
-    """The one place that is almost the block. Lines found elsewhere vote for where the block would begin."""
-    missing = Unmatched(
-        Reason.NOT_FOUND, "the lines to replace are not in the file; copy them from it exactly"
+def _nearly(lines: list[str], split: SearchReplace) -> tuple[int, SearchReplace] | MatchFailure:
+    """The only place that is similar to the block. Equal lines vote for where the block would begin."""
+    missing = MatchFailure(
+        EditFailureReason.NOT_FOUND, "the lines to replace are not in the file; copy them from it exactly"
     )
     block = [_spaceless(line) for line in split.search]
     size = len(block)
@@ -193,14 +205,15 @@ def _nearly(lines: list[str], split: Split) -> tuple[int, Split] | Unmatched:
         return missing
     if len(scored) > 1 and scored[0][0] - scored[1][0] < _MARGIN:
         where = " and ".join(str(place + 1) for _, place in scored[:2])
-        return Unmatched(
-            Reason.AMBIGUOUS, f"lines {where} both resemble the lines to replace; copy them exactly"
+        return MatchFailure(
+            EditFailureReason.AMBIGUOUS,
+            f"lines {where} both resemble the lines to replace; copy them exactly",
         )
     return scored[0][1], split
 
 
 def _likeness(flat: list[str], start: int, block: list[str]) -> float:
-    """0 to 1; lines count by their length, so that braces and blanks decide nothing."""
+    """Similarity from 0 to 1, weighted by the length of the lines."""
     total = weight = 0.0
     for line, wanted in zip(flat[start : start + len(block)], block, strict=True):
         size = max(len(line), len(wanted), 1)

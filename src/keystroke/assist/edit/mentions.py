@@ -1,7 +1,4 @@
-"""What an instruction mentions: names written as code, plain words, lines by number, things to be added.
-
-Pure; knows English and no file. "Add a method" means the verb, `add()` the function.
-"""
+"""What an English instruction mentions: names written as code, plain words, line numbers, things to add."""
 
 from __future__ import annotations
 
@@ -30,14 +27,7 @@ append replace rename reset clear copy merge split join format parse convert han
 push pop filter map send fetch build render validate compute test wrap
 """
 _VERBS = frozenset(_DOING.split())
-_GIVING = (
-    "give",
-    "let",
-    "make",
-    "teach",
-    "have",
-    "extend",
-)  # what follows them is a thing: "give parse a limit"
+_GIVING = ("give", "let", "make", "teach", "have", "extend")  # a noun follows: "give parse a limit"
 _RAISED = ("raise", "raises", "throw", "throws", "raising", "throwing", "instead of")
 _ALTERING = "set|raise|lower|increase|decrease|change|rename|remove|delete|double|reduce|extend|make|turn|add"
 _PLAIN = """
@@ -50,16 +40,16 @@ _DULL = frozenset(_PLAIN.split())
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """A word once, `code` if it was written as code anywhere: in quotes, with an underscore or a call, after
-    "function"."""
+    """A word of the instruction. `code`: it is written as code somewhere: quoted, with an underscore or a
+    call, or after "function"."""
 
     text: str
     code: bool
-    place: bool = True  # False for what is only raised or thrown: an error names no place
+    is_location: bool = True  # False for an error that is raised
 
 
 def read_mentions(instruction: str) -> list[Mention]:
-    """The words of an instruction in their order; verbs that only look like names are left out."""
+    """The words of an instruction in order, without verbs that only look like names."""
     known: dict[str, Mention] = {}
     for mention in _words(instruction):
         if mention.text not in known or mention.code:
@@ -92,8 +82,8 @@ def _words(instruction: str) -> Iterator[Mention]:
         before = text
 
 
-def listed(instruction: str, known: Collection[str]) -> set[str]:
-    """Names of definitions that stand in a list of such: "Get and Total" names two, verb or not."""
+def listed_names(instruction: str, known: Collection[str]) -> set[str]:
+    """Known names in a list of names: "Get and Total" names two."""
     named = "|".join(sorted(map(re.escape, known), key=len, reverse=True))
     if not named:
         return set()
@@ -101,8 +91,8 @@ def listed(instruction: str, known: Collection[str]) -> set[str]:
     return {name for found in row.findall(instruction) for name in _NAME.findall(found) if name in known}
 
 
-def altered(instruction: str, name: str) -> bool:
-    """Whether it is the value of this name that the instruction wants to be another."""
+def changes_value(instruction: str, name: str) -> bool:
+    """Whether the instruction changes the value of this name."""
     word = rf"`?\b{re.escape(name)}\b`?"
     before = rf"\b(?:{_ALTERING})\b[\w ]* {word}"
     after = rf"{word}\s*(?:=|\b(?:to|should|must|needs?|has to|with)\b)"
@@ -113,15 +103,15 @@ def _constant(text: str) -> bool:
     return len(text) > 2 and text.isupper()
 
 
-def adds(instruction: str, mentions: Sequence[Mention], known: set[str]) -> bool:
-    """Whether the instruction asks for a definition that is not there yet."""
+def asks_for_definition(instruction: str, mentions: Sequence[Mention], known: set[str]) -> bool:
+    """Whether the instruction asks for a new definition."""
     if not _ADDING.search(instruction):
         return False
     names = {m.text.rpartition(".")[2] for m in mentions if m.code}
     return not names or any(name not in known for name in names)
 
 
-def numbered(instruction: str, path: str) -> list[tuple[int, int]]:
+def line_spans(instruction: str, path: str) -> list[tuple[int, int]]:
     """Lines the instruction names, from 0, end excluded. `File "x.py", line 3` counts for x.py alone."""
     spans = []
     for found in _LINES.finditer(instruction):
@@ -133,13 +123,11 @@ def numbered(instruction: str, path: str) -> list[tuple[int, int]]:
     return spans
 
 
-def plain_word(word: str) -> bool:
-    """A word that says nothing about a place."""
+def is_common_word(word: str) -> bool:
     return word.lower() in _DULL
 
 
-def pieces(name: str) -> list[str]:
-    """The words a name is made of."""
+def name_words(name: str) -> list[str]:
     return [piece.lower() for piece in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)]
 
 

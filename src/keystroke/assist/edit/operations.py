@@ -1,7 +1,6 @@
-"""What an answer asks for, file by file, and the names of everything that can keep it from being done.
+"""The file operations of an answer, and the reasons for which they can fail.
 
-Values only. An operation names a path as the answer wrote it; whether that path may be touched is
-decided by the workspace, and whether a search block fits is decided by matching.
+Whether a path may be touched is decided by the workspace, whether a search block fits by matching.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Reason(StrEnum):
-    """Why an answer could not be turned into edits. Nothing of it is applied then."""
+class EditFailureReason(StrEnum):
+    """Why an answer could not be turned into edits. Nothing of it is applied."""
 
     NO_HUNKS = "no_hunks"  # the answer holds no edit in a known format
     TRUNCATED = "truncated"  # a block begins and never ends
@@ -32,17 +31,17 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """One operation that could not be done: why, and one sentence that a model or a person can act on."""
+class EditFailure:
+    """One failed operation: the reason, and a sentence that a model or a person can act on."""
 
-    reason: Reason
+    reason: EditFailureReason
     path: str
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """One reading of a block: these lines (without line ends) become those."""
+class SearchReplace:
+    """One interpretation of a block: lines (without line ends) and their replacement."""
 
     search: tuple[str, ...]
     replace: tuple[str, ...]
@@ -50,13 +49,13 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Replace some lines of a file. `readings` holds more than one split where a divider line is itself
-    content, longest search first; the first that fits is meant. `near` is the line (from 0) a diff claims;
-    `within` are header lines to be found first; `in_order` hunks come one below the other; `final_newline` is
-    False or True where the format says so."""
+    """Replace lines of a file. `readings` holds several interpretations where a divider line may be content,
+    longest search first; the first that matches is used. `near`: the line (from 0) that a diff names;
+    `within`: header lines to find first; `in_order`: hunks follow one another; `final_newline` where the
+    format specifies it."""
 
     path: str
-    readings: tuple[Split, ...]
+    readings: tuple[SearchReplace, ...]
     near: int | None = None
     within: tuple[str, ...] = ()
     in_order: bool = False
@@ -66,7 +65,7 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """Make a new file. `overwrite` replaces one that exists."""
+    """Create a file. `overwrite` replaces an existing one."""
 
     path: str
     text: str
@@ -80,7 +79,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Give a file another name. Comes after the replacements of the same file."""
+    """Rename a file, after its replacements."""
 
     path: str
     to: str

@@ -1,7 +1,6 @@
-"""Patches written by others: the `apply_patch` envelope and unified diffs.
+"""Parses patches written by others: the `apply_patch` envelope and unified diffs.
 
-Read by their structure, not by their line counts, which models get wrong; a line number is a hint
-that only chooses between equal places. Reading changes nothing and knows no files.
+Line counts, which models get wrong, are ignored; a line number only chooses between equal places.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from itertools import pairwise
 
 from keystroke.assist.edit.operations import (
     Addition,
-    Failure,
+    EditFailure,
+    EditFailureReason,
     Move,
     Operation,
-    Reason,
     Removal,
     Replacement,
-    Split,
+    SearchReplace,
 )
 
 _BEGIN, _END = "*** Begin Patch", "*** End Patch"
@@ -39,15 +38,17 @@ def is_unified(answer: str) -> bool:
     return any(_OLD.match(a) and _NEW.match(b) for a, b in pairwise(answer.splitlines()))
 
 
-# ── the envelope ──────────────────────────────────────────────────────────────────────────────
+# ── the envelope ──
 
 
-def parse_envelope(answer: str) -> list[Operation] | Failure:
+def parse_envelope(answer: str) -> list[Operation] | EditFailure:
     lines = answer.replace("\r\n", "\n").split("\n")
     start = next(i for i, line in enumerate(lines) if line.strip() == _BEGIN)
     end = next((i for i, line in enumerate(lines) if i > start and line.strip() == _END), None)
     if end is None:
-        return Failure(Reason.TRUNCATED, "", f"the patch has no {_END!r} line; write it completely")
+        return EditFailure(
+            EditFailureReason.TRUNCATED, "", f"the patch has no {_END!r} line; write it completely"
+        )
     operations: list[Operation] = []
     body = lines[start + 1 : end]
     heads = [i for i, line in enumerate(body) if _FILE.match(line)]
@@ -62,17 +63,19 @@ def parse_envelope(answer: str) -> list[Operation] | Failure:
             operations.append(Addition(path, text))
         else:
             updated = _updates(path, section)
-            if isinstance(updated, Failure):
+            if isinstance(updated, EditFailure):
                 return updated
             operations += updated
     if not operations:
-        return Failure(
-            Reason.NO_HUNKS, "", "the patch names no file; begin each part with *** Update File: PATH"
+        return EditFailure(
+            EditFailureReason.NO_HUNKS,
+            "",
+            "the patch names no file; begin each part with *** Update File: PATH",
         )
     return operations
 
 
-def _updates(path: str, section: Sequence[str]) -> list[Operation] | Failure:
+def _updates(path: str, section: Sequence[str]) -> list[Operation] | EditFailure:
     """The hunks of one file. Several @@ lines one below the other narrow the place down step by step."""
     operations: list[Operation] = []
     to: str | None = None
@@ -80,13 +83,15 @@ def _updates(path: str, section: Sequence[str]) -> list[Operation] | Failure:
     hunk: list[str] = []
     at_end = False
 
-    def close() -> Failure | None:
+    def close() -> EditFailure | None:
         nonlocal within, hunk, at_end
         if hunk:
             split = _split(hunk)
             if split is None:
-                return Failure(
-                    Reason.TRUNCATED, path, "a hunk line begins with neither ' ', '-' nor '+'; correct it"
+                return EditFailure(
+                    EditFailureReason.TRUNCATED,
+                    path,
+                    "a hunk line begins with neither ' ', '-' nor '+'; correct it",
                 )
             operations.append(Replacement(path, (split,), within=tuple(within), at_end=at_end, in_order=True))
             within, hunk, at_end = [], [], False
@@ -104,7 +109,7 @@ def _updates(path: str, section: Sequence[str]) -> list[Operation] | Failure:
             at_end = True
         else:
             hunk.append(line)
-    # A blank line before the next file belongs to the layout, not to the hunk.
+    # A blank line before the next file is not part of the hunk.
     while hunk and not hunk[-1]:
         hunk.pop()
     if problem := close():
@@ -112,23 +117,23 @@ def _updates(path: str, section: Sequence[str]) -> list[Operation] | Failure:
     if to is not None:
         operations.append(Move(path, to))
     if not operations:
-        return Failure(Reason.NO_HUNKS, path, "the patch changes nothing in this file")
+        return EditFailure(EditFailureReason.NO_HUNKS, path, "the patch changes nothing in this file")
     return operations
 
 
-def _split(hunk: Sequence[str]) -> Split | None:
-    """The two sides of a hunk; an empty line stands for an empty context line whose blank was lost."""
+def _split(hunk: Sequence[str]) -> SearchReplace | None:
+    """The two sides of a hunk. An empty line is an empty context line whose space was lost."""
     if any(line[:1] not in ("", " ", "-", "+") for line in hunk):
         return None
     search = tuple(line[1:] for line in hunk if line[:1] != "+")
     replace = tuple(line[1:] for line in hunk if line[:1] != "-")
-    return Split(search, replace)
+    return SearchReplace(search, replace)
 
 
-# ── unified diffs ─────────────────────────────────────────────────────────────────────────────
+# ── unified diffs ──
 
 
-def parse_unified(answer: str) -> list[Operation] | Failure:
+def parse_unified(answer: str) -> list[Operation] | EditFailure:
     lines = answer.replace("\r\n", "\n").split("\n")
     operations: list[Operation] = []
     index = 0
@@ -141,8 +146,10 @@ def parse_unified(answer: str) -> list[Operation] | Failure:
         index, hunks = _hunks(lines, index + 2)
         before, after = _stripped(old[1], "a/"), _stripped(new[1], "b/")
         if not hunks:
-            return Failure(
-                Reason.TRUNCATED, after, "the diff of this file holds no @@ hunk; write it completely"
+            return EditFailure(
+                EditFailureReason.TRUNCATED,
+                after,
+                "the diff of this file holds no @@ hunk; write it completely",
             )
         if before == _NOWHERE:
             operations.append(_added(after, hunks))
@@ -152,8 +159,10 @@ def parse_unified(answer: str) -> list[Operation] | Failure:
             for start, hunk in hunks:
                 changed = _changed(before, start, hunk)
                 if changed is None:
-                    return Failure(
-                        Reason.TRUNCATED, before, "a hunk line begins with neither ' ', '-' nor '+'"
+                    return EditFailure(
+                        EditFailureReason.TRUNCATED,
+                        before,
+                        "a hunk line begins with neither ' ', '-' nor '+'",
                     )
                 operations.append(changed)
             if after != before:
@@ -207,7 +216,7 @@ def _changed(path: str, start: int, hunk: Sequence[str]) -> Replacement | None:
     final_newline: bool | None = None
     for line, following in zip(hunk, [*hunk[1:], ""], strict=False):
         if following.startswith(_NO_NEWLINE):
-            # The remark counts for the new file where it follows a line that the new file has.
+            # The note applies to the new file if it follows one of the new file's lines.
             final_newline = line[:1] == "-"
             if not final_newline:
                 break

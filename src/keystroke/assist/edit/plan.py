@@ -1,6 +1,6 @@
-"""From an instruction to a plan: which files change, by which smallest edits, and nothing else.
+"""Plans a change of files: which ones change, by which smallest edits.
 
-A plan is a value until `apply`. It is complete or it is empty with named failures: nothing is half done.
+A plan changes nothing until `apply`. It is complete, or empty with named failures.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from keystroke.assist.edit.journal import Inverse, Journal, JournalEntry
-from keystroke.assist.edit.operations import Failure
+from keystroke.assist.edit.journal import InverseChange, Journal, JournalEntry
+from keystroke.assist.edit.operations import EditFailure
 from keystroke.assist.edit.propose import propose_edit
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
 from keystroke.assist.edit.rewrite import Region
 from keystroke.assist.edit.task import EditTask
-from keystroke.assist.edit.workspace import SourceFile, Workspace, Write, runs_by_itself
+from keystroke.assist.edit.workspace import FileWrite, Workspace, WorkspaceFile, is_auto_executed
 from keystroke.assist.edit.writer import Writer
 from keystroke.errors import InputError
 from keystroke.text import Edit, invert, minimal_diff, unified_diff
@@ -27,13 +27,13 @@ class FileChange:
     """One file's part in a plan. `before` is None for a new file, `after` for one to be removed."""
 
     path: str
-    before: SourceFile | None
+    before: WorkspaceFile | None
     after: str | None
     edits: tuple[Edit, ...]
-    moved_from: SourceFile | None = None
+    moved_from: WorkspaceFile | None = None
 
     def data(self) -> bytes | None:
-        """The bytes to write, in the manner of the file they replace."""
+        """The bytes to write, in the encoding of the file they replace."""
         if self.after is None:
             return None
         manner = self.before or self.moved_from
@@ -47,13 +47,13 @@ class EditPlan:
     workspace: Workspace
     instruction: str
     changes: tuple[FileChange, ...]
-    failures: tuple[Failure, ...] = ()
-    answers: tuple[str, ...] = ()  # what the model wrote, question by question
+    failures: tuple[EditFailure, ...] = ()
+    answers: tuple[str, ...] = ()  # of the model, in order
 
     @cached_property
-    def _writes(self) -> tuple[Write, ...]:
+    def _writes(self) -> tuple[FileWrite, ...]:
         return tuple(
-            Write(
+            FileWrite(
                 change.path,
                 change.data(),
                 change.before.digest if change.before else None,
@@ -89,17 +89,17 @@ class EditPlan:
                 lines.append(f"remove {change.path}")
         return tuple(lines)
 
-    def self_running(self) -> tuple[str, ...]:
-        """Files of the change that an editor, a shell or a server runs by itself once they are there."""
-        return tuple(change.path for change in self.changes if runs_by_itself(change.path))
+    def auto_executed(self) -> tuple[str, ...]:
+        """Files of the change that an editor, a shell or a server executes automatically."""
+        return tuple(change.path for change in self.changes if is_auto_executed(change.path))
 
     def explain(self) -> str:
         """The failures, one line each; empty if there are none."""
         return "\n".join(f"{f.path or 'answer'}: {f.message} ({f.reason})" for f in self.failures)
 
     def apply(self, journal: Journal | None = None) -> JournalEntry | None:
-        """Write all files or none, and note in the journal how to undo it. InputError or Forbidden if a file
-        changed since it was read, is read-only or cannot be written: then nothing was changed."""
+        """Write all files or none, and record in the journal how to undo it. InputError or Forbidden, with
+        nothing changed, if a file changed since it was read, is read-only or cannot be written."""
         if self.failures:
             first = self.failures[0]
             raise InputError(f"nothing was changed: {first.path or 'the answer'}: {first.message}")
@@ -110,13 +110,13 @@ class EditPlan:
             self.workspace.write(self._writes, entry.id)
         return entry
 
-    def _inverses(self) -> list[Inverse]:
+    def _inverses(self) -> list[InverseChange]:
         result = []
         for change, write in zip(self.changes, self._writes, strict=True):
             before = change.before
             edits = invert(before.text, change.edits) if before and change.after is not None else ()
             result.append(
-                Inverse(
+                InverseChange(
                     change.path,
                     write.expected,
                     None if write.data is None else digest(write.data),
@@ -157,7 +157,7 @@ def plan_edit(
 
 def plan_patch(workspace: Workspace, patch: str, instruction: str = "apply a patch") -> EditPlan:
     """Plan a patch somebody wrote: search/replace blocks, an `apply_patch` envelope or a unified diff."""
-    sources: dict[str, SourceFile] = {}
+    sources: dict[str, WorkspaceFile] = {}
 
     def read(path: str) -> str | None:
         if workspace.read_bytes(path) is None:
@@ -166,7 +166,7 @@ def plan_patch(workspace: Workspace, patch: str, instruction: str = "apply a pat
         return sources[path].text
 
     operations = parse_answer(patch, ())
-    if isinstance(operations, Failure):
+    if isinstance(operations, EditFailure):
         return EditPlan(workspace, instruction, (), (operations,), (patch,))
     return _planned(workspace, instruction, resolve(operations, read), sources, (patch,))
 
@@ -175,7 +175,7 @@ def _planned(
     workspace: Workspace,
     instruction: str,
     resolution: Resolution,
-    sources: Mapping[str, SourceFile],
+    sources: Mapping[str, WorkspaceFile],
     answers: tuple[str, ...],
 ) -> EditPlan:
     came_from = {new: old for old, new in resolution.moves.items()}

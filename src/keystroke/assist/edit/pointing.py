@@ -1,7 +1,4 @@
-"""The model's own pointing: which parts of the files must change, asked with a numbered outline.
-
-The prompt and the parser side by side. A number that is not in the list means nothing.
-"""
+"""Asks a model which parts of the files must change, with a numbered outline: prompt and parser."""
 
 from __future__ import annotations
 
@@ -9,35 +6,34 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from keystroke.analysis.outline import Unit, flattened, outline
+from keystroke.analysis.outline import OutlineUnit, outline, walk_units
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit.blocks import Message
 
-MOST_PARTS = 150  # shown; a longer list is more than a small model reads
+MOST_PARTS = 150  # shown; a small model does not cope with more
 MOST_CHOSEN = 4
 _SYSTEM = """You find the places in source files that a change needs. You answer with their numbers, the most
 important one first, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OutlinePart:
     path: str
-    unit: Unit
+    unit: OutlineUnit
 
 
-def parts_of(files: Mapping[str, str]) -> list[Part]:
-    """What can be pointed at: functions, members and statements, each on its own."""
+def list_parts(files: Mapping[str, str]) -> list[OutlinePart]:
+    """The parts to choose from: functions, members and statements."""
     found = [
-        Part(path, unit)
+        OutlinePart(path, unit)
         for path, text in files.items()
-        for unit in flattened(outline(text, language_of(path)))
+        for unit in walk_units(outline(text, language_of(path)))
         if not unit.members
     ]
     return found[:MOST_PARTS]
 
 
-def point_messages(files: Mapping[str, str], parts: list[Part], instruction: str) -> list[Message]:
-    """The conversation that asks for numbers."""
+def point_messages(files: Mapping[str, str], parts: list[OutlinePart], instruction: str) -> list[Message]:
     shown: list[str] = []
     path = ""
     for number, part in enumerate(parts, 1):
@@ -56,7 +52,7 @@ def point_messages(files: Mapping[str, str], parts: list[Part], instruction: str
     ]
 
 
-def parse_pointing(answer: str, parts: list[Part]) -> list[Part]:
+def parse_pointing(answer: str, parts: list[OutlinePart]) -> list[OutlinePart]:
     """The parts an answer names, in its order."""
     numbers = [int(found) for found in re.findall(r"\b\d{1,4}\b", answer[:400])]
     chosen = [parts[number - 1] for number in dict.fromkeys(numbers) if 1 <= number <= len(parts)]

@@ -1,7 +1,6 @@
-"""Whether a model writes search/replace blocks well: three tiny edits it has to get right, asked once.
+"""Tests whether a model writes search/replace blocks well, with three tiny edits.
 
-A model is believed only after it has shown it. The verdict is kept by the model's name in a small
-file, so that a model is probed once; what a model's own card says comes before any probe.
+The result is cached by the model's name. What a model's card says takes precedence.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from keystroke.assist.edit.blocks import block_messages
-from keystroke.assist.edit.operations import Failure
+from keystroke.assist.edit.operations import EditFailure
 from keystroke.assist.edit.resolve import parse_answer, resolve
 from keystroke.assist.edit.writer import Writer
 
-VERSION = 1  # of the tasks below: other tasks, other verdicts
+VERSION = 1  # of the tasks below; part of the cache key
 _MOST = 3_000  # characters of an answer; a right one has a tenth of that
-_KEPT = 200  # models
+_MAX_CACHED = 200  # models
 
 # Each: the files, the instruction, and what they must be afterwards.
 _AREA = "def area(width, height):\n    return width {} height\n\n\ndef double(x):\n    return x * 2\n"
@@ -41,14 +40,14 @@ _TASKS: tuple[tuple[dict[str, str], str, dict[str, str]], ...] = (
 
 
 def writes_blocks(writer: Writer, name: str, cache: Path) -> bool:
-    """Whether the model called `name` passes. Asks it the first time, which takes as long as three small
-    edits; later the answer comes from `cache`. Raises what the writer raises."""
+    """Whether the model called `name` passes. The first call runs three small edits, later ones read `cache`.
+    Raises what the writer raises."""
     file = cache / "probes.json"
     known = _read(file)
     key = f"{VERSION}:{name}"
     if key not in known:
         known = {**_read(file), key: all(_passes(writer, *task) for task in _TASKS)}
-        _write(file, dict(list(known.items())[-_KEPT:]))
+        _write(file, dict(list(known.items())[-_MAX_CACHED:]))
     return known[key]
 
 
@@ -59,7 +58,7 @@ def _passes(writer: Writer, files: dict[str, str], instruction: str, wanted: dic
         if len(answer) > _MOST:
             return False
     operations = parse_answer(answer, tuple(files))
-    if isinstance(operations, Failure):
+    if isinstance(operations, EditFailure):
         return False
     found = resolve(operations, files.get)
     return not found.failures and {**files, **found.texts} == wanted
@@ -74,7 +73,7 @@ def _read(file: Path) -> dict[str, bool]:
 
 
 def _write(file: Path, known: dict[str, bool]) -> None:
-    """Keep the verdicts; a cache that cannot be written costs another probe and nothing else."""
+    """Save the results; a cache that cannot be written only costs another probe."""
     part = file.with_name(f"{file.name}.{os.getpid()}")
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,19 +1,18 @@
-"""The one way in: an instruction, some texts, and a model that writes.
+"""Drives the steps of an edit with a blocking writer.
 
-Drives the ladder with a blocking writer. An answer becomes a complete proposal or named failures,
-nothing between. Model output is data here: it is parsed, matched and compared, never run.
+An answer becomes a complete proposal or named failures. Model output is parsed and compared, never run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 
-from keystroke.assist.edit.ladder import Exists, edit_steps
-from keystroke.assist.edit.task import EditTask, Proposal
+from keystroke.assist.edit.steps import Exists, edit_steps
+from keystroke.assist.edit.task import EditProposal, EditTask
 from keystroke.assist.edit.writer import Writer
 from keystroke.errors import InputError
 
-MAX_ANSWER = 4 << 20  # characters; a model that writes more has lost its way
+MAX_ANSWER = 4 << 20  # characters
 
 
 def propose_edit(
@@ -24,19 +23,18 @@ def propose_edit(
     retries: int = 1,
     on_text: Callable[[str], None] | None = None,
     exists: Exists = lambda path: False,
-) -> Proposal:
-    """Let a model do a task. `blocks`: it is known to write search/replace blocks well. `exists` says which
-    paths beyond the task's files are taken. Raises InputError for an endless answer, and what the writer
-    raises."""
+) -> EditProposal:
+    """Let a model perform a task. `blocks`: it writes search/replace blocks well. `exists` tells which paths
+    beyond the task's files exist. Raises InputError for an endless answer, and what the writer raises."""
     steps = edit_steps(task, blocks=blocks, retries=retries, exists=exists)
     try:
         question = next(steps)
         while True:
             stream = writer.write(question.messages, question.prediction or None)
-            question = steps.send(_answered(stream, question.watch(), on_text))
+            question = steps.send(_answered(stream, question.end_detector(), on_text))
     except StopIteration as stop:
         proposal = stop.value
-        assert isinstance(proposal, Proposal)
+        assert isinstance(proposal, EditProposal)
         return proposal
 
 
@@ -55,5 +53,5 @@ def _answered(
         if ended(piece):
             break
     if isinstance(stream, Generator):
-        stream.close()  # gives the model's session or connection back now, not when memory is collected
+        stream.close()  # releases the model's session or connection now
     return "".join(pieces)

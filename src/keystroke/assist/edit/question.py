@@ -1,7 +1,4 @@
-"""One thing to ask a model for an edit, and how to know that its answer has come to its end.
-
-Values and watchers of a stream; no model, no format beyond the fence that ends a block of code.
-"""
+"""One question to a model about an edit, and how to tell that its streamed answer has ended."""
 
 from __future__ import annotations
 
@@ -9,37 +6,37 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from keystroke.assist.edit.blocks import Message
-from keystroke.assist.edit.rewrite import FenceWatch
-from keystroke.text.repetition import LoopWatch
+from keystroke.assist.edit.rewrite import FenceDetector
+from keystroke.text.repetition import LoopDetector
 
 _ROOM = 6_000  # characters an answer may have beyond three times the text it rewrites
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """`prediction` is text that the answer will mostly repeat; `inside` the text that it rewrites, None where
-    the answer is no rewrite; `most` the characters of an answer that is short by nature."""
+class RewriteQuestion:
+    """`prediction`: text that the answer mostly repeats; `inside`: the text it rewrites, None where it is no
+    rewrite; `most`: the longest useful answer in characters."""
 
     messages: Sequence[Message]
     prediction: str = ""
     inside: str | None = None
     most: int | None = None
 
-    def watch(self) -> Callable[[str], bool]:
-        """Called with each piece of a streamed answer: True once nothing of use can follow."""
+    def end_detector(self) -> Callable[[str], bool]:
+        """A function that takes each streamed piece and returns True once nothing useful can follow."""
         if self.inside is None:
             return _Length(self.most).ended
-        fence, length = FenceWatch(self.inside), _Length(3 * len(self.inside) + _ROOM)
-        if _repeats(self.inside):  # then so does an answer that is right
-            return lambda piece: fence.ended(piece) | length.ended(piece)
-        loop = LoopWatch()
-        return lambda piece: fence.ended(piece) | length.ended(piece) | loop.looping(piece)
+        fence, length = FenceDetector(self.inside), _Length(3 * len(self.inside) + _ROOM)
+        if _repeats(self.inside):  # a correct answer repeats, too
+            return lambda piece: fence.feed(piece) | length.ended(piece)
+        loop = LoopDetector()
+        return lambda piece: fence.feed(piece) | length.ended(piece) | loop.feed(piece)
 
 
 def _repeats(text: str) -> bool:
-    """Whether a text goes round in circles anywhere, as a stream of it would be seen to."""
-    watch = LoopWatch()
-    return any(watch.looping(text[at : at + 80]) for at in range(0, len(text), 80))
+    """Whether the text itself repeats, as the loop detector sees it."""
+    watch = LoopDetector()
+    return any(watch.feed(text[at : at + 80]) for at in range(0, len(text), 80))
 
 
 class _Length:

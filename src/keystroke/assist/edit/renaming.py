@@ -1,8 +1,7 @@
-"""Instructions that need no model: one name becomes another, everywhere.
+"""Performs instructions that only rename something, without a model.
 
-Pure, and shy. The whole instruction must say nothing but the renaming, the old name must be defined in
-the files exactly where it can be told from others, and the new one must be free; else nothing is done here
-and a model is asked.
+The whole instruction must be the renaming, the old name must be defined exactly once and the new one must be
+unused; otherwise nothing is done here and a model is asked.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from keystroke.analysis.outline import Kind, flattened, outline
-from keystroke.analysis.syntax import language_of, tree, walk
+from keystroke.analysis.outline import UnitKind, outline, walk_units
+from keystroke.analysis.syntax import language_of, parse_tree, walk
 
 _RENAME = re.compile(
     r"\s*(?:please\s+)?rename\s+(?:the\s+)?(?P<kind>function|method|class|constant|attribute|field|property|"
@@ -34,8 +33,8 @@ _SHORTHAND = (
 
 
 @dataclass(frozen=True, slots=True)
-class Renaming:
-    """`qualified` is the old name as it was said, `Account.transfer`; `member`: it belongs to a class."""
+class RenameInstruction:
+    """`qualified` is the old name as written (`Account.transfer`); `member`: it belongs to a class."""
 
     qualified: str
     new: str
@@ -46,18 +45,18 @@ class Renaming:
         return self.qualified.rpartition(".")[2]
 
 
-def read_renaming(instruction: str) -> Renaming | None:
-    """The renaming that an instruction is; None where it says anything else."""
+def parse_renaming(instruction: str) -> RenameInstruction | None:
+    """The renaming that the instruction consists of; None for any other instruction."""
     found = _RENAME.fullmatch(instruction)
     if found is None:
         return None
     member = (found["kind"] or "").lower() in _MEMBERS or "." in found["old"]
-    return Renaming(found["old"], found["new"], member)
+    return RenameInstruction(found["old"], found["new"], member)
 
 
-def renamed(files: Mapping[str, str], instruction: str) -> dict[str, str] | None:
-    """The files that a renaming changes; None where the instruction is none, or not one for certain."""
-    asked = read_renaming(instruction)
+def apply_renaming(files: Mapping[str, str], instruction: str) -> dict[str, str] | None:
+    """The files that the renaming changes; None where the instruction is not certainly a renaming."""
+    asked = parse_renaming(instruction)
     if asked is None:
         return None
     old, new, member = asked.old, asked.new, asked.member
@@ -73,19 +72,19 @@ def renamed(files: Mapping[str, str], instruction: str) -> dict[str, str] | None
 
 
 def _defined_once(files: Mapping[str, str], name: str, *, member: bool) -> bool:
-    """Whether all uses of the name can only mean one thing."""
+    """Whether all uses of the name refer to one definition."""
     owners: set[str] = set()
     for path, text in files.items():
         language = language_of(path)
         if language is None:
             return False
-        for unit in flattened(outline(text, language)):
-            if unit.short == name and (unit.name or unit.kind is not Kind.STATEMENT):
+        for unit in walk_units(outline(text, language)):
+            if unit.short == name and (unit.name or unit.kind is not UnitKind.STATEMENT):
                 owners.add(unit.name.rpartition(".")[0])
         if member:
             for unit in outline(text, language):
                 inside = "\n".join(text.split("\n")[unit.start : unit.end])
-                if unit.kind is Kind.CLASS and re.search(
+                if unit.kind is UnitKind.CLASS and re.search(
                     rf"\b(?:self|this)\.{name}\s*(?::[^=\n]+)?=[^=]", inside
                 ):
                     owners.add(unit.name)
@@ -95,7 +94,7 @@ def _defined_once(files: Mapping[str, str], name: str, *, member: bool) -> bool:
 
 
 def _replaced(files: Mapping[str, str], path: str, old: str, new: str, *, member: bool) -> str | None:
-    """A file with the name changed; None where one of its uses cannot be judged."""
+    """The file with the name changed; None where one of its uses is unclear."""
     text = files[path]
     modules = {name.rpartition("/")[2].partition(".")[0] for name in files}
     declared = _declarations(text, path, old) if member else set()
@@ -107,9 +106,9 @@ def _replaced(files: Mapping[str, str], path: str, old: str, new: str, *, member
         if kind in _SHORTHAND or keyword:
             return None
         if member and not dotted and text.count("\n", 0, start) not in declared:
-            continue  # a variable that happens to be called so
+            continue  # a variable of the same name
         if not member and dotted and re.split(r"\W+", before.rstrip(".:->"))[-1] not in modules:
-            return None  # a member of something, or the function by another way
+            return None  # a member of something else
         places.append(start)
     for start in reversed(places):
         text = text[:start] + new + text[start + len(old) :]
@@ -117,10 +116,10 @@ def _replaced(files: Mapping[str, str], path: str, old: str, new: str, *, member
 
 
 def _declarations(text: str, path: str, name: str) -> set[int]:
-    """The lines on which classes declare a member: its head, with what stands above it."""
+    """The lines on which classes declare the member."""
     lines = text.split("\n")
     found: set[int] = set()
-    for unit in flattened(outline(text, language_of(path))):
+    for unit in walk_units(outline(text, language_of(path))):
         if unit.short == name and "." in unit.name:
             heads = (n for n in range(unit.start, unit.end) if lines[n].strip() == unit.header)
             found |= set(range(unit.start, next(heads, unit.start) + 1))
@@ -128,6 +127,6 @@ def _declarations(text: str, path: str, name: str) -> set[int]:
 
 
 def _uses(text: str, path: str, name: str) -> Iterator[tuple[int, str]]:
-    for node in walk(tree(text, language_of(path) or "")):
+    for node in walk(parse_tree(text, language_of(path) or "")):
         if "identifier" in node.kind() and not node.children() and node.text() == name:
             yield node.range().start.index, node.kind()

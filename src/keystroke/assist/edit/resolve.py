@@ -1,8 +1,4 @@
-"""An answer and the texts it is about become new texts, all of them or none.
-
-Pure. Recognises the format, makes every operation on copies, and gives either the complete result or the
-named failures. Which files exist is known only through `read`.
-"""
+"""Applies the operations of an answer to texts: the result is complete, or it lists the failures."""
 
 from __future__ import annotations
 
@@ -12,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from keystroke.assist.edit.blocks import has_blocks, parse_blocks
-from keystroke.assist.edit.matching import Unmatched, replace
+from keystroke.assist.edit.matching import MatchFailure, apply_replacement
 from keystroke.assist.edit.operations import (
     Addition,
-    Failure,
+    EditFailure,
+    EditFailureReason,
     Move,
     Operation,
-    Reason,
     Removal,
     Replacement,
 )
@@ -33,10 +29,10 @@ class Resolution:
 
     texts: Mapping[str, str | None] = field(default_factory=dict)
     moves: Mapping[str, str] = field(default_factory=dict)
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[EditFailure, ...] = ()
 
 
-def parse_answer(answer: str, paths: Sequence[str]) -> list[Operation] | Failure:
+def parse_answer(answer: str, paths: Sequence[str]) -> list[Operation] | EditFailure:
     """The operations of an answer in any known format. `paths` are the files the model was shown."""
     if is_envelope(answer):
         found = parse_envelope(answer)
@@ -45,27 +41,31 @@ def parse_answer(answer: str, paths: Sequence[str]) -> list[Operation] | Failure
     elif is_unified(answer):
         found = parse_unified(answer)
     else:
-        found = Failure(Reason.NO_HUNKS, "", "the answer holds no search/replace block and no patch")
-    return found if isinstance(found, Failure) else [_tidy(operation) for operation in found]
+        found = EditFailure(
+            EditFailureReason.NO_HUNKS, "", "the answer holds no search/replace block and no patch"
+        )
+    return found if isinstance(found, EditFailure) else [_tidy(operation) for operation in found]
 
 
 def _tidy(operation: Operation) -> Operation:
-    """The operation with its path in plain form: `./a//b` is `a/b`. `..` stays, to be refused."""
+    """The operation with a normalised path: `./a//b` becomes `a/b`. `..` stays and is refused later."""
     tidy = dataclasses.replace(operation, path=PurePosixPath(operation.path).as_posix())
     return dataclasses.replace(tidy, to=PurePosixPath(tidy.to).as_posix()) if isinstance(tidy, Move) else tidy
 
 
 def resolve(operations: Sequence[Operation], read: Read) -> Resolution:
-    """Make every operation, each on what the ones before it left."""
+    """Apply every operation, each to the result of the ones before it."""
     state = _State(read)
     for operation in operations:
-        state.make(operation)
+        state.apply(operation)
     if state.failures:
         return Resolution(failures=tuple(state.failures))
     texts = {path: text for path, text in state.texts.items() if text != state.originals[path]}
     if not texts:
         path = operations[0].path if operations else ""
-        return Resolution(failures=(Failure(Reason.UNCHANGED, path, "the answer changes nothing"),))
+        return Resolution(
+            failures=(EditFailure(EditFailureReason.UNCHANGED, path, "the answer changes nothing"),)
+        )
     return Resolution(texts, state.moves)
 
 
@@ -75,21 +75,25 @@ class _State:
         self.originals: dict[str, str | None] = {}
         self.texts: dict[str, str | None] = {}
         self.moves: dict[str, str] = {}
-        self.failures: list[Failure] = []
-        self._resume: dict[str, int] = {}  # the line after the last hunk
+        self.failures: list[EditFailure] = []
+        self._resume: dict[str, int] = {}  # line after the last hunk
         self._drift: dict[str, int] = {}  # lines gained by the hunks so far
 
-    def make(self, operation: Operation) -> None:
+    def apply(self, operation: Operation) -> None:
         path = operation.path
         text = self._text(path)
         if isinstance(operation, Addition):
             if text is not None and not operation.overwrite:
-                self._fail(Reason.FILE_EXISTS, path, "the file to add exists already; change it instead")
+                self._fail(
+                    EditFailureReason.FILE_EXISTS, path, "the file to add exists already; change it instead"
+                )
             else:
                 self.texts[path] = operation.text
             return
         if text is None:
-            self._fail(Reason.UNKNOWN_FILE, path, "there is no such file among those that may be changed")
+            self._fail(
+                EditFailureReason.UNKNOWN_FILE, path, "there is no such file among those that may be changed"
+            )
         elif isinstance(operation, Removal):
             self.texts[path] = None
         elif isinstance(operation, Move):
@@ -101,10 +105,10 @@ class _State:
         path = operation.path
         drift = self._drift.get(path, 0)
         if operation.near is not None:
-            # Line numbers count in the file as it was; the hunks before have moved what follows.
+            # Line numbers refer to the original file; earlier hunks have moved the lines.
             operation = dataclasses.replace(operation, near=max(0, operation.near + drift))
-        result = replace(text, operation, self._resume.get(path, 0) if operation.in_order else 0)
-        if isinstance(result, Unmatched):
+        result = apply_replacement(text, operation, self._resume.get(path, 0) if operation.in_order else 0)
+        if isinstance(result, MatchFailure):
             self._fail(result.reason, path, result.message)
         else:
             self.texts[path] = result.text
@@ -113,7 +117,9 @@ class _State:
 
     def _move(self, path: str, to: str, text: str) -> None:
         if self._text(to) is not None:
-            self._fail(Reason.FILE_EXISTS, to, f"{path} cannot be moved there: the file exists already")
+            self._fail(
+                EditFailureReason.FILE_EXISTS, to, f"{path} cannot be moved there: the file exists already"
+            )
             return
         self.texts[path], self.texts[to] = None, text
         self.moves[path] = to
@@ -123,5 +129,5 @@ class _State:
             self.originals[path] = self.texts[path] = self._read(path)
         return self.texts[path]
 
-    def _fail(self, reason: Reason, path: str, message: str) -> None:
-        self.failures.append(Failure(reason, path, message))
+    def _fail(self, reason: EditFailureReason, path: str, message: str) -> None:
+        self.failures.append(EditFailure(reason, path, message))

@@ -1,7 +1,7 @@
-"""A rewritten region: the prompt that asks for it and the parser that reads it.
+"""Rewriting a region: the prompt and the parser.
 
-The model writes the region anew, with the old text as its draft; how little changed is found afterwards.
-An answer that leaves code out with a remark is refused: what it left out would be lost.
+The model writes the whole region, with the old text as its draft. An answer that leaves code out with a
+placeholder comment is refused.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from keystroke.analysis.stubs import stubs
+from keystroke.analysis.stubs import find_stubs
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit.blocks import Message, fenced
-from keystroke.assist.edit.border import mended
+from keystroke.assist.edit.border import fix_borders
 from keystroke.assist.edit.definitions import as_insertion
-from keystroke.assist.edit.operations import Failure, Reason
-from keystroke.assist.edit.splice import rewritten, split_lines
+from keystroke.assist.edit.operations import EditFailure, EditFailureReason
+from keystroke.assist.edit.splice import replace_lines, split_lines
 
 _SYSTEM = (
     "You edit source files. You do exactly what the task says and change nothing else: every other line "
@@ -24,13 +24,13 @@ _SYSTEM = (
     "and nothing else."
 )
 
-# Told to change nothing else, small models leave empty functions empty.
+# With `_SYSTEM`, small models leave empty functions empty.
 _AUTHOR = (
     "You are a careful programmer. You write complete code that works, and keep the names and parameters "
     "that are given. You answer with one block of code between ``` lines and nothing else."
 )
 
-DESCRIBED = 700  # characters of a task that describes a program rather than a change of one
+LONG_TASK = 700  # characters; a longer task describes a program rather than a change
 
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
 _ELISION = re.compile(
@@ -61,12 +61,12 @@ class Region:
 def rewrite_messages(
     region: Region, text: str, instruction: str, rules: str = "", shown: Mapping[str, str] | None = None
 ) -> list[Message]:
-    """The conversation that asks for a region. `shown` are the texts to show around it, by path: the file
-    itself where none is given. They come first: their KV serves every instruction."""
+    """The messages that ask for a region. `shown`: texts to show, by path; None: the file itself. They come
+    first, so that their KV cache serves every instruction."""
     before, inside, after = region.parts(text)
     tag = language_of(region.path) or ""
-    empty = stubs(inside) if tag == "python" else []
-    system = _AUTHOR if empty or len(instruction) > DESCRIBED else _SYSTEM
+    empty = find_stubs(inside) if tag == "python" else []
+    system = _AUTHOR if empty or len(instruction) > LONG_TASK else _SYSTEM
     if rules.strip():
         system += f"\n\nThe project's rules:\n{rules.strip()}"
     part = before.strip() or after.strip()
@@ -92,47 +92,53 @@ def rewrite_messages(
     ]
 
 
-def parse_rewrite(answer: str, region: Region, text: str) -> str | Failure:
+def parse_rewrite(answer: str, region: Region, text: str) -> str | EditFailure:
     """The whole file with the region replaced by what the answer holds."""
     before, inside, after = region.parts(text)
     written = _unfenced(
         _unlabelled(answer, region.path, inside), nested=any(map(_FENCE.match, inside.splitlines()))
     )
     if written is None:
-        return Failure(Reason.TRUNCATED, region.path, "the rewritten part begins but does not end")
+        return EditFailure(
+            EditFailureReason.TRUNCATED, region.path, "the rewritten part begins but does not end"
+        )
     if not written.strip() and inside.strip():
-        return Failure(Reason.NO_HUNKS, region.path, "the answer holds no text for the part to rewrite")
+        return EditFailure(
+            EditFailureReason.NO_HUNKS, region.path, "the answer holds no text for the part to rewrite"
+        )
     if (remark := _ELISION.search(written)) and remark[0] not in inside:
-        return Failure(
-            Reason.ELIDED, region.path, f"the answer leaves code out ({remark[0].strip()!r}); write all of it"
+        return EditFailure(
+            EditFailureReason.ELIDED,
+            region.path,
+            f"the answer leaves code out ({remark[0].strip()!r}); write all of it",
         )
     start = len(split_lines(before))
-    written = as_insertion(mended(written, before, inside, after), inside, language_of(region.path))
-    return rewritten(text, start, start + len(split_lines(inside)), written)
+    written = as_insertion(fix_borders(written, before, inside, after), inside, language_of(region.path))
+    return replace_lines(text, start, start + len(split_lines(inside)), written)
 
 
-class FenceWatch:
-    """Tells, while an answer streams, that its fenced text has ended and what follows is talk."""
+class FenceDetector:
+    """Detects the end of the fenced text while an answer streams."""
 
     def __init__(self, inside: str) -> None:
-        # A text with fences of its own ends at the last one, which only the end of the answer shows.
-        self._blind = any(map(_FENCE.match, inside.splitlines()))
+        # Where the text itself contains fences, only the end of the answer shows which one is the last.
+        self._has_fences = any(map(_FENCE.match, inside.splitlines()))
         self._line = ""
         self._fence: str | None = None
 
-    def ended(self, piece: str) -> bool:
+    def feed(self, piece: str) -> bool:
         *complete, rest = (self._line + piece).split("\n")
         self._line = rest
         for line in complete:
             if self._fence is None:
                 self._fence = found[1] if (found := _FENCE.match(line)) else None
             elif line.strip() == self._fence:
-                return not self._blind
+                return not self._has_fences
         return False
 
 
 def _unlabelled(answer: str, path: str, inside: str) -> str:
-    """The answer without the path that some models put at the top of the block, as they saw it above one."""
+    """The answer without the path that some models write at the top of the block."""
     lines = answer.split("\n")
     start = next((i for i, line in enumerate(lines) if _FENCE.match(line)), None)
     if start is None or start + 1 >= len(lines):
@@ -147,8 +153,8 @@ def _unlabelled(answer: str, path: str, inside: str) -> str:
 
 
 def _unfenced(answer: str, *, nested: bool) -> str | None:
-    """What stands between the first fence and the one that ends it: the next of its kind, or the last where
-    the text has fences of its own. The whole answer if there is none; None if it never ends."""
+    """The text between the first fence and its end: the next fence of its kind, or the last one if `nested`.
+    The whole answer if there is no fence; None if it does not end."""
     lines = answer.split("\n")
     start = next((i for i, line in enumerate(lines) if _FENCE.match(line)), None)
     if start is None:

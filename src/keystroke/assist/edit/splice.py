@@ -1,6 +1,6 @@
-"""Lines written into a file in the file's own manner: its line ends, its indentation, its final newline.
+"""Writes lines into a file with the file's own line ends, indentation and final newline.
 
-Lines that stay are the file's own, to the last character. Where to write is decided elsewhere.
+Lines that stay are not touched.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from keystroke.assist.edit.operations import Split
+from keystroke.assist.edit.operations import SearchReplace
 from keystroke.text.compare import compare
 
 _LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|$)")
@@ -22,26 +22,27 @@ def split_lines(text: str) -> list[str]:
     return [found[0] for found in _LINE.finditer(text) if found[0]]
 
 
-def bare(line: str) -> str:
+def strip_line_end(line: str) -> str:
     return line.rstrip("\r\n")
 
 
 def _end(line: str) -> str:
-    return line[len(bare(line)) :]
+    return line[len(strip_line_end(line)) :]
 
 
-def rewritten(text: str, start: int, end: int, new: str) -> str:
-    """The text with lines `start` to `end` written anew. Lines that stay keep their own line ends, and the
-    file its final newline or the lack of one."""
+def replace_lines(text: str, start: int, end: int, new: str) -> str:
+    """Replace lines `start` to `end`. Lines that stay keep their line ends; the file keeps its final newline
+    or the lack of one."""
     lines = split_lines(text)
-    old = [bare(line) for line in lines[start:end]]
-    split = Split(tuple(old), tuple(_quietened(old, [bare(line) for line in split_lines(new)])))
+    old = [strip_line_end(line) for line in lines[start:end]]
+    split = SearchReplace(
+        tuple(old), tuple(_restore_blanks(old, [strip_line_end(line) for line in split_lines(new)]))
+    )
     return "".join(_written(lines, start, split, lambda line: line, None))
 
 
-def _quietened(old: list[str], new: list[str]) -> list[str]:
-    """The new lines without changes of blank lines and trailing blanks, which come of writing a text anew and
-    were not asked for; unless nothing else changes: then they were."""
+def _restore_blanks(old: list[str], new: list[str]) -> list[str]:
+    """The new lines without changes of blank lines and trailing spaces, unless nothing else changes."""
     before, tail = _spaced(old)
     after, _ = _spaced(new)
     spans = compare([line.rstrip() for _, line in before], [line.rstrip() for _, line in after])
@@ -52,7 +53,7 @@ def _quietened(old: list[str], new: list[str]) -> list[str]:
     inserted = False
     for a0, a1, b0, b1 in [*spans, (len(before), len(before), len(after), len(after))]:
         for k in range(i, a0):
-            # What follows an insertion stands as far from it as the model put it.
+            # After an insertion, keep the model's blank lines.
             blanks = after[j][0] if inserted and k == i else before[k][0]
             result += [*blanks, before[k][1]]
         for k in range(b0, b1):
@@ -63,7 +64,7 @@ def _quietened(old: list[str], new: list[str]) -> list[str]:
 
 
 def _spaced(lines: list[str]) -> tuple[list[tuple[list[str], str]], list[str]]:
-    """Each line that shows something, with the blank lines above it; and the blank lines at the end."""
+    """Each non-blank line with the blank lines above it, and the blank lines at the end."""
     result: list[tuple[list[str], str]] = []
     blanks: list[str] = []
     for line in lines:
@@ -75,16 +76,22 @@ def _spaced(lines: list[str]) -> tuple[list[tuple[list[str], str]], list[str]]:
     return result, blanks
 
 
-def spliced(lines: list[str], at: int, split: Split, final_newline: bool | None = None) -> list[str] | None:
+def splice_block(
+    lines: list[str], at: int, split: SearchReplace, final_newline: bool | None = None
+) -> list[str] | None:
     """The file's lines with the block at line `at` replaced and its indentation repaired; None where the
     block's indentation follows no rule. `final_newline` overrides the file's."""
     old = lines[at : at + len(split.search)]
-    indents = _Indents.learned([bare(line) for line in old], split.search, lines)
+    indents = _Indents.learned([strip_line_end(line) for line in old], split.search, lines)
     return None if indents is None else _written(lines, at, split, indents.repaired, final_newline)
 
 
 def _written(
-    lines: list[str], at: int, split: Split, repaired: Callable[[str], str], final_newline: bool | None
+    lines: list[str],
+    at: int,
+    split: SearchReplace,
+    repaired: Callable[[str], str],
+    final_newline: bool | None,
 ) -> list[str]:
     """The file's lines with the block replaced. Lines common to both sides of the block stay untouched."""
     old = lines[at : at + len(split.search)]
@@ -93,7 +100,7 @@ def _written(
     reached = 0
     for a0, a1, b0, b1 in compare(split.search, split.replace):
         new += old[reached:a0]
-        # A line that takes another's place takes its line end too; further lines follow the last of them.
+        # A line that replaces another takes its line end; further lines take the last one's.
         ends = [_end(line) or end for line in old[a0:a1]] or [end]
         new += [repaired(line) + ends[min(i, len(ends) - 1)] for i, line in enumerate(split.replace[b0:b1])]
         reached = a1
@@ -106,21 +113,21 @@ def _written(
 def _settle_final_line(
     lines: list[str], head: list[str], new: list[str], tail: list[str], end: str, final_newline: bool | None
 ) -> None:
-    """Only the last line of a file may lack a line end, and it does exactly if it did before."""
+    """Only the last line may lack a line end, exactly if it did before."""
     wanted = final_newline
     if wanted is None or tail:
-        wanted = not lines or lines[-1] != bare(lines[-1])
+        wanted = not lines or lines[-1] != strip_line_end(lines[-1])
     for part in (head, new, tail):
         for index, line in enumerate(part):
-            if line == bare(line):
+            if line == strip_line_end(line):
                 part[index] = line + end
     last = tail or new or head
     if last and not wanted:
-        last[-1] = bare(last[-1])
+        last[-1] = strip_line_end(last[-1])
 
 
 def line_end(lines: list[str], at: int) -> str:
-    """How lines end around `at`; a file that mixes ends keeps its local habit."""
+    """The line end used around `at`."""
     for line in lines[at : at + 3] + lines[max(0, at - 3) : at][::-1] + lines[:1]:
         if end := _end(line):
             return end
@@ -129,8 +136,7 @@ def line_end(lines: list[str], at: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Indents:
-    """Maps the block's indentation to the file's. Where the block's lines show how, exactly so; further in or
-    out by the same measure, in the file's own manner."""
+    """Maps the block's indentation to the file's: known depths exactly, others in proportion."""
 
     known: dict[str, str]
     tabs: bool  # the file indents with tabs
@@ -185,7 +191,7 @@ def _indent(line: str) -> str:
 
 
 def _unit(lines: Sequence[str]) -> int:
-    """The number of spaces one level takes: by what lines most often go further in than the line before."""
+    """The number of spaces per level: the most frequent increase from one line to the next."""
     depths = [len(_indent(line)) for line in lines if line.strip() and "\t" not in _indent(line)]
     steps = Counter(after - before for before, after in pairwise(depths) if 2 <= after - before <= 8)
-    return steps.most_common(1)[0][0] if steps else 4  # the commonest habit
+    return steps.most_common(1)[0][0] if steps else 4

@@ -1,29 +1,25 @@
-"""A change asked of a model, for texts in memory: what is asked, and what came of it.
-
-Values only. No disk, no model: the ladder asks the questions, and whoever drives it has the model.
-"""
+"""A change requested of a model for texts in memory, and the resulting proposal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from keystroke.assist.edit.operations import Failure
+from keystroke.assist.edit.operations import EditFailure
 from keystroke.assist.edit.rewrite import Region
 from keystroke.errors import InputError
 from keystroke.text import Edit, minimal_diff
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
-    """What a model proposes for some texts: new ones by path (None: remove it), or why there are none.
-    `answer` is the last thing it wrote, `answers` all of them."""
+class EditProposal:
+    """New texts by path (None: remove the file), or failures. `answer` is the model's last answer."""
 
     files: Mapping[str, str]
     answer: str
     texts: Mapping[str, str | None] = field(default_factory=dict)
     moves: Mapping[str, str] = field(default_factory=dict)
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[EditFailure, ...] = ()
     answers: tuple[str, ...] = ()
 
     def edits(self, path: str) -> tuple[Edit, ...]:
@@ -34,14 +30,14 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class EditTask:
-    """Texts by path, and what to do with them. With a `region` only those lines may change. Raises InputError
-    where there is nothing to do or nothing to do it to."""
+    """Texts by path and an instruction. With a `region` only those lines may change. Raises InputError for an
+    empty instruction, no files, or a region of another file."""
 
     files: Mapping[str, str]
     instruction: str
     region: Region | None = None
     rules: str = ""
-    near: tuple[str, int] | None = None  # a file and a line (from 0): where the user's cursor stands
+    near: tuple[str, int] | None = None  # the file and line (from 0) of the cursor
 
     def __post_init__(self) -> None:
         if not self.instruction.strip():

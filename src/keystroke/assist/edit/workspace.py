@@ -1,8 +1,7 @@
 """The folder a user opened: reads files in it and writes several at once, all or none.
 
-Nothing outside the folder is read or written, however a path is spelled and wherever a link leads, and
-nothing of the repository's own machinery (`.git`). A file that changed since it was read is not written.
-It moves bytes; what they mean is decided elsewhere.
+Nothing outside the folder and nothing in `.git` is read or written, however a path is spelled and wherever a
+link leads. A file that changed since it was read is not written.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from keystroke.errors import Forbidden, InputError, KeystrokeError, NotFound
 from keystroke.text.encoding import Decoded, decode, digest
 
 _ENDING = ".keystroke"
-MAX_BYTES = 8 << 20  # larger files are data; no model edits them and no person reads the diff
+MAX_BYTES = 8 << 20  # larger files are data
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFile:
+class WorkspaceFile:
     """A file as it was read. `path` is relative to the workspace, with forward slashes."""
 
     path: str
@@ -38,8 +37,8 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
-    """What a file shall hold (None: be removed), and the digest of what it holds now (None: no file)."""
+class FileWrite:
+    """New content of a file (None: remove it), and the digest of its current content (None: no file)."""
 
     path: str
     data: bytes | None
@@ -47,27 +46,25 @@ class Write:
     mode: int | None = None  # of a file that does not exist yet
 
 
-# Opening the folder, entering it or pushing it is enough for these to run.
+# These run when the folder is opened, entered or pushed.
 _SELF_RUNNING = (
     ".vscode/*", "*.code-workspace", ".idea/*", ".devcontainer/*", ".devcontainer.json", ".zed/*", ".husky/*",
     ".envrc", ".exrc", ".nvim.lua", ".github/workflows/*", ".gitlab-ci.yml", ".pre-commit-config.yaml",
 )  # fmt: skip
 
 
-def runs_by_itself(path: str) -> bool:
-    """Whether a file of a project is run without anybody asking for it: a change of it is shown and asked
-    for, whatever else was agreed to."""
+def is_auto_executed(path: str) -> bool:
+    """Whether the file is executed automatically, so that a change of it always needs the user's approval."""
     parts = PurePosixPath(path.lower()).parts
     tails = ("/".join(parts[at:]) for at in range(len(parts)))
     return any(fnmatch(tail, pattern) for tail in tails for pattern in _SELF_RUNNING)
 
 
 class Workspace:
-    """The files under one folder, by name: none outside it is read or written. Raises NotFound where there is
-    no such folder."""
+    """The files under one folder. Raises NotFound where there is no such folder."""
 
     def __init__(self, root: Path, *, exclude: Sequence[str] = (), max_bytes: int = MAX_BYTES) -> None:
-        """`exclude` are file name patterns never read here, so that secrets stay out of prompts."""
+        """`exclude`: file name patterns that are never read, because they may hold secrets."""
         if not root.is_dir():
             raise NotFound(f"the workspace {root} is not a folder")
         self.root = root.resolve()
@@ -104,13 +101,13 @@ class Workspace:
             raise Forbidden(f"{path} may hold secrets (assist.exclude); it is neither read nor written")
         return real
 
-    def read(self, path: str) -> SourceFile:
+    def read(self, path: str) -> WorkspaceFile:
         """Read one file. NotFound, Forbidden, or InputError for what is no text or too large."""
         data = self.read_bytes(path)
         if data is None:
             raise NotFound(f"{path} does not exist in the workspace {self.root}")
         mode = _mode(self.locate(path))
-        return SourceFile(PurePosixPath(path).as_posix(), decode(data, path), digest(data), mode)
+        return WorkspaceFile(PurePosixPath(path).as_posix(), decode(data, path), digest(data), mode)
 
     def read_bytes(self, path: str) -> bytes | None:
         """The bytes of a file, None where there is none."""
@@ -129,10 +126,10 @@ class Workspace:
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}; check its permissions") from None
 
-    def write(self, writes: Sequence[Write], tag: str = "edit") -> None:
-        """Make all writes or none. Every new content lies complete on disk beside its target before the first
-        file is replaced; if a replacement fails, those already made are taken back. `tag` marks the files
-        beside: `clear` removes what a process that died left of them."""
+    def write(self, writes: Sequence[FileWrite], tag: str = "edit") -> None:
+        """Perform all writes or none. Every new content is on disk beside its target before the first file is
+        replaced; if a replacement fails, those already made are reverted. `tag` is part of the temporary
+        names, for `clear`."""
         targets = {write.path: self.locate(write.path) for write in writes}
         if len(set(targets.values())) < len(writes):
             raise InputError("two of the files to write are the same file under two names; name it once")
@@ -150,15 +147,13 @@ class Workspace:
             done: list[str] = []
             try:
                 for write in writes:
-                    # Staging took time: look once more, right before the replacement.
+                    # Staging took time: check again.
                     self._unchanged(write, targets[write.path])
                     done.append(write.path)
                     _put(targets[write.path], staged.get(write.path))
             except BaseException as error:
                 lost = [
-                    path
-                    for path in done
-                    if not self._taken_back(targets[path], before[path], modes[path], tag)
+                    path for path in done if not self._restore(targets[path], before[path], modes[path], tag)
                 ]
                 state = (
                     f"{', '.join(lost)} could not be restored, undo it later"
@@ -172,7 +167,7 @@ class Workspace:
         for folder in {target.parent for target in targets.values()}:
             _sync_folder(folder)
 
-    def _unchanged(self, write: Write, target: Path) -> bytes | None:
+    def _unchanged(self, write: FileWrite, target: Path) -> bytes | None:
         data = self.read_bytes(write.path)
         if (None if data is None else digest(data)) != write.expected:
             raise InputError(
@@ -183,7 +178,7 @@ class Workspace:
         return data
 
     def clear(self, paths: Iterable[str], tag: str) -> None:
-        """Remove what a write of these files under this tag left beside them."""
+        """Remove temporary files that an interrupted write with this tag left beside these files."""
         for path in paths:
             with contextlib.suppress(OSError, KeystrokeError):
                 target = self.locate(path)
@@ -195,14 +190,13 @@ class Workspace:
     def _staged(
         self, target: Path, data: bytes, mode: int | None, cleanup: contextlib.ExitStack, tag: str
     ) -> Path:
-        """The new content under a name of its own in the target's folder, with the target's mode, on disk."""
+        """Write the new content to a temporary file in the target's folder, with the target's mode."""
         name = target.with_name(f"{_beside(target, tag)}{secrets.token_hex(6)}{_ENDING}")
         try:
             for folder in _missing_folders(target.parent):
                 folder.mkdir()
                 cleanup.callback(_quietly, folder.rmdir)
-            # Made anew: a link planted under this name makes it fail instead of being written through.
-            # Private until it has the target's mode.
+            # O_EXCL: fails on a planted link. Private until it has the target's mode.
             handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600)
             cleanup.callback(_quietly, name.unlink)
             with os.fdopen(handle, "wb") as file:
@@ -210,7 +204,7 @@ class Workspace:
                 file.flush()
                 os.fsync(file.fileno())
             if target.exists() and hasattr(os, "chown"):
-                # Whoever owned the file owns it afterwards, also when root edits it in a container.
+                # Keep the owner, also when root edits the file in a container.
                 with contextlib.suppress(PermissionError):
                     os.chown(name, target.stat().st_uid, target.stat().st_gid)
             if mode is not None:
@@ -219,8 +213,8 @@ class Workspace:
             raise InputError(f"{target} cannot be written: {error.strerror}; no file was changed") from None
         return name
 
-    def _taken_back(self, target: Path, data: bytes | None, mode: int | None, tag: str) -> bool:
-        """Restore what was replaced; False where the failing disk does not even let us do that."""
+    def _restore(self, target: Path, data: bytes | None, mode: int | None, tag: str) -> bool:
+        """Restore a replaced file; False where that fails too."""
         try:
             with contextlib.ExitStack() as cleanup:
                 if data is None:
@@ -233,7 +227,7 @@ class Workspace:
 
 
 def _beside(target: Path, tag: str) -> str:
-    """How the names of files made beside a target begin; short enough for every file system."""
+    """The prefix of temporary names beside a target; short enough for every file system."""
     return f".{target.name.encode()[:100].decode(errors='ignore')}.{tag}."
 
 

@@ -1,7 +1,6 @@
-"""Who writes the answer: a model on this machine, or any chat model that streams.
+"""Writers turn messages into streamed text: a local model, or a remote chat model.
 
-A `Writer` turns messages into text, piece by piece. `prediction` is text that the answer will probably
-repeat; it may make the answer faster and never changes it. Nothing here knows the format of an answer.
+`prediction` is text that the answer probably repeats; it can make the answer faster and never changes it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from keystroke.errors import Interrupted, UsageError
 
-if TYPE_CHECKING:  # a patch or an undo needs no engine, so none is imported before something is written
+if TYPE_CHECKING:  # imported late: a patch or an undo needs no engine
     from keystroke.engine.base import Interrupt
     from keystroke.engine.generation import Generation, GenerationParams
     from keystroke.engine.model import Model
@@ -38,7 +37,7 @@ class ModelWriter:
         self.name = f"{model.path or model.name}:{model.engine.info.weight_bytes}"
         self._params = params
         self._interrupt = interrupt
-        self.last: Generation | None = None  # its stats tell what the prediction saved
+        self.last: Generation | None = None
 
     def write(self, messages: Messages, prediction: str | None) -> Iterator[str]:
         from keystroke.engine.generation import Finish, Generation, GenerationParams
@@ -50,7 +49,7 @@ class ModelWriter:
         if prediction:
             drafters.insert(0, FileDrafter(tokenizer.encode(prediction)))
         engine = self.model.engine
-        # A prediction may turn out wrong: drafts stay only as long as they earn what verifying them costs.
+        # Drafts are used only as long as they save more than verifying them costs.
         drafter = AdaptiveDrafter(drafters, verify_cost(engine))
         with engine.session() as session:
             params = self._params or GenerationParams()
@@ -64,7 +63,7 @@ class ModelWriter:
 
 
 class ChatStream(Protocol):
-    """What a remote chat model offers; `keystroke.engine.remote.BlockingModel` is one."""
+    """A remote chat model, such as `keystroke.engine.remote.BlockingModel`."""
 
     def stream_chat(
         self,
@@ -76,7 +75,7 @@ class ChatStream(Protocol):
 
 
 class RemoteWriter:
-    """A chat model behind a server. Servers differ in whether they take a prediction, so none is sent."""
+    """A remote chat model. Not every server accepts a prediction, so none is sent."""
 
     def __init__(
         self,

@@ -1,14 +1,14 @@
-"""A fix written by a model, for what no rule mends.
+"""A fix written by a model, for failures that no rule repairs.
 
-The model sees the failure and the lines around it and rewrites those lines; what comes back is text,
-parsed and checked like any other fix. It is offered only if it changes something and has no new error.
+The model rewrites the lines around the failure. The fix is offered only if it changes something and has no
+new error.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from keystroke.analysis.check.check import check, concerns
+from keystroke.analysis.check.check import can_check, check
 from keystroke.analysis.check.diagnostic import Fix, Level
 from keystroke.analysis.check.modules import Project
 from keystroke.analysis.failures.diagnose import Diagnosis, Repair
@@ -34,7 +34,7 @@ def model_repair(
     if proposal.failures or not edits:
         return None
     after = apply_edits(text, edits)
-    if concerns(diagnosis.path):
+    if can_check(diagnosis.path):
         project = Project(root)
         before = _errors(text, root / diagnosis.path, project)
         if _errors(after, root / diagnosis.path, project) > before:

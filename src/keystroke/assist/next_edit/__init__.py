@@ -1,25 +1,36 @@
-"""The next edit: what a change just made asks for elsewhere, offered as a jump."""
+"""Next edit: predicts where a change just made requires another one, and offers it as a jump."""
 
 from __future__ import annotations
 
 from keystroke.assist.next_edit.burst import Burst, burst_between
 from keystroke.assist.next_edit.places_question import PlacesQuestion
-from keystroke.assist.next_edit.question import Found, Question, Said, Unfit
-from keystroke.assist.next_edit.tracker import Cause, Intent, NextEdits, Other, Placed, Proposal, foreseen
+from keystroke.assist.next_edit.question import (
+    EngineAnswer,
+    NoEditReason,
+    PredictedEdits,
+    SinglePlaceQuestion,
+)
+from keystroke.assist.next_edit.tracker import (
+    Cause,
+    Intent,
+    NextEditProposal,
+    NextEditTracker,
+    ProposedEdit,
+    proposal_from_model,
+)
 
 __all__ = [
     "Burst",
     "Cause",
-    "Found",
+    "EngineAnswer",
     "Intent",
-    "NextEdits",
-    "Other",
-    "Placed",
+    "NextEditProposal",
+    "NextEditTracker",
+    "NoEditReason",
     "PlacesQuestion",
-    "Proposal",
-    "Question",
-    "Said",
-    "Unfit",
+    "PredictedEdits",
+    "ProposedEdit",
+    "SinglePlaceQuestion",
     "burst_between",
-    "foreseen",
+    "proposal_from_model",
 ]

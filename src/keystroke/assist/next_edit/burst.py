@@ -1,8 +1,4 @@
-"""A burst: everything typed at one place, seen as one replacement.
-
-Pure. Two texts in, the smallest single replacement between them out; and that replacement grown to whole
-words, which is how people mean it.
-"""
+"""A burst: everything typed at one place, as the smallest single replacement between two texts."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ class Burst:
     def delta(self) -> int:
         return self.new_end - self.old_end
 
-    def moved(self, offset: int) -> int:
+    def shift_offset(self, offset: int) -> int:
         """Where an offset of `before`, outside the burst, lies in `after`."""
         return offset if offset <= self.start else offset + self.delta
 
@@ -52,8 +48,7 @@ class Burst:
         return Burst(self.before, self.after, start, old_end, new_end)
 
     def with_neighbours(self) -> Burst:
-        """Whole words, and for a mere insertion or deletion the words it stands between: what makes another
-        place recognisable."""
+        """Whole words, and for a pure insertion or deletion also the words around it."""
         burst = self.words()
         if burst.old.strip() and burst.new.strip():
             return burst

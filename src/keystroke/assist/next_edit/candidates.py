@@ -1,8 +1,8 @@
-"""Where a change may ask for another one: places worth a question to the model, best guess first.
+"""Lines where a change may require another one, best guess first, for the model to judge.
 
-Pure and bounded, text only. It guesses, the model judges: the lines around the change, lines that
-mention a name that came or went with it, lines made of the same words as the changed ones were, and lines
-somebody complains about. Two places stand so far apart that one question does not cover both.
+Candidates are the lines around the change, lines with a name that the change added or removed, lines similar
+to the changed ones, and lines with a diagnostic. Two candidates are far enough apart not to share one
+question.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from enum import StrEnum
 
 from keystroke.assist.next_edit.burst import IDENTIFIER, Burst
 
-MOST = 6  # questions asked of the model for one change
-_FAR = 1500  # lines either side of the change that are looked at
+MOST = 6  # candidates for one change
+_FAR = 1500  # lines searched on either side of the change
 _NAMES = 8
-_PER_NAME = 4  # places of one name: a name that stands everywhere tells little
-_ALIKE = 0.5  # share of words in common, from which two lines are of one kind
+_PER_NAME = 4  # lines of one name; a frequent name says little
+_ALIKE = 0.5  # share of common words from which two lines are similar
 _WORD = re.compile(r"\w+|[^\w\s]")
 _COMMON = frozenset({
     "and", "assert", "async", "await", "bool", "break", "case", "catch", "class", "const", "continue", "def",
@@ -29,7 +29,7 @@ _COMMON = frozenset({
 })  # fmt: skip
 
 
-class Why(StrEnum):
+class CandidateReason(StrEnum):
     NEAR = "near"
     MENTION = "mention"
     ALIKE = "alike"
@@ -37,27 +37,27 @@ class Why(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class CandidateLine:
     """A line of the text, and how good a guess it is (0 to 1)."""
 
     line: int
-    why: Why
+    why: CandidateReason
     weight: float
 
 
-def candidates(
+def find_candidates(
     change: Burst, problems: Sequence[int] = (), *, apart: int = 6, most: int = MOST
-) -> list[Spot]:
+) -> list[CandidateLine]:
     """Spots of `change.after`, at least `apart` lines from each other. `problems`: offsets that diagnostics
     point at."""
     text = change.after
     rows = text.split("\n")
     changed = (text.count("\n", 0, change.start), text.count("\n", 0, change.new_end) + 1)
     found = sorted(_guesses(change, rows, changed, problems), key=lambda guess: (-guess[1], guess[0]))
-    spots: list[Spot] = []
+    spots: list[CandidateLine] = []
     for row, weight, why in found:
         if all(abs(spot.line - row) >= apart for spot in spots):
-            spots.append(Spot(row, why, weight))
+            spots.append(CandidateLine(row, why, weight))
             if len(spots) == most:
                 break
     return spots
@@ -65,7 +65,7 @@ def candidates(
 
 def _guesses(
     change: Burst, rows: Sequence[str], changed: tuple[int, int], problems: Sequence[int]
-) -> Iterator[tuple[int, float, Why]]:
+) -> Iterator[tuple[int, float, CandidateReason]]:
     first, last = max(0, changed[0] - _FAR), min(len(rows), changed[1] + _FAR)
     outside = [row for row in range(first, last) if not changed[0] <= row < changed[1] and rows[row].strip()]
     yield from _near(outside, changed)
@@ -74,23 +74,23 @@ def _guesses(
     for offset in problems:
         row = change.after.count("\n", 0, offset)
         if row in outside:
-            yield row, 0.95, Why.PROBLEM
+            yield row, 0.95, CandidateReason.PROBLEM
 
 
-def _near(outside: Sequence[int], changed: tuple[int, int]) -> Iterator[tuple[int, float, Why]]:
+def _near(outside: Sequence[int], changed: tuple[int, int]) -> Iterator[tuple[int, float, CandidateReason]]:
     below = next((row for row in outside if row >= changed[1]), None)
     above = next((row for row in reversed(outside) if row < changed[0]), None)
     if below is not None:
-        yield below, 0.8, Why.NEAR
+        yield below, 0.8, CandidateReason.NEAR
     if above is not None:
-        yield above, 0.55, Why.NEAR
+        yield above, 0.55, CandidateReason.NEAR
 
 
 def _mentions(
     change: Burst, rows: Sequence[str], outside: Sequence[int], changed: tuple[int, int]
-) -> Iterator[tuple[int, float, Why]]:
-    """Names that went count most: whoever still says one is behind. Then names that came, then those that the
-    changed lines are about."""
+) -> Iterator[tuple[int, float, CandidateReason]]:
+    """Lines with a removed name weigh most, then those with an added name, then those with a name that
+    stayed."""
     gone, came, kept = changed_names(change)
     for names, weight in ((gone, 1.0), (came, 0.7), (kept, 0.5)):
         for name in names[:_NAMES]:
@@ -98,10 +98,12 @@ def _mentions(
             said = [row for row in outside if name in rows[row] and word.search(rows[row])]
             said.sort(key=lambda row: _distance(row, changed))
             for index, row in enumerate(said[:_PER_NAME]):
-                yield row, weight - 0.03 * index, Why.MENTION
+                yield row, weight - 0.03 * index, CandidateReason.MENTION
 
 
-def _alike(change: Burst, rows: Sequence[str], outside: Sequence[int]) -> Iterator[tuple[int, float, Why]]:
+def _alike(
+    change: Burst, rows: Sequence[str], outside: Sequence[int]
+) -> Iterator[tuple[int, float, CandidateReason]]:
     """Lines like those that were changed, as they were before."""
     old = [
         words
@@ -116,11 +118,11 @@ def _alike(change: Burst, rows: Sequence[str], outside: Sequence[int]) -> Iterat
             continue
         share = max(len(words & model) / len(words | model) for model in old)
         if share >= _ALIKE:
-            yield row, 0.3 + 0.6 * share, Why.ALIKE
+            yield row, 0.3 + 0.6 * share, CandidateReason.ALIKE
 
 
 def changed_names(change: Burst) -> tuple[list[str], list[str], list[str]]:
-    """Names that went from the changed lines, that came into them, and that are in both, as they appear."""
+    """Names removed from the changed lines, added to them, and kept, in their order."""
     old = dict.fromkeys(_names(_lines(change.before, change.start, change.old_end)))
     new = dict.fromkeys(_names(_lines(change.after, change.start, change.new_end)))
     gone = [name for name in old if name not in new]
@@ -147,5 +149,5 @@ def _words(line: str) -> frozenset[str]:
 
 
 def _distance(row: int, changed: tuple[int, int]) -> int:
-    """Below counts as nearer: that is where people go on."""
+    """Lines below count as nearer."""
     return row - changed[1] if row >= changed[1] else 2 * (changed[0] - row)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from keystroke.assist.next_edit.burst import Burst, burst_between
-from keystroke.assist.next_edit.prompt import CHANGES, Change
+from keystroke.assist.next_edit.prompt import CHANGES, RecentChange
 from keystroke.text.diff import common_prefix, common_suffix
 
 LARGEST = 400_000  # characters of a prompt that is looked at
@@ -32,27 +32,27 @@ _HEADING = re.compile(r"(?m)^--- a/?(?P<old>[^\n]*)\n\+\+\+ b/?(?P<path>[^\n]*)\
 _PREDICTED = "// User accepted prediction:\n"
 
 
-class Form(StrEnum):
+class PromptFormat(StrEnum):
     SWEEP = "sweep"
     ZETA = "zeta"
     ZETA_BLOCKS = "zeta_blocks"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EditorPrompt:
     """What a client wants to know: how do the `window`'s lines go on, between `above` and `below`? `cursor`
     counts in the window. `begun`: the beginning of the answer, which the prompt ends with. `blocks`: the
     marks of the window's blocks and where each stands in it. `earlier`: the window before the last change,
     where the prompt tells."""
 
-    form: Form
+    format: PromptFormat
     path: str
     above: str
     window: str
     below: str
     cursor: int
-    history: tuple[Change, ...] = ()
-    begun: str = ""
+    history: tuple[RecentChange, ...] = ()
+    answer_start: str = ""
     blocks: tuple[tuple[str, int], ...] = ()
     earlier: str | None = None
 
@@ -61,11 +61,11 @@ class Asked:
         return self.above + self.window + self.below
 
     @property
-    def place(self) -> int:
+    def offset(self) -> int:
         """The cursor in the text."""
         return len(self.above) + self.cursor
 
-    def change(self) -> tuple[Burst, tuple[Change, ...]] | None:
+    def last_change(self) -> tuple[Burst, tuple[RecentChange, ...]] | None:
         """The last change of this file, and what came before it; None where it is not known."""
         if self.earlier is not None and self.earlier != self.window:
             burst = burst_between(self.above + self.earlier + self.below, self.text)
@@ -79,14 +79,14 @@ class Asked:
                 return burst, self.history[:number]
         return None
 
-    def answer(self, window: str) -> str:
+    def format_answer(self, window: str) -> str:
         """The window as it should become, in the client's words."""
-        if self.form is Form.ZETA_BLOCKS:
+        if self.format is PromptFormat.ZETA_BLOCKS:
             return self._in_blocks(window)
         return (
-            window.removeprefix(self.begun)
-            if window.startswith(self.begun)
-            else self.window[len(self.begun) :]
+            window.removeprefix(self.answer_start)
+            if window.startswith(self.answer_start)
+            else self.window[len(self.answer_start) :]
         )
 
     def _in_blocks(self, window: str) -> str:
@@ -102,7 +102,7 @@ class Asked:
         return f"{marks[first]}{new}{''.join(marks[first + 1 : last + 1])}"
 
 
-def recognised(prompt: str) -> Asked | None:
+def parse_prompt(prompt: str) -> EditorPrompt | None:
     """What the prompt asks; None where it is no such prompt. Never raises."""
     if len(prompt) > LARGEST:
         return None
@@ -124,7 +124,7 @@ _DIALECTS = (
 # Sweep
 
 
-def _sweep(prompt: str) -> Asked | None:
+def _sweep(prompt: str) -> EditorPrompt | None:
     sections = [_titled(part) for part in prompt.split("<|file_sep|>")[1:]]
     if len(sections) < 2 or prompt.split("<|file_sep|>", 1)[0].strip():
         return None
@@ -147,8 +147,8 @@ def _sweep(prompt: str) -> Asked | None:
         elif title == path:
             above, below = _surroundings(body, window, lines)
     at = cursor if cursor >= 0 else len(begun)
-    return Asked(
-        Form.SWEEP, path, above, window, below, at, tuple(history[-CHANGES:]), begun, earlier=earlier
+    return EditorPrompt(
+        PromptFormat.SWEEP, path, above, window, below, at, tuple(history[-CHANGES:]), begun, earlier=earlier
     )
 
 
@@ -157,13 +157,13 @@ def _titled(part: str) -> tuple[str, str]:
     return title.strip(), body
 
 
-def _rewritten(path: str, body: str) -> list[Change]:
+def _rewritten(path: str, body: str) -> list[RecentChange]:
     """`original:` and `updated:` of one change."""
     found = []
     for piece in re.split(r"(?m)^original:\n", body)[1:]:
         old, mark, new = piece.partition("updated:\n")
         if mark:
-            found.append(Change(path, _lines(old), _lines(new)))
+            found.append(RecentChange(path, _lines(old), _lines(new)))
     return found
 
 
@@ -181,7 +181,7 @@ def _surroundings(body: str, window: str, lines: re.Match[str] | None) -> tuple[
 # Zeta
 
 
-def _zeta(prompt: str, suffix: str, prefix: str, middle: str, file: str) -> Asked | None:
+def _zeta(prompt: str, suffix: str, prefix: str, middle: str, file: str) -> EditorPrompt | None:
     cut = _blocks_or_merge(prompt, suffix, prefix, middle)
     if cut is None:
         return None
@@ -192,7 +192,7 @@ def _zeta(prompt: str, suffix: str, prefix: str, middle: str, file: str) -> Aske
     if not path.strip() or len(sections) < 2:
         return None
     above = above.removeprefix(prefix).removeprefix("\n") if file != "<filename>" else above
-    history: list[Change] = []
+    history: list[RecentChange] = []
     for section in sections[1:-1]:
         title, _, body = section.partition("\n")
         if title.strip() in ("edit_history", "edit history"):
@@ -201,8 +201,8 @@ def _zeta(prompt: str, suffix: str, prefix: str, middle: str, file: str) -> Aske
     window = window.replace(_CURSOR, "")
     if cursor < 0 or not window.startswith(begun):
         return None
-    form = Form.ZETA_BLOCKS if blocks else Form.ZETA
-    return Asked(
+    form = PromptFormat.ZETA_BLOCKS if blocks else PromptFormat.ZETA
+    return EditorPrompt(
         form, path.strip(), above, window, below, cursor, tuple(history[-CHANGES:]), begun, tuple(blocks)
     )
 
@@ -260,9 +260,9 @@ def _unmarked(marked: str) -> tuple[str, list[tuple[str, int]]]:
     return window, blocks
 
 
-def _diffs(body: str) -> list[Change]:
+def _diffs(body: str) -> list[RecentChange]:
     """The hunks of unified diffs, each as lines that became others."""
-    found: list[Change] = []
+    found: list[RecentChange] = []
     headings = list(_HEADING.finditer(body))
     for number, heading in enumerate(headings):
         end = headings[number + 1].start() if number + 1 < len(headings) else len(body)
@@ -275,7 +275,7 @@ def _diffs(body: str) -> list[Change]:
                 if line[:1] in ("+", " "):
                     new.append(line[1:])
             if old != new:
-                found.append(Change(heading["path"].strip(), _joined(old), _joined(new)))
+                found.append(RecentChange(heading["path"].strip(), _joined(old), _joined(new)))
     return found
 
 

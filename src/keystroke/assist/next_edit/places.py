@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from keystroke.assist.next_edit.prompt import Change, Decode, Encode, Region, joined, region_at
+from keystroke.assist.next_edit.prompt import Decode, Encode, LineRange, RecentChange, join_lines, region_at
 from keystroke.engine.tokenizer import Tokenizer
 
 VERSION = 3  # of the format; an adapter says which one it has learned
@@ -60,7 +60,7 @@ class PlacesPrompt:
 
     tokens: tuple[int, ...]
     shared: int
-    places: tuple[Region, ...]
+    places: tuple[LineRange, ...]
     lines: tuple[tuple[str, ...], ...]
     end: int
 
@@ -83,10 +83,10 @@ class PlacesFormat:
 
     def build(
         self,
-        history: Sequence[Change],
+        history: Sequence[RecentChange],
         path: str,
         lines: Sequence[str],
-        places: Sequence[Region],
+        places: Sequence[LineRange],
         cursor: int | None = None,
     ) -> PlacesPrompt:
         """The question which of `places` of `lines` changes after `history` (oldest first). `cursor`: the
@@ -101,7 +101,7 @@ class PlacesFormat:
         body: list[int] = []
         for number, place in enumerate(ordered, start=1):
             body += [marks.numbers[number], *newline]
-            body += self.encode(joined(enclosing(lines, place.first)))
+            body += self.encode(join_lines(enclosing_lines(lines, place.first)))
             inside = lines[place.first : place.last]
             for letter, line in zip(marks.letters, inside, strict=False):
                 at_cursor = [marks.cursor] if cursor == place.first + marks.letters.index(letter) else []
@@ -116,7 +116,7 @@ class PlacesFormat:
             marks.end,
         )
 
-    def region(self, lines: Sequence[str], line: int, size: int = REGION) -> Region:
+    def region(self, lines: Sequence[str], line: int, size: int = REGION) -> LineRange:
         """What to show when `line` may have to change: at most `size` lines, fewer where they are long."""
         region = region_at(lines, line, size)
         while size > 1 and self._cost(lines[region.first : region.last]) > REGION_TOKENS:
@@ -135,7 +135,7 @@ class PlacesFormat:
         same = next((i for i in range(least - first) if old[-1 - i] != new[-1 - i]), least - first)
         marks = self.marks
         place = [marks.numbers[said.place + 1], marks.letters[first], marks.letters[len(old) - same]]
-        text = joined(new[first : len(new) - same])
+        text = join_lines(new[first : len(new) - same])
         return [*place, *self.encode("\n"), *self.encode(text), marks.end]
 
     def parse(self, prompt: PlacesPrompt, tokens: Sequence[int]) -> PlacesAnswer | None:
@@ -166,7 +166,7 @@ class PlacesFormat:
     def _cost(self, lines: Sequence[str]) -> int:
         return sum(len(self.encode(f"{line}\n")) for line in lines)
 
-    def _history(self, history: Sequence[Change]) -> list[int]:
+    def _history(self, history: Sequence[RecentChange]) -> list[int]:
         kept: list[list[int]] = []
         room = HISTORY_TOKENS
         for change in reversed(history[-CHANGES:]):
@@ -184,7 +184,7 @@ def _signed(sign: str, text: str) -> str:
     return "".join(f"{sign}{line}\n" for line in text.removesuffix("\n").split("\n")) if text else ""
 
 
-def enclosing(lines: Sequence[str], first: int) -> list[str]:
+def enclosing_lines(lines: Sequence[str], first: int) -> list[str]:
     """The lines above `first` that the line there is indented under, the outermost of them first."""
     if first >= len(lines):
         return []
@@ -213,7 +213,7 @@ def places_format(tokenizer: Tokenizer) -> PlacesFormat | None:
     return PlacesFormat(tokenizer.encode, tokenizer.decode, marks)
 
 
-def learned_places(tokenizer: Tokenizer, learned: Mapping[str, str]) -> PlacesFormat | None:
+def adapter_places_format(tokenizer: Tokenizer, learned: Mapping[str, str]) -> PlacesFormat | None:
     """The format of a model whose adapter says that it has learned this version; None of any other."""
     return places_format(tokenizer) if learned.get("next_edit") == str(VERSION) else None
 

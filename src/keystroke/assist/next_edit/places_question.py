@@ -1,7 +1,6 @@
-"""The next edit by a model that is shown all places at once: one step chooses among them, or silence.
+"""Predicts the next edit with a model that is shown all places at once: one step chooses among them.
 
-As `question`, sees values only and runs nothing. The choice costs one step; only where it is sure enough
-is the new text written, greedily and with the old lines as the draft. What comes is an edit or a reason.
+The new text is generated only if the choice is confident enough, greedily, with the old lines as the draft.
 """
 
 from __future__ import annotations
@@ -9,33 +8,41 @@ from __future__ import annotations
 import asyncio
 import math
 
-from keystroke.assist.next_edit.candidates import candidates
+from keystroke.assist.next_edit.candidates import find_candidates
 from keystroke.assist.next_edit.places import ANSWER_TOKENS, MOST_PLACES, REGION, PlacesFormat, PlacesPrompt
-from keystroke.assist.next_edit.prompt import joined
-from keystroke.assist.next_edit.question import PROBE, Asked, Found, Run, Said, Unfit, changes_of
+from keystroke.assist.next_edit.prompt import join_lines
+from keystroke.assist.next_edit.question import (
+    PROBE,
+    EditQuestion,
+    EngineAnswer,
+    NoEditReason,
+    PredictedEdits,
+    Run,
+    changes_in_burst,
+)
 from keystroke.engine.base import Sampling
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.speculative import FileDrafter
 
-# How likely the place must be, and its new text, for an edit to be shown. Places: chosen for
-# `models/coder-edit` on lessons that were held out, quiet in 97, 90 and 70 of 100 moments with nothing left.
+# The least probability of the place and of its new text. Places: chosen for `models/coder-edit` on held-out
+# examples; silent in 97, 90 and 70 of 100 moments with nothing left to do.
 PLACE = {"calm": 0.62, "balanced": 0.48, "eager": 0.25}
 TEXT = {"calm": 0.8, "balanced": 0.65, "eager": 0.5}
 
 
-class PlacesQuestion(Asked[PlacesFormat]):
-    """All places are one question."""
+class PlacesQuestion(EditQuestion[PlacesFormat]):
+    """Asks about all places at once."""
 
     __slots__ = ()
 
-    async def answered(self, run: Run) -> Found | Unfit:
-        """Have a place chosen, then its text written."""
+    async def resolve(self, run: Run) -> PredictedEdits | NoEditReason:
+        """Let the model choose a place, then generate its text."""
         prompt = await asyncio.to_thread(self.prompt)
         if prompt is None:
-            return Unfit.NOWHERE
+            return NoEditReason.NOWHERE
         said = await run(prompt.tokens, PROBE, None)
         if not said.logprobs:
-            return Unfit.LEFT
+            return NoEditReason.LEFT
         first = said.logprobs[0]
         chances = {token: math.exp(chance) for token, chance in [*first.top, (first.token, first.logprob)]}
         silence, *others = self.format.marks.numbers
@@ -43,44 +50,48 @@ class PlacesQuestion(Asked[PlacesFormat]):
         best = max(numbers, key=lambda number: chances.get(number, 0.0))
         here = chances.get(best, 0.0)
         if here < PLACE[self.eagerness]:
-            return Unfit.LEFT if chances.get(silence, 0.0) >= 0.5 else Unfit.UNSURE
+            return NoEditReason.LEFT if chances.get(silence, 0.0) >= 0.5 else NoEditReason.UNSURE
         draft = [t for line in prompt.lines[numbers.index(best)] for t in self.format.encode(f"{line}\n")]
         said = await run((*prompt.tokens, best), _writing(prompt), FileDrafter(draft))
-        return await asyncio.to_thread(self.read, prompt, best, said, here)
+        return await asyncio.to_thread(self.parse_answer, prompt, best, said, here)
 
     def prompt(self) -> PlacesPrompt | None:
-        """The question; None where nothing changed or no place could have to do with it."""
-        changes = changes_of(self.change, self.path)
+        """The prompt; None where nothing changed or no candidate place was found."""
+        changes = changes_in_burst(self.change, self.path)
         if not changes:
             return None
         lines = self.lines
-        spots = candidates(self.change, self.problems, apart=REGION // 2, most=min(self.most, MOST_PLACES))
+        spots = find_candidates(
+            self.change, self.problems, apart=REGION // 2, most=min(self.most, MOST_PLACES)
+        )
         places = tuple(dict.fromkeys(self.format.region(lines, spot.line) for spot in spots))
         if not places:
             return None
-        return self.format.build([*self.history, *changes], self.path, lines, places, self.at)
+        return self.format.build([*self.history, *changes], self.path, lines, places, self.cursor_line)
 
-    def read(self, prompt: PlacesPrompt, best: int, said: Said, here: float) -> Found | Unfit:
-        """What the answer means for the buffer. `best`: the place that was chosen, `here` its chance."""
+    def parse_answer(
+        self, prompt: PlacesPrompt, best: int, said: EngineAnswer, here: float
+    ) -> PredictedEdits | NoEditReason:
+        """The edits of an answer. `best`: the chosen place, `here` its probability."""
         try:
             answer = self.format.parse(prompt, (best, *said.tokens))
         except ValueError:
-            return Unfit.UNUSABLE
+            return NoEditReason.UNUSABLE
         if answer is None:
-            return Unfit.LEFT
-        edits = self.edits(prompt.places[answer.place], answer.lines)
+            return NoEditReason.LEFT
+        edits = self.edits_for(prompt.places[answer.place], answer.lines)
         if not edits:
-            return Unfit.LEFT
+            return NoEditReason.LEFT
         written = [entry.logprob for entry in said.logprobs]
         sure = math.exp(sum(written) / len(written)) if written else 1.0
         if sure < TEXT[self.eagerness]:
-            return Unfit.UNSURE
-        reason = self.objection(edits)
-        return reason if reason is not None else Found(tuple(edits), here * sure)
+            return NoEditReason.UNSURE
+        reason = self.find_objection(edits)
+        return reason if reason is not None else PredictedEdits(tuple(edits), here * sure)
 
 
 def _writing(prompt: PlacesPrompt) -> GenerationParams:
-    room = min(ANSWER_TOKENS, 96 + 2 * max(len(joined(lines)) for lines in prompt.lines))
+    room = min(ANSWER_TOKENS, 96 + 2 * max(len(join_lines(lines)) for lines in prompt.lines))
     return GenerationParams(
         max_tokens=room, sampling=Sampling(logprobs=0), stop_tokens=frozenset({prompt.end})
     )

@@ -45,7 +45,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RecentChange:
     """Lines `before` of a file became `after`; both are whole lines."""
 
     path: str
@@ -54,7 +54,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class LineRange:
     """Lines [first, last) of a file."""
 
     first: int
@@ -68,7 +68,7 @@ class EditPrompt:
 
     tokens: tuple[int, ...]
     shared: int
-    region: Region
+    region: LineRange
     lines: tuple[str, ...]
     draft: tuple[int, ...]
     keep: int
@@ -80,7 +80,7 @@ class EditPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class EditMarks:
     """The ids of the tokens that hold the parts apart; `numbers` of a region's lines and of its end."""
 
     edit: int
@@ -106,14 +106,14 @@ class EditFormat:
 
     encode: Encode
     decode: Decode
-    marks: Marks
+    marks: EditMarks
 
     def build(
         self,
-        history: Sequence[Change],
+        history: Sequence[RecentChange],
         path: str,
         lines: Sequence[str],
-        region: Region,
+        region: LineRange,
         cursor: int | None = None,
     ) -> EditPrompt:
         """The question whether `region` of `lines` has to change after `history` (oldest first). `cursor`:
@@ -131,14 +131,14 @@ class EditFormat:
             *front, marks.file, *self.encode(_short(path) + "\n"), *above,
             marks.before, *body, marks.numbers[len(inside)], marks.below, *below, marks.after,
         )  # fmt: skip
-        draft = tuple(self.encode(joined(inside)))
+        draft = tuple(self.encode(join_lines(inside)))
         return EditPrompt(tokens, len(front), region, inside, draft, marks.keep, marks.end)
 
-    def region(self, lines: Sequence[str], line: int) -> Region:
+    def region(self, lines: Sequence[str], line: int) -> LineRange:
         """What to ask about when `line` may have to change: fewer lines where they are long."""
         size = REGION
         region = region_at(lines, line, size)
-        while size > 1 and len(self.encode(joined(lines[region.first : region.last]))) > REGION_TOKENS:
+        while size > 1 and len(self.encode(join_lines(lines[region.first : region.last]))) > REGION_TOKENS:
             size //= 2
             region = region_at(lines, line, size)
         return region
@@ -151,7 +151,7 @@ class EditFormat:
         first = next((i for i in range(least) if old[i] != new[i]), least)
         same = next((i for i in range(least - first) if old[-1 - i] != new[-1 - i]), least - first)
         numbers = self.marks.numbers
-        text = joined(new[first : len(new) - same])
+        text = join_lines(new[first : len(new) - same])
         return [numbers[first], numbers[len(old) - same], *self.encode(text), self.marks.end]
 
     def parse(self, prompt: EditPrompt, tokens: Sequence[int]) -> list[str] | None:
@@ -174,7 +174,7 @@ class EditFormat:
         new = text.removesuffix("\n").split("\n") if text else []
         return [*prompt.lines[:first], *new, *prompt.lines[last:]]
 
-    def _history(self, history: Sequence[Change]) -> list[int]:
+    def _history(self, history: Sequence[RecentChange]) -> list[int]:
         marks = self.marks
         kept: list[list[int]] = []
         room = HISTORY_TOKENS
@@ -193,56 +193,56 @@ class EditFormat:
     def _fitting(self, lines: list[str], *, last: bool) -> list[int]:
         """The encoding of as many lines as fit, those next to the region kept longest."""
         while lines:
-            tokens = list(self.encode(joined(lines)))
+            tokens = list(self.encode(join_lines(lines)))
             if len(tokens) <= AROUND_TOKENS:
                 return tokens
             lines = lines[1:] if last else lines[:-1]
         return []
 
 
-def joined(lines: Sequence[str]) -> str:
+def join_lines(lines: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def changes_between(old: str, new: str, path: str) -> list[Change]:
+def changes_between(old: str, new: str, path: str) -> list[RecentChange]:
     """The changes of whole lines from `old` to `new`, in the order of the file. A change that only adds or
     only takes away brings the line above along, which says where it is."""
     a, b = old.split("\n"), new.split("\n")
     found = []
     for tag, i1, i2, j1, j2 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if tag != "equal":
-            found.append(change_of(a, (i1, i2), b, (j1, j2), path))
+            found.append(change_between(a, (i1, i2), b, (j1, j2), path))
     return found
 
 
-def change_of(
+def change_between(
     old: Sequence[str], was: tuple[int, int], new: Sequence[str], became: tuple[int, int], path: str
-) -> Change:
+) -> RecentChange:
     """Lines `was` of `old` became lines `became` of `new`."""
     (i1, i2), (j1, j2) = was, became
     if (i1 == i2 or j1 == j2) and i1 and j1:
         i1, j1 = i1 - 1, j1 - 1
-    return Change(path, joined(old[i1:i2]), joined(new[j1:j2]))
+    return RecentChange(path, join_lines(old[i1:i2]), join_lines(new[j1:j2]))
 
 
-def region_at(lines: Sequence[str], line: int, size: int = REGION) -> Region:
+def region_at(lines: Sequence[str], line: int, size: int = REGION) -> LineRange:
     """The region of `size` lines to ask about when `line` may have to change: a third of it above."""
     first = max(0, min(line - size // 3, len(lines) - size))
-    return Region(first, min(len(lines), first + size))
+    return LineRange(first, min(len(lines), first + size))
 
 
-def marks_of(tokenizer: Tokenizer) -> Marks | None:
+def find_marks(tokenizer: Tokenizer) -> EditMarks | None:
     ids = [tokenizer.special(name) for name in SPELLING]
     known = [i for i in ids if i is not None]
     if len(known) < len(ids):
         return None
     edit, before, after, file, below, cursor, keep, end, *numbers = known
-    return Marks(edit, before, after, file, below, cursor, keep, end, tuple(numbers))
+    return EditMarks(edit, before, after, file, below, cursor, keep, end, tuple(numbers))
 
 
-def detect(tokenizer: Tokenizer, path: Path) -> EditFormat | None:
+def detect_edit_format(tokenizer: Tokenizer, path: Path) -> EditFormat | None:
     """The model's edit format if it says that it has learned this version; None otherwise."""
-    marks = marks_of(tokenizer)
+    marks = find_marks(tokenizer)
     if learned_version(path) != VERSION or marks is None:
         return None
     return EditFormat(tokenizer.encode, tokenizer.decode, marks)

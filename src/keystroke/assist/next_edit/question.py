@@ -1,8 +1,8 @@
-"""The next edit by the model itself, asked for where no rule knows what a change means.
+"""Predicts the next edit with a model, one question per place, where no rule applies.
 
-Sees values only and runs nothing: `run` is how the caller's engine answers a prompt. Each candidate
-place costs one step (how likely is it that this stays as it is?); only the best one is written, greedily and
-with its old lines as the draft. What comes of it is reduced, parsed and weighed; it is an edit or a reason.
+`run` is the caller's engine. Each candidate place costs one step (the probability that it stays as it is);
+only the best one is written, greedily, with its old lines as the draft. The result is validated edits, or a
+reason.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from difflib import SequenceMatcher
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from keystroke.analysis.syntax import LANGUAGES, error_count, region
+from keystroke.analysis.syntax import LANGUAGES, error_count, surrounding_region
 from keystroke.assist.next_edit.burst import Burst
-from keystroke.assist.next_edit.candidates import MOST, candidates
+from keystroke.assist.next_edit.candidates import MOST, find_candidates
 from keystroke.assist.next_edit.prompt import (
     REGION,
-    Change,
     EditFormat,
     EditPrompt,
-    Region,
+    LineRange,
+    RecentChange,
     changes_between,
 )
 from keystroke.engine.base import Sampling, TokenLogprob
@@ -31,21 +31,20 @@ from keystroke.engine.generation import GenerationParams
 from keystroke.engine.speculative import Drafter, FileDrafter
 from keystroke.text import Edit, apply_edits, minimal_diff
 
-# How sure the model must be that a place changes, and how it changes, for the two multiplied to be shown.
-# High on purpose: of 93 moments of held-out releases, 31 of them with nothing left to do, the embedded model
-# would offer 3 from 0.9 on (2 at the right place, 1 with nothing left), 6 from 0.85 (4, 2), 12 from 0.8 (7
-# and 5), 15 from 0.75 (10, 5).
+# The least product of the probability that a place changes and the confidence of its text. Of 93 moments of
+# held-out releases, 31 of them with nothing left to do, the embedded model would offer 3 at 0.9 (2 at the
+# right place, 1 with nothing left), 6 at 0.85 (4, 2), 12 at 0.8 (7, 5), 15 at 0.75 (10, 5).
 THRESHOLDS = {"calm": 0.9, "balanced": 0.85, "eager": 0.75}
-SURE = 0.9  # a place this likely to change is taken without asking about the others
-_RIVALS = 20  # tokens whose chances a step tells
-_LONGEST_CHANGE = 200  # lines; more is a paste, which asks for nothing
+SURE = 0.9  # a place this likely to change is chosen without asking about the others
+_RIVALS = 20  # alternatives whose probabilities a step reports
+_LONGEST_CHANGE = 200  # lines; more is a paste
 
 
-class Unfit(StrEnum):
-    """Why the model's next edit is not offered."""
+class NoEditReason(StrEnum):
+    """Why no edit of the model is proposed. The values are wire names."""
 
-    NOWHERE = "nothing_to_change"  # no change, or no place that could have to do with it
-    LEFT = "model_leaves_it"  # every place is fine as it is
+    NOWHERE = "nothing_to_change"  # no change, or no candidate place
+    LEFT = "model_leaves_it"  # the model keeps every place
     UNSURE = "low_confidence"
     UNUSABLE = "unusable_answer"
     UNDOES = "undoes_the_change"
@@ -55,19 +54,19 @@ class Unfit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What the engine answered: tokens, and how likely each was."""
+class EngineAnswer:
+    """The tokens of an answer and their probabilities."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
 
 
-Run = Callable[[Sequence[int], GenerationParams, Drafter | None], Awaitable[Said]]
+Run = Callable[[Sequence[int], GenerationParams, Drafter | None], Awaitable[EngineAnswer]]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Edits of the buffer that belong together, in order, and how sure they are."""
+class PredictedEdits:
+    """Edits of the buffer that belong together, in order, and their confidence."""
 
     edits: tuple[Edit, ...]
     confidence: float
@@ -77,15 +76,15 @@ Form = TypeVar("Form")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[Form]):
-    """A moment at which a model is asked, in its own format. `change` is the last one, `history` what came
-    before it, in this file and others."""
+class EditQuestion(Generic[Form]):
+    """A question in the model's format. `change` is the last one, `history` the changes before it, in this
+    file and others."""
 
     format: Form
     path: str
     language: str | None
     change: Burst
-    history: tuple[Change, ...] = ()
+    history: tuple[RecentChange, ...] = ()
     cursor: int | None = None
     problems: tuple[int, ...] = ()
     dismissed: frozenset[tuple[str, str]] = frozenset()
@@ -102,11 +101,11 @@ class Asked(Generic[Form]):
         return [line.removesuffix("\r") for line in self.text.split("\n")]
 
     @property
-    def at(self) -> int | None:
+    def cursor_line(self) -> int | None:
         """The line of the cursor."""
         return None if self.cursor is None else self.text.count("\n", 0, self.cursor)
 
-    def edits(self, place: Region, new_lines: Sequence[str]) -> list[Edit]:
+    def edits_for(self, place: LineRange, new_lines: Sequence[str]) -> list[Edit]:
         """The smallest edits that make `place` read `new_lines`."""
         start, end = _span(self.text, place.first, place.last)
         old = self.text[start:end]
@@ -114,37 +113,37 @@ class Asked(Generic[Form]):
         new = "".join(f"{line}{newline}" for line in new_lines)
         if end == len(self.text):
             new = new.removesuffix(newline)  # the last line of a text has no end
-        return [shifted(edit, start) for edit in merged(old, new)]
+        return [shift_edit(edit, start) for edit in merged_edits(old, new)]
 
-    def objection(self, edits: Sequence[Edit]) -> Unfit | None:
-        """What speaks against offering `edits`."""
+    def find_objection(self, edits: Sequence[Edit]) -> NoEditReason | None:
+        """Why `edits` are not proposed, or None."""
         change, text = self.change, self.text
         for edit in edits:
             inside = edit.start < change.new_end and edit.end > change.start
             back = edit.start == change.start and edit.text and edit.text.strip() == change.old.strip()
             if inside or back:
-                return Unfit.UNDOES
+                return NoEditReason.UNDOES
         if any((text[e.start : e.end].strip(), e.text.strip()) in self.dismissed for e in edits):
-            return Unfit.DISMISSED
+            return NoEditReason.DISMISSED
         if self.max_line is not None and any(_grows_past(text, edit, self.max_line) for edit in edits):
-            return Unfit.TOO_LONG
+            return NoEditReason.TOO_LONG
         if self.language in LANGUAGES:
             after = apply_edits(text, edits)
-            first, last = region(text, edits[0].start, edits[-1].end)
+            first, last = surrounding_region(text, edits[0].start, edits[-1].end)
             grown = len(after) - len(text)
             was = error_count(text[first:last], self.language)
             if error_count(after[first : last + grown], self.language) > was:
-                return Unfit.BREAKS
+                return NoEditReason.BREAKS
         return None
 
 
-class Question(Asked[EditFormat]):
-    """Each place is a question of its own."""
+class SinglePlaceQuestion(EditQuestion[EditFormat]):
+    """Asks about each place separately."""
 
     __slots__ = ()
 
-    async def answered(self, run: Run) -> Found | Unfit:
-        """Ask about each place, then have the best one written."""
+    async def resolve(self, run: Run) -> PredictedEdits | NoEditReason:
+        """Ask about each place, then generate the best one."""
         prompts = await asyncio.to_thread(self.prompts)
         best: tuple[float, EditPrompt] | None = None
         for prompt in prompts:
@@ -154,40 +153,42 @@ class Question(Asked[EditFormat]):
             if moves >= SURE:
                 break
         if best is None:
-            return Unfit.NOWHERE
+            return NoEditReason.NOWHERE
         moves, prompt = best
         if moves < THRESHOLDS[self.eagerness]:
-            return Unfit.LEFT if moves < 0.5 else Unfit.UNSURE
+            return NoEditReason.LEFT if moves < 0.5 else NoEditReason.UNSURE
         said = await run(prompt.tokens, _writing(prompt), FileDrafter(prompt.draft))
-        return await asyncio.to_thread(self.read, prompt, said, moves)
+        return await asyncio.to_thread(self.parse_answer, prompt, said, moves)
 
     def prompts(self) -> list[EditPrompt]:
         """The places to ask about, best guess first."""
-        changes = changes_of(self.change, self.path)
+        changes = changes_in_burst(self.change, self.path)
         if not changes:
             return []
         lines = self.lines
         history = [*self.history, *changes]
-        spots = candidates(self.change, self.problems, apart=REGION // 2, most=self.most)
+        spots = find_candidates(self.change, self.problems, apart=REGION // 2, most=self.most)
         regions = dict.fromkeys(self.format.region(lines, spot.line) for spot in spots)
-        return [self.format.build(history, self.path, lines, area, self.at) for area in regions]
+        return [self.format.build(history, self.path, lines, area, self.cursor_line) for area in regions]
 
-    def read(self, prompt: EditPrompt, said: Said, moves: float) -> Found | Unfit:
-        """What the answer means for the buffer. `moves`: how likely the place is to change at all."""
+    def parse_answer(
+        self, prompt: EditPrompt, said: EngineAnswer, moves: float
+    ) -> PredictedEdits | NoEditReason:
+        """The edits of an answer. `moves`: the probability that the place changes at all."""
         new_lines = self.format.parse(prompt, said.tokens)
         if new_lines is None:
-            return Unfit.UNUSABLE
-        edits = self.edits(prompt.region, new_lines)
+            return NoEditReason.UNUSABLE
+        edits = self.edits_for(prompt.region, new_lines)
         if not edits:
-            return Unfit.LEFT
-        sure = moves * _sureness(prompt, said)
+            return NoEditReason.LEFT
+        sure = moves * _confidence(prompt, said)
         if sure < THRESHOLDS[self.eagerness]:
-            return Unfit.UNSURE
-        reason = self.objection(edits)
-        return reason if reason is not None else Found(tuple(edits), sure)
+            return NoEditReason.UNSURE
+        reason = self.find_objection(edits)
+        return reason if reason is not None else PredictedEdits(tuple(edits), sure)
 
     async def _moves(self, prompt: EditPrompt, run: Run) -> float:
-        """How likely it is that the place does not stay as it is."""
+        """The probability that the place changes."""
         said = await run(prompt.tokens, PROBE, None)
         if not said.logprobs:
             return 0.0
@@ -200,7 +201,7 @@ PROBE = GenerationParams(max_tokens=1, sampling=Sampling(logprobs=_RIVALS), igno
 
 
 def _writing(prompt: EditPrompt) -> GenerationParams:
-    """Greedy, and no longer free to leave the place alone: that was asked already."""
+    """Greedy; keeping the place is excluded, since that was asked before."""
     return GenerationParams(
         max_tokens=prompt.room,
         sampling=Sampling(logprobs=0, logit_bias={prompt.keep: -100.0}),
@@ -208,8 +209,8 @@ def _writing(prompt: EditPrompt) -> GenerationParams:
     )
 
 
-def changes_of(burst: Burst, path: str) -> list[Change]:
-    """The burst as whole lines, with the line above it where it only adds or only takes away."""
+def changes_in_burst(burst: Burst, path: str) -> list[RecentChange]:
+    """The burst as whole lines, with the line above it where it only adds or only removes."""
     above = burst.before.rfind("\n", 0, max(0, burst.before.rfind("\n", 0, burst.start))) + 1
     old, new = (
         text[above : _line_end(text, end)].replace("\r\n", "\n")
@@ -220,8 +221,8 @@ def changes_of(burst: Burst, path: str) -> list[Change]:
     return [c for c in changes_between(old, new, path) if c.before.split() != c.after.split()]
 
 
-def merged(old: str, new: str) -> list[Edit]:
-    """The smallest edits from `old` to `new`, those of neighbouring lines taken together: one jump each."""
+def merged_edits(old: str, new: str) -> list[Edit]:
+    """The smallest edits from `old` to `new`; those of neighbouring lines are merged."""
     out: list[Edit] = []
     for edit in minimal_diff(old, new):
         between = old[out[-1].end : edit.start] if out else ""
@@ -232,13 +233,12 @@ def merged(old: str, new: str) -> list[Edit]:
     return out
 
 
-def shifted(edit: Edit, by: int) -> Edit:
+def shift_edit(edit: Edit, by: int) -> Edit:
     return Edit(edit.start + by, edit.end + by, edit.text)
 
 
-def _sureness(prompt: EditPrompt, said: Said) -> float:
-    """Geometric mean of the chances of the place, of what is new, and of the tokens at which the old text
-    goes on."""
+def _confidence(prompt: EditPrompt, said: EngineAnswer) -> float:
+    """The geometric mean probability of the new tokens and of those at which the old text continues."""
     if not said.logprobs:
         return 1.0
     tokens = said.tokens[: len(said.logprobs)]

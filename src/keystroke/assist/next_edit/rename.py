@@ -1,8 +1,7 @@
-"""A name changed where it is defined: the other places that mean the same thing.
+"""Renames the other uses of a name that was changed at its definition.
 
-Judged on the text before the change, whose names agree. Only the scope of the definition counts; a
-nested function that has the name for itself is left alone; strings and comments are never touched. A change
-of a mere use is no rename.
+The text before the change is analysed. Only the scope of the definition counts; a nested function with its
+own parameter of that name, strings and comments are left alone.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 
 from ast_grep_py import SgNode
 
-from keystroke.analysis.syntax import leaf_at, tree, walk
+from keystroke.analysis.syntax import leaf_at, parse_tree, walk
 from keystroke.assist.next_edit.burst import IDENTIFIER, Burst
 from keystroke.text import Edit
 
@@ -38,7 +37,7 @@ _CLASSES = ("class", "interface", "struct", "impl", "trait", "enum")
 Span = tuple[int, int]
 
 
-def renamed(burst: Burst, language: str) -> tuple[str, str, list[Edit]] | None:
+def find_rename(burst: Burst, language: str) -> tuple[str, str, list[Edit]] | None:
     """Old name, new name, and the edits of the other places in `burst.after`."""
     change = burst.words()
     old, new = change.old, change.new
@@ -46,7 +45,7 @@ def renamed(burst: Burst, language: str) -> tuple[str, str, list[Edit]] | None:
         return None
     if keyword.iskeyword(new) or keyword.iskeyword(old):
         return None
-    root = tree(change.before, language)
+    root = parse_tree(change.before, language)
     name = leaf_at(root, change.start)
     if name is None or name.kind() not in _NAMES or name.text() != old:
         return None
@@ -57,14 +56,14 @@ def renamed(burst: Burst, language: str) -> tuple[str, str, list[Edit]] | None:
     edits = []
     for node in _occurrences(scope, old, name, member=member, parameter=owner.kind() in _PARAMETERS):
         span = node.range()
-        start = change.moved(span.start.index)
+        start = change.shift_offset(span.start.index)
         edits.append(Edit(start, start + len(old), new))
     return (old, new, edits) if edits else None
 
 
-def mentions(text: str, language: str, old: str, new: str) -> list[Edit]:
+def find_uses(text: str, language: str, old: str, new: str) -> list[Edit]:
     """Uses of a top-level name in another file that imports it."""
-    root = tree(text, language)
+    root = parse_tree(text, language)
     found = [
         node
         for node in walk(root)
@@ -78,7 +77,7 @@ def mentions(text: str, language: str, old: str, new: str) -> list[Edit]:
 def is_top_level(burst: Burst, language: str) -> bool:
     """Whether the renamed definition is one that other files can see."""
     change = burst.words()
-    name = leaf_at(tree(change.before, language), change.start)
+    name = leaf_at(parse_tree(change.before, language), change.start)
     owner = _definition(name) if name is not None else None
     if name is None or owner is None or owner.kind() in _PARAMETERS:
         return False

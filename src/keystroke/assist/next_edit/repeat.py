@@ -1,7 +1,7 @@
-"""The same change made twice: the places left where it fits.
+"""Finds the remaining places for a change that was made twice.
 
-Text only. Two bursts with the same words before and after are a pattern; a place fits where the old
-words stand between word boundaries and the new ones do not stand already. One change alone is no pattern.
+Two bursts with the same words before and after are a pattern. A place fits where the old words occur between
+word boundaries and the new ones do not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SHORTEST = 3  # characters of the old text: anything shorter fits everywhere
 _MOST = 50
 
 
-def repeated(history: Sequence[Burst]) -> tuple[str, str, list[Edit]] | None:
+def find_repetition(history: Sequence[Burst]) -> tuple[str, str, list[Edit]] | None:
     """Old text, new text and the edits of the remaining places, after the last burst of `history`."""
     if len(history) < 2:
         return None
@@ -28,11 +28,11 @@ def repeated(history: Sequence[Burst]) -> tuple[str, str, list[Edit]] | None:
         (other.old, other.new) == (old, new) for b in history[:-1] for other in (b.with_neighbours(),)
     ):
         return None
-    edits = places(last.after, old, new)
+    edits = find_places(last.after, old, new)
     return (old, new, edits) if edits else None
 
 
-def places(text: str, old: str, new: str) -> list[Edit]:
+def find_places(text: str, old: str, new: str) -> list[Edit]:
     left = r"(?<!\w)" if re.match(r"\w", old) else ""
     right = r"(?!\w)" if re.search(r"\w$", old) else ""
     pattern = re.compile(f"{left}{re.escape(old)}{right}")

@@ -1,8 +1,7 @@
-"""A function's parameters changed: its calls.
+"""Updates the calls of a function whose parameters changed.
 
-Compares the parameters before and after by name. A parameter added without a default is asked of every
-call, one removed is taken out, one renamed is renamed where calls name it. Calls that spread their arguments
-are left alone: nobody can count them.
+Parameters are compared by name. One added without a default is added to every call, one removed is removed,
+one renamed is renamed in keyword arguments. Calls with spread arguments are left alone.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 
 from ast_grep_py import SgNode
 
-from keystroke.analysis.syntax import tree, walk
+from keystroke.analysis.syntax import parse_tree, walk
 from keystroke.assist.next_edit.burst import Burst
 from keystroke.text import Edit
 
@@ -22,7 +21,7 @@ _RECEIVERS = frozenset({"self", "cls", "this"})
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class SignatureParameter:
     name: str
     optional: bool
 
@@ -30,30 +29,30 @@ class Parameter:
 @dataclass(frozen=True, slots=True)
 class Signature:
     name: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[SignatureParameter, ...]
     method: bool
     start: int
 
 
-def changed_calls(burst: Burst, language: str) -> tuple[str, list[Edit]] | None:
+def find_changed_calls(burst: Burst, language: str) -> tuple[str, list[Edit]] | None:
     """The function's name and the edits of its calls in `burst.after`."""
-    old = _around(tree(burst.before, language), burst.start, burst.old_end)
+    old = _around(parse_tree(burst.before, language), burst.start, burst.old_end)
     if old is None:
         return None
-    root = tree(burst.after, language)
+    root = parse_tree(burst.after, language)
     new = _around(root, burst.start, burst.new_end)
     if new is None or new.name != old.name or new.parameters == old.parameters:
         return None
     return _call_edits(root, old, new)
 
 
-def calls_in(text: str, language: str, burst: Burst) -> list[Edit]:
+def find_calls_in(text: str, language: str, burst: Burst) -> list[Edit]:
     """The same for another file of the same language."""
-    old = _around(tree(burst.before, language), burst.start, burst.old_end)
-    new = _around(tree(burst.after, language), burst.start, burst.new_end)
+    old = _around(parse_tree(burst.before, language), burst.start, burst.old_end)
+    new = _around(parse_tree(burst.after, language), burst.start, burst.new_end)
     if old is None or new is None or new.name != old.name or old.name not in text:
         return []
-    found = _call_edits(tree(text, language), old, new)
+    found = _call_edits(parse_tree(text, language), old, new)
     return found[1] if found else []
 
 
@@ -74,20 +73,20 @@ def _around(root: SgNode, start: int, end: int) -> Signature | None:
     return None
 
 
-def _parameter(node: SgNode) -> Parameter | None:
+def _parameter(node: SgNode) -> SignatureParameter | None:
     if not node.is_named() or "comment" in node.kind():
         return None
     if node.kind() in ("identifier", "self_parameter"):
-        return Parameter(node.text(), False)
+        return SignatureParameter(node.text(), False)
     if "splat" in node.kind() or "rest" in node.kind() or "separator" in node.kind():
-        return Parameter(node.text(), True)
+        return SignatureParameter(node.text(), True)
     name = node.field("name") or node.field("pattern") or node.field("left")
     if name is None:
         name = next((c for c in node.children() if c.kind() == "identifier"), None)
     if name is None:
         return None
     optional = node.field("value") is not None or node.field("right") is not None
-    return Parameter(name.text(), optional or node.kind() == "optional_parameter")
+    return SignatureParameter(name.text(), optional or node.kind() == "optional_parameter")
 
 
 def _call_edits(root: SgNode, old: Signature, new: Signature) -> tuple[str, list[Edit]] | None:
@@ -117,7 +116,7 @@ def _calls(node: SgNode, signature: Signature) -> bool:
 def _one_call(
     call: SgNode,
     count: int,
-    added: list[tuple[int, Parameter]],
+    added: list[tuple[int, SignatureParameter]],
     removed: list[tuple[int, str]],
     rename: dict[str, str],
 ) -> list[Edit]:

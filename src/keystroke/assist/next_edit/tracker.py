@@ -1,8 +1,7 @@
-"""What one buffer's changes ask for next, kept true while the user types.
+"""Tracks the changes of one buffer and its current next-edit proposal.
 
-Following a key is cheap and never parses; an inquiry parses and may run in a thread, on values that do
-not change. A proposal is rebased over every edit; taken one by one it shrinks; contradicted it is dropped
-with a named reason. Changes a proposal itself made are no new intent.
+Applying a key is cheap and never parses; a rule search parses and may run in a thread. A proposal is rebased
+over every edit. Accepting one of its edits shrinks it, contradicting it drops it with a named reason.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from enum import StrEnum
 
 from keystroke.analysis.syntax import LANGUAGES
 from keystroke.assist.next_edit.burst import Burst, burst_between
-from keystroke.assist.next_edit.prompt import CHANGES, Change
-from keystroke.assist.next_edit.question import Found, changes_of
-from keystroke.assist.next_edit.rename import is_top_level, mentions, renamed
-from keystroke.assist.next_edit.repeat import repeated
-from keystroke.assist.next_edit.signature import calls_in, changed_calls
+from keystroke.assist.next_edit.prompt import CHANGES, RecentChange
+from keystroke.assist.next_edit.question import PredictedEdits, changes_in_burst
+from keystroke.assist.next_edit.rename import find_rename, find_uses, is_top_level
+from keystroke.assist.next_edit.repeat import find_repetition
+from keystroke.assist.next_edit.signature import find_calls_in, find_changed_calls
 from keystroke.text import Dropped, Edit, rebase
-from keystroke.text.rebase import Reason
+from keystroke.text.rebase import DropReason
 
-LARGEST = 400_000  # characters; a larger file would hold up a core
+LARGEST = 400_000  # characters; larger files are not searched
 _HISTORY = 8
 _REFUSED = 32
 _NEAR = 48  # characters between two edits that still belong together
@@ -32,42 +31,35 @@ class Cause(StrEnum):
     RENAME = "rename"
     SIGNATURE = "signature"
     REPEAT = "repeat"
-    MODEL = "model"  # no rule knew; the model did
+    MODEL = "model"  # predicted by the model, where no rule applied
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """An edit in a buffer; None: the one that was changed."""
+class ProposedEdit:
+    """An edit in a buffer; `buffer` None: the one that was changed."""
 
     buffer: str | None
     edit: Edit
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class NextEditProposal:
     id: str
     cause: Cause
     title: str
-    places: tuple[Placed, ...]
+    edits: tuple[ProposedEdit, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
-    """Another open buffer of the same language."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Inquiry:
-    """A burst and what came before it."""
+class RuleSearch:
+    """A snapshot of the current burst and the bursts before it, to be searched with rules."""
 
     language: str | None
     baseline: str
     history: tuple[Burst, ...]
 
-    def propose(self, text: str, cursor: int, others: Mapping[str, Other]) -> Proposal | None:
-        """What the burst under way asks for in `text`; None where nothing."""
+    def propose(self, text: str, cursor: int, others: Mapping[str, str]) -> NextEditProposal | None:
+        """The edits that the current burst requires in `text`, or None."""
         if len(text) > LARGEST or len(self.baseline) > LARGEST:
             return None
         burst = burst_between(self.baseline, text)
@@ -78,32 +70,32 @@ class Inquiry:
             return None
         cause, title, own, elsewhere = found
         here = sorted(own, key=lambda e: (e.start < cursor, e.start))
-        places = [Placed(None, edit) for edit in here]
-        places += [Placed(name, edit) for name, edits in elsewhere.items() for edit in edits]
-        return Proposal("", cause, title, tuple(places)) if places else None
+        places = [ProposedEdit(None, edit) for edit in here]
+        places += [ProposedEdit(name, edit) for name, edits in elsewhere.items() for edit in edits]
+        return NextEditProposal("", cause, title, tuple(places)) if places else None
 
     def _found(
-        self, burst: Burst, others: Mapping[str, Other]
+        self, burst: Burst, others: Mapping[str, str]
     ) -> tuple[Cause, str, list[Edit], dict[str, list[Edit]]] | None:
         language = self.language
         if language is not None:
-            name = renamed(burst, language)
+            name = find_rename(burst, language)
             visible = _defines_top_level(burst, language)
             if name is not None or visible:
                 old, new, edits = name or (*_names(burst), [])
                 elsewhere = {}
                 if visible:
                     for buffer, other in others.items():
-                        if old in other.text and (found := mentions(other.text, language, old, new)):
+                        if old in other and (found := find_uses(other, language, old, new)):
                             elsewhere[buffer] = found
                 if edits or elsewhere:
                     return Cause.RENAME, f"Rename {old} to {new}", edits, elsewhere
-            calls = changed_calls(burst, language)
-            far = {b: found for b, o in others.items() if (found := calls_in(o.text, language, burst))}
+            calls = find_changed_calls(burst, language)
+            far = {b: found for b, o in others.items() if (found := find_calls_in(o, language, burst))}
             if calls is not None or far:
                 title = f"Update calls of {calls[0]}" if calls else "Update calls in other files"
                 return Cause.SIGNATURE, title, calls[1] if calls else [], far
-        pattern = repeated([*self.history, burst])
+        pattern = find_repetition([*self.history, burst])
         if pattern is None:
             return None
         old, new, edits = pattern
@@ -112,70 +104,70 @@ class Inquiry:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What the model is asked about: the last change, what was changed before it and what was refused."""
+    """What the model is asked about: the last change, the changes before it and dismissed edits."""
 
     change: Burst
-    history: tuple[Change, ...]
+    history: tuple[RecentChange, ...]
     dismissed: frozenset[tuple[str, str]]
 
 
-class NextEdits:
-    """`trail`: the changes made lately in all buffers, oldest first, shared by their trackers."""
+class NextEditTracker:
+    """`trail`: recent changes in all buffers, oldest first, shared by their trackers."""
 
     def __init__(
-        self, text: str, language: str | None, path: str = "", trail: deque[Change] | None = None
+        self, text: str, language: str | None, path: str = "", trail: deque[RecentChange] | None = None
     ) -> None:
         self._language = language if language in LANGUAGES else None
         self._path = path
-        self._trail: deque[Change] = trail if trail is not None else deque(maxlen=CHANGES)
-        self._refused: deque[tuple[str, str]] = deque(maxlen=_REFUSED)
-        self._taken_last: Burst | None = None  # the model's own edit, just taken
+        self._trail: deque[RecentChange] = trail if trail is not None else deque(maxlen=CHANGES)
+        self._dismissed: deque[tuple[str, str]] = deque(maxlen=_REFUSED)
+        self._accepted_last: Burst | None = None  # the model's edit that was just accepted
         self._baseline = text  # the text before the burst under way
         self._span: tuple[int, int] | None = None  # of the burst, in the text as it is now
         self._history: deque[Burst] = deque(maxlen=_HISTORY)
         self._count = 0
         self._key: tuple[str, ...] = ()
-        self.proposal: Proposal | None = None
+        self.proposal: NextEditProposal | None = None
 
-    def follow(self, before: str, edits: Sequence[Edit]) -> Dropped | None:
-        """Edits were made one after another to `before`. Says why the proposal is gone, if it is now."""
+    def apply_edits(self, before: str, edits: Sequence[Edit]) -> Dropped | None:
+        """Apply edits made one after another to `before`. Returns why the proposal was dropped, if it was."""
         text = before
         for edit in edits:
             after = text[: edit.start] + edit.text + text[edit.end :]
             by_model = self.proposal is not None and self.proposal.cause is Cause.MODEL
-            if self._taken(edit):
-                self._let_go(text)
-                self._taken_last = burst_between(text, after) if by_model else None
+            if self._accept(edit):
+                self._end_burst(text)
+                self._accepted_last = burst_between(text, after) if by_model else None
                 self._baseline, self._span, text = after, None, after
                 continue
-            self._grow(text, edit)
+            self._extend_burst(text, edit)
             text = after
             dropped = self._rebase(edit)
             if dropped is not None:
                 return dropped
         return None
 
-    def inquiry(self) -> Inquiry:
-        """The question as it stands now; `adopt` takes its answer."""
-        return Inquiry(self._language, self._baseline, tuple(self._history))
+    def rule_search(self) -> RuleSearch:
+        """A snapshot to search in; pass its result to `adopt`."""
+        return RuleSearch(self._language, self._baseline, tuple(self._history))
 
-    def being_taken(self, text: str) -> bool:
-        """Whether places of a proposal are left and nothing else changed: then nothing is asked."""
+    def is_being_accepted(self, text: str) -> bool:
+        """Whether edits of a proposal are left and nothing else changed."""
         return self.proposal is not None and self._baseline == text
 
     def intent(self, text: str) -> Intent | None:
-        """What to ask the model about; None where nothing was changed. An edit of its own that was just taken
-        is a change like any other: there may be a next one."""
-        change = burst_between(self._baseline, text) or self._taken_last
+        """What to ask the model about; None where nothing was changed. An accepted edit of its own counts as
+        a change."""
+        change = burst_between(self._baseline, text) or self._accepted_last
         if change is None or max(len(text), len(change.before)) > LARGEST or change.after != text:
             return None
-        return Intent(change, tuple(self._trail), frozenset(self._refused))
+        return Intent(change, tuple(self._trail), frozenset(self._dismissed))
 
-    def propose(self, text: str, cursor: int, others: Mapping[str, Other]) -> Proposal | None:
-        return self.inquiry().propose(text, cursor, others)
+    def propose(self, text: str, cursor: int, others: Mapping[str, str]) -> NextEditProposal | None:
+        return self.rule_search().propose(text, cursor, others)
 
-    def adopt(self, proposal: Proposal | None) -> Proposal | None:
-        """Take what `propose` found; the same intent keeps its id."""
+    def adopt(self, proposal: NextEditProposal | None) -> NextEditProposal | None:
+        """Make this the current proposal; one with the same intent keeps its id."""
         if proposal is None:
             self.proposal = None
             return None
@@ -187,18 +179,18 @@ class NextEdits:
         return self.proposal
 
     def dismiss(self, text: str) -> None:
-        """Not wanted: the burst that led to it is let go, and the model's own words are not offered again."""
+        """Drop the proposal and end its burst; edits of the model are not proposed again."""
         if self.proposal is not None and self.proposal.cause is Cause.MODEL:
-            for place in self.proposal.places:
+            for place in self.proposal.edits:
                 old = text[place.edit.start : place.edit.end]
-                self._refused.append((old.strip(), place.edit.text.strip()))
-        self._let_go(text)
-        self.proposal, self._baseline, self._span, self._taken_last = None, text, None, None
+                self._dismissed.append((old.strip(), place.edit.text.strip()))
+        self._end_burst(text)
+        self.proposal, self._baseline, self._span, self._accepted_last = None, text, None, None
 
     # Bursts
 
-    def _grow(self, text: str, edit: Edit) -> None:
-        """Let the edit join the burst under way, or end that and begin another."""
+    def _extend_burst(self, text: str, edit: Edit) -> None:
+        """Add the edit to the current burst, or end that and begin another."""
         span = self._span
         if span is not None and edit.start <= span[1] + _NEAR and edit.end >= span[0] - _NEAR:
             line_break = "\n" in text[min(edit.start, span[0]) : max(edit.end, span[1])]
@@ -206,31 +198,31 @@ class NextEdits:
                 end = max(span[1] + edit.delta, edit.start + len(edit.text))
                 self._span = (min(span[0], edit.start), max(end, edit.start))
                 return
-        ended = self._let_go(text)
+        ended = self._end_burst(text)
         if ended is not None:
             self._history.append(ended)
         self._baseline = text
         self._span = (edit.start, edit.start + len(edit.text))
 
-    def _let_go(self, text: str) -> Burst | None:
-        """End the burst under way. It and an edit of the model's that was taken are part of the trail now."""
+    def _end_burst(self, text: str) -> Burst | None:
+        """End the current burst and add it, and an accepted edit of the model, to the trail."""
         ended = burst_between(self._baseline, text) if self._span is not None else None
-        for done in (self._taken_last, ended):
+        for done in (self._accepted_last, ended):
             if done is not None:
-                self._trail.extend(changes_of(done, self._path))
-        self._taken_last = None
+                self._trail.extend(changes_in_burst(done, self._path))
+        self._accepted_last = None
         return ended
 
-    def _taken(self, edit: Edit) -> bool:
-        """Whether the edit is one the proposal asked for; then it is done and the rest moves along."""
+    def _accept(self, edit: Edit) -> bool:
+        """Whether the edit is one of the proposal's; then it is removed from it and the rest is rebased."""
         proposal = self.proposal
         if proposal is None:
             return False
-        for index, place in enumerate(proposal.places):
+        for index, place in enumerate(proposal.edits):
             if place.buffer is None and place.edit == edit:
-                rest = [p for i, p in enumerate(proposal.places) if i != index]
-                moved = tuple(p for p in (_moved(p, edit) for p in rest) if isinstance(p, Placed))
-                self.proposal = replace(proposal, places=moved) if moved else None
+                rest = [p for i, p in enumerate(proposal.edits) if i != index]
+                moved = tuple(p for p in (_moved(p, edit) for p in rest) if isinstance(p, ProposedEdit))
+                self.proposal = replace(proposal, edits=moved) if moved else None
                 return True
         return False
 
@@ -238,23 +230,23 @@ class NextEdits:
         proposal = self.proposal
         if proposal is None:
             return None
-        moved = [_moved(place, edit) for place in proposal.places]
-        kept = tuple(p for p in moved if isinstance(p, Placed))
+        moved = [_moved(place, edit) for place in proposal.edits]
+        kept = tuple(p for p in moved if isinstance(p, ProposedEdit))
         if not kept:
             self.proposal = None
             first = moved[0]
-            return first if isinstance(first, Dropped) else Dropped(Reason.OVERLAPPED)
-        self.proposal = replace(proposal, places=kept)
+            return first if isinstance(first, Dropped) else Dropped(DropReason.OVERLAPPED)
+        self.proposal = replace(proposal, edits=kept)
         return None
 
 
-def foreseen(text: str, found: Found) -> Proposal:
-    """The model's edits as a proposal."""
+def proposal_from_model(text: str, found: PredictedEdits) -> NextEditProposal:
+    """A proposal from the model's edits."""
     first = found.edits[0]
     line = text.count("\n", 0, first.start) + 1
     said = next((row.strip() for row in first.text.split("\n") if row.strip()), "")
     title = f"Change line {line} to {said:.40}" if said else f"Take out at line {line}"
-    return Proposal("", Cause.MODEL, title, tuple(Placed(None, edit) for edit in found.edits))
+    return NextEditProposal("", Cause.MODEL, title, tuple(ProposedEdit(None, edit) for edit in found.edits))
 
 
 def _defines_top_level(burst: Burst, language: str) -> bool:
@@ -267,8 +259,8 @@ def _names(burst: Burst) -> tuple[str, str]:
     return change.old, change.new
 
 
-def _moved(place: Placed, typed: Edit) -> Placed | Dropped:
+def _moved(place: ProposedEdit, typed: Edit) -> ProposedEdit | Dropped:
     if place.buffer is not None:
         return place
     result = rebase(place.edit, (typed,))
-    return result if isinstance(result, Dropped) else Placed(None, result)
+    return result if isinstance(result, Dropped) else ProposedEdit(None, result)

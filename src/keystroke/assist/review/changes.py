@@ -1,7 +1,7 @@
-"""What changed, as git tells it: each file's new text and the lines of it that are new.
+"""Reads from git what changed: each file's new text and its changed lines.
 
-Asks git and reads the workspace; changes neither. No external diff, text conversion or monitor of the
-repository is run. Files that are binary, too large or outside the workspace are left out and said.
+No external diff, text conversion or file system monitor of the repository is run. Binary files, files that
+are too large and files outside the workspace are skipped and reported.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _ESCAPED = {"n": 10, "t": 9, "r": 13, "a": 7, "b": 8, "f": 12, "v": 11}
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangedFile:
     """A changed file. `lines` (from 1) are those added or altered; `live`: the file on disk has this text, so
     fixes can be applied to it."""
 
     path: str
     text: str
     lines: frozenset[int]
-    live: bool
+    on_disk: bool
     diff: str = ""
     before: str | None = None  # the text it changed from; None where there was none, or it cannot be read
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class UnreviewedFile:
     path: str
     why: str
 
 
 def changed_files(
     workspace: Workspace, *, staged: bool = False, revision: str = ""
-) -> tuple[list[Changed], list[LeftOut]]:
+) -> tuple[list[ChangedFile], list[UnreviewedFile]]:
     """The working diff (with files git does not know yet), the staged one, or the one since a revision."""
     root = workspace.root
     _git(root, "rev-parse", "--is-inside-work-tree")
@@ -73,14 +73,14 @@ def changed_files(
         listed = _git(root, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0")
         names = [name.decode("utf-8", "surrogateescape") for name in listed if name]
         parts += [(name, None, "", name) for name in names if name not in known]
-    found: list[Changed] = []
-    left: list[LeftOut] = []
+    found: list[ChangedFile] = []
+    left: list[UnreviewedFile] = []
     for path, lines, diff, old in parts:
         if len(found) >= MAX_FILES:
-            left.append(LeftOut(path, f"more than {MAX_FILES} files changed"))
+            left.append(UnreviewedFile(path, f"more than {MAX_FILES} files changed"))
             continue
         if (root / path).is_dir():
-            left.append(LeftOut(path, "it is a repository of its own; review it there"))
+            left.append(UnreviewedFile(path, "it is a repository of its own; review it there"))
             continue
         try:
             disk = workspace.read_bytes(path)
@@ -92,12 +92,12 @@ def changed_files(
                 continue
             text = decode(data, path).text
         except KeystrokeError as error:
-            left.append(LeftOut(path, str(error)))
+            left.append(UnreviewedFile(path, str(error)))
             continue
         every = frozenset(range(1, text.count("\n") + 2))
-        before = None if lines is None else _text_at(root, base_of(root, revision), old)
+        before = None if lines is None else _text_at(root, base_commit(root, revision), old)
         changed = every if lines is None else frozenset(lines)
-        found.append(Changed(path, text, changed, disk == data, diff, before))
+        found.append(ChangedFile(path, text, changed, disk == data, diff, before))
     return found, left
 
 
@@ -106,7 +106,7 @@ def committed_text(root: Path, path: str) -> str | None:
     return _text_at(root, "HEAD", path)
 
 
-def base_of(root: Path, revision: str) -> str:
+def base_commit(root: Path, revision: str) -> str:
     """The commit that a review compares with."""
     older, dots, newer = (
         re.split(r"(\.\.\.?)", revision, maxsplit=1) if ".." in revision else (revision, "", "")

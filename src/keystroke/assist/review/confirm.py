@@ -1,18 +1,17 @@
-"""Second questions: a model's remark is believed only if the model still says so when asked the other way.
+"""Confirms a model's remark by asking which of two versions has the defect, in both orders.
 
-The prompts and the parsers side by side. Every question is asked twice with its two sides swapped; a
-model that answers by position, or by habit, contradicts itself and confirms nothing.
+A model that answers by position contradicts itself and confirms nothing.
 """
 
 from __future__ import annotations
 
 import re
 
-from keystroke.analysis.outline import Kind, flattened, outline
+from keystroke.analysis.outline import UnitKind, outline, walk_units
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit import Writer
 from keystroke.assist.edit.blocks import fenced
-from keystroke.assist.review.changes import Changed
+from keystroke.assist.review.changes import ChangedFile
 from keystroke.text.compare import compare
 
 _SYSTEM = "You are a careful programmer. You answer with one word."
@@ -21,7 +20,7 @@ _MOST = 60  # lines of a definition that are shown
 _LETTER = re.compile(r"\b(A|B|both|neither|none)\b", re.IGNORECASE)
 
 
-def new_has_defect(file: Changed, line: int, claim: str, writer: Writer) -> bool:
+def new_has_defect(file: ChangedFile, line: int, claim: str, writer: Writer) -> bool:
     """Whether the model finds the claimed defect in the new version alone, whichever comes first."""
     pair = _versions(file, line)
     if pair is None:
@@ -52,7 +51,7 @@ def _asked(writer: Writer, question: str) -> str:
     return found[1].lower() if found is not None else ""
 
 
-def _versions(file: Changed, line: int) -> tuple[str, str] | None:
+def _versions(file: ChangedFile, line: int) -> tuple[str, str] | None:
     """The definition (or the lines) around a changed line, before and after."""
     if file.before is None:
         return None
@@ -62,8 +61,8 @@ def _versions(file: Changed, line: int) -> tuple[str, str] | None:
         return None
     a0, a1, b0, b1 = spans[0]
     language = language_of(file.path)
-    for unit in flattened(outline(file.text, language)):
-        if unit.kind is Kind.FUNCTION and unit.start <= b0 and b1 <= unit.end and unit.size <= _MOST:
+    for unit in walk_units(outline(file.text, language)):
+        if unit.kind is UnitKind.FUNCTION and unit.start <= b0 and b1 <= unit.end and unit.size <= _MOST:
             above, below = b0 - unit.start, unit.end - b1
             return "\n".join(old[a0 - above : a1 + below]), "\n".join(new[unit.start : unit.end])
     return (

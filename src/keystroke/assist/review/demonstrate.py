@@ -1,9 +1,8 @@
-"""A change demonstrated: calls for which the new version of a definition does something else than before.
+"""Runs both versions of changed definitions and reports calls whose results differ.
 
-Only definitions that compute and nothing else are run, cut out of their module, in a process of its
-own with limits on time, memory and files. No text of a model is run. A call that fails now and did not
-before is a defect by itself, unless the new code raises the error on purpose; any other difference only
-says that something changed.
+Only pure definitions are run, extracted from their module, in a separate process with limits on time, memory
+and files. No text of a model is run. A call that now fails is a defect, unless the new code raises the error
+on purpose.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from keystroke.assist.review.examples import Maker, shown
-from keystroke.assist.review.invariants import Seen, agrees, literal, lost
-from keystroke.assist.review.purity import MODULES, computing_part
+from keystroke.assist.review.examples import PlanGenerator, format_plan
+from keystroke.assist.review.invariants import ObservedCall, find_lost_invariant, literal, matches_result
+from keystroke.assist.review.purity import MODULES, pure_part
 from keystroke.assist.review.scripts import Claim
 
 SECONDS = 10.0
@@ -57,10 +56,10 @@ class Contradiction:
     holds: bool
 
 
-def differences(before: str, after: str) -> list[Difference]:
+def find_differences(before: str, after: str) -> list[Difference]:
     """One difference for each changed definition that shows one, failures first. Empty where nothing can be
     run, or nothing differs."""
-    old, new = computing_part(before), computing_part(after)
+    old, new = pure_part(before), pure_part(after)
     if old is None or new is None:
         return []
     changed = _changed(old, new)
@@ -68,15 +67,15 @@ def differences(before: str, after: str) -> list[Difference]:
         return []
     tried: list[list[tuple[str, list[Any], bool]]] = []
     for name in list(changed)[:MAX_CHANGED]:
-        maker = Maker(new, name)
+        maker = PlanGenerator(new, name)
         tried.append([(name, plan, maker.doubtful) for plan in maker.plans(name)])
     # One of each in turn: where time runs short, every definition has had some.
     plans = [plan for row in itertools.zip_longest(*tried) for plan in row if plan is not None]
     results = _run(ast.unparse(old), ast.unparse(new), [plan for _, plan, _ in plans])
     found: dict[str, list[Difference]] = {}
-    seen: dict[str, list[Seen]] = {}
+    seen: dict[str, list[ObservedCall]] = {}
     for (name, plan, doubtful), (skipped, outcomes) in zip(plans, results, strict=False):
-        call = shown(plan, skipped)
+        call = format_plan(plan, skipped)
         difference = _difference(name, changed[name], call, outcomes)
         if (known := _seen(plan, skipped, call, outcomes)) is not None:
             seen.setdefault(name, []).append(known)
@@ -84,11 +83,11 @@ def differences(before: str, after: str) -> list[Difference]:
             difference = replace(difference, broken=False, doubtful=True)
         if difference is not None:
             found.setdefault(name, []).append(difference)
-    together = [_together(of, lost(seen.get(name, ()))) for name, of in found.items()]
+    together = [_together(of, find_lost_invariant(seen.get(name, ()))) for name, of in found.items()]
     return sorted(together, key=lambda item: not item.broken)
 
 
-def _together(found: Sequence[Difference], lack: tuple[Seen, str] | None) -> Difference:
+def _together(found: Sequence[Difference], lack: tuple[ObservedCall, str] | None) -> Difference:
     """What tells most comes first: a failure, a result without what all had, arguments that are no guesses,
     a short call."""
     if lack is not None:
@@ -99,10 +98,10 @@ def _together(found: Sequence[Difference], lack: tuple[Seen, str] | None) -> Dif
     return ranked[0]
 
 
-def contradicted(before: str, after: str, said: Sequence[Claim]) -> list[Contradiction]:
+def find_contradictions(before: str, after: str, said: Sequence[Claim]) -> list[Contradiction]:
     """Claims that held before a change and do not hold after it, each with what was given and is given now;
     and the other way round, claims that hold only now."""
-    old, new = computing_part(before), computing_part(after)
+    old, new = pure_part(before), pure_part(after)
     if old is None or new is None or not said:
         return []
     results = _run(ast.unparse(old), ast.unparse(new), [list(claim.plan) for claim in said])
@@ -111,7 +110,7 @@ def contradicted(before: str, after: str, said: Sequence[Claim]) -> list[Contrad
         if first != again or not first or not now or "broken" in (first[0][0], now[0][0]):
             continue
         was, gives = _given(first, len(claim.plan)), _given(now, len(claim.plan))
-        held, holds = agrees(claim.expected, was), agrees(claim.expected, gives)
+        held, holds = matches_result(claim.expected, was), matches_result(claim.expected, gives)
         if held is not holds:
             found.append(Contradiction(claim, was, gives, holds))
     return found
@@ -125,14 +124,14 @@ def _given(outcome: list[Any], steps: int) -> str:
 
 def definitions(text: str) -> set[str]:
     """The names that calls can begin with in the part of a module that only computes."""
-    module = computing_part(text)
+    module = pure_part(text)
     body = module.body if module is not None else []
     return {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
 def changed_definitions(before: str, after: str) -> dict[str, range]:
     """The definitions that a change gives another body, with the lines of each."""
-    old, new = computing_part(before), computing_part(after)
+    old, new = pure_part(before), pure_part(after)
     return {} if old is None or new is None else _changed(old, new)
 
 
@@ -184,7 +183,7 @@ def _difference(name: str, lines: range, call: str, outcomes: list[Any]) -> Diff
     return None
 
 
-def _seen(plan: list[Any], skipped: list[int], call: str, outcomes: list[Any]) -> Seen | None:
+def _seen(plan: list[Any], skipped: list[int], call: str, outcomes: list[Any]) -> ObservedCall | None:
     """What the tried call itself gave, in both versions; None where one of them failed before or in it."""
     target = max(n for n, step in enumerate(plan) if not step.get("before") and not step.get("after"))
     at = target - sum(number < target for number in skipped)
@@ -194,7 +193,7 @@ def _seen(plan: list[Any], skipped: list[int], call: str, outcomes: list[Any]) -
     if first[at][0] != "value" or now[at][0] != "value":
         return None
     plain = tuple(item for item in plan[target]["arguments"] if isinstance(item, int | float | str | list))
-    return Seen(call, plain, literal(first[at][1]), literal(now[at][1]))
+    return ObservedCall(call, plain, literal(first[at][1]), literal(now[at][1]))
 
 
 def _run(before: str, after: str, plans: list[Any]) -> list[Any]:

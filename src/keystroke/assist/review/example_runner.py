@@ -1,9 +1,8 @@
-"""Run by itself, in a process of its own: the same calls on two versions of a module, and what came of each.
+"""A script that runs the same calls on two versions of a module, in its own process.
 
-Reads one JSON job from standard input, writes one JSON answer, imports nothing of this project. The
-module's text was cut down to what only computes before it came here. Two walls stand behind that: builtins
-that do more are missing, and an audit hook ends this process at whatever Python itself would report: a file
-opened, a process started, a socket, a name removed.
+It reads one JSON job from standard input, writes one JSON answer and imports nothing of this project. The
+module's text was reduced to pure code before. As further protection, builtins that do more are missing and an
+audit hook ends the process at any event beyond computing: an opened file, a process, a socket.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _HARMLESS = frozenset(("compile", "exec", "import", "sys._getframe", "builtins.i
 _REFUSED = 3
 
 
-def wall(harmless: frozenset[str] = _HARMLESS, end: Callable[[int], None] = os._exit) -> None:
+def install_audit_hook(harmless: frozenset[str] = _HARMLESS, end: Callable[[int], None] = os._exit) -> None:
     """Let nothing but computing happen from here on. Cannot be undone."""
 
     def refuse(event: str, arguments: Any, *, known: frozenset[str] = harmless, end: Any = end) -> None:
@@ -76,15 +75,15 @@ def _compiled(source: str) -> list[types.CodeType]:
     return [compile(ast.Module([part], []), "<example>", "exec", flags, dont_inherit=True) for part in parts]
 
 
-class Missing(Exception):
+class MissingDefinition(Exception):
     """The definition needs what was left out of the module."""
 
 
-class Endless(BaseException):
+class TimeLimitReached(BaseException):
     """A step took longer than any should. No `except Exception` of the module catches it."""
 
 
-class Version:
+class ModuleVersion:
     """One version of the module, loaded."""
 
     def __init__(self, source: str, modules: frozenset[str]) -> None:
@@ -118,9 +117,9 @@ class Version:
                 value = self._given(step, made)
                 made.append(value)
                 told.append(["value", shown_value(value)])
-            except Missing:
+            except MissingDefinition:
                 return [["broken", "Missing"]]
-            except Endless:
+            except TimeLimitReached:
                 return [*told, ["endless", ""]]
             except Exception as error:
                 told.append(["error", type(error).__name__, self._meant(error), str(error)[:120]])
@@ -172,7 +171,7 @@ class Version:
             value = getattr(target, item["call"])
             return value(*arguments, **named) if callable(value) else value
         if item["call"] not in self.names:
-            raise Missing
+            raise MissingDefinition
         return self.names[item["call"]](*arguments, **named)
 
     def _meant(self, error: Exception) -> bool:
@@ -226,7 +225,7 @@ def main() -> None:
     answer = sys.stdout  # opened already
     if hasattr(signal, "SIGVTALRM"):
         signal.signal(signal.SIGVTALRM, _endless)
-    wall()
+    install_audit_hook()
     until = time.monotonic() + job["seconds"]
     results: list[Any] = []
     for plan in job["plans"]:
@@ -248,12 +247,12 @@ def _tried(before: str, after: str, plan: list[Any], modules: frozenset[str]) ->
     for number, source in enumerate((before, before, before, after)):
         try:
             _limited(LONGEST)
-            version = Version(source, modules)
+            version = ModuleVersion(source, modules)
             if number == 0:
                 skipped = version.failing(plan)
             else:
                 told.append(version.outcome(plan, skipped))
-        except (Exception, Endless) as error:
+        except (Exception, TimeLimitReached) as error:
             told.append([["broken", type(error).__name__]])
         finally:
             _limited(0)
@@ -267,7 +266,7 @@ def _limited(seconds: float) -> None:
 
 
 def _endless(number: int, frame: Any) -> None:
-    raise Endless
+    raise TimeLimitReached
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Calls that try a changed definition: arguments by name, annotation and default, objects made on the way.
+"""Generates calls that exercise a changed definition, with arguments chosen by name, annotation and default.
 
-Pure and deterministic. A plan is a list of steps that a runner can follow on two versions of a module;
-values are plain JSON with tags for what JSON lacks. Nothing here runs anything.
+A plan is a list of steps that a runner executes on two versions of a module; values are JSON, with tags for
+what JSON lacks. Generation is deterministic.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _QUOTED = re.compile(r"`([^`\n]{1,40})`|such as ([^\n,.;]{1,40})")
 _KINDS = {name: kind for kind, names in _WORDS.items() for name in names.split()}
 
 
-class Maker:
+class PlanGenerator:
     """Arguments for the definitions of one module."""
 
     def __init__(self, module: ast.Module, seed: str) -> None:
@@ -307,7 +307,7 @@ def _decorator(node: ast.expr) -> str:
 # ── as a person would write it ────────────────────────────────────────────────────────────────
 
 
-def shown(plan: Sequence[Any], skipped: Collection[int] = ()) -> str:
+def format_plan(plan: Sequence[Any], skipped: Collection[int] = ()) -> str:
     """A plan as a person would write it: an object that is used once stands where it is used, one that is
     used again has a name. `skipped`: steps that were left out."""
     kept = [item for number, item in enumerate(plan) if number not in skipped]

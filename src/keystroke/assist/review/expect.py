@@ -1,8 +1,7 @@
-"""What a changed definition should give, as its documentation, the project's tests or a model have it.
+"""Claims about what a changed definition returns, from its documentation, the project's tests or a model.
 
-The code of the definition itself is no witness, and the model is not shown it. Every example is taken
-apart into plain values and calls (`scripts`), so no text of anybody is run. A claim counts against a change
-only if it held before: whoever is wrong about both versions says nothing about the change.
+The model does not see the definition's code. Examples are parsed (`scripts`), never run as text. A claim
+counts against a change only if it held before.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from keystroke.assist.edit import Writer
 from keystroke.assist.edit.blocks import fenced
-from keystroke.assist.review.scripts import Claim, claims, documented
+from keystroke.assist.review.scripts import Claim, docstring_examples, parse_claims
 
 TESTS = 40  # test files that are looked into
 _SIZE = 300_000  # bytes of one
@@ -27,12 +26,12 @@ _SYSTEM = (
 )
 
 
-def documented_claims(text: str, names: Collection[str]) -> list[Claim]:
+def claims_from_docstrings(text: str, names: Collection[str]) -> list[Claim]:
     """What the examples in a module's docstrings say."""
-    return [claim for code in documented(text) for claim in claims(code, names)]
+    return [claim for code in docstring_examples(text) for claim in parse_claims(code, names)]
 
 
-def tested_claims(root: Path, path: str, names: Collection[str]) -> Iterator[tuple[str, Claim]]:
+def claims_from_tests(root: Path, path: str, names: Collection[str]) -> Iterator[tuple[str, Claim]]:
     """What the project's tests say of a module's definitions, each with the test file's path."""
     module = Path(path).stem
     wanted = re.compile(rf"\b(?:from|import)\s+[\w.]*\b{re.escape(module)}\b")
@@ -52,10 +51,10 @@ def tested_claims(root: Path, path: str, names: Collection[str]) -> Iterator[tup
         except (OSError, ValueError):
             continue
         if wanted.search(code):
-            yield from ((name.as_posix(), claim) for claim in claims(code, names))
+            yield from ((name.as_posix(), claim) for claim in parse_claims(code, names))
 
 
-def model_claims(text: str, name: str, names: Collection[str], writer: Writer) -> list[Claim]:
+def claims_from_model(text: str, name: str, names: Collection[str], writer: Writer) -> list[Claim]:
     """What a model says of a definition whose code it does not see."""
     shown = without_body(text, name)
     if shown is None:
@@ -74,8 +73,8 @@ def model_claims(text: str, name: str, names: Collection[str], writer: Writer) -
             break
     code = answer.partition("```")[2].partition("\n")[2].partition("```")[0] or answer
     # What stands behind a line that does not parse is lost, so each line that can stand alone does.
-    whole = claims(code, names)
-    return whole or [claim for line in code.split("\n") for claim in claims(line.strip(), names)]
+    whole = parse_claims(code, names)
+    return whole or [claim for line in code.split("\n") for claim in parse_claims(line.strip(), names)]
 
 
 def without_body(text: str, name: str) -> str | None:

@@ -1,7 +1,5 @@
-"""One remark of a review: where, how grave, who says it, and the fix if there is one.
-
-Pure values; `start` and `end` are offsets in the new text of the file, `line` and `column` count from 1.
-"""
+"""A finding of a review. `start` and `end` are offsets in the file's new text, `line` and `column` count from
+1."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from keystroke.text import Edit
 
 
 @dataclass(frozen=True, slots=True)
-class Fix:
+class ReviewFix:
     """Edits after which whoever found the fault no longer finds it; the text parses as before."""
 
     title: str
@@ -20,7 +18,7 @@ class Fix:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ReviewFinding:
     source: str  # check, audit, ruff, model
     code: str
     severity: Severity
@@ -30,7 +28,7 @@ class Finding:
     column: int
     start: int
     end: int
-    fix: Fix | None = None
+    fix: ReviewFix | None = None
 
     @property
     def subject(self) -> tuple[str, int, str]:

@@ -1,8 +1,7 @@
-"""What a definition's results had in common before a change and no longer have: a bound, an order, a form.
+"""Finds properties that all results of a definition had before a change and no longer have: a bound, an
+order, a form.
 
-Pure; reads values that were seen, runs nothing. Mending a definition gives its results something in
-common; losing it without a word is what a slip looks like. Only what held in every call that was tried, and
-in enough of them to be no chance, counts as lost.
+A property counts only if it held in every observed call, and in enough different ones.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ UNKNOWN = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedCall:
     """One call: its arguments as far as they are plain values, and what it gave before and now."""
 
     call: str
@@ -38,7 +37,7 @@ def literal(text: str) -> Any:
         return UNKNOWN
 
 
-def agrees(expected: str, result: str) -> bool:
+def matches_result(expected: str, result: str) -> bool:
     """Whether a text says what a call gave: the same error, or the same value up to the last digits."""
     if error := _error(result):
         return expected.startswith(error)
@@ -64,7 +63,7 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def lost(seen: Sequence[Seen]) -> tuple[Seen, str] | None:
+def find_lost_invariant(seen: Sequence[ObservedCall]) -> tuple[ObservedCall, str] | None:
     """A call whose result lacks what all results had in common, and what that was."""
     known = [item for item in seen if item.before is not UNKNOWN]
     for what, about, holds in _INVARIANTS:
@@ -88,22 +87,22 @@ def lost(seen: Sequence[Seen]) -> tuple[Seen, str] | None:
 
 # ── what results can have in common ───────────────────────────────────────────────────────────
 
-_About = Callable[[Seen, Any], bool]
+_About = Callable[[ObservedCall, Any], bool]
 
 
-def _number(item: Seen, value: Any) -> bool:
+def _number(item: ObservedCall, value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _sequence(item: Seen, value: Any) -> bool:
+def _sequence(item: ObservedCall, value: Any) -> bool:
     return isinstance(value, list) and len(value) > 1
 
 
-def _numbers(item: Seen, value: Any) -> bool:
+def _numbers(item: ObservedCall, value: Any) -> bool:
     return _sequence(item, value) and all(_number(item, part) for part in value)
 
 
-def _text(item: Seen, value: Any) -> bool:
+def _text(item: ObservedCall, value: Any) -> bool:
     return isinstance(value, str) and bool(value)
 
 
@@ -118,11 +117,11 @@ def _distinct(value: Any) -> bool:
     return len({repr(part) for part in value}) == len(value)
 
 
-def _limits(item: Seen) -> list[float]:
+def _limits(item: ObservedCall) -> list[float]:
     return [part for part in item.arguments if _number(item, part)]
 
 
-def _under(item: Seen, value: Any) -> bool:
+def _under(item: ObservedCall, value: Any) -> bool:
     """Whether no number of the result is above the largest number that was given."""
     numbers = value if isinstance(value, list) else [value]
     limits = _limits(item)

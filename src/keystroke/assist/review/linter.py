@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from keystroke.analysis.audit import Severity
-from keystroke.assist.review.changes import Changed
-from keystroke.assist.review.finding import Finding, Fix
+from keystroke.assist.review.changes import ChangedFile
+from keystroke.assist.review.finding import ReviewFinding, ReviewFix
 from keystroke.errors import InputError
 from keystroke.text import Document, Edit, apply_edits
 
@@ -26,7 +26,7 @@ MAX_PROOFS = 20
 _GRAVE = ("F", "E9", "PLE", "B0", "S", "ASYNC")
 
 
-def ruff_of(root: Path) -> str | None:
+def find_ruff(root: Path) -> str | None:
     """The program to run; None where the project does not use it or it is not there."""
     if not _configured(root):
         return None
@@ -49,10 +49,10 @@ def _configured(root: Path) -> bool:
     return isinstance(tool, dict) and "ruff" in tool
 
 
-def lint(program: str, root: Path, file: Changed) -> list[Finding]:
+def lint(program: str, root: Path, file: ChangedFile) -> list[ReviewFinding]:
     """What ruff says about the changed lines of a file."""
     document = Document(file.text)
-    found: list[Finding] = []
+    found: list[ReviewFinding] = []
     for item in _asked(program, root, file.path, file.text):
         line = int(item["location"]["row"])
         if line not in file.lines:
@@ -66,7 +66,9 @@ def lint(program: str, root: Path, file: Changed) -> list[Finding]:
         column = int(item["location"]["column"])
         message = " ".join(str(item["message"]).split())
         found.append(
-            Finding("ruff", code, severity, message, file.path, line, column, start, max(start, end), fix)
+            ReviewFinding(
+                "ruff", code, severity, message, file.path, line, column, start, max(start, end), fix
+            )
         )
     return found
 
@@ -96,7 +98,7 @@ def _asked(program: str, root: Path, path: str, text: str) -> list[Any]:
     return answer if isinstance(answer, list) else []
 
 
-def _proved(program: str, root: Path, file: Changed, item: Any, document: Document) -> Fix | None:
+def _proved(program: str, root: Path, file: ChangedFile, item: Any, document: Document) -> ReviewFix | None:
     fix = item.get("fix")
     if not fix or fix.get("applicability") != "safe":
         return None
@@ -109,7 +111,7 @@ def _proved(program: str, root: Path, file: Changed, item: Any, document: Docume
     code = item.get("code")
     if sum(i.get("code") == code for i in after) >= sum(i.get("code") == code for i in before):
         return None
-    return Fix(str(fix.get("message") or f"Fix {code}"), edits)
+    return ReviewFix(str(fix.get("message") or f"Fix {code}"), edits)
 
 
 def _offset(document: Document, place: Any) -> int:

@@ -1,8 +1,7 @@
-"""A model's remarks on a change: the prompt that asks for them and the parser that reads them.
+"""A model's remarks on a change: prompt and parser.
 
-One remark is one JSON object. What names a line that did not change is dropped, and so is what the model
-does not confirm; a replacement is a fix only if the file parses with it and has no new error. Model output
-is data.
+One remark is one JSON object. Remarks about unchanged lines, and those the model does not confirm, are
+dropped. A replacement becomes a fix only if the file then parses and has no new error.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from pathlib import Path
 import msgspec
 
 from keystroke.analysis.audit import Severity
-from keystroke.analysis.check import Level, Project, check, concerns
+from keystroke.analysis.check import Level, Project, can_check, check
 from keystroke.assist.edit import Writer
-from keystroke.assist.review.changes import Changed
+from keystroke.assist.review.changes import ChangedFile
 from keystroke.assist.review.confirm import new_has_defect
-from keystroke.assist.review.finding import Finding, Fix
+from keystroke.assist.review.finding import ReviewFinding, ReviewFix
 from keystroke.text import Document, Edit, apply_edits
 
 MAX_LINES = 400  # changed lines of one file that are shown; a person would not review more at once
@@ -40,12 +39,12 @@ class _Remark(msgspec.Struct):
     replacement: str | None = None
 
 
-def remarks(file: Changed, root: Path, writer: Writer, rules: str = "") -> Iterator[Finding]:
+def model_findings(file: ChangedFile, root: Path, writer: Writer, rules: str = "") -> Iterator[ReviewFinding]:
     """The model's findings in one file: those of its remarks that it confirms when asked the other way."""
     system = f"{_SYSTEM}\n\nThe project's rules:\n{rules.strip()}" if rules.strip() else _SYSTEM
     messages = [{"role": "system", "content": system}, {"role": "user", "content": _shown(file)}]
     document = Document(file.text)
-    told: list[Finding] = []
+    told: list[ReviewFinding] = []
     for text in _objects(writer.write(messages, None)):
         finding = _read(text, file, document, root)
         if finding is not None and finding.line not in {other.line for other in told}:
@@ -82,7 +81,7 @@ def _whole(text: str) -> bool:
         return False
 
 
-def _shown(file: Changed) -> str:
+def _shown(file: ChangedFile) -> str:
     """The changed lines with those around them, numbered."""
     lines = file.text.split("\n")
     near = {n for line in sorted(file.lines)[:MAX_LINES] for n in range(line - AROUND, line + AROUND + 1)}
@@ -94,7 +93,7 @@ def _shown(file: Changed) -> str:
     return f"File: {file.path}\n" + "\n".join(shown)
 
 
-def _read(text: str, file: Changed, document: Document, root: Path) -> Finding | None:
+def _read(text: str, file: ChangedFile, document: Document, root: Path) -> ReviewFinding | None:
     try:
         remark = msgspec.json.decode(text, type=_Remark)
     except msgspec.DecodeError:
@@ -105,16 +104,16 @@ def _read(text: str, file: Changed, document: Document, root: Path) -> Finding |
     start, end = document.line_span(remark.line - 1)
     severity = {"high": Severity.HIGH, "low": Severity.LOW}.get(remark.severity.lower(), Severity.MEDIUM)
     fix = _fix(remark.replacement, file, start, end, root)
-    return Finding("model", "remark", severity, message, file.path, remark.line, 1, start, end, fix)
+    return ReviewFinding("model", "remark", severity, message, file.path, remark.line, 1, start, end, fix)
 
 
-def _fix(replacement: str | None, file: Changed, start: int, end: int, root: Path) -> Fix | None:
+def _fix(replacement: str | None, file: ChangedFile, start: int, end: int, root: Path) -> ReviewFix | None:
     old = file.text[start:end]
     if (
         not replacement
         or "\n" in replacement
         or replacement.strip() == old.strip()
-        or not concerns(file.path)
+        or not can_check(file.path)
     ):
         return None
     indent = old[: len(old) - len(old.lstrip())]
@@ -124,4 +123,4 @@ def _fix(replacement: str | None, file: Changed, start: int, end: int, root: Pat
         sum(i.level is Level.ERROR for i in check(text, root / file.path, project=project, fixes=False))
         for text in (file.text, apply_edits(file.text, [edit]))
     ]
-    return Fix("Fix written by the model", (edit,)) if errors[1] <= errors[0] else None
+    return ReviewFix("Fix written by the model", (edit,)) if errors[1] <= errors[0] else None

@@ -1,8 +1,6 @@
-"""Which part of a Python module can be run without touching anything: definitions that only compute.
+"""Extracts the part of a Python module that can be run safely: definitions that only compute.
 
-Pure analysis of syntax. Kept are imports of modules that only compute, definitions that use nothing
-else, and constants made of such; the rest of the module is left out, so that running what remains opens no
-file, starts no process and waits for nobody.
+Kept are imports of pure modules, definitions that use nothing else, and constants made of them.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ FunctionType CodeType ModuleType sys os codecs
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def computing_part(text: str) -> ast.Module | None:
+def pure_part(text: str) -> ast.Module | None:
     """The module with nothing in it that does more than compute; None where the text does not parse."""
     try:
         module = ast.parse(text)
@@ -56,11 +54,11 @@ def _kept(node: ast.stmt) -> bool:
     if isinstance(node, ast.ImportFrom):
         return _computing_import(node)
     if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign):
-        return computes(node)
+        return is_pure(node)
     return False
 
 
-def computes(node: ast.AST) -> bool:
+def is_pure(node: ast.AST) -> bool:
     """Whether nothing below this node can do more than compute."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Name) and (inner.id in _BANNED or _odd(inner.id)):
@@ -78,7 +76,7 @@ def computes(node: ast.AST) -> bool:
     return True
 
 
-def asks_for_values(name: str) -> bool:
+def is_plain_attribute(name: str) -> bool:
     """Whether an attribute of this name can only be one that the module gave its objects, or a plain value
     has."""
     return not name.startswith("_") and name not in _LOADING | _INWARD | _BANNED | {"format", "format_map"}

@@ -1,9 +1,8 @@
-"""The review of a change: every reviewer over every changed file, findings as they come.
+"""Reviews a change: runs every reviewer over every changed file and yields findings as they come.
 
-Only what changed is reviewed, and each fault is said once, by whoever says it first (checks before the
-audit, the audit before the linter, then what examples show, the model last). What a model says is a finding
-only where an example shows that something went wrong; else it is told as a suspicion. A reviewer that fails
-is a remark, not the end.
+Only changed lines are reviewed and each fault is reported once: checks come before the audit, then the
+linter, the examples and the model. What a model says is a finding only where an example confirms it,
+otherwise a suspicion. A reviewer that fails does not end the review.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from pathlib import Path
 from keystroke.analysis.audit import Auditor, Severity
 from keystroke.analysis.audit.auditor import MAX_LINE
 from keystroke.analysis.audit.files import language_of
-from keystroke.analysis.check import Level, Project, check, concerns
+from keystroke.analysis.check import Level, Project, can_check, check
 from keystroke.analysis.check.check import is_python
-from keystroke.analysis.check.foreign import foreign_language, remember, slips
-from keystroke.analysis.check.syntax_fixes import parses
+from keystroke.analysis.check.other_languages import find_syntax_slips, mark_parsed, other_language
+from keystroke.analysis.check.syntax_fixes import parse_failure
 from keystroke.assist.edit import Writer
-from keystroke.assist.review.changes import Changed, committed_text
+from keystroke.assist.review.changes import ChangedFile, committed_text
 from keystroke.assist.review.demonstrate import (
     changed_definitions,
-    contradicted,
     definitions,
-    differences,
+    find_contradictions,
+    find_differences,
 )
-from keystroke.assist.review.expect import documented_claims, model_claims, tested_claims
-from keystroke.assist.review.finding import Finding, Fix
-from keystroke.assist.review.linter import lint, ruff_of
-from keystroke.assist.review.model_review import remarks
+from keystroke.assist.review.expect import claims_from_docstrings, claims_from_model, claims_from_tests
+from keystroke.assist.review.finding import ReviewFinding, ReviewFix
+from keystroke.assist.review.linter import find_ruff, lint
+from keystroke.assist.review.model_review import model_findings
 from keystroke.assist.review.scripts import Claim
 from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.text import Document, Edit, apply_edits
@@ -41,18 +40,18 @@ ASKED = 3  # definitions of one file that a model is asked about
 
 
 def review(
-    files: Sequence[Changed],
+    files: Sequence[ChangedFile],
     root: Path,
     writer: Writer | None = None,
     rules: str = "",
     *,
     run: bool = True,
     remark: bool = True,
-) -> Iterator[Finding | str]:
+) -> Iterator[ReviewFinding | str]:
     """Findings as they are found; a text between them says what could not be reviewed, or what a model
     suspects. `run`: definitions that only compute may be run, old and new, on examples. `remark`: the model
     is asked for remarks of its own, and not only about examples."""
-    program = ruff_of(root)
+    program = find_ruff(root)
     project = Project(root)
     shown: dict[str, set[int]] = {}  # lines of definitions that an example has shown to go wrong
     for file in files:
@@ -83,7 +82,7 @@ def review(
                 yield f"the model did not judge the examples of {file.path}: {error}"
     for file in files if writer is not None and remark else ():
         try:
-            for finding in remarks(file, root, writer, rules):  # type: ignore[arg-type]
+            for finding in model_findings(file, root, writer, rules):  # type: ignore[arg-type]
                 known = finding.line in shown.get(file.path, ())
                 yield finding if known else _suspicion(finding)
         except Interrupted:
@@ -92,7 +91,9 @@ def review(
             yield f"the model did not review {file.path}: {error}"
 
 
-def _of_file(file: Changed, root: Path, project: Project, program: str | None) -> Iterator[Finding | str]:
+def _of_file(
+    file: ChangedFile, root: Path, project: Project, program: str | None
+) -> Iterator[ReviewFinding | str]:
     if any(len(line) > MAX_LINE for line in file.text.split("\n")):
         yield f"{file.path} was left out: it has a line of more than {MAX_LINE} characters"
         return
@@ -111,26 +112,30 @@ def _of_file(file: Changed, root: Path, project: Project, program: str | None) -
             yield str(error)
 
 
-def _checked(file: Changed, root: Path, project: Project) -> Iterator[Finding]:
-    if not concerns(file.path) or not Path(file.path).suffix:
+def _checked(file: ChangedFile, root: Path, project: Project) -> Iterator[ReviewFinding]:
+    if not can_check(file.path) or not Path(file.path).suffix:
         return
-    language = foreign_language(file.path)
-    if language is not None and (base := committed_text(root, file.path)) and not slips(base, language):
-        remember(root / file.path)  # the grammar understands this file
+    language = other_language(file.path)
+    if (
+        language is not None
+        and (base := committed_text(root, file.path))
+        and not find_syntax_slips(base, language)
+    ):
+        mark_parsed(root / file.path)  # the grammar understands this file
     document = Document(file.text)
     for item in check(file.text, root / file.path, project=project):
-        fix = Fix(item.fixes[0].title, item.fixes[0].edits) if item.fixes else None
+        fix = ReviewFix(item.fixes[0].title, item.fixes[0].edits) if item.fixes else None
         severity, span = _SEVERITY[item.level], (item.start, item.end)
         yield from _placed(file, document, "check", item.code, severity, item.message, span, fix)
 
 
-def _audited(file: Changed) -> Iterator[Finding]:
+def _audited(file: ChangedFile) -> Iterator[ReviewFinding]:
     language = language_of(Path(file.path))
     if language is None:
         return
     document = Document(file.text)
     for item in Auditor(language).audit(file.text):
-        fix = Fix(item.fixes[0].title, item.fixes[0].edits) if item.fixes else None
+        fix = ReviewFix(item.fixes[0].title, item.fixes[0].edits) if item.fixes else None
         message = f"{item.message} (CWE-{item.cwe})"
         if fix is None and item.suggestions:  # only the direction is known: said, never applied
             message += f" Suggestion: {item.suggestions[0].title}."
@@ -140,33 +145,33 @@ def _audited(file: Changed) -> Iterator[Finding]:
 
 
 def _placed(
-    file: Changed,
+    file: ChangedFile,
     document: Document,
     source: str,
     code: str,
     severity: Severity,
     message: str,
     span: tuple[int, int],
-    fix: Fix | None,
-) -> Iterator[Finding]:
+    fix: ReviewFix | None,
+) -> Iterator[ReviewFinding]:
     """The finding with its line, if one of its lines changed."""
     start, end = span
     first = document.position(start, "utf-32")
     last = document.position(max(start, end - 1), "utf-32")
     if file.lines.isdisjoint(range(first.line + 1, last.line + 2)):
         return
-    yield Finding(
+    yield ReviewFinding(
         source, code, severity, message, file.path, first.line + 1, first.column + 1, start, end, fix
     )
 
 
-def _suspicion(finding: Finding) -> str:
+def _suspicion(finding: ReviewFinding) -> str:
     return f"{finding.path}:{finding.line}: the model suspects, and no example shows: {finding.message}"
 
 
 def _demonstrated(
-    file: Changed, root: Path, writer: Writer | None, wrong: Set[int]
-) -> Iterator[tuple[Finding, Iterable[int]]]:
+    file: ChangedFile, root: Path, writer: Writer | None, wrong: Set[int]
+) -> Iterator[tuple[ReviewFinding, Iterable[int]]]:
     """What running both versions shows, each finding with the lines of its definition: what a test or the
     documentation says and no longer holds; calls that fail now, or whose results lack what all had; and calls
     that give something else, if a model that does not see the code expects what they gave. Definitions with
@@ -181,21 +186,23 @@ def _demonstrated(
         line = min(file.lines.intersection(lines), default=lines.start)
         start, end = Document(file.text).line_span(line - 1)
         text = " ".join(message.split())[:400]
-        yield Finding("example", "regression", severity, text, file.path, line, 1, start, end), lines
+        yield ReviewFinding("example", "regression", severity, text, file.path, line, 1, start, end), lines
 
 
 def _shown_by_running(
-    file: Changed, root: Path, changed: Mapping[str, range], told: Set[str], writer: Writer | None
+    file: ChangedFile, root: Path, changed: Mapping[str, range], told: Set[str], writer: Writer | None
 ) -> Iterator[tuple[str, str, Severity]]:
     """The definition, the sentence and the severity of each finding. `told` grows with what is found."""
     before, names = file.before or "", definitions(file.text)
     said = [
-        *tested_claims(root, file.path, names),
-        *((file.path, c) for c in documented_claims(file.text, names)),
+        *claims_from_tests(root, file.path, names),
+        *((file.path, c) for c in claims_from_docstrings(file.text, names)),
     ]
     where = {id(claim): path for path, claim in said}
     meant: set[str] = set()  # a test or the documentation went along with the change
-    for found in contradicted(before, file.text, [claim for _, claim in said][:CLAIMS]) if changed else ():
+    for found in (
+        find_contradictions(before, file.text, [claim for _, claim in said][:CLAIMS]) if changed else ()
+    ):
         name = _concerned(found.claim, changed)
         if name is None:
             continue
@@ -205,7 +212,7 @@ def _shown_by_running(
             place = where[id(found.claim)]
             by = "its documentation" if place == file.path else f"{place}:{found.claim.line}"
             yield name, f"{by} says {found.claim.text}; now that is {found.after}", Severity.HIGH
-    for difference in differences(before, file.text) if changed else ():
+    for difference in find_differences(before, file.text) if changed else ():
         if difference.name in told or difference.name in meant:
             continue
         call, was, gives = difference.call, difference.before, difference.after
@@ -218,7 +225,7 @@ def _shown_by_running(
     if writer is None:
         return
     for name in [name for name in changed if name not in told | meant][:ASKED]:
-        against = contradicted(before, file.text, model_claims(file.text, name, names, writer))
+        against = find_contradictions(before, file.text, claims_from_model(file.text, name, names, writer))
         if against and not any(found.holds for found in against):
             found = against[0]
             message = f"{found.claim.text} held before this change; now it gives {found.after}"
@@ -234,19 +241,19 @@ def _concerned(claim: Claim, changed: Mapping[str, range]) -> str | None:
     return next(iter(changed), None)
 
 
-def ranked(findings: Iterable[Finding]) -> list[Finding]:
+def sort_findings(findings: Iterable[ReviewFinding]) -> list[ReviewFinding]:
     """The gravest first, then in the order of the files."""
     return sorted(findings, key=lambda item: (-item.severity.rank, item.path, item.start, item.code))
 
 
-def fixed_texts(
-    files: Sequence[Changed], findings: Iterable[Finding]
-) -> tuple[dict[str, tuple[Edit, ...]], list[Finding]]:
+def combine_fixes(
+    files: Sequence[ChangedFile], findings: Iterable[ReviewFinding]
+) -> tuple[dict[str, tuple[Edit, ...]], list[ReviewFinding]]:
     """The edits that apply the fixes of these findings together, by file, and the findings they mend. A fix
     that touches what another has changed is left for the next review, and so is one that breaks the file."""
-    texts = {file.path: file.text for file in files if file.live}
+    texts = {file.path: file.text for file in files if file.on_disk}
     edits: dict[str, tuple[Edit, ...]] = {}
-    done: list[Finding] = []
+    done: list[ReviewFinding] = []
     for finding in findings:
         if finding.fix is None or finding.path not in texts:
             continue
@@ -255,8 +262,8 @@ def fixed_texts(
         if any(_touch(a, b) for a in taken for b in new):
             continue
         text = texts[finding.path]
-        python = is_python(finding.path) and parses(apply_edits(text, taken))
-        if python and not parses(apply_edits(text, (*taken, *new))):
+        python = is_python(finding.path) and parse_failure(apply_edits(text, taken)) is None
+        if python and parse_failure(apply_edits(text, (*taken, *new))) is not None:
             continue
         edits[finding.path] = (*taken, *new)
         done.append(finding)

@@ -1,9 +1,7 @@
-"""Examples written as code (in a test, in a documentation, by a model) taken apart into plans.
+"""Parses examples written as code (in tests, documentation or by a model) into plans.
 
-Pure; reads syntax and runs nothing. Understood are plain values, calls of the module's own definitions,
-names given to their results, and claims about them. Whatever holds anything else is left out whole, since
-half of it might say something that its author did not, and so is whatever asks an object for more than its
-module gave it.
+Nothing is run. Supported are plain values, calls of the module's own definitions, names for their results and
+claims about them. An example with anything else is ignored as a whole.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keystroke.assist.review.purity import asks_for_values
+from keystroke.assist.review.purity import is_plain_attribute
 
 _TAGGED = {"date": "date", "datetime": "time", "Decimal": "decimal"}
 _MOST = 30  # steps of a plan
@@ -34,7 +32,7 @@ class Claim:
     line: int
 
 
-def claims(code: str, names: Collection[str]) -> list[Claim]:
+def parse_claims(code: str, names: Collection[str]) -> list[Claim]:
     """What a script, or each test in it, claims of the definitions in `names`."""
     try:
         module = ast.parse(code)
@@ -47,7 +45,7 @@ def claims(code: str, names: Collection[str]) -> list[Claim]:
     return found
 
 
-def documented(text: str) -> Iterator[str]:
+def docstring_examples(text: str) -> Iterator[str]:
     """The examples in the docstrings of a module, as code: calls behind `>>>` with what they give."""
     try:
         module = ast.parse(text)
@@ -75,10 +73,10 @@ def _claimed(body: Sequence[ast.stmt], names: Collection[str]) -> Iterator[Claim
     for node in body:
         try:
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                steps.named(node.targets[0], node.value)
+                steps.assign(node.targets[0], node.value)
             elif isinstance(node, ast.Expr):
                 if not isinstance(node.value, ast.Constant):
-                    yield from steps.said(node.value)
+                    yield from steps.expression(node.value)
             elif isinstance(node, ast.Assert):
                 yield steps.claim(node.test)
             elif isinstance(node, ast.With) and len(node.body) == 1:
@@ -99,14 +97,14 @@ class _Steps:
         self._plan: list[Any] = []
         self._known: dict[str, Any] = {}
 
-    def named(self, target: ast.expr, value: ast.expr) -> None:
+    def assign(self, target: ast.expr, value: ast.expr) -> None:
         if not isinstance(target, ast.Name):
             raise _Unknown
         self._known[target.id] = self._value(value, self._plan)
         if len(self._plan) > _MOST:
             raise _Unknown
 
-    def said(self, node: ast.expr) -> Iterator[Claim]:
+    def expression(self, node: ast.expr) -> Iterator[Claim]:
         """A call on its own; of `assertEqual` and its kind, a claim."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name, given = node.func.attr, node.args
@@ -181,7 +179,7 @@ class _Steps:
 
     @staticmethod
     def _permit(name: str) -> None:
-        if not asks_for_values(name):
+        if not is_plain_attribute(name):
             raise _Unknown
 
     def _is_module(self, node: ast.expr) -> bool:

@@ -1,7 +1,6 @@
-"""How a model writes a call: the form its chat template was made for.
+"""How a model writes a call: the form of its chat template, detected from the template's source.
 
-Read from the template's source. A template that knows no tools is told of them in words (`told`), in the
-form of Hermes, which most models have seen.
+A template without tools gets them described in words, in the form of Hermes, which most models have seen.
 """
 
 from __future__ import annotations

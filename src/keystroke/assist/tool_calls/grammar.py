@@ -1,8 +1,7 @@
 """The grammar of an answer that may call tools.
 
-Says what a model may write, in the form its template was made for: any text until a call begins, then
-that call and nothing else; or calls alone, where the caller requires them. A call begun in another common
-form (bare or fenced JSON) is held to its arguments too. Knows no wire.
+It allows any text until a call begins, then that call in the form of the model's chat template; or only
+calls, where the caller requires them. Bare or fenced JSON calls are constrained too.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from keystroke.assist.tool_calls.forms import SPACE, CallForm, call_head
-from keystroke.assist.tool_calls.seen import within_quotes
-from keystroke.assist.tool_calls.tools import Shown, Toolset
-from keystroke.assist.tool_calls.usable import Bounds, must_look, usable_tools
+from keystroke.assist.tool_calls.seen import quoted_lines_term
+from keystroke.assist.tool_calls.tools import ShownTool, Toolset
+from keystroke.assist.tool_calls.usable import ToolConstraints, must_read_first, usable_tools
 from keystroke.engine.grammar.constraint import Constraint, FreeText, json_schema, regex_as_lark
-from keystroke.engine.grammar.json_strings import in_json_string
+from keystroke.engine.grammar.json_strings import escape_grammar
 from keystroke.engine.tokenizer import Tokenizer
 
 _KEY = rf'/{SPACE},{SPACE}"(arguments|parameters)"{SPACE}:{SPACE}/'
@@ -32,7 +31,7 @@ def calls_constraint(
     toolset: Toolset,
     form: CallForm,
     tokenizer: Tokenizer,
-    bounds: Bounds = Bounds(),  # noqa: B008 - immutable
+    bounds: ToolConstraints = ToolConstraints(),  # noqa: B008 - immutable
     *,
     required: bool = False,
     parallel: bool = True,
@@ -42,7 +41,7 @@ def calls_constraint(
     nothing but calls. `answer`: what text that is no call must be. Raises GrammarError where a schema or a
     tool's own grammar cannot be enforced."""
     writer = _Writer(form, tokenizer, bounds)
-    look = must_look(toolset, bounds)
+    look = must_read_first(toolset, bounds)
     usable = usable_tools(toolset, replace(bounds, closed=bounds.closed and not required))
     for shown in usable.shown:
         writer.add(shown)
@@ -60,10 +59,10 @@ def calls_constraint(
 class _Writer:
     """Writes the rules. `arguments_N` is what the Nth tool takes."""
 
-    def __init__(self, form: CallForm, tokenizer: Tokenizer, bounds: Bounds) -> None:
+    def __init__(self, form: CallForm, tokenizer: Tokenizer, bounds: ToolConstraints) -> None:
         self._form = form
         self._tokenizer = tokenizer
-        self._seen = tuple(bounds.seen)
+        self._seen = tuple(bounds.seen_lines)
         self._written = tuple(bounds.written)
         self._names: list[str] = []
         self._rules: list[str] = []
@@ -77,7 +76,7 @@ class _Writer:
 
     # Tools
 
-    def add(self, shown: Shown) -> None:
+    def add(self, shown: ShownTool) -> None:
         self._rules.append(f"arguments_{len(self._names)}: {self._arguments(shown)}")
         self._names.append(shown.name)
 
@@ -87,12 +86,12 @@ class _Writer:
             closed = "|".join(_pattern(json.dumps(name)) for name in names)
             self._but = rf" & ~/(?s:.*)\{{{SPACE}\"name\"{SPACE}:{SPACE}({closed})(?s:.*)/"
 
-    def _arguments(self, shown: Shown) -> str:
+    def _arguments(self, shown: ShownTool) -> str:
         tool, number = shown.tool, len(self._names)
         if tool.custom and not shown.is_edit and tool.grammar is not None:
             syntax, text = tool.grammar
             written = text if syntax == "lark" else regex_as_lark(text, origin=f"tool {tool.name}")
-            inside = in_json_string(written, f"tool {tool.name}")
+            inside = escape_grammar(written, f"tool {tool.name}")
             self._parts.append({"name": f"input_{number}", "lark_grammar": inside})
             return f"{_text('{' + json.dumps('input') + ': ' + QUOTE)} @input_{number} {_text(QUOTE + '}')}"
         if shown.grounded and self._seen:
@@ -104,7 +103,7 @@ class _Writer:
             {**shown.parameters, "type": "object"}, f"schema_{number}", tool.strict, tool.name
         )
 
-    def _in_order(self, shown: Shown, number: int) -> str:
+    def _in_order(self, shown: ShownTool, number: int) -> str:
         """Parameters in order, those that quote made of lines that were seen, an edit's path not one that was
         written."""
         terms: list[str] = []
@@ -119,7 +118,7 @@ class _Writer:
                 terms.append(f"{_text(lead)} {inner}")
         if shown.grounded and not any(rule.startswith("SEEN:") for rule in self._rules):
             # Blank lines alone say no place.
-            self._rules += [f"LINES: {within_quotes(self._seen)}", r"SEEN: LINES & ~/(\\[nrt]| )*/"]
+            self._rules += [f"LINES: {quoted_lines_term(self._seen)}", r"SEEN: LINES & ~/(\\[nrt]| )*/"]
         if self._written and not any(rule.startswith("FRESH:") for rule in self._rules):
             barred = "|".join(_same_file(path) for path in self._written)
             self._rules.append(rf'FRESH: /[^"\\\x00-\x1f]+/ & ~/{barred}/')

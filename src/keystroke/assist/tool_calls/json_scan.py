@@ -1,6 +1,6 @@
-"""JSON while it is being written: where a value ends, and the text of one of its strings so far.
+"""Scans JSON while it is written: finds the end of a value, and decodes one of its strings so far.
 
-For JSON that a grammar vouches for; nothing is checked. Characters in, one after the other.
+For JSON that a grammar guarantees; nothing is validated.
 """
 
 from __future__ import annotations

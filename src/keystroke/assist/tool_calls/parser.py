@@ -1,12 +1,9 @@
-"""What a model's text means: answer, reasoning, or a call of a tool it was shown.
+"""Splits a model's streamed text into answer, reasoning and tool calls.
 
-Text in, segments out, incrementally; a marker split over two chunks is still found. A call that is not
-valid JSON or names no tool stays text: model output is data, nothing here runs it.
-
-Where a grammar holds the model to its calls (`held`), a call begins here wherever it begins for the grammar,
-at the head that both know, and is given out as it is written. Calls in forms that the grammar leaves free
-(XML, other orders of members) are given when they are whole and proved. Knows the forms of Hermes and Qwen,
-Llama, Mistral, fenced JSON, and XML-like ones.
+A marker split over two chunks is still found. A call that is not valid JSON or names no tool stays text.
+Where a grammar constrains the calls (`held`), a call starts at the same head as in the grammar and is
+streamed; calls in other forms (XML, other orders of members) are emitted when they are complete and
+validated. Supported are the forms of Hermes and Qwen, Llama, Mistral, fenced JSON and XML-like ones.
 """
 
 from __future__ import annotations
@@ -19,11 +16,28 @@ import msgspec
 
 from keystroke.assist.tool_calls.forms import CALL, CALL_END, LIST, head_pattern
 from keystroke.assist.tool_calls.json_scan import StringReader, ValueScanner
-from keystroke.assist.tool_calls.segments import Call, CallBegun, CallDelta, CallEnded, Segment, Text, Thought
-from keystroke.assist.tool_calls.tools import Shown, Toolset
-from keystroke.assist.tool_calls.whole_calls import whole_calls
+from keystroke.assist.tool_calls.segments import (
+    ReasoningSegment,
+    Segment,
+    TextSegment,
+    ToolArgumentsDelta,
+    ToolCallEnd,
+    ToolCallSegment,
+    ToolCallStart,
+)
+from keystroke.assist.tool_calls.tools import ShownTool, Toolset
+from keystroke.assist.tool_calls.whole_calls import parse_whole_calls
 
-__all__ = ["AnswerParser", "Call", "CallBegun", "CallDelta", "CallEnded", "Segment", "Text", "Thought"]
+__all__ = [
+    "AnswerParser",
+    "ReasoningSegment",
+    "Segment",
+    "TextSegment",
+    "ToolArgumentsDelta",
+    "ToolCallEnd",
+    "ToolCallSegment",
+    "ToolCallStart",
+]
 
 THINK, THINK_END = "<think>", "</think>"
 _TAG, _FENCE = "<|python_tag|>", "```"
@@ -55,14 +69,14 @@ class AnswerParser:
         self._scanner = ValueScanner()  # finds its end, or that of its arguments
         self._scanned = self._looked = 0  # where its end, and where a head, is looked for next
         self._listed = False  # one of several in a JSON list
-        self._shown: Shown | None = None
+        self._shown: ShownTool | None = None
         self._input: StringReader | None = None
         self._head = self._arguments = ""  # of an edit, as written: it is given when it is whole
         self._braced = False  # the brace that closes the call has come
 
     def feed(self, text: str) -> list[Segment]:
         if self._quiet and not (self._toolset and _NOTABLE.search(text)):
-            return [Text(text)] if text else []  # the common case costs one search
+            return [TextSegment(text)] if text else []  # the common case costs one search
         self._pending += text
         out: list[Segment] = []
         while self._state(out):
@@ -74,17 +88,17 @@ class AnswerParser:
         out: list[Segment] = []
         pending, self._pending = self._pending, ""
         if self._state == self._call:
-            out += self._whole(pending) or [Text(self._opening + pending)]
+            out += self._whole(pending) or [TextSegment(self._opening + pending)]
             self._state = self._text
         elif self._state == self._stream and self._head:
-            out.append(Text(self._head + self._arguments))
+            out.append(TextSegment(self._head + self._arguments))
         elif self._state == self._thought and pending:
-            out.append(Thought(pending))
+            out.append(ReasoningSegment(pending))
         elif self._state == self._all:
-            out += self._calls_alone(pending) or [Text(pending)]
+            out += self._calls_alone(pending) or [TextSegment(pending)]
         elif self._state in (self._text, self._plain) and pending:
             calls = self._whole(pending) if self._start and not self._formatted else []
-            out += calls or [Text(pending)]
+            out += calls or [TextSegment(pending)]
         return out
 
     @property
@@ -121,7 +135,7 @@ class AnswerParser:
         if mark == _FENCE:
             return self._fence(out)
         if mark == "{":
-            return bare(self._pending) is True and self._begin("")
+            return starts_bare_call(self._pending) is True and self._begin("")
         if mark[-1] not in '="':  # those that belong to the call itself stay
             self._pending = self._pending[len(mark) :]
         return self._begin(mark)
@@ -143,7 +157,12 @@ class AnswerParser:
         pending = self._pending
         found = [(at, mark) for mark in _MARKS if (at := pending.find(mark)) >= 0]
         first = next(
-            (m.start() for m in re.finditer(r"\{", pending) if bare(pending[m.start() :]) is not False), -1
+            (
+                m.start()
+                for m in re.finditer(r"\{", pending)
+                if starts_bare_call(pending[m.start() :]) is not False
+            ),
+            -1,
         )
         if first >= 0:
             found.append((first, "{"))
@@ -161,7 +180,7 @@ class AnswerParser:
         inside = self._pending[match.end() :]
         if not inside:
             return False
-        begins = bare(inside)
+        begins = starts_bare_call(inside)
         if begins is not True:
             return begins is False and self._past_fence(match.end(), out)
         opening, self._pending = self._pending[: match.end()], inside
@@ -169,7 +188,7 @@ class AnswerParser:
 
     def _past_fence(self, size: int, out: list[Segment]) -> bool:
         self._start = False
-        out.append(Text(self._pending[:size]))
+        out.append(TextSegment(self._pending[:size]))
         self._pending = self._pending[size:]
         return bool(self._pending)
 
@@ -178,11 +197,11 @@ class AnswerParser:
         if at < 0:
             at = len(self._pending) - _overlap(self._pending, THINK_END)
             if at > 0:
-                out.append(Thought(self._pending[:at]))
+                out.append(ReasoningSegment(self._pending[:at]))
                 self._pending = self._pending[at:]
             return False
         if at:
-            out.append(Thought(self._pending[:at]))
+            out.append(ReasoningSegment(self._pending[:at]))
         self._pending, self._state, self._gap = self._pending[at + len(THINK_END) :], self._text, True
         self._start = True  # a bare call may follow a thought
         return True
@@ -196,7 +215,7 @@ class AnswerParser:
         """Inside what may be a call."""
         begun = self._pending.lstrip()
         if begun and begun[0] not in "{[<," and self._mark in (CALL, LIST, _TAG):
-            out.append(Text(self._opening))  # only the mark, spoken of
+            out.append(TextSegment(self._opening))  # only the mark, spoken of
             return self._resume(False)
         end = self._end()
         head = self._next_head()
@@ -207,14 +226,14 @@ class AnswerParser:
         body, after = self._pending[: end[0]], self._pending[end[0] : end[1]]
         self._pending = self._pending[end[1] :]
         calls = self._whole(body)
-        out += calls or [Text(self._opening + body + after)]
+        out += calls or [TextSegment(self._opening + body + after)]
         return self._resume(bool(calls))
 
     def _begin_held(self, head: re.Match[str], out: list[Segment]) -> bool:
         """The grammar has a call begin here."""
         before = self._pending[: head.start()]
         if before.strip(" \t\r\n[,"):  # not only the brackets of a list
-            out.append(Text(self._opening + before))
+            out.append(TextSegment(self._opening + before))
             self._mark = ""
         self._listed = self._listed or self._mark == LIST or "[" in before
         self._mark = "" if self._mark == LIST else self._mark
@@ -224,7 +243,7 @@ class AnswerParser:
         self._head, self._arguments = head[0] if self._shown.is_edit else "", ""
         self._input = StringReader("input") if self._shown.tool.custom else None
         if not self._head:
-            out.append(CallBegun(self._shown.tool))
+            out.append(ToolCallStart(self._shown.tool))
         self._state = self._stream
         return True
 
@@ -239,10 +258,10 @@ class AnswerParser:
         if self._input is not None:
             said = self._input.feed(said)
         if said:
-            out.append(CallDelta(said))
+            out.append(ToolArgumentsDelta(said))
         if not self._scanner.ended:
             return False
-        out.append(CallEnded())
+        out.append(ToolCallEnd())
         self._state = self._tail
         return True
 
@@ -253,9 +272,9 @@ class AnswerParser:
             return False
         payload = self._shown.payload(msgspec.json.decode(self._arguments))
         if payload is None:
-            out.append(Text(self._head + self._arguments))
+            out.append(TextSegment(self._head + self._arguments))
             return self._resume(False)
-        out.append(Call(self._shown.tool, payload))
+        out.append(ToolCallSegment(self._shown.tool, payload))
         self._state = self._tail
         return True
 
@@ -324,8 +343,8 @@ class AnswerParser:
         """The mark, where it was taken off what is pending and stands for nothing yet."""
         return "" if self._listed or self._mark[-1:] in ("=", '"') else self._mark
 
-    def _whole(self, body: str) -> list[Call]:
-        return whole_calls(self._toolset, body, held=self._held)
+    def _whole(self, body: str) -> list[ToolCallSegment]:
+        return parse_whole_calls(self._toolset, body, held=self._held)
 
     # Answers that have a form
 
@@ -339,15 +358,15 @@ class AnswerParser:
         self._state, self._start = self._plain, False
         return True
 
-    def _calls_alone(self, text: str) -> list[Call]:
+    def _calls_alone(self, text: str) -> list[ToolCallSegment]:
         """The calls that a whole answer consists of; none where it is something else."""
-        rest, calls = text.strip(), list[Call]()
+        rest, calls = text.strip(), list[ToolCallSegment]()
         if rest.startswith(LIST):
             rest = rest[len(LIST) :].lstrip()
         while rest:
             rest = rest.removeprefix(CALL).lstrip()
             size = ValueScanner().feed(rest)
-            found = whole_calls(self._toolset, rest[:size], held=self._held, read=True)
+            found = parse_whole_calls(self._toolset, rest[:size], held=self._held, read=True)
             if not found:
                 return []
             calls += found
@@ -356,13 +375,13 @@ class AnswerParser:
 
     def _say(self, length: int, out: list[Segment]) -> bool:
         if length > 0:
-            out.append(Text(self._pending[:length]))
+            out.append(TextSegment(self._pending[:length]))
             self._pending = self._pending[length:]
             self._start = False
         return False
 
 
-def bare(text: str) -> bool | None:
+def starts_bare_call(text: str) -> bool | None:
     """Whether `text` begins with {"name": as a call without marks does; None: it may yet."""
     for part in ("{", '"name"', ":"):
         text = text.lstrip(" \t\r\n")

@@ -1,8 +1,7 @@
-"""Patches as functions: what a small model can call, and the patch text that its call becomes.
+"""Patches as functions for small models, and the patch text that a call becomes.
 
-Text to text. A patch is the one that Codex's `apply_patch` takes: whole old lines out, whole new lines
-in, or a whole file, which is put where there was one. A small model copies a patch's example and gets its
-marks wrong; asked for old and new lines, or for the whole of a short file, it does well.
+The patch is in the format of Codex's `apply_patch`. Small models get its markers wrong but do well when asked
+for old and new lines, or for the whole of a short file.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ EDITS: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
-def edit_call(name: str, arguments: Any) -> str | None:
+def patch_from_call(name: str, arguments: Any) -> str | None:
     """The patch of a call; None where the arguments are not those of the function."""
     _, wanted = EDITS[name]
     if not isinstance(arguments, dict) or not all(isinstance(arguments.get(key), str) for key in wanted):
@@ -57,7 +56,7 @@ def edit_call(name: str, arguments: Any) -> str | None:
     return _patch(f"{_UPDATE}{path}", "@@", *changes)
 
 
-def calls_of(patch: str) -> list[tuple[str, dict[str, str]]] | None:
+def calls_from_patch(patch: str) -> list[tuple[str, dict[str, str]]] | None:
     """The calls that a patch stands for, so that a model sees its own; None where it is no such patch."""
     lines = patch.strip("\n").split("\n")
     if lines[:1] != [BEGIN] or lines[-1:] != [END]:

@@ -1,7 +1,6 @@
-"""The lines a model has read in a conversation: the only ones it can know, and so replace.
+"""The lines a model has read in a conversation, which are the only ones it may replace.
 
-Collects lines of the texts it is given, newest last, within a bound. Line numbers that tools put before
-lines are taken off.
+Line numbers that tools put before lines are removed.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def seen_lines(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(reversed(kept))
 
 
-def unnumbered(text: str) -> str:
+def strip_line_numbers(text: str) -> str:
     """What a tool for reading showed, without the numbers that it put before every line of a file and its
     note that the file ends: a small model that writes the file anew would write them too. Numbers that do not
     count up are the file's own, and so is a note where nothing is counted."""
@@ -54,7 +53,7 @@ def unnumbered(text: str) -> str:
     return "\n".join(line for line in plain if not _ENDED.fullmatch(line))
 
 
-def within_quotes(lines: Iterable[str]) -> str:
+def quoted_lines_term(lines: Iterable[str]) -> str:
     """A Lark term: consecutive lines, perhaps none, as they stand inside a JSON string; the end of the last
     may be left out."""
     chunks: list[str] = []

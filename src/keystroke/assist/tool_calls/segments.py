@@ -1,46 +1,43 @@
-"""What a model's text is made of: answer, reasoning, calls whole or piece by piece.
-
-Values, no behaviour.
-"""
+"""The segments of a model's text: answer, reasoning, and calls, whole or piece by piece."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from keystroke.assist.tool_calls.tools import Offered
+from keystroke.assist.tool_calls.tools import OfferedTool
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextSegment:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class ReasoningSegment:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCallSegment:
     """A call that is whole: JSON arguments of a function, the input text of a custom tool."""
 
-    tool: Offered
+    tool: OfferedTool
     payload: str
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegun:
-    tool: Offered
+class ToolCallStart:
+    tool: OfferedTool
 
 
 @dataclass(frozen=True, slots=True)
-class CallDelta:
+class ToolArgumentsDelta:
     payload: str
 
 
 @dataclass(frozen=True, slots=True)
-class CallEnded:
+class ToolCallEnd:
     pass
 
 
-Segment = Text | Thought | Call | CallBegun | CallDelta | CallEnded
+Segment = TextSegment | ReasoningSegment | ToolCallSegment | ToolCallStart | ToolArgumentsDelta | ToolCallEnd

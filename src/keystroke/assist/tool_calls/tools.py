@@ -1,7 +1,7 @@
-"""The tools of a request, as their owner offers them and as a model is shown them.
+"""The tools of a request, as the client offers them and as a model is shown them.
 
-Values. What is shown may be less than what was offered, and shorter: a small model is lost in pages of
-declarations. It never means something else: every call of a shown tool is a valid call of an offered one.
+A small model is shown fewer tools with shorter descriptions. Every call of a shown tool is a valid call of an
+offered one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from keystroke.assist.tool_calls.patches import EDITS, edit_call
+from keystroke.assist.tool_calls.patches import EDITS, patch_from_call
 
 MOST_SHOWN = 6  # tools that a small model is shown; one or two are best, an agent's loop needs these
 _FEW = 3  # so few tools are shown whatever they are called
@@ -30,7 +30,7 @@ _OLD = re.compile(r"old(_?(str|string|text|lines|code))?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class OfferedTool:
     """A tool the client offered. A custom tool takes one text, its `input`, perhaps of a grammar."""
 
     name: str
@@ -48,13 +48,13 @@ class Offered:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownTool:
     """A function that the model may call; `tool` is what its call becomes a call of."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
-    tool: Offered
+    tool: OfferedTool
     grounded: frozenset[str] = frozenset()  # parameters whose text must be text that the model has seen
 
     @property
@@ -77,7 +77,7 @@ class Shown:
     def payload(self, arguments: Any) -> str | None:
         """What the client receives for a call with these arguments; None where they are no call of it."""
         if self.is_edit:
-            return edit_call(self.name, arguments)
+            return patch_from_call(self.name, arguments)
         if self.tool.custom:
             text = arguments.get("input") if isinstance(arguments, dict) else arguments
             return text if isinstance(text, str) else None
@@ -88,14 +88,14 @@ class Shown:
 class Toolset:
     """What a model is shown of the tools of one request."""
 
-    shown: tuple[Shown, ...] = ()
+    shown: tuple[ShownTool, ...] = ()
     left_out: tuple[str, ...] = ()  # offered, but not shown
     short: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.shown)
 
-    def find(self, name: str) -> Shown | None:
+    def find(self, name: str) -> ShownTool | None:
         return next((s for s in self.shown if s.name == name), None)
 
     @property
@@ -103,15 +103,15 @@ class Toolset:
         return [s.spec for s in self.shown]
 
 
-def whole_toolset(offered: Sequence[Offered]) -> Toolset:
+def whole_toolset(offered: Sequence[OfferedTool]) -> Toolset:
     """Every tool as it was offered; a custom one as a function of one text."""
     return Toolset(tuple(_whole(tool) for tool in offered))
 
 
-def short_toolset(offered: Sequence[Offered], asked: str = "") -> Toolset:
+def short_toolset(offered: Sequence[OfferedTool], asked: str = "") -> Toolset:
     """For a small model: few tools, one sentence each, only the parameters that a call must have. Patches are
     shown as functions that replace lines, create and delete files. `asked`: a tool named there is kept."""
-    shown: list[Shown] = []
+    shown: list[ShownTool] = []
     left_out: list[str] = []
     for tool in offered:
         if len(offered) > _FEW and not _useful(tool.name, asked):
@@ -127,18 +127,18 @@ def short_toolset(offered: Sequence[Offered], asked: str = "") -> Toolset:
     return Toolset(tuple(kept), tuple(left_out), short=True)
 
 
-def _whole(tool: Offered) -> Shown:
+def _whole(tool: OfferedTool) -> ShownTool:
     if not tool.custom:
-        return Shown(tool.name, tool.description, tool.parameters or _NOTHING, tool)
+        return ShownTool(tool.name, tool.description, tool.parameters or _NOTHING, tool)
     description = tool.description
     if tool.grammar is not None:
         description = f"{description}\n`input` follows this grammar:\n{tool.grammar[1]}"
-    return Shown(tool.name, description, _INPUT, tool)
+    return ShownTool(tool.name, description, _INPUT, tool)
 
 
-def _short(tool: Offered) -> Shown:
+def _short(tool: OfferedTool) -> ShownTool:
     if tool.custom:
-        return Shown(tool.name, _sentence(tool.description), _INPUT, tool)
+        return ShownTool(tool.name, _sentence(tool.description), _INPUT, tool)
     parameters = tool.parameters or _NOTHING
     properties, required = parameters.get("properties"), parameters.get("required")
     if isinstance(properties, Mapping) and isinstance(required, list) and required:
@@ -148,10 +148,10 @@ def _short(tool: Offered) -> Shown:
         }
         parameters = {**rest, "properties": needed, "required": list(needed), "additionalProperties": False}
     grounded = frozenset(n for n in parameters.get("properties", ()) if _OLD.fullmatch(n))
-    return Shown(tool.name, _sentence(tool.description), parameters, tool, grounded)
+    return ShownTool(tool.name, _sentence(tool.description), parameters, tool, grounded)
 
 
-def _edit(name: str, tool: Offered) -> Shown:
+def _edit(name: str, tool: OfferedTool) -> ShownTool:
     description, properties = EDITS[name]
     parameters = {
         "type": "object",
@@ -159,7 +159,7 @@ def _edit(name: str, tool: Offered) -> Shown:
         "required": list(properties),
         "additionalProperties": False,
     }
-    return Shown(name, description, parameters, tool, frozenset({"old"} & set(properties)))
+    return ShownTool(name, description, parameters, tool, frozenset({"old"} & set(properties)))
 
 
 def _useful(name: str, asked: str) -> bool:

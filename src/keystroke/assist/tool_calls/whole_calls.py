@@ -1,8 +1,8 @@
-"""Calls that are whole, in any common form: JSON objects and lists of them, XML-like functions.
+"""Parses complete calls in any common form: JSON objects, lists of them, XML-like functions.
 
-Text in, calls out, all of them or none. Where a grammar holds the model's calls (`held`), one in a form
-that the grammar leaves free counts only if the grammar would have allowed it: its arguments meet the schema,
-its input is of the tool's own grammar. What cannot be proved is no call.
+All calls are returned, or none. Where a grammar constrains the model's calls (`held`), a call in another form
+counts only if the grammar would have allowed it: its arguments match the schema, its input the tool's own
+grammar.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from keystroke.assist.tool_calls.segments import Call
-from keystroke.assist.tool_calls.tools import Shown, Toolset
-from keystroke.engine.grammar.validate import unmet
+from keystroke.assist.tool_calls.segments import ToolCallSegment
+from keystroke.assist.tool_calls.tools import ShownTool, Toolset
+from keystroke.engine.grammar.validate import schema_violation
 
 _FUNCTION = re.compile(
     r'<(?:function=([^>\s]+)|invoke name="([^"]+)")\s*>(.*?)</(?:function|invoke)>', re.DOTALL
@@ -33,7 +33,9 @@ class _Proof:
     read: bool  # they may quote what must have been read: a grammar saw to it
 
 
-def whole_calls(toolset: Toolset, body: str, *, held: bool, read: bool = False) -> list[Call]:
+def parse_whole_calls(
+    toolset: Toolset, body: str, *, held: bool, read: bool = False
+) -> list[ToolCallSegment]:
     """The calls that `body` is; none where it is something else. `read`: a grammar saw to it that parameters
     which quote do so."""
     proof = _Proof(held, read)
@@ -47,7 +49,7 @@ def whole_calls(toolset: Toolset, body: str, *, held: bool, read: bool = False) 
     return [call for call in calls if call is not None] if calls and all(calls) else []
 
 
-def _object(toolset: Toolset, said: Any, proof: _Proof) -> Call | None:
+def _object(toolset: Toolset, said: Any, proof: _Proof) -> ToolCallSegment | None:
     if not isinstance(said, dict) or not isinstance(said.get("name"), str):
         return None
     arguments = said.get("arguments", said.get("parameters", {}))
@@ -59,10 +61,10 @@ def _object(toolset: Toolset, said: Any, proof: _Proof) -> Call | None:
             return _made(shown, msgspec.json.decode(arguments), proof)
         except (msgspec.DecodeError, RecursionError):
             return None
-    return Call(shown.tool, arguments)
+    return ToolCallSegment(shown.tool, arguments)
 
 
-def _function(toolset: Toolset, match: re.Match[str], proof: _Proof) -> Call | None:
+def _function(toolset: Toolset, match: re.Match[str], proof: _Proof) -> ToolCallSegment | None:
     shown = toolset.find(match[1] or match[2])
     body = match[3].strip()
     if body.startswith("{"):
@@ -74,7 +76,7 @@ def _function(toolset: Toolset, match: re.Match[str], proof: _Proof) -> Call | N
     return _made(shown, _typed(arguments, shown) if shown is not None else {}, proof)
 
 
-def _made(shown: Shown | None, arguments: Any, proof: _Proof) -> Call | None:
+def _made(shown: ShownTool | None, arguments: Any, proof: _Proof) -> ToolCallSegment | None:
     payload = None if shown is None else shown.payload(arguments)
     if (
         shown is None
@@ -82,28 +84,28 @@ def _made(shown: Shown | None, arguments: Any, proof: _Proof) -> Call | None:
         or (proof.schema and not _proved(shown, arguments, payload, proof.read))
     ):
         return None
-    return Call(shown.tool, payload)
+    return ToolCallSegment(shown.tool, payload)
 
 
-def _proved(shown: Shown, arguments: Any, payload: str, read: bool) -> bool:
+def _proved(shown: ShownTool, arguments: Any, payload: str, read: bool) -> bool:
     if shown.grounded and not read:  # only the grammar knows what may be quoted
         return False
     tool = shown.tool
     if tool.custom and not shown.is_edit:
         return tool.grammar is None or _of_grammar(tool.grammar, payload)
-    return unmet(shown.parameters, arguments) is None
+    return schema_violation(shown.parameters, arguments) is None
 
 
 def _of_grammar(grammar: tuple[str, str], text: str) -> bool:
-    from keystroke.engine.grammar.compiler import of_language  # here: it takes a while to import
+    from keystroke.engine.grammar.compiler import matches_grammar  # here: it takes a while to import
     from keystroke.engine.grammar.constraint import lark, regex
 
     syntax, written = grammar
     language = lark(written) if syntax == "lark" else regex(written)
-    return of_language(language, text, patience=_PATIENCE)
+    return matches_grammar(language, text, timeout=_PATIENCE)
 
 
-def _typed(arguments: dict[str, str], shown: Shown) -> dict[str, Any]:
+def _typed(arguments: dict[str, str], shown: ShownTool) -> dict[str, Any]:
     """Values of an XML call by the types of the schema: all come as text."""
     properties = shown.parameters.get("properties", {})
     typed: dict[str, Any] = {}

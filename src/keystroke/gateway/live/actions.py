@@ -1,8 +1,9 @@
-"""What a live client asks for by name: problems, refactorings, edits by instruction.
+"""The live client's explicit requests: problems, refactorings, edits by instruction.
 
-Each ask is one task and ends in exactly one answer: what was asked for, an error, or `not_shown` when it
-was cancelled. It reads the mirrored texts and changes nothing: changes are the client's to make. Checks and
-refactorings run in processes of the key's own, a model's thinking behind its queue; none holds up a key.
+Each request is one task and ends in exactly one answer: the result, an error, or `not_shown` when it was
+cancelled. It reads the mirrored texts and changes nothing; the client applies the changes. Checks and
+refactorings run in processes that belong to the caller's key, model work goes through its queue; none of them
+delays a key.
 """
 
 from __future__ import annotations
@@ -10,98 +11,83 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from keystroke.analysis.check import Diagnostic
 from keystroke.analysis.rules import project_rules
-from keystroke.assist.edit import EditTask, Proposal, Question, Region, edit_steps
+from keystroke.assist.edit import EditProposal, EditTask, Region, RewriteQuestion, edit_steps
 from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.engine.speculative.file_draft import FileDrafter
 from keystroke.errors import Forbidden, InputError, KeystrokeError, UsageError
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.live.checker import Checker
-from keystroke.gateway.live.refactorer import Refactorer, deltas
+from keystroke.gateway.live.checker import CheckProcess
+from keystroke.gateway.live.mirror import BufferMirror
+from keystroke.gateway.live.refactorer import RefactorProcess, to_deltas
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import AUTO, ServedModel
 from keystroke.gateway.work.remote import RemoteJob
-from keystroke.gateway.work.routing import Task
+from keystroke.gateway.work.routing import RoutingRequest
 from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service
 from keystroke.protocol import live_messages as live
-from keystroke.protocol.faults import detail
+from keystroke.protocol.faults import error_detail
 from keystroke.text import Edit
 
 if TYPE_CHECKING:
-    from keystroke.assist.edit.ladder import Steps
+    from keystroke.assist.edit.steps import Steps
 
 log = logging.getLogger("keystroke.live")
 
-IN_FLIGHT = 16  # asks of one connection at a time
+IN_FLIGHT = 16  # requests of one connection at a time
 _ANSWER_ROOM = 512  # tokens an edit may add beyond the text it rewrites
 
-Asked = live.ProblemsAsk | live.RefactorAsk | live.EditAsk
-
-
-class Mirrored(Protocol):
-    """An open buffer as the connection mirrors it."""
-
-    name: str
-    text: str
-    version: int
-    language: str | None
-
-
-class Around(Protocol):
-    """What is asked of the connection."""
-
-    def mirrors(self) -> Iterator[Mirrored]: ...
-    def say(self, event: live.LiveEvent) -> None: ...
+ActionRequest = live.ProblemsAsk | live.RefactorAsk | live.EditAsk
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """Where a buffer's file lies, as its client said; None where it has no file or none is to be read."""
+class BufferLocation:
+    """The buffer's file and workspace; None where it has no file, or none that may be read."""
 
     path: Path | None
     root: Path | None
 
 
 class LiveActions:
-    """`readable`: whether the files around a buffer may be looked at."""
+    """`mirrors` returns the open buffers; `readable` tells whether the files around a buffer may be read."""
 
     def __init__(
         self,
-        around: Around,
         service: Service,
         caller: Caller,
         *,
+        send: Callable[[live.LiveEvent], None],
+        mirrors: Callable[[], Iterable[BufferMirror]],
         readable: Callable[[live.BufferOpen], bool],
     ) -> None:
-        self._around, self._service, self._caller = around, service, caller
+        self._service, self._caller = service, caller
+        self._send, self._mirrors = send, mirrors
         self._readable = readable
-        self._places: dict[str, Where] = {}
+        self._locations: dict[str, BufferLocation] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._checking: dict[str, str] = {}  # buffer -> the ask that looks for its problems
-        self._checker, self._refactorer = Checker.of(caller.id), Refactorer.of(caller.id)
+        self._checking: dict[str, str] = {}  # buffer -> the request for its problems
+        self._checker, self._refactorer = CheckProcess.for_key(caller.id), RefactorProcess.for_key(caller.id)
 
-    # From the connection
-
-    def opened(self, request: live.BufferOpen) -> None:
+    def open(self, request: live.BufferOpen) -> None:
         path, root = request.path, request.root
         if not path or not self._readable(request):
-            self._places[request.buffer] = Where(None, None)
+            self._locations[request.buffer] = BufferLocation(None, None)
             return
-        self._places[request.buffer] = Where(Path(path), Path(root) if root else None)
+        self._locations[request.buffer] = BufferLocation(Path(path), Path(root) if root else None)
 
-    def closed(self, buffer: str) -> None:
-        self._places.pop(buffer, None)
+    def close_buffer(self, buffer: str) -> None:
+        self._locations.pop(buffer, None)
 
-    def ask(self, request: Asked) -> None:
-        """Begin. Raises UsageError for a version that is not the mirrored one, or too many asks."""
+    def submit(self, request: ActionRequest) -> None:
+        """Start a task. Raises UsageError for a version that is not current, or too many requests."""
         buffer = self._mirror(request.buffer)
         if request.version != buffer.version:
             raise UsageError(
@@ -110,7 +96,7 @@ class LiveActions:
             )
         if request.id in self._tasks or len(self._tasks) >= IN_FLIGHT:
             raise UsageError(
-                f"At most {IN_FLIGHT} asks, each with an id of its own, run at a time.", param="id"
+                f"At most {IN_FLIGHT} requests, each with its own id, run at a time.", param="id"
             )
         if isinstance(request, live.ProblemsAsk):
             self.cancel(self._checking.get(request.buffer, ""))
@@ -129,11 +115,11 @@ class LiveActions:
 
     # Answering
 
-    async def _answer(self, request: Asked) -> None:
+    async def _answer(self, request: ActionRequest) -> None:
         try:
-            self._around.say(await self._made(request))
+            self._send(await self._result(request))
         except asyncio.CancelledError:
-            self._around.say(
+            self._send(
                 live.NotShown(
                     id=request.id, buffer=request.buffer, version=request.version, reason="cancelled"
                 )
@@ -141,10 +127,10 @@ class LiveActions:
         except KeystrokeError as error:
             self._fail(request, error)
         except Exception:
-            log.exception("an ask failed")
+            log.exception("a live request failed")
             self._fail(request, KeystrokeError("The server failed on this request; its log says how."))
 
-    async def _made(self, request: Asked) -> live.LiveEvent:
+    async def _result(self, request: ActionRequest) -> live.LiveEvent:
         buffer = self._mirror(request.buffer)
         if isinstance(request, live.ProblemsAsk):
             return await self._problems(request, buffer)
@@ -154,22 +140,24 @@ class LiveActions:
                 param="start",
             )
         if isinstance(request, live.RefactorAsk):
-            return await self._refactored(request, buffer)
-        return await self._edited(request, buffer)
+            return await self._refactor(request, buffer)
+        return await self._edit(request, buffer)
 
-    def _fail(self, request: Asked, error: KeystrokeError) -> None:
-        self._around.say(
-            live.LiveError(status=error.status, error=detail(error), id=request.id, buffer=request.buffer)
+    def _fail(self, request: ActionRequest, error: KeystrokeError) -> None:
+        self._send(
+            live.LiveError(
+                status=error.status, error=error_detail(error), id=request.id, buffer=request.buffer
+            )
         )
 
     # Problems
 
-    async def _problems(self, request: live.ProblemsAsk, buffer: Mirrored) -> live.Problems:
+    async def _problems(self, request: live.ProblemsAsk, buffer: BufferMirror) -> live.Problems:
         began = time.perf_counter()
         found: tuple[Diagnostic, ...] = ()
         if buffer.language == "python":
-            where = self._place(buffer)
-            found = await self._checker.asked(buffer.text, where.path, where.root)
+            where = self._location(buffer)
+            found = await self._checker.check(buffer.text, where.path, where.root)
         return live.Problems(
             id=request.id,
             buffer=request.buffer,
@@ -180,47 +168,48 @@ class LiveActions:
 
     # Edits
 
-    async def _edited(self, request: live.EditAsk, buffer: Mirrored) -> live.Changes:
+    async def _edit(self, request: live.EditAsk, buffer: BufferMirror) -> live.Changes:
         path = self._name(buffer)
         region = None
         if request.end > request.start:
             first = buffer.text.count("\n", 0, request.start)
             last = buffer.text.count("\n", 0, request.end)
             if last > first and buffer.text[request.end - 1] == "\n":
-                last -= 1  # a selection that ends at a line's start does not mean that line
+                last -= 1  # a selection that ends at the start of a line does not include that line
             region = Region(path, first, last + 1)
         rules = await asyncio.to_thread(self._rules, buffer)
         near = (path, buffer.text.count("\n", 0, request.start))
         task = EditTask({path: buffer.text}, request.instruction, region, rules, near)
-        proposal = await self._proposed(task)
+        proposal = await self._propose(task)
         return live.Changes(
             id=request.id,
             buffer=request.buffer,
             version=request.version,
             title=request.instruction[:80],
-            files=[live.FileEdits(buffer=request.buffer, edits=deltas(_only(proposal, path)))],
+            files=[live.FileEdits(buffer=request.buffer, edits=to_deltas(_only(proposal, path)))],
         )
 
-    def _rules(self, buffer: Mirrored) -> str:
-        """What the project says about style, where this machine has the project."""
-        where = self._place(buffer)
+    def _rules(self, buffer: BufferMirror) -> str:
+        """The project's style rules, where this machine has the project."""
+        where = self._location(buffer)
         if where.path is None:
             return ""
         try:
-            return project_rules(where.path, where.root, buffer.language).header()
+            return project_rules(where.path, where.root, buffer.language).prompt_header()
         except (OSError, ValueError):
             return ""
 
-    async def _proposed(self, task: EditTask) -> Proposal:
-        """Climb the ladder of questions. Reading an answer parses and compares texts, so it has a thread."""
+    async def _propose(self, task: EditTask) -> EditProposal:
+        """Ask one question after another. Reading an answer parses and compares texts, so it runs in a
+        thread."""
         steps = edit_steps(task)
-        question: Question | Proposal = await asyncio.to_thread(_next, steps, None)
-        while isinstance(question, Question):
-            question = await asyncio.to_thread(_next, steps, await self._written(question))
+        question: RewriteQuestion | EditProposal = await asyncio.to_thread(_next, steps, None)
+        while isinstance(question, RewriteQuestion):
+            question = await asyncio.to_thread(_next, steps, await self._ask_model(question))
         return question
 
-    async def _written(self, question: Question) -> str:
-        """A model's answer, through its queue."""
+    async def _ask_model(self, question: RewriteQuestion) -> str:
+        """The answer of a model, through its queue."""
         entry = await self._writer()
         messages = question.messages
         job: Job | RemoteJob
@@ -232,52 +221,52 @@ class LiveActions:
             job = Job(prompt, params, FileDrafter(predicted) if self._service.speculation else None)
         else:
             job = RemoteJob(GenerationParams(), messages=messages)
-        permit = await self._service.admitted(entry, job, self._caller)
+        permit = await self._service.admit_shared(entry, job, self._caller)
         work = self._service.submit(entry, job, self._caller, priority=Priority.EDIT, permit=permit)
         pieces: list[str] = []
-        ended = question.watch()
+        ended = question.end_detector()
         async with aclosing(work.items()) as items:
             async for item in items:
                 if isinstance(item, Chunk):
                     pieces.append(item.text)
                     if ended(item.text):
-                        work.enough()
+                        work.stop_early()
                         break
         return "".join(pieces)
 
     async def _writer(self) -> ServedModel:
         """A model that follows instructions: the deep one where there is one."""
-        task = Task(Priority.EDIT, converses=True, deep=True)
+        task = RoutingRequest(Priority.EDIT, converses=True, deep=True)
         entry, _ = await self._service.route(AUTO, lambda: task)
         return entry
 
     # Refactorings
 
-    async def _refactored(self, request: live.RefactorAsk, buffer: Mirrored) -> live.Changes:
+    async def _refactor(self, request: live.RefactorAsk, buffer: BufferMirror) -> live.Changes:
         if buffer.language != "python":
             raise InputError(f"Refactorings are for Python; this is {buffer.language or 'plain text'}.")
-        where = self._place(buffer)
+        where = self._location(buffer)
         overlay = {
             place.path: (mirror.name, mirror.text)
-            for mirror in self._around.mirrors()
-            if (place := self._place(mirror)).path is not None and mirror.language == "python"
+            for mirror in self._mirrors()
+            if (place := self._location(mirror)).path is not None and mirror.language == "python"
         }
-        return await self._refactorer.asked(request, where.path, where.root, buffer.text, overlay)
+        return await self._refactorer.plan(request, where.path, where.root, buffer.text, overlay)
 
-    # Places
+    # Buffers
 
-    def _mirror(self, name: str) -> Mirrored:
-        found = next((m for m in self._around.mirrors() if m.name == name), None)
+    def _mirror(self, name: str) -> BufferMirror:
+        found = next((m for m in self._mirrors() if m.name == name), None)
         if found is None:
             raise UsageError(f"The buffer {name:.200} is not open; open it first.", param="buffer")
         return found
 
-    def _place(self, buffer: Mirrored) -> Where:
-        return self._places.get(buffer.name, Where(None, None))
+    def _location(self, buffer: BufferMirror) -> BufferLocation:
+        return self._locations.get(buffer.name, BufferLocation(None, None))
 
-    def _name(self, buffer: Mirrored) -> str:
-        """What the file is called in a prompt."""
-        where = self._place(buffer)
+    def _name(self, buffer: BufferMirror) -> str:
+        """The file's name in a prompt."""
+        where = self._location(buffer)
         if where.path is None:
             return PurePath(buffer.name).name or "untitled"
         if where.root is not None and where.path.is_relative_to(where.root):
@@ -285,16 +274,16 @@ class LiveActions:
         return where.path.name
 
 
-def _next(steps: Steps, answer: str | None) -> Question | Proposal:
-    """The next question, or what came of them all."""
+def _next(steps: Steps, answer: str | None) -> RewriteQuestion | EditProposal:
+    """The next question, or the final proposal."""
     try:
         return next(steps) if answer is None else steps.send(answer)
     except StopIteration as stop:
-        return cast("Proposal", stop.value)
+        return cast("EditProposal", stop.value)
 
 
-def _only(proposal: Proposal, path: str) -> tuple[Edit, ...]:
-    """The edits of the one file that may change."""
+def _only(proposal: EditProposal, path: str) -> tuple[Edit, ...]:
+    """The edits of `path`, the only file that may change."""
     if proposal.failures:
         reasons = "; ".join(dict.fromkeys(failure.message for failure in proposal.failures))
         raise InputError(f"The model's answer does not fit the text, nothing was changed: {reasons}.")
@@ -310,5 +299,5 @@ def _problem(found: Diagnostic) -> live.Problem:
         message=found.message,
         start=found.start,
         end=found.end,
-        fixes=[live.LiveFix(title=fix.title, edits=deltas(fix.edits)) for fix in found.fixes],
+        fixes=[live.LiveFix(title=fix.title, edits=to_deltas(fix.edits)) for fix in found.fixes],
     )

@@ -1,8 +1,6 @@
-"""Work on what strangers wrote, in a process and a thread of one key's own.
+"""A process and a thread per API key, for work on untrusted texts.
 
-A hostile text or project, or a hundred asks at once, hold up nobody but their own key, nor fill the
-threads that all share. Both go when nobody holds this any more, that is with the last connection of the key,
-whatever they are at: what runs in the thread must not hold it either.
+A hostile text, or many requests at once, delay only their own key. Both end with the key's last connection.
 """
 
 from __future__ import annotations
@@ -13,28 +11,28 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary, finalize
 
-from keystroke.isolation import Isolated
+from keystroke.isolation import IsolatedFunction
 
 T = TypeVar("T")
 Own = TypeVar("Own", bound="KeyProcess")
 
 
 class KeyProcess:
-    """Use `of`."""
+    """Create one with `for_key`."""
 
     _known: ClassVar[WeakValueDictionary[str, Any]]
 
     def __init_subclass__(cls) -> None:
         cls._known = WeakValueDictionary()
 
-    def __init__(self, elsewhere: Isolated) -> None:
+    def __init__(self, elsewhere: IsolatedFunction) -> None:
         self._elsewhere = elsewhere
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=type(self).__name__.lower())
         finalize(self, elsewhere.close)
 
     @classmethod
-    def of(cls: Callable[[], Own], key: str) -> Own:
-        """The key's own; hold on to it for as long as it may be asked."""
+    def for_key(cls: Callable[[], Own], key: str) -> Own:
+        """The process of this key. It ends when nobody holds a reference to it."""
         known: WeakValueDictionary[str, Own] = getattr(cls, "_known")  # noqa: B009 - a class that is called
         found = known.get(key)
         if found is None:
@@ -42,6 +40,6 @@ class KeyProcess:
         return found
 
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Wait for this key's turn, then for `work(process, *arguments)`."""
+        """Run `work(process, *arguments)` in this key's thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, work, self._elsewhere, *arguments)

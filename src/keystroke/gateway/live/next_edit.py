@@ -1,9 +1,8 @@
-"""The next edit of one live buffer: looked for when the keys pause, moved along with every key.
+"""The next edit of one live buffer: searched for when typing pauses, rebased over every key.
 
-Following a key is done at once and is cheap; looking happens in a thread on texts that do not change.
-Rules are asked first and the model, where it knows how, when they find nothing. What stands is said again
-whenever it moved; what no longer stands is said once, with its reason. Whoever asks hears what was found, or
-why nothing is shown, as soon as that is known.
+Applying a key is cheap; the search runs in a thread on texts that do not change. Rules are tried first, then
+a model that was trained for it. A current proposal is sent again whenever it moved; one that no longer
+applies is dropped once, with its reason. A request is answered as soon as the search is over.
 """
 
 from __future__ import annotations
@@ -13,161 +12,155 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from keystroke.assist.completion import Hidden
-from keystroke.assist.next_edit import Found, NextEdits, Other, Proposal, Unfit, foreseen
-from keystroke.assist.next_edit.prompt import Change
+from keystroke.assist.completion import WithheldReason
+from keystroke.assist.next_edit import (
+    NextEditProposal,
+    NextEditTracker,
+    NoEditReason,
+    PredictedEdits,
+    proposal_from_model,
+)
+from keystroke.assist.next_edit.prompt import RecentChange
 from keystroke.errors import KeystrokeError
+from keystroke.gateway.live.mirror import BufferMirror
 from keystroke.gateway.live.next_edit_model import NextEditModel
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
 log = logging.getLogger("keystroke.live")
 
-PAUSE = 0.15  # seconds without a key after which a change is taken to mean something
-LONGER = 0.25  # seconds more after which the model is asked: it costs more than a rule
+PAUSE = 0.15  # seconds without a key before rules are tried
+LONGER = 0.25  # more seconds before the model is asked: it costs more than a rule
 
 
 class BufferNextEdit:
-    """`asker` None: the model has not learned to be asked. `trail`: what was changed lately, in all
-    buffers of the connection."""
+    """`model` None: no loaded model was trained for next edits. `trail`: recent changes in all buffers of the
+    connection."""
 
     def __init__(
         self,
-        buffer: str,
-        text: str,
-        language: str | None,
-        say: Callable[[live.LiveEvent], None],
+        mirror: BufferMirror,
+        send: Callable[[live.LiveEvent], None],
         *,
-        path: str = "",
-        trail: deque[Change] | None = None,
-        asker: NextEditModel | None = None,
+        trail: deque[RecentChange] | None = None,
+        model: NextEditModel | None = None,
     ) -> None:
-        self._buffer, self._say = buffer, say
-        self._edits = NextEdits(text, language, path, trail)
-        self._asker = asker
-        self._version = 0
-        self._reason: str = Unfit.NOWHERE  # why nothing stands
-        self._asked: list[str] = []  # who waits for what is being looked for
+        self._mirror, self._send, self._model = mirror, send, model
+        self._tracker = NextEditTracker(mirror.text, mirror.language, mirror.path or mirror.name, trail)
+        self._reason: str = NoEditReason.NOWHERE  # why there is no proposal
+        self._requests: list[str] = []  # wait for the running search
         self._task: asyncio.Task[None] | None = None
 
-    def follow(
-        self,
-        before: str,
-        edits: Sequence[Edit],
-        text: str,
-        version: int,
-        cursor: int,
-        others: Mapping[str, Other],
+    def apply_edits(
+        self, before: str, edits: Sequence[Edit], mirror: BufferMirror, others: Mapping[str, str]
     ) -> None:
-        """The buffer was `before` and is `text` now."""
-        self._version = version
-        standing = self._edits.proposal
-        dropped = self._edits.follow(before, edits)
-        if standing is not None:
-            if self._edits.proposal is not None:
-                self._tell(self._edits.proposal)
+        """The mirror's text was `before`. `others`: the texts of other buffers in the same language."""
+        current = self._tracker.proposal
+        dropped = self._tracker.apply_edits(before, edits)
+        if current is not None:
+            if self._tracker.proposal is not None:
+                self._send_proposal(self._tracker.proposal)
             else:
-                self._drop(standing, dropped.reason if dropped is not None else "fulfilled")
+                self._drop(current.id, dropped.reason if dropped is not None else "fulfilled")
         self.close()
-        self._task = asyncio.get_running_loop().create_task(self._look(text, version, cursor, others))
+        search = self._search(mirror.text, mirror.version, mirror.cursor, others)
+        self._task = asyncio.get_running_loop().create_task(search)
 
-    def ask(self, request: str) -> None:
-        """Say again what stands, or why nothing does; while a change is being looked at, when that is over:
-        what stands now may be about half a word."""
-        self._asked.append(request)
+    def answer_request(self, request: str) -> None:
+        """Send the current proposal again, or why there is none; after a running search, if there is one."""
+        self._requests.append(request)
         if self._task is None or self._task.done():
             self._answer_all()
 
-    def feedback(self, said: live.Feedback, text: str) -> bool:
-        """Whether it was about this."""
-        standing = self._edits.proposal
-        if standing is None or standing.id != said.id:
+    def apply_feedback(self, feedback: live.Feedback, text: str) -> bool:
+        """Whether the feedback was about this buffer's proposal."""
+        current = self._tracker.proposal
+        if current is None or current.id != feedback.id:
             return False
-        if said.outcome == "dismissed":
-            self._edits.dismiss(text)
+        if feedback.outcome == "dismissed":
+            self._tracker.dismiss(text)
         return True
 
     def close(self) -> None:
-        """Stop looking; who waits is told that something else came up."""
+        """Stop the search; waiting requests are superseded."""
         if self._task is not None:
             self._task.cancel()
-        asked, self._asked = self._asked, []
-        for request in asked:
-            self._decline(request, Hidden.SUPERSEDED)
+        requests, self._requests = self._requests, []
+        for request in requests:
+            self._drop(request, WithheldReason.SUPERSEDED)
 
-    async def _look(self, text: str, version: int, cursor: int, others: Mapping[str, Other]) -> None:
-        self._reason = Unfit.NOWHERE
+    async def _search(self, text: str, version: int, cursor: int, others: Mapping[str, str]) -> None:
+        self._reason = NoEditReason.NOWHERE
         try:
             await asyncio.sleep(PAUSE)
-            if self._edits.being_taken(text):
+            if self._tracker.is_being_accepted(text):
                 self._answer_all()
                 return
-            inquiry = self._edits.inquiry()
-            found = await asyncio.to_thread(inquiry.propose, text, cursor, others)
-            if found is None and self._asker is not None:
-                found = await self._foreseen(self._asker, text, cursor)
+            rules = self._tracker.rule_search()
+            found = await asyncio.to_thread(rules.propose, text, cursor, others)
+            if found is None and self._model is not None:
+                found = await self._ask_model(self._model, text, cursor)
         except Exception:
-            log.exception("looking for the next edit failed")
-            self._reason = Hidden.FAILED
+            log.exception("the search for the next edit failed")
+            self._reason = WithheldReason.FAILED
             self._answer_all()
             return
-        if version == self._version:
-            self._take(found)
+        if version == self._mirror.version:
+            self._adopt(found)
 
-    async def _foreseen(self, asker: NextEditModel, text: str, cursor: int) -> Proposal | None:
-        """What the model would change next; None with the reason noted."""
-        intent = self._edits.intent(text)
+    async def _ask_model(self, model: NextEditModel, text: str, cursor: int) -> NextEditProposal | None:
+        """The model's proposal; None with the reason noted."""
+        intent = self._tracker.intent(text)
         if intent is None:
             return None
         await asyncio.sleep(LONGER)
         try:
-            found = await asker.ask(intent, cursor)
+            found = await model.predict(intent, cursor)
         except KeystrokeError as error:
             log.debug("no next edit: %s", error)
             self._reason = error.code
             return None
-        if isinstance(found, Found):
-            return foreseen(text, found)
+        if isinstance(found, PredictedEdits):
+            return proposal_from_model(text, found)
         self._reason = found
         return None
 
-    def _take(self, found: Proposal | None) -> None:
-        standing = self._edits.proposal
-        proposal = self._edits.adopt(found)
+    def _adopt(self, found: NextEditProposal | None) -> None:
+        current = self._tracker.proposal
+        proposal = self._tracker.adopt(found)
         if proposal is None:
-            if standing is not None:
-                self._drop(standing, "no_longer_fits")
-        elif proposal != standing and not self._asked:
-            self._tell(proposal)
+            if current is not None:
+                self._drop(current.id, "no_longer_fits")
+        elif proposal != current and not self._requests:
+            self._send_proposal(proposal)
         self._answer_all()
 
     def _answer_all(self) -> None:
-        asked, self._asked = self._asked, []
-        if asked and self._edits.proposal is not None:
-            self._tell(self._edits.proposal, asked)
+        requests, self._requests = self._requests, []
+        if requests and self._tracker.proposal is not None:
+            self._send_proposal(self._tracker.proposal, requests)
             return
-        for request in asked:
-            self._decline(request, self._reason)
+        for request in requests:
+            self._drop(request, self._reason)
 
-    def _decline(self, request: str, reason: str) -> None:
-        self._say(live.NextEditDropped(id=request, buffer=self._buffer, reason=reason))
-
-    def _tell(self, proposal: Proposal, asked: Sequence[str] = ()) -> None:
+    def _send_proposal(self, proposal: NextEditProposal, requests: Sequence[str] = ()) -> None:
+        name = self._mirror.name
         changes = [
-            live.Change(buffer=p.buffer or self._buffer, start=p.edit.start, end=p.edit.end, text=p.edit.text)
-            for p in proposal.places
+            live.NextEditChange(buffer=e.buffer or name, start=e.edit.start, end=e.edit.end, text=e.edit.text)
+            for e in proposal.edits
         ]
-        event = live.NextEdit(
-            id=proposal.id,
-            buffer=self._buffer,
-            version=self._version,
-            cause=proposal.cause.value,
-            title=proposal.title,
-            change=changes[0],
-            others=changes[1:],
-            answers=list(asked),
+        self._send(
+            live.NextEdit(
+                id=proposal.id,
+                buffer=name,
+                version=self._mirror.version,
+                cause=proposal.cause.value,
+                title=proposal.title,
+                change=changes[0],
+                others=changes[1:],
+                answers=list(requests),
+            )
         )
-        self._say(event)
 
-    def _drop(self, proposal: Proposal, reason: str) -> None:
-        self._say(live.NextEditDropped(id=proposal.id, buffer=self._buffer, reason=reason))
+    def _drop(self, id: str, reason: str) -> None:  # noqa: A002 - the wire's name
+        self._send(live.NextEditDropped(id=id, buffer=self._mirror.name, reason=reason))

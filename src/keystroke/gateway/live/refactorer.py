@@ -1,7 +1,4 @@
-"""Refactorings of open buffers, planned in a process that can be ended.
-
-Nothing is written. A refactoring that takes too long is an error in one sentence.
-"""
+"""Plans refactorings of open buffers in a process that can be terminated. Nothing is written."""
 
 from __future__ import annotations
 
@@ -10,20 +7,20 @@ from pathlib import Path
 
 from keystroke.errors import InputError
 from keystroke.gateway.live.key_process import KeyProcess
-from keystroke.isolation import Isolated, OverLimit
+from keystroke.isolation import IsolatedFunction, LimitExceeded
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
-SECONDS = 60.0  # renaming through a hundred thousand lines takes some ten
+SECONDS = 60.0  # renaming in 100,000 lines takes about ten
 MEMORY = 2 << 30
-_REFACTOR = "keystroke.analysis.refactor.plain:refactor_plain"
+_REFACTOR = "keystroke.analysis.refactor.refactor_worker:refactor_in_worker"
 
 
-class Refactorer(KeyProcess):
-    def __init__(self, elsewhere: Isolated | None = None) -> None:
-        super().__init__(elsewhere or Isolated(_REFACTOR, seconds=SECONDS, memory=MEMORY))
+class RefactorProcess(KeyProcess):
+    def __init__(self, elsewhere: IsolatedFunction | None = None) -> None:
+        super().__init__(elsewhere or IsolatedFunction(_REFACTOR, seconds=SECONDS, memory=MEMORY))
 
-    async def asked(
+    async def plan(
         self,
         request: live.RefactorAsk,
         path: Path | None,
@@ -31,20 +28,20 @@ class Refactorer(KeyProcess):
         text: str,
         open_files: Mapping[Path, tuple[str, str]],
     ) -> live.Changes:
-        """The plan. `open_files`: name and text of buffers by their path. Raises InputError for what cannot
-        be done, or not in time."""
+        """Plan a refactoring. `open_files`: name and text of buffers by path. Raises InputError where it
+        cannot be done, or not in time."""
         return await self._run(_plan, request, path, root, text, open_files)
 
 
 def _plan(
-    elsewhere: Isolated,
+    elsewhere: IsolatedFunction,
     request: live.RefactorAsk,
     path: Path | None,
     root: Path | None,
     text: str,
     open_files: Mapping[Path, tuple[str, str]],
 ) -> live.Changes:
-    from keystroke.analysis.refactor.plain import UNTITLED, refactored
+    from keystroke.analysis.refactor.refactor_worker import UNTITLED, refactoring_from_plain
 
     home, name, names = None, UNTITLED, {UNTITLED: (request.buffer, text)}
     if path is not None and path.is_file():
@@ -58,19 +55,19 @@ def _plan(
     asked = (request.kind, None if home is None else str(home), texts, name)
     try:
         kind, said = elsewhere.call(*asked, request.start, request.end, request.name)
-    except OverLimit:
+    except LimitExceeded:
         raise InputError(
             f"The refactoring took more than {SECONDS:g} s or {MEMORY >> 30} GB and was stopped; nothing "
             "was changed. Open a smaller folder."
         ) from None
     if kind == "refused":
         raise InputError(said)
-    plan = refactored(said)
+    plan = refactoring_from_plain(said)
     if plan.moves:
         raise InputError("That would rename files, which an editor must do itself; rename the file there.")
     files = [
         live.FileEdits(
-            edits=deltas(edits),
+            edits=to_deltas(edits),
             buffer=names[known][0] if known in names else None,
             path=None if known in names or home is None else str(home / known),
         )
@@ -90,6 +87,5 @@ def _placed(path: Path, root: Path | None) -> tuple[Path, str]:
     return home, path.relative_to(home).as_posix()
 
 
-def deltas(edits: tuple[Edit, ...]) -> list[live.Delta]:
-    """Edits as the wire has them."""
-    return [live.Delta(edit.start, edit.end, edit.text) for edit in edits]
+def to_deltas(edits: tuple[Edit, ...]) -> list[live.BufferEdit]:
+    return [live.BufferEdit(edit.start, edit.end, edit.text) for edit in edits]

@@ -1,8 +1,7 @@
-"""What speaks against a change that holds together: a name or a text of the task that it does not have, a
-function that only calls itself.
+"""Finds hints that a valid change is incomplete: a name or text of the task is missing, or a function
+only calls itself.
 
-Pure. A doubt is worth a second question and no more: where the second answer is no better the first one
-stands, since a task may speak of things that are not to be written.
+A hint is worth one more question. If the second answer is no better, the first one stays.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from keystroke.analysis.outline import Kind, flattened, outline
+from keystroke.analysis.outline import UnitKind, outline, walk_units
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit.mentions import read_mentions
 
@@ -26,9 +25,9 @@ _BRANCH = re.compile(
 )
 
 
-def doubt(old: str, new: str, path: str, instruction: str) -> str | None:
-    """One sentence that a model can act on; None where nothing speaks against the change."""
-    told = instruction if "\n" not in instruction.strip() else ""  # output that was pasted names many things
+def find_doubt(old: str, new: str, path: str, instruction: str) -> str | None:
+    """One sentence that a model can act on, or None."""
+    told = instruction if "\n" not in instruction.strip() else ""  # pasted output names many things
     for name in _missing(old, new, language_of(path), told):
         return f"the task names {name}, and your code does not have it"
     for found in _TEXT.findall(told):
@@ -43,11 +42,11 @@ def doubt(old: str, new: str, path: str, instruction: str) -> str | None:
 def _missing(old: str, new: str, language: str | None, instruction: str) -> Iterator[str]:
     """What the instruction writes as code, and neither text has. Errors do not count: they are often named as
     what happens now."""
-    defined = {unit.short for unit in flattened(outline(old, language))}
+    defined = {unit.short for unit in walk_units(outline(old, language))}
     for mention in read_mentions(instruction):
         text = mention.text
         written = f"`{text}" in instruction or f"{text}(" in instruction or bool(_SHAPE.search(text))
-        if not (mention.code and mention.place and written and len(text) >= _SHORTEST):
+        if not (mention.code and mention.is_location and written and len(text) >= _SHORTEST):
             continue
         first, _, last = text.rpartition(".")
         if first and first.rpartition(".")[2] not in defined:
@@ -60,7 +59,7 @@ def _missing(old: str, new: str, language: str | None, instruction: str) -> Iter
 
 
 def _endless(old: str, new: str, language: str | None) -> str | None:
-    """A function that calls itself on every path and did not before."""
+    """A function that newly calls itself unconditionally."""
     before = dict(_calls(old, language))
     for name, calls in _calls(new, language):
         if calls and before.get(name) is False:
@@ -69,13 +68,13 @@ def _endless(old: str, new: str, language: str | None) -> str | None:
 
 
 def _calls(text: str, language: str | None) -> list[tuple[str, bool]]:
-    """Each function, and whether it calls itself with nothing to decide whether it does."""
+    """Each function, and whether it calls itself unconditionally."""
     if language is None:
         return []
     lines = text.split("\n")
     found = []
-    for unit in flattened(outline(text, language)):
-        if unit.kind is not Kind.FUNCTION or not unit.name:
+    for unit in walk_units(outline(text, language)):
+        if unit.kind is not UnitKind.FUNCTION or not unit.name:
             continue
         whole = "\n".join(lines[unit.start : unit.end])
         body = whole[whole.find(unit.header) + len(unit.header) :]

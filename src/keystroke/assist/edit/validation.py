@@ -1,8 +1,7 @@
-"""Whether a changed file still holds together, and the small things that can be put right without asking.
+"""Checks that a changed file still holds together, and repairs what needs no question.
 
-Pure text in, text or a named failure out; nothing is run. Judged is only what the change did: a file
-that was broken before may stay so. What is put right: definitions that fell out of a rewrite come back, and
-a name of the standard library that is used for the first time is imported.
+Only what the change did is judged: a file that was broken before may stay so. Missing definitions are
+restored and names of the standard library are imported. Nothing is run.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import re
 from keystroke.analysis.check import Diagnostic, check
 from keystroke.analysis.check.check import is_python
 from keystroke.analysis.syntax import error_count, language_of
-from keystroke.assist.edit.definitions import doubled, lost, restored
+from keystroke.assist.edit.definitions import find_duplicate, find_lost, restore_lost
 from keystroke.assist.edit.mentions import read_mentions
-from keystroke.assist.edit.operations import Failure, Reason
-from keystroke.assist.edit.rewrite import DESCRIBED
+from keystroke.assist.edit.operations import EditFailure, EditFailureReason
+from keystroke.assist.edit.rewrite import LONG_TASK
 from keystroke.text import apply_edits
 from keystroke.text.compare import compare
 
@@ -27,8 +26,8 @@ _REMOVING = re.compile(
 _NAMES = ("undefined-name", "undefined-local")
 _MOST_IMPORTS = 4
 _ADDED = re.compile(r"\b(?:add|define|introduce|create|declare)\b([^.;,]*)", re.IGNORECASE)
-# How a name comes into being, in the languages there are: declared, assigned, imported, a parameter, a field,
-# a method; or it stands in a string and is none.
+# How names are defined in the supported languages: declared, assigned, imported, a parameter, a field, a
+# method; or the name only occurs in a string.
 _DEFINING = (
     r"\b(?:def|class|func|function|fn|struct|enum|interface|type|const|let|var|val|static|import|as|from|use|new)"
     r"\s+(?:\([^)\n]*\)\s*)?\*?NAME\b"
@@ -41,8 +40,8 @@ _DECLARED = re.compile(
     r"(?!return\b|else\b|throw\b|delete\b|new\b|goto\b|case\b|import\b|package\b|use\b)"
     r"(?:[A-Za-z_][\w:.<>,\[\]]*[\s*&]+)+(\w+)\s*(?:=(?!=)|;))"
 )
-# Whatever may declare it again: an assignment, a pattern, a parameter with a type before or behind it, of a
-# function or of a closure. Too much is taken for a declaration rather than too little.
+# Anything that may declare it again: an assignment, a pattern, a typed parameter. False positives are
+# accepted.
 _STILL = (
     r"\bNAME\s*(?:,[\w\s,]*)?:?=(?!=)|\b(?:let|const|var|val|auto|for|catch)\b[^=;\n]*\bNAME\b|\bNAME\??\s*:"
     r"|(?<!return)(?<!throw)(?<!else)[\w>\]*&]\s+[*&]*NAME\s*[,);=\[]|[(,]\s*NAME\s+[\w*\[.]"
@@ -50,37 +49,47 @@ _STILL = (
 )
 
 
-def judged(old: str, new: str, path: str, instruction: str) -> str | Failure:
-    """The new text, put right where that needs no question; or what is wrong with it, in one sentence."""
+def validate_change(old: str, new: str, path: str, instruction: str) -> str | EditFailure:
+    """The new text with simple repairs, or what is wrong with it."""
     if not _REMOVING.search(instruction):
         complete = _complete(old, new, path)
-        if isinstance(complete, Failure):
+        if isinstance(complete, EditFailure):
             return complete
         new = complete
     if (problem := _syntax(old, new, path)) is not None:
         return problem
-    if (name := doubled(old, new, language_of(path))) is not None:
-        return Failure(Reason.DOUBLED, path, f"the answer defines {name} twice; change the one that is there")
+    if (name := find_duplicate(old, new, language_of(path))) is not None:
+        return EditFailure(
+            EditFailureReason.DOUBLED, path, f"the answer defines {name} twice; change the one that is there"
+        )
     if (name := _undeclared(old, new, path)) is not None:
-        return Failure(Reason.LOST, path, f"the answer still uses {name!r} and no longer declares it")
+        return EditFailure(
+            EditFailureReason.LOST, path, f"the answer still uses {name!r} and no longer declares it"
+        )
     if (name := _only_used(old, new, path, instruction)) is not None:
-        return Failure(Reason.UNDEFINED, path, f"the answer uses {name!r} and does not define it")
+        return EditFailure(
+            EditFailureReason.UNDEFINED, path, f"the answer uses {name!r} and does not define it"
+        )
     return _with_imports(old, new, path) if path.endswith((".py", ".pyi")) else new
 
 
-# ── syntax ────────────────────────────────────────────────────────────────────────────────────
+# ── syntax ──
 
 
-def _syntax(old: str, new: str, path: str) -> Failure | None:
+def _syntax(old: str, new: str, path: str) -> EditFailure | None:
     if path.endswith((".py", ".pyi")):
         if (error := _compiled(new)) is None or _compiled(old) is not None:
             return None
         line = new.split("\n")[(error.lineno or 1) - 1].strip() if error.lineno else ""
-        return Failure(Reason.SYNTAX, path, f"the code does not parse: {error.msg} at the line {line[:80]!r}")
+        return EditFailure(
+            EditFailureReason.SYNTAX, path, f"the code does not parse: {error.msg} at the line {line[:80]!r}"
+        )
     language = language_of(path)
     if language is None or error_count(new, language) <= error_count(old, language):
         return None
-    return Failure(Reason.SYNTAX, path, "the code does not parse; check its brackets and its last lines")
+    return EditFailure(
+        EditFailureReason.SYNTAX, path, "the code does not parse; check its brackets and its last lines"
+    )
 
 
 def _compiled(text: str) -> SyntaxError | None:
@@ -90,28 +99,30 @@ def _compiled(text: str) -> SyntaxError | None:
         return error
     except ValueError:  # null bytes
         return SyntaxError("null bytes")
-    except (MemoryError, RecursionError):  # what the parser says to a text that is nested beyond reason
+    except (MemoryError, RecursionError):  # raised for extremely nested texts
         return SyntaxError("too long or too deeply nested")
     return None
 
 
-# ── definitions ───────────────────────────────────────────────────────────────────────────────
+# ── definitions ──
 
 
-def _complete(old: str, new: str, path: str) -> str | Failure:
+def _complete(old: str, new: str, path: str) -> str | EditFailure:
     """The new text with definitions that were merely left out put back."""
     language = language_of(path)
-    new = restored(old, new, language)
-    if still := lost(old, new, language):
+    new = restore_lost(old, new, language)
+    if still := find_lost(old, new, language):
         names = ", ".join(unit.name for unit in still[:3])
-        return Failure(Reason.LOST, path, f"the answer leaves out {names}; write every part that was there")
+        return EditFailure(
+            EditFailureReason.LOST, path, f"the answer leaves out {names}; write every part that was there"
+        )
     return new
 
 
-# ── names ─────────────────────────────────────────────────────────────────────────────────────
+# ── names ──
 
 
-def _with_imports(old: str, new: str, path: str) -> str | Failure:
+def _with_imports(old: str, new: str, path: str) -> str | EditFailure:
     """The new text with imports of what it newly uses; a failure where a name cannot be explained."""
     known = {item.subject for item in _undefined(old, path)}
     for _ in range(_MOST_IMPORTS):
@@ -121,17 +132,19 @@ def _with_imports(old: str, new: str, path: str) -> str | Failure:
         fix = next((f for item in fresh for f in item.fixes if "import " in f.edits[0].text), None)
         if fix is None:
             name = fresh[0].subject
-            return Failure(
-                Reason.UNDEFINED, path, f"the answer uses {name!r}, which is not defined; define or import it"
+            return EditFailure(
+                EditFailureReason.UNDEFINED,
+                path,
+                f"the answer uses {name!r}, which is not defined; define or import it",
             )
         new = apply_edits(new, fix.edits)
     return new
 
 
 def _only_used(old: str, new: str, path: str, instruction: str) -> str | None:
-    """What the instruction wants to be added, where the new text uses it and nowhere defines it."""
-    if len(instruction) > DESCRIBED:
-        return None  # prose that speaks of many things, few of which are to be written
+    """A name that the instruction asks to add, and which the new text uses without defining it."""
+    if len(instruction) > LONG_TASK:
+        return None  # a long description names many things that are not to be defined
     code = {mention.text for mention in read_mentions(instruction) if mention.code}
     for clause in _ADDED.findall(instruction):
         words: list[str] = re.findall(r"[A-Za-z_]\w*", clause)
@@ -145,7 +158,7 @@ def _only_used(old: str, new: str, path: str, instruction: str) -> str | None:
 
 
 def _undeclared(old: str, new: str, path: str) -> str | None:
-    """A variable whose declaration went while its uses stayed. Python's own check sees that by itself."""
+    """A variable whose declaration was removed while its uses stayed. Python has its own check."""
     if is_python(path) or language_of(path) is None:
         return None
     before = old.split("\n")
