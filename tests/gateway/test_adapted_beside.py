@@ -206,7 +206,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, installed: PathSettings) -> list[tup
         model.engine.info = replace(model.engine.info, mapped=name != "copied")
         learned = {"fim_order": "spm"} if name.endswith(":edit") else {}
         path = weights.parent / "b.gguf" if name == "other" else weights
-        return local_entry(name, replace(model, path=path, learned=learned), role=table.role)
+        return local_entry(name, replace(model, path=path, adapter_facts=learned), role=table.role)
 
     monkeypatch.setattr(registries, "_entry", entry)
     return found

@@ -26,7 +26,7 @@ from keystroke.assist.tool_calls.parser import (
 from keystroke.assist.tool_calls.tools import OfferedTool, Toolset
 from keystroke.engine.base import TokenLogprob
 from keystroke.engine.generation import Chunk
-from keystroke.engine.remote.wire import ReasoningDelta
+from keystroke.engine.remote.wire import RemoteReasoning
 from keystroke.engine.remote.wire import ToolCallDelta as RemoteToolCallDelta
 from keystroke.engine.tokenizer import Tokenizer
 from keystroke.errors import EngineError, KeystrokeError
@@ -149,7 +149,7 @@ class RunningAnswer:
             out += self.serializer.on_started()
         elif isinstance(item, TicketSteered):
             self._steer(item, out)
-        elif isinstance(item, ReasoningDelta):
+        elif isinstance(item, RemoteReasoning):
             out += self.serializer.on_reasoning(item.text)
         elif isinstance(item, RemoteToolCallDelta):
             name, pieces = self._calls.setdefault(item.index, (item.name or "", []))

@@ -317,8 +317,8 @@ class ResponseRun:
         elif permit is not None:
             permit.settle(0)
         size = job.estimate
-        completed = self._serializer.stream.completed(ResponseUsage(size, 0, size))
-        self._sink([*self._serializer.on_created(), *completed])
+        created = self._serializer.on_created()
+        self._sink([*created, *self._serializer.stream.complete(ResponseUsage(size, 0, size))])
         self._record_turn(self.response, ConversationTurn(self.id, self.entry.name, self._items))
         self._finish()
 
@@ -333,7 +333,7 @@ class ResponseRun:
         steer = PendingSteer(new_id("steer"), items)
         self._pending.append(steer)
         accepted = events.SteerAccepted(
-            events.SteerRef(steer.id, self.id), self._serializer.stream.number(), self._stream()
+            events.SteerRef(steer.id, self.id), self._serializer.stream.next_number(), self._stream()
         )
         model = self.entry.model
         assert self.work is not None
@@ -469,7 +469,7 @@ class ResponseRun:
         for steer in waiting:
             turn.steers += steer.items
             ref = events.SteerRef(steer.id, response.id)
-            number = self._serializer.stream.number()
+            number = self._serializer.stream.next_number()
             messages.append(events.SteerPending(ref, required, number, stream_id=self._stream()))
         _call_soon(lambda: self._sink(messages))
 
@@ -488,7 +488,7 @@ class ResponseRun:
                 if self._cancelled:  # while the prompt was made there was nothing to cancel yet
                     self.cancel()
             except KeystrokeError as error:
-                number = self._serializer.stream.number()
+                number = self._serializer.stream.next_number()
                 code = "successor_creation_failed"
                 self._sink(
                     [steer_failed(previous_id, items, code, error.message, None, number, self.stream_id)]
@@ -502,7 +502,7 @@ class ResponseRun:
         text = "The response ended before the input was used; send it with response.create."
         messages: list[Any] = []
         for steer in waiting:
-            number = self._serializer.stream.number()
+            number = self._serializer.stream.next_number()
             code = "response_not_active"
             messages.append(steer_failed(self.id, steer.items, code, text, steer.id, number, self.stream_id))
         if messages:

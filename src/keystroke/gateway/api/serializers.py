@@ -67,41 +67,41 @@ class ResponseSerializer(Serializer):
         return self.stream.response
 
     def on_created(self) -> list[Any]:
-        return list(self.stream.created())
+        return list(self.stream.emit_created())
 
     def on_queued(self, position: int) -> list[Any]:
-        return list(self.stream.queued(position))
+        return list(self.stream.emit_queued(position))
 
     def on_started(self) -> list[Any]:
-        return list(self.stream.in_progress())
+        return list(self.stream.emit_in_progress())
 
     def on_text(self, delta: str, logprobs: Sequence[ChosenToken]) -> list[Any]:
-        return self.stream.text(delta, logprobs)
+        return self.stream.add_text(delta, logprobs)
 
     def on_reasoning(self, delta: str) -> list[Any]:
-        return list(self.stream.reasoning(delta))
+        return list(self.stream.add_reasoning(delta))
 
     def on_call(self, tool: OfferedTool) -> list[Any]:
-        return list(self.stream.call(tool.name, custom=tool.custom, namespace=tool.namespace))
+        return list(self.stream.begin_call(tool.name, custom=tool.custom, namespace=tool.namespace))
 
     def on_call_delta(self, delta: str) -> list[Any]:
-        return list(self.stream.call_delta(delta))
+        return list(self.stream.add_call_delta(delta))
 
     def on_call_done(self) -> list[Any]:
-        return list(self.stream.call_done())
+        return list(self.stream.end_call())
 
     def on_end(self, outcome: WorkOutcome) -> list[Any]:
         paid = outcome.receipt
         spent = usage(paid)
         if outcome.status == "completed":
-            return list(self.stream.completed(spent, paid))
+            return list(self.stream.complete(spent, paid))
         if outcome.status == "incomplete":
             reason = {"steered": "steered", "grammar": "grammar"}.get(outcome.finish, "max_output_tokens")
-            return list(self.stream.incomplete(Incomplete(reason=reason), spent, paid))  # type: ignore[arg-type]
+            return list(self.stream.end_incomplete(Incomplete(reason=reason), spent, paid))  # type: ignore[arg-type]
         if outcome.status == "cancelled":
-            return list(self.stream.cancelled(spent, paid))
+            return list(self.stream.cancel(spent, paid))
         assert outcome.error is not None
-        return list(self.stream.failed(outcome.error, spent, paid))
+        return list(self.stream.fail(outcome.error, spent, paid))
 
 
 def chat_usage(paid: Receipt) -> chat.ChatUsage:
