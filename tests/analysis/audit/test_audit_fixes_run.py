@@ -59,10 +59,10 @@ def test_a_fix_of_a_random_program_is_right(language: str, fixes: ModuleType) ->
 
 def test_a_wrong_fix_is_noticed(fixes: ModuleType) -> None:
     trial = next(item for item in fixes.read_trials() if item.rule == "python-unsafe-yaml")
-    kept = fixes.Outcome(trial, trial.program)
-    broken = fixes.Outcome(trial, trial.program.replace("yaml.load(", "str("))
+    kept = fixes.FixOutcome(trial, trial.program)
+    broken = fixes.FixOutcome(trial, trial.program.replace("yaml.load(", "str("))
     for outcome in (kept, broken):
-        jobs = [fixes.Job(text, trial.driver, trial.inputs) for text in (trial.program, outcome.fixed)]
+        jobs = [fixes.FixJob(text, trial.driver, trial.inputs) for text in (trial.program, outcome.fixed)]
         outcome.before, outcome.after = fixes.RUNNERS["python"](jobs)
     assert "still works" in kept.wrong
     assert "harmless" in broken.wrong

@@ -89,8 +89,7 @@ class Auditor:
         self, language: str, *, honour_others: bool = False, helpers: Mapping[str, str] | None = None
     ) -> None:
         """`helpers` maps functions of the project to what a call of each runs; see rules/wrappers.py."""
-        if language not in LANGUAGES:
-            raise NotFound(f"cannot audit {language!r}; known languages: {', '.join(LANGUAGES)}")
+        _check_language(language)
         self.language = language
         self.honour_others = honour_others
         self.helpers = dict(helpers or {})
@@ -115,8 +114,7 @@ class LiveAudit:
         helpers: Mapping[str, str] | None = None,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> None:
-        if language not in LANGUAGES:
-            raise NotFound(f"cannot audit {language!r}; known languages: {', '.join(LANGUAGES)}")
+        _check_language(language)
         self._helpers = dict(helpers or {})
         self.language = language
         self.honour_others = honour_others
@@ -483,6 +481,11 @@ def _first_function(stmts: list[ir.Stmt], name: str) -> ir.Function | None:
             if found is not None:
                 return found
     return None
+
+
+def _check_language(language: str) -> None:
+    if language not in LANGUAGES:
+        raise NotFound(f"cannot audit {language!r}; known languages: {', '.join(LANGUAGES)}")
 
 
 def check_text(text: str) -> None:

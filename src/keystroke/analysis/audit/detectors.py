@@ -7,13 +7,10 @@ message.
 from __future__ import annotations
 
 import re
-from typing import Literal
-
-import msgspec
 
 from keystroke.analysis.audit.flow.base import CallEvent
 from keystroke.analysis.audit.flow.folding import key_of
-from keystroke.analysis.audit.flow.knowledge import load_table
+from keystroke.analysis.audit.flow.knowledge import XML_FACTORIES
 from keystroke.analysis.audit.flow.values import CONSTANT, LOCAL, PARAMETER, REMOTE, Value
 from keystroke.analysis.audit.memory.control import ControlMatcher
 from keystroke.analysis.audit.memory.matcher import MemoryMatcher
@@ -41,6 +38,7 @@ _DIGEST = re.compile(r"(?i)hmac")
 
 def _mentioned(expr: ir.Expr, depth: int) -> list[str]:
     """The names whose text becomes part of the text of an expression."""
+    parts: list[ir.Expr] = []
     if depth > 6:
         return []
     if isinstance(expr, ir.NameExpr):
@@ -50,27 +48,19 @@ def _mentioned(expr: ir.Expr, depth: int) -> list[str]:
     if isinstance(expr, ir.IndexExpr) and isinstance(expr.key, ir.ConstExpr):
         return [str(expr.key.value)]
     if isinstance(expr, ir.TextExpr):
-        return [name for part in expr.parts for name in _mentioned(part, depth + 1)]
-    if isinstance(expr, ir.OpExpr) and expr.op in ("+", "%", "||", "or"):
-        return [name for part in expr.args for name in _mentioned(part, depth + 1)]
-    if isinstance(expr, ir.CollectionExpr) and expr.keys is None:
-        return [name for part in expr.items for name in _mentioned(part, depth + 1)]
-    if (
-        isinstance(expr, ir.CallExpr)
-        and isinstance(expr.func, ir.AttrExpr)
-        and expr.func.name in ("%", "format", "decode", "toString")
-    ):
-        base = _mentioned(expr.func.base, depth + 1) if expr.func.name in ("decode", "toString") else []
-        return base + [
-            name for part in (*expr.args, *expr.kwargs.values()) for name in _mentioned(part, depth + 1)
-        ]
-    if (
-        isinstance(expr, ir.CallExpr)
-        and isinstance(expr.func, ir.NameExpr)
-        and expr.func.id in ("str", "repr", "String")
-    ):
-        return [name for part in expr.args for name in _mentioned(part, depth + 1)]
-    return []
+        parts = expr.parts
+    elif isinstance(expr, ir.OpExpr) and expr.op in ("+", "%", "||", "or"):
+        parts = expr.args
+    elif isinstance(expr, ir.CollectionExpr) and expr.keys is None:
+        parts = expr.items
+    elif isinstance(expr, ir.CallExpr):
+        func = expr.func
+        if isinstance(func, ir.AttrExpr) and func.name in ("%", "format", "decode", "toString"):
+            base = [func.base] if func.name in ("decode", "toString") else []
+            parts = [*base, *expr.args, *expr.kwargs.values()]
+        elif isinstance(func, ir.NameExpr) and func.id in ("str", "repr", "String"):
+            parts = expr.args
+    return [name for part in parts for name in _mentioned(part, depth + 1)]
 
 
 class _Secrets(RuleMatcher):
@@ -174,14 +164,6 @@ class _Secrets(RuleMatcher):
                 self.record_match(pair[0], pair[1], found.start(), found.end())
 
 
-class XmlFactory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The methods of a Java class that parse XML, and how foreign their argument must be, if it matters."""
-
-    methods: frozenset[str]
-    foreign: Literal["local", "remote", ""] = ""
-
-
-_XML_FACTORIES = load_table("java_xml", dict[str, XmlFactory])
 _XML_LEVELS = {"": CONSTANT, "local": LOCAL, "remote": REMOTE}
 _XML_SAFE = re.compile(
     r"(?:disallow-doctype-decl|FEATURE_SECURE_PROCESSING|secure-processing)\"?\s*,\s*(?:true|Boolean\.TRUE)"
@@ -209,7 +191,7 @@ class Detectors(_Secrets):
         """A Java XML factory used without a setting that disables external entities."""
         owner, _, method = event.path.rpartition(".")
         name = owner.split(".", 1)[0].removesuffix("()")
-        factory = _XML_FACTORIES.get(name)
+        factory = XML_FACTORIES.get(name)
         if factory is None or method not in factory.methods:
             return
         if factory.foreign and not (event.args and event.args[0].level >= _XML_LEVELS[factory.foreign]):

@@ -14,28 +14,17 @@ from keystroke.analysis.audit.auditor import MAX_LINE, MAX_TEXT
 from keystroke.analysis.project_files import project_files
 from keystroke.errors import NotFound
 
-LANGUAGE_OF = {
-    ".py": "python",
-    ".pyi": "python",
-    ".pyw": "python",
-    ".js": "javascript",
-    ".cjs": "javascript",
-    ".mjs": "javascript",
-    ".jsx": "javascript",
-    ".ts": "typescript",
-    ".mts": "typescript",
-    ".cts": "typescript",
-    ".tsx": "tsx",
-    ".c": "c",
-    ".h": "c",
-    ".cc": "cpp",
-    ".cpp": "cpp",
-    ".cxx": "cpp",
-    ".hpp": "cpp",
-    ".hh": "cpp",
-    ".go": "go",
-    ".java": "java",
+_SUFFIXES = {
+    "python": (".py", ".pyi", ".pyw"),
+    "javascript": (".js", ".cjs", ".mjs", ".jsx"),
+    "typescript": (".ts", ".mts", ".cts"),
+    "tsx": (".tsx",),
+    "c": (".c", ".h"),
+    "cpp": (".cc", ".cpp", ".cxx", ".hpp", ".hh"),
+    "go": (".go",),
+    "java": (".java",),
 }
+LANGUAGE_OF = {suffix: language for language, suffixes in _SUFFIXES.items() for suffix in suffixes}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import re
 
 from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
 from keystroke.analysis.audit.flow.values import Memory
+from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -104,25 +105,11 @@ def bound_print(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def print_as_text(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Prints data through "%s" instead of using it as a format."""
     given = site.arguments()
-    at = _FORMATTED.get(site.method)
+    at = LIBRARY.printers.get(site.method)
     if at is None or len(given) != at + 1:
         return None
     start = span(given[at])[0]
-    return FixEdits((Edit(start, start, 'L"%ls", ' if "w" in site.method else '"%s", '),))
-
-
-_FORMATTED = {
-    "printf": 0,
-    "wprintf": 0,
-    "fprintf": 1,
-    "fwprintf": 1,
-    "syslog": 1,
-    "dprintf": 1,
-    "snprintf": 2,
-    "swprintf": 2,
-    "err": 1,
-    "warn": 0,
-}
+    return site.insert_at(start, 'L"%ls", ' if "w" in site.method else '"%s", ')
 
 
 def use_fgets(site: FixSite, spec: FixSpec) -> FixEdits | None:
@@ -183,8 +170,7 @@ def use_calloc(site: FixSite, spec: FixSpec) -> FixEdits | None:
     left, right = product.field("left"), product.field("right")
     if left.kind() == "binary_expression":
         return None
-    start, end = span(call.node)
-    return FixEdits((Edit(start, end, f"calloc({site.source(left)}, {site.source(right)})"),))
+    return site.replace_node(call.node, f"calloc({site.source(left)}, {site.source(right)})")
 
 
 def enlarge_buffer(site: FixSite, spec: FixSpec) -> FixEdits | None:

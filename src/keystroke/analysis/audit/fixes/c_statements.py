@@ -188,9 +188,7 @@ def check_arithmetic(site: FixSite, spec: FixSpec) -> FixEdits | None:
     kind = node.kind()
     if kind == "binary_expression":
         left, right, op = node.field("left"), node.field("right"), node.field("operator").text()
-        holder = node.parent()
-        while holder is not None and holder.kind() in ("parenthesized_expression", "cast_expression"):
-            holder = holder.parent()
+        holder = site.outside_casts(node)
         if holder is None or holder.kind() not in ("init_declarator", "assignment_expression"):
             return None
         target = holder.field("declarator") or holder.field("left")
@@ -250,9 +248,7 @@ def initialise(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def release_before_end(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Releases a block at the end of the scope of its variable."""
     node = site.match.node
-    holder = node.parent()
-    while holder is not None and holder.kind() in ("cast_expression", "parenthesized_expression"):
-        holder = holder.parent()
+    holder = site.outside_casts(node)
     if holder is None or holder.kind() not in ("init_declarator", "assignment_expression"):
         return None
     target = holder.field("declarator") or holder.field("left")
@@ -288,9 +284,9 @@ def release_before_end(site: FixSite, spec: FixSpec) -> FixEdits | None:
         if re.search(rf"\b{name}\b", last.text()):
             return None
         at = span(last)[0]
-        return FixEdits((Edit(at, at, f"{release}\n{site.indent(at)}"),))
+        return site.insert_at(at, f"{release}\n{site.indent(at)}")
     at = span(last)[1]
-    return FixEdits((Edit(at, at, f"\n{site.indent(span(last)[0])}{release}"),))
+    return site.insert_at(at, f"\n{site.indent(span(last)[0])}{release}")
 
 
 def _absent(node: ir.Syntax, name: str) -> bool:
@@ -325,7 +321,7 @@ def set_to_null(site: FixSite, spec: FixSpec) -> FixEdits | None:
     if held is None or held.kind() != "compound_statement":
         return None
     at = span(whole)[1]
-    return FixEdits((Edit(at, at, f"\n{site.indent(span(whole)[0])}{name} = NULL;"),))
+    return site.insert_at(at, f"\n{site.indent(span(whole)[0])}{name} = NULL;")
 
 
 def free_on_failed_realloc(site: FixSite, spec: FixSpec) -> FixEdits | None:
@@ -372,7 +368,7 @@ def use_pointed_size(site: FixSite, spec: FixSpec) -> FixEdits | None:
     ]
     if len(found) != 1:
         return None
-    return FixEdits((Edit(*span(found[0]), f"sizeof(*{name})"),))
+    return site.replace_node(found[0], f"sizeof(*{name})")
 
 
 def match_release(site: FixSite, spec: FixSpec) -> FixEdits | None:
@@ -391,7 +387,7 @@ def match_release(site: FixSite, spec: FixSpec) -> FixEdits | None:
         "new": f"delete {held.text()}",
         "new[]": f"delete[] {held.text()}",
     }.get(memory.kind if memory is not None else "")
-    return FixEdits((Edit(*span(node), text),)) if text else None
+    return site.replace_node(node, text) if text else None
 
 
 def remove_statement(site: FixSite, spec: FixSpec) -> FixEdits | None:
@@ -415,7 +411,7 @@ def verify_peer(site: FixSite, spec: FixSpec) -> FixEdits | None:
     if site.method != "curl_easy_setopt" or len(given) != 3:
         return None
     value = {"CURLOPT_SSL_VERIFYPEER": "1L", "CURLOPT_SSL_VERIFYHOST": "2L"}.get(given[1].text())
-    return FixEdits((Edit(*span(given[2]), value),)) if value else None
+    return site.replace_node(given[2], value) if value else None
 
 
 def use_comparison(site: FixSite, spec: FixSpec) -> FixEdits | None:
@@ -423,7 +419,7 @@ def use_comparison(site: FixSite, spec: FixSpec) -> FixEdits | None:
     operator = site.match.node.field("operator")
     if site.match.node.kind() != "assignment_expression" or operator is None or operator.text() != "=":
         return None
-    return FixEdits((Edit(*span(operator), "=="),))
+    return site.replace_node(operator, "==")
 
 
 def make_static(site: FixSite, spec: FixSpec) -> FixEdits | None:
@@ -433,5 +429,5 @@ def make_static(site: FixSite, spec: FixSpec) -> FixEdits | None:
     for declaration in scope.find_all(kind="declaration"):
         if re.search(rf"\b{re.escape(name)}\s*\[", declaration.text()) and "static" not in declaration.text():
             at = span(declaration)[0]
-            return FixEdits((Edit(at, at, "static "),))
+            return site.insert_at(at, "static ")
     return None

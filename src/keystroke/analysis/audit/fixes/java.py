@@ -12,6 +12,7 @@ from keystroke.analysis.audit.fixes import sql
 from keystroke.analysis.audit.fixes.shell import command_words, composed_command
 from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, span
 from keystroke.analysis.audit.fixes.text_parts import TextComposition, compose
+from keystroke.analysis.audit.flow.knowledge import XML_FACTORIES
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -123,9 +124,7 @@ def _set_behind(
     site: FixSite, call: ir.CallExpr, edits: list[Edit], bound: list[sql.BoundValue], first: int
 ) -> FixEdits | None:
     """Sets the parameters of a prepared statement after its declaration."""
-    declared = call.node.parent()
-    while declared is not None and declared.kind() in ("cast_expression", "parenthesized_expression"):
-        declared = declared.parent()
+    declared = site.outside_casts(call.node)
     if declared is None:
         return None
     if declared.kind() == "resource":
@@ -212,35 +211,15 @@ def insert_before(site: FixSite, spec: FixSpec) -> FixEdits | None:
     wanted = [line.strip() for line in spec.statement.replace("{0}", name).split(";") if line.strip()]
     lines = [line for line in wanted if f"{line.split('(', 1)[0]}(" not in site.text]
     at = span(place)[0]
-    return (
-        FixEdits((Edit(at, at, "".join(f"{line};\n{site.indent(at)}" for line in lines)),)) if lines else None
-    )
-
-
-_FEATURES = (
-    "http://xml.org/sax/features/external-general-entities",
-    "http://xml.org/sax/features/external-parameter-entities",
-    "http://apache.org/xml/features/nonvalidating/load-external-dtd",
-)
+    return site.insert_at(at, "".join(f"{line};\n{site.indent(at)}" for line in lines)) if lines else None
 
 
 def _settings(kind: str, name: str) -> list[str] | None:
     """The statements that disable external entities of a parser."""
-    if kind in ("DocumentBuilderFactory", "SAXParserFactory", "XMLReader", "SAXBuilder"):
-        return [f'{name}.setFeature("{feature}", false);' for feature in _FEATURES]
-    if kind == "XMLInputFactory":
-        return [f'{name}.setProperty("javax.xml.stream.isSupportingExternalEntities", false);']
-    if kind in ("TransformerFactory", "SAXTransformerFactory"):
-        return [
-            f'{name}.setAttribute(javax.xml.XMLConstants.ACCESS_EXTERNAL_{what}, "");'
-            for what in ("DTD", "STYLESHEET")
-        ]
-    if kind == "SchemaFactory":
-        return [
-            f'{name}.setProperty(javax.xml.XMLConstants.ACCESS_EXTERNAL_{what}, "");'
-            for what in ("DTD", "SCHEMA")
-        ]
-    return None
+    factory = XML_FACTORIES.get(kind)
+    if factory is None or not factory.settings:
+        return None
+    return [f"{name}.{setting};" for setting in factory.settings]
 
 
 _MADE = re.compile(r"([\w.]+)\.new(?:Default)?(?:Instance|Factory)\(\)")
@@ -261,7 +240,7 @@ def disable_external_entities(site: FixSite, spec: FixSpec) -> FixEdits | None:
         lines = _settings(kind, owner.text())
         if lines is None:
             return None
-        return FixEdits((Edit(at, at, "".join(f"{line}\n{indent}" for line in lines)),))
+        return site.insert_at(at, "".join(f"{line}\n{indent}" for line in lines))
     made = site.source(owner)
     found = _MADE.fullmatch(made) or _CREATED.fullmatch(made)
     if found is None or found[1].rsplit(".", 1)[-1] != kind:
@@ -309,5 +288,4 @@ def use_private_temporary_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
             return None
         folder = texts[2] if re.fullmatch(r"[\w.()]+", texts[2]) else f"({texts[2]})"
         texts = [f"{folder}.toPath()", texts[0], texts[1]]
-    start, end = span(call.node)
-    return FixEdits((Edit(start, end, f"java.nio.file.Files.createTempFile({', '.join(texts)}).toFile()"),))
+    return site.replace_node(call.node, f"java.nio.file.Files.createTempFile({', '.join(texts)}).toFile()")

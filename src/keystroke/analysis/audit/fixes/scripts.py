@@ -29,7 +29,7 @@ def use_text_property(site: FixSite, spec: FixSpec) -> FixEdits | None:
         return None
     if value.level < REMOTE and not spec.suggest:
         return None
-    return FixEdits((Edit(*span(name), "textContent"),))
+    return site.replace_node(name, "textContent")
 
 
 def use_text_method(site: FixSite, spec: FixSpec) -> FixEdits | None:
@@ -41,7 +41,7 @@ def use_text_method(site: FixSite, spec: FixSpec) -> FixEdits | None:
     name = call.func.node.field("property")
     if name is None or value.built or value.level < REMOTE or compose(given[0], site.language, site.text):
         return None
-    return FixEdits((Edit(*span(name), "text"),))
+    return site.replace_node(name, "text")
 
 
 def set_options(site: FixSite, spec: FixSpec) -> FixEdits | None:
@@ -76,7 +76,7 @@ def set_options(site: FixSite, spec: FixSpec) -> FixEdits | None:
         return None
     end = span(last)[1]
     listed = ", ".join(f"{name}: {value}" for name, value in wanted.items())
-    return FixEdits((Edit(end, end, f", {{ {listed} }}"),))
+    return site.insert_at(end, f", {{ {listed} }}")
 
 
 def _key(pair: ir.Syntax) -> str:
@@ -167,7 +167,7 @@ def _first(site: FixSite, body: ir.Syntax, statement: str) -> FixEdits | None:
     at = span(inner[0])[0]
     line = site.text.rfind("\n", 0, at) + 1
     glue = f"\n{site.text[line:at]}" if not site.text[line:at].strip() else " "
-    return FixEdits((Edit(at, at, f"{statement}{glue}"),))
+    return site.insert_at(at, f"{statement}{glue}")
 
 
 def replace_every_match(site: FixSite, spec: FixSpec) -> FixEdits | None:
@@ -177,10 +177,10 @@ def replace_every_match(site: FixSite, spec: FixSpec) -> FixEdits | None:
         return None
     if given[0].kind() == "string":
         name = call.func.node.field("property")
-        return FixEdits((Edit(*span(name), "replaceAll"),)) if name is not None else None
+        return site.replace_node(name, "replaceAll") if name is not None else None
     if given[0].kind() == "regex":
         end = span(given[0])[1]
-        return FixEdits((Edit(end, end, "g"),))
+        return site.insert_at(end, "g")
     return None
 
 
@@ -243,5 +243,5 @@ def add_noopener(site: FixSite, spec: FixSpec) -> FixEdits | None:
     for attribute in site.match.node.children():
         if attribute.kind() == "jsx_attribute" and attribute.text().startswith("target"):
             end = span(attribute)[1]
-            return FixEdits((Edit(end, end, ' rel="noopener noreferrer"'),))
+            return site.insert_at(end, ' rel="noopener noreferrer"')
     return None

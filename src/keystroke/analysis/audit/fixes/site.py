@@ -144,7 +144,22 @@ class FixSite:
         found = re.compile(r"[ \t]*").match(self.text, start)
         return found.group() if found is not None else ""
 
-    # Syntax around
+    # Edits
+
+    def replace_node(self, node: ir.Syntax, text: str, needs: tuple[str, ...] = ()) -> FixEdits:
+        return FixEdits((Edit(*span(node), text),), needs)
+
+    def insert_at(self, offset: int, text: str) -> FixEdits:
+        return FixEdits((Edit(offset, offset, text),))
+
+    # Enclosing syntax
+
+    def outside_casts(self, node: ir.Syntax) -> ir.Syntax | None:
+        """The closest ancestor that is neither a cast nor a parenthesis."""
+        parent = node.parent()
+        while parent is not None and parent.kind() in ("cast_expression", "parenthesized_expression"):
+            parent = parent.parent()
+        return parent
 
     def enclosing_function(self, node: ir.Syntax) -> ir.Syntax:
         """The innermost enclosing function, or the whole unit."""

@@ -213,7 +213,7 @@ def enable_check(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Enables a check that an assignment disables."""
     right = site.match.node.field("right") if site.call is None else None
     opposite = _OPPOSITE.get(right.text()) if right is not None else None
-    return FixEdits((Edit(*span(right), opposite),)) if opposite else None
+    return site.replace_node(right, opposite) if opposite else None
 
 
 _PURE = frozenset(
@@ -253,5 +253,5 @@ def restrict_redirect(site: FixSite, spec: FixSpec) -> FixEdits | None:
             return None
         else:
             text = f'target if re.match(r"/(?![/\\\\\\s])", (target := str({source}))) else "/"'
-        return FixEdits((Edit(*span(node), text),))
+        return site.replace_node(node, text)
     return None

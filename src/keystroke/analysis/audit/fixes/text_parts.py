@@ -194,11 +194,7 @@ class _Reader:
             else:
                 start, end = span(part)
                 yield TextOperand(
-                    start,
-                    end,
-                    None,
-                    "",
-                    [TextHole(part, start, end, "operand", "", self.family == "python")],
+                    start, end, None, "", [TextHole(part, start, end, "operand", "", self.family == "python")]
                 )
 
     def binary(self, node: ir.Syntax) -> bool:

@@ -14,10 +14,7 @@ from typing import Any
 from keystroke.analysis.audit.flow.folding import key_of
 from keystroke.analysis.audit.flow.knowledge import Knowledge, family_of
 from keystroke.analysis.audit.flow.memo import StatementMemo
-from keystroke.analysis.audit.flow.values import (
-    Value,
-    join,
-)
+from keystroke.analysis.audit.flow.values import Value, join
 from keystroke.analysis.audit.source import ir
 
 Env = dict[str, Value]

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.flow.base import (
-    ESCAPING,
-    SELF,
-    CallEvent,
-)
+from keystroke.analysis.audit.flow.base import ESCAPING, SELF, CallEvent
 from keystroke.analysis.audit.flow.folding import formatted, key_of, replaced
 from keystroke.analysis.audit.flow.narrowing import NarrowingFlow
 from keystroke.analysis.audit.flow.roles import callback_roles

@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from functools import reduce
 
-from keystroke.analysis.audit.flow.base import (
-    MAX_STEPS,
-    SELF,
-    VALIDATING,
-    Env,
-    ExhaustedError,
-    FlowListener,
-)
+from keystroke.analysis.audit.flow.base import MAX_STEPS, SELF, VALIDATING, Env, ExhaustedError, FlowListener
 from keystroke.analysis.audit.flow.expressions import ExpressionFlow
 from keystroke.analysis.audit.flow.folding import assigned, names, raises
 from keystroke.analysis.audit.flow.knowledge import Knowledge

@@ -7,11 +7,7 @@ import re
 import string
 from typing import Any
 
-from keystroke.analysis.audit.flow.base import (
-    CAPS,
-    MAX_STEPS,
-    ExhaustedError,
-)
+from keystroke.analysis.audit.flow.base import CAPS, MAX_STEPS, ExhaustedError
 from keystroke.analysis.audit.flow.calls import CallFlow
 from keystroke.analysis.audit.flow.folding import compare, fold, formatted, key_of
 from keystroke.analysis.audit.flow.roles import is_source_here

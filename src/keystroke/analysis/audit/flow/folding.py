@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from typing import Any
 
@@ -19,6 +20,7 @@ from keystroke.analysis.audit.source import ir
 
 _DIRECTIVE = re.compile(r"%(?:\(\w+\))?[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z|j)?([a-zA-Z%])|\{[^{}]*\}")
 _DOLLAR = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
+_ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "&": operator.and_, "|": operator.or_}
 _FIELD = re.compile(r"\{(\w+)|%\((\w+)\)")
 
 # The uses for which a text without these characters is safe.
@@ -129,24 +131,14 @@ def fold(op: str, a: Any, b: Any, family: str) -> Any:
         return UNKNOWN
     if abs(a) > 1 << 64 or abs(b) > 1 << 64:
         return UNKNOWN
-    if op == "+":
-        return a + b
-    if op == "-":
-        return a - b
-    if op == "*":
-        return a * b
+    if op in _ARITHMETIC:
+        return _ARITHMETIC[op](a, b)
     if op in ("/", "//") and b and not (op == "/" and family in ("python", "javascript")):
         return a // b
     if op == "%" and b:
         return a % b
-    if op == "<<" and 0 <= b < 64:
-        return a << b
-    if op == ">>" and 0 <= b < 64:
-        return a >> b
-    if op == "&":
-        return a & b
-    if op == "|":
-        return a | b
+    if op in ("<<", ">>") and 0 <= b < 64:
+        return a << b if op == "<<" else a >> b
     return UNKNOWN
 
 

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -124,3 +124,14 @@ def _decode(kind: type, value: Any) -> Any:
 @cache
 def load_knowledge(language: str) -> Knowledge:
     return load_table(family_of(language), Knowledge, "common")
+
+
+class XmlFactory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A Java class that parses XML; `knowledge/java_xml.toml` describes the keys."""
+
+    methods: frozenset[str]
+    foreign: Literal["local", "remote", ""] = ""
+    settings: tuple[str, ...] = ()
+
+
+XML_FACTORIES = load_table("java_xml", dict[str, XmlFactory])

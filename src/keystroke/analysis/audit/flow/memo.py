@@ -108,13 +108,7 @@ class StatementMemo:
         return None
 
     def remember(
-        self,
-        key: Key,
-        before: Env,
-        after: Env,
-        dead: bool,
-        steps: int,
-        dotted: Iterable[str],
+        self, key: Key, before: Env, after: Env, dead: bool, steps: int, dotted: Iterable[str]
     ) -> None:
         if len(self.effects) > MAX_KEPT:
             self.clear()

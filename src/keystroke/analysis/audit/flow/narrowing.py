@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from keystroke.analysis.audit.flow.base import (
-    VALIDATING,
-    Env,
-    FlowBase,
-)
+from keystroke.analysis.audit.flow.base import VALIDATING, Env, FlowBase
 from keystroke.analysis.audit.flow.folding import key_of, refused
-from keystroke.analysis.audit.flow.values import (
-    ALL,
-    CONSTANT,
-    LOCAL,
-    replace,
-)
+from keystroke.analysis.audit.flow.values import ALL, CONSTANT, LOCAL, replace
 from keystroke.analysis.audit.source import ir
 
 _SCALARS = ("string", "number", "boolean", "bigint")

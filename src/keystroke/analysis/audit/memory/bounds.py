@@ -7,11 +7,7 @@ from typing import Any
 
 from keystroke.analysis.audit.flow.base import FlowBase
 from keystroke.analysis.audit.flow.folding import key_of
-from keystroke.analysis.audit.flow.values import (
-    UNKNOWN,
-    Memory,
-    Value,
-)
+from keystroke.analysis.audit.flow.values import UNKNOWN, Memory, Value
 from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.rules.match import RuleMatcher
 from keystroke.analysis.audit.source import ir
@@ -20,9 +16,7 @@ from keystroke.analysis.audit.source import ir
 class BoundsMatcher(RuleMatcher):
     def report_before_start(self, node: ir.Syntax, writes: bool) -> None:
         self.report(
-            "overflow" if writes else "over-read",
-            node,
-            "the pointer points before the start of its buffer",
+            "overflow" if writes else "over-read", node, "the pointer points before the start of its buffer"
         )
 
     def on_remark(self, detector: str, node: ir.Syntax) -> None:

@@ -10,14 +10,7 @@ from dataclasses import replace
 
 from keystroke.analysis.audit.flow.base import CallEvent
 from keystroke.analysis.audit.flow.folding import key_of
-from keystroke.analysis.audit.flow.values import (
-    PARAMETER,
-    PLAIN,
-    REMOTE,
-    UNKNOWN,
-    Memory,
-    Value,
-)
+from keystroke.analysis.audit.flow.values import PARAMETER, PLAIN, REMOTE, UNKNOWN, Memory, Value
 from keystroke.analysis.audit.memory.bounds import BoundsMatcher
 from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.source import ir
@@ -26,6 +19,7 @@ _DIRECTIVE = re.compile(
     r"%(?P<literal>%)|%(?P<skip>\*)?(?P<flags>[-+ #0']*)(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d+)?)?"
     r"(?:hh|h|ll|l|z|j|t|L|q|I64)?(?P<kind>[a-zA-LN-Z\[])"
 )
+_CHECKED_COUNTS = ("memcpy", "memmove", "strncpy", "memset", "wcsncpy")
 _WIDTH = re.compile(r"%(\*?)(\d*)(?:l|h|hh|ll)?(m?)([a-zA-Z\[%])")
 
 
@@ -57,29 +51,8 @@ class CopyMatcher(BoundsMatcher):
                     with_args=False,
                 )
                 return
-        if (
-            count.level >= REMOTE
-            and count.numeric
-            and count.high is not None
-            and count.low is None
-            and name in ("memcpy", "memmove", "strncpy", "memset", "wcsncpy")
-        ):
+        if self.may_be_negative(count, name, memory, unit):
             self.report_call("signed-length", event, origin=count.origin, with_args=False)
-            return
-        if (  # a signed parameter without a lower bound
-            count.level == PARAMETER
-            and count.path in LIBRARY.signed_types
-            and count.low is None
-            and memory is not None
-            and memory.array
-            and memory.capacity is not None
-            and count.high is not None
-            and count.high * unit in (memory.capacity, memory.capacity - 1)
-        ):
-            self.report_call("signed-length", event, origin=count.origin, with_args=False)
-            return
-        if isinstance(count.const, int) and count.const < 0:
-            self.report_call("signed-length", event, with_args=False)
             return
         if memory is not None and memory.capacity is not None:
             size = count.const if isinstance(count.const, int) else count.high
@@ -125,6 +98,23 @@ class CopyMatcher(BoundsMatcher):
                     with_args=False,
                 )
         self.set_length(exprs[to], self.written_length(name, args, count, unit))
+
+    def may_be_negative(self, count: Value, name: str, memory: Memory | None, unit: int) -> bool:
+        if isinstance(count.const, int):
+            return count.const < 0
+        if count.low is not None or count.high is None:
+            return False
+        if count.level >= REMOTE and count.numeric and name in _CHECKED_COUNTS:
+            return True
+        # A signed parameter that is compared with the size of the buffer from above only.
+        return (
+            count.level == PARAMETER
+            and count.path in LIBRARY.signed_types
+            and memory is not None
+            and memory.array
+            and memory.capacity is not None
+            and count.high * unit in (memory.capacity, memory.capacity - 1)
+        )
 
     def check_before_start(self, event: CallEvent, to: int, source: int) -> bool:
         """Reports a copy to or from before the start of a buffer; returns whether it did."""

@@ -18,6 +18,7 @@ class MemoryLibrary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     string_copies: dict[str, int]
     scans: dict[str, int]
     formats: dict[str, int]
+    printers: dict[str, int]
     readers: frozenset[str]
     streams: dict[str, int]
     path_checks: frozenset[str]

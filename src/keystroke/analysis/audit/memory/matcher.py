@@ -241,12 +241,7 @@ class MemoryMatcher(LifetimeMatcher):
             if place is None and not key.bounded:
                 self.report("unchecked-index", node, origin=key.origin)
             elif key.low is None:
-                self.report(
-                    "unchecked-index",
-                    node,
-                    _ABOVE,
-                    key.origin,
-                )
+                self.report("unchecked-index", node, _ABOVE, key.origin)
 
     def may_be_written(self, node: ir.Syntax) -> bool:
         """Whether an element may be written rather than read: its address is taken, or a call changes it."""

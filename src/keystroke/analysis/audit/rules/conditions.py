@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 
 from keystroke.analysis.audit.flow.values import CONSTANT, LOCAL, PARAMETER, REMOTE, Value
 from keystroke.analysis.audit.rules.backtracking import backtracks_exponentially
 
+_SIMPLE: dict[str, Callable[[Value], bool]] = {
+    "literal": lambda value: value.known,
+    "true": lambda value: value.const is True,
+    "false": lambda value: value.const is False,
+    "none": lambda value: value.known and value.const is None,
+    "falsy": lambda value: value.known and not value.const,
+    "truthy": lambda value: value.known and bool(value.const),
+    "numeric": lambda value: value.numeric,
+    "single": lambda value: value.items is None,  # no list or mapping
+}
 _LEVELS = {"dynamic": LOCAL, "tainted": PARAMETER, "remote": REMOTE}
 
 
@@ -42,25 +53,12 @@ def _constant(value: Value, test: str) -> bool:
     const = value.const
     if test == "const":
         return (value.level == CONSTANT and not value.known) or value.known
-    if test == "literal":
-        return value.known
-    if test == "true":
-        return const is True
-    if test == "false":
-        return const is False
-    if test == "none":
-        return value.known and const is None
-    if test == "falsy":
-        return value.known and not const
-    if test == "truthy":
-        return value.known and bool(const)
-    if test == "numeric":
-        return value.numeric
+    simple = _SIMPLE.get(test)
+    if simple is not None:
+        return simple(value)
     if test == "runaway":  # a regular expression of exponential time
         text = const.decode("latin-1") if isinstance(const, bytes) else const
         return isinstance(text, str) and backtracks_exponentially(text)
-    if test == "single":  # no list or mapping
-        return value.items is None
     if test[0] == "+":  # a number with one of these bits
         return isinstance(const, int) and bool(const & int(test[1:], 0))
     if test == "text":

@@ -9,15 +9,7 @@ import re
 
 from keystroke.analysis.audit.source import ir
 from keystroke.analysis.audit.source.ir import Expr, Stmt, Syntax
-from keystroke.analysis.audit.source.lower import (
-    Lowering,
-    SwitchCases,
-    first,
-    named,
-    number,
-    text,
-    unescape,
-)
+from keystroke.analysis.audit.source.lower import Lowering, SwitchCases, first, named, number, text, unescape
 
 _DECLARATORS = (
     *("pointer_declarator", "array_declarator", "reference_declarator"),

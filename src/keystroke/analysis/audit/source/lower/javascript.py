@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from keystroke.analysis.audit.source import ir
 from keystroke.analysis.audit.source.ir import Expr, Stmt, Syntax
-from keystroke.analysis.audit.source.lower import (
-    ERROR,
-    Lowering,
-    SwitchCases,
-    first,
-    named,
-    text,
-    unescape,
-)
+from keystroke.analysis.audit.source.lower import ERROR, Lowering, SwitchCases, first, named, text, unescape
 
 
 class ScriptLowering(Lowering):
