@@ -1,8 +1,7 @@
-"""An adapter file: low-rank corrections of a model's linear layers, without the model.
+"""Reads and writes adapter files: low-rank corrections of a model's linear layers.
 
-Knows the file and its numbers, no engine and no torch. The file is a safetensors file whose metadata say
-which base it belongs to, what it has learned and how large it is; `up` holds the scale already, so that a
-weight's correction is up @ down. Damage and a wrong base are errors that say what to do.
+An adapter is a safetensors file whose metadata name its base model, its tasks and its rank. `up` includes the
+scale, so that the correction of a weight is up @ down.
 """
 
 from __future__ import annotations
@@ -19,12 +18,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from keystroke.engine.checkpoint.spec import Checkpoint, ModelSpec, Progress
+from keystroke.engine.checkpoint.spec import Checkpoint, ModelSpec
 from keystroke.errors import InputError, ModelDamaged
 
-PRODUCTS = ("qkv", "output", "gate_up", "down")  # of a layer; each joined as the engines join it
+PRODUCTS = (
+    "qkv",
+    "output",
+    "gate_up",
+    "down",
+)  # the matrix products of a layer; q, k, v and gate, up are joined
 _LARGEST_HEADER = 4 << 20
-# Where a weight stands in its product; the rows of one product follow each other in this order.
+# The product of each weight; the rows of a product are in this order.
 _PARTS = {
     "self_attn.q_proj": "qkv", "self_attn.k_proj": "qkv", "self_attn.v_proj": "qkv",
     "self_attn.o_proj": "output", "mlp.gate_proj": "gate_up", "mlp.up_proj": "gate_up",
@@ -62,8 +66,8 @@ def product_sizes(shape: AdapterShape) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class AdapterFile:
-    """`pairs`: (down [rank, in], up [out, rank]) by layer and product. `facts`: what the file says of
-    itself: `base`, `next_edit`, `fim_order`."""
+    """`pairs`: (down [rank, in], up [out, rank]) by layer and product. `facts`: the metadata, such as `base`,
+    `next_edit` and `fim_order`."""
 
     shape: AdapterShape
     pairs: Mapping[tuple[int, str], tuple[Array, Array]]
@@ -72,24 +76,23 @@ class AdapterFile:
 
     @property
     def strength(self) -> float:
-        """What it was weakened or strengthened to since it was trained. Raises ModelDamaged where the file
-        says what cannot be."""
-        said = self.facts.get("strength", "1")
+        """The factor by which it was scaled after training. Raises ModelDamaged for an invalid value."""
+        stated = self.facts.get("strength", "1")
         try:
-            strength = float(said)
+            strength = float(stated)
         except ValueError:
             strength = 0.0
         if not (math.isfinite(strength) and strength > 0):
-            raise ModelDamaged(f"the adapter says that its strength is {said!r}; get it again")
+            raise ModelDamaged(f"the adapter says that its strength is {stated!r}; get it again")
         return strength
 
     def delta(self, layer: int, product: str) -> Array:
-        """What the product's weight is changed by."""
+        """The correction of the product's weight."""
         down, up = self.pairs[layer, product]
         return up @ down
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises InputError where it is not made for a model of this shape."""
+        """Raises InputError if the adapter was made for a model of another shape."""
         wanted = AdapterShape.of(spec, self.shape.rank, self.shape.scale)
         if wanted != self.shape:
             raise InputError(
@@ -104,7 +107,7 @@ def write_adapter(
     pairs: Mapping[tuple[int, str], tuple[Array, Array]],
     facts: Mapping[str, str],
 ) -> int:
-    """Write the file in float16, the scale taken into `up`; its size in bytes."""
+    """Write the file in float16 with the scale included in `up`. Returns its size in bytes."""
     tensors: dict[str, npt.NDArray[np.float16]] = {}
     for layer in range(shape.layers):
         for product in PRODUCTS:
@@ -134,7 +137,7 @@ def write_adapter(
 
 
 def read_adapter(path: Path) -> AdapterFile:
-    """Raises InputError where there is no such file, ModelDamaged where it is no adapter or cut short."""
+    """Read an adapter. Raises InputError if the file cannot be read, ModelDamaged if it is not an adapter."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -146,7 +149,7 @@ def read_adapter(path: Path) -> AdapterFile:
         header = json.loads(data[8 : 8 + size])
         facts = {str(k): str(v) for k, v in header.pop("__metadata__").items()}
         if facts.get("format") != "keystroke-adapter-1":
-            raise ValueError("it does not say that it is one")
+            raise ValueError("its format is not keystroke-adapter-1")
         tensors = {name: _tensor(data, 8 + size, entry) for name, entry in header.items()}
         return _assembled(tensors, facts, hashlib.sha256(data).hexdigest())
     except (ValueError, KeyError, TypeError, IndexError, struct.error, AttributeError) as error:
@@ -157,14 +160,14 @@ def read_adapter(path: Path) -> AdapterFile:
 
 def _tensor(data: bytes, start: int, entry: Mapping[str, object]) -> Array:
     if entry["dtype"] != "F16":
-        raise ValueError("a tensor is not in 16 bits")
+        raise ValueError("a tensor is not float16")
     first, last = (int(x) for x in entry["data_offsets"])  # type: ignore[attr-defined]
     rows, columns = (int(x) for x in entry["shape"])  # type: ignore[attr-defined]
     if not 0 <= first <= last <= len(data) - start or last - first != 2 * rows * columns:
-        raise ValueError("a tensor lies outside the file")
+        raise ValueError("a tensor is outside the file")
     flat = np.frombuffer(data, np.float16, rows * columns, start + first)
     if not np.isfinite(flat).all():
-        raise ValueError("a tensor holds what is no number")
+        raise ValueError("a tensor has values that are not finite")
     return flat.reshape(rows, columns).astype(np.float32)
 
 
@@ -191,11 +194,11 @@ def _assembled(tensors: Mapping[str, Array], facts: Mapping[str, str], digest: s
 
 
 class AdaptedCheckpoint(Checkpoint):
-    """A model with an adapter in its weights, for an engine that keeps weights of its own in memory: nothing
-    is written. Costs what a second model costs there."""
+    """A model with an adapter merged into its weights, for engines that load weights into memory of their
+    own. It uses as much memory as a second model."""
 
     def __init__(self, base: Checkpoint, adapter: AdapterFile) -> None:
-        """Raises InputError where the adapter is not made for the base."""
+        """Raises InputError if the adapter was not made for the base."""
         adapter.check(base.spec)
         self.spec, self._base, self._adapter = base.spec, base, adapter
 
@@ -214,21 +217,18 @@ class AdaptedCheckpoint(Checkpoint):
     def fingerprint(self) -> str:
         return hashlib.sha256((self._base.fingerprint() + self._adapter.digest).encode()).hexdigest()
 
-    def verify(self, progress: Progress | None = None) -> str:
-        return self._base.verify(progress)
-
     def close(self) -> None:
         self._base.close()
 
     @staticmethod
     def _product(name: str) -> str | None:
-        """The product of a layer that a weight belongs to; None where the adapter adds nothing to it."""
+        """The product that a weight belongs to; None if the adapter does not change it."""
         parts = name.split(".")
         inside = parts[:2] == ["model", "layers"] and parts[-1] == "weight"
         return _PARTS.get(".".join(parts[3:-1])) if inside else None
 
     def _delta(self, name: str) -> Array | None:
-        """What the adapter adds to a weight; None where that is nothing."""
+        """The correction of a weight; None if there is none."""
         product = self._product(name)
         if product is None:
             return None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadArguments:
-    """A model to load: where it lies, and how it is run."""
+    """A model to load, and how to run it."""
 
     path: Path
     precision: str

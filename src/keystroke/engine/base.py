@@ -198,7 +198,7 @@ class EngineStats:
 
     sessions: int
     kv_bytes: int  # held by live sessions
-    cached_bytes: int  # held for reuse by sessions to come
+    cached_bytes: int  # cached for later sessions
     cached_tokens: int
 
 

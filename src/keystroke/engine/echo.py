@@ -1,8 +1,8 @@
-"""A deterministic engine without a network: for tests, and for measuring what the pipeline itself costs.
+"""A deterministic engine without a model, for tests and for measuring the overhead of the pipeline.
 
-Keeps the whole contract (prefix reuse, rollback, fork, interruption, limits), with costs that can
-be set. Unscripted, the next token is a hash of the last few tokens, so equal contexts give equal
-text. Scripted, a function turns the prompt's text into the answer.
+Implements the whole contract (prefix reuse, rollback, fork, interruption, limits) with configurable costs.
+With a script, a function maps the prompt's text to the answer; without one, the next token is a hash of the
+last few tokens.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ Script = Callable[[str], str | Sequence[int]]
 
 
 class EchoEngine(Engine):
-    """`script` maps the prompt's text to the answer's, or to its tokens; without one, text is hashed from its
-    context.
-    Costs are seconds: per prefilled token, per step, and per further row of a step."""
+    """`script` maps the prompt's text to the text or tokens of the answer. Costs are in seconds: per
+    prefilled token, per step, and per additional row of a step."""
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ class EchoEngine(Engine):
         return EchoSession(self, scope)
 
     def step_many(self, requests: Sequence[StepRequest]) -> list[Step]:
-        """Together for the price of the dearest one, as an engine that reads its weights once for all."""
+        """All steps for the cost of the most expensive one, like an engine that batches."""
         if self.max_batch < 2:
             return super().step_many(requests)
         cost, rows = self.step_cost, self.row_cost
@@ -127,7 +126,7 @@ class EchoSession(HostSession):
         logits = np.zeros((rows, VOCAB), dtype=np.float32)
         context = self._held[max(start - 4, 0) : start] + list(tokens)
         for row in range(rows):
-            after = len(tokens) - rows + row + 1  # how many of `tokens` this row has seen
+            after = len(tokens) - rows + row + 1  # tokens up to and including this row
             position = start + after
             ending = context[: len(context) - len(tokens) + after][-4:]
             logits[row, self._next(ending, position)] = 12.0

@@ -1,6 +1,6 @@
-"""A model to try clients with: it repeats what the user said last, at a steady pace, without weights.
+"""A model without weights that repeats the user's last message at a steady pace, for trying clients.
 
-The echo engine behind the real template and tokenizer path, so everything but the thinking is real.
+It uses the echo engine with a real chat template and tokenizer.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def echo_model(
 
 
 def _repeat(prompt: str) -> str:
-    _, found, said = prompt.rpartition("[user]\n")
+    _, found, rest = prompt.rpartition("[user]\n")
     if not found:
         return "pass"
-    asked, _, begun = said.partition(chr(10) + "[assistant]\n")
-    answer = f"You said: {asked.strip()}"
-    # An answer taken up in the middle goes on where it stood.
+    message, _, begun = rest.partition(chr(10) + "[assistant]\n")
+    answer = f"You said: {message.strip()}"
+    # A resumed answer continues where it stopped.
     return answer.removeprefix(begun) if begun and answer.startswith(begun) else answer

@@ -88,10 +88,8 @@ def detect_fim(tokenizer: Tokenizer, path: Path | None = None) -> FimTemplate | 
             repo_name=repo_name if repo_name and tokenizer.special(repo_name) is not None else None,
             stops=frozenset(i for i in (*ids, *others) if i is not None),
         )
-        order = card_value(path, "fim_order") if path is not None else None
-        if order in ("psm", "spm"):
-            return replace(template, order=order)
-        if order is not None:
-            raise ModelDamaged(f"fim_order is '{order}'; it must be psm or spm")
-        return template
+        stated = card_value(path, "fim_order") if path is not None else None
+        if stated not in (None, "psm", "spm"):
+            raise ModelDamaged(f"fim_order is '{stated}'; it must be psm or spm")
+        return template if stated is None else replace(template, order=stated)
     return None

@@ -1,9 +1,8 @@
-"""A session whose logits reach the host: everything of the contract except the arithmetic.
+"""The base of sessions whose logits reach the host: the whole contract except the forward pass.
 
-Keeps two sequences apart. `tokens` is what the session stands for; `_held` is what the KV buffer
-contains. A rollback only shortens the first, so going back and forth over the same text costs nothing,
-and a rejected draft that turns out right after all is found again. Backends supply `_forward` and,
-if they can, `_adopt` (KV from elsewhere) and `_release`.
+`tokens` is the content of the session, `_held` that of the KV buffer. A rollback only shortens `tokens`, so
+that returning to the same text, or to a rejected draft, costs nothing. Backends implement `_forward` and
+optionally `_adopt` (KV from elsewhere) and `_release`.
 """
 
 from __future__ import annotations
@@ -22,13 +21,11 @@ from keystroke.errors import ContextOverflow, SessionClosed, UsageError
 class HostSession(Session):
     def __init__(self, context_length: int, *, chunk: int, tail: int = 1) -> None:
         self._context_length = context_length
-        self._chunk = chunk  # most rows of one prefill run: the grain of interruption
+        self._chunk = chunk  # most rows of one prefill run, between two checks for an interrupt
         self._tail = tail  # at most this many tokens are left for the next step to compute
         self._tokens: list[int] = []
         self._held: list[int] = []  # content of the KV buffer
-        self._resident = (
-            0  # how much of _held agrees with _tokens; always < len(_tokens) unless both are empty
-        )
+        self._resident = 0  # leading tokens of _held that equal _tokens; < len(_tokens) unless both are empty
         self._closed = False
 
     # What a backend supplies
@@ -41,22 +38,22 @@ class HostSession(Session):
         `start`; return float32 logits of the last `rows` of them, [rows, vocab]. Raises Interrupted."""
 
     def _catch_up(self) -> None:
-        """Wait for runs that a device still works on, so that an interrupt is seen after them, not before."""
+        """Wait for the runs that the device is still computing."""
 
     def _portion(self, start: int) -> int:
-        """How many tokens one run of a prefill computes from `start` on."""
+        """How many tokens one prefill run computes from `start` on."""
         return self._chunk
 
     def _inspect(self, fresh: Sequence[int]) -> None:
-        """Look at tokens that an extend brings and that this session does not hold. Raises UsageError."""
+        """Check the new tokens of an extend. Raises UsageError."""
 
     def _adopt(self, tokens: Sequence[int], own: int) -> int:
-        """If KV held elsewhere shares more than `own` leading tokens with `tokens`, bring it into this
-        session's buffer, set `_held`, and return the new shared length; else return `own`."""
+        """If KV held elsewhere shares more than `own` leading tokens with `tokens`, move it into this
+        session's buffer, set `_held`, and return the new shared length; otherwise return `own`."""
         return own
 
     def _release(self) -> None:
-        """Give the KV back; called once."""
+        """Release the KV; called once."""
 
     # The contract
 
@@ -80,7 +77,7 @@ class HostSession(Session):
                 "shorten it or choose a model with a longer context"
             )
         wanted = list(tokens)
-        last = max(len(wanted) - 1, 0)  # the last token always stays pending: a step needs a row to compute
+        last = max(len(wanted) - 1, 0)  # the last token stays pending: a step needs a row to compute
         shared = common_prefix(self._held, wanted)
         self._inspect(wanted[shared:])
         self._resident = min(shared, last)
@@ -152,7 +149,7 @@ class HostSession(Session):
     # Shared machinery
 
     def _compute_pending(self, interrupt: Interrupt | None) -> None:
-        """Compute the KV of pending tokens in portions, until at most a tail is left for the next step."""
+        """Compute the KV of pending tokens in portions, except a tail for the next step."""
         while len(self._tokens) - self._resident > self._tail:
             if interrupt is not None:
                 self._catch_up()
@@ -163,7 +160,7 @@ class HostSession(Session):
 
     def _run(self, tokens: list[int], rows: int, interrupt: Interrupt | None) -> np.ndarray:
         start = self._resident
-        # Until the run ends the buffer past `start` is undefined: an interrupted run must not be trusted.
+        # Until the run ends, the buffer after `start` is undefined.
         del self._held[start:]
         logits = self._forward(tokens, start, rows, interrupt)
         self._held.extend(tokens)

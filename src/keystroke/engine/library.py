@@ -12,12 +12,11 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -312,27 +311,21 @@ def identify_files(source: Path) -> tuple[ModelFormat, list[Path]]:
 def hash_file(
     path: Path, progress: Progress, what: str, before: int, total: int, copy_to: Path | None = None
 ) -> str:
-    """The SHA-256 of a file, which is copied to `copy_to` if given."""
+    """The SHA-256 of a file, which is copied to `copy_to` if given. `before`: bytes done before it."""
+    digest, done = hashlib.sha256(), before
     try:
-        with path.open("rb") as source:
-            if copy_to is None:
-                return hash_stream(source, progress, what, before, total)
-            with copy_to.open("xb") as target:
-                return hash_stream(source, progress, what, before, total, target)
+        with (
+            path.open("rb") as source,
+            copy_to.open("xb") if copy_to is not None else nullcontext() as target,
+        ):
+            while block := source.read(BLOCK):
+                digest.update(block)
+                if target is not None:
+                    target.write(block)
+                done += len(block)
+                progress(what, done, total)
     except OSError as error:
         raise ModelError(f"{path} cannot be read or copied: {error.strerror or error}") from None
-
-
-def hash_stream(
-    source: IO[bytes], progress: Progress, what: str, before: int, total: int, target: IO[bytes] | None = None
-) -> str:
-    digest, done = hashlib.sha256(), before
-    while block := source.read(BLOCK):
-        digest.update(block)
-        if target is not None:
-            target.write(block)
-        done += len(block)
-        progress(what, done, total)
     return digest.hexdigest()
 
 

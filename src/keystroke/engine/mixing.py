@@ -120,19 +120,19 @@ class Mixer:
 
 
 def mix_logprobs(
-    told: Sequence[TokenLogprob], mixtures: Sequence[Mixture | None]
+    logprobs: Sequence[TokenLogprob], mixtures: Sequence[Mixture | None]
 ) -> tuple[TokenLogprob, ...]:
     """The log probabilities of a step after mixing."""
     return tuple(
         one if index >= len(mixtures) or (mixture := mixtures[index]) is None else _mixed(one, mixture)
-        for index, one in enumerate(told)
+        for index, one in enumerate(logprobs)
     )
 
 
-def _mixed(told: TokenLogprob, mixture: Mixture) -> TokenLogprob:
+def _mixed(chosen: TokenLogprob, mixture: Mixture) -> TokenLogprob:
     def mixed(token: int, logprob: float) -> float:
         chance = mixture.probability(token, math.exp(logprob))
         return math.log(chance) if chance > 0.0 else -math.inf
 
-    top = tuple((token, mixed(token, logprob)) for token, logprob in told.top)
-    return replace(told, logprob=min(0.0, mixed(told.token, told.logprob)), top=top)
+    top = tuple((token, mixed(token, logprob)) for token, logprob in chosen.top)
+    return replace(chosen, logprob=min(0.0, mixed(chosen.token, chosen.logprob)), top=top)

@@ -1,7 +1,7 @@
 """The randomness of sampling: Gumbel noise as a pure function of (seed, position, token).
 
-Knows one counter-based generator and nothing of logits. No state, no platform dependence:
-the integers are exact everywhere, so any backend, on any device, can compute the same noise.
+A counter-based generator without state. Its integers are exact on every platform, so that all backends can
+compute the same noise.
 
     words   = Philox4x32-10(counter = (token // 4, position, 0, 0), key = (seed low, seed high))
     bits    = words[token % 4]

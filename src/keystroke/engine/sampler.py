@@ -1,11 +1,10 @@
-"""From logits to tokens: one choice per row, and the checking of drafts against those choices.
+"""Chooses tokens from logits and verifies drafts against those choices.
 
-Knows logits and `Sampling`, never sessions or text. A choice is a pure function of (logits, sampling,
-position), where position is the index the chosen token will have in its sequence. With a temperature it is
-argmax(log p + Gumbel(seed, position, token)), an exact draw from p; so a draft is right where it equals the
-choice, and drafting never changes the text.
+A choice is a pure function of (logits, sampling, position), where position is the index of the chosen token
+in its sequence. With a temperature it is argmax(log p + Gumbel(seed, position, token)), an exact sample from
+p; a draft token is accepted if it equals the choice, so that drafting never changes the text.
 
-A mask (engine/grammar) comes before all filters: what it leaves out is as if the vocabulary lacked it.
+A mask (engine/grammar) is applied before all filters, as if the vocabulary lacked the other tokens.
 Filters in order: logit bias, mixture, temperature, top-k, top-p (over what top-k left), min-p (against the
 best). Equal logits keep the lowest id, in the greedy choice and at the edge of top-k and top-p alike.
 """
@@ -27,18 +26,18 @@ from keystroke.errors import EngineError, UsageError
 Logits = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.intp]
 
-# A token this far (in natural log) behind the best can never win: the noise's range is bounded.
+# A token this far (in natural log) behind the best is never chosen: the range of the noise is bounded.
 _HOPELESS = LARGEST_GUMBEL + 4.0
 _NEAR = 8.0
-_COLD = 0.5  # below this temperature most of a vocabulary is hopeless, and looking for the rest pays
-_BOUND_SLACK = 1.001  # float32 rounding of the bound below, generously
+_COLD = 0.5  # below this temperature most tokens are hopeless, and filtering them pays
+_BOUND_SLACK = 1.001  # more than the float32 rounding error of the bound below
 
 
 def choose(
     logits: Logits, sampling: Sampling = GREEDY, position: int = 0, mask: Mask | None = None, row: int = 0
 ) -> int:
-    """The token that `sampling` chooses from one row of logits for the place `position`, out of those in
-    `mask` where there is one. `row`: which row of its step it is."""
+    """The token that `sampling` chooses from one row of logits at `position`, among those in `mask` if there
+    is one. `row`: its row within the step."""
     logits = _altered(logits, sampling, row)
     best = int(logits.argmax())
     if mask is not None and not (sampling.temperature == 0.0 and _is_allowed(mask, best)):
@@ -50,13 +49,15 @@ def choose(
 def choose_allowed(
     logits: Logits, sampling: Sampling, position: int, allowed: AllowedTokens, row: int
 ) -> int:
-    """What `choose` gives with the mask `allowed.row(row)`, which is only computed where it decides."""
+    """The result of `choose` with the mask `allowed.row(row)`, which is only computed if it matters."""
     if sampling.logit_bias or sampling.mixtures:
         logits = _altered(logits, sampling, row)
         sampling = replace(sampling, logit_bias={}, mixtures=())
     if sampling.scores_tokens_independently:
         best = int(logits.argmax())
-        if allowed.permits(row, best):  # then scores, which are against the best, are the same with the mask
+        if allowed.permits(
+            row, best
+        ):  # the scores are relative to the best, so the mask does not change them
             token = _chosen(logits, best, sampling, position)
             if token == best or allowed.permits(row, token):
                 return token
@@ -81,10 +82,10 @@ def verify(
     first_position: int,
     allowed: AllowedTokens | None = None,
 ) -> Step:
-    """Accept `draft` up to its first token that is not the choice at its place, then add the choice there.
+    """Accept `draft` up to its first token that is not the choice at its position, then add that choice.
 
-    Row i of `logits` ([len(draft) + 1, vocab]) is what the model says after draft[:i], and row i of `allowed`
-    what may be chosen there; `first_position` is the index that draft[0] would have in the sequence."""
+    Row i of `logits` ([len(draft) + 1, vocab]) are the logits after draft[:i], and row i of `allowed` the
+    allowed tokens there; `first_position` is the index of draft[0] in the sequence."""
     if len(logits) != len(draft) + 1:
         raise UsageError(
             f"a draft of {len(draft)} tokens needs {len(draft) + 1} rows of logits, not {len(logits)}"
@@ -104,7 +105,7 @@ def verify(
 
 
 def logprob(logits: Logits, token: int, top: int = 0) -> TokenLogprob:
-    """The model's own log probability of `token` and of the `top` best: no bias, mixture, temperature or
+    """The model's log probability of `token` and of the `top` best, without bias, mixture, temperature and
     filters."""
     relative = logits - logits.max()
     normaliser = math.log(float(np.exp(relative).sum(dtype=np.float64)))
@@ -130,7 +131,7 @@ def probabilities(logits: Logits, sampling: Sampling) -> npt.NDArray[np.float64]
 
 
 def _altered(logits: Logits, sampling: Sampling, row: int) -> Logits:
-    """The logits as choices are made from them: biased, then mixed with what others say."""
+    """The logits with bias and mixture applied."""
     if sampling.logit_bias:
         logits = _biased(logits, sampling)
     mixture = sampling.mixture(row)
@@ -138,14 +139,14 @@ def _altered(logits: Logits, sampling: Sampling, row: int) -> Logits:
 
 
 def _mixed(logits: Logits, mixture: Mixture) -> Logits:
-    """Logits of (1 - weight) p + weight q, p being what `logits` say. Only tokens that q names move."""
+    """The logits of (1 - weight) p + weight q, with p from `logits`. Only tokens of q change."""
     chances = dict(mixture.chances)
     if mixture.end and mixture.ends:
         likeliest = max(mixture.ends, key=lambda token: logits[token])
         chances[likeliest] = chances.get(likeliest, 0.0) + mixture.end
     top = float(logits.max())
     if not math.isfinite(top):
-        return logits  # whoever chooses says what is wrong
+        return logits  # `_chosen` raises the error
     total = float(np.exp(logits - np.float32(top)).sum(dtype=np.float64))
     odds = mixture.weight / (1.0 - mixture.weight)
     mixed = logits.astype(np.float32, copy=True)
@@ -185,13 +186,13 @@ def _masked(logits: Logits, mask: Mask) -> Logits:
 
 
 def _relative(logits: Logits, top: np.float32, sampling: Sampling) -> Logits:
-    """Scaled logits with the best at 0. Temperatures near 0 stay such that single precision can divide."""
+    """Logits divided by the temperature, with the best at 0. Tiny temperatures are limited for float32."""
     return (logits - top) * np.float32(1.0 / max(sampling.temperature, 1e-6))
 
 
 def _best(relative: Logits, count: int) -> Ids:
     """Ids of the `count` best tokens, in id order."""
-    ids = np.flatnonzero(relative > -_NEAR)  # a small part of a vocabulary, and nearly always enough
+    ids = np.flatnonzero(relative > -_NEAR)  # few tokens, and nearly always enough
     if len(ids) < count:
         ids = np.arange(len(relative))
     return ids[_largest(relative[ids], count)]
@@ -208,7 +209,7 @@ def _largest(values: Logits, count: int) -> Ids:
 
 
 def _survivors(relative: Logits, sampling: Sampling) -> Ids:
-    """Ids that the filters leave, in id order. `relative`: scaled logits, the best at 0."""
+    """Ids that pass the filters, in order. `relative`: scaled logits, the best at 0."""
     ids: Ids | None = None
     if 0 < sampling.top_k < len(relative):
         ids = _best(relative, sampling.top_k)
@@ -221,7 +222,7 @@ def _survivors(relative: Logits, sampling: Sampling) -> Ids:
 def _nucleus(relative: Logits, ids: Ids | None, top_p: float) -> Ids:
     """The smallest set of best tokens, out of `ids` or all, that holds `top_p` of the mass."""
     wanted = top_p * float(np.exp(relative if ids is None else relative[ids]).sum(dtype=np.float64))
-    # Sorting the whole vocabulary is dear: look only as deep as the mass asks for.
+    # Sorting the whole vocabulary is slow: only consider as many tokens as the mass requires.
     for floor in (-5.0, -10.0, -15.0, -math.inf):
         deep = np.flatnonzero(relative >= floor) if ids is None else ids[relative[ids] >= floor]
         weights = np.exp(relative[deep].astype(np.float64))
@@ -240,7 +241,7 @@ def _draw(relative: Logits, ids: Ids | None, seed: int, position: int) -> int:
     if ids is not None and len(ids) == 1:
         return int(ids[0])
     if ids is None or len(ids) * 4 > len(relative):
-        # So many that leaving some out would cost more than taking all; those left out bid nothing.
+        # With so many survivors it is faster to compute the noise of all tokens; the others get -inf.
         bits = all_noise_bits(seed, position, len(relative))
         scaled = relative
         if ids is not None and len(ids) < len(relative):

@@ -1,9 +1,8 @@
-"""Templates that come with weights, run where they can do no harm.
+"""A jinja2 sandbox for the chat templates of models.
 
-Nothing a template writes reaches beyond its own text: no attributes of Python objects, no text without
-end. Whatever it tries becomes ModelDamaged. A template of somebody else's also runs in a process of its own
-(`render_foreign`): loops inside loops and texts that double cannot be bounded from inside. The only file of
-the engine that imports jinja2.
+A template cannot access attributes of Python objects or produce unlimited text; unsafe operations raise
+ModelDamaged. Foreign templates also run in another process (`render_foreign`), since nested loops and growing
+texts cannot be limited from inside. The only module of the engine that imports jinja2.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _LARGEST_RENDER = 64 << 20  # characters, of a whole conversation or of any text
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Also refuses arithmetic that would fill the memory."""
+    """Also refuses arithmetic with huge results."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -35,14 +34,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         for value, times in ((left, right), (right, left)):
             repeats = isinstance(value, (str, bytes, list, tuple)) and isinstance(times, int)
             if repeats and len(value) * times > _LARGEST_RENDER:
-                raise jinja2.exceptions.SecurityError("a text multiplied beyond all use")
+                raise jinja2.exceptions.SecurityError("a repetition that is too long")
         if operator == "**" and (abs(left) > 1 << 16 or abs(right) > 64):
-            raise jinja2.exceptions.SecurityError("a power beyond all use")
+            raise jinja2.exceptions.SecurityError("a power that is too large")
         return super().call_binop(context, operator, left, right)
 
 
 class _AnswerMarks(Extension):
-    """`{% generation %}` marks the model's own words for training; here it only stands around them."""
+    """Accepts `{% generation %}`, which marks the model's text for training, and ignores it."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
@@ -52,20 +51,19 @@ class _AnswerMarks(Extension):
 
 
 class CompiledTemplate:
-    """A template that parses."""
+    """A compiled template."""
 
     def __init__(self, template: jinja2.Template) -> None:
         self._template = template
 
     def render(self, **variables: Any) -> str:
-        """The text. What the template's helpers raise passes through; what it does wrong itself may be any
-        exception, and what is unsafe is ModelDamaged."""
+        """The rendered text. Raises ModelDamaged for unsafe operations, and any exception of the template."""
         parts, size = [], 0
         try:
             for piece in self._template.generate(**variables):
                 size += len(piece)
                 if size > _LARGEST_RENDER:
-                    raise jinja2.exceptions.SecurityError("it writes without end")
+                    raise jinja2.exceptions.SecurityError("its text is too long")
                 parts.append(piece)
         except jinja2.exceptions.SecurityError as error:
             raise ModelDamaged(f"the model's chat template tried something unsafe: {error}") from None
@@ -77,7 +75,7 @@ class RefusalError(Exception):
 
 
 def compile_template(source: str, clock: Callable[[], datetime] = datetime.now) -> CompiledTemplate:
-    """The template, or ModelDamaged where it does not parse."""
+    """Compile a template. Raises ModelDamaged if it does not parse."""
     environment = _environment()
     environment.filters["tojson"] = _tojson
     helpers: Mapping[str, Callable[..., Any]] = {
@@ -92,8 +90,8 @@ def compile_template(source: str, clock: Callable[[], datetime] = datetime.now) 
 
 
 def check_syntax(source: str) -> None:
-    """Raises ModelDamaged where it does not parse. Nothing of the template is run: compiling would already
-    work out what is constant in it."""
+    """Raises ModelDamaged if the template does not parse. Nothing is evaluated; compiling would already fold
+    constants."""
     try:
         _environment().parse(source)
     except (jinja2.TemplateError, RecursionError) as error:
@@ -101,7 +99,7 @@ def check_syntax(source: str) -> None:
 
 
 def render_foreign(source: str, variables: dict[str, Any]) -> tuple[str, str]:
-    """`render_here` for another process, which asks with plain values."""
+    """`render_template` for the other process, from the source of the template."""
     try:
         return render_template(_cached_template(source), variables)
     except ModelDamaged as error:
@@ -109,7 +107,7 @@ def render_foreign(source: str, variables: dict[str, Any]) -> tuple[str, str]:
 
 
 def render_template(template: CompiledTemplate, variables: dict[str, Any]) -> tuple[str, str]:
-    """("text", the text), or why there is none: "refused", "damaged" or "failed", and the reason."""
+    """("text", the text), or the kind of error ("refused", "damaged" or "failed") and its message."""
     try:
         return "text", template.render(**variables)
     except RefusalError as refusal:
@@ -118,7 +116,7 @@ def render_template(template: CompiledTemplate, variables: dict[str, Any]) -> tu
         return "damaged", error.message
     except MemoryError:
         raise
-    except Exception as error:  # a template is foreign code: it can raise anything
+    except Exception as error:  # a template can raise anything
         return "failed", f"{type(error).__name__}: {error}"
 
 
@@ -142,7 +140,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Chat templates want JSON as it is, not escaped for HTML as jinja2's own filter does.
+    # Unlike jinja2's filter, without HTML escapes.
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

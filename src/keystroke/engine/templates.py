@@ -1,8 +1,7 @@
-"""How a model wants to be spoken to: its chat template. (`engine/fim.py` has its other format.)
+"""Renders a model's chat template. (`engine/fim.py` has the format for filling in the middle.)
 
-Templates come with the weights and are not trusted: they run in a sandbox, in a process that can be
-ended, and whatever they do wrong becomes one sentence. What users write goes between control tokens, never
-into them: text that looks like a control token stays text.
+Templates come with the weights and are not trusted: they run in a sandbox, in another process. Text in
+messages that looks like a control token is encoded as plain text.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ __all__ = ["ChatTemplate", "FimTemplate", "detect_chat", "detect_fim"]
 Messages = Sequence[Mapping[str, Any]]
 
 _LARGEST_TEMPLATE = 1 << 20  # characters; real ones are a few thousand
-SECONDS = 5.0  # that somebody's template may take; real ones take milliseconds
-MEMORY = 512 << 20  # bytes it may take on the way; the longest conversations take some tens of megabytes
+SECONDS = 5.0  # time limit of a foreign template; real ones take milliseconds
+MEMORY = 512 << 20  # memory limit in bytes; the longest conversations take some tens of megabytes
 _RENDER = "keystroke.engine.sandbox:render_foreign"
 
 
 class ChatTemplate:
-    """A jinja2 chat template, in a sandbox. `foreign`: it came with somebody's weights, so it also runs in a
-    process of its own and rendering waits for that process; call it off the event loop."""
+    """A jinja2 chat template in a sandbox. `foreign`: it came with a model, so that it also runs in another
+    process; rendering blocks on that process, so do not call it on the event loop."""
 
     def __init__(
         self,
@@ -46,9 +45,9 @@ class ChatTemplate:
     ) -> None:
         if len(source) > _LARGEST_TEMPLATE:
             raise ModelDamaged(
-                f"the chat template is {len(source):,} characters long; that is no chat template"
+                f"the chat template is {len(source):,} characters long, too long for a chat template"
             )
-        from keystroke.engine import sandbox  # here: a model that only completes needs no jinja2
+        from keystroke.engine import sandbox  # imported here: completion needs no jinja2
 
         self.source = source
         self.foreign = foreign
@@ -64,7 +63,7 @@ class ChatTemplate:
             self._write = lambda variables: sandbox.render_template(template, variables)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By its source: what was compiled of it stays where it is."""
+        """Pickles the source, not the compiled template."""
         return _rebuild, (self.source, self._names["bos_token"], self._names["eos_token"], self.foreign)
 
     def render(
@@ -75,9 +74,9 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The conversation as one text, control tokens included. Raises InputError where the template
-        refuses the messages, ModelDamaged where it does what no template may. To make a prompt use `tokens`,
-        which keeps users' text out of the controls."""
+        """The conversation as text with control tokens. Raises InputError if the template refuses the
+        messages, ModelDamaged if it is unsafe. For a prompt use `tokens`, which keeps messages from
+        injecting control tokens."""
         values = {
             "messages": [dict(m) for m in messages],
             "tools": [dict(t) for t in tools] if tools else None,
@@ -86,18 +85,18 @@ class ChatTemplate:
             **variables,
         }
         try:
-            kind, said = self._write(values)
+            kind, text = self._write(values)
         except LimitExceeded:
             raise ModelDamaged(
                 f"the model's chat template takes more than {SECONDS:g} s or {MEMORY >> 20} MB; "
                 "use another model"
             ) from None
         if kind == "text":
-            return said
+            return text
         if kind == "damaged":
-            raise ModelDamaged(said)
-        refused = f"refuses these messages: {said}"
-        wrong = f"cannot render these messages ({said})"
+            raise ModelDamaged(text)
+        refused = f"refuses these messages: {text}"
+        wrong = f"cannot render these messages ({text})"
         raise InputError(
             f"the model's chat template {refused if kind == 'refused' else wrong}", param="messages"
         )
@@ -111,16 +110,16 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> list[int]:
-        """The conversation as tokens. Control tokens come from the template alone: where a message holds
-        the text of one, that text is encoded as text."""
-        veil = _ControlTokenEscaper(tokenizer, (messages, tools, variables))
+        """The conversation as tokens. Control tokens only come from the template; in messages their text is
+        encoded as plain text."""
+        escaper = _ControlTokenEscaper(tokenizer, (messages, tools, variables))
         text = self.render(
-            veil.escape(messages),
-            tools=veil.escape(tools) if tools else None,
+            escaper.escape(messages),
+            tools=escaper.escape(tools) if tools else None,
             add_generation_prompt=add_generation_prompt,
-            **veil.escape(variables),
+            **escaper.escape(variables),
         )
-        return veil.encode(text)
+        return escaper.encode(text)
 
 
 def _rebuild(source: str, bos: str, eos: str, foreign: bool) -> ChatTemplate:
@@ -128,8 +127,8 @@ def _rebuild(source: str, bos: str, eos: str, foreign: bool) -> ChatTemplate:
 
 
 class _ControlTokenEscaper:
-    """Keeps control-token look-alikes in messages from becoming control tokens: each is swapped for a marker
-    of private-use characters that no message holds, and put back as plain text when encoding."""
+    """Keeps text in messages from becoming control tokens: each look-alike is replaced by a marker of
+    private-use characters that no message contains, and restored as plain text when encoding."""
 
     def __init__(self, tokenizer: Tokenizer, values: object) -> None:
         self._tokenizer = tokenizer
@@ -151,7 +150,7 @@ class _ControlTokenEscaper:
     def encode(self, text: str) -> list[int]:
         if not self._hidden:
             return self._tokenizer.encode(text, special=True)
-        assert self._pattern is not None  # something was hidden
+        assert self._pattern is not None  # something was replaced
         tokens: list[int] = []
         for part in self._pattern.split(text):
             control = self._tokenizer.special(part)
@@ -180,12 +179,12 @@ def _characters(value: object) -> str:
     return ""
 
 
-# Qwen2.5-Coder's template shows a call with doubled braces, left over from a formatter; small models copy it.
+# Qwen2.5-Coder's template shows a call with doubled braces by mistake, and small models copy them.
 _DOUBLED = re.compile(r'\{(\{\\?"name\\?": <function-name>, \\?"arguments\\?": <args-json-object>\})\}')
 
 
 def detect_chat(path: Path) -> ChatTemplate | None:
-    """The chat template that comes with a model's folder or GGUF file, or None."""
+    """The chat template of a model's folder or GGUF file; None if it has none."""
     if path.is_file() and path.suffix != ".json":
         table = open_header(path).metadata
         return _chat(

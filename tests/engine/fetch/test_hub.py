@@ -120,7 +120,8 @@ class TestAdding:
             "from keystroke.engine.fetch import hub\n"
             "from keystroke.engine.fetch.repositories import add_repository\n"
             f"hub.SPAN = {span}\n"
-            f"add_repository(ModelLibrary(Path({str(library.folder)!r})), 'maker/one', None, None, no_progress)\n"
+            f"library = ModelLibrary(Path({str(library.folder)!r}))\n"
+            "add_repository(library, 'maker/one', None, None, no_progress)\n"
         )
         process = subprocess.Popen([sys.executable, "-c", script])
         assert hub.waiting.wait(60)

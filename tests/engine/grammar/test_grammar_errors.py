@@ -178,7 +178,7 @@ def test_what_was_compiled_is_kept_and_the_oldest_let_go(monkeypatch: pytest.Mon
     for constraint in (*wanted[:4], *wanted[:4], wanted[4], wanted[3], wanted[0]):
         matcher(constraint)
     assert made == [*wanted, wanted[0]]
-    assert len(compiler._queue._kept) == 4
+    assert len(compiler._queue._compiled) == 4
 
 
 def test_many_threads_that_ask_at_once_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:

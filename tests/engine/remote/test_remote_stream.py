@@ -14,11 +14,11 @@ from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.engine.remote import (
     BlockingModel,
     Endpoint,
-    ReasoningDelta,
+    RemoteReasoning,
     RemoteModel,
     StreamItem,
-    Usage,
     ToolCallDelta,
+    Usage,
 )
 from keystroke.errors import (
     ConfigError,
@@ -100,7 +100,7 @@ async def test_tool_calls_and_reasoning_are_values_of_their_own(server: OpenAISe
     async with remote(server) as model:
         items = await collect(model.stream_chat(HELLO, tools=tools))
     assert items == [
-        ReasoningDelta("hm"),
+        RemoteReasoning("hm"),
         ToolCallDelta(0, "c1", "read", '{"pa'),
         ToolCallDelta(0, None, None, 'th":1}'),
         Chunk("", finish=Finish.STOP),

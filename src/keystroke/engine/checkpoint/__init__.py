@@ -1,7 +1,4 @@
-"""Checkpoints: a model's files on disk, read into one spec and one naming of tensors.
-
-Knows file formats, knows no engine. Bad files end in one sentence from the error tree.
-"""
+"""Checkpoints: reads a model's files into one spec and one naming of tensors, whatever their format."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from keystroke.engine.checkpoint.spec import (
     EMBEDDING,
     Checkpoint,
     ModelSpec,
-    Progress,
     RopeSpec,
     limit_to_window,
     tensor_shapes,
@@ -24,7 +20,6 @@ __all__ = [
     "EMBEDDING",
     "Checkpoint",
     "ModelSpec",
-    "Progress",
     "RopeSpec",
     "extend_context",
     "inverse_frequencies",
@@ -55,6 +50,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _gguf(path: Path) -> Checkpoint:
-    from keystroke.engine.checkpoint.gguf_file import GGUFCheckpoint  # folders do without the gguf package
+    from keystroke.engine.checkpoint.gguf_file import (
+        GGUFCheckpoint,
+    )  # imported here: folders need no gguf package
 
     return GGUFCheckpoint(path)

@@ -1,7 +1,4 @@
-"""Hashes of big files: a quick one that samples, a full one that reads everything.
-
-Equal content gives equal digests, wherever the files lie and whatever the folder is called.
-"""
+"""A quick hash of large files, over samples. Equal content gives equal digests, wherever the files are."""
 
 from __future__ import annotations
 
@@ -9,9 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from keystroke.engine.checkpoint.spec import Progress
-
-_EDGE = 1 << 20  # read whole at both ends: headers, vocabulary and the last tensors live there
+_EDGE = 1 << 20  # read whole at both ends: headers, vocabulary and the last tensors
 _BLOCK = 1 << 16
 _SAMPLES = 64
 
@@ -26,20 +21,6 @@ def quick_digest(paths: Sequence[Path]) -> str:
             for start, length in _sampled(size):
                 file.seek(start)
                 total.update(file.read(length))
-    return total.hexdigest()
-
-
-def full_digest(paths: Sequence[Path], progress: Progress | None = None) -> str:
-    total = hashlib.sha256()
-    size = sum(path.stat().st_size for path in paths)
-    done = 0
-    for path in paths:
-        with path.open("rb") as file:
-            while block := file.read(_EDGE * 4):
-                total.update(block)
-                done += len(block)
-                if progress:
-                    progress(done, size)
     return total.hexdigest()
 
 

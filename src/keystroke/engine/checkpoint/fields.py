@@ -1,7 +1,6 @@
-"""Typed reads from a mapping somebody else wrote: a config.json, or a GGUF file's metadata.
+"""Typed, bounds-checked access to foreign data: a config.json or a GGUF file's metadata.
 
-A value is of the asked type and inside its bounds, or ModelDamaged says which key is not. The bounds
-stop an absurd number long before anything is allocated for it.
+A value of another type or outside its bounds raises ModelDamaged with the key, before anything is allocated.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from keystroke.errors import ModelDamaged
 class Fields:
     def __init__(self, values: Mapping[str, object], origin: str) -> None:
         self._values = values
-        self.origin = origin  # the file, for the error's sentence
+        self.origin = origin  # the file, for error messages
 
     def __contains__(self, key: str) -> bool:
-        """Whether the key is there with a value; a null counts as absent."""
+        """Whether the key has a value other than null."""
         return self._values.get(key) is not None
 
     def has(self, key: str) -> bool:
-        """Whether the key is written at all, null included."""
+        """Whether the key exists, possibly with null."""
         return key in self._values
 
     def get(self, key: str) -> object:
@@ -60,12 +59,12 @@ class Fields:
         value = self._values.get(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, str) or not value.isprintable():  # it may reach a terminal
+        if not isinstance(value, str) or not value.isprintable():  # it may be printed to a terminal
             raise self.error(key, "a text")
         return value
 
     def tokens(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """Token ids: none, one, or a list. Those outside the vocabulary cannot occur and are left out."""
+        """Token ids: none, one, or a list. Ids outside the vocabulary are omitted."""
         value = self._values.get(key)
         values: Iterable[object] = value if isinstance(value, list) else [value]
         found: list[int] = []

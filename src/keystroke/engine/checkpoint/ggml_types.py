@@ -1,7 +1,6 @@
-"""How GGUF files store numbers: each type's name and the size of its blocks.
+"""The storage types of GGUF files and their block sizes.
 
-Data alone, so that a header is read without the packages that widen tensors. A test holds the table
-against the `gguf` package.
+A copy of the `gguf` package's table, so that headers can be read without it; a test compares both.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 
 class StorageType(NamedTuple):
-    """`block` values take `block_bytes` bytes."""
+    """`block` values are stored in `block_bytes` bytes."""
 
     name: str
     block: int

@@ -1,7 +1,6 @@
-"""A GGUF model: metadata to a ModelSpec, llama.cpp's tensor names and row order to canonical ones.
+"""Reads GGUF models: metadata to a ModelSpec, llama.cpp's tensor names and row order to canonical ones.
 
-Whoever reads a tensor here cannot tell that it came from a GGUF file. Block-quantised tensors are
-widened one at a time, or handed over as stored.
+Block-quantised tensors are dequantised one at a time, or returned as stored.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from keystroke.engine.checkpoint.digest import full_digest, quick_digest
+from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.checkpoint.fields import Fields
 from keystroke.engine.checkpoint.gguf_header import GGUFHeader, open_header
 from keystroke.engine.checkpoint.huggingface import ELSEWHERE, RUNNABLE
@@ -27,7 +26,6 @@ from keystroke.engine.checkpoint.spec import (
     Checkpoint,
     ExpertsSpec,
     ModelSpec,
-    Progress,
     RopeSpec,
     check_shapes,
 )
@@ -41,7 +39,7 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": "smollm3",
     "gemma3": "gemma3",
 }
-# What these files leave to whoever reads them: which layers differ.
+# Which layers differ, as GGUF files do not state it.
 _SMOLLM3_UNROTATED_EVERY, _GEMMA3_FULL_EVERY, _GEMMA3_LOCAL_THETA = 4, 6, 10_000.0
 _OUTSIDE = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
 _INSIDE = {
@@ -85,7 +83,8 @@ class GGUFCheckpoint(Checkpoint):
         check_shapes(self.spec, self._shape)
 
     def _with_divisors(self, rope: RopeSpec) -> RopeSpec:
-        """Llama 3.1 and later: the file carries the outcome of the llama3 rule, one divisor per frequency."""
+        """Llama 3.1 and later: the file contains the results of the llama3 rule, one divisor per
+        frequency."""
         stored, kind = self._stored("rope_freqs.weight")
         divisors = to_float32(stored, kind) if stored.dtype != np.uint8 else np.zeros(1, np.float32)
         if divisors.size > 4096 or not np.all(np.isfinite(divisors) & (divisors > 0)):
@@ -129,14 +128,14 @@ class GGUFCheckpoint(Checkpoint):
         data, kind = self.raw(name)
         if data.dtype != np.uint8:
             return to_float32(data, kind)
-        from gguf.constants import GGMLQuantizationType  # here: a converted model is run without `gguf`
+        from gguf.constants import GGMLQuantizationType  # imported here: a converted model runs without it
         from gguf.quants import dequantize
 
         try:
             values: npt.NDArray[np.float32] = dequantize(data, GGMLQuantizationType[kind])
         except (NotImplementedError, KeyError) as error:
             raise UnsupportedModel(
-                f"tensor {name} in {self._path} is stored as {kind}, which cannot be widened here; "
+                f"tensor {name} in {self._path} is stored as {kind}, which cannot be dequantised here; "
                 "use another quantisation of the model, such as Q4_K_M or Q8_0"
             ) from error
         return values
@@ -144,17 +143,13 @@ class GGUFCheckpoint(Checkpoint):
     def fingerprint(self) -> str:
         return quick_digest([self._path])
 
-    def verify(self, progress: Progress | None = None) -> str:
-        return full_digest([self._path], progress)
-
     def close(self) -> None:
         self._header = None
         self._bytes = np.empty(0, dtype=np.uint8)
 
 
 def stored_name(name: str, *, post_norms: bool = False) -> str:
-    """llama.cpp's name for a canonical tensor name; a model with norms after attention has other names for
-    them."""
+    """llama.cpp's name for a canonical tensor name. `post_norms`: the model has norms after attention."""
     if name in _OUTSIDE:
         return _OUTSIDE[name]
     match = _LAYER_TENSOR.fullmatch(name)
@@ -166,7 +161,8 @@ def stored_name(name: str, *, post_norms: bool = False) -> str:
 
 def _unpaired(data: npt.NDArray[np.generic], heads: int) -> npt.NDArray[np.generic]:
     """Undo llama.cpp's row order. Its Llama kernels rotate neighbouring rows (0,1), (2,3), ...; the canonical
-    order pairs row i with row i + head_dim / 2. Rows are whole blocks, so quantised rows move unopened."""
+    order pairs row i with row i + head_dim / 2. Rows are whole blocks, so that quantised rows can be
+    moved."""
     paired = data.reshape(heads, data.shape[0] // heads // 2, 2, *data.shape[1:])
     return paired.swapaxes(1, 2).reshape(data.shape)
 

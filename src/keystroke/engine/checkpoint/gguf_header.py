@@ -1,9 +1,8 @@
-"""The GGUF container: its metadata and where its tensors lie. Nothing about models.
+"""Reads the GGUF container: its metadata and the location of its tensors.
 
-Every length is checked against the bytes that are there before it is used, and counts are capped, so
-a truncated or hostile file costs little time and memory and ends in ModelDamaged. Long arrays (a
-vocabulary) are walked over, and decoded only when asked for. A file's header is read once as long as
-somebody holds it.
+Lengths are checked against the file size and counts are limited, so that a truncated or malicious file raises
+ModelDamaged with little time and memory. Long arrays, such as a vocabulary, are decoded on demand. A header
+is parsed once while a reference to it exists.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class TensorInfo:
 
 
 class GGUFArray:
-    """An array in the metadata, decoded by iterating over it."""
+    """An array in the metadata, decoded on iteration."""
 
     __slots__ = ("_cursor", "_type", "length")
 
@@ -69,7 +68,7 @@ class GGUFArray:
         return iter(self.values())
 
     def text(self, index: int) -> str:
-        """One element of an array of texts, without reading the others."""
+        """One element of an array of strings, without decoding the others."""
         cursor = self._cursor.copy()
         cursor.skip_strings(index)
         return cursor.text()
@@ -111,7 +110,7 @@ class GGUFHeader:
         self.tensors = _tensors(path, cursor, tensors, self.metadata)
 
     def metadata_digest(self) -> str:
-        """A hash of everything the metadata says, the vocabulary included."""
+        """A hash of the whole metadata, including the vocabulary."""
         return hashlib.sha256(memoryview(self.view)[: self._metadata_end]).hexdigest()
 
 
@@ -119,7 +118,7 @@ _held: weakref.WeakValueDictionary[tuple[Path, int, int, int], GGUFHeader] = wea
 
 
 def open_header(path: Path) -> GGUFHeader:
-    """The header of a file: the one that somebody in this process holds, unless the file changed."""
+    """The header of a file; reuses one that is still referenced, unless the file changed."""
     try:
         info = path.stat()
     except OSError:
@@ -133,7 +132,7 @@ def open_header(path: Path) -> GGUFHeader:
 
 @contextlib.contextmanager
 def cached_header(path: Path) -> Iterator[None]:
-    """While this is open, a GGUF file's header is read at most once."""
+    """A context in which the header of a GGUF file is parsed at most once."""
     header = open_header(path) if path.suffix == ".gguf" and path.is_file() else None
     try:
         yield
@@ -153,7 +152,7 @@ def read_metadata(path: Path, wanted: Callable[[str], bool] = lambda key: True) 
 
 
 class _Cursor:
-    """A place in the file that only moves forward, and never past the end."""
+    """A read position that only moves forward, and never past the end."""
 
     __slots__ = ("_path", "_size", "at", "view")
 
@@ -170,7 +169,7 @@ class _Cursor:
         return start
 
     def scalar(self, kind: struct.Struct) -> int:
-        # Floats and booleans pass through here too; the metadata's readers check what they need.
+        # Also used for floats and booleans; readers of the metadata check the type.
         value: int = kind.unpack_from(self.view, self.take(kind.size))[0]
         return value
 
@@ -183,8 +182,7 @@ class _Cursor:
         return self.bytes().decode("utf-8", errors="replace")
 
     def texts(self, count: int) -> list[str]:
-        # A vocabulary has a hundred thousand: no method calls on the way. Their lengths were checked when
-        # the array was walked over.
+        # A vocabulary has a hundred thousand: no method calls. `skip_strings` has checked the lengths.
         view, at, unpack = self.view, self.at, _U64.unpack_from
         found = []
         for _ in range(count):
@@ -197,7 +195,7 @@ class _Cursor:
     def name(self) -> str:
         start = self.at
         if self.scalar(_U64) > _NAME_LIMIT:
-            raise _damaged(self._path, "has a name longer than any name is")
+            raise _damaged(self._path, "has a name that is too long")
         self.at = start
         return self.text()
 
@@ -225,7 +223,7 @@ class _Cursor:
         return array
 
     def skip_strings(self, count: int) -> None:
-        # The one long loop of the header (a vocabulary and its merges), so it avoids method calls.
+        # The only long loop of the header (a vocabulary and its merges): no method calls.
         view, size, at, unpack = self.view, self._size, self.at, _U64.unpack_from
         for _ in range(count):
             if at + 8 > size:

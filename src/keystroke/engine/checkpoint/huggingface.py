@@ -1,7 +1,6 @@
-"""A Hugging Face folder: config.json, generation_config.json and one or many safetensors files.
+"""Reads Hugging Face folders: config.json, generation_config.json and safetensors files.
 
-Translates that layout into a ModelSpec and canonical tensors. It refuses, with a sentence that says
-what to do, every model whose arithmetic the spec cannot express; it never guesses.
+A model that the spec cannot express raises UnsupportedModel.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from keystroke.engine.checkpoint.digest import full_digest, quick_digest
+from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.checkpoint.fields import Fields
 from keystroke.engine.checkpoint.rope import yarn_attention_factor
 from keystroke.engine.checkpoint.safetensors_file import SafetensorsFile
@@ -22,7 +21,6 @@ from keystroke.engine.checkpoint.spec import (
     Checkpoint,
     ExpertsSpec,
     ModelSpec,
-    Progress,
     RopeSpec,
     check_shapes,
 )
@@ -47,7 +45,7 @@ class HuggingFaceCheckpoint(Checkpoint):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         config, extra = _configuration(folder)
-        _architecture(config)  # the sentence about an unsupported model comes before any about its files
+        _architecture(config)  # report an unsupported model before missing files
         self._paths = _weight_files(folder)
         self._home: dict[str, SafetensorsFile] = {}
         for path in self._paths:
@@ -90,26 +88,19 @@ class HuggingFaceCheckpoint(Checkpoint):
         return super().storage(name) if parts is None else self._home[parts[0]].raw(parts[0])[1]
 
     def _stored_less_one(self, name: str) -> bool:
-        """Gemma's norms multiply by one more than what is stored."""
+        """Whether a weight is stored minus one, as Gemma's norms are."""
         return self.spec.architecture == "gemma3" and name.endswith("norm.weight")
 
-    def _files(self) -> list[Path]:
-        small = [self._folder / "config.json", self._folder / "generation_config.json"]
-        return [path for path in small if path.exists()] + self._paths
-
     def fingerprint(self) -> str:
-        return quick_digest(self._files())
-
-    def verify(self, progress: Progress | None = None) -> str:
-        return full_digest(self._files(), progress)
+        small = [self._folder / "config.json", self._folder / "generation_config.json"]
+        return quick_digest([path for path in small if path.exists()] + self._paths)
 
     def close(self) -> None:
         self._home.clear()
 
 
 def configured_spec(folder: Path) -> ModelSpec:
-    """What a folder's configuration alone describes, before there are weights. Raises UnsupportedModel or
-    ModelDamaged."""
+    """The spec of a folder's configuration, without weights. Raises UnsupportedModel or ModelDamaged."""
     return read_spec(*_configuration(folder), _name(folder))
 
 
@@ -120,8 +111,7 @@ def _configuration(folder: Path) -> tuple[Fields, Fields]:
 
 
 def read_spec(config: Fields, generation: Fields, name: str, *, tied: bool = False) -> ModelSpec:
-    """The spec that a config.json (and generation_config.json) describes. `tied` is what to believe of the
-    output head where the configuration is silent."""
+    """The spec of a config.json and generation_config.json. `tied`: the default of tie_word_embeddings."""
     architecture = _architecture(config)
     hidden = config.integer("hidden_size", 1 << 20)
     heads = config.integer("num_attention_heads", 4096)
@@ -185,7 +175,9 @@ def _experts(config: Fields) -> ExpertsSpec:
             f"{ELSEWHERE}"
         )
     return ExpertsSpec(
-        count=config.integer("num_experts", 1 << 16),
+        count=config.integer(
+            "num_local_experts" if "num_local_experts" in config else "num_experts", 1 << 16
+        ),
         top=config.integer("num_experts_per_tok", 1 << 10),
         width=config.integer("moe_intermediate_size", 1 << 22),
         normalised=config.flag("norm_topk_prob", False),
@@ -226,8 +218,8 @@ def _refuse_variants(config: Fields) -> None:
 
 
 def _windows(config: Fields, layers: int, context: int) -> tuple[int, frozenset[int]]:
-    """How far back the layers of a sliding window see, and which those are. A window as wide as the context
-    is none."""
+    """The size of the sliding window and the layers that have one. A window as long as the context is
+    ignored."""
     architecture, kinds = config.get("architectures"), config.get("layer_types")
     mistral = architecture in (["MistralForCausalLM"], ["MinistralForCausalLM"])
     if isinstance(kinds, list):
@@ -245,7 +237,7 @@ def _windows(config: Fields, layers: int, context: int) -> tuple[int, frozenset[
         windowed = frozenset(range(config.integer("max_window_layers", 4096, layers), layers))
     else:
         windowed = frozenset()
-    # Where it is not written Mistral and Gemma mean 4096; null means none.
+    # The default of Mistral and Gemma is 4096; null means no window.
     silent = 4096 if mistral or architecture == ["Gemma3ForCausalLM"] else context
     unbounded = config.has("sliding_window") and "sliding_window" not in config
     window = context if unbounded else config.integer("sliding_window", 1 << 30, default=silent)
@@ -253,7 +245,7 @@ def _windows(config: Fields, layers: int, context: int) -> tuple[int, frozenset[
 
 
 def _unrotated(config: Fields, layers: int) -> frozenset[int]:
-    """The layers of a SmolLM3 that know no positions."""
+    """The layers of a SmolLM3 without rotary embedding."""
     listed = config.get("no_rope_layers")
     if isinstance(listed, list):
         if len(listed) < layers or any(each not in (0, 1) for each in listed):
@@ -264,8 +256,7 @@ def _unrotated(config: Fields, layers: int) -> frozenset[int]:
 
 
 def _gemma_ropes(config: Fields, context: int) -> tuple[RopeSpec, RopeSpec]:
-    """The rotary embeddings of the layers that see everything and of those that see a window, in both
-    generations of the configuration."""
+    """The rotary embeddings of full and windowed layers, in both formats of the configuration."""
     both = config.table("rope_parameters")
     if "full_attention" in both or "sliding_attention" in both:
         near, far = both.table("sliding_attention"), both.table("full_attention")
@@ -279,7 +270,7 @@ def _gemma_ropes(config: Fields, context: int) -> tuple[RopeSpec, RopeSpec]:
 
 
 def _rope(config: Fields, context: int) -> RopeSpec:
-    """Both generations of the configuration: `rope_theta` + `rope_scaling`, or one `rope_parameters`."""
+    """Supports both formats: `rope_theta` with `rope_scaling`, and `rope_parameters`."""
     table = config.table("rope_parameters" if "rope_parameters" in config else "rope_scaling")
     usual = 2_000_000.0 if config.get("architectures") == ["SmolLM3ForCausalLM"] else 10_000.0
     theta = table.number("rope_theta", config.number("rope_theta", usual))
@@ -333,7 +324,7 @@ def _optional(table: Fields, key: str) -> float:
 
 
 def _name(folder: Path) -> str:
-    """The folder's name; inside the hub's cache, where folders are named by revision, the repository's."""
+    """The folder's name; in the hub's cache, where folders are named by revision, the repository's."""
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
         return folder.parent.parent.name.rpartition("--")[2]
     return folder.name or "model"
@@ -347,7 +338,7 @@ def _weight_files(folder: Path) -> list[Path]:
             raise ModelDamaged(f"{index} does not say which file holds which tensor; download it again")
         names = sorted(set(places.values()))
         for name in names:
-            # An index is foreign text: it may only point at its own folder's files.
+            # The index is not trusted: it may only name files of its own folder.
             if Path(name).name != name or not (folder / name).is_file():
                 raise ModelDamaged(
                     f"{folder} lacks the file {name!r} that its index names; download the model again"

@@ -1,7 +1,6 @@
-"""Rotary embedding as tables of cosines and sines, for every scaling rule we read.
+"""Computes the cosine and sine tables of rotary embeddings for all supported scaling rules.
 
-Pure arithmetic on a spec, in float64 until the end. The attention factor of YaRN is folded into both
-tables, so an engine multiplies and adds and knows no scaling rule.
+Computed in float64. The tables include YaRN's attention factor, so that engines need no scaling rules.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ Float64 = npt.NDArray[np.float64]
 
 
 def rope_tables(spec: ModelSpec, length: int) -> tuple[Float32, Float32]:
-    """Cosine and sine, each [length, head_dim / 2], for positions 0 to length - 1. (For layers of a window
-    with a rotary embedding of their own, ask with that in the spec.)"""
+    """Cosine and sine, each [length, head_dim / 2], for positions 0 to length - 1. For windowed
+    layers with another rotary embedding, pass a spec with that one."""
     angles = np.arange(length, dtype=np.float64)[:, None] * inverse_frequencies(spec)[None, :]
     scale = spec.rope.attention_factor if spec.rope.scaling == "yarn" else 1.0
     return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
@@ -50,14 +49,14 @@ def _scaled(frequencies: Float64, rope: RopeSpec, size: int) -> Float64:
 
 
 def _llama3(frequencies: Float64, rope: RopeSpec) -> Float64:
-    """Short wavelengths stay, long ones are divided by the factor, those between are blended."""
+    """Keep short wavelengths, divide long ones by the factor, and blend those between."""
     turns = rope.original_context * frequencies / (2 * math.pi)  # full turns within the original context
     kept = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
     return frequencies * (kept + (1 - kept) / rope.factor)
 
 
 def _yarn(frequencies: Float64, rope: RopeSpec, size: int) -> Float64:
-    """The same idea, blended linearly over the dimensions between two counts of turns."""
+    """Like llama3, but blended linearly over the dimensions between two numbers of turns."""
 
     def dimension(turns: float) -> float:
         return size * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
@@ -67,14 +66,14 @@ def _yarn(frequencies: Float64, rope: RopeSpec, size: int) -> Float64:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
     if low == high:
-        high += 0.001  # a step instead of a ramp
+        high += 0.001  # avoids a division by zero
     kept = 1 - np.clip((np.arange(size // 2, dtype=np.float64) - low) / (high - low), 0.0, 1.0)
     return frequencies * (kept + (1 - kept) / rope.factor)
 
 
 def yarn_attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
-    """How much YaRN sharpens attention: 0.1 ln(factor) + 1, or the ratio of two such terms where a
-    configuration weights them."""
+    """YaRN's attention factor: 0.1 ln(factor) + 1, or the ratio of two such terms if the configuration
+    weights them."""
 
     def term(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -83,10 +82,10 @@ def yarn_attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: fl
 
 
 def extend_context(spec: ModelSpec, context: int) -> ModelSpec:
-    """The same model stretched by YaRN to hold `context` tokens; unchanged if it already does.
+    """The model extended by YaRN to `context` tokens; unchanged if its context is long enough.
 
-    The stretch is static: it also changes short prompts a little, so callers ask for it only when a
-    longer context is wanted. Raises UsageError for a model stretched by another rule."""
+    The extension is static: it also changes the results of short prompts a little. Raises UsageError for a
+    model that is extended by another rule."""
     if context <= spec.context_length:
         return spec
     if spec.rope.scaling not in (None, "yarn") or spec.rope.divisors:

@@ -1,7 +1,7 @@
-"""One safetensors file, memory-mapped: its header checked byte by byte, its tensors as views.
+"""Reads a memory-mapped safetensors file; tensors are views.
 
-Knows the container, not the model. Every offset is proved to lie inside the file before a view is
-made, so a truncated or hostile file gives ModelDamaged and never a crash or a large allocation.
+Every offset is checked against the file size, so that a truncated or malicious file raises ModelDamaged and
+never causes a crash or a large allocation.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SafetensorsFile:
 
 
 def to_float32(values: npt.NDArray[np.generic], type_name: str) -> npt.NDArray[np.float32]:
-    """float32 from a stored float type, exactly. float32 itself is passed through without a copy."""
+    """Convert a stored float type to float32, exactly. float32 is not copied."""
     if type_name == "BF16":  # bfloat16 is the upper half of a float32
         bits = values.astype(np.uint32)
         bits <<= np.uint32(16)

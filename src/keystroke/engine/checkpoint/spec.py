@@ -1,7 +1,6 @@
-"""What a model is, whatever file it came from: its sizes, its rotary embedding, its tensors.
+"""The specification of a model (sizes, rotary embedding, tensors) and the interface of checkpoints.
 
-A spec is a frozen value; a checkpoint gives tensors under Hugging Face's names, row order and shapes.
-Nothing here knows a file format, and nothing here knows which engine will use the tensors.
+Independent of file formats and engines. Tensors have Hugging Face's names, row order and shapes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from keystroke.errors import ModelDamaged
 Architecture = Literal["llama", "qwen2", "qwen3", "qwen3_moe", "smollm3", "gemma3"]
 Activation = Literal["silu", "gelu"]  # gelu: by its tanh approximation
 Scaling = Literal["linear", "llama3", "yarn"]
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -29,7 +27,7 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding: its base and, if the context was stretched, how. Unneeded fields are ignored."""
+    """A rotary embedding: its base and, if the context was extended, the scaling rule."""
 
     theta: float = 10_000.0
     scaling: Scaling | None = None
@@ -41,9 +39,7 @@ class RopeSpec:
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the correction range to whole dimensions
     attention_factor: float = 1.0  # yarn: multiplies cos and sin
-    divisors: tuple[
-        float, ...
-    ] = ()  # per frequency, when a file carries them instead of the rule that made them
+    divisors: tuple[float, ...] = ()  # per frequency, if the file contains them instead of the rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ class ExpertsSpec:
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder of the Llama family: RMSNorm, rotary attention with grouped KV heads, a gated feed-forward.
-    What some families do otherwise stands at the end, each with the value that means: like Llama."""
+    Where families differ, the default is the behaviour of Llama."""
 
     architecture: Architecture
     name: str
@@ -88,12 +84,12 @@ class ModelSpec:
     qk_norm: bool = False  # RMSNorm over each head of Q and K, before the rotary embedding
     bos: int | None = None
     eos: frozenset[int] = frozenset()
-    window: int = 0  # how many tokens back, itself included, a token of a windowed layer sees
-    windowed: frozenset[int] = frozenset()  # the layers that see only so far
-    window_rope: RopeSpec | None = None  # their rotary embedding, where it is another
+    window: int = 0  # tokens that attention sees in windowed layers, including the current one
+    windowed: frozenset[int] = frozenset()  # the layers with a sliding window
+    window_rope: RopeSpec | None = None  # the rotary embedding of windowed layers, if it differs
     unrotated: frozenset[int] = frozenset()  # layers without any rotary embedding
     activation: Activation = "silu"
-    post_norms: bool = False  # what attention and feed-forward give is normalised before it is added
+    post_norms: bool = False  # the outputs of attention and feed-forward are normalised
     embedding_scale: float = 1.0
     attention_scale: float = 0.0  # 0: one over the root of the head size
     experts: ExpertsSpec | None = None  # `intermediate` means nothing where there are some
@@ -116,12 +112,12 @@ class ModelSpec:
 
     @property
     def query_scale(self) -> float:
-        """What attention scores are multiplied by."""
+        """The factor of attention scores."""
         return self.attention_scale or float(self.head_dim**-0.5)
 
     def unsupported_feature(self) -> str | None:
-        """The first thing in it that a plain Llama has not; None where it has all of it. For engines that are
-        made for one shape of layer."""
+        """The first feature that a plain Llama does not have; None if there is none. For engines that only
+        support Llama's layer."""
         named = (
             ("sliding-window attention", bool(self.windowed)),
             ("layers without rotary embedding", bool(self.unrotated)),
@@ -139,15 +135,15 @@ class ModelSpec:
 
 
 def limit_to_window(spec: ModelSpec) -> ModelSpec:
-    """The same model for contexts no longer than its window, where every layer sees everything: for engines
-    that know no windows. Unchanged where windowed layers differ in more than what they see."""
+    """The model with its context limited to its window, so that every layer sees everything: for engines
+    without windows. Unchanged if windowed layers also differ in other ways."""
     if not spec.windowed or spec.window_rope is not None:
         return spec
     return replace(spec, context_length=min(spec.context_length, spec.window), window=0, windowed=frozenset())
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Every tensor a model of this spec has, in the order a forward pass reads them."""
+    """The shapes of all tensors, in the order of a forward pass."""
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, spec.hidden)}
 
@@ -187,12 +183,12 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 class Checkpoint(ABC):
-    """A model's weights on disk, memory-mapped; a tensor costs memory only while the caller holds it."""
+    """A model's memory-mapped weights; a tensor uses memory only while the caller holds it."""
 
     spec: ModelSpec
 
     def names(self) -> tuple[str, ...]:
-        """The tensors of this model under Hugging Face's names. A tied head is not listed."""
+        """The names of all tensors. A tied head is not listed."""
         return tuple(tensor_shapes(self.spec))
 
     @abstractmethod
@@ -211,16 +207,12 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A content hash that reads a few megabytes whatever the size: sizes, headers, and blocks spread over
-        each file. Equal files give equal fingerprints wherever they lie."""
-
-    @abstractmethod
-    def verify(self, progress: Progress | None = None) -> str:
-        """SHA-256 over every byte of the model's files."""
+        """A content hash over sizes, headers and samples of each file, which reads a few megabytes. Equal
+        files have equal fingerprints, wherever they are."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the files. Arrays already handed out stay valid. Idempotent."""
+        """Close the files. Arrays that were returned stay valid. Idempotent."""
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -230,8 +222,8 @@ class Checkpoint(ABC):
 
 
 def check_shapes(spec: ModelSpec, found: Callable[[str], tuple[int, ...] | None]) -> None:
-    """Raise ModelDamaged unless every tensor of `spec` is there with its shape. `found` gives None for a
-    tensor that is missing."""
+    """Raise ModelDamaged unless every tensor of `spec` exists with its shape. `found` returns None for a
+    missing tensor."""
     missing: list[str] = []
     for name, shape in tensor_shapes(spec).items():
         actual = found(name)

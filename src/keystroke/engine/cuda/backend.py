@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal, cast
 from keystroke.config import Settings
 from keystroke.engine.backends import LoadArguments
 from keystroke.engine.checkpoint import ModelSpec, open_checkpoint
-from keystroke.engine.unsupported_gpu import unsupported_gpu
 from keystroke.engine.library import no_progress
 from keystroke.engine.locate import resolve, shipped_folders, table_for
+from keystroke.engine.unsupported_gpu import unsupported_gpu
 from keystroke.errors import ConfigError, KeystrokeError, ModelError
 
 if TYPE_CHECKING:

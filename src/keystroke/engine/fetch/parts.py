@@ -1,8 +1,7 @@
-"""One file that comes in parts, several at a time.
+"""Downloads one file in parts, several at a time.
 
-Each part goes straight to its place in the file and is compared on the way; a mark beside the file says
-that it is there, so a broken download goes on with the parts that are missing. The whole is compared once
-more at the end. Where parts come from is not known here.
+Each part is written to its offset in the file and verified; a marker file records that it is complete, so
+that a resumed download fetches only the missing parts. At the end the whole file is verified.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from keystroke.engine.fetch.staging import check_space, folder_bytes, remove_fol
 from keystroke.engine.library import Progress, hash_file
 from keystroke.errors import KeystrokeError, ModelDamaged, ModelError, Unavailable
 
-TOGETHER = 4  # parts under way at a time: enough to fill a line, few enough for any server
-TRIES = 2  # a line that breaks; installers and servers try again on their own, too
+TOGETHER = 4  # parts at a time: enough to use the bandwidth, few enough for any server
+TRIES = 2  # attempts per part; installers retry on their own as well
 
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """What a part must be. `label` is what people are told it is; `sha256` is None where only the whole has a
+    """A part of a file. `label` is its name in messages; `sha256` is None if only the whole file has a
     checksum."""
 
     label: str
@@ -35,20 +34,20 @@ class FilePart:
 
 
 class PartSource(ABC):
-    """Whoever can bring parts. Called by several threads at once."""
+    """A source of parts. Called by several threads at once."""
 
     @abstractmethod
     def blocks(self, number: int, prefix: Path) -> AbstractContextManager[Iterable[bytes]]:
-        """The bytes of a part, in order. What lies on the disk meanwhile has a name that begins with `prefix`
-        and is gone afterwards. Raises Unavailable or ModelDamaged."""
+        """The bytes of a part, in order. The names of temporary files begin with `prefix`; they are removed
+        afterwards. Raises Unavailable or ModelDamaged."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End whatever is under way, and begin nothing more."""
+        """End all transfers and start no more."""
 
 
 class PartialDownload:
-    """`name` is what people call the model; `file` is the file that `parts` make, in order, in `folder`."""
+    """The download of `file` of the model `name` into `folder`, from `parts` in order."""
 
     def __init__(
         self,
@@ -60,72 +59,72 @@ class PartialDownload:
         *,
         spare: int = 0,
     ) -> None:
-        """`spare`: bytes that a part takes on the disk besides its place in the file."""
+        """`spare`: temporary disk space of a part in bytes."""
         self.name, self.sha256, self.parts, self.folder = name, sha256, tuple(parts), folder
         self.path = folder / file
         self.size = sum(part.size for part in parts)
         self._spare = spare
         self._offsets = (0, *accumulate(part.size for part in parts))
-        self._written: dict[int, int] = {}  # bytes of parts under way that are in the file
+        self._written: dict[int, int] = {}  # bytes of unfinished parts
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Where each part begins in the file, and where it ends."""
+        """The start and end of each part in the file."""
         return list(pairwise(self._offsets))
 
     @property
     def missing(self) -> list[int]:
         return [n for n in range(len(self.parts)) if not self._mark(n).exists()]
 
-    def fetch(self, bringer: Callable[[], PartSource], progress: Progress) -> Path:
-        """Bring what is missing and compare the whole. Raises Unavailable, ModelDamaged or NotEnoughDisk;
-        what has come stays for the next time."""
+    def fetch(self, source: Callable[[], PartSource], progress: Progress) -> Path:
+        """Download the missing parts and verify the file. Raises Unavailable, ModelDamaged or NotEnoughDisk;
+        completed parts are kept."""
         missing = self.missing
         need = sum(self.parts[n].size for n in missing) + min(TOGETHER, len(missing)) * self._spare
         check_space(self.folder, need, self.name)
         try:
-            for left in self.folder.glob("part-*"):  # by a process that was killed
+            for left in self.folder.glob("part-*"):  # left by a killed process
                 remove_folder(left)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch()
             if missing:
-                with report_progress(self._come, self.size, f"download {self.name}", progress):
-                    self._fetch_all(missing, bringer())
+                with report_progress(self._downloaded, self.size, f"download {self.name}", progress):
+                    self._fetch_all(missing, source())
         except OSError as error:
-            raise self._again(
+            raise self._resumable(
                 ModelError, f"{self.path} cannot be written: {error.strerror or error}"
             ) from None
-        self._compare(progress)
+        self._verify(progress)
         return self.path
 
-    def _fetch_all(self, missing: Sequence[int], bringer: PartSource) -> None:
+    def _fetch_all(self, missing: Sequence[int], source: PartSource) -> None:
         pool = ThreadPoolExecutor(TOGETHER, thread_name_prefix="part")
         try:
-            waiting = [pool.submit(self._fetch, number, bringer) for number in missing]
+            waiting = [pool.submit(self._fetch, number, source) for number in missing]
             done, _ = wait(waiting, return_when=FIRST_EXCEPTION)
-            pool.shutdown(cancel_futures=True)  # where one failed, those under way may still come
+            pool.shutdown(cancel_futures=True)  # if one failed, those in progress may still succeed
             for future in done:
                 if (error := future.exception()) is not None:
                     raise error
         except (Unavailable, ModelDamaged) as error:
-            raise self._again(type(error), str(error)) from None
+            raise self._resumable(type(error), str(error)) from None
         finally:
-            bringer.stop()
+            source.stop()
             pool.shutdown(cancel_futures=True)
 
-    def _fetch(self, number: int, bringer: PartSource) -> None:
+    def _fetch(self, number: int, source: PartSource) -> None:
         for attempt in range(TRIES):
             try:
-                self._bring(number, bringer)
+                self._fetch_part(number, source)
                 return
             except Unavailable:
                 if attempt + 1 == TRIES:
                     raise
 
-    def _bring(self, number: int, bringer: PartSource) -> None:
+    def _fetch_part(self, number: int, source: PartSource) -> None:
         part = self.parts[number]
         digest, done = hashlib.sha256(), 0
-        with bringer.blocks(number, self._temporary(number)) as blocks, self.path.open("r+b") as target:
+        with source.blocks(number, self._temporary(number)) as blocks, self.path.open("r+b") as target:
             target.seek(self._offsets[number])
             for block in blocks:
                 done += len(block)
@@ -140,36 +139,42 @@ class PartialDownload:
             raise ModelDamaged(f"{part.label} is not the expected one (its SHA-256 differs)")
         self._mark(number).touch()
 
-    def _compare(self, progress: Progress) -> None:
-        """The whole file against its checksum. Where it differs, parts that are not what they were lose their
-        mark: the next run brings those again."""
+    def _verify(self, progress: Progress) -> None:
+        """Verify the whole file. If it differs, the markers of the damaged parts are removed, so that the
+        next run downloads those again."""
         if self.sha256 is None:
             return
         if hash_file(self.path, progress, f"check {self.name}", 0, self.size) == self.sha256:
             return
         for number, part in enumerate(self.parts):
-            with self.path.open("rb") as source:
-                source.seek(self._offsets[number])
-                if hashlib.sha256(source.read(part.size)).hexdigest() != part.sha256:
+            with self.path.open("rb") as stored:
+                stored.seek(self._offsets[number])
+                if hashlib.sha256(stored.read(part.size)).hexdigest() != part.sha256:
                     self._mark(number).unlink(missing_ok=True)
-        raise self._again(ModelDamaged, f"{self.path.name} is not the expected file (its SHA-256 differs)")
+        raise self._resumable(
+            ModelDamaged, f"{self.path.name} is not the expected file (its SHA-256 differs)"
+        )
 
-    def _again(self, kind: type[KeystrokeError], problem: str) -> KeystrokeError:
-        """The problem, and what is kept for the next time."""
+    def _resumable(self, kind: type[KeystrokeError], problem: str) -> KeystrokeError:
+        """An error that says how much is kept for the next attempt."""
         here = len(self.parts) - len(self.missing)
-        kept = f"; {here} of {len(self.parts)} parts are kept, and the same command goes on" if here else ""
+        kept = (
+            f"; {here} of {len(self.parts)} parts are kept, and the same command resumes the download"
+            if here
+            else ""
+        )
         return kind(f"{problem}{kept}")
 
-    def _come(self) -> int:
-        """How many bytes are here. A part may lie here twice for a moment; it counts once."""
-        come = 0
+    def _downloaded(self) -> int:
+        """Bytes downloaded so far. A part that is being copied into the file counts once."""
+        total = 0
         for n, part in enumerate(self.parts):
             if self._mark(n).exists():
-                come += part.size
+                total += part.size
             else:
                 aside = sum(map(folder_bytes, self.folder.glob(f"{self._temporary(n).name}*")))
-                come += min(max(aside, self._written.get(n, 0)), part.size)
-        return come
+                total += min(max(aside, self._written.get(n, 0)), part.size)
+        return total
 
     def _mark(self, number: int) -> Path:
         return self.folder / f"{self.path.name}.{number + 1}.done"

@@ -1,7 +1,7 @@
-"""A repository of the hub becomes an entry of the library.
+"""Installs a repository of the hub in the library.
 
-The texts come first, so that a model no engine could run is refused before its weights are fetched; the
-entry appears whole, and half a download stays for the next time.
+The configuration is downloaded first, so that an unsupported model is refused before its weights. The entry
+is added atomically; a partial download is kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Where a download grows until it is whole.
+"""The folder of an incomplete download, and what downloads share: disk space checks and progress.
 
-One folder a download, inside the library and on its file system, so that the finished files are renamed
-into place. It outlives a crash, belongs to one process at a time, and goes when the download is complete.
-Room on the disk is looked for before the first byte.
+There is one folder per download, on the file system of the library, so that finished files are renamed into
+place. It survives a crash, is locked by one process at a time, and is removed when the download is complete.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from filelock import BaseFileLock, FileLock, Timeout
 from keystroke.engine.library import DOWNLOADS, Progress
 from keystroke.errors import ConfigError, NotEnoughDisk
 
-SPARE = 64 << 20  # bytes left free: a disk filled to the last byte harms everything else on it
-_LOOK = 0.2  # seconds between looks at a lock, or at how much has come
+SPARE = 64 << 20  # bytes to leave free on the disk
+_LOOK = 0.2  # seconds between checks of the lock and of the progress
 
 
 @contextmanager
 def staging_folder(library: Path, name: str, source: str, progress: Progress) -> Iterator[Path]:
-    """The folder in which `name` is fetched from `source`, held by this process alone. Waits, and says so,
-    while another process holds it. What is in it stays if the block fails; the caller clears it at the end.
-    Raises ConfigError where the library cannot be written."""
+    """The folder in which `name` is downloaded from `source`, locked by this process. Waits, reporting to
+    `progress`, while another process holds it. Its content stays if the block fails; the caller removes it
+    at the end. Raises ConfigError if the library cannot be written."""
     key = hashlib.sha256(source.encode()).hexdigest()[:8]
     folder = library / DOWNLOADS / f"{name}@{key}"
     lock = FileLock(folder.with_name(f"{folder.name}.lock"), mode=0o600, blocking=False)
@@ -39,14 +38,14 @@ def staging_folder(library: Path, name: str, source: str, progress: Progress) ->
     except OSError as error:
         raise ConfigError(f"the models folder {library} cannot be written: {error.strerror}") from None
     try:
-        folder.mkdir(exist_ok=True)  # whoever held the lock before may have finished
+        folder.mkdir(exist_ok=True)  # the previous holder of the lock may have removed it
         yield folder
     finally:
         lock.release()
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a finished download's folder. Its lock file stays: removing it would let two hold it."""
+    """Remove a download's folder. The lock file stays: without it two processes could hold the lock."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -61,7 +60,7 @@ def _acquire(lock: BaseFileLock, name: str, progress: Progress) -> None:
 
 
 def check_space(folder: Path, need: int, name: str) -> None:
-    """Raises NotEnoughDisk unless `need` bytes and some to spare are free where `folder` lies."""
+    """Raises NotEnoughDisk unless `need` bytes and some to spare are free on the disk of `folder`."""
     free = shutil.disk_usage(folder).free
     if need + SPARE > free:
         raise NotEnoughDisk(
@@ -71,8 +70,7 @@ def check_space(folder: Path, need: int, name: str) -> None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """The bytes of every file under `folder` (or of the one file it is); what vanishes meanwhile counts
-    nothing."""
+    """The size of `folder` (or file); files that vanish meanwhile do not count."""
     total = folder.stat().st_size if folder.is_file() else 0
     for place, _, files in os.walk(folder):
         for file in files:
@@ -85,8 +83,7 @@ def folder_bytes(folder: Path) -> int:
 
 @contextmanager
 def report_progress(measure: Callable[[], int], total: int, what: str, progress: Progress) -> Iterator[None]:
-    """Tell `progress` a few times a second how far `measure` has come, from a thread of its own: those who
-    download have bars of their own, each in its own manner, and this is the one that is shown."""
+    """Report `measure()` to `progress` a few times a second from a thread, whichever program downloads."""
     over = threading.Event()
 
     def look() -> None:

@@ -1,8 +1,8 @@
-"""From a constraint to matchers: compiled once for a vocabulary, in bounded time and memory.
+"""Compiles constraints into matchers, once per vocabulary, in bounded time and memory.
 
-Compiling happens in one thread of its own, whose stack is deep enough for the longest chain of rules
-that the size limits let through; whoever asks waits at most `PATIENCE`. What was compiled is kept, the least
-recently used let go. What is wrong with a grammar is said here, in one sentence that names the place.
+One thread compiles, with a stack deep enough for the longest chain of rules within the size limits; callers
+wait at most `COMPILE_TIMEOUT`. Compiled grammars are cached, least recently used first out. Errors name the
+place in the grammar.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from keystroke.errors import GrammarError
 COMPILE_TIMEOUT = 10.0  # seconds; real grammars take milliseconds
 MAX_COMPILED = 128  # compiled grammars, a few hundred kilobytes each
 _END = 256
-_BYTES = ByteTokenizer({"<end>": _END}, eos=_END)  # for texts that no model's tokens spell
-_STACK = 256 << 20  # bytes of address space; pages are taken as they are used
+_BYTES = ByteTokenizer({"<end>": _END}, eos=_END)  # for texts outside any model
+_STACK = 256 << 20  # bytes of address space
 _LIMITS = LLParserLimits(
-    max_lexer_states=50_000,  # about 2 kB each, of every answer
+    max_lexer_states=50_000,  # about 2 kB each, per answer
     max_grammar_size=200_000,
-    verbose_errors=False,  # a caller's schema is not for the log
+    verbose_errors=False,  # keep callers' schemas out of the log
 )
 
 
 def matcher_for(
     constraint: Constraint, tokenizer: Tokenizer, info: ModelInfo, *, may_end: bool = True
 ) -> Matcher:
-    """A matcher at the beginning of `constraint`'s language. Compiles what is not kept, which takes
-    milliseconds, and a second more for a tokenizer's first. Raises GrammarError or UnsupportedModel."""
+    """A matcher at the start of `constraint`. Compiles it if it is not cached, which takes milliseconds, or a
+    second for the first grammar of a tokenizer. Raises GrammarError or UnsupportedModel."""
     vocabulary = vocabulary_for(tokenizer, info.eos)
     return Matcher(_compiled(constraint, vocabulary), vocabulary, may_end=may_end, free=constraint.free)
 
 
 def prepare(constraint: Constraint | None, tokenizer: Tokenizer, info: ModelInfo) -> None:
-    """Have `constraint` compiled, or with None only the vocabulary read, so that a later `matcher_for` does
-    not wait. Raises as `matcher_for` does. For a thread that may wait."""
+    """Compile `constraint`, or with None only load the vocabulary, so that a later `matcher_for` does not
+    block. Blocks; raises as `matcher_for` does."""
     vocabulary = vocabulary_for(tokenizer, info.eos)
     if constraint is not None:
         _compiled(constraint, vocabulary)
 
 
-def matches_grammar(constraint: Constraint, text: str, *, patience: float = COMPILE_TIMEOUT) -> bool:
-    """Whether `text` is a whole text of `constraint`'s language, byte by byte. False, too, where the grammar
-    is refused or takes longer than `patience` to compile."""
+def matches_grammar(constraint: Constraint, text: str, *, timeout: float = COMPILE_TIMEOUT) -> bool:
+    """Whether `text` matches `constraint` completely. Also False if the grammar is invalid or takes longer
+    than `timeout` seconds to compile."""
     try:
         vocabulary = vocabulary_for(_BYTES, frozenset({_END}))
-        held = Matcher(_compiled(constraint, vocabulary, patience), vocabulary)
+        held = Matcher(_compiled(constraint, vocabulary, timeout), vocabulary)
     except GrammarError:
         return False
     tokens = _BYTES.encode(text)
@@ -68,15 +68,15 @@ def matches_grammar(constraint: Constraint, text: str, *, patience: float = COMP
 
 
 def _compiled(
-    constraint: Constraint, vocabulary: Vocabulary, patience: float | None = None
+    constraint: Constraint, vocabulary: Vocabulary, timeout: float | None = None
 ) -> CompiledGrammar:
-    promise = _queue.submit(constraint, vocabulary)
-    patience = COMPILE_TIMEOUT if patience is None else patience
+    future = _queue.submit(constraint, vocabulary)
+    timeout = COMPILE_TIMEOUT if timeout is None else timeout
     try:
-        return promise.result(patience)
+        return future.result(timeout)
     except TooLate:
         raise GrammarError(
-            f"{constraint.origin} takes longer than {patience:g} s to compile; make it simpler.",
+            f"{constraint.origin} takes longer than {timeout:g} s to compile; make it simpler.",
             param=constraint.origin,
         ) from None
     except _CompileError as refused:
@@ -87,7 +87,7 @@ def _compiled(
 
 
 class _CompileError(Exception):
-    """Why a grammar cannot be compiled, in the compiler's words, and where."""
+    """The compiler's message, and the place in the grammar."""
 
     def __init__(self, why: str, place: str | None = None) -> None:
         super().__init__(why)
@@ -95,7 +95,7 @@ class _CompileError(Exception):
 
 
 def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> CompiledGrammar:
-    """Needs a deep stack. Raises _Refused."""
+    """Needs a deep stack. Raises _CompileError."""
     matcher = _try_compile(constraint.grammar, vocabulary)
     if isinstance(matcher, str):
         place = failing_pointer(constraint.parts, lambda part: _failure(part, vocabulary))
@@ -112,11 +112,11 @@ def _failure(part: str, vocabulary: Vocabulary) -> str | None:
 
 
 def _try_compile(grammar: str, vocabulary: Vocabulary) -> LLMatcher | str:
-    """The compiled grammar, its first mask known to it; or why there is none."""
+    """The compiled grammar with its first mask computed, or the error."""
     matcher = LLMatcher(vocabulary.library, grammar, log_level=0, limits=_LIMITS)
     if matcher.is_error():
         return _summarise(matcher.get_error())
-    if not matcher.is_stopped():  # an empty text may be all there is
+    if not matcher.is_stopped():  # the grammar may only match the empty text
         matcher.compute_bitmask()
         if matcher.is_error():
             return "nothing can meet it"
@@ -124,7 +124,7 @@ def _try_compile(grammar: str, vocabulary: Vocabulary) -> LLMatcher | str:
 
 
 def _summarise(error: str) -> str:
-    """The compiler's complaint on one line: its first, and the last of a complaint about a pattern."""
+    """The compiler's message on one line."""
     lines = [line.strip() for line in error.strip().splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("<")]
     if not lines or lines[0].startswith("panic"):
@@ -135,42 +135,45 @@ def _summarise(error: str) -> str:
 
 
 class _CompileQueue:
-    """What was compiled, by vocabulary and text; what is being compiled, once for all who ask."""
+    """Cache of compiled grammars by vocabulary and constraint, and the thread that compiles them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[int, Constraint], tuple[Vocabulary, Future[CompiledGrammar]]] = (
+        self._compiled: OrderedDict[tuple[int, Constraint], tuple[Vocabulary, Future[CompiledGrammar]]] = (
             OrderedDict()
         )
-        self._asked: queue.SimpleQueue[tuple[Constraint, Vocabulary, Future[CompiledGrammar]]] = (
+        self._waiting: queue.SimpleQueue[tuple[Constraint, Vocabulary, Future[CompiledGrammar]]] = (
             queue.SimpleQueue()
         )
         self._thread: threading.Thread | None = None
 
     def submit(self, constraint: Constraint, vocabulary: Vocabulary) -> Future[CompiledGrammar]:
-        key = (id(vocabulary), constraint)  # the entry holds the vocabulary: its number stays its own
+        key = (
+            id(vocabulary),
+            constraint,
+        )  # the entry keeps the vocabulary alive, so that its id stays unique
         with self._lock:
-            found = self._kept.get(key)
+            found = self._compiled.get(key)
             if found is not None:
-                self._kept.move_to_end(key)
+                self._compiled.move_to_end(key)
                 return found[1]
-            promise: Future[CompiledGrammar] = Future()
-            self._kept[key] = (vocabulary, promise)
-            while len(self._kept) > MAX_COMPILED:
-                self._kept.popitem(last=False)
+            future: Future[CompiledGrammar] = Future()
+            self._compiled[key] = (vocabulary, future)
+            while len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
             if self._thread is None:
                 self._thread = _deep_thread(self._work)
-        self._asked.put((constraint, vocabulary, promise))
-        return promise
+        self._waiting.put((constraint, vocabulary, future))
+        return future
 
     def _work(self) -> None:
         while True:
-            constraint, vocabulary, promise = self._asked.get()
+            constraint, vocabulary, future = self._waiting.get()
             try:
-                promise.set_result(compile_grammar(constraint, vocabulary))
+                future.set_result(compile_grammar(constraint, vocabulary))
             except BaseException as error:
-                promise.set_exception(error)
-            del constraint, vocabulary, promise
+                future.set_exception(error)
+            del constraint, vocabulary, future
 
 
 def _deep_thread(work: object) -> threading.Thread:

@@ -1,10 +1,8 @@
-"""What an answer may be: the value that goes with a request, like its sampling.
+"""Constraints on an answer: JSON Schema, Lark, GBNF, regular expressions or a choice of words.
 
-Immutable text, made from what callers send (JSON Schema, Lark, GBNF, regular expressions, words) and
-checked only for size. Knows no tokenizer and compiles nothing; two that say the same are equal.
-
-JSON is written the way models were shown it: one space after a comma or a colon, no other white space. That
-is still JSON, and it leaves keys and punctuation no choice, so that they need not be sampled.
+A constraint is an immutable, comparable value; only its size is checked here, and `compiler` compiles it.
+JSON is generated with one space after a comma or colon and no other white space, as in training data, so that
+keys and punctuation are forced and need no sampling.
 """
 
 from __future__ import annotations
@@ -18,22 +16,23 @@ from typing import Any
 
 from keystroke.errors import GrammarError
 
-LARGEST_SCHEMA = 256 << 10  # characters; those of public APIs' tools stay far below
+LARGEST_SCHEMA = 256 << 10  # characters; far more than the tools of public APIs need
 LARGEST_GRAMMAR = 64 << 10  # a Lark text or a regular expression takes longer to compile
-_MOST_PROPERTIES = 1000  # of one object: compiling takes time that grows with their square
-_DEEPEST = 100  # levels of a JSON document; the compiler's own reader stops at 128
-_DATA = frozenset(("const", "enum", "default", "examples"))  # keywords whose values are no schemas
+_MOST_PROPERTIES = 1000  # per object; compile time grows with the square
+_DEEPEST = 100  # nesting levels; the compiler's parser stops at 128
+_DATA = frozenset(("const", "enum", "default", "examples"))  # keywords whose values are not schemas
 _NO_LEAP = r":[0-5][0-9](\.[0-9]+)?([zZ]|[+-][0-9:]+)$"
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True, slots=True)
 class FreeText:
-    """What is known of a language whose texts are free until something begins, a call perhaps: where in free
-    text it stands depends on the end of that text alone. `opening` matches a whole text that may still be the
-    beginning of something else, `pending` the end of one that may begin something; both must match at least
-    that, as bytes. Languages of one `kind` allow the same tokens there, as long as the place does not hold
-    `begun`: from there a token may reach into what only one of them says."""
+    """Describes a language whose texts are free until something begins, such as a tool call: the allowed next
+    tokens then depend on the end of the text alone, and masks can be cached by it.
+
+    `opening` matches a whole text that may still be the start of something else, `pending` the end of a text
+    that may start something; both are patterns over bytes that may match more than necessary. Languages of
+    the same `kind` share masks, except where the text contains `begun`."""
 
     kind: tuple[str, ...]
     opening: str
@@ -41,12 +40,12 @@ class FreeText:
     begun: bytes
 
     def state_key(self, text: bytes) -> bytes | None:
-        """A name for where the free text `text` (all of it, or its last hundreds of tokens) ends; None where
-        that is not known. Two texts of one name are followed by the same tokens."""
+        """A key for the end of the free text `text` (all of it, or its last hundreds of tokens); None if it
+        is not known. Two texts with the same key allow the same next tokens."""
         if _patterned(self.opening).fullmatch(text):
             found = b"^" + text
         elif _patterned(_BLANKS).search(text):
-            return None  # what is pending may have begun before
+            return None  # the pending text may have begun earlier
         else:
             match = _patterned(self.pending).search(text)
             found = b"" if match is None else match[0]
@@ -64,9 +63,9 @@ def _patterned(pattern: str) -> re.Pattern[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A language. `parts` are the compiler's grammars as JSON, the first of which is the whole.
-    `origin` is what the caller calls it ("text.format.schema"); errors name it. `free`: what masks in free
-    text may be remembered by."""
+    """The language of an answer. `parts` are the compiler's grammars as JSON, the first being the whole.
+    `origin` is the caller's name for it ("text.format.schema"), for errors. `free` describes its free text,
+    if it has any."""
 
     parts: tuple[str, ...]
     origin: str = field(default="grammar", compare=False)
@@ -74,7 +73,7 @@ class Constraint:
 
     @property
     def grammar(self) -> str:
-        """All parts, as the compiler reads them."""
+        """All parts, in the compiler's format."""
         return f'{{"grammars":[{",".join(self.parts)}]}}'
 
     @property
@@ -85,8 +84,8 @@ class Constraint:
 def json_schema(
     schema: Mapping[str, Any] | bool, *, strict: bool = True, origin: str = "json_schema"
 ) -> Constraint:
-    """JSON that a schema describes. Where `strict` is off, keywords that cannot be enforced are left out
-    instead of refused. Raises GrammarError for a schema that is no schema, too large or too deep."""
+    """JSON that matches a schema. Unless `strict`, keywords that cannot be enforced are ignored instead of
+    refused. Raises GrammarError for a schema that is invalid, too large or too deep."""
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping):
@@ -103,25 +102,25 @@ def any_json(*, origin: str = "json_object") -> Constraint:
 
 
 def lark(text: str, *, origin: str = "grammar") -> Constraint:
-    """The language of a Lark grammar; its rule `start` is the whole."""
+    """The language of a Lark grammar with the start rule `start`."""
     return Constraint((_part("lark_grammar", text, "answer", origin, LARGEST_GRAMMAR),), origin)
 
 
 def regex(pattern: str, *, origin: str = "regex") -> Constraint:
-    """What a regular expression matches from end to end, without look-around or references back."""
+    """The full matches of a regular expression without look-around and back-references."""
     return lark(regex_as_lark(pattern, origin=origin), origin=origin)
 
 
 def regex_as_lark(pattern: str, *, origin: str = "regex") -> str:
     """The Lark grammar of a regular expression."""
-    from llguidance import regex_to_lark  # here, as below: it takes a while to import, and few need it
+    from llguidance import regex_to_lark  # imported here, as below: slow to import and rarely needed
 
     _check_size(pattern, origin, LARGEST_GRAMMAR)
     return f"start: /{regex_to_lark(pattern, 'd')}/" if pattern else 'start: ""'
 
 
 def gbnf(text: str, *, origin: str = "grammar") -> Constraint:
-    """The language of a grammar as llama.cpp writes them; one in Lark's notation is taken as it is."""
+    """The language of a llama.cpp GBNF grammar; a Lark grammar is accepted as well."""
     from llguidance.gbnf_to_lark import any_to_lark
 
     _check_size(text, origin, LARGEST_GRAMMAR)
@@ -134,14 +133,14 @@ def gbnf(text: str, *, origin: str = "grammar") -> Constraint:
 
 
 def choice(words: Sequence[str], *, origin: str = "choice") -> Constraint:
-    """One of `words`, as it stands."""
+    """Exactly one of `words`."""
     if not words or not all(isinstance(word, str) and word for word in words):
         raise GrammarError(f"{origin} must list one or more texts that are not empty.", param=origin)
     return lark("start: " + " | ".join(map(json.dumps, words)), origin=origin)
 
 
 def with_prefix(text: str, constraint: Constraint) -> Constraint:
-    """`text`, then what `constraint` says: for an answer whose beginning is given."""
+    """`text` followed by `constraint`, for an answer whose beginning is given."""
     if not text:
         return constraint
     whole = json.dumps({"name": "beginning", "lark_grammar": f"start: {json.dumps(text)} @answer"})
@@ -149,7 +148,7 @@ def with_prefix(text: str, constraint: Constraint) -> Constraint:
 
 
 def _tightened(schema: Any) -> Any:
-    """The schema without leap seconds: the compiler lets any time have one, validators hardly any."""
+    """The schema without leap seconds, which the compiler allows at any time and most validators reject."""
     if isinstance(schema, list):
         return [_tightened(one) for one in schema]
     if not isinstance(schema, Mapping):
@@ -182,7 +181,7 @@ def _check_size(text: str, origin: str, largest: int) -> None:
 
 
 def _check_shape(schema: Mapping[str, Any], origin: str) -> None:
-    """Level by level, so that no depth is too deep to be refused."""
+    """Checks nesting and sizes iteratively, so that deep nesting cannot overflow the stack."""
     level: list[tuple[Any, str]] = [(schema, "")]
     for _ in range(_DEEPEST):
         below: list[tuple[Any, str]] = []

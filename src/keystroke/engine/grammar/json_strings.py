@@ -1,9 +1,8 @@
-"""A grammar as it reads inside a JSON string: the same language, every text of it escaped.
+"""Rewrites a Lark grammar for use inside a JSON string: the same language with every text JSON-escaped.
 
-Rewrites the terminals of a Lark grammar (texts and patterns), what JSON must escape in the one way that
-JSON encoders use. Where a line ended with one byte it now ends with two, which a lexer that never
-looks back cannot tell from text; so the rules become one terminal, and a grammar that is not regular is
-refused, as is whatever has no exact counterpart.
+The strings and patterns of its terminals are rewritten with the escapes that JSON encoders use. An escaped
+line end has two bytes, which the lexer could not distinguish from text, so that all rules become one
+terminal. A grammar that is not regular, or has a construct without an exact equivalent, is refused.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ _COMMON = {
     "CNAME": "[_A-Za-z][_A-Za-z0-9]*",
     "ESCAPED_STRING": r'"([^"\\]|\\.)*"',
 }
-_PLAIN = r"""[^"\\\x00-\x1f]"""  # what stands for itself
-_ESCAPED = '"\\\n\r\t\b\f'  # what has an escape of its own; other control characters no grammar asks for
+_PLAIN = r"""[^"\\\x00-\x1f]"""  # not escaped
+_ESCAPED = '"\\\n\r\t\b\f'  # characters with a short escape
 _CATEGORIES = {
     r"\d": "0-9",
     r"\w": r"\w",
@@ -57,12 +56,12 @@ _ESCAPE = re.compile(
 )
 _OPERATION = re.compile(
     r"(?<!\\)(?:\\\\)*(?:\[|&&|--|~~|\|\|)|\\[pPBAZz1-9]"
-)  # sets of sets; classes by name
+)  # set operations, named classes
 
 
 def escape_grammar(grammar: str, origin: str = "grammar") -> str:
-    """The Lark grammar of `grammar`'s texts as they stand between the quotes of a JSON string. Raises
-    GrammarError where there is no exact counterpart; a grammar that is not regular fails to compile."""
+    """The Lark grammar of `grammar`'s texts between the quotes of a JSON string. Raises GrammarError if there
+    is no exact equivalent; a grammar that is not regular fails to compile."""
 
     def rewritten(match: re.Match[str]) -> str:
         if match["comment"] or match["alias_of_line"]:
@@ -126,9 +125,9 @@ _PIECE = re.compile(
 
 
 def _rewritten_pattern(pattern: str, dotall: bool, origin: str) -> str:
-    """The pattern piece by piece: its structure as it stands, its characters escaped."""
+    """The pattern with its structure unchanged and its characters escaped."""
     out: list[str] = []
-    scopes = [dotall]  # whether a dot takes line ends, for each group that is open
+    scopes = [dotall]  # whether a dot matches line ends, for each open group
     at = 0
     while at < len(pattern):
         piece = _PIECE.match(pattern, at)
@@ -158,13 +157,13 @@ def _rewritten_pattern(pattern: str, dotall: bool, origin: str) -> str:
             out.append(_class(_set(text, origin)))
         elif kind == "category":
             out.append(_class(f"[{_CATEGORIES[text]}]"))
-        elif kind != "place":  # a terminal is matched whole, so that its ends need no sign
+        elif kind != "place":  # anchors: a terminal is always matched whole
             out.append(re.escape(_escaped(_character(text))))
     return "".join(out)
 
 
 def _set(text: str, origin: str) -> str:
-    """A set of characters, in the notation that both libraries read."""
+    """A character set in the notation that both regex libraries accept."""
     if _OPERATION.search(text[1:-1]):
         raise GrammarError(
             f"{origin} has a pattern with {text[:40]}, which cannot be held inside a JSON string.",
@@ -180,7 +179,7 @@ def _set(text: str, origin: str) -> str:
 
 
 def _character(text: str) -> str:
-    """The character that a piece of a pattern stands for."""
+    """The character of a literal or escape."""
     if len(text) == 1:
         return text
     if text[1] in "xuU" and len(text) > 2:
@@ -189,7 +188,7 @@ def _character(text: str) -> str:
 
 
 def _class(written: str) -> str:
-    """One character of a set: itself where it stands for itself, else the escapes of those it has."""
+    """A pattern for one character of a set: plain characters as they are, the others escaped."""
     python = re.sub(r"\\x\{([0-9a-f]+)\}", lambda m: rf"\U{int(m[1], 16):08x}", written)
     escapes = [re.escape(_escaped(c)) for c in _ESCAPED if re.fullmatch(python, c)]
     return f"(?:{'|'.join([f'[{written}&&{_PLAIN}]', *escapes])})"

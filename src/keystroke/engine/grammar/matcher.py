@@ -1,9 +1,8 @@
-"""Where an answer stands in its grammar: what may come next, and what must.
+"""The state of an answer in its grammar: which tokens may come next, and which must.
 
-A function of the tokens consumed and nothing else, so drafts, rollbacks and forks never change what is
-allowed. A run of forced tokens is found where it begins and kept to its end, however steps cut it. Never
-raises on account of the grammar: where that gives up (a limit, a dead end) `failure` says why, and only the
-end of the answer is left.
+It depends on the consumed tokens alone, so that drafts, rollbacks and forks never change what is allowed. A
+run of forced tokens is computed once, where it begins. Matching never raises: if the grammar fails (a limit,
+a dead end), `failure` says why and only the end of the answer is allowed.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from keystroke.engine.grammar.constraint import FreeText
 from keystroke.engine.grammar.vocabulary import MaskCache, Vocabulary
 
 Run = tuple[int, ...]
-_TAIL = 256  # tokens that say where free text ends
-_IDLE = 4  # automata kept for the answers to come
-_LONG = 8  # tokens in a row, each chosen out of most of the vocabulary, after which the next is thought to be
+_TAIL = 256  # tokens that determine the state in free text
+_IDLE = 4  # automata kept for reuse
+_LONG = 8  # unrestricted tokens in a row after which the next is expected to be unrestricted too
 
 
 class CompiledGrammar:
-    """A compiled grammar, and automata that have walked it: what they learned makes the next walk quicker."""
+    """A compiled grammar and a pool of automata, whose caches make the next answer faster."""
 
     def __init__(self, fresh: LLMatcher) -> None:
-        self._fresh = fresh  # never consumes
+        self._fresh = fresh  # never consumes tokens
         self.masks = MaskCache(32)
         self._idle: list[LLMatcher] = []
 
     def automaton(self) -> LLMatcher:
-        """One that stands at the beginning."""
+        """An automaton in the start state."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -44,8 +43,8 @@ class CompiledGrammar:
 
 
 class Matcher:
-    """Serves as a step's `Allowed` for the draft last given to `admit`. `may_end` off keeps the answer from
-    ending as long as the grammar lets it go on."""
+    """Serves as a step's `AllowedTokens` for the draft last passed to `filter_draft`. Without `may_end` the
+    answer only ends where the grammar allows nothing else."""
 
     __slots__ = (
         "_automaton",
@@ -78,38 +77,38 @@ class Matcher:
         self._grammar = grammar
         self._automaton = grammar.automaton()
         self._vocabulary = vocabulary
-        self._tokens: list[int] = []  # consumed, those of a draft being walked included
-        self._run: Run | None = None  # forced tokens from where they were found; None: not asked yet
-        self._reached = 0  # how many of them have come
-        self._past: list[tuple[Run | None, int]] = []  # the two above, before each consumed token
+        self._tokens: list[int] = []  # consumed, including those of the draft
+        self._run: Run | None = None  # the current run of forced tokens; None: not computed yet
+        self._reached = 0  # how many of them are consumed
+        self._past: list[tuple[Run | None, int]] = []  # the two above before each consumed token
         self._draft: Sequence[int] = ()
         self._walked = 0  # drafted tokens consumed so far
         self._mask: Mask = np.zeros(vocabulary.words, dtype=np.uint32)
         self._free = free
-        self._held_from: int | None = None  # tokens before the first place that was not free text
-        self._tight: set[int] = set()  # places of this step whose mask leaves out most of the vocabulary
-        self._streak = 0  # tokens chosen since the last such place or forced run
+        self._held_from: int | None = None  # tokens before the first state outside free text
+        self._tight: set[int] = set()  # positions of this step whose mask excludes most of the vocabulary
+        self._streak = 0  # tokens since the last such position or forced run
         self.may_end = may_end
         self.failure: str | None = None
         self._closed = False
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing but the end may follow."""
+        """Whether only the end may follow."""
         return self._automaton.is_stopped()
 
     @property
     def has_failed(self) -> bool:
-        """Whether the grammar gave up; `failure` says why."""
+        """Whether the grammar failed; `failure` says why."""
         return self.failure is not None
 
     @property
     def is_accepting(self) -> bool:
-        """Whether what was consumed is whole: the answer may end here."""
+        """Whether the answer may end here."""
         return self.failure is None and self._automaton.is_accepting()
 
     def forced_tokens(self) -> Run:
-        """The tokens that must come next, cut the way the tokenizer cuts text; often none."""
+        """The tokens that must come next, as the tokenizer would encode their text; often none."""
         if self._run is None:
             self._run, self._reached = (), 0
             if not self.is_finished:
@@ -121,14 +120,13 @@ class Matcher:
 
     @property
     def in_free_text(self) -> bool:
-        """Whether text is free here, so that nearly every token may follow: one may be chosen first and asked
-        about afterwards (`takes`)."""
+        """Whether nearly every token may follow, so that one can be chosen first and checked afterwards
+        (`takes`)."""
         return self._free is not None and self._open() and self._automaton.is_accepting()
 
     @property
     def in_long_string(self) -> bool:
-        """Whether the last tokens were all chosen out of most of the vocabulary, so that the next is likely
-        to be, too."""
+        """Whether the last tokens were all nearly unrestricted, so that the next is likely to be."""
         return self._streak >= _LONG and self._open()
 
     def _open(self) -> bool:
@@ -137,7 +135,7 @@ class Matcher:
         return not self.has_failed and not self.forced_tokens() and not self.is_finished
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens`, from the first on, may follow here."""
+        """How many of `tokens` may follow here, from the first on."""
         self._rewind(0)
         taken = 0
         for token in tokens:
@@ -153,8 +151,8 @@ class Matcher:
         return taken
 
     def filter_draft(self, draft: Sequence[int], limit: int) -> tuple[list[int], int]:
-        """At most `limit` tokens to verify: `draft` as far as the grammar allows it, forced tokens in their
-        places. Also how many of them are the drafter's own. Begins a step: rows are about this draft."""
+        """The draft to verify, at most `limit` tokens: `draft` as far as the grammar allows it, then forced
+        tokens. Also returns how many are from `draft`. Starts a step: `row` refers to this draft."""
         self._rewind(0)
         admitted: list[int] = []
         for token in draft:
@@ -180,8 +178,8 @@ class Matcher:
         return not self.is_finished and (token == must[0] if must else self._allows(token))
 
     def advance(self, tokens: Sequence[int]) -> int:
-        """These were chosen. Returns how many of them belong to the answer: where nothing but the end may
-        follow, the end itself does not, since it was nobody's choice."""
+        """Consume chosen tokens. Returns how many of them belong to the answer: an end token that was the
+        only choice does not."""
         self._rewind(0)
         taken = 0
         for token in tokens:
@@ -196,14 +194,14 @@ class Matcher:
         return taken
 
     def rollback(self, count: int) -> None:
-        """Forget the last `count` tokens."""
+        """Undo the last `count` tokens."""
         self._rewind(0)
         self._draft = ()
         self._undo(count)
         self._streak = max(self._streak - count, 0)
 
     def fork(self) -> Matcher:
-        """One of its own that stands at the same place."""
+        """An independent matcher in the same state."""
         self._rewind(0)
         other = Matcher(self._grammar, self._vocabulary, may_end=self.may_end, free=self._free)
         other._held_from = self._held_from
@@ -214,7 +212,7 @@ class Matcher:
         return other
 
     def close(self) -> None:
-        """The answer has ended; the matcher is not used again. Idempotent."""
+        """Release the automaton; the matcher must not be used again. Idempotent."""
         if not self._closed:
             self._closed = True
             self._grammar.release(self._automaton)
@@ -227,7 +225,7 @@ class Matcher:
         return token < self._vocabulary.size and self._automaton.validate_tokens([token]) == 1
 
     def _consume(self, token: int) -> None:
-        self.forced_tokens()  # found now or never: what is forced must not depend on who asks, and when
+        self.forced_tokens()  # computed here, so that it does not depend on when it is requested
         self._past.append((self._run, self._reached))
         self._tokens.append(token)
         assert self._run is not None
@@ -256,10 +254,10 @@ class Matcher:
         return mask
 
     def _compute(self) -> None:
-        """The mask of this place. A place in free text is known by the text's end: computed once for all
-        answers, since it takes longer than a step where the vocabulary is large."""
+        """Compute the mask. In free text it is cached by the end of the text for all answers, since computing
+        it takes longer than a step for a large vocabulary."""
         place = self._place()
-        # What has begun may be followed by a token that reaches into what this grammar alone says.
+        # After `begun`, a token may extend into text that only this grammar allows.
         shared = place is not None and self._free is not None and self._free.begun not in place
         masks = self._vocabulary.masks if shared else self._grammar.masks
         key = (self._free.kind if shared and self._free is not None else (), place)
@@ -273,7 +271,7 @@ class Matcher:
             masks.store(key, self._mask)
 
     def _place(self) -> bytes | None:
-        """Where free text stands; None elsewhere."""
+        """The key of the state in free text; None elsewhere."""
         if self._free is None or self._held_from is not None:
             return None
         if not self._automaton.is_accepting():
@@ -297,7 +295,7 @@ class Matcher:
     # Back and forth
 
     def _walk(self, index: int) -> None:
-        """To the place behind the first `index` drafted tokens."""
+        """Move to the state after the first `index` tokens of the draft."""
         self._rewind(index)
         while self._walked < index:
             self._consume(self._draft[self._walked])
@@ -319,7 +317,7 @@ class Matcher:
         del self._past[kept:], self._tokens[kept:]
         if self.failure is None and not ended and self._automaton.rollback(count):
             return
-        # It does not come back from an error, nor over an end: go the way again.
+        # An automaton cannot roll back over an error or an end: replay the tokens.
         self.failure = None
         self._automaton = self._grammar.automaton()
         self._automaton.consume_tokens(self._tokens)

@@ -1,7 +1,4 @@
-"""Where in a JSON Schema something is wrong.
-
-Reads schemas as data; what fails to compile is asked of whoever compiles. Places are JSON pointers.
-"""
+"""Finds the subschema that causes an error, as a JSON pointer."""
 
 from __future__ import annotations
 
@@ -10,15 +7,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-_SECONDS = 2.0  # spent on compiling subschemas on their own, to find the one at fault
-_LOOKS = 200_000  # at subschemas, when looking for one without end
+from keystroke.engine.grammar.validate import as_list, resolve_reference
+
+_SECONDS = 2.0  # time limit for compiling subschemas separately
+_LOOKS = 200_000  # most subschemas to visit when searching for infinite recursion
 _ONE = ("additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames")
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 
 
 def failing_pointer(parts: Sequence[str], failure: Callable[[str], str | None]) -> str | None:
-    """The innermost subschema that does not compile by itself, or None where that is the whole."""
+    """The innermost subschema that does not compile by itself; None if that is the whole schema."""
     for part in parts:
         schema = json.loads(part).get("json_schema")
         if isinstance(schema, Mapping):
@@ -59,7 +58,7 @@ def _subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
 
 
 def endless_pointer(parts: Sequence[str]) -> str | None:
-    """Where a schema asks for itself without end, so that no finite text meets it; None where it does not."""
+    """A reference that requires itself without end, so that no finite text matches; None if there is none."""
     for part in parts:
         schema = json.loads(part).get("json_schema") if '"$ref"' in part else None
         if isinstance(schema, Mapping):
@@ -68,17 +67,17 @@ def endless_pointer(parts: Sequence[str]) -> str | None:
 
 
 class _Finite:
-    """Which schemas a finite document can meet: those that need none, then those that need only these, and so
-    on. What is not understood counts as met: only a proof refuses."""
+    """Determines which schemas a finite document can match, as a least fixed point: first those that need no
+    others, then those that only need these, and so on. Unknown keywords count as matched."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        self._met: set[str] = set()  # references known to be met
+        self._met: set[str] = set()  # references known to be satisfiable
         self._left = _LOOKS
 
     def unmet(self) -> str | None:
-        """A reference without which the whole cannot be met, and which cannot be; None where all is well."""
-        targets = {name: self._target(name) for name in _references(self._root)}
+        """A required reference that cannot be satisfied; None if there is none."""
+        targets = {name: resolve_reference(self._root, name) for name in _references(self._root)}
         growing = True
         while growing and self._left > 0:
             fresh = [n for n in targets if n not in self._met and self._meets(targets[n])]
@@ -88,32 +87,24 @@ class _Finite:
             return None
         return next((f"/{n.strip('#/')}" for n in targets if n not in self._met), None)
 
-    def _target(self, name: str) -> Any:
-        target: Any = self._root
-        for step in name.removeprefix("#").strip("/").split("/") if name != "#" else ():
-            if not isinstance(target, Mapping) or step not in target:
-                return True
-            target = target[step]
-        return target
-
     def _meets(self, schema: Any) -> bool:
         self._left -= 1
         if not isinstance(schema, Mapping) or "const" in schema or "enum" in schema:
             return True
         return (
             ("$ref" not in schema or schema["$ref"] in self._met)
-            and all(self._meets(s) for s in _list(schema.get("allOf")))
+            and all(self._meets(s) for s in as_list(schema.get("allOf")))
             and self._any(schema.get("anyOf"))
             and self._any(schema.get("oneOf"))
             and self._kind(schema)
         )
 
     def _any(self, schemas: Any) -> bool:
-        return not _list(schemas) or any(self._meets(s) for s in _list(schemas))
+        return not as_list(schemas) or any(self._meets(s) for s in as_list(schemas))
 
     def _kind(self, schema: Mapping[str, Any]) -> bool:
         kinds = schema.get("type")
-        kinds = [kinds] if isinstance(kinds, str) else _list(kinds)
+        kinds = [kinds] if isinstance(kinds, str) else as_list(kinds)
         if not kinds or any(kind not in ("object", "array") for kind in kinds):
             return True
         return any(self._object(schema) if kind == "object" else self._array(schema) for kind in kinds)
@@ -122,7 +113,7 @@ class _Finite:
         properties = schema.get("properties")
         if not isinstance(properties, Mapping):
             return True
-        needed = [n for n in _list(schema.get("required")) if isinstance(n, str) and n in properties]
+        needed = [n for n in as_list(schema.get("required")) if isinstance(n, str) and n in properties]
         return all(self._meets(properties[name]) for name in needed)
 
     def _array(self, schema: Mapping[str, Any]) -> bool:
@@ -137,10 +128,6 @@ def _references(value: Any) -> set[str]:
         return set()
     found = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
     return found.union(*map(_references, value.values()))
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _escaped(name: str) -> str:

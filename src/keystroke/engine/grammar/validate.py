@@ -1,7 +1,6 @@
-"""Whether a JSON value meets a schema: for answers that were made where no grammar held them.
+"""Validates a JSON value against a schema, for answers that were generated without a grammar.
 
-Knows the keywords that say what a value may be (types, members, items, alternatives, bounds, patterns),
-as draft 2020-12 means them, and lets the others pass, `format` among them: it refuses only what it can name.
+Supports the validation keywords of draft 2020-12 except `format`; unknown keywords are ignored.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Any
 from urllib.parse import unquote
 
 _DEEPEST = 100
-Inner = Callable[..., str | None]  # why a value does not meet a schema below; None where it does
+Inner = Callable[..., str | None]  # the violation of a subschema; None if it matches
 
 
 def text_violation(schema: Mapping[str, Any], text: str) -> str | None:
-    """Why `text` is not JSON that meets `schema`; None where it is."""
+    """Why `text` is not JSON that matches `schema`; None if it is."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -29,7 +28,7 @@ def text_violation(schema: Mapping[str, Any], text: str) -> str | None:
 def schema_violation(
     schema: Any, value: Any, *, root: Any = None, place: str = "", depth: int = 0
 ) -> str | None:
-    """Why `value` does not meet `schema`, and where; None where it does."""
+    """Why and where `value` does not match `schema`; None if it does."""
     root = schema if root is None else root
     if schema is True or depth > _DEEPEST:
         return None
@@ -40,7 +39,7 @@ def schema_violation(
         return schema_violation(below, item, root=root, place=f"{place}{name}", depth=depth + 1)
 
     at = place or "/"
-    if isinstance(schema.get("$ref"), str) and (why := inner(_target(root, schema["$ref"]), value)):
+    if isinstance(schema.get("$ref"), str) and (why := inner(resolve_reference(root, schema["$ref"]), value)):
         return why
     checks: tuple[Callable[[Mapping[str, Any], Any, Inner, str], Iterator[str | None]], ...]
     checks = (_kind, _alternatives)
@@ -68,10 +67,10 @@ def _kind(schema: Mapping[str, Any], value: Any, _inner: Inner, at: str) -> Iter
 
 
 def _alternatives(schema: Mapping[str, Any], value: Any, inner: Inner, at: str) -> Iterator[str | None]:
-    for below in _list(schema.get("allOf")):
+    for below in as_list(schema.get("allOf")):
         yield inner(below, value)
     for key in ("anyOf", "oneOf"):
-        options = _list(schema.get(key))
+        options = as_list(schema.get(key))
         met = sum(inner(below, value) is None for below in options)
         if options and (met == 0 or (key == "oneOf" and met > 1)):
             yield f"{at} meets {'none' if met == 0 else 'more than one'} of {key}"
@@ -82,13 +81,13 @@ def _alternatives(schema: Mapping[str, Any], value: Any, inner: Inner, at: str) 
 
 
 def _object(schema: Mapping[str, Any], value: dict[str, Any], inner: Inner, at: str) -> Iterator[str | None]:
-    for name in _list(schema.get("required")):
+    for name in as_list(schema.get("required")):
         if name not in value:
             yield f"{at} lacks {name}"
     if not schema.get("minProperties", 0) <= len(value) <= schema.get("maxProperties", len(value)):
         yield f"{at} has {len(value)} members"
     for name, needed in _mapping(schema.get("dependentRequired")).items():
-        if name in value and (lacking := [one for one in _list(needed) if one not in value]):
+        if name in value and (lacking := [one for one in as_list(needed) if one not in value]):
             yield f"{at} lacks {lacking[0]}"
     for name, below in _mapping(schema.get("dependentSchemas")).items():
         if name in value:
@@ -111,7 +110,7 @@ def _array(schema: Mapping[str, Any], value: list[Any], inner: Inner, at: str) -
         _equal(one, other) for index, one in enumerate(value) for other in value[:index]
     ):
         yield f"{at} has an item twice"
-    first = _list(schema.get("prefixItems"))
+    first = as_list(schema.get("prefixItems"))
     for index, item in enumerate(value):
         below = first[index] if index < len(first) else schema.get("items", True)
         yield inner(below, item, f"/{index}")
@@ -160,7 +159,7 @@ def _is(kind: str, value: Any) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """As JSON: 1 and 1.0 are one number, 1 and true are not one value."""
+    """JSON equality: 1 equals 1.0 but not true."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, list) and isinstance(other, list):
@@ -170,7 +169,8 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _target(root: Any, reference: str) -> Any:
+def resolve_reference(root: Any, reference: str) -> Any:
+    """What a `$ref` refers to; True, which allows everything, if it does not exist."""
     target = root
     for step in reference.removeprefix("#").strip("/").split("/") if reference != "#" else ():
         name = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -184,14 +184,14 @@ def _target(root: Any, reference: str) -> Any:
 
 
 def _matches(pattern: str, value: str, *, unknown: bool) -> bool:
-    """`unknown`: what is said of a pattern that cannot be read."""
+    """`unknown`: the result for an invalid pattern."""
     try:
         return re.search(pattern, value) is not None
     except re.error:
         return unknown
 
 
-def _list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 

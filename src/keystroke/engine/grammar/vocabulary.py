@@ -1,7 +1,7 @@
-"""A tokenizer as the grammar compiler sees it: the bytes of every token, and how text is cut into tokens.
+"""Adapts a tokenizer for the grammar compiler: the bytes of every token, and an encoder.
 
-Made once for a tokenizer and the tokens that end its model's answers, and kept as long as the tokenizer
-is. Building it reads the whole vocabulary (about a second for 150,000 tokens): not for the event loop.
+Built once per tokenizer and set of end tokens, and kept as long as the tokenizer. Building takes about a
+second for 150,000 tokens, so do not call it on the event loop.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from keystroke.engine.base import Mask
 from keystroke.engine.tokenizer import Tokenizer
 from keystroke.errors import UnsupportedModel
 
-_MARK = b"\xff"  # before the name of a control token: no text has this byte
+_MARK = b"\xff"  # before a control token's name; no text contains this byte
 
 
 class MaskCache:
-    """Masks that were computed once, by what they depend on; the oldest go first."""
+    """A least-recently-used cache of masks."""
 
     def __init__(self, most: int = 256) -> None:  # 5 MB with 150,000 tokens
         self._most = most
@@ -48,19 +48,19 @@ class Vocabulary:
         self.ends = tuple(sorted(end for end in ends if end < tokenizer.vocab_size))
         if not self.ends:
             raise UnsupportedModel(
-                "this model names no token that ends an answer, so it cannot be held to a grammar; "
+                "this model names no token that ends an answer, so it cannot be constrained by a grammar; "
                 "use one with an end-of-text token"
             )
         self.size = tokenizer.vocab_size
         self.words = (self.size + 31) // 32  # of a mask
-        wrapped: Any = _Wrapped(tokenizer, self.ends[0])  # known to the library by its attributes
+        wrapped: Any = _Wrapped(tokenizer, self.ends[0])  # the library uses its attributes
         self.library = LLTokenizer(wrapped, eos_token=list(self.ends))
         self.bytes: list[bytes] = wrapped.tokens
         self.masks = MaskCache()
 
 
 class _Wrapped:
-    """What the library asks of a tokenizer."""
+    """The tokenizer interface of llguidance."""
 
     is_tokenizer_wrapper = True
 
@@ -72,11 +72,11 @@ class _Wrapped:
         self.tokens = [
             (_MARK if t in special else b"") + tokenizer.token_bytes(t) for t in range(tokenizer.vocab_size)
         ]
-        self._tokenizer = ref(tokenizer)  # what is kept for a tokenizer must not keep it
+        self._tokenizer = ref(tokenizer)  # a strong reference would keep it alive for ever
 
     def __call__(self, text: str) -> list[int]:
         tokenizer = self._tokenizer()
-        assert tokenizer is not None  # whoever generates holds it
+        assert tokenizer is not None  # the caller holds it
         return tokenizer.encode(text)
 
 
@@ -85,8 +85,8 @@ _lock = threading.Lock()
 
 
 def vocabulary_for(tokenizer: Tokenizer, ends: frozenset[int]) -> Vocabulary:
-    """The vocabulary of `tokenizer` whose answers end with one of `ends`. Raises UnsupportedModel where no
-    token does."""
+    """The vocabulary of `tokenizer` for answers that end with one of `ends`. Raises UnsupportedModel if there
+    is no end token."""
     with _lock:
         kept = _known.setdefault(tokenizer, {})
         found = kept.get(ends)

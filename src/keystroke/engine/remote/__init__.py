@@ -4,14 +4,14 @@ from keystroke.engine.remote.blocking import BlockingModel
 from keystroke.engine.remote.fim import RemoteFim, fim_for
 from keystroke.engine.remote.remote_model import Health, ListedModel, RemoteModel
 from keystroke.engine.remote.transport import Endpoint
-from keystroke.engine.remote.wire import ReasoningDelta, StreamItem, ToolCallDelta, Usage
+from keystroke.engine.remote.wire import RemoteReasoning, StreamItem, ToolCallDelta, Usage
 
 __all__ = [
     "BlockingModel",
     "Endpoint",
     "Health",
     "ListedModel",
-    "ReasoningDelta",
+    "RemoteReasoning",
     "RemoteFim",
     "RemoteModel",
     "StreamItem",

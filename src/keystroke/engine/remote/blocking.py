@@ -1,7 +1,7 @@
-"""A remote model for code without an event loop: the command line and scripts.
+"""A remote model for code without an event loop, such as the command line and scripts.
 
-The same streams as `RemoteModel`, pulled one item at a time by one thread. Between pulls nothing runs;
-the network's own buffers hold what arrives. An exception or an early exit cuts the stream.
+Offers the streams of `RemoteModel` as blocking iterators for one thread. Between items nothing runs. An
+exception or an early exit closes the stream.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class BlockingModel:
-    """Takes over `model`, which must not have been used yet. Call it from one thread at a time."""
+    """Wraps `model`, which must not have been used yet. Call it from one thread at a time."""
 
     def __init__(self, model: RemoteModel) -> None:
         self.model = model
@@ -69,7 +69,7 @@ class BlockingModel:
             self._run(_end(items))
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run `work` to its end; an exception from outside (Ctrl-C) first lets it close what it holds."""
+        """Run `work` to completion. On an exception such as Ctrl-C it is cancelled and awaited first."""
         task = self._loop.create_task(work)
         try:
             return self._loop.run_until_complete(task)

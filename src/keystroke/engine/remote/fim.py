@@ -1,7 +1,6 @@
-"""Fill-in-the-middle formats by model name, for servers that show no tokenizer.
+"""Fill-in-the-middle formats by model name, for remote servers.
 
-A guess from the name alone, used only after a server refused `suffix`. A name that is not known
-gives None rather than a wrong format.
+Used only after a server has refused `suffix`. An unknown name has no format.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from keystroke.engine.fim import FimTemplate
 
 @dataclass(frozen=True, slots=True)
 class RemoteFim:
-    """A format, and the texts that end a middle: a server takes stop strings, not token ids."""
+    """A format and its stop strings (servers accept no token ids)."""
 
     template: FimTemplate
     stop: tuple[str, ...]
@@ -45,5 +44,5 @@ _BY_NAME: tuple[tuple[str, RemoteFim], ...] = (
 
 
 def fim_for(model: str) -> RemoteFim | None:
-    """The format of the family that `model` names."""
+    """The format of a model by its name; None if it is unknown."""
     return next((fim for pattern, fim in _BY_NAME if re.search(pattern, model.lower())), None)

@@ -1,8 +1,7 @@
 """A model behind an OpenAI-compatible server, as an asynchronous stream of text.
 
-Turns messages or a prompt into one request and the server's events into stream items; every stream
-ends with one chunk that carries `finish`, or raises from the error tree. It has no tokens and no KV cache:
-those are the server's. Belongs to the event loop it is first used in.
+Turns messages or a prompt into one request and the server's events into stream items. Every stream ends with
+a chunk that carries `finish`, or raises a KeystrokeError. Must be used in one event loop.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from keystroke.errors import (
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model that a server offers; `context_length` where it says so."""
+    """A model that a server offers; `context_length` is None if the server does not state it."""
 
     id: str
     context_length: int | None
@@ -42,7 +41,7 @@ class ListedModel:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a probe found. `detail` is one sentence when the server is not usable."""
+    """The result of a probe. `detail` says why the server is not usable."""
 
     ok: bool
     seconds: float
@@ -61,7 +60,7 @@ class RemoteModel:
         self.fim = fim or fim_for(model)
         self._transport = Transport(endpoint)
         self._takes_suffix = True  # until the server refuses one
-        self._refused: list[str] = []  # refusals of optional fields, in the server's words
+        self._refused: list[str] = []  # the server's messages about optional fields that it does not support
 
     async def __aenter__(self) -> RemoteModel:
         return self
@@ -80,7 +79,7 @@ class RemoteModel:
         interrupt: Interrupt | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[StreamItem, None]:
-        """`fields` are more that the server is told: how it may call tools, what its answer must be."""
+        """`fields` are additional fields of the request, such as tool_choice and response_format."""
         body = wire.chat_body(self.name, list(messages), params or GenerationParams(), list(tools or ()))
         return self._stream("/chat/completions", {**body, **(fields or {})}, interrupt or Interrupt())
 
@@ -92,29 +91,29 @@ class RemoteModel:
         interrupt: Interrupt | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[StreamItem, None]:
-        """Text that goes after `prompt` and, where `suffix` is given, before it."""
-        params, interrupt, told = params or GenerationParams(), interrupt or Interrupt(), fields or {}
+        """Text that follows `prompt` and, if given, precedes `suffix`."""
+        params, interrupt, extra = params or GenerationParams(), interrupt or Interrupt(), fields or {}
         if suffix and self._takes_suffix:
             started = False
             try:
-                async with aclosing(self._completion(prompt, suffix, params, interrupt, told)) as items:
+                async with aclosing(self._completion(prompt, suffix, params, interrupt, extra)) as items:
                     async for item in items:
                         started = True
                         yield item
                 return
             except (UsageError, EngineError) as error:
-                # Refused before any text: the server knows no suffix. Anything else is the caller's to see.
+                # Refused before any text: the server does not support a suffix. Other errors are raised.
                 if started or not _about_suffix(error):
                     raise
                 self._takes_suffix = False
         if suffix:
             prompt, params = self._fill_in_the_middle(prompt, suffix, params)
-        async with aclosing(self._completion(prompt, None, params, interrupt, told)) as items:
+        async with aclosing(self._completion(prompt, None, params, interrupt, extra)) as items:
             async for item in items:
                 yield item
 
     async def models(self, interrupt: Interrupt | None = None) -> tuple[ListedModel, ...]:
-        """What the server offers."""
+        """The models that the server offers."""
         with InterruptibleWait(interrupt or Interrupt()) as watch:
             answer = await self._transport.get_json("/models", watch, self.endpoint.read_timeout)
         rows = answer.get("data")
@@ -136,8 +135,6 @@ class RemoteModel:
                 False, took, models, f"{self._transport.name} has no model {self.name}; it has {offered}"
             )
         return Health(True, took, models)
-
-    # ── one answer ───────────────────────────────────────────────────────────────────────────
 
     def _completion(
         self,
@@ -165,7 +162,7 @@ class RemoteModel:
     async def _opened(
         self, path: str, body: dict[str, Any], watch: InterruptibleWait
     ) -> AsyncGenerator[httpx.Response, None]:
-        """The server's response; a field that it refuses is left out from then on."""
+        """The server's response. An optional field that it refuses is omitted from then on."""
         for refused in self._refused:
             body = wire.without_refused(body, refused) or body
         while True:
@@ -201,7 +198,7 @@ class RemoteModel:
         self, response: httpx.Response, watch: InterruptibleWait
     ) -> AsyncGenerator[str, None]:
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind == "application/json":  # a server that does not stream answers all at once
+        if kind == "application/json":  # the server does not stream
             whole = await self._next(self._transport.read_body(response), watch, first=True)
             yield whole.decode("utf-8", "replace")
             return

@@ -1,8 +1,8 @@
-"""One HTTP exchange with a server: opened, retried while that is safe, watched, and cut at once.
+"""HTTP requests to a server, with retries, time limits and immediate cancellation.
 
-Knows connections, status codes, time limits and keys; nothing of prompts or answers. A request is sent
-again only before the server's first byte of an answer, and only where nothing was done: no connection,
-or 429, 502, 503, 504. A key is read from the environment when a request is made and appears in no message.
+A request is only retried before the first byte of a response, and only if the server has not started it: no
+connection, or status 429, 502, 503, 504. The API key is read from the environment for each request and never
+appears in a message.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server is and how patient to be with it."""
+    """The address of a server and the time limits for it."""
 
     base_url: str
     api_key_env: str | None = None  # the variable's name; its value is read for each request
@@ -53,11 +53,11 @@ class Endpoint:
     first_token_timeout: float = 120.0  # a long prompt on a busy server
     read_timeout: float = 30.0  # silence in the middle of an answer
     retries: int = 3
-    max_retry_wait: float = 30.0  # a server that asks for more is reported, not waited for
+    max_retry_wait: float = 30.0  # a longer Retry-After is reported as an error
 
     @property
     def url(self) -> httpx.URL:
-        """The address requests start from. ConfigError if it is none."""
+        """The base address of requests. Raises ConfigError if it is invalid."""
         try:
             url = httpx.URL(self.base_url.strip())
         except httpx.InvalidURL as error:
@@ -80,7 +80,7 @@ class Endpoint:
 
 
 class InterruptibleWait:
-    """Waits, one at a time, each ended by its own limit or by an interrupt from any thread."""
+    """Waits for one awaitable at a time, with a time limit and an interrupt from any thread."""
 
     def __init__(self, interrupt: Interrupt) -> None:
         self.interrupt = interrupt
@@ -88,16 +88,17 @@ class InterruptibleWait:
         self._scope: asyncio.Timeout | None = None
 
     def __enter__(self) -> InterruptibleWait:
-        self.interrupt.add_callback(self._thrown)
+        self.interrupt.add_callback(self._on_interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.interrupt.remove_callback(self._thrown)
+        self.interrupt.remove_callback(self._on_interrupt)
 
     async def wait(self, work: Awaitable[_T], seconds: float, late: str) -> _T:
-        """The result of `work`. Interrupted when stopped; Unavailable saying `late` when out of time."""
+        """The result of `work`. Raises Interrupted, or Unavailable with the message `late` after
+        `seconds`."""
         if self.interrupt.is_set and asyncio.iscoroutine(work):
-            work.close()  # not begun, so nothing is asked of the server
+            work.close()  # not started, so that no request is sent
         self.interrupt.check()
         try:
             async with asyncio.timeout(max(seconds, 0)) as self._scope:
@@ -108,19 +109,19 @@ class InterruptibleWait:
         finally:
             self._scope = None
 
-    def _thrown(self) -> None:
+    def _on_interrupt(self) -> None:
         with suppress(RuntimeError):  # the loop may be closing
-            self._loop.call_soon_threadsafe(self._cut)
+            self._loop.call_soon_threadsafe(self._expire)
 
-    def _cut(self) -> None:
+    def _expire(self) -> None:
         if self._scope is not None and not self._scope.expired():
             self._scope.reschedule(self._loop.time())
 
 
 class Transport:
-    """Connections to one server, each used by one request at a time: ending an answer early closes its
-    connection, which is the one thing every server notices, over HTTP/1.1 and HTTP/2 alike (abandoning
-    an HTTP/2 stream on a shared connection would leave the server generating)."""
+    """Connections to one server, each used by one request at a time. Ending an answer early closes its
+    connection, which every server notices; abandoning an HTTP/2 stream on a shared connection would leave
+    the server generating."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -136,17 +137,17 @@ class Transport:
     async def open(
         self, method: str, path: str, body: Mapping[str, Any] | None, watch: InterruptibleWait
     ) -> AsyncIterator[httpx.Response]:
-        """A response with a good status, its body still to be read. Leaving before its end cuts it."""
+        """A successful response with its body still to be read. Leaving early closes the connection."""
         client, response = await self._send(method, path, body, watch)
         finished = False
         try:
             yield response
             finished = response.is_stream_consumed
         finally:
-            await self._give_back(client, response, finished)
+            await self._release(client, response, finished)
 
     async def get_json(self, path: str, watch: InterruptibleWait, seconds: float) -> dict[str, Any]:
-        """The JSON object that a GET answers with."""
+        """The JSON object of a GET request."""
         async with self.open("GET", path, None, watch) as response:
             late = f"{self.name} did not answer within {seconds:g} s"
             return wire.decode_object(await watch.wait(self.read_body(response), seconds, late))
@@ -174,8 +175,6 @@ class Transport:
         while self._idle:
             await self._idle.pop().aclose()
 
-    # ── opening ──────────────────────────────────────────────────────────────────────────────
-
     async def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None, watch: InterruptibleWait
     ) -> tuple[httpx.AsyncClient, httpx.Response]:
@@ -198,19 +197,19 @@ class Transport:
                     return client, response
                 problem = await self._refusal(response, watch)
                 retried = response.status_code in RETRIED
-                asked = _retry_after(response.headers.get("retry-after"))
+                requested = _retry_after(response.headers.get("retry-after"))
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                problem, retried, asked = self._unreachable(error), True, None
+                problem, retried, requested = self._unreachable(error), True, None
             except (httpx.TransportError, httpx.InvalidURL, httpx.StreamError) as error:
-                problem, retried, asked = (
-                    Unavailable(f"{self.name} closed the connection: {_why(error)}"),
+                problem, retried, requested = (
+                    Unavailable(f"{self.name} closed the connection: {_describe(error)}"),
                     False,
                     None,
                 )
             finally:
                 if not good:
-                    await self._give_back(client, response, finished=False)
-            pause = asked if asked is not None else _backoff(attempt)
+                    await self._release(client, response, finished=False)
+            pause = requested if requested is not None else _backoff(attempt)
             if not retried or attempt == self.endpoint.retries or pause > self.endpoint.max_retry_wait:
                 raise problem
             await watch.wait(asyncio.sleep(pause), pause + 1, "")
@@ -224,17 +223,17 @@ class Transport:
         return httpx.AsyncClient(
             http2=self.url.scheme == "https",
             verify=self._verify,
-            # A proxy from the environment must not stand between us and our own machine.
+            # No proxy from the environment for this machine.
             trust_env=self.url.host not in _LOOPBACK,
             timeout=httpx.Timeout(None, connect=self.endpoint.connect_timeout),
             limits=httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=60),
         )
 
-    async def _give_back(
+    async def _release(
         self, client: httpx.AsyncClient, response: httpx.Response | None, finished: bool
     ) -> None:
-        """Keep the connection where its answer was read to the end; otherwise close it, also when the
-        caller is being cancelled."""
+        """Keep the connection if its response was read to the end; otherwise close it, also if the caller
+        is being cancelled."""
         if finished and not self._closed and len(self._idle) < MAX_IDLE:
             self._idle.append(client)
             return
@@ -256,13 +255,11 @@ class Transport:
             headers["authorization"] = f"Bearer {key}"
         return headers
 
-    # ── what went wrong ──────────────────────────────────────────────────────────────────────
-
     def _unreachable(self, error: httpx.TransportError) -> Unavailable:
         if isinstance(error, httpx.ConnectTimeout):
             why = f"no connection within {self.endpoint.connect_timeout:g} s"
         else:
-            why = _why(error)
+            why = _describe(error)
         return Unavailable(f"{self.url} cannot be reached ({why}); is the server running there?")
 
     async def _refusal(self, response: httpx.Response, watch: InterruptibleWait) -> KeystrokeError:
@@ -309,7 +306,7 @@ class Transport:
 
 
 async def _close(client: httpx.AsyncClient, response: httpx.Response | None) -> None:
-    # A connection that is already broken may fail to close; the client is thrown away either way.
+    # A broken connection may fail to close; the client is discarded in any case.
     if response is not None:
         with suppress(httpx.HTTPError, OSError):
             await response.aclose()
@@ -318,7 +315,7 @@ async def _close(client: httpx.AsyncClient, response: httpx.Response | None) -> 
 
 
 def _problem(raw: bytes, status: int) -> tuple[str, object]:
-    """The message and code of an error body of any shape, HTML and nothing included."""
+    """The message and code of an error body, which may have any shape or be empty."""
     try:
         body = wire.decode_object(raw)
     except EngineError:
@@ -327,12 +324,12 @@ def _problem(raw: bytes, status: int) -> tuple[str, object]:
     return wire.error_message(body), inner.get("code") if isinstance(inner, dict) else None
 
 
-def _why(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return wire.excerpt(str(error).encode()) or type(error).__name__
 
 
 def _backoff(attempt: int) -> float:
-    """Doubling from a quarter second, half of it random so that clients do not return in step."""
+    """Exponential, from a quarter second, with random jitter."""
     return min(0.25 * 2.0**attempt, 8.0) * random.uniform(0.5, 1.0)
 
 

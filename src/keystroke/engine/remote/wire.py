@@ -1,8 +1,7 @@
-"""The OpenAI wire as values: bytes of an event stream in, stream items out.
+"""The OpenAI wire format: request bodies, and the bytes of an event stream to stream items. Does no I/O.
 
-This file knows the shapes that servers send (vLLM, SGLang, llama.cpp, Ollama, clouds) and does no
-I/O. It trusts nothing: a line has a largest size, a payload must be the JSON we expect, and whatever is
-not becomes one sentence.
+Handles the variants of vLLM, SGLang, llama.cpp, Ollama and cloud services. Input is not trusted: event sizes
+are limited, and unexpected payloads raise EngineError.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import msgspec
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.errors import ContextOverflow, EngineError, UsageError
 
-MAX_EVENT_BYTES = 8 * 1024 * 1024  # a delta is small; more than this is a fault or an attack
+MAX_EVENT_BYTES = 8 * 1024 * 1024  # real events are small
 DONE = "[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call. `id` and `name` come with the first piece of each `index`."""
+    """A fragment of a tool call. `id` and `name` come with the first fragment of each `index`."""
 
     index: int
     id: str | None
@@ -32,26 +31,26 @@ class ToolCallDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningDelta:
-    """Thinking that the server reports apart from the answer."""
+class RemoteReasoning:
+    """Reasoning text, which the server reports separately from the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the server says it spent."""
+    """The token counts that a server reports."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
 
 
-StreamItem = Chunk | ToolCallDelta | ReasoningDelta | Usage
+StreamItem = Chunk | ToolCallDelta | RemoteReasoning | Usage
 
 
 class SseDecoder:
-    """Bytes in, `data:` payloads out; holds half an event between feeds."""
+    """Decodes server-sent events: bytes in, `data:` payloads out."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
@@ -83,7 +82,7 @@ class SseDecoder:
         return None
 
     def close(self) -> str | None:
-        """The last event, where the server left out the blank line after it."""
+        """The last event, if the server omitted the blank line after it."""
         if self._pending:
             self._line(bytes(self._pending).removesuffix(b"\r"))
             self._pending = bytearray()
@@ -91,8 +90,8 @@ class SseDecoder:
 
 
 class AnswerReader:
-    """Payloads of one streamed answer in, stream items out. The chunk that carries `finish` is held back
-    until the stream ends, so that it is always the last item, after the usage."""
+    """Converts the payloads of one answer to stream items. The chunk with `finish` is delayed until the
+    stream ends, so that it is always the last item, after the usage."""
 
     def __init__(self) -> None:
         self._finish: Finish | None = None
@@ -113,7 +112,7 @@ class AnswerReader:
             yield _usage(usage)
 
     def end(self) -> Chunk | None:
-        """The terminal chunk; None where the stream broke off in the middle of the answer."""
+        """The final chunk; None if the stream broke off."""
         if self._finish is None and not self.done:
             return None
         return Chunk(text="", tokens=(), logprobs=(), finish=self._finish or Finish.STOP)
@@ -127,7 +126,7 @@ class AnswerReader:
             raise EngineError("the server sent a delta that is not an object")
         thought = delta.get("reasoning_content") or delta.get("reasoning")
         if isinstance(thought, str) and thought:
-            yield ReasoningDelta(thought)
+            yield RemoteReasoning(thought)
         text = delta.get("content") or choice.get("text")
         if isinstance(text, str) and text:
             yield Chunk(text=text, tokens=(), logprobs=(), finish=None)
@@ -178,7 +177,7 @@ def _common(params: GenerationParams) -> dict[str, Any]:
         body["seed"] = sampling.seed
         if sampling.top_p < 1:
             body["top_p"] = sampling.top_p
-    # Not part of OpenAI's own wire: sent only when asked for, since a cloud may refuse unknown fields.
+    # Not part of OpenAI's API: sent only if set, since a service may refuse unknown fields.
     if sampling.top_k:
         body["top_k"] = sampling.top_k
     if sampling.min_p:
@@ -190,7 +189,7 @@ def _common(params: GenerationParams) -> dict[str, Any]:
     return body
 
 
-# Fields that some servers refuse, and what to send instead (nothing, where there is no other name).
+# Fields that some servers refuse, and the name to use instead (None: omit the field).
 _ALTERNATIVES = {
     "max_tokens": "max_completion_tokens",
     "stream_options": None,
@@ -198,7 +197,7 @@ _ALTERNATIVES = {
     "seed": None,
     "top_p": None,
     "logit_bias": None,
-    # What an answer must be: checked afterwards by whoever asked, where a server knows no such field.
+    # Constraints of the answer: the caller validates it if the server does not support the field.
     "response_format": None,
     "tool_choice": None,
     "parallel_tool_calls": None,
@@ -211,13 +210,13 @@ _ALTERNATIVES = {
 
 
 def without_refused(body: dict[str, Any], message: str) -> dict[str, Any] | None:
-    """`body` without the optional field that a refusal names; None if it names none that can be spared."""
+    """`body` without the optional field that an error message names; None if it names none."""
     lowered = message.lower()
     if not any(
         word in lowered for word in ("unsupported", "not support", "unknown", "unrecognized", "extra")
     ):
         return None
-    # Quoted, or as the path a validator prints: a field's name alone may be part of any sentence.
+    # Only if quoted or after "parameter": a field's name alone may be part of any sentence.
     named = [f for f in _ALTERNATIVES if f in body and re.search(rf"(['\"`]|\bparameter:? ){f}\b", lowered)]
     if not named:
         return None
@@ -244,7 +243,7 @@ def excerpt(data: bytes, limit: int = 120) -> str:
 
 
 def error_message(error: object) -> str:
-    """The sentence inside any of the error shapes in use."""
+    """The message of an error object of any known shape."""
     if isinstance(error, dict):
         for key in ("message", "detail", "error"):
             if error.get(key):
@@ -264,7 +263,7 @@ _OVERFLOW = (
 
 
 def request_error(message: str, code: object) -> EngineError | UsageError:
-    """The error for a refusal of the request itself, or for one that came in the middle of a stream."""
+    """The error for a refused request or an error event in a stream."""
     if code == "context_length_exceeded" or any(mark in message.lower() for mark in _OVERFLOW):
         return ContextOverflow(f"the prompt does not fit the model's context: {message}")
     return EngineError(f"the server reported: {message}")
@@ -273,7 +272,7 @@ def request_error(message: str, code: object) -> EngineError | UsageError:
 def _finish(reason: str, stop_reason: object) -> Finish:
     if reason == "length":
         return Finish.LENGTH
-    # vLLM and SGLang name the stop string that matched; others do not tell it from end of text.
+    # vLLM and SGLang report the stop string that matched; others do not distinguish it from the end.
     return Finish.STOP_STRING if reason == "stop" and isinstance(stop_reason, str) else Finish.STOP
 
 

@@ -140,7 +140,7 @@ def read_config(folder: Path) -> HeadConfig:
     fields = Fields(found, str(path))
     layers = found.get("layers")
     if not isinstance(layers, list) or not layers or not all(type(n) is int and 0 < n < 4096 for n in layers):
-        raise ModelDamaged(f"{path} does not say which layers features come from; fetch it again")
+        raise ModelDamaged(f"{path} does not list the layers of its features; fetch it again")
     if layers != sorted(set(layers)):
         raise ModelDamaged(f"{path} names its layers in no order; fetch it again")
     return HeadConfig(

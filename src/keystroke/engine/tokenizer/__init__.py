@@ -1,4 +1,4 @@
-"""Text to tokens and back: loaded from a model's folder or GGUF file, streamed, and kept up under edits."""
+"""Tokenizers: loading, streaming decoding and incremental encoding."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = [
 
 
 def load_tokenizer(path: Path, cache: Path | None = None) -> Tokenizer:
-    """The tokenizer of a model: a Hugging Face folder, its tokenizer.json, or a GGUF file. `cache`: a folder
-    for those that have to be built."""
+    """The tokenizer of a Hugging Face folder, a tokenizer.json or a GGUF file. `cache`: a folder for
+    tokenizers that are built from a GGUF file."""
     if path.is_dir() or path.name == "tokenizer.json":
         from keystroke.engine.tokenizer.huggingface import load_tokenizer_json
 
         return load_tokenizer_json(path)
     if path.is_file():
-        from keystroke.engine.tokenizer.gguf import load_gguf_tokenizer  # here: opening files needs more
+        from keystroke.engine.tokenizer.gguf import load_gguf_tokenizer  # imported here: needs more packages
 
         return load_gguf_tokenizer(path, cache)
     raise NotFound(f"there is no model at {path}")

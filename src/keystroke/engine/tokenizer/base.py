@@ -1,8 +1,7 @@
-"""What a tokenizer is to the rest of the engine: text to tokens and back, byte for byte.
+"""The tokenizer interface: text to tokens and back, byte for byte.
 
-Every token stands for exact bytes, and text is the UTF-8 reading of their concatenation. Text of
-special tokens is plain text unless the caller says otherwise, so that nothing a user types or a model
-writes can pose as a control token. Knows nothing of prompts or models.
+Every token stands for exact bytes; text is the UTF-8 decoding of their concatenation. The text of a special
+token is encoded as plain text unless the caller asks otherwise, so that input cannot inject control tokens.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from keystroke.errors import InputError
 
 class Tokenizer(ABC):
     vocab_size: int
-    bos: int | None = None  # put first in every sequence, where the model was trained so
+    bos: int | None = None  # first token of every sequence, if the model was trained with one
     eos: int | None = None
-    starts_with_space: bool = False  # the model knows a text's first word only with a space before it
+    starts_with_space: bool = False  # text at the start of a sequence needs a leading space
     special_pattern: re.Pattern[str] | None = None  # one group: splits text around special tokens
 
     @abstractmethod
@@ -38,8 +37,8 @@ class Tokenizer(ABC):
     def is_special(self, token: int) -> bool: ...
 
     def text_bytes(self, tokens: Iterable[int]) -> bytes:
-        """The bytes of `tokens` as text: nothing for special tokens, nor for ids past the vocabulary, which a
-        model whose embedding is padded can choose."""
+        """The bytes of `tokens` without special tokens and ids beyond the vocabulary, which a model with a
+        padded embedding can choose."""
         plain = [t for t in tokens if t < self.vocab_size and not self.is_special(t)]
         return b"".join([self.token_bytes(t) for t in plain])
 
@@ -48,13 +47,13 @@ class Tokenizer(ABC):
         return self.text_bytes(tokens).decode("utf-8", "replace")
 
     def cuts(self, text: str, start: int, end: int) -> Sequence[int]:
-        """Offsets in [start, end) at which `text` may be cut and its parts encoded on their own with the
-        same result, whatever lies beyond the two characters around the cut. Empty where none are known."""
+        """Offsets in [start, end) at which `text` can be split and its parts encoded separately with the same
+        result; this only depends on the two characters around the offset. Empty if none are known."""
         return ()
 
 
 def check_text(text: str) -> None:
-    """Refuse text that cannot be written as UTF-8."""
+    """Raise InputError for text that cannot be encoded as UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -1,7 +1,4 @@
-"""A tokenizer without a vocabulary: each byte is a token, and special tokens come after.
-
-The simplest thing that keeps the Tokenizer contract; used with the echo engine and byte-level models.
-"""
+"""A tokenizer with one token per byte, followed by special tokens; used with the echo engine."""
 
 from __future__ import annotations
 
@@ -58,7 +55,7 @@ class ByteTokenizer(Tokenizer):
 
 
 def special_pattern(special: Mapping[str, int]) -> re.Pattern[str] | None:
-    """Splits text around special tokens, the longest where several begin at one place."""
+    """A pattern that splits text around special tokens, preferring the longest."""
     if not special:
         return None
     return re.compile("(" + "|".join(re.escape(s) for s in sorted(special, key=lambda s: (-len(s), s))) + ")")

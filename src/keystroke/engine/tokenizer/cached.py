@@ -1,7 +1,6 @@
-"""Tokenizers that were built once, kept beside the converted models.
+"""Caches built tokenizers on disk, keyed by a hash of everything they are built from.
 
-What comes out encodes as what went in. A file is found by a hash of everything it was built from, is
-whole or not used, and a folder that cannot be written only costs time.
+Damaged files are ignored, and a folder that cannot be written only costs time.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import tokenizers
 
 from keystroke.engine.tokenizer.huggingface import LibraryTokenizer
 
-FORMAT = 1  # of the files here, and of how tokenizers are built from their tables
+FORMAT = 1  # increment when the file format or the construction of tokenizers changes
 
 
 def load_or_build(folder: Path, content: str, build: Callable[[], LibraryTokenizer]) -> LibraryTokenizer:
-    """The tokenizer for a hash of its `content`: read from `folder`, or built and left there."""
+    """The tokenizer for the hash `content`, read from `folder` or built and stored there."""
     key = hashlib.sha256(f"{FORMAT}:{tokenizers.__version__}:{content}".encode()).hexdigest()
     place = folder / f"{key[:40]}.json"
     found = _read(place)

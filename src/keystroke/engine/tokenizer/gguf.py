@@ -1,6 +1,6 @@
-"""A tokenizer out of a GGUF file's own tables (`tokenizer.ggml.*`).
+"""Builds a tokenizer from the tables of a GGUF file (`tokenizer.ggml.*`).
 
-Rebuilds in memory the tokenizer the model was trained with, and refuses what it cannot rebuild exactly.
+Refuses a tokenizer that it cannot rebuild exactly.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
 
 
 def load_gguf_tokenizer(path: Path, cache: Path | None = None) -> LibraryTokenizer:
-    """The tokenizer of a GGUF file; with a `cache` folder it is built only the first time."""
+    """The tokenizer of a GGUF file, cached in the folder `cache` if given."""
     header = open_header(path)
 
     def built() -> LibraryTokenizer:
@@ -127,7 +127,7 @@ def _byte_level_spec(
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise ModelDamaged(f"{origin} merges '{merge}', which its vocabulary lacks; fetch it again")
         merges.append((left, right))
-    # Llama 3 looks a whole pre-token up before it merges.
+    # Llama 3 looks up the whole pre-token before it merges.
     return _spec(vocabulary, merges, added, stages, ignore_merges=stages is _LLAMA3)
 
 
@@ -138,7 +138,7 @@ def _sentencepiece_spec(
     if not scores or len(scores) != len(pieces):
         raise ModelDamaged(f"{origin} lacks the scores of its tokens; fetch it again")
     vocabulary, added = _divide(pieces, kinds)
-    # Sentencepiece joins the neighbours whose union scores best: the same as merging by the union's rank.
+    # Sentencepiece joins the neighbours whose union has the best score: equivalent to merging by its rank.
     ranked = []
     for piece, token in vocabulary.items():
         if kinds[token] == _BYTE:
@@ -193,13 +193,13 @@ def _spec(
 
 
 def _divide(pieces: list[str], kinds: list[int]) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """The vocabulary that merging works with, and the tokens that only stand for themselves."""
+    """The vocabulary for merges, and the added tokens."""
     vocabulary: dict[str, int] = {}
     added: list[dict[str, Any]] = []
     for token, (piece, kind) in enumerate(zip(pieces, kinds, strict=True)):
         if kind in (_CONTROL, _USER_DEFINED):
             added.append({"id": token, "content": piece, "special": kind == _CONTROL} | _EXACT)
-        elif kind != _UNUSED:  # rows that only pad the embedding: no text makes them, and they make none
+        elif kind != _UNUSED:  # unused rows pad the embedding
             vocabulary.setdefault(piece, token)
     return vocabulary, added
 

@@ -1,8 +1,8 @@
-"""Tokenizers run by the `tokenizers` library: those of a `tokenizer.json`, and those built from a GGUF.
+"""Tokenizers of the `tokenizers` library, from a `tokenizer.json` or built from a GGUF file.
 
-The library splits and merges plain text; special tokens are found here, before it sees them, and only
-when asked for. Unicode normalisation is taken out where tokens are bytes: an editor's text must come back
-exactly. Bytes of a token are read from the vocabulary, never guessed by decoding.
+Special tokens are recognised here, and only on request, before the library sees the text. Unicode
+normalisation is removed from byte-level tokenizers, so that text round-trips exactly. The bytes of a token
+come from the vocabulary.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from keystroke.engine.tokenizer.base import Tokenizer, check_text
 from keystroke.engine.tokenizer.byte_tokens import special_pattern
 from keystroke.errors import ModelDamaged, NotFound, UnsupportedModel, UsageError
 
-SPACE_MARK = "▁"  # sentencepiece writes a space so
+SPACE_MARK = "▁"  # sentencepiece's space
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
-# Cuts that hold for all patterns known below: no pre-token goes on from an ASCII letter or digit into a space
-# or a newline, nor does one that ends there depend on what follows.
+# Valid cuts for all patterns below: no pre-token continues from an ASCII letter or digit into a space or
+# newline, and none that ends there depends on what follows.
 _CUT = re.compile(r"(?<=[0-9A-Za-z])(?=[ \n])")
 
 
 class LibraryTokenizer(Tokenizer):
-    """`machine` has no special tokens of its own, no normaliser that loses text and no post-processor."""
+    """`machine` must have no special tokens, no lossy normaliser and no post-processor."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class LibraryTokenizer(Tokenizer):
         self._byte_level = byte_level
         self._to_bytes = _byte_level if byte_level else _sentencepiece
         self._cuttable = cuttable
-        # Filled as tokens are met: an answer uses few of them, and all would delay the first.
+        # Filled on demand: an answer uses few tokens, and filling it would delay the first.
         self._bytes = {
             token: added.content.encode() for token, added in machine.get_added_tokens_decoder().items()
         } | {token: piece.encode() for piece, token in special.items()}
@@ -59,8 +59,8 @@ class LibraryTokenizer(Tokenizer):
         self.vocab_size = vocab_size
 
     def description(self) -> tuple[dict[str, Any], str]:
-        """Everything about it: plain values, and the library's own JSON. `described` makes it anew."""
-        told = {
+        """Its parameters and the library's JSON, for `from_description`."""
+        values = {
             "special": self._special,
             "bos": self.bos,
             "eos": self.eos,
@@ -69,18 +69,18 @@ class LibraryTokenizer(Tokenizer):
             "vocab_size": self.vocab_size,
             "starts_with_space": self.starts_with_space,
         }
-        return told, self._machine.to_str()
+        return values, self._machine.to_str()
 
     @classmethod
-    def from_description(cls, told: dict[str, Any], machine: str) -> LibraryTokenizer:
-        """The tokenizer of a description. ValueError where the library does not understand it."""
-        told = dict(told)
-        spaced = bool(told.pop("starts_with_space"))
+    def from_description(cls, values: dict[str, Any], machine: str) -> LibraryTokenizer:
+        """The tokenizer of a description. Raises ValueError if the library rejects it."""
+        values = dict(values)
+        spaced = bool(values.pop("starts_with_space"))
         try:
             library = tokenizers.Tokenizer.from_str(machine)
         except Exception as error:  # the library raises bare Exception
             raise ValueError(str(error)) from error
-        tokenizer = cls(library, told.pop("special"), **told)
+        tokenizer = cls(library, values.pop("special"), **values)
         tokenizer.starts_with_space = spaced
         return tokenizer
 
@@ -108,7 +108,7 @@ class LibraryTokenizer(Tokenizer):
         if found is None:
             if not 0 <= token < self.vocab_size:
                 raise UsageError(f"token {token} is outside the vocabulary of {self.vocab_size}")
-            piece = self._machine.id_to_token(token)  # None for rows that only pad the embedding
+            piece = self._machine.id_to_token(token)  # None for unused rows of the embedding
             found = self._bytes[token] = self._to_bytes(piece or "")
         return found
 
@@ -142,19 +142,19 @@ def load_tokenizer_json(folder: Path) -> LibraryTokenizer:
 
 
 def from_spec(spec: dict[str, Any], config: Mapping[str, Any] | None = None) -> LibraryTokenizer:
-    """Build from the content of a tokenizer.json, adapted so that text keeps every byte."""
+    """Build a tokenizer from the content of a tokenizer.json, changed so that text round-trips exactly."""
     config = config or {}
     special: dict[str, int] = {}
     kept = []
     for added in spec.get("added_tokens") or ():
-        # Runs of white space are ordinary text to some models; everything else is a control token.
+        # Added tokens of white space are ordinary text; all others are control tokens.
         if added["content"].isspace():
             kept.append(added)
         else:
             special[added["content"]] = added["id"]
-    bos = _begins_with(spec.get("post_processor"), special)
+    bos = _first_token(spec.get("post_processor"), special)
     spec = {**spec, "added_tokens": kept, "post_processor": None, "truncation": None, "padding": None}
-    spec, spaced = _faithful(spec)
+    spec, spaced = _lossless(spec)
     try:
         machine = tokenizers.Tokenizer.from_str(json.dumps(spec))
     except Exception as error:  # the library raises bare Exception
@@ -170,9 +170,9 @@ def from_spec(spec: dict[str, Any], config: Mapping[str, Any] | None = None) -> 
     return tokenizer
 
 
-def _faithful(spec: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The description less what would change text: normalisation in front of bytes, and the space that
-    sentencepiece puts before the first word (whether it did is returned: a sequence's beginning needs it)."""
+def _lossless(spec: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The description without what would change text: normalisation before byte-level encoding, and the space
+    that sentencepiece puts before the first word. Also returns whether that space was removed."""
     if _is_byte_level(spec):
         return {**spec, "normalizer": None}, False
     normaliser, before = spec.get("normalizer"), spec.get("pre_tokenizer")
@@ -194,7 +194,7 @@ def _faithful(spec: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object beside the weights; empty where there is no such file."""
+    """A JSON object from a file; empty if the file does not exist."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -212,12 +212,13 @@ LLAMA3_PATTERN = (
 QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 SEED_PATTERN = QWEN2_PATTERN.replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+")
 DEEPSEEK_PATTERNS = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")
-_WHOLE = frozenset({GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN, SEED_PATTERN})  # each splits all by itself
+_WHOLE = frozenset(
+    {GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN, SEED_PATTERN}
+)  # each is a complete pre-tokenizer
 
 
 def is_cuttable(spec: Mapping[str, Any]) -> bool:
-    """Whether the cuts above are proved for this pre-tokenizer: one that splits at digits and by a pattern
-    we know, over bytes, with nothing in front that changes text."""
+    """Whether `_CUT` is valid for this pre-tokenizer: byte-level, with known patterns, and no normaliser."""
     if spec.get("normalizer") is not None or spec.get("added_tokens") or not _is_byte_level(spec):
         return False
     seen: set[str] = set()
@@ -250,12 +251,12 @@ def _is_byte_level(spec: Mapping[str, Any]) -> bool:
     return any(stage.get("type") == "ByteLevel" for stage in _stages(spec.get("pre_tokenizer")))
 
 
-def _begins_with(processor: Mapping[str, Any] | None, special: Mapping[str, int]) -> int | None:
+def _first_token(processor: Mapping[str, Any] | None, special: Mapping[str, int]) -> int | None:
     """The token a TemplateProcessing puts first, if any."""
     if processor is None:
         return None
     if processor.get("type") == "Sequence":
-        found = [_begins_with(p, special) for p in processor.get("processors", ())]
+        found = [_first_token(p, special) for p in processor.get("processors", ())]
         return next((b for b in found if b is not None), None)
     if processor.get("type") == "TemplateProcessing" and processor.get("single"):
         first = processor["single"][0]
@@ -271,8 +272,7 @@ def _name(token: object) -> str | None:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level vocabularies write bytes as printable characters: themselves where printable, else from
-    U+0100 on in order."""
+    """The characters of byte-level vocabularies: printable bytes as themselves, the others from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [b for b in range(256) if b not in set(printable)]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(hidden)}

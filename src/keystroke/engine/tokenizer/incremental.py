@@ -1,9 +1,9 @@
-"""The tokens of a text that is being edited.
+"""Keeps the tokens of a text up to date while it is edited.
 
-After any edits `tokens` equals a fresh encode of `text`, and an edit re-encodes only the pieces it
-touches. The text is kept as pieces between cuts, places where the tokenizer promises that nothing on one side
-can change the tokens on the other; whether a place is a cut depends on the two characters around it alone, so
-a cut outside an edit stays one. A tokenizer without cuts has one piece: correct, but slow on long texts.
+After any edits `tokens` equals a fresh encoding of `text`, and an edit only re-encodes the pieces that it
+touches. The text is split at cuts, offsets where text on one side cannot change the tokens on the other;
+since a cut only depends on the two characters around it, cuts outside an edit stay valid. Without cuts there
+is one piece: correct, but slow for long texts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from keystroke.engine.tokenizer.base import Tokenizer, check_text
 from keystroke.errors import InputError
 
-# Characters a piece has at least: few enough to encode in microseconds, enough that pieces are not too many.
+# Least characters of a piece: short enough to encode in microseconds, long enough to have few pieces.
 PIECE = 64
 
 
@@ -36,7 +36,7 @@ class IncrementalEncoder:
         self._tokenizer = tokenizer
         self.tokens: list[int] = []
         self._pieces = [""]
-        # Where piece i begins, in characters and in tokens; a last entry marks the end of all.
+        # The start of piece i in characters and in tokens; the last entry is the end of the text.
         self._chars = np.zeros(2, dtype=np.int64)
         self._counts = np.zeros(2, dtype=np.int64)
         if text:
@@ -58,9 +58,9 @@ class IncrementalEncoder:
             raise InputError(f"cannot replace [{start}, {end}) in a text of {size} characters")
         check_text(replacement)
         chars, counts = self._chars, self._counts
-        # The first piece whose beginning the edit cannot move: it holds the character before the edit.
+        # The first affected piece contains the character before the edit.
         first = int(np.searchsorted(chars[:-1], max(start - 1, 0), side="right")) - 1
-        # The end of what it reaches: the piece that holds the character after it is the last.
+        # The last affected piece contains the character after the edit.
         stop = int(np.searchsorted(chars[:-1], min(end, max(size - 1, 0)), side="right"))
         begin = int(chars[first])
         old = "".join(self._pieces[first:stop])

@@ -1,8 +1,8 @@
-"""Tokens to text while they arrive.
+"""Decodes tokens to text while they arrive.
 
-What was given out is never taken back. A character whose bytes are spread over tokens is held until
-whole; bytes that can no longer become a character come out as U+FFFD, exactly as in a decode of everything.
-Control tokens are no text, but for the marks that say what the text after them is: a call, a thought.
+A character whose bytes span several tokens is held back until it is complete; invalid bytes become U+FFFD, as
+when everything is decoded at once. Control tokens give no text, except the markers of tool calls and
+reasoning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StreamDecoder:
         )
 
     def flush(self) -> str:
-        """What an unfinished character at the end comes to; the decoder is fresh afterwards."""
+        """The text of an unfinished character; resets the decoder."""
         rest = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return rest
