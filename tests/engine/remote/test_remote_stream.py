@@ -14,8 +14,8 @@ from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.engine.remote import (
     BlockingModel,
     Endpoint,
-    RemoteReasoning,
     RemoteModel,
+    RemoteReasoning,
     StreamItem,
     ToolCallDelta,
     Usage,
