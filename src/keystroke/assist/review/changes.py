@@ -25,15 +25,15 @@ _ESCAPED = {"n": 10, "t": 9, "r": 13, "a": 7, "b": 8, "f": 12, "v": 11}
 
 @dataclass(frozen=True, slots=True)
 class ChangedFile:
-    """A changed file. `lines` (from 1) are those added or altered; `live`: the file on disk has this text, so
-    fixes can be applied to it."""
+    """A changed file. `lines` (from 1) were added or changed; `on_disk`: the file on disk has this text, so
+    fixes can be applied."""
 
     path: str
     text: str
     lines: frozenset[int]
     on_disk: bool
     diff: str = ""
-    before: str | None = None  # the text it changed from; None where there was none, or it cannot be read
+    before: str | None = None  # None for a new or unreadable file
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class UnreviewedFile:
 def changed_files(
     workspace: Workspace, *, staged: bool = False, revision: str = ""
 ) -> tuple[list[ChangedFile], list[UnreviewedFile]]:
-    """The working diff (with files git does not know yet), the staged one, or the one since a revision."""
+    """The working diff (with untracked files), the staged one, or the one since a revision."""
     root = workspace.root
     _git(root, "rev-parse", "--is-inside-work-tree")
     if revision.startswith("-"):

@@ -24,7 +24,7 @@ from keystroke.assist.review.scripts import Claim
 
 SECONDS = 10.0
 MEMORY = 512 << 20
-MAX_CHANGED = 12  # definitions of one file that are tried
+MAX_CHANGED = 12  # definitions per file that are run
 _RUNNER = Path(__file__).with_name("example_runner.py")
 _SLIPS = ("IndexError", "KeyError", "TypeError", "AttributeError", "ZeroDivisionError", "UnboundLocalError",
           "RecursionError", "OverflowError", "StopIteration", "RuntimeError", "ValueError")  # fmt: skip
@@ -32,8 +32,8 @@ _SLIPS = ("IndexError", "KeyError", "TypeError", "AttributeError", "ZeroDivision
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`call` of definition `name` (its lines in the new text, from 1) gave `before` and now gives `after`.
-    `broken`: now it fails, and nobody meant it to; `meant`: now the code raises an error by itself."""
+    """`call` of definition `name` (`lines` in the new text, from 1) returned `before` and now returns
+    `after`. `broken`: it now fails by accident; `meant`: the code now raises an error on purpose."""
 
     name: str
     lines: range
@@ -42,13 +42,13 @@ class Difference:
     after: str
     broken: bool = False
     meant: bool = False
-    doubtful: bool = False  # an argument was guessed that nothing in the module speaks for
-    lost: str = ""  # what all results had in common before, and this one has not
+    doubtful: bool = False  # it has a guessed argument
+    lost: str = ""  # the property that all results had before and this one has not
 
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """A claim that held for `before` and not for `after`; or, if it `holds` now, the other way round."""
+    """A claim that held before and no longer does; or, if it `holds` now, only does now."""
 
     claim: Claim
     before: str
@@ -57,8 +57,8 @@ class Contradiction:
 
 
 def find_differences(before: str, after: str) -> list[Difference]:
-    """One difference for each changed definition that shows one, failures first. Empty where nothing can be
-    run, or nothing differs."""
+    """One difference per changed definition, failures first. Empty where nothing can be run or nothing
+    differs."""
     old, new = pure_part(before), pure_part(after)
     if old is None or new is None:
         return []
@@ -69,7 +69,7 @@ def find_differences(before: str, after: str) -> list[Difference]:
     for name in list(changed)[:MAX_CHANGED]:
         maker = PlanGenerator(new, name)
         tried.append([(name, plan, maker.doubtful) for plan in maker.plans(name)])
-    # One of each in turn: where time runs short, every definition has had some.
+    # Interleave, so that every definition gets some calls if time runs out.
     plans = [plan for row in itertools.zip_longest(*tried) for plan in row if plan is not None]
     results = _run(ast.unparse(old), ast.unparse(new), [plan for _, plan, _ in plans])
     found: dict[str, list[Difference]] = {}
@@ -88,8 +88,7 @@ def find_differences(before: str, after: str) -> list[Difference]:
 
 
 def _together(found: Sequence[Difference], lack: tuple[ObservedCall, str] | None) -> Difference:
-    """What tells most comes first: a failure, a result without what all had, arguments that are no guesses,
-    a short call."""
+    """The most informative difference: a failure, a lost property, no guessed arguments, a short call."""
     if lack is not None:
         found = [replace(item, lost=lack[1]) if item.call == lack[0].call else item for item in found]
     ranked = sorted(
@@ -99,8 +98,7 @@ def _together(found: Sequence[Difference], lack: tuple[ObservedCall, str] | None
 
 
 def find_contradictions(before: str, after: str, said: Sequence[Claim]) -> list[Contradiction]:
-    """Claims that held before a change and do not hold after it, each with what was given and is given now;
-    and the other way round, claims that hold only now."""
+    """Claims that hold in only one of the two versions, with both results."""
     old, new = pure_part(before), pure_part(after)
     if old is None or new is None or not said:
         return []
@@ -123,20 +121,20 @@ def _given(outcome: list[Any], steps: int) -> str:
 
 
 def definitions(text: str) -> set[str]:
-    """The names that calls can begin with in the part of a module that only computes."""
+    """The names defined in the pure part of a module."""
     module = pure_part(text)
     body = module.body if module is not None else []
     return {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
 def changed_definitions(before: str, after: str) -> dict[str, range]:
-    """The definitions that a change gives another body, with the lines of each."""
+    """The definitions whose body changed, with the lines of each."""
     old, new = pure_part(before), pure_part(after)
     return {} if old is None or new is None else _changed(old, new)
 
 
 def _changed(old: ast.Module, new: ast.Module) -> dict[str, range]:
-    """Definitions that both have with the same parameters and another body, and the lines of each."""
+    """Definitions in both versions with the same parameters and another body, and their lines."""
     before, after = _definitions(old), _definitions(new)
     result = {}
     for name, node in after.items():
@@ -163,12 +161,12 @@ def _difference(name: str, lines: range, call: str, outcomes: list[Any]) -> Diff
     if first != again or first == now or not first or first[-1][0] in ("broken", "endless"):
         return None
     if any(item[0] == "error" and not item[2] for item in first):
-        return None  # it failed before: whatever it does now is no regression
+        return None  # it failed before, so this is no regression
     for was, step in zip(first, [*now, *([["value", "nothing"]] * len(first))], strict=False):
         if was == step:
             continue
         if step[0] == "broken" or step[:2] == ["error", "NameError"]:
-            return None  # what it needs was left out, or a check says so already
+            return None  # a dependency was left out, or the checks report it
         if step[0] == "endless":
             return Difference(name, lines, call, was[1], "no answer: it does not come to an end", broken=True)
         if was[0] == "error":
@@ -184,7 +182,7 @@ def _difference(name: str, lines: range, call: str, outcomes: list[Any]) -> Diff
 
 
 def _seen(plan: list[Any], skipped: list[int], call: str, outcomes: list[Any]) -> ObservedCall | None:
-    """What the tried call itself gave, in both versions; None where one of them failed before or in it."""
+    """The results of the tested call in both versions; None where one of them failed."""
     target = max(n for n, step in enumerate(plan) if not step.get("before") and not step.get("after"))
     at = target - sum(number < target for number in skipped)
     first, again, now = outcomes

@@ -25,40 +25,24 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-_MISSING = (
-    "open",
-    "exec",
-    "eval",
-    "compile",
-    "input",
-    "breakpoint",
-    "exit",
-    "quit",
-    "globals",
-    "locals",
-    "help",
-    "getattr",
-    "setattr",
-    "delattr",
-    "vars",
-    "memoryview",
-)
+_MISSING = ("open", "exec", "eval", "compile", "input", "breakpoint", "exit", "quit", "globals", "locals",
+            "help", "getattr", "setattr", "delattr", "vars", "memoryview")  # fmt: skip
 _LONGEST = 400
 LONGEST = 0.5  # seconds of one plan on one version
-_BEHIND = ("_strptime", "_decimal", "calendar", "locale")  # what the modules load only when it is needed
-# Events of the interpreter that computing raises; at any other the process ends.
+_BEHIND = ("_strptime", "_decimal", "calendar", "locale")  # imported lazily by the modules
+# Audit events that computing raises; any other ends the process.
 _HARMLESS = frozenset(("compile", "exec", "import", "sys._getframe", "builtins.id", "object.__getattr__"))
 _REFUSED = 3
 
 
 def install_audit_hook(harmless: frozenset[str] = _HARMLESS, end: Callable[[int], None] = os._exit) -> None:
-    """Let nothing but computing happen from here on. Cannot be undone."""
+    """End the process at any audit event that is not harmless. Cannot be undone."""
 
     def refuse(event: str, arguments: Any, *, known: frozenset[str] = harmless, end: Any = end) -> None:
         if event in known:
             return
         if event == "object.__setattr__" and arguments[1] == "__doc__":
-            return  # every dataclass without a text of its own gets one
+            return  # dataclasses set it
         end(_REFUSED)
 
     sys.addaudithook(refuse)
@@ -66,7 +50,7 @@ def install_audit_hook(harmless: frozenset[str] = _HARMLESS, end: Callable[[int]
 
 @functools.cache
 def _compiled(source: str) -> list[types.CodeType]:
-    """One piece of code for each statement: one that needs what was left out does not take the rest along."""
+    """One code object per statement, so that one that fails does not prevent the others."""
     parts = ast.parse(source).body
     flags = 0
     for part in parts:
@@ -76,15 +60,15 @@ def _compiled(source: str) -> list[types.CodeType]:
 
 
 class MissingDefinition(Exception):
-    """The definition needs what was left out of the module."""
+    """The called definition was left out of the module."""
 
 
 class TimeLimitReached(BaseException):
-    """A step took longer than any should. No `except Exception` of the module catches it."""
+    """A step took too long. A BaseException, so that the module cannot catch it."""
 
 
 class ModuleVersion:
-    """One version of the module, loaded."""
+    """One version of the module."""
 
     def __init__(self, source: str, modules: frozenset[str]) -> None:
         known = {name: getattr(builtins, name) for name in dir(builtins) if name not in _MISSING}
@@ -106,7 +90,7 @@ class ModuleVersion:
                 exec(part, self.names)
 
     def outcome(self, plan: list[Any], skipped: list[int]) -> list[Any]:
-        """What each step gave: a value as text, or the error and whether a `raise` made it."""
+        """The result of each step: a value as text, or the error and whether a `raise` raised it."""
         made: list[Any] = []
         told: list[Any] = []
         for number, step in enumerate(plan):
@@ -128,7 +112,7 @@ class ModuleVersion:
         return [*told, *(["state", shown_value(_fields(value))] for value in own)]
 
     def failing(self, plan: list[Any]) -> list[int]:
-        """The steps that only prepare something and fail: the others can do without them."""
+        """The preparing steps that fail; they are skipped."""
         made: list[Any] = []
         failed: list[int] = []
         for number, step in enumerate(plan):
@@ -230,18 +214,18 @@ def main() -> None:
     results: list[Any] = []
     for plan in job["plans"]:
         if time.monotonic() > until:
-            break  # what was tried by then is worth telling
+            break  # report what was run so far
         results.append(_tried(job["before"], job["after"], plan, modules))
         if any(step[0] == "endless" for told in results[-1][1] for step in told):
             break
     json.dump(results, answer)
     answer.flush()
-    os._exit(0)  # nothing that was left behind runs at the end
+    os._exit(0)  # no exit handlers
 
 
 def _tried(before: str, after: str, plan: list[Any], modules: frozenset[str]) -> list[Any]:
-    """The steps that were left out because they fail in the old version; then what came of the others, in
-    the old version twice and in the new one."""
+    """The steps that are skipped because they fail in the old version, then the results of the others: twice
+    in the old version and once in the new one."""
     told: list[Any] = []
     skipped: list[int] = []
     for number, source in enumerate((before, before, before, after)):
@@ -260,7 +244,7 @@ def _tried(before: str, after: str, plan: list[Any], modules: frozenset[str]) ->
 
 
 def _limited(seconds: float) -> None:
-    """Processor time, so that a busy machine makes no endless loop of a slow one."""
+    """Limit processor time, which does not depend on the load of the machine."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
 

@@ -13,8 +13,8 @@ import re._parser as _parser  # type: ignore[import-not-found]
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-PLANS = 40  # for each changed definition
-_WARM = 5  # calls of other methods before the one that is tried
+PLANS = 40  # per changed definition
+_WARM = 5  # calls of other methods before the tested one
 _TEXTS = ["", "a", "Hello, World!", "ab  ab", " x ", "A man a plan", "1,2,x", "/a?x=1", "-"]
 _INTS = [0, 1, 2, -1, 3, 5, 10]
 _FLOATS = [0.0, 1.0, 2.5, -1.0, 90.0]
@@ -44,7 +44,7 @@ _KINDS = {name: kind for kind, names in _WORDS.items() for name in names.split()
 
 
 class PlanGenerator:
-    """Arguments for the definitions of one module."""
+    """Generates plans for the definitions of one module."""
 
     def __init__(self, module: ast.Module, seed: str) -> None:
         self._random = random.Random(seed)
@@ -56,10 +56,10 @@ class PlanGenerator:
         self._words = sorted(word for word in words if 0 < len(word) <= 12 and "\n" not in word)
         self._matching = [text for node in ast.walk(module) for text in _matching(node, self._random)]
         self._quoted = sorted({a or b for word in words for a, b in _QUOTED.findall(word)})
-        self.doubtful = False  # the last plan has an argument that nothing speaks for
+        self.doubtful = False  # the last plan has a guessed argument
 
     def plans(self, name: str) -> Iterator[list[Any]]:
-        """Plans that end in a call of the function `f` or the method `C.m`, with ever other arguments."""
+        """Plans that end in a call of the function `f` or the method `C.m`, with varying arguments."""
         owner, _, method = name.rpartition(".")
         for _ in range(PLANS):
             plan: list[Any] = []
@@ -79,7 +79,7 @@ class PlanGenerator:
                 if target is None:
                     return
                 others = [m for m in self._methods(owner) if m.name != method and not m.name.startswith("_")]
-                # What it did before is part of what an object is: a second call may show what the first hid.
+                # Earlier calls change an object's state, so a second call may show a difference.
                 earlier = [*others, target, target]
                 for other in self._random.choices(earlier, k=self._random.randint(0, _WARM)):
                     plan.append({**self._call(made, other, plan), "before": True})
@@ -102,7 +102,7 @@ class PlanGenerator:
         )
 
     def _object(self, name: str, plan: list[Any], depth: int) -> int | None:
-        """Make an object of a class; the step that made it."""
+        """Add a step that creates an object of a class; its number."""
         node = self._classes.get(name)
         if node is None or depth > 2:
             return None
@@ -197,7 +197,7 @@ class PlanGenerator:
                 return pick([*_INTS, *_TEXTS[:4], [1, 2, 3], [], None])
 
     def _dict(self) -> Any:
-        """Keys that the module speaks of, with values of all kinds."""
+        """Keys that occur in the module, with values of all kinds."""
         pick = self._random.choice
         values = [*_INTS, *_TEXTS, "true", "500", 500, {"dict": [["b", 2]]}]
         keys = self._random.sample(self._words, min(len(self._words), self._random.randint(0, 4)))
@@ -226,7 +226,7 @@ def _annotated(annotation: ast.expr | None) -> str:
 
 
 def _defaulted(default: ast.expr | None) -> str:
-    """The kind of a parameter by what it is when nobody gives it."""
+    """The kind of a parameter by its default."""
     if isinstance(default, ast.Constant) and default.value is not None:
         kind = type(default.value).__name__
         return {"str": "text", "bool": "bool", "int": "int", "float": "float"}.get(kind, "")
@@ -235,11 +235,11 @@ def _defaulted(default: ast.expr | None) -> str:
     return {ast.List: "list", ast.Tuple: "list", ast.Dict: "dict"}.get(type(default), "")
 
 
-# ── texts that the module itself speaks of ────────────────────────────────────────────────────
+# ── texts from the module ──
 
 
 def _matching(node: ast.AST, chance: random.Random) -> list[str]:
-    """Texts that a pattern of the module matches, where the node is one that is compiled."""
+    """Texts that match a regular expression of the module."""
     if not (isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Attribute)):
         return []
     if ast.unparse(node.func) not in ("re.compile", "re.match", "re.fullmatch", "re.search", "re.findall"):
@@ -255,7 +255,7 @@ def _matching(node: ast.AST, chance: random.Random) -> list[str]:
 
 
 def _written(parsed: Any, chance: random.Random) -> str:
-    """A text for a parsed pattern; what looks around it is not obeyed."""
+    """A text for a parsed pattern; lookarounds are ignored."""
     out = ""
     for op, given in parsed:
         match str(op):
@@ -304,12 +304,12 @@ def _decorator(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
-# ── as a person would write it ────────────────────────────────────────────────────────────────
+# ── formatting ──
 
 
 def format_plan(plan: Sequence[Any], skipped: Collection[int] = ()) -> str:
-    """A plan as a person would write it: an object that is used once stands where it is used, one that is
-    used again has a name. `skipped`: steps that were left out."""
+    """A plan as readable code: an object that is used once is inlined, one that is used again gets a name.
+    `skipped`: steps that were left out."""
     kept = [item for number, item in enumerate(plan) if number not in skipped]
     users = [[item for item in kept if item is not step and _uses(item, i)] for i, step in enumerate(plan)]
     names: dict[int, str] = {}

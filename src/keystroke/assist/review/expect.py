@@ -15,9 +15,9 @@ from keystroke.assist.edit import Writer
 from keystroke.assist.edit.blocks import fenced
 from keystroke.assist.review.scripts import Claim, docstring_examples, parse_claims
 
-TESTS = 40  # test files that are looked into
+TESTS = 40  # test files that are read
 _SIZE = 300_000  # bytes of one
-_SHOWN = 140  # lines of a module that is shown whole
+_SHOWN = 140  # lines of a module that the model is shown
 _ANSWER = 1_600  # characters of an answer that are read
 _SKIPPED = {"node_modules", "venv", "site-packages", "__pycache__", "build", "dist"}
 _SYSTEM = (
@@ -27,12 +27,12 @@ _SYSTEM = (
 
 
 def claims_from_docstrings(text: str, names: Collection[str]) -> list[Claim]:
-    """What the examples in a module's docstrings say."""
+    """Claims from the examples in a module's docstrings."""
     return [claim for code in docstring_examples(text) for claim in parse_claims(code, names)]
 
 
 def claims_from_tests(root: Path, path: str, names: Collection[str]) -> Iterator[tuple[str, Claim]]:
-    """What the project's tests say of a module's definitions, each with the test file's path."""
+    """Claims from the project's tests about a module's definitions, each with the test file's path."""
     module = Path(path).stem
     wanted = re.compile(rf"\b(?:from|import)\s+[\w.]*\b{re.escape(module)}\b")
     looked = 0
@@ -55,7 +55,7 @@ def claims_from_tests(root: Path, path: str, names: Collection[str]) -> Iterator
 
 
 def claims_from_model(text: str, name: str, names: Collection[str], writer: Writer) -> list[Claim]:
-    """What a model says of a definition whose code it does not see."""
+    """Claims of a model about a definition whose code it does not see."""
     shown = without_body(text, name)
     if shown is None:
         return []
@@ -72,14 +72,14 @@ def claims_from_model(text: str, name: str, names: Collection[str], writer: Writ
         if len(answer) > _ANSWER or answer.rstrip().count("```") > 1:
             break
     code = answer.partition("```")[2].partition("\n")[2].partition("```")[0] or answer
-    # What stands behind a line that does not parse is lost, so each line that can stand alone does.
+    # If the whole does not parse, each line is tried alone.
     whole = parse_claims(code, names)
     return whole or [claim for line in code.split("\n") for claim in parse_claims(line.strip(), names)]
 
 
 def without_body(text: str, name: str) -> str | None:
-    """The module with the code of one definition hidden; of a long one only what the definition is part of.
-    None where there is no such definition."""
+    """The module with the body of one definition hidden; of a long module only the part around it. None where
+    there is no such definition."""
     try:
         module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):

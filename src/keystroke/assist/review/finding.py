@@ -11,7 +11,7 @@ from keystroke.text import Edit
 
 @dataclass(frozen=True, slots=True)
 class ReviewFix:
-    """Edits after which whoever found the fault no longer finds it; the text parses as before."""
+    """Edits that remove the finding; the text still parses."""
 
     title: str
     edits: tuple[Edit, ...]
@@ -32,11 +32,11 @@ class ReviewFinding:
 
     @property
     def subject(self) -> tuple[str, int, str]:
-        """What two tools mean when they say the same thing in their own words."""
+        """Equal for findings of two tools about the same fault."""
         return self.path, self.line, SAME.get(self.code, self.code)
 
 
-# Codes of ruff that say what our own check says.
+# Codes of ruff and the equivalent codes of our own check.
 SAME = {
     "F401": "unused-import",
     "F541": "useless-f-prefix",

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_ENOUGH = 6  # different results that have something in common
+_ENOUGH = 6  # different results with the property
 _NAMED = re.compile(r"\b(?:list|tuple)\[")
 UNKNOWN = object()
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedCall:
-    """One call: its arguments as far as they are plain values, and what it gave before and now."""
+    """One call with its plain arguments, and its results before and after the change."""
 
     call: str
     arguments: tuple[Any, ...]
@@ -30,7 +30,7 @@ class ObservedCall:
 
 
 def literal(text: str) -> Any:
-    """A value by its text; UNKNOWN where it is no plain one."""
+    """The value of a literal; UNKNOWN for any other text."""
     try:
         return ast.literal_eval(_NAMED.sub("[", text))
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
@@ -38,7 +38,7 @@ def literal(text: str) -> Any:
 
 
 def matches_result(expected: str, result: str) -> bool:
-    """Whether a text says what a call gave: the same error, or the same value up to the last digits."""
+    """Whether `expected` matches a result: the same error, or the same value up to rounding."""
     if error := _error(result):
         return expected.startswith(error)
     return _same(literal(expected), literal(result))
@@ -64,7 +64,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def find_lost_invariant(seen: Sequence[ObservedCall]) -> tuple[ObservedCall, str] | None:
-    """A call whose result lacks what all results had in common, and what that was."""
+    """A call whose result lost a property that all results had, and that property."""
     known = [item for item in seen if item.before is not UNKNOWN]
     for what, about, holds in _INVARIANTS:
         concerned = [item for item in known if about(item, item.before)]
@@ -85,7 +85,7 @@ def find_lost_invariant(seen: Sequence[ObservedCall]) -> tuple[ObservedCall, str
     return None
 
 
-# ── what results can have in common ───────────────────────────────────────────────────────────
+# ── properties of results ──
 
 _About = Callable[[ObservedCall, Any], bool]
 
@@ -122,7 +122,7 @@ def _limits(item: ObservedCall) -> list[float]:
 
 
 def _under(item: ObservedCall, value: Any) -> bool:
-    """Whether no number of the result is above the largest number that was given."""
+    """Whether no number of the result exceeds the largest numeric argument."""
     numbers = value if isinstance(value, list) else [value]
     limits = _limits(item)
     return not limits or max(numbers, default=0) <= max(limits)

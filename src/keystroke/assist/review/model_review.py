@@ -20,7 +20,7 @@ from keystroke.assist.review.confirm import new_has_defect
 from keystroke.assist.review.finding import ReviewFinding, ReviewFix
 from keystroke.text import Document, Edit, apply_edits
 
-MAX_LINES = 400  # changed lines of one file that are shown; a person would not review more at once
+MAX_LINES = 400  # changed lines of one file that are shown
 MAX_REMARKS = 5
 AROUND = 15
 _LONGEST = 4000  # characters of one remark
@@ -40,7 +40,7 @@ class _Remark(msgspec.Struct):
 
 
 def model_findings(file: ChangedFile, root: Path, writer: Writer, rules: str = "") -> Iterator[ReviewFinding]:
-    """The model's findings in one file: those of its remarks that it confirms when asked the other way."""
+    """The model's remarks on one file that it confirms in a second question."""
     system = f"{_SYSTEM}\n\nThe project's rules:\n{rules.strip()}" if rules.strip() else _SYSTEM
     messages = [{"role": "system", "content": system}, {"role": "user", "content": _shown(file)}]
     document = Document(file.text)
@@ -52,20 +52,20 @@ def model_findings(file: ChangedFile, root: Path, writer: Writer, rules: str = "
         if len(told) >= MAX_REMARKS:
             break
     for finding in told:
-        # What cannot be compared with an earlier text has nothing to be confirmed by.
+        # Without an earlier text there is nothing to compare, and the remark is dropped.
         if new_has_defect(file, finding.line, finding.message, writer):
             yield finding
 
 
 def _objects(pieces: Iterator[str]) -> Iterator[str]:
-    """The JSON objects of an answer as they are complete: one a line, as was asked, or over several lines."""
+    """The JSON objects of an answer as they are completed, one per line or over several lines."""
     line = pending = ""
     for piece in itertools.chain(pieces, ("\n",)):
         *lines, line = (line + piece).split("\n")
         for text in lines:
             bare = text.strip().strip("`").strip()
             if bare == "{" or (bare.startswith("{") and '"line"' in bare):
-                pending = ""  # another one begins
+                pending = ""  # a new one begins
             pending = f"{pending}{bare} " if pending or bare.startswith("{") else ""
             if _whole(whole := pending.rstrip(" ,")):
                 yield whole

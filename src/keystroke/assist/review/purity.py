@@ -28,7 +28,7 @@ __repr__ __str__ __hash__ __contains__ __getitem__ __post_init__ __wrapped__
 _LOADING = _set("""
 read_text read_bytes write_text write_bytes unlink system popen sleep now today utcnow load dump
 """)
-# Ways from a value to the interpreter: frames, code, attributes by a name made at run time, evaluated text.
+# Ways from a value into the interpreter: frames, code, dynamic attributes, evaluated text.
 _INWARD = _set("""
 gi_frame gi_code cr_frame cr_code ag_frame tb_frame f_back f_builtins f_globals f_locals f_code
 attrgetter methodcaller get_type_hints ForwardRef Formatter singledispatch singledispatchmethod
@@ -39,7 +39,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def pure_part(text: str) -> ast.Module | None:
-    """The module with nothing in it that does more than compute; None where the text does not parse."""
+    """The pure part of the module; None where the text does not parse."""
     try:
         module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
@@ -59,7 +59,7 @@ def _kept(node: ast.stmt) -> bool:
 
 
 def is_pure(node: ast.AST) -> bool:
-    """Whether nothing below this node can do more than compute."""
+    """Whether everything below this node is pure."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Name) and (inner.id in _BANNED or _odd(inner.id)):
             return False
@@ -77,8 +77,7 @@ def is_pure(node: ast.AST) -> bool:
 
 
 def is_plain_attribute(name: str) -> bool:
-    """Whether an attribute of this name can only be one that the module gave its objects, or a plain value
-    has."""
+    """Whether the attribute name is harmless on the module's objects and on plain values."""
     return not name.startswith("_") and name not in _LOADING | _INWARD | _BANNED | {"format", "format_map"}
 
 

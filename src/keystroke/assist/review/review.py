@@ -35,8 +35,8 @@ from keystroke.text import Document, Edit, apply_edits
 
 _SEVERITY = {Level.ERROR: Severity.HIGH, Level.WARNING: Severity.MEDIUM, Level.HINT: Severity.LOW}
 
-CLAIMS = 60  # of tests and documentation that are tried for one file
-ASKED = 3  # definitions of one file that a model is asked about
+CLAIMS = 60  # from tests and documentation, per file
+ASKED = 3  # definitions per file that a model is asked about
 
 
 def review(
@@ -48,16 +48,15 @@ def review(
     run: bool = True,
     remark: bool = True,
 ) -> Iterator[ReviewFinding | str]:
-    """Findings as they are found; a text between them says what could not be reviewed, or what a model
-    suspects. `run`: definitions that only compute may be run, old and new, on examples. `remark`: the model
-    is asked for remarks of its own, and not only about examples."""
+    """Yield findings; a text between them says what could not be reviewed, or what a model suspects. `run`:
+    run pure definitions, old and new, on examples. `remark`: also ask the model for its own remarks."""
     program = find_ruff(root)
     project = Project(root)
-    shown: dict[str, set[int]] = {}  # lines of definitions that an example has shown to go wrong
+    shown: dict[str, set[int]] = {}  # lines of definitions with a finding from an example
     for file in files:
         seen: set[tuple[str, int, str]] = set()
         audited: set[int] = set()
-        wrong: set[int] = set()  # lines that cannot run: an example would only say it again
+        wrong: set[int] = set()  # lines that cannot run, so examples add nothing
         for finding in _of_file(file, root, project, program):
             if isinstance(finding, str):
                 yield finding
@@ -121,7 +120,7 @@ def _checked(file: ChangedFile, root: Path, project: Project) -> Iterator[Review
         and (base := committed_text(root, file.path))
         and not find_syntax_slips(base, language)
     ):
-        mark_parsed(root / file.path)  # the grammar understands this file
+        mark_parsed(root / file.path)  # the grammar parses this file
     document = Document(file.text)
     for item in check(file.text, root / file.path, project=project):
         fix = ReviewFix(item.fixes[0].title, item.fixes[0].edits) if item.fixes else None
@@ -137,7 +136,7 @@ def _audited(file: ChangedFile) -> Iterator[ReviewFinding]:
     for item in Auditor(language).audit(file.text):
         fix = ReviewFix(item.fixes[0].title, item.fixes[0].edits) if item.fixes else None
         message = f"{item.message} (CWE-{item.cwe})"
-        if fix is None and item.suggestions:  # only the direction is known: said, never applied
+        if fix is None and item.suggestions:  # mentioned, never applied
             message += f" Suggestion: {item.suggestions[0].title}."
         yield from _placed(
             file, document, "audit", item.rule, item.severity, message, (item.start, item.end), fix
@@ -172,10 +171,9 @@ def _suspicion(finding: ReviewFinding) -> str:
 def _demonstrated(
     file: ChangedFile, root: Path, writer: Writer | None, wrong: Set[int]
 ) -> Iterator[tuple[ReviewFinding, Iterable[int]]]:
-    """What running both versions shows, each finding with the lines of its definition: what a test or the
-    documentation says and no longer holds; calls that fail now, or whose results lack what all had; and calls
-    that give something else, if a model that does not see the code expects what they gave. Definitions with
-    `wrong` lines are known not to run."""
+    """Findings from running both versions, with the lines of their definition: claims of tests or
+    documentation that no longer hold, calls that fail now or lose a common property, and results that a
+    model, without seeing the code, expects to be as before. Definitions with `wrong` lines are skipped."""
     if file.before is None or not is_python(file.path):
         return
     changed = changed_definitions(file.before, file.text)
@@ -199,7 +197,7 @@ def _shown_by_running(
         *((file.path, c) for c in claims_from_docstrings(file.text, names)),
     ]
     where = {id(claim): path for path, claim in said}
-    meant: set[str] = set()  # a test or the documentation went along with the change
+    meant: set[str] = set()  # a test or the documentation changed with it
     for found in (
         find_contradictions(before, file.text, [claim for _, claim in said][:CLAIMS]) if changed else ()
     ):
@@ -233,7 +231,7 @@ def _shown_by_running(
 
 
 def _concerned(claim: Claim, changed: Mapping[str, range]) -> str | None:
-    """The changed definition that a claim is about: the last that it calls."""
+    """The changed definition that a claim is about: the last one it calls."""
     for step in reversed(claim.plan):
         for name in changed:
             if name.rpartition(".")[2] == step["call"]:
@@ -242,15 +240,15 @@ def _concerned(claim: Claim, changed: Mapping[str, range]) -> str | None:
 
 
 def sort_findings(findings: Iterable[ReviewFinding]) -> list[ReviewFinding]:
-    """The gravest first, then in the order of the files."""
+    """Sort by severity, then by file and position."""
     return sorted(findings, key=lambda item: (-item.severity.rank, item.path, item.start, item.code))
 
 
 def combine_fixes(
     files: Sequence[ChangedFile], findings: Iterable[ReviewFinding]
 ) -> tuple[dict[str, tuple[Edit, ...]], list[ReviewFinding]]:
-    """The edits that apply the fixes of these findings together, by file, and the findings they mend. A fix
-    that touches what another has changed is left for the next review, and so is one that breaks the file."""
+    """The edits that apply the fixes of these findings together, by file, and the fixed findings. A fix that
+    overlaps another, or breaks the file, is left out."""
     texts = {file.path: file.text for file in files if file.on_disk}
     edits: dict[str, tuple[Edit, ...]] = {}
     done: list[ReviewFinding] = []

@@ -18,13 +18,13 @@ _MOST = 30  # steps of a plan
 
 
 class _Unknown(Exception):
-    """Not one of the forms that are understood."""
+    """An unsupported form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """After the steps of `plan` the last one gives what `expected` says: a value as code, or the name of an
-    error. `text` is the claim as it was written, `line` where (from 1)."""
+    """The last step of `plan` returns `expected`: a value as code, or the name of an error. `text` is the
+    claim as written, at `line` (from 1)."""
 
     plan: tuple[Any, ...]
     expected: str
@@ -33,7 +33,7 @@ class Claim:
 
 
 def parse_claims(code: str, names: Collection[str]) -> list[Claim]:
-    """What a script, or each test in it, claims of the definitions in `names`."""
+    """The claims of a script, or of each test in it, about the definitions in `names`."""
     try:
         module = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError):
@@ -46,7 +46,7 @@ def parse_claims(code: str, names: Collection[str]) -> list[Claim]:
 
 
 def docstring_examples(text: str) -> Iterator[str]:
-    """The examples in the docstrings of a module, as code: calls behind `>>>` with what they give."""
+    """The `>>>` examples in the docstrings of a module, as code."""
     try:
         module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
@@ -68,7 +68,7 @@ def docstring_examples(text: str) -> Iterator[str]:
 
 
 def _claimed(body: Sequence[ast.stmt], names: Collection[str]) -> Iterator[Claim]:
-    """The claims of one script, as far as everything before them is understood."""
+    """The claims of one script, up to the first unsupported statement."""
     steps = _Steps(names)
     for node in body:
         try:
@@ -87,7 +87,7 @@ def _claimed(body: Sequence[ast.stmt], names: Collection[str]) -> Iterator[Claim
                 return
         except (_Unknown, RecursionError):
             if isinstance(node, ast.Assert | ast.With):
-                continue  # nothing depends on it
+                continue  # later statements do not depend on it
             return
 
 
@@ -105,7 +105,7 @@ class _Steps:
             raise _Unknown
 
     def expression(self, node: ast.expr) -> Iterator[Claim]:
-        """A call on its own; of `assertEqual` and its kind, a claim."""
+        """A call; one of `assertEqual` and similar is a claim."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name, given = node.func.attr, node.args
             if name in ("assertEqual", "assertEquals") and len(given) >= 2:

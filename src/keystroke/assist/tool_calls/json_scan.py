@@ -40,7 +40,7 @@ class ValueScanner:
 
 
 class StringReader:
-    """The text of the member `key`, as far as it is there: `{"key": "text` of an object with one member."""
+    """Decodes the string member `key` of an object with one member, as far as it is written."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -51,10 +51,9 @@ class StringReader:
         self._pending += text
         if not self._inside:
             begins = json.dumps(self._key) + ":"
-            head, found, rest = self._pending.partition(begins)
+            _, found, rest = self._pending.partition(begins)
             if not found or not rest.lstrip().startswith('"'):
                 return ""
-            del head
             self._inside, self._pending = True, rest.lstrip()[1:]
         if self._over:
             return ""
@@ -68,7 +67,7 @@ class StringReader:
                 size = 6 if self._pending[at + 1 : at + 2] == "u" else 2
                 pair = self._pending[at : at + 12]
                 if size == 6 and "\\ud8" <= pair[:4].lower() <= "\\udb":
-                    size = 12  # two halves of one character
+                    size = 12  # a surrogate pair
             if at + size > len(self._pending):
                 break
             at += size

@@ -48,9 +48,8 @@ _FENCED = re.compile(r"```[\w-]*[ \t]*\n\s*")
 
 
 class AnswerParser:
-    """`held`: a grammar holds the model to calls of `toolset`. `parallel` off: one call is all there is, what
-    follows is text. `formatted`: the text of the answer has a form of its own, so that calls are the whole of
-    an answer or nothing of it."""
+    """`held`: a grammar constrains the calls of `toolset`. `parallel` False: text after the first call is not
+    parsed. `formatted`: the answer has a required format, so it consists of calls or contains none."""
 
     def __init__(
         self, toolset: Toolset, *, held: bool = False, parallel: bool = True, formatted: bool = False
@@ -62,17 +61,17 @@ class AnswerParser:
         self._heads = head_pattern(shown.name for shown in toolset.shown) if held and toolset else None
         self._pending = ""
         self._state: Callable[[list[Segment]], bool] = self._text
-        self._start = True  # nothing but white space came so far
-        self._gap = False  # right after a call or a thought: white space there means nothing
-        # Of the call under way, or of what may become one:
-        self._mark = ""  # what it began with
-        self._scanner = ValueScanner()  # finds its end, or that of its arguments
-        self._scanned = self._looked = 0  # where its end, and where a head, is looked for next
+        self._start = True  # only white space so far
+        self._gap = False  # right after a call or reasoning: white space is dropped
+        # Of the current call, or of what may become one:
+        self._mark = ""  # its opening
+        self._scanner = ValueScanner()  # finds the end of it or of its arguments
+        self._scanned = self._looked = 0  # where the search for its end, and for a head, continues
         self._listed = False  # one of several in a JSON list
         self._shown: ShownTool | None = None
         self._input: StringReader | None = None
-        self._head = self._arguments = ""  # of an edit, as written: it is given when it is whole
-        self._braced = False  # the brace that closes the call has come
+        self._head = self._arguments = ""  # of an edit, which is emitted when it is complete
+        self._braced = False  # the closing brace was read
 
     def feed(self, text: str) -> list[Segment]:
         if self._quiet and not (self._toolset and _NOTABLE.search(text)):
@@ -84,7 +83,7 @@ class AnswerParser:
         return out
 
     def finish(self) -> list[Segment]:
-        """The end of the text: what was held back is given as what it is."""
+        """The end of the text: emit what was held back."""
         out: list[Segment] = []
         pending, self._pending = self._pending, ""
         if self._state == self._call:
@@ -105,7 +104,7 @@ class AnswerParser:
     def _quiet(self) -> bool:
         return self._state == self._text and not (self._pending or self._start or self._gap)
 
-    # States: each consumes a piece of what is pending; False when nothing more can be said yet.
+    # States: each consumes part of the pending text and returns whether to continue.
 
     def _text(self, out: list[Segment]) -> bool:
         if self._gap:
@@ -116,22 +115,22 @@ class AnswerParser:
         if self._start:
             stripped = self._pending.lstrip()
             if not stripped or (THINK.startswith(stripped) and stripped != THINK):
-                return False  # may yet become a thought
+                return False  # may become reasoning
             if stripped.startswith(THINK):
                 self._pending, self._state, self._start = stripped[len(THINK) :], self._thought, False
                 return True
             if self._formatted:
                 return self._first_of_format(stripped)
             if self._toolset and stripped[0] in "{`":
-                self._pending = stripped  # white space before a call means nothing
+                self._pending = stripped  # drop white space before a call
             else:
                 self._start = False
         if not self._toolset:
-            return self._say(len(self._pending), out)
+            return self._emit_text(len(self._pending), out)
         at, mark = self._next_mark()
         if mark is None:
-            return self._say(at, out)
-        self._say(at, out)
+            return self._emit_text(at, out)
+        self._emit_text(at, out)
         if mark == _FENCE:
             return self._fence(out)
         if mark == "{":
@@ -141,19 +140,19 @@ class AnswerParser:
         return self._begin(mark)
 
     def _plain(self, out: list[Segment]) -> bool:
-        """Text and nothing else to the end."""
+        """Only text, up to the end."""
         if self._gap:
             self._pending = self._pending.lstrip()
             self._gap = not self._pending
-        return self._say(len(self._pending), out)
+        return self._emit_text(len(self._pending), out)
 
     def _all(self, out: list[Segment]) -> bool:
-        """Perhaps calls from end to end: known when all is there."""
+        """Possibly only calls: decided in `finish`."""
         del out
         return False
 
     def _next_mark(self) -> tuple[int, str | None]:
-        """Where the next call may begin, and with what; without one, how much is text for certain."""
+        """Where the next call may begin, and its mark; without one, how much is certainly text."""
         pending = self._pending
         found = [(at, mark) for mark in _MARKS if (at := pending.find(mark)) >= 0]
         first = next(
@@ -171,7 +170,7 @@ class AnswerParser:
         return len(pending) - max(_overlap(pending, mark) for mark in _MARKS), None
 
     def _fence(self, out: list[Segment]) -> bool:
-        """A fenced block may be a call: held until that is known, which takes a few characters."""
+        """A fenced block may be a call; a few characters decide."""
         match = _FENCED.match(self._pending)
         if match is None:
             if "\n" in self._pending[3:] or len(self._pending) > 40:
@@ -203,7 +202,7 @@ class AnswerParser:
         if at:
             out.append(ReasoningSegment(self._pending[:at]))
         self._pending, self._state, self._gap = self._pending[at + len(THINK_END) :], self._text, True
-        self._start = True  # a bare call may follow a thought
+        self._start = True  # a bare call may follow
         return True
 
     def _begin(self, mark: str) -> bool:
@@ -215,7 +214,7 @@ class AnswerParser:
         """Inside what may be a call."""
         begun = self._pending.lstrip()
         if begun and begun[0] not in "{[<," and self._mark in (CALL, LIST, _TAG):
-            out.append(TextSegment(self._opening))  # only the mark, spoken of
+            out.append(TextSegment(self._opening))  # only a mention of the mark
             return self._resume(False)
         end = self._end()
         head = self._next_head()
@@ -230,7 +229,7 @@ class AnswerParser:
         return self._resume(bool(calls))
 
     def _begin_held(self, head: re.Match[str], out: list[Segment]) -> bool:
-        """The grammar has a call begin here."""
+        """A call begins here, according to the grammar."""
         before = self._pending[: head.start()]
         if before.strip(" \t\r\n[,"):  # not only the brackets of a list
             out.append(TextSegment(self._opening + before))
@@ -248,7 +247,7 @@ class AnswerParser:
         return True
 
     def _stream(self, out: list[Segment]) -> bool:
-        """Arguments as they are written; those of an edit when they are whole."""
+        """Stream the arguments; those of an edit are emitted when they are complete."""
         if not self._scanner.begun:
             self._pending = self._pending.lstrip()
         size = self._scanner.feed(self._pending)
@@ -279,7 +278,7 @@ class AnswerParser:
         return True
 
     def _tail(self, out: list[Segment]) -> bool:
-        """What closes a call after its arguments: a brace, a list's bracket, the counterpart of its mark."""
+        """Read what closes a call after its arguments: a brace, a bracket, the closing mark."""
         rest = self._pending = self._pending.lstrip()
         if not self._braced:
             if not rest:
@@ -310,10 +309,10 @@ class AnswerParser:
     # Whole calls
 
     def _end(self) -> tuple[int, int] | None:
-        """Where the call under way ends, and where the text after it begins; None: that is yet to come."""
+        """Where the current call ends and the text after it begins; None: not yet."""
         before, self._scanned = self._scanned, len(self._pending)
         if self._closing:
-            # A fence ends on a line of its own: within JSON a line's end is escaped.
+            # A closing fence is on its own line; in JSON strings line ends are escaped.
             closing = f"\n{_FENCE}" if self._closing == _FENCE else self._closing
             at = self._pending.find(closing, max(before - len(closing), 0))
             return None if at < 0 else (at, at + len(closing))
@@ -324,7 +323,7 @@ class AnswerParser:
         return (size, size) if self._scanner.ended else None
 
     def _next_head(self) -> re.Match[str] | None:
-        """Where the grammar has a call begin, in what may be one."""
+        """Where the grammar begins a call in the pending text."""
         if self._heads is None:
             return None
         head = self._heads.search(self._pending, self._looked)
@@ -335,18 +334,18 @@ class AnswerParser:
 
     @property
     def _closing(self) -> str:
-        """The counterpart of the mark."""
+        """The closing mark."""
         return CALL_END if self._mark == CALL else _FENCE if self._mark.startswith(_FENCE) else ""
 
     @property
     def _opening(self) -> str:
-        """The mark, where it was taken off what is pending and stands for nothing yet."""
+        """The mark, if it was removed from the pending text and not emitted."""
         return "" if self._listed or self._mark[-1:] in ("=", '"') else self._mark
 
     def _whole(self, body: str) -> list[ToolCallSegment]:
         return parse_whole_calls(self._toolset, body, held=self._held)
 
-    # Answers that have a form
+    # Answers with a required format
 
     def _first_of_format(self, stripped: str) -> bool:
         leads = [CALL, LIST, *(f'{{"name": {json.dumps(s.name)}, "' for s in self._toolset.shown)]
@@ -359,7 +358,7 @@ class AnswerParser:
         return True
 
     def _calls_alone(self, text: str) -> list[ToolCallSegment]:
-        """The calls that a whole answer consists of; none where it is something else."""
+        """The calls of an answer that consists only of calls, else an empty list."""
         rest, calls = text.strip(), list[ToolCallSegment]()
         if rest.startswith(LIST):
             rest = rest[len(LIST) :].lstrip()
@@ -373,7 +372,7 @@ class AnswerParser:
             rest = rest[size:].lstrip().removeprefix(CALL_END).lstrip()
         return calls if self._parallel or len(calls) == 1 else []
 
-    def _say(self, length: int, out: list[Segment]) -> bool:
+    def _emit_text(self, length: int, out: list[Segment]) -> bool:
         if length > 0:
             out.append(TextSegment(self._pending[:length]))
             self._pending = self._pending[length:]
@@ -382,7 +381,7 @@ class AnswerParser:
 
 
 def starts_bare_call(text: str) -> bool | None:
-    """Whether `text` begins with {"name": as a call without marks does; None: it may yet."""
+    """Whether `text` begins with {"name": as a call without marks does; None: undecided."""
     for part in ("{", '"name"', ":"):
         text = text.lstrip(" \t\r\n")
         if not text.startswith(part):
@@ -392,7 +391,7 @@ def starts_bare_call(text: str) -> bool | None:
 
 
 def _overlap(text: str, mark: str) -> int:
-    """How many last characters of `text` could be the beginning of `mark`."""
+    """How many characters at the end of `text` could be the beginning of `mark`."""
     for length in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:length]):
             return length

@@ -11,7 +11,7 @@ from typing import Any
 BEGIN, END = "*** Begin Patch", "*** End Patch"
 _ADD, _DELETE, _UPDATE = "*** Add File: ", "*** Delete File: ", "*** Update File: "
 
-# Name, what it is said to do, and its parameters in order.
+# Name, description, and parameters in order.
 EDITS: dict[str, tuple[str, dict[str, str]]] = {
     "replace_lines": (
         "Edits a file: replaces lines that you have read.",
@@ -42,7 +42,7 @@ def patch_from_call(name: str, arguments: Any) -> str | None:
     if name == "write_file":
         return _patch(f"{_ADD}{path}", *(f"+{line}" for line in _lines(arguments["content"]) or [""]))
     old, new = _lines(arguments["old"]), _lines(arguments["new"])
-    # What both begin or end with is context: the patch then says only what changes.
+    # Common lines at the start and end become context.
     head = 0
     while head < min(len(old), len(new)) and old[head] == new[head]:
         head += 1
@@ -57,7 +57,7 @@ def patch_from_call(name: str, arguments: Any) -> str | None:
 
 
 def calls_from_patch(patch: str) -> list[tuple[str, dict[str, str]]] | None:
-    """The calls that a patch stands for, so that a model sees its own; None where it is no such patch."""
+    """The calls that a patch corresponds to, so that a model sees its own; None for another format."""
     lines = patch.strip("\n").split("\n")
     if lines[:1] != [BEGIN] or lines[-1:] != [END]:
         return None

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 MOST_LINES = 3000
-MOST_CHARACTERS = 100_000  # of a grammar that must be compiled before the first token
+MOST_CHARACTERS = 100_000  # the grammar is compiled before the first token
 _ENDED = re.compile(r"\(End of file\b[^)]*\)")
 _COUNTED = re.compile(r"[ \t]*0*(\d+)(?:[|:] ?|\t|→)")
 _NUMBERED = re.compile(r"\s*\d+[ \t]*[|:\t-][ \t]?|\s{0,5}\d+\t")
@@ -36,9 +36,8 @@ def seen_lines(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def strip_line_numbers(text: str) -> str:
-    """What a tool for reading showed, without the numbers that it put before every line of a file and its
-    note that the file ends: a small model that writes the file anew would write them too. Numbers that do not
-    count up are the file's own, and so is a note where nothing is counted."""
+    """The output of a reading tool without its line numbers and end-of-file note, which a small model would
+    copy into the file. Numbers that do not count up belong to the file."""
     lines = text.split("\n")
     found = {at: match for at, line in enumerate(lines) if (match := _COUNTED.match(line))}
     numbers = {at: int(match[1]) for at, match in found.items()}
@@ -54,8 +53,7 @@ def strip_line_numbers(text: str) -> str:
 
 
 def quoted_lines_term(lines: Iterable[str]) -> str:
-    """A Lark term: consecutive lines, perhaps none, as they stand inside a JSON string; the end of the last
-    may be left out."""
+    """A Lark term for any run of consecutive lines inside a JSON string; the last line end is optional."""
     chunks: list[str] = []
     for line in lines:
         text = line.removesuffix("\n")

@@ -19,7 +19,7 @@ class ReasoningSegment:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallSegment:
-    """A call that is whole: JSON arguments of a function, the input text of a custom tool."""
+    """A complete call: the JSON arguments of a function, or the input of a custom tool."""
 
     tool: OfferedTool
     payload: str

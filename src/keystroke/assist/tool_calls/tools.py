@@ -15,8 +15,8 @@ import msgspec
 
 from keystroke.assist.tool_calls.patches import EDITS, patch_from_call
 
-MOST_SHOWN = 6  # tools that a small model is shown; one or two are best, an agent's loop needs these
-_FEW = 3  # so few tools are shown whatever they are called
+MOST_SHOWN = 6  # tools that a small model is shown
+_FEW = 3  # up to this many tools are always shown
 _LONGEST = 160  # characters of a short description
 _WORK = frozenset(  # words of tools that work on files and run commands
     re.findall(
@@ -31,7 +31,7 @@ _OLD = re.compile(r"old(_?(str|string|text|lines|code))?", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool the client offered. A custom tool takes one text, its `input`, perhaps of a grammar."""
+    """A tool the client offers. A custom tool takes one text, `input`, optionally with a grammar."""
 
     name: str
     custom: bool = False
@@ -43,19 +43,19 @@ class OfferedTool:
 
     @property
     def is_patch(self) -> bool:
-        """Whether its input is a patch as Codex's apply_patch takes it."""
+        """Whether its input is a patch in the format of Codex's apply_patch."""
         return self.custom and "*** Begin Patch" in (self.grammar or ("", self.description))[1]
 
 
 @dataclass(frozen=True, slots=True)
 class ShownTool:
-    """A function that the model may call; `tool` is what its call becomes a call of."""
+    """A function that the model may call; its calls become calls of `tool`."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
     tool: OfferedTool
-    grounded: frozenset[str] = frozenset()  # parameters whose text must be text that the model has seen
+    grounded: frozenset[str] = frozenset()  # parameters that must quote lines the model has seen
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class ShownTool:
         return self.tool.is_patch and self.name != self.tool.name
 
     def payload(self, arguments: Any) -> str | None:
-        """What the client receives for a call with these arguments; None where they are no call of it."""
+        """What the client receives for a call with these arguments; None where they are invalid."""
         if self.is_edit:
             return patch_from_call(self.name, arguments)
         if self.tool.custom:
@@ -109,8 +109,8 @@ def whole_toolset(offered: Sequence[OfferedTool]) -> Toolset:
 
 
 def short_toolset(offered: Sequence[OfferedTool], asked: str = "") -> Toolset:
-    """For a small model: few tools, one sentence each, only the parameters that a call must have. Patches are
-    shown as functions that replace lines, create and delete files. `asked`: a tool named there is kept."""
+    """For a small model: few tools, one sentence each, required parameters only. Patches are shown as
+    functions that replace lines, create and delete files. A tool named in `asked` is kept."""
     shown: list[ShownTool] = []
     left_out: list[str] = []
     for tool in offered:

@@ -14,8 +14,8 @@ from typing import Any
 
 from keystroke.assist.tool_calls.tools import ShownTool, Toolset
 
-LONGEST_COMMAND = 600  # characters of a command by a small model: one that goes on repeats itself
-SHORT_FILE = 60  # lines that a small model writes anew without losing any; more take longer than an edit
+LONGEST_COMMAND = 600  # characters of a small model's command; longer ones repeat themselves
+SHORT_FILE = 60  # lines that a small model rewrites without losing any
 
 _FILE = r"[\w./-]*\w\.[A-Za-z]\w{0,7}"
 _NAMED = re.compile(rf"(?<![\w@:/.-])(?!e\.g\b|i\.e\b){_FILE}(?![\w(/]|\.\w)")
@@ -24,18 +24,20 @@ _DELETES = re.compile(rf"\b(?:delet|remov|eras|drop|unlink|rm\b|get rid of)\w*\s
 _CREATES = re.compile(rf"\b(?:creat|writ|generat|sav|mak|new\b)\w*\s+{_OBJECT}", re.IGNORECASE)
 _READS = frozenset(("read", "view", "cat", "open"))
 _COMMAND = ("cmd", "command")
-PATHS = ("path", "filePath", "file_path", "file")  # what tools call the file they are about
+PATHS = ("path", "filePath", "file_path", "file")  # parameter names for a file
 _CONTENTS = ("content", "contents", "file_text")
-_SAID = frozenset(("pattern", "maxLength", "enum", "const"))  # of a parameter, by whoever offers the tool
+_CONSTRAINED = frozenset(
+    ("pattern", "maxLength", "enum", "const")
+)  # keys of a schema that is already constrained
 
 
 @dataclass(frozen=True, slots=True)
 class ToolConstraints:
-    """What a conversation says of the tools. `only`: of these, by the names they were offered under. `seen`:
-    lines that may be quoted. `asked`: the user's last words. `spent`: tools that led nowhere. `written`: the
-    files that this turn wrote; `copied`: those it wrote just as they were. `short`: files that were read
-    whole and are short. `acted`: whether the turn has called anything. `closed`: whether, with all of them
-    spent, no tool is left; else those spent are open again."""
+    """What the conversation implies for the tools. `only`: names of the allowed tools. `seen_lines`: lines
+    that may be quoted. `request`: the user's last message. `exhausted`: tools that led nowhere. `written`:
+    files that this turn wrote; `copied`: those it wrote unchanged. `short`: short files that were read
+    completely. `has_acted`: the turn has called a tool. `closed`: with all tools exhausted none is left;
+    otherwise they become usable again."""
 
     only: Collection[str] | None = None
     seen_lines: Sequence[str] = ()
@@ -49,8 +51,7 @@ class ToolConstraints:
 
 
 def usable_tools(toolset: Toolset, bounds: ToolConstraints) -> Toolset:
-    """Of the tools that a model is shown, those that it may call now; none where all led nowhere and the
-    bounds are `closed`."""
+    """The shown tools that may be called now; none where all are exhausted and `closed` is set."""
     allowed = tuple(s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only)
     if must_read_first(toolset, bounds):
         return replace(toolset, shown=_readers(allowed, bounds.request))
@@ -67,7 +68,7 @@ def usable_tools(toolset: Toolset, bounds: ToolConstraints) -> Toolset:
 
 
 def must_read_first(toolset: Toolset, bounds: ToolConstraints) -> bool:
-    """Whether the next answer must read a file: the user names one, and nobody has looked."""
+    """Whether the next answer must read a file: the user names one, and none was read."""
     if not toolset.short or bounds.has_acted or bounds.seen_lines or not named_files(bounds.request):
         return False
     if _CREATES.search(bounds.request) or _DELETES.search(bounds.request):
@@ -77,14 +78,14 @@ def must_read_first(toolset: Toolset, bounds: ToolConstraints) -> bool:
 
 
 def named_files(asked: str) -> list[str]:
-    """The files that a request names: words with a short ending behind a dot."""
+    """The files that a request names: words with a short extension."""
     return [m[0] for m in _NAMED.finditer(asked)]
 
 
 def _usable(shown: ShownTool, bounds: ToolConstraints) -> bool:
-    """Lines nobody has read cannot be replaced, nor files be edited once all that the user names were; a file
-    is deleted where the user speaks of that, and written whole where the user speaks of creating, or names no
-    file, or one was read: else it is written over by one who has not looked."""
+    """Lines can be replaced only after they were read, and files edited until all named ones are written. A
+    file is deleted only on request, and written whole where the user asks to create one, names none, or one
+    was read."""
     if shown.grounded and not bounds.seen_lines:
         return False
     if shown.is_edit and bounds.written and _all_written(bounds):
@@ -112,40 +113,38 @@ def _writes_whole(shown: ShownTool) -> bool:
 
 
 def _rewriting(shown: ShownTool, bounds: ToolConstraints) -> ShownTool | None:
-    """The tool, if it writes whole files, held to those that were read, and to others that the user names:
-    none is written over by one who has not looked."""
+    """A tool that writes whole files, restricted to files that were read or that the user names."""
     named = [name for name in named_files(bounds.request) if not _among(name, bounds.short)]
     files = [*bounds.short, *(name for name in named if not _among(name, bounds.written))]
     return _held(shown, PATHS, {"enum": files}) if files and _writes_whole(shown) else None
 
 
 def _among(name: str, paths: Sequence[str]) -> bool:
-    """Whether a file that the user names so is one of `paths`."""
+    """Whether the named file is one of `paths`."""
     return any(f"/{path}".endswith(f"/{name.removeprefix('./')}") for path in paths)
 
 
 def _readers(shown: Sequence[ShownTool], asked: str) -> tuple[ShownTool, ...]:
-    """Those made for reading files; where there are none, those that run commands, held to such as read."""
+    """Tools for reading files; if there are none, command tools restricted to reading commands."""
     made = tuple(filter(reads_files, shown))
     held = {"pattern": _looking(named_files(asked))}
     return made or tuple(r for s in shown if (r := _commanded(s, held)) is not None)
 
 
 def _looking(files: Sequence[str]) -> str:
-    """The pattern of a command that shows the text of one of `files`, or what is in a folder. Its text and
-    nothing else: of a search a small model takes the name of a file, or a line's number, for the file. The
-    name and nothing before it: it makes folders up."""
+    """The pattern of a command that prints one of `files` or lists a folder. Searches are excluded, since a
+    small model confuses their output with the file; so are folders, which it invents."""
     named = "|".join(re.escape(name).replace("/", r"\/") for name in dict.fromkeys(files))
     return rf"^(ls|(cat|head -n [0-9]{{1,4}}) ({named}))$"
 
 
 def reads_files(shown: ShownTool) -> bool:
-    """Whether the tool is made for reading files."""
+    """Whether the tool reads files."""
     return not shown.tool.custom and bool(_READS & set(_words(shown.name)))
 
 
 def may_read(shown: ShownTool) -> bool:
-    """Whether the tool reads files or runs commands, which can."""
+    """Whether the tool reads files or runs commands."""
     return reads_files(shown) or any(name in shown.parameters.get("properties", ()) for name in _COMMAND)
 
 
@@ -159,19 +158,23 @@ def _bounded(shown: ShownTool) -> ShownTool:
 
 
 def _commanded(shown: ShownTool, held: Mapping[str, Any]) -> ShownTool | None:
-    """The tool with its command held to a schema; None where it takes none, or one that says more already."""
+    """The tool with its command constrained; None where it has none or is constrained already."""
     return _held(shown, _COMMAND, held)
 
 
 def _held(shown: ShownTool, names: Sequence[str], held: Mapping[str, Any]) -> ShownTool | None:
-    """The tool with the first of its parameters `names` held to a schema; None where it has none of them, or
-    one that says more already."""
+    """The tool with the first of its parameters `names` constrained; None where it has none of them or they
+    are constrained already."""
     properties = shown.parameters.get("properties")
     if not isinstance(properties, Mapping):
         return None
     for name in names:
         schema = properties.get(name)
-        if isinstance(schema, Mapping) and schema.get("type") == "string" and not schema.keys() & _SAID:
+        if (
+            isinstance(schema, Mapping)
+            and schema.get("type") == "string"
+            and not schema.keys() & _CONSTRAINED
+        ):
             changed = {**properties, name: {**schema, **held}}
             return replace(shown, parameters={**shown.parameters, "properties": changed})
     return None

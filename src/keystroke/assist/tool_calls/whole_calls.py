@@ -21,23 +21,23 @@ from keystroke.engine.grammar.validate import schema_violation
 _FUNCTION = re.compile(
     r'<(?:function=([^>\s]+)|invoke name="([^"]+)")\s*>(.*?)</(?:function|invoke)>', re.DOTALL
 )
-_PATIENCE = 0.25  # seconds: whoever reads an answer may serve others at the same time
+_PATIENCE = 0.25  # seconds; the caller may serve others at the same time
 _PARAMETER = re.compile(r'<parameter(?:=([^>]+)| name="([^"]+)")\s*>(.*?)</parameter>', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
-    """What is asked of a call."""
+    """What must be proved of a call."""
 
     schema: bool  # its arguments are those that a grammar would have allowed
-    read: bool  # they may quote what must have been read: a grammar saw to it
+    read: bool  # a grammar guarantees that quoted lines were read
 
 
 def parse_whole_calls(
     toolset: Toolset, body: str, *, held: bool, read: bool = False
 ) -> list[ToolCallSegment]:
-    """The calls that `body` is; none where it is something else. `read`: a grammar saw to it that parameters
-    which quote do so."""
+    """The calls that `body` consists of, else an empty list. `read`: a grammar guarantees that quoted lines
+    were read."""
     proof = _Proof(held, read)
     calls = [_function(toolset, match, proof) for match in _FUNCTION.finditer(body)]
     if not calls:
@@ -88,7 +88,7 @@ def _made(shown: ShownTool | None, arguments: Any, proof: _Proof) -> ToolCallSeg
 
 
 def _proved(shown: ShownTool, arguments: Any, payload: str, read: bool) -> bool:
-    if shown.grounded and not read:  # only the grammar knows what may be quoted
+    if shown.grounded and not read:  # only the grammar checks quoted lines
         return False
     tool = shown.tool
     if tool.custom and not shown.is_edit:
@@ -106,7 +106,7 @@ def _of_grammar(grammar: tuple[str, str], text: str) -> bool:
 
 
 def _typed(arguments: dict[str, str], shown: ShownTool) -> dict[str, Any]:
-    """Values of an XML call by the types of the schema: all come as text."""
+    """Convert the text values of an XML call to the types of the schema."""
     properties = shown.parameters.get("properties", {})
     typed: dict[str, Any] = {}
     for name, text in arguments.items():
