@@ -42,9 +42,10 @@ class TestCommands:
     def test_a_missing_extra_is_named(
         self, home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        (tmp_path / "needs_more.py").write_text("import a_package_nobody_has\n")
+        (tmp_path / "needs").mkdir()
+        (tmp_path / "needs" / "more.py").write_text("import a_package_nobody_has\n")
         monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.setitem(COMMANDS, "scale", CommandEntry("needs_more:app", "Scale.", extra="scale"))
+        monkeypatch.setitem(COMMANDS, "scale", CommandEntry("Scale.", "needs.more:app", extra="scale"))
         needs = "`keystroke scale` needs a_package_nobody_has, which is not installed"
         assert home.refused("scale", "x") == f"{needs}; install it with: pip install 'keystroke[scale]'"
 
@@ -107,7 +108,7 @@ class TestCommands:
     ) -> None:
         script = (
             "from keystroke.clients.cli import app, main\n"
-            "app.COMMANDS['boom'] = app.Command('builtins:nothing', '')\nmain(['boom'])\n"
+            "app.COMMANDS['boom'] = app.CommandEntry('', 'os.path:nothing')\nmain(['boom'])\n"
         )
         plain = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, env=home.environment
@@ -178,7 +179,7 @@ class TestModels:
         assert listed["tiny"]["size"] > file.stat().st_size
         (default,) = (name for name, row in listed.items() if row["default"])
         assert default == ("smollm2" if shipped_model() is None else "embedded")
-        assert "as they were added" in home.keystroke("models", "verify", "tiny").stdout
+        assert "are intact" in home.keystroke("models", "verify", "tiny").stdout
         assert "exists already" in home.refused("models", "add", str(folder), "--name", "tiny")
         assert home.keystroke("models", "add", str(folder), "--name", "tiny", "--if-missing").stderr == ""
         file.write_bytes(file.read_bytes()[:-1] + b"!")
@@ -190,9 +191,9 @@ class TestModels:
     def test_the_embedded_model_is_verified_where_it_was_fetched(
         self, home: Home, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("keystroke.engine.locate.shipped", lambda: None)
+        monkeypatch.setattr("keystroke.engine.locate.shipped_model", lambda: None)
         assert "no model called smollm2" in home.refused("models", "verify", "embedded")
-        monkeypatch.setattr("keystroke.engine.locate.shipped", lambda: Path("own.gguf"))
+        monkeypatch.setattr("keystroke.engine.locate.shipped_model", lambda: Path("own.gguf"))
         assert "no readable SHA256SUMS" in home.refused("models", "verify", "embedded")
 
     def test_a_file_that_is_no_model_is_refused(self, home: Home, tmp_path: Path) -> None:

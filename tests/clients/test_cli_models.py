@@ -67,7 +67,7 @@ class TestByName:
         index.files["tiny_coder_2-1.0-py3-none-any.whl"] = second
         assert home.keystroke("models", "add", "coder").stderr.splitlines()[-1].startswith("added coder; ")
         assert listed(home)["coder"]["kind"] == "gguf"
-        assert "as they were added" in home.keystroke("models", "verify", "coder").stdout
+        assert "are intact" in home.keystroke("models", "verify", "coder").stdout
         assert "exists already" in home.refused("models", "add", "coder")
 
     def test_a_name_that_is_not_here_yet_says_how_to_bring_it(self, home: Home) -> None:

@@ -44,7 +44,10 @@ def test_the_command_line_itself_loads_nothing_heavy(home: Home) -> None:
 
 
 def test_every_command_is_found_without_loading_anything_heavy(home: Home) -> None:
-    script = "from keystroke.clients.cli.app import COMMANDS, load\nfor name in COMMANDS: load(name)\n"
+    script = (
+        "from keystroke.clients.cli.app import COMMANDS, load_command\n"
+        "for name in COMMANDS: load_command(name)\n"
+    )
     assert not loaded(home, script) & set(HEAVY)
 
 

@@ -125,7 +125,7 @@ def test_a_check_that_hangs_is_ended_and_the_edit_taken_back(
 ) -> None:
     says(server, BLOCK)
     command = ("edit", "a.py", "-m", "double it", "--yes", "--check", "sleep 60", "--check-seconds", "0.3")
-    assert "did not end" in remote_home.keystroke(*command, code=2).stderr
+    assert "did not finish" in remote_home.keystroke(*command, code=2).stderr
     assert file.read_bytes() == BEFORE.encode()
 
 
@@ -202,7 +202,7 @@ def test_a_small_model_works_and_says_that_it_is_small(home: Home) -> None:
 
 
 REFUSED = [
-    (("edit", "-m", "x"), "name the files"),
+    (("edit", "-m", "x"), "give the files"),
     (("edit", "a.py"), "describe the change"),
     (("edit", "a.py", "-m", " "), "describe the change"),
     (("edit", "a.py", "-m", "x", "--patch", "p"), "describe the change"),

@@ -60,7 +60,7 @@ def test_it_is_off_and_looking_makes_no_file(home: Home) -> None:
 
 def test_on_and_off_are_settings_of_the_user(home: Home) -> None:
     said = home.keystroke("learn", "on").stderr
-    assert "sent nowhere" in said
+    assert "nothing is sent anywhere" in said
     assert status(home)["enabled"] is True
     keep(home, outcome())
     home.keystroke("learn", "off")

@@ -180,8 +180,8 @@ def test_the_other_refactorings_answer_as_json(repository: Home) -> None:
         (("rename", "nosuch.py:1:1", "x"), "does not exist"),
         (("rename", "../a.py:1:1", "x"), "outside"),
         (("rename", "a.py:1:5", "1x"), "not a name"),
-        (("extract", "a.py:1", "x"), "say what"),
-        (("extract", "a.py:1:1-2", "x"), "both sides"),
+        (("extract", "a.py:1", "x"), "the range must be"),
+        (("extract", "a.py:1:1-2", "x"), "both ends"),
         (("move", "a.py:1:5", "nosuch.py"), "does not exist"),
     ],
 )

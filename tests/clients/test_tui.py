@@ -235,7 +235,7 @@ def test_without_arguments_a_pipe_gets_help_and_a_terminal_the_interface(
             ran.append(args)
             return 0
 
-    monkeypatch.setattr(app, "command", Recorded)
+    monkeypatch.setattr(app, "root_command", Recorded)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
     cli._run([])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)

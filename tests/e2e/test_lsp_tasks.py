@@ -62,7 +62,7 @@ async def test_an_editor_that_shows_tasks_gets_every_event_and_takes_hunks(
         assert [known["id"] for known in await command(editor, "keystroke.tasks")] == [task]
         with pytest.raises(JsonRpcException, match="no task action explode"):
             await command(editor, "keystroke.taskAct", task, "explode")
-        with pytest.raises(JsonRpcException, match="in words"):
+        with pytest.raises(JsonRpcException, match="needs an instruction"):
             await command(editor, "keystroke.task", "  ")
         with pytest.raises(JsonRpcException, match="no folder"):
             await command(editor, "keystroke.task", "do", {"workspace": "/no/such/folder"})

@@ -12,18 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
+from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import UsageError
 
 
 def acp(
     ctx: typer.Context,
-    gateway: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Use this gateway; by default one is found or started on this machine."
-        ),
-    ] = None,
+    gateway: options.Gateway = None,
     model: Annotated[
         str | None, typer.Option("--model", "-m", metavar="MODEL", help="The model to use.")
     ] = None,

@@ -24,79 +24,53 @@ from keystroke.errors import ConfigError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """`target` is "module:attribute", a Typer app or a plain function."""
+    """`target` is "module:attribute" of a Typer app or a function. Both default to the command's name; a
+    module without a dot is in this folder."""
 
-    target: str
     help: str
+    target: str = ""
     extra: str | None = None
     uses_model: bool = False
 
 
-_HERE = "keystroke.clients.cli"
 LAB = "keystroke_lab"  # not in the wheel; `make lab` installs it
 COMMANDS: dict[str, CommandEntry] = {
     "complete": CommandEntry(
-        f"{_HERE}.complete:complete",
-        "Complete code at a position in a file, or after standard input.",
-        uses_model=True,
+        "Complete code at a position in a file, or after standard input.", uses_model=True
     ),
-    "generate": CommandEntry(
-        f"{_HERE}.generate:generate", "Continue a prompt, streaming the text.", uses_model=True
-    ),
-    "chat": CommandEntry(
-        f"{_HERE}.chat:chat", "Talk with a model; interrupt or redirect it while it answers.", uses_model=True
-    ),
-    "edit": CommandEntry(
-        f"{_HERE}.edit:edit", "Edit files by instruction, with minimal changes.", uses_model=True
-    ),
-    "do": CommandEntry(
-        f"{_HERE}.do:do", "Run an agent on a task: find the code, change it, check it.", uses_model=True
-    ),
-    "tasks": CommandEntry(f"{_HERE}.tasks:app", "Manage background tasks: list, watch, answer, undo."),
-    "undo": CommandEntry(f"{_HERE}.edit:undo", "Undo the last edit."),
-    "run": CommandEntry(
-        f"{_HERE}.run:run", "Run a command; if it fails, show a diagnosis and offer a fix.", uses_model=True
-    ),
-    "refactor": CommandEntry(
-        f"{_HERE}.refactor:app", "Refactor Python: rename, extract, inline, move, change signatures."
-    ),
-    "review": CommandEntry(
-        f"{_HERE}.review:review", "Review uncommitted changes; findings come with fixes.", uses_model=True
-    ),
-    "models": CommandEntry(f"{_HERE}.models:app", "List, add, check and remove models on this machine."),
-    "cache": CommandEntry(
-        f"{_HERE}.cache:cache", "Show the files Keystroke stores on this machine, and delete them."
-    ),
-    "config": CommandEntry(f"{_HERE}.settings:app", "Show where settings come from, and edit them."),
-    "learn": CommandEntry(
-        f"{_HERE}.learn:app", "Learn from the suggestions you accept, on this machine only."
-    ),
-    "doctor": CommandEntry(f"{_HERE}.doctor:doctor", "Report on this machine, its models and their speed."),
-    "serve": CommandEntry(f"{_HERE}.serve:serve", "Serve models to editors, the OpenAI SDK and Codex."),
-    "tui": CommandEntry(
-        f"{_HERE}.tui:tui", "Open chat and tasks in the terminal; same as `keystroke` alone."
-    ),
-    "play": CommandEntry(f"{_HERE}.play:play", "Open the playground, an editor in the browser."),
+    "generate": CommandEntry("Continue a prompt, streaming the text.", uses_model=True),
+    "chat": CommandEntry("Talk with a model; interrupt or redirect it while it answers.", uses_model=True),
+    "edit": CommandEntry("Edit files by instruction, with minimal changes.", uses_model=True),
+    "do": CommandEntry("Run an agent on a task: find the code, change it, check it.", uses_model=True),
+    "tasks": CommandEntry("Manage background tasks: list, watch, answer, undo.", ":app"),
+    "undo": CommandEntry("Undo the last edit.", "edit:undo"),
+    "run": CommandEntry("Run a command; if it fails, show a diagnosis and offer a fix.", uses_model=True),
+    "refactor": CommandEntry("Refactor Python: rename, extract, inline, move, change signatures.", ":app"),
+    "review": CommandEntry("Review uncommitted changes; findings come with fixes.", uses_model=True),
+    "models": CommandEntry("List, add, check and remove models on this machine.", ":app"),
+    "cache": CommandEntry("Show the files Keystroke stores on this machine, and delete them."),
+    "config": CommandEntry("Show where settings come from, and edit them.", "settings:app"),
+    "learn": CommandEntry("Learn from the suggestions you accept, on this machine only.", ":app"),
+    "doctor": CommandEntry("Report on this machine, its models and their speed."),
+    "serve": CommandEntry("Serve models to editors, the OpenAI SDK and Codex."),
+    "tui": CommandEntry("Open chat and tasks in the terminal; same as `keystroke` alone."),
+    "play": CommandEntry("Open the playground, an editor in the browser."),
     "scale": CommandEntry(
-        f"{_HERE}.scale:app", "Serve with many replicas on Ray: this machine or a cluster.", extra="scale"
+        "Serve with many replicas on Ray: this machine or a cluster.", ":app", extra="scale"
     ),
-    "keys": CommandEntry(f"{_HERE}.keys:app", "Create, list and revoke API keys of a server."),
-    "usage": CommandEntry(f"{_HERE}.usage:usage", "Show tokens, time and cost by key and model."),
-    "store": CommandEntry(f"{_HERE}.store:app", "Back up and restore a server's database."),
-    "audit": CommandEntry(f"{_HERE}.audit:audit", "Find security weaknesses in files, with fixes."),
-    "lsp": CommandEntry(f"{_HERE}.lsp:lsp", "Serve an editor over the Language Server Protocol."),
-    "acp": CommandEntry(
-        f"{_HERE}.acp:acp", "Serve as the agent of an editor over the Agent Client Protocol.", extra="acp"
-    ),
-    "demo": CommandEntry(
-        f"{_HERE}.demo:demo", "Watch the embedded model complete a few lines of code.", uses_model=True
-    ),
-    "eval": CommandEntry(f"{_HERE}.eval:evaluate", "Evaluate agents on sets of tasks: score against time."),
-    "bench": CommandEntry(f"{_HERE}.bench:bench", "Run a benchmark."),
+    "keys": CommandEntry("Create, list and revoke API keys of a server.", ":app"),
+    "usage": CommandEntry("Show tokens, time and cost by key and model."),
+    "store": CommandEntry("Back up and restore a server's database.", ":app"),
+    "audit": CommandEntry("Find security weaknesses in files, with fixes."),
+    "lsp": CommandEntry("Serve an editor over the Language Server Protocol."),
+    "acp": CommandEntry("Serve as the agent of an editor over the Agent Client Protocol.", extra="acp"),
+    "demo": CommandEntry("Watch the embedded model complete a few lines of code.", uses_model=True),
+    "eval": CommandEntry("Evaluate agents on sets of tasks: score against time.", ":evaluate"),
+    "bench": CommandEntry("Run a benchmark."),
     "train": CommandEntry(
-        f"{LAB}.cli:app", "Make a model: corpus, tokenizer, training, evaluation (make lab)."
+        "Make a model: corpus, tokenizer, training, evaluation (make lab).", f"{LAB}.cli:app"
     ),
-    "version": CommandEntry(f"{_HERE}.version:version", "Print the version."),
+    "version": CommandEntry("Print the version."),
 }
 
 
@@ -120,8 +94,9 @@ def load_command(name: str) -> Any:
     """Import the command called `name`."""
     entry = COMMANDS[name]
     module, _, attribute = entry.target.partition(":")
+    module = module if "." in module else f"keystroke.clients.cli.{module or name}"
     try:
-        target = getattr(importlib.import_module(module), attribute)
+        target = getattr(importlib.import_module(module), attribute or name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != LAB:
             raise

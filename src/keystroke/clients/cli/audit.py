@@ -48,13 +48,11 @@ def audit(
     fix: Annotated[
         bool, typer.Option("--fix", help="Apply fixes, but not suggestions; asks first on a terminal.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --fix: apply without asking.")] = False,
+    yes: options.Yes = False,
     show_diff: Annotated[
         bool, typer.Option("--diff", help="Show what --fix would change; write nothing.")
     ] = False,
-    exit_zero: Annotated[
-        bool, typer.Option("--exit-zero", help="Exit 0 even if there are findings.")
-    ] = False,
+    exit_zero: options.ExitZero = False,
     stdin: Annotated[bool, typer.Option("--stdin", help="Audit standard input.")] = False,
     language: Annotated[str, typer.Option("--language", help=f"One of {', '.join(LANGUAGES)}.")] = "",
     nosec: Annotated[bool, typer.Option("--nosec", help="Also honour `# nosec` and `# noqa: S...`.")] = False,

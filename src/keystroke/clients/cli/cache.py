@@ -35,7 +35,7 @@ def cache(
             "--everything", help="With --clear: also models, undo history, settings and other user data."
         ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
+    yes: options.Yes = False,
     json: options.Json = False,
 ) -> None:
     """Show the files that Keystroke stores on this machine; with --clear, delete them."""

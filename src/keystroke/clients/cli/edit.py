@@ -32,8 +32,8 @@ def edit(
         str,
         typer.Option("--patch", metavar="FILE", help="Apply this patch file; - reads standard input."),
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the diff; write nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Apply without asking.")] = False,
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
     check: Annotated[
         str,
         typer.Option(

@@ -43,12 +43,12 @@ def generate(
     )
     as_json = run.wants_json(json)
     with open_model(model, run) as opened, interruptible() as interrupt:
-        answer = opened.generate(prompt, AnswerOptions(params, interrupt=interrupt))
-        for piece in answer:
-            if as_json:
-                run.console.json({"type": "text", "text": piece})
-            else:
-                run.console.write(piece)
+        with opened.generate(prompt, AnswerOptions(params, interrupt=interrupt)) as answer:
+            for piece in answer:
+                if as_json:
+                    run.console.json({"type": "text", "text": piece})
+                else:
+                    run.console.write(piece)
         report = answer.report()
     if as_json:
         run.console.json({"type": "end", **dataclasses.asdict(report)})

@@ -66,6 +66,13 @@ class Invocation:
         """Whether `--json` was given, before or after the command's name."""
         return self.json or flag
 
+    def report(self, json: bool, value: Any, text: str) -> None:
+        """Print a result: `value` as JSON if wanted, else `text` as a note."""
+        if self.wants_json(json):
+            self.console.json(value)
+        else:
+            self.console.note(text)
+
 
 def invocation_of(ctx: Any) -> Invocation:
     """The invocation in a command's context."""

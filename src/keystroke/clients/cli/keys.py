@@ -14,12 +14,7 @@ from keystroke.clients.cli.invocation import Invocation, invocation_of
 if TYPE_CHECKING:
     from keystroke.gateway.record.store import Store
 
-app = typer.Typer(
-    name="keys",
-    help="Create, list and revoke API keys of a server.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = options.command_group("keys", "Create, list and revoke API keys of a server.")
 
 
 @app.command()

@@ -22,11 +22,8 @@ from keystroke.errors import InputError, UsageError
 if TYPE_CHECKING:
     from keystroke.gateway.record.outcome_store import OutcomeStore, SuggestionOutcome
 
-app = typer.Typer(
-    name="learn",
-    help="Learn from the suggestions you accept, on this machine only. Off by default.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+app = options.command_group(
+    "learn", "Learn from the suggestions you accept, on this machine only. Off by default."
 )
 
 Language = Annotated[str | None, typer.Option(help="Only this language, e.g. python.")]
@@ -159,12 +156,11 @@ def export(
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise InputError(f"{file} cannot be written: {error.strerror}; choose another place") from None
-    if run.wants_json(json):
-        run.console.json({"file": str(file), "cases": len(cases)})
-    else:
-        run.console.note(
-            f"wrote {len(cases):,} cases to {file}; it contains your code, and only you can read it"
-        )
+    run.report(
+        json,
+        {"file": str(file), "cases": len(cases)},
+        f"wrote {len(cases):,} cases to {file}; it contains your code, and only you can read it",
+    )
 
 
 @app.command()
@@ -176,7 +172,7 @@ def forget(
     days: Annotated[
         float | None, typer.Option(min=0.0, help="Only suggestions older than this many days.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
+    yes: options.Yes = False,
     json: options.Json = False,
 ) -> None:
     """Delete recorded suggestions, all or some. Thresholds are recomputed."""
@@ -190,10 +186,7 @@ def forget(
     if (records := _records(run)) is not None:
         with closing(records):
             gone = records.delete(language=language, project=project, before=before, number=number)
-    if run.wants_json(json):
-        run.console.json({"forgotten": gone})
-    else:
-        run.console.note(f"deleted {gone:,} suggestions")
+    run.report(json, {"forgotten": gone}, f"deleted {gone:,} suggestions")
 
 
 def _switch(run: Invocation, on: bool, json: bool) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import UsageError
 
@@ -26,12 +27,7 @@ if TYPE_CHECKING:
 
 def lsp(
     ctx: typer.Context,
-    gateway: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Use this gateway; by default one is found or started on this machine."
-        ),
-    ] = None,
+    gateway: options.Gateway = None,
     model: Annotated[
         list[str] | None,
         typer.Option("--model", "-m", metavar="MODEL", help="Start the gateway with this model."),

@@ -14,12 +14,7 @@ from keystroke.errors import UsageError
 if TYPE_CHECKING:
     from keystroke.engine.library import InstalledModel, ModelLibrary, Progress
 
-app = typer.Typer(
-    name="models",
-    help="List, add, choose, check and remove models on this machine.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = options.command_group("models", "List, add, choose, check and remove models on this machine.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The model's name.")]
 
 

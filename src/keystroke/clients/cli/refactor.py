@@ -35,8 +35,6 @@ Span = Annotated[
         metavar="FILE:LINE[:COL]-LINE[:COL]", help="What to extract; whole lines without columns."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the diff; write nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Apply without asking.")]
 
 
 def _refactoring(plan: Callable[..., RefactoringPlan]) -> Callable[..., None]:
@@ -48,7 +46,7 @@ def _refactoring(plan: Callable[..., RefactoringPlan]) -> Callable[..., None]:
 
     del plan.__annotations__["return"]  # for type checkers only: its module is not loaded yet
     own = list(inspect.signature(plan, eval_str=True).parameters.values())[1:]
-    shared = [("dry_run", DryRun), ("yes", Yes), ("json", options.Json)]
+    shared = [("dry_run", options.DryRun), ("yes", options.Yes), ("json", options.Json)]
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),

@@ -45,9 +45,7 @@ def review(
     no_run: Annotated[
         bool, typer.Option("--no-run", help="Do not run changed functions on examples.")
     ] = False,
-    exit_zero: Annotated[
-        bool, typer.Option("--exit-zero", help="Exit 0 even if there are findings.")
-    ] = False,
+    exit_zero: options.ExitZero = False,
     json: options.Json = False,
 ) -> None:
     from keystroke.assist.review import changed_files, sort_findings

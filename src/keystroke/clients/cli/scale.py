@@ -22,11 +22,8 @@ from keystroke.errors import ConfigError
 if TYPE_CHECKING:
     from keystroke.config import Settings
 
-app = typer.Typer(
-    name="scale",
-    help="Serve with many gateway and engine replicas on Ray, on this machine or a cluster.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+app = options.command_group(
+    "scale", "Serve with many gateway and engine replicas on Ray, on this machine or a cluster."
 )
 
 Address = Annotated[
@@ -41,10 +38,8 @@ def up(
     address: Address = None,
     gateways: Annotated[int | None, typer.Option(min=1, help="Gateway replicas.")] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Engine replicas of each model.")] = None,
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on; a key is required beyond loopback.")
-    ] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
+    host: options.Host = None,
+    port: options.Port = None,
     echo: Annotated[
         bool, typer.Option("--echo", help="Serve a model that echoes its input, to test without weights.")
     ] = False,

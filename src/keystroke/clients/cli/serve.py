@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import ConfigError
 
@@ -23,10 +24,8 @@ if TYPE_CHECKING:
 
 def serve(
     ctx: typer.Context,
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on; a key is required beyond loopback.")
-    ] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
+    host: options.Host = None,
+    port: options.Port = None,
     model: Annotated[
         list[str] | None,
         typer.Option(

@@ -17,12 +17,7 @@ from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import ConfigError, InputError
 
-app = typer.Typer(
-    name="config",
-    help="Show where settings come from, and edit them.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = options.command_group("config", "Show where settings come from, and edit them.")
 
 _NEW = """# Settings of Keystroke. `keystroke config show` lists every key, its value and where it comes from.
 #

@@ -14,12 +14,7 @@ import typer
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import invocation_of
 
-app = typer.Typer(
-    name="store",
-    help="Back up and restore a server's database: responses, usage, keys.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = options.command_group("store", "Back up and restore a server's database: responses, usage, keys.")
 
 
 @app.command()
@@ -35,10 +30,7 @@ def backup(
     run = invocation_of(ctx)
     with closing(open_store(run.settings)) as store, run.console.progress() as progress:
         rows = write_backup(store, file, progress)
-    if run.wants_json(json):
-        run.console.json({"file": str(file), "rows": rows})
-    else:
-        run.console.note(f"wrote {sum(rows.values()):,} rows to {file}")
+    run.report(json, {"file": str(file), "rows": rows}, f"wrote {sum(rows.values()):,} rows to {file}")
 
 
 @app.command()
@@ -54,7 +46,4 @@ def restore(
     run = invocation_of(ctx)
     with closing(open_store(run.settings)) as store, run.console.progress() as progress:
         rows = read_backup(store, file, progress)
-    if run.wants_json(json):
-        run.console.json({"file": str(file), "rows": rows})
-    else:
-        run.console.note(f"restored {sum(rows.values()):,} rows from {file}")
+    run.report(json, {"file": str(file), "rows": rows}, f"restored {sum(rows.values()):,} rows from {file}")

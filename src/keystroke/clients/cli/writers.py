@@ -55,7 +55,8 @@ class ChatModelWriter:
         from keystroke.agent.chat.model import AnswerOptions
 
         options = AnswerOptions(self._params, prediction=prediction or "", interrupt=self._interrupt)
-        yield from self._model.answer(messages, options)
+        with self._model.answer(messages, options) as answer:
+            yield from answer
         if self._interrupt.is_set:
             raise Interrupted("stopped on request; nothing was changed")
 
