@@ -57,25 +57,25 @@ class InterpreterPool:
     def run(self, program: str, seconds: float, interrupt: Interrupt | None = None) -> CompletedCommand:
         """Run a program until it ends, its time is up, or it is interrupted. Time counts from this call,
         not from the start of the interpreter."""
-        one = self._take()
+        interpreter = self._take()
         began = time.monotonic()
-        stop: Callable[[], None] = one.stop.set
+        stop: Callable[[], None] = interpreter.stop.set
         timer = threading.Timer(seconds, stop)
         timer.daemon = True
         try:
-            root = Path(one.folder.name)
+            root = Path(interpreter.folder.name)
             (root / "program.tmp").write_text(program, encoding="utf-8", errors="surrogatepass")
             (root / "program.tmp").rename(root / "program.py")
             timer.start()
             if interrupt is not None:
                 interrupt.add_callback(stop)
-            ended = one.ended.result()
+            ended = interpreter.ended.result()
         finally:
             timer.cancel()
             if interrupt is not None:
                 interrupt.remove_callback(stop)
-            one.stop.set()
-            self._pool.submit(_clean_up, one)
+            interpreter.stop.set()
+            self._pool.submit(_clean_up, interpreter)
         if ended.exit_reason is ExitReason.INTERRUPTED and (interrupt is None or not interrupt.is_set):
             ended = replace(ended, exit_reason=ExitReason.TIMEOUT)
         return replace(ended, seconds=time.monotonic() - began)
@@ -85,10 +85,10 @@ class InterpreterPool:
         with self._lock:
             self._closed = True
             waiting, self._ready = self._ready, []
-        for one in waiting:
-            one.stop.set()
-        for one in waiting:
-            _clean_up(one)
+        for interpreter in waiting:
+            interpreter.stop.set()
+        for interpreter in waiting:
+            _clean_up(interpreter)
         self._pool.shutdown()
 
     def _take(self) -> _WaitingInterpreter:
@@ -97,33 +97,33 @@ class InterpreterPool:
             if self._closed:
                 raise RuntimeError("no program can be run after close")
             while self._ready:
-                one = self._ready.pop(0)
-                if not one.ended.done():
+                interpreter = self._ready.pop(0)
+                if not interpreter.ended.done():
                     break
-                self._pool.submit(_clean_up, one)  # it timed out or was killed
+                self._pool.submit(_clean_up, interpreter)  # it timed out or was killed
             else:
-                one = self._start_one()
+                interpreter = self._start_one()
             self._ready.append(self._start_one())
-        return one
+        return interpreter
 
     def _start_one(self) -> _WaitingInterpreter:
         folder = tempfile.TemporaryDirectory(prefix="keystroke-", ignore_cleanup_errors=True)
-        one = _WaitingInterpreter(folder, Future())
+        interpreter = _WaitingInterpreter(folder, Future())
         limits = replace(self._limits, seconds=_PATIENCE)
         argv = [sys.executable, "-I", "-B", "-S", "-c", _WAIT + self._start]
 
         def work() -> None:
             try:
-                one.ended.set_result(
-                    self._sandbox.run(argv, SandboxPolicy(Path(folder.name)), limits, one.stop)
+                interpreter.ended.set_result(
+                    self._sandbox.run(argv, SandboxPolicy(Path(folder.name)), limits, interpreter.stop)
                 )
             except BaseException as error:  # raised where the result is read
-                one.ended.set_exception(error)
+                interpreter.ended.set_exception(error)
 
         threading.Thread(target=work, name="standby", daemon=True).start()
-        return one
+        return interpreter
 
 
-def _clean_up(one: _WaitingInterpreter) -> None:
-    one.ended.exception()  # waits for its end
-    one.folder.cleanup()
+def _clean_up(interpreter: _WaitingInterpreter) -> None:
+    interpreter.ended.exception()  # waits for its end
+    interpreter.folder.cleanup()

@@ -12,8 +12,8 @@ from keystroke.agent.loop.region_edit import RegionEdit
 from keystroke.agent.sandbox import CompletedCommand, ExitReason
 from keystroke.agent.tools import Runner
 from keystroke.agent.workspace import Overlay
+from keystroke.analysis.failures.output_summary import distinct_reports, summarize_output
 from keystroke.analysis.failures.tally import count_tests
-from keystroke.analysis.failures.telling import distinct_reports, summarize_output
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit import EditFailure
 from keystroke.assist.edit.operations import EditFailureReason

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from keystroke.agent.workspace import Overlay
-from keystroke.analysis.failures.places import workspace_path
 from keystroke.analysis.failures.report import find_failures
+from keystroke.analysis.failures.workspace_paths import workspace_path
 from keystroke.analysis.outline import outline, walk_units
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit import Region

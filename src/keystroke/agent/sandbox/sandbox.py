@@ -97,12 +97,12 @@ class Sandbox:
         if not policy.root.is_dir():
             raise InputError(f"the folder {policy.root} does not exist; a command needs one to run in")
         with self._scratch() as scratch:
-            known = {**command_environment(scratch), **(env or {})}
+            variables = {**command_environment(scratch), **(env or {})}
             command, own = self._confined(argv, policy, limits, scratch)
             ended = supervise(
                 command,
                 cwd=policy.root,
-                env=known,
+                env=variables,
                 limits=limits,
                 interrupt=interrupt,
                 on_output=on_output,
