@@ -385,17 +385,9 @@ class LiveAudit:
                         Edit(edit.start - shift, edit.end - shift, edit.text) for edit in fix_edits.edits
                     )
                     offers.append(UnitFix(spec.title, edits, fix_edits.needs, spec.suggest))
-            finding = Finding(
-                match.rule.id,
-                match.cwe,
-                match.severity,
-                match.message,
-                match.start - shift,
-                match.end - shift,
-                match.origin,
-                (),
-                match.rule.also,
-            )
+            span = (match.start - shift, match.end - shift)
+            about = (match.rule.id, match.cwe, match.severity, match.message)
+            finding = Finding(*about, *span, match.origin, also=match.rule.also)
             out.append(_Found(finding, tuple(offers)))
         return tuple(out)
 

@@ -241,8 +241,8 @@ class _Reader:
                 found = _ESCAPE.match(text, at, end)
                 if found is not None:
                     spelled = found.group()[1:]
-                    told = _SIMPLE.get(spelled, spelled if len(spelled) == 1 else "?")
-                    yield TextChar(told or " ", at, found.end())
+                    char = _SIMPLE.get(spelled, spelled if len(spelled) == 1 else "?")
+                    yield TextChar(char or " ", at, found.end())
                     at = found.end()
                     continue
             if formatted and text[at : at + 2] in ("{{", "}}"):

@@ -167,14 +167,14 @@ class ControlMatcher(RuleMatcher):
         inner: ir.Syntax,
         test: ir.Syntax | None,
     ) -> bool:
-        told = test.text().strip("() ") if test is not None else "1"
-        if told in ("1", "true", "TRUE"):
+        condition = test.text().strip("() ") if test is not None else "1"
+        if condition in ("1", "true", "TRUE"):
             calls = [call.field("function") for call in inner.find_all(kind="call_expression")]
             return all(callee is not None and _OUTPUT.match(callee.text()) for callee in calls)
-        names = set(_WORD.findall(told)) - {"NULL", "true", "false", "sizeof"}
-        if not names or any(mark in told for mark in ("(", "[", "*", "->", ".", "++", "--", "=&")):
+        names = set(_WORD.findall(condition)) - {"NULL", "true", "false", "sizeof"}
+        if not names or any(mark in condition for mark in ("(", "[", "*", "->", ".", "++", "--", "=&")):
             return False
-        if re.search(r"(?<![=!<>])=(?!=)", told):
+        if re.search(r"(?<![=!<>])=(?!=)", condition):
             return False
         local = {param.name for param in function.params} | _declared(body)
         if not names <= {name for name in local if name.islower() or not name.isupper()}:
@@ -191,7 +191,7 @@ class ControlMatcher(RuleMatcher):
             return False
         if not any(_assigned(changing, name) for name in names):
             return True
-        return _wrong_way(loop, told)
+        return _wrong_way(loop, condition)
 
     # Assertions
 

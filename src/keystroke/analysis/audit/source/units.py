@@ -80,12 +80,11 @@ def resplit(
 
     fresh = split(text, language, first.start if first else 0, first.outer if first else 0, known)
     rest = old[tail[0] :] if tail else []
-    moved = (
-        [SourceUnit(u.start + delta, u.end + delta, u.before, u.after, u.outer, u.recovered) for u in rest]
-        if delta
-        else rest
-    )
-    return kept + fresh + moved
+    if delta:
+        rest = [
+            SourceUnit(u.start + delta, u.end + delta, u.before, u.after, u.outer, u.recovered) for u in rest
+        ]
+    return kept + fresh + rest
 
 
 def _never(at: int, outer: int) -> bool:
