@@ -1,8 +1,7 @@
-"""The embedded engine: Llama, Qwen2 and Qwen3 models on ONNX Runtime, on the CPU of any laptop.
+"""The embedded engine: models of the Llama family on ONNX Runtime, on any CPU.
 
-ONNX Runtime (1.31, seen on Linux) tells its maker about the machine as soon as it is imported: a device
-id, the processor, the program's path. Nothing leaves the machine here, so it is told not to, before anything
-below this package imports it.
+ONNX Runtime 1.31 on Linux sends telemetry (device id, processor, program path) when it is imported. It is
+disabled here, before any module of this package imports it.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ def load(request: LoadArguments) -> Engine:
 def _as_stored(
     checkpoint: Checkpoint, settings: Settings, progress: Progress, *, adapted: bool = False
 ) -> tuple[Path, NativeWeights | None]:
-    """The graph that runs a model's matrices as they are stored, and what it is completed with where our own
-    operators can be had. Raises ConfigError for matrices of other types."""
+    """The graph that runs a model's matrices as they are stored, and its native weights if the native
+    operators are available. Raises ConfigError for unsupported matrix types."""
     from keystroke.engine.onnx.convert import convert_stored
     from keystroke.engine.onnx.stored import (
         TYPES,
@@ -115,7 +115,7 @@ def _as_stored(
 
 
 def _operators(checkpoint: Checkpoint, settings: Settings, progress: Progress) -> Path | None:
-    """Our own operators, compiled for this machine; None where there can be none, or none are wanted."""
+    """The native operators, compiled for this machine; None if unavailable or not wanted."""
     from keystroke.engine.onnx.native import must_compile, operators_library
     from keystroke.engine.onnx.stored import fits_native_operators
 
@@ -131,7 +131,7 @@ def _operators(checkpoint: Checkpoint, settings: Settings, progress: Progress) -
 
 
 def _kv_budget(settings: Settings) -> int:
-    """Bytes for KV caches: as set, or half of what is free now, between half a gigabyte and sixteen."""
+    """Bytes for KV caches: the setting, or half of the free memory, between 512 MB and 16 GB."""
     if settings.engine.kv_budget_mb is not None:
         return settings.engine.kv_budget_mb << 20
     free = available_bytes()
@@ -139,14 +139,14 @@ def _kv_budget(settings: Settings) -> int:
 
 
 def _kept_prefixes(path: Path, made: str, settings: Settings) -> DiskPrefixes | None:
-    """`made`: how the model is run."""
+    """The prefixes on disk for this model; `made` describes how it is run."""
     limit = settings.engine.prefix_disk_mb << 20
     if not limit:
         return None
     from keystroke.engine.onnx.disk_prefixes import DiskPrefixes
     from keystroke.engine.onnx.precision import FORMAT, OPERATORS
 
-    # Everything that the values follow from: the weights, and what computes with them how.
+    # Everything that the values depend on: the weights, and how they are computed with.
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
     how = (
         f"{made}/{FORMAT}/{OPERATORS}/{settings.engine.exact}/{settings.engine.context}/{platform.machine()}"

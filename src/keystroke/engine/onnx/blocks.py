@@ -1,9 +1,9 @@
-"""Weights of a GGUF file, laid out anew for ONNX Runtime's own operators without changing one of them.
+"""Rearranges the quantised blocks of a GGUF file for ONNX Runtime's operators, without changing any weight.
 
-Bytes in, arrays out; knows no model, graph or file. A weight of a block is
+A weight of a block is
     scale * (code - half) + offset
-with codes of 4 or 8 bits, `half` the middle of their range, and an offset where the format has a minimum.
-Nothing is rounded but the sum of two single-precision numbers that makes an offset.
+with codes of 4 or 8 bits, `half` the middle of their range, and an offset if the format has a minimum. Only
+the float32 sum that makes an offset is rounded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Blocks:
 
 
 def read_blocks(stored: UInt8, kind: str) -> Blocks:
-    """The rows of one matrix, `stored` [rows, bytes] being of GGUF's type `kind`."""
+    """The blocks of one matrix `stored` [rows, bytes] of the GGUF type `kind`."""
     return _READERS[kind](stored)
 
 

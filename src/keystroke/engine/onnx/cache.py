@@ -1,7 +1,7 @@
-"""A folder of things that were costly to make, each in a folder of its own.
+"""A cache of converted models on disk, one folder per entry.
 
-An entry is whole or absent. It is made in a temporary folder, described by a manifest of sizes and
-hashes, and renamed into place; one process makes it while others wait. Knows nothing about models.
+An entry is complete or absent: it is built in a temporary folder, described by a manifest of sizes and
+hashes, and renamed into place. One process builds it while others wait.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class ConversionCache:
         self.folder = folder
 
     def entry(self, name: str, key: str, make: Callable[[Path], None], needed: int) -> Path:
-        """The folder for `key`, made by `make(empty folder)` if it is not there or damaged. `needed` is about
-        how many bytes that takes. Whatever goes wrong in between leaves no entry."""
+        """The folder for `key`, built by `make(empty folder)` if it is missing or damaged. `needed` is its
+        approximate size. A failure leaves no entry."""
         label = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:60] or "model"
         place = self.folder / f"{label}-{hashlib.sha256(key.encode()).hexdigest()[:20]}"
         if _intact(place):
@@ -51,7 +51,7 @@ class ConversionCache:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with _lock(self.folder / (place.name + _LOCK)):
-                if not _intact(place):  # another process may have made it while we waited
+                if not _intact(place):  # another process may have built it meanwhile
                     self._make(place, make, needed)
         except OSError as error:
             raise ModelError(
@@ -62,9 +62,7 @@ class ConversionCache:
         return place
 
     def _make(self, place: Path, make: Callable[[Path], None], needed: int) -> None:
-        for leftover in self.folder.glob(
-            f"{place.name}{_PARTIAL}*"
-        ):  # of a process that died; we hold the lock
+        for leftover in self.folder.glob(f"{place.name}{_PARTIAL}*"):  # of a dead process: we hold the lock
             shutil.rmtree(leftover, ignore_errors=True)
         _check_space(self.folder, needed)
         partial = self.folder / f"{place.name}{_PARTIAL}-{os.getpid()}"
@@ -79,7 +77,7 @@ class ConversionCache:
             shutil.rmtree(partial, ignore_errors=True)
 
     def entries(self) -> list[CachedConversion]:
-        """Whole entries, the most recently used first."""
+        """Complete entries, the most recently used first."""
         found = []
         for manifest in self.folder.glob(f"*/{_MANIFEST}"):
             if _PARTIAL in manifest.parent.name:
@@ -90,8 +88,8 @@ class ConversionCache:
         return sorted(found, key=lambda entry: -entry.last_used)
 
     def prune(self, limit: int = 0) -> int:
-        """Remove the least recently used entries until at most `limit` bytes are left; returns the bytes
-        freed. A process that runs a removed model keeps running: its memory map holds the file."""
+        """Remove the least recently used entries until at most `limit` bytes are left. Returns the bytes
+        freed. A process that runs a removed model is not affected: it has mapped the file."""
         try:
             return self._prune_entries(limit) + self._prune_leftovers()
         except OSError as error:
@@ -100,7 +98,7 @@ class ConversionCache:
             ) from error
 
     def clear(self) -> None:
-        """Remove every entry and every lock that nobody holds; what is being made just now stays."""
+        """Remove every entry and every free lock; entries that are being built stay."""
         self.prune()
         for lock in self.folder.glob(f"*{_LOCK}"):
             with contextlib.suppress(OSError), _lock(lock, blocking=False):  # a TimeoutError is one too
@@ -119,7 +117,7 @@ class ConversionCache:
         return freed
 
     def _prune_leftovers(self) -> int:
-        """Remove what dead processes left. One at work holds its lock, and is left alone."""
+        """Remove the partial entries of dead processes; live ones hold their lock."""
         freed = 0
         for leftover in self.folder.glob(f"*{_PARTIAL}-*"):
             lock = self.folder / (leftover.name.partition(_PARTIAL)[0] + _LOCK)
@@ -130,7 +128,7 @@ class ConversionCache:
 
 
 def _intact(place: Path) -> bool:
-    """Whether the entry is as its manifest says: every size and a hash of every file's ends and samples."""
+    """Whether the sizes and sampled hashes of all files match the manifest."""
     try:
         files = json.loads((place / _MANIFEST).read_bytes())["files"]
         return bool(files) and all(
@@ -154,13 +152,13 @@ def _describe(folder: Path) -> None:
 
 
 def _remove(place: Path) -> None:
-    """Remove an entry; its manifest goes first, so that a half-removed one is never taken for whole."""
+    """Remove an entry, its manifest first, so that a partly removed entry is never considered complete."""
     (place / _MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(place, ignore_errors=True)
 
 
 def _touch(place: Path) -> None:
-    with contextlib.suppress(OSError):  # a read-only cache works too; it only forgets when it was used
+    with contextlib.suppress(OSError):  # a read-only cache works, without times of use
         os.utime(place / _MANIFEST)
 
 
@@ -180,7 +178,7 @@ def _size(count: int) -> str:
 
 def _sync(path: Path) -> None:
     if os.name == "nt" and path.is_dir():
-        return  # folders cannot be opened there
+        return  # folders cannot be opened on Windows
     handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
     try:
         os.fsync(handle)
@@ -189,8 +187,8 @@ def _sync(path: Path) -> None:
 
 
 def _lock(path: Path, *, blocking: bool = True) -> BaseFileLock:
-    """A lock that the system gives back if this process dies. Entering it raises TimeoutError where it is
-    taken and not to be waited for. Imported here: a converted model is loaded without it."""
+    """A lock that the system releases if the process dies. Unless `blocking`, entering it raises TimeoutError
+    if it is taken. Imported here: not needed to load a cached model."""
     from filelock import FileLock
 
     return FileLock(path, blocking=blocking)

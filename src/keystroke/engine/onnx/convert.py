@@ -1,7 +1,7 @@
-"""A checkpoint as ONNX Runtime wants it: built once, kept in the cache, found again by content.
+"""Converts checkpoints to ONNX graphs and caches them by content.
 
-The same weights and settings give the same entry, wherever the model lies. A model that is there is
-found without loading what would build it.
+The same weights and settings give the same cache entry, wherever the model is stored. Loading a cached model
+does not import the `onnx` package.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def convert_model(
     adapted: bool = False,
 ) -> Path:
     """The ONNX model of this checkpoint at this precision ("int4", "int8", "fp16", "fp32"), its attention by
-    our own operator (`native`) or by the runtime's. `adapted`: one that takes an adapter's matrices beside
-    its own.
+    our own operator (`native`) or by the runtime's. `adapted`: the graph takes an adapter's matrices as
+    inputs.
 
-    `progress(done, total)` counts parameters and is called only when the model has to be built. Raises
-    ModelError if the cache folder has no room or cannot be written."""
+    `progress(done, total)` counts parameters and is only called if the model has to be built. Raises
+    ModelError if the cache folder is full or cannot be written."""
     chosen = PRECISIONS.get(precision)
     if chosen is None:
         known = ", ".join(PRECISIONS)
@@ -52,7 +52,7 @@ def convert_model(
         )
 
     def build(sink: DataFile) -> onnx.ModelProto:
-        # Here: a converted model is run without `onnx`.
+        # Imported here: a cached model runs without `onnx`.
         from keystroke.engine.onnx.graph import Builder
         from keystroke.engine.onnx.half_attention import HalfBuilder
 
@@ -73,9 +73,9 @@ def convert_stored(
     cache: Path | None = None,
     adapted: bool = False,
 ) -> Path:
-    """The ONNX model that runs this checkpoint's matrices as they are stored: a graph alone with our own
-    operators (`native`), a graph and a copy of the matrices in another order with the runtime's. The
-    checkpoint must be one that `keeps_weights`. Raises ModelError as `converted` does."""
+    """The ONNX model that runs this checkpoint's matrices as they are stored: with our own operators
+    (`native`) only a graph, with the runtime's a graph and a rearranged copy of the matrices. The checkpoint
+    must be one that `can_run_stored`. Raises ModelError as `converted` does."""
 
     def build(sink: DataFile) -> onnx.ModelProto:
         if native:
@@ -92,7 +92,7 @@ def convert_stored(
 
 
 def _adapted(adapted: bool) -> dict[str, object]:
-    """Of an entry's key: graphs without an adapter keep the keys they had before there were any."""
+    """Part of the cache key; empty without an adapter, so that older entries stay valid."""
     return {"adapted": 1} if adapted else {}
 
 
@@ -104,7 +104,7 @@ def _cached_model(
     room: int,
     cache: Path | None,
 ) -> Path:
-    """The model that `build` makes of this checkpoint, from the cache if it is there."""
+    """The model that `build` makes of this checkpoint, from the cache if it has it."""
 
     def make(folder: Path) -> None:
         from keystroke.engine.onnx.data_file import DataFile
@@ -121,12 +121,12 @@ def _cached_model(
 
 
 def conversion_cache(folder: Path | None = None) -> ConversionCache:
-    """The cache of converted models, at its usual place unless told otherwise."""
+    """The cache of converted models in `folder`, by default the user's cache folder."""
     return ConversionCache((folder or platformdirs.user_cache_path("keystroke", appauthor=False)) / "onnx")
 
 
 def converted_bytes(spec: ModelSpec, precision: Precision) -> int:
-    """About how many bytes the converted model takes on disk."""
+    """The approximate size of the converted model on disk."""
     wide = 4 if precision.name == "fp32" else 2
     total = spec.vocab_size * spec.hidden * wide + 4 * spec.context_length * spec.head_dim
     shapes = tensor_shapes(spec)
@@ -143,7 +143,7 @@ def converted_bytes(spec: ModelSpec, precision: Precision) -> int:
 
 
 def graph_bytes(checkpoint: Checkpoint) -> int:
-    """What a graph takes besides its matrices: rotary tables, norms and biases in single precision."""
+    """The size of a graph without its matrices: rotary tables, norms and biases."""
     spec = checkpoint.spec
     vectors = sum(shape[0] for shape in tensor_shapes(spec).values() if len(shape) == 1)
     return 4 * (spec.context_length * spec.head_dim + vectors) + (1 << 20)

@@ -1,7 +1,6 @@
-"""The weights of a graph, in one file beside it.
+"""Writes the weights of a graph into one file beside it.
 
-Arrays are written as they are made and forgotten, so a model of any size converts in the memory of
-one tensor. Knows bytes and alignment, nothing of networks.
+Arrays are written as they are produced, so that converting a model needs the memory of one tensor.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ _LARGE, _PAGE, _LINE = 1 << 20, 1 << 16, 1 << 6
 
 
 class DataFile:
-    """Appends arrays to one file and describes each as an initializer that lives there."""
+    """Appends arrays to a file and returns an initializer for each that refers to it."""
 
     def __init__(self, file: BinaryIO, location: str) -> None:
-        """`location` is the file's name as the graph, which lies beside it, knows it."""
+        """`location` is the file's name relative to the graph."""
         self._file = file
         self._location = location
         self._at = 0

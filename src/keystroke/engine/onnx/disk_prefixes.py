@@ -1,8 +1,8 @@
-"""Prefixes on disk, so that a long context is warm after a restart.
+"""KV prefixes on disk, so that a long context need not be computed again after a restart.
 
-A file is one prefix: what it is of (model, settings, scope), its tokens, its keys and values, and a
-checksum over all of it. A file that does not fit, is damaged or is not this user's own is deleted, never
-used. Bounded in bytes, oldest first. Files are readable by their owner alone: tokens are text.
+A file holds one prefix: its model, settings and scope, its tokens, keys and values, and a checksum. A file
+that is damaged or owned by another user is deleted, never used. The total size is limited; the least recently
+used files are deleted first. Files are readable by their owner only, since tokens are text.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from keystroke.engine.prefix import common_prefix
 
 log = logging.getLogger("keystroke.engine")
 
-WORTH_KEEPING = 256  # tokens: fewer are read again in no time
+WORTH_KEEPING = 256  # tokens: fewer are quickly computed again
 _MAGIC = b"keystroke-kv-1\n"
 _SUFFIX = ".kv"
 
 
 class _About(msgspec.Struct, frozen=True):
-    model: str  # what was computed: model, precision, version of the graph
-    scope: str  # a digest of whose it is
+    model: str  # model, precision and version of the graph
+    scope: str  # a digest
     tokens: list[int]
     dtype: str
     shape: tuple[int, int, int]  # arrays, heads, width
@@ -39,18 +39,18 @@ class _About(msgspec.Struct, frozen=True):
 class _Entry:
     file: Path
     about: _About
-    body: int  # where the arrays begin
+    body: int  # offset of the arrays
 
 
 class DiskPrefixes:
-    """The folder of one model. `model` names everything that the values depend on."""
+    """The prefixes of one model in `folder`. `model` identifies everything that the values depend on."""
 
     def __init__(self, folder: Path, model: str, limit: int) -> None:
         self._folder, self._model, self._limit = folder, model, limit
-        self._entries: list[_Entry] | None = None  # read when first asked for
+        self._entries: list[_Entry] | None = None  # read on first use
 
     def find(self, tokens: Sequence[int], scope: str, beyond: int) -> tuple[_Entry | None, int]:
-        """The prefix with the most tokens in common, where those are more than `beyond`."""
+        """The prefix with the most tokens in common, if they are more than `beyond`."""
         best, length = None, beyond
         mine = _digest(scope)
         for entry in self._known():
@@ -61,7 +61,8 @@ class DiskPrefixes:
         return best, length if best is not None else 0
 
     def load(self, entry: _Entry, buffers: KvBuffers, length: int) -> bool:
-        """Fill the first `length` tokens of `buffers`. False, and the file is gone, where it is damaged."""
+        """Fill the first `length` tokens of `buffers`. Returns False, and deletes the file, if it is
+        damaged."""
         try:
             data = entry.file.read_bytes()
             if hashlib.blake2b(data[:-32], digest_size=32).digest() != data[-32:]:
@@ -76,13 +77,13 @@ class DiskPrefixes:
                 array[0, :, :length] = value[:, :length]
             os.utime(entry.file)
         except (OSError, ValueError) as error:
-            log.warning("a kept prefix was not usable and is deleted: %s", error)
+            log.warning("a KV prefix on disk was not usable and is deleted: %s", error)
             self._delete(entry)
             return False
         return True
 
     def save(self, tokens: Sequence[int], buffers: KvBuffers, scope: str) -> None:
-        """Write one prefix; a full disk costs the file and nothing else."""
+        """Write one prefix. Errors are logged and ignored."""
         if len(tokens) < WORTH_KEEPING:
             return
         held, first = len(tokens), buffers.arrays[0]
@@ -97,7 +98,7 @@ class DiskPrefixes:
         size = len(head) + held * sum(a[:, :, :1].nbytes for a in buffers.arrays) + 32
         if size > self._limit:
             return
-        for entry in self._known():  # one that this covers has served its time
+        for entry in self._known():  # delete shorter prefixes of it
             if entry.about.scope == about.scope and common_prefix(entry.about.tokens, tokens) == len(
                 entry.about.tokens
             ):
@@ -116,7 +117,7 @@ class DiskPrefixes:
             os.replace(draft, file)
             self._known().append(_Entry(file, about, len(head)))
         except OSError as error:
-            log.warning("a prefix could not be kept on disk: %s", error.strerror)
+            log.warning("a KV prefix could not be written to disk: %s", error.strerror)
             draft.unlink(missing_ok=True)
 
     def _known(self) -> list[_Entry]:
@@ -129,7 +130,7 @@ class DiskPrefixes:
         return self._entries
 
     def _read(self, file: Path) -> _Entry | None:
-        """What a file says it is; one of another model stays, and is nobody's here."""
+        """The entry of a file; None for another model's file, which stays."""
         try:
             own = not hasattr(os, "getuid") or file.stat().st_uid == os.getuid()
             with file.open("rb") as stream:
@@ -145,7 +146,7 @@ class DiskPrefixes:
         return _Entry(file, about, len(_MAGIC) + 8 + size) if about.model == self._model else None
 
     def _make_room(self, size: int) -> None:
-        """All models share the folder and its limit: the file that was used longest ago goes first."""
+        """Delete the least recently used files. All models share the folder and its limit."""
         files = sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda f: f.stat().st_mtime)
         held = sum(file.stat().st_size for file in files)
         for file in files:
@@ -161,8 +162,8 @@ class DiskPrefixes:
 
 
 def _head(about: _About) -> bytes:
-    said = msgspec.msgpack.encode(about)
-    return _MAGIC + len(said).to_bytes(8, "big") + said
+    header = msgspec.msgpack.encode(about)
+    return _MAGIC + len(header).to_bytes(8, "big") + header
 
 
 def _digest(scope: str) -> str:

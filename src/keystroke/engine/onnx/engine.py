@@ -1,7 +1,7 @@
 """The embedded engine: the contract of `engine.base` on ONNX Runtime.
 
-One thread calls it, runs release the GIL, a run appends KV in place. Positions are inputs, so a
-rollback is a length, a verification is a run of several rows, and a fork shares memory until written.
+Called by one thread; runs release the GIL and append KV in place. Positions are inputs, so that a rollback
+only changes a length, a verification is a run of several rows, and a fork shares memory until it writes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from keystroke.engine.onnx.stored import NativeWeights
 from keystroke.engine.prefix import CachedPrefix, PrefixCache, common_prefix
 from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMemory
 
-PREFILL_CHUNK = 128  # rows; larger is hardly faster and answers an interrupt later
-TAIL = 16  # an extension up to this long rides along with the next step
+PREFILL_CHUNK = 128  # rows; larger is hardly faster and slower to interrupt
+TAIL = 16  # an extension of up to this many tokens is computed with the next step
 LOGIT_ROWS = 64  # more than any drafter's longest draft
-WORTH_COPYING = 16  # tokens: below this, recomputing is as quick as looking further
-WORTH_SPARING = 256  # tokens of a prefix that are worth a copy of the rest, where memory allows
+WORTH_COPYING = 16  # tokens: below this, recomputing is as fast
+WORTH_SPARING = 256  # tokens beyond the shared prefix that justify a copy, if memory allows
 FEW_CORES = 4
-RESERVE = 1 << 30  # bytes that are left to the machine before kept prefixes go
+RESERVE = 1 << 30  # free memory in bytes below which cached prefixes are dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,11 @@ class OnnxEngine(Engine):
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         self._pads = [np.zeros((1, rows, width), dtype=kv) for rows in range(MIN_ATTENTION_ROWS)]
         self._pad_values = [ort.OrtValue.ortvalue_from_numpy(pad) for pad in self._pads]
-        # The whole budget: what sessions need is taken from the oldest prefixes when they need it.
+        # The whole budget: sessions evict the oldest prefixes when they need memory.
         self.cache: PrefixCache[KvBuffers] = PrefixCache(kv_budget, drop=self.pool.release)
         self.live: set[OnnxSession] = set()
         self._scratch: dict[int, _RunInputs] = {}
-        # One memory for the logits of any run: pages are taken as they are first written.
+        # One buffer for the logits of all runs; the system allocates pages on first write.
         self._logits_memory = np.empty((LOGIT_ROWS, spec.vocab_size), dtype=np.float32)
         self._logits: dict[int, tuple[np.ndarray, ort.OrtValue]] = {}
         self.last = np.zeros(1, dtype=np.int32)
@@ -146,12 +146,12 @@ class OnnxEngine(Engine):
     # For sessions
 
     def release_memory(self) -> None:
-        """Where the machine runs short, prefixes that nobody uses are the first to go."""
+        """Drop cached prefixes while the machine is short of memory."""
         while (free := self._free_memory()) is not None and free < RESERVE and self.cache.drop_oldest():
             pass
 
     def load_prefix(self, tokens: Sequence[int], scope: str, beyond: int) -> None:
-        """Bring a prefix from disk into the cache, where it helps more than what is here."""
+        """Load a prefix from disk into the cache if it is longer than `beyond`."""
         if self.disk_prefixes is None:
             return
         entry, length = self.disk_prefixes.find(tokens, scope, beyond + WORTH_COPYING)
@@ -167,7 +167,7 @@ class OnnxEngine(Engine):
             self.pool.release(buffers)
 
     def has_room_to_copy(self, buffers: KvBuffers) -> bool:
-        """Whether there is room for a copy without letting anything go."""
+        """Whether a copy fits without evicting anything."""
         return self.pool.used + buffers.nbytes <= self.pool.budget // 2
 
     def binding(self, buffers: KvBuffers) -> SessionBinding:
@@ -190,7 +190,7 @@ class OnnxEngine(Engine):
     def run(
         self, bound: SessionBinding, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
     ) -> np.ndarray:
-        """One run of the graph. The logits returned are valid until the next run."""
+        """Run the graph once. The returned logits are valid until the next run."""
         count = len(tokens)
         scratch = self._scratch.get(count)
         if scratch is None:
@@ -202,7 +202,7 @@ class OnnxEngine(Engine):
                 array = np.empty((rows, self.spec.vocab_size), dtype=np.float32)
             found = self._logits[rows] = (array, ort.OrtValue.ortvalue_from_numpy(array))
         padding = self.padding(count)
-        if bound.shape != (count, rows, padding):  # decoding binds once and then only writes numbers in place
+        if bound.shape != (count, rows, padding):  # decoding binds once and then only updates values in place
             bound.shape = (count, rows, padding)
             binding = bound.binding
             binding.bind_ortvalue_input("input_ids", scratch.value)
@@ -226,7 +226,7 @@ class OnnxEngine(Engine):
         return found[0]
 
     def _options(self, interrupt: Interrupt) -> ort.RunOptions:
-        """Run options that `interrupt` ends. Made once per interrupt: an answer has one for all its steps."""
+        """Run options that `interrupt` terminates, created once per interrupt."""
         if self._watched is None or self._watched[0] is not interrupt:
             self._unwatch()
             options = ort.RunOptions()
@@ -279,11 +279,11 @@ class OnnxSession(HostSession):
         return self._engine.run(self._binding, tokens, start, rows, interrupt)
 
     def _ensure_buffers(self, keep: int, length: int) -> None:
-        """Make the buffers this session's alone and long enough, keeping the first `keep` tokens."""
+        """Make the buffers exclusive to this session and large enough, keeping the first `keep` tokens."""
         pool, held = self._engine.pool, self.buffers
         if held is not None and held.owners == 1 and held.capacity >= length:
             return
-        self._binding = None  # it points into memory that is about to go
+        self._binding = None  # it refers to the old memory
         if held is None:
             self.buffers = pool.allocate(length)
         elif held.owners == 1:
@@ -311,7 +311,7 @@ class OnnxSession(HostSession):
         else:
             lender = donor.buffers if donor is not None else entry.payload if entry is not None else None
             assert lender is not None
-            try:  # copied at once: a living session must not come to pay for what it lends
+            try:  # copied now, so that the lending session does not have to copy later
                 buffers = engine.pool.copy(lender, shared, len(tokens) + MIN_ATTENTION_ROWS)
             except NotEnoughMemory:
                 return own
@@ -321,9 +321,8 @@ class OnnxSession(HostSession):
         return shared
 
     def _should_adopt(self, entry: CachedPrefix[KvBuffers], shared: int) -> bool:
-        """Whether to take a prefix's memory over rather than copy from it: what it has beyond `shared` is
-        lost then, which is as it should be for a key typed, and a pity for another turn of the same
-        beginning."""
+        """Whether to adopt a prefix's memory instead of copying it. Its tokens beyond `shared` are lost then:
+        fine after a keystroke, but not for another conversation with the same beginning."""
         lost = len(entry.tokens) - shared
         if lost >= WORTH_SPARING and self._engine.has_room_to_copy(entry.payload):
             return False
@@ -335,7 +334,7 @@ class OnnxSession(HostSession):
         self._engine.release_memory()
 
     def _drop_buffers(self) -> None:
-        """Part with the current buffers: into the cache if worth keeping, back to the pool otherwise."""
+        """Move the buffers to the cache if they are worth keeping, else release them."""
         buffers, self.buffers, self._binding = self.buffers, None, None
         if buffers is None:
             return
@@ -347,7 +346,7 @@ class OnnxSession(HostSession):
 
 
 class SessionBinding:
-    """A session's memory as the runtime sees it, and the shape of run it was last bound for."""
+    """A session's runtime binding and the shape that it was last bound for."""
 
     __slots__ = ("binding", "shape")
 
@@ -357,7 +356,7 @@ class SessionBinding:
 
 
 class _RunInputs:
-    """The inputs of runs of one size: allocated once, written in place."""
+    """The input tensors of runs with one number of rows, reused in place."""
 
     __slots__ = ("_asked", "count", "ids", "value")
 
@@ -378,7 +377,7 @@ class _RunInputs:
 
 
 def _matrices(adapter: AdapterFile) -> dict[str, np.ndarray]:
-    """An adapter's matrices under the names of the graph's inputs, turned as its products take them."""
+    """An adapter's matrices, transposed, by the names of the graph's inputs."""
     found: dict[str, np.ndarray] = {}
     for (layer, product), (down, up) in adapter.pairs.items():
         found[f"adapter.{layer}.{product}.down"] = np.ascontiguousarray(down.T)
@@ -391,8 +390,8 @@ def _open(model: Path, threads: int, stored: NativeWeights | None) -> ort.Infere
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # Threads may spin inside a run but not between runs: an idle editor must not cost a core. Where cores are
-    # few not even inside: whoever spins there takes the core that the editor or the other thread waits for.
+    # Threads may spin inside a run but not between runs, so that an idle engine uses no CPU. With few cores
+    # they do not spin at all: they would block the editor or the other threads.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.add_session_config_entry(
         "session.intra_op.allow_spinning", "1" if usable_cores() > FEW_CORES else "0"

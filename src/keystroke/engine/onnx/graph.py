@@ -1,11 +1,11 @@
-"""From a checkpoint to one ONNX graph that decodes.
+"""Builds the ONNX graph of a checkpoint.
 
-Knows the shape of the network and nothing of sessions, files or caches. One graph serves prefill,
-decode and verification: any number of rows in, logits only for the rows asked for. KV buffers are inputs
-and outputs at once (the same memory), so a run appends in place and a rollback is just a smaller length.
+One graph serves prefill, decoding and verification: any number of rows in, logits only for the requested
+rows. KV buffers are inputs and outputs in the same memory, so that a run appends in place and a rollback only
+reduces a length.
 
 Inputs   input_ids int64 [1, rows] · logit_rows int64 [n] (indices into the rows) · count int64 [1] (rows)
-         pad [1, p, qkv width] (p rows of zeros that only attention sees: see MIN_ATTENTION_ROWS)
+         pad [1, p, qkv width] (p rows of zeros for attention only: see MIN_ATTENTION_ROWS)
          last int32 [1] (position of the last row, padding included) · total int32 [1] (last + 1)
          key.i / value.i [1, kv_heads, capacity, head_dim]
          adapter.i.PRODUCT.down [in, rank] / .up [rank, out], in a graph built for an adapter
@@ -26,17 +26,19 @@ from onnx import TensorProto, helper
 
 from keystroke.engine.adapter import PRODUCTS, AdapterShape, product_sizes
 from keystroke.engine.checkpoint import Checkpoint, ModelSpec, rope_tables
+from keystroke.engine.checkpoint.huggingface import ELSEWHERE
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS, Precision
 from keystroke.engine.onnx.quantise import quantise
+from keystroke.errors import UnsupportedModel
 
 MICROSOFT = "com.microsoft"
-# There the runtime's attention multiplies and adds 16-bit numbers in 16 bits; elsewhere it widens them first.
+# On ARM the runtime's attention computes with 16-bit numbers in 16 bits; elsewhere it widens them first.
 _ADDS_IN_HALF = platform.machine() in ("aarch64", "arm64")
-_LARGE_SCORE = 512.0  # before scaling; from here on neighbouring 16-bit numbers are a half and more apart
+_LARGE_SCORE = 512.0  # before scaling; beyond this, 16-bit numbers are at least 0.5 apart
 
 
 class WeightSink(Protocol):
-    """Where arrays go (data beside the graph, or inside it); returns the initializer to put in the graph."""
+    """Stores arrays and returns the initializer to put in the graph."""
 
     def add(self, name: str, array: np.ndarray) -> TensorProto: ...
 
@@ -45,12 +47,12 @@ Progress = Callable[[int, int], None]
 
 
 class Builder:
-    """One graph. How matrices are stored and which operators read them is in `_embed`, `_linear`, `_mlp` and
-    `_attend`, which others replace; the network itself is written here once."""
+    """Builds one graph. Subclasses override `_embed`, `_linear`, `_mlp` and `_attend` for other storage of
+    the matrices and other operators."""
 
     domains: tuple[str, ...] = (MICROSOFT,)
-    returns_kv = True  # whether attention gives back the keys and values it appended to
-    padding = MIN_ATTENTION_ROWS  # positions that attention may see behind the context
+    returns_kv = True  # whether attention returns the keys and values
+    padding = MIN_ATTENTION_ROWS  # extra positions in the rotary tables
 
     def __init__(
         self,
@@ -61,7 +63,12 @@ class Builder:
         *,
         adapted: bool = False,
     ) -> None:
-        """`adapted`: every product of a layer is followed by an adapter's, whose matrices are inputs."""
+        """`adapted`: every matrix product of a layer has an adapter, whose matrices are inputs."""
+        if checkpoint.spec.experts is not None:
+            raise UnsupportedModel(
+                f"{checkpoint.spec.name} is a mixture of experts, which runs on an NVIDIA GPU only so far; "
+                f"{ELSEWHERE}"
+            )
         self.checkpoint = checkpoint
         self.adapted = adapted
         self._adapter: list[onnx.ValueInfoProto] = []
@@ -75,12 +82,12 @@ class Builder:
 
     @property
     def kv(self) -> type[np.float16] | type[np.float32]:
-        """What the precision says, except where the runtime's attention would come to infinity by it."""
+        """The type of keys and values: that of the precision, unless attention would overflow."""
         return np.float32 if _ADDS_IN_HALF and self._large_scores else self.precision.kv
 
     @property
     def rotation(self) -> type[np.float16] | type[np.float32]:
-        """What the rotary tables are kept in."""
+        """The type of the rotary tables."""
         return self.kv
 
     def model(self) -> onnx.ModelProto:
@@ -109,7 +116,7 @@ class Builder:
 
     @functools.cached_property
     def _large_scores(self) -> bool:
-        """Whether biases alone make scores of attention that 16 bits are too coarse for, as in Qwen2.5."""
+        """Whether biases alone make attention scores too large for 16 bits, as in Qwen2.5."""
         spec = self.spec
         if not spec.qkv_bias or spec.qk_norm:
             return False
@@ -131,7 +138,7 @@ class Builder:
         tables = {"rope": rope_tables(spec, length)}
         if spec.window_rope is not None:
             tables["rope.window"] = rope_tables(replace(spec, rope=spec.window_rope), length)
-        if spec.unrotated:  # a turn by nothing: one operator for all layers
+        if spec.unrotated:  # rotation by zero, so that all layers use the same operator
             cos, sin = tables["rope"]
             tables["rope.none"] = (np.ones_like(cos), np.zeros_like(sin))
         for name, (cos, sin) in tables.items():
@@ -139,7 +146,7 @@ class Builder:
             self._weight(f"{name}.sin", sin.astype(self.rotation))
 
     def _rope(self, layer: int) -> list[str]:
-        """The tables by which a layer rotates."""
+        """The names of a layer's rotary tables."""
         spec = self.spec
         name = "rope.window" if layer in spec.windowed and spec.window_rope is not None else "rope"
         if layer in spec.unrotated:
@@ -153,7 +160,7 @@ class Builder:
         return self._node("Mul", [rows, "embed.scale"], ["embed.scaled"])[0]
 
     def _embed(self, ids: str) -> str:
-        # 16-bit floats, gathered by row: the table is memory-mapped, so only rows in use are ever read.
+        # 16-bit floats, gathered by row: the table is memory-mapped, so that only used rows are read.
         table = self.checkpoint.tensor("model.embed_tokens.weight")
         kind = np.float32 if self.precision.name == "fp32" else np.float16
         self._weight("embed", table.astype(kind))
@@ -197,7 +204,7 @@ class Builder:
         return out
 
     def _normed_heads(self, name: str, prefix: str, qkv: str) -> str:
-        """Qwen3 normalises each query and key head before the rotation."""
+        """Normalise each query and key head before the rotation, as in Qwen3."""
         spec = self.spec
         sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.kv_heads * spec.head_dim]
         self._constant(f"{name}.sizes", sizes)
@@ -224,7 +231,7 @@ class Builder:
         return self._corrected(layer, "down", hidden, narrow)
 
     def _corrected(self, layer: int, product: str, x: str, y: str) -> str:
-        """`y`, a product of `x`, with what an adapter adds to it; `y` itself in a graph without one."""
+        """`y`, a product of `x`, plus the adapter's correction; `y` itself in a graph without adapter."""
         if not self.adapted:
             return y
         name, spec = f"adapter.{layer}.{product}", self.spec
@@ -256,7 +263,7 @@ class Builder:
     def _linear(
         self, name: str, x: str, sources: Sequence[str], *, bias: bool, bits: int | None = None
     ) -> str:
-        """x @ W.T (+ b), W being the named projections stacked by rows: one fat product instead of three."""
+        """x @ W.T (+ b), with W the named projections stacked by rows: one product instead of three."""
         bits = self.precision.body_bits if bits is None else bits
         parts = [self.checkpoint.tensor(f"{s}.weight") for s in sources]
         weight = np.concatenate(parts) if len(parts) > 1 else parts[0]
@@ -344,7 +351,7 @@ class Builder:
             self.progress(min(self._done, total), total)
 
     def _further_inputs(self) -> list[onnx.ValueInfoProto]:
-        """What the operators of this builder ask for besides."""
+        """Additional inputs of this builder's operators."""
         width = (self.spec.heads + 2 * self.spec.kv_heads) * self.spec.head_dim
         kv = helper.np_dtype_to_tensor_dtype(np.dtype(self.kv))
         return [

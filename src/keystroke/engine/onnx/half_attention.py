@@ -1,7 +1,7 @@
-"""Attention by our own operator, over keys and values in half precision.
+"""A graph whose attention is the native operator, with keys and values in half precision.
 
-Knows one operator and what a graph asks for because of it, nothing of how matrices are stored. Keys and
-values are appended in place, and a row's result depends on nothing but the tokens before it: no padding.
+Keys and values are appended in place, and a row's result only depends on the tokens before it, so that no
+padding is needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DOMAIN = "keystroke"
 
 
 class HalfBuilder(Builder):
-    """Converted matrices, read by the runtime's operators; attention by ours."""
+    """Converted matrices with the runtime's operators, and native attention."""
 
     domains = (MICROSOFT, DOMAIN)
     returns_kv = False

@@ -1,7 +1,7 @@
-"""KV memory of the embedded engine: growable, shared until written.
+"""KV memory of the embedded engine: growable buffers, copied on write.
 
-Knows buffers, lengths and bytes; never tokens. A buffer may have several owners (a fork, a
-prefix borrowed from another session); whoever writes while others look copies first.
+A buffer may have several owners, such as a fork or a session that shares its prefix; an owner copies it
+before writing if there are others.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS
 from keystroke.errors import NotEnoughMemory
 
-FIRST_CAPACITY = 256  # tokens; small enough that an idle session costs little
-NARROW_ROOM = 64  # tokens; what a session may still grow by where the budget is nearly spent
+FIRST_CAPACITY = 256  # tokens; small, so that an idle session costs little
+NARROW_ROOM = 64  # tokens of room to grow when the budget is nearly used up
 
 
 class KvBuffers:
@@ -26,7 +26,7 @@ class KvBuffers:
 
     def __init__(self, spec: ModelSpec, dtype: np.dtype[np.floating], capacity: int) -> None:
         shape = (1, spec.kv_heads, capacity, spec.head_dim)
-        # Zeroed pages come from the system on first touch: capacity costs address space, not memory.
+        # The system allocates zeroed pages on first use: unused capacity costs no memory.
         self.arrays = [np.zeros(shape, dtype=dtype) for _ in range(2 * spec.layers)]
         self.values = [ort.OrtValue.ortvalue_from_numpy(array) for array in self.arrays]
         self.capacity = capacity
@@ -34,8 +34,8 @@ class KvBuffers:
         self.owners = 1
 
     def grow(self, keep: int, capacity: int) -> None:
-        """Layer by layer, so that old and new are never both there whole; whatever ends this half-way leaves
-        every layer with its first `keep` tokens."""
+        """Grow layer by layer, so that there are never two full copies. A failure leaves every layer with its
+        first `keep` tokens."""
         for index, held in enumerate(self.arrays):
             one, heads, _, width = held.shape
             array = np.zeros((one, heads, capacity, width), dtype=held.dtype)
@@ -46,8 +46,8 @@ class KvBuffers:
 
 
 class KvPool:
-    """Hands out buffers within a budget of bytes. Where it runs out it asks `make_room` to let something
-    go, again and again while that answers True."""
+    """Allocates buffers within a budget of bytes. If it is exceeded, `make_room` is called as long as it
+    frees something and returns True."""
 
     def __init__(
         self,
@@ -66,7 +66,8 @@ class KvPool:
         return 2 * self.spec.layers * self.spec.kv_heads * self.spec.head_dim * self.dtype.itemsize * capacity
 
     def capacity_for(self, length: int) -> int:
-        """Grow by half, so that a long session copies each token at most a few times."""
+        """The capacity for `length` tokens; grows by half, so that a session copies each token only a few
+        times."""
         capacity = FIRST_CAPACITY
         while capacity < length:
             capacity += max(capacity // 2, FIRST_CAPACITY)
@@ -82,14 +83,14 @@ class KvPool:
         return buffers
 
     def copy(self, buffers: KvBuffers, keep: int, length: int) -> KvBuffers:
-        """Buffers of its own for `length` tokens, the first `keep` copied."""
+        """New buffers for `length` tokens with a copy of the first `keep`."""
         fresh = self.allocate(length)
         for source, target in zip(buffers.arrays, fresh.arrays, strict=True):
             target[:, :, :keep] = source[:, :, :keep]
         return fresh
 
     def grow(self, buffers: KvBuffers, keep: int, length: int) -> None:
-        """Make room for `length` tokens in buffers that have one owner, keeping the first `keep`."""
+        """Grow buffers with one owner to `length` tokens, keeping the first `keep`."""
         before = buffers.nbytes
         capacity = self._afforded(length, before)
         try:
@@ -108,8 +109,8 @@ class KvPool:
             self.used -= buffers.nbytes
 
     def _afforded(self, length: int, returned: int) -> int:
-        """The capacity that `length` tokens get: with room to grow if the budget allows. `returned` bytes
-        come back in exchange."""
+        """The capacity for `length` tokens, with room to grow if the budget allows. `returned` bytes are
+        freed in exchange."""
         for capacity in (self.capacity_for(length), length + NARROW_ROOM):
             need = self.bytes_for(capacity) - returned
             while self.used + need > self.budget and self._make_room():

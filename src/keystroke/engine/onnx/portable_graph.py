@@ -1,36 +1,29 @@
-"""A graph of stored weights for ONNX Runtime's own operators: any machine, no compiler.
+"""A graph of stored weights for ONNX Runtime's own operators, for machines without a compiler.
 
-The same weights as in `stored_graph`, laid out for MatMulNBits. That operator has no minimum a block, so
-what a minimum adds, (the sum of a block's activations) times (its offset), is a product of its own.
+The weights are rearranged for MatMulNBits. That operator has no minimum per block, so that the sum of a
+block's activations times its offset is a separate product.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
-from keystroke.engine.checkpoint import EMBEDDING, Checkpoint
+from keystroke.engine.checkpoint import EMBEDDING
 from keystroke.engine.onnx.blocks import Blocks, read_blocks
-from keystroke.engine.onnx.graph import MICROSOFT, Builder, Progress, WeightSink
-from keystroke.engine.onnx.precision import Precision
+from keystroke.engine.onnx.graph import MICROSOFT, Builder
 
 
 class PortableBuilder(Builder):
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        precision: Precision,
-        sink: WeightSink,
-        progress: Progress | None,
-        *,
-        adapted: bool = False,
-    ) -> None:
-        super().__init__(checkpoint, precision, sink, progress, adapted=adapted)
-        self._sums: dict[str, str] = {}  # of an input, which may serve several products
-        self._constant("last.axis", [3])  # not -1, which the runtime mistakes where there are no rows
+    @functools.cached_property
+    def _sums(self) -> dict[str, str]:
+        """The block sums by input, which several products may share."""
+        return {}
 
     def _embed(self, ids: str) -> str:
+        self._constant("last.axis", [3])  # not -1, which the runtime gets wrong if there are no rows
         blocks = self._blocks(EMBEDDING)
         rows = blocks.packed.shape[0]
         self._weight("embed.rows.q", blocks.packed.reshape(rows, -1))
@@ -68,7 +61,7 @@ class PortableBuilder(Builder):
     def _linear(
         self, name: str, x: str, sources: Sequence[str], *, bias: bool, bits: int | None = None
     ) -> str:
-        """Projections of one input may be stored in different types, so each is a product of its own."""
+        """One product per projection, since their storage types may differ."""
         parts = [self._product(f"{name}.{i}", x, source, bias=bias) for i, source in enumerate(sources)]
         return parts[0] if len(parts) == 1 else self._node("Concat", parts, [f"{name}.all"], axis=-1)[0]
 

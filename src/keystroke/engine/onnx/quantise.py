@@ -1,9 +1,8 @@
-"""Weights in few bits, laid out as ONNX Runtime's MatMulNBits reads them.
+"""Quantises weights into the layout of ONNX Runtime's MatMulNBits.
 
-Numpy arrays in, numpy arrays out; knows no model, graph or file. Each row is cut into blocks of
-consecutive columns; a block shares one scale (and, asymmetric, one zero point):
-value = scale * (code - zero point). Without zero points the operator takes 2 ** (bits - 1).
-Work goes in slices of rows, so memory stays bounded whatever the matrix.
+Each row is divided into blocks of consecutive columns with one scale and, if asymmetric, one zero point:
+value = scale * (code - zero point). Without zero points the operator uses 2 ** (bits - 1). Matrices are
+processed in slices of rows to bound memory.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]
 
 _SLICE = 1 << 18  # values worked on at once: temporaries of a megabyte each stay in the cache
-# Shrinking the range a little costs the extremes and gains all others; how much pays differs per block.
+# A smaller range clips the extremes and improves all other values; the best factor differs per block.
 _SHRINKS = (1.0, 0.93, 0.87, 0.8)
 
 
@@ -37,14 +36,6 @@ class Quantised:
     packed: UInt8
     scales: Float32
     zero_points: UInt8 | None
-
-    @property
-    def nbytes(self) -> int:
-        return (
-            self.packed.nbytes
-            + self.scales.nbytes
-            + (self.zero_points.nbytes if self.zero_points is not None else 0)
-        )
 
 
 def quantise(weight: npt.NDArray[np.floating], *, bits: int, block: int, symmetric: bool) -> Quantised:
@@ -69,7 +60,7 @@ def quantise(weight: npt.NDArray[np.floating], *, bits: int, block: int, symmetr
 
     step = max(1, _SLICE // (blocks * block))
     parts = [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # numpy lets go of the interpreter's lock
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # numpy releases the GIL
         list(pool.map(work, parts))
     if not np.isfinite(scales).all():
         raise ModelDamaged("the model has weights that are not finite numbers; download it again")
@@ -143,7 +134,7 @@ def _error(values: Float32, scale: Float32, zero: Float32, top: int) -> Float32:
 
 
 def _steps(values: Float32, scale: Float32, zero: Float32, top: int) -> Float32:
-    """How many scales each value lies from zero: its code less the zero point."""
+    """The code of each value minus the zero point."""
     steps = values * _inverse(scale)
     np.rint(steps, out=steps)
     return np.clip(steps, -zero, top - zero, out=steps)

@@ -1,7 +1,7 @@
-"""Which models can be run on their weights as they are stored, and what such a graph is opened with.
+"""Which models can run on their weights as stored, and the mapped weights for such a graph.
 
-Facts and arrays, no graph; imports nothing that builds one. A table handed over is the mapped file
-itself (in Llama files queries and keys are copied, since their rows are stored in another order).
+Does not import the `onnx` package. The weights are views of the mapped file, except the query and key
+matrices of Llama files, whose rows are reordered in a copy.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from keystroke.engine.checkpoint.ggml_types import STORAGE_TYPES
 _KNOWN = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 _WITH_MINIMUM = frozenset({"Q4_1", "Q5_1", "Q4_K", "Q5_K"})
 TYPES = {kind.name: number for number, kind in STORAGE_TYPES.items() if kind.name in _KNOWN}
-# What native/operators.c takes: it reads rows of weights 16 at a time, and heads of a bounded size.
+# Limits of native/operators.c: it reads 16 rows of weights at a time, and heads of a bounded size.
 _LEAST_ROWS, _MOST_HEAD, _MOST_GROUP = 16, 256, 64
 
 
 @dataclass(frozen=True, slots=True)
 class NativeWeights:
-    """What completes a graph of stored weights: our operators, and every matrix by its name."""
+    """The library of native operators and the matrices by name, for a graph without weights."""
 
     library: Path
     tables: dict[str, npt.NDArray[np.uint8]]
 
 
 def can_run_stored(checkpoint: Checkpoint) -> bool:
-    """Whether every matrix is of a type that is run as it is stored."""
+    """Whether every matrix is of a type that can run as it is stored."""
     shapes = tensor_shapes(checkpoint.spec)
     return all(
         checkpoint.storage(name) in TYPES and shape[0] >= _LEAST_ROWS
@@ -41,14 +41,14 @@ def can_run_stored(checkpoint: Checkpoint) -> bool:
 
 
 def fits_native_operators(checkpoint: Checkpoint) -> bool:
-    """Whether our own operators take this model's heads."""
+    """Whether the native operators support this model's heads."""
     spec = checkpoint.spec
     return spec.head_dim <= _MOST_HEAD and spec.heads // spec.kv_heads <= _MOST_GROUP
 
 
 def portable_bytes(checkpoint: Checkpoint) -> int:
-    """About how many bytes the matrices take in the layout of ONNX Runtime's operators: a code of 4 or 8 bits
-    a weight, a single-precision scale a block, an offset every 32 weights."""
+    """The approximate size of the matrices in the layout of ONNX Runtime's operators: 4 or 8 bits per weight,
+    a float32 scale per block and, for types with a minimum, an offset per 32 weights."""
     spec, total = checkpoint.spec, 0
     for name, shape in tensor_shapes(spec).items():
         if len(shape) == 2:

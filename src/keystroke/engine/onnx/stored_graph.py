@@ -1,37 +1,28 @@
-"""A graph whose matrices are those of a GGUF file, read as they are stored by operators of our own.
+"""A graph whose native operators read the matrices of a GGUF file as they are stored.
 
-No matrix is written anywhere. Each is an input of the graph, bound to the mapped file by whoever runs
-it: as an initializer the runtime would copy it. Keys and values are kept in half precision and appended in
-place.
+The matrices are inputs of the graph, which the engine binds to the mapped file: as initializers the runtime
+would copy them.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from keystroke.engine.checkpoint import EMBEDDING, Checkpoint
-from keystroke.engine.onnx.graph import Progress, WeightSink
+from keystroke.engine.checkpoint import EMBEDDING
 from keystroke.engine.onnx.half_attention import DOMAIN, HalfBuilder
-from keystroke.engine.onnx.precision import Precision
 from keystroke.engine.onnx.stored import TYPES
 
 
 class StoredBuilder(HalfBuilder):
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        precision: Precision,
-        sink: WeightSink,
-        progress: Progress | None,
-        *,
-        adapted: bool = False,
-    ) -> None:
-        super().__init__(checkpoint, precision, sink, progress, adapted=adapted)
-        self._matrices: dict[str, onnx.ValueInfoProto] = {}
+    @functools.cached_property
+    def _matrices(self) -> dict[str, onnx.ValueInfoProto]:
+        """The graph inputs for the matrices, by name."""
+        return {}
 
     def _embed(self, ids: str) -> str:
         table, kind = self._stored(EMBEDDING)
@@ -43,7 +34,7 @@ class StoredBuilder(HalfBuilder):
         return list(self._matrices.values())
 
     def _mlp(self, layer: int, prefix: str, x: str) -> str:
-        # An adapter adds to both halves before they are multiplied, so they cannot be one operator.
+        # An adapter adds to both halves before they are multiplied, so that they cannot be one operator.
         if self.spec.activation != "silu" or self.adapted:
             return super()._mlp(layer, prefix, x)
         name, bias = f"l{layer}.mlp", self.spec.mlp_bias
@@ -72,7 +63,7 @@ class StoredBuilder(HalfBuilder):
         )[0]
 
     def _stored(self, name: str) -> tuple[str, int]:
-        """The input that stands for a matrix, and GGUF's number of its type. A tied head is the embedding."""
+        """The graph input for a matrix and its GGUF type number. A tied head is the embedding."""
         rows, kind = self.checkpoint.raw(name)
         if name not in self._matrices:
             self._matrices[name] = helper.make_tensor_value_info(name, TensorProto.UINT8, list(rows.shape))

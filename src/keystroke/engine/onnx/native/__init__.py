@@ -1,9 +1,8 @@
-"""Operators of our own, compiled for the very processor they will run on.
+"""Compiles the native ONNX operators for the processor of this machine.
 
-Knows compilers and files, nothing of models. Compiles nothing but the C source beside it, into a folder
-that is the user's alone. Where there is no compiler, or the processor lacks the vectors that the operators
-are written in, or what was compiled does not pass its own check, there is no library and the caller goes
-without.
+The C source in this folder is compiled into a folder that only the user can write. There is no library if
+there is no compiler, the processor lacks the required vector instructions, or the compiled library fails its
+self-check.
 """
 
 from __future__ import annotations
@@ -22,24 +21,23 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 _SOURCE = _FOLDER / "operators.c"
-# The library never leaves this machine, so it may use all of its processor; on ARM not every clang knows
-# -march=native.
+# The library is only used on this machine; on ARM not every clang supports -march=native.
 _NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 _FLAGS = ("-std=gnu11", "-O3", _NATIVE, "-fPIC", "-shared", "-fvisibility=hidden")
-# The least that each half of vector.h is written for.
+# What vector_x86.h and vector_arm.h require.
 _VECTORS = (
     frozenset({"__x86_64__", "__AVX2__", "__FMA__", "__F16C__"}),
     frozenset({"__aarch64__", "__ARM_NEON"}),
 )
-_PATIENCE = 240  # seconds; compiling takes five of an idle processor, and a busy one can take a minute
-# In a process of its own: an instruction that the compiler believes in and the machine does not have ends it.
+_PATIENCE = 240  # seconds; compiling takes five on an idle machine and up to a minute on a busy one
+# Runs in another process, which an unsupported instruction would crash.
 _CHECK = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).self_check())"
 
 
 @functools.cache
 def operators_library(cache: Path) -> Path | None:
-    """The compiled operators, made the first time this processor, compiler and source meet; None where that
-    cannot be done. Never raises: whatever a compiler may suffer from, the caller has another way."""
+    """The compiled operators, built the first time for this processor, compiler and source; None if that is
+    not possible. Never raises."""
     try:
         return _compile(cache / "native")
     except (_Unavailable, OSError, subprocess.SubprocessError, ValueError):
@@ -47,12 +45,12 @@ def operators_library(cache: Path) -> Path | None:
 
 
 def must_compile(cache: Path) -> bool:
-    """Whether `library` is about to compile for the first time here, which takes seconds."""
+    """Whether `operators_library` will have to compile, which takes seconds."""
     return _compiler() is not None and not any((cache / "native").glob("operators-*.so"))
 
 
 def unavailable_reason(cache: Path) -> str | None:
-    """Why there is no library, in half a sentence; None where there is one. Never raises."""
+    """Why there is no library; None if there is one. Never raises."""
     try:
         _compile(cache / "native")
     except _Unavailable as reason:
@@ -60,15 +58,15 @@ def unavailable_reason(cache: Path) -> str | None:
     except subprocess.CalledProcessError as error:
         if error.cmd[0] == sys.executable:
             return "what was compiled does not pass its check on this machine"
-        said = error.stderr.decode(errors="replace").strip().splitlines()
-        return f"{error.cmd[0]} cannot compile them" + (f" ({said[0][:100]})" if said else "")
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
+        return f"{error.cmd[0]} cannot compile them" + (f" ({lines[0][:100]})" if lines else "")
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return f"compiling failed ({error})"
     return None
 
 
 class _Unavailable(Exception):
-    """There can be no library here; says why."""
+    """The library cannot be built; the message says why."""
 
 
 def _compile(folder: Path) -> Path:
@@ -85,19 +83,18 @@ def _compile(folder: Path) -> Path:
     place = folder / f"operators-{digest.hexdigest()[:20]}.so"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _private(folder):
-        raise _Unavailable(f"{folder} belongs to somebody else")
+        raise _Unavailable(f"{folder} belongs to another user")
     if not place.exists():
         with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as making:
             partial = Path(making) / place.name
             _output([*compiler, *_FLAGS, "-o", str(partial), str(_SOURCE), "-lm"])
             _output([sys.executable, "-I", "-S", "-c", _CHECK, str(partial)])
-            partial.replace(place)  # whole or absent, whoever else compiles at the same time
+            partial.replace(place)  # atomic, also if another process compiles at the same time
     return place
 
 
 def _private(folder: Path) -> bool:
-    """Whether nobody but us can have put a library here for us to load: what lies in a folder that others
-    could write to is thrown away."""
+    """Whether only this user can write to the folder. If others could write, its content is deleted."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         return False

@@ -1,17 +1,16 @@
-/* Activations, rounded to 8 bits in blocks of 32, each with its own scale.
+/* Quantises activations to 8 bits in blocks of 32, each with its own scale.
  *
- * How a row is rounded follows from that row alone. Where a few numbers of a row are so large that rounding
- * would lose the others, what was lost can be rounded too, as a second row. For formats of 256 weights the scale of a
- * block is a share, a small integer, of a scale that its unit has: so what a unit sums up to is an integer. There the
- * codes of half a block sum up to no more than MOST_HALF, all taken as positive, and 16 bits hold what they and
- * the codes of weights make. Knows nothing of weights but how the terms of a block or a unit join a total.
+ * The codes of a row depend on that row alone. If a few values of a row are so large that the others would lose
+ * their precision, the rounding error is quantised as a second row. For formats of 256 weights the scale of a block
+ * is a small integer (its share) times the scale of its unit, so that the sum of a unit is an integer. There the
+ * absolute codes of half a block sum up to at most MOST_HALF, so that their products with weight codes fit 16 bits.
  */
 #pragma once
 #include "formats.h"
 
-/* How large the error of rounding may be, compared with what is small in a row: with its numbers, each counted as
- * no more than a sixteenth of the largest of its block. Normally distributed numbers have 0.0014; the first token
- * of a text, on whose few huge activations all attention rests, has 0.04 and loses everything else. */
+/* The largest rounding error relative to the values of a row, each limited to a sixteenth of the largest of its
+ * block. Normally distributed values have 0.0014; the first token of a text has a few huge activations (an attention
+ * sink) and an error of 0.04. */
 static const float MOST_LOSS = 0.01f;
 /* Codes of weights are at most 32 from their middle, and those of Q4_K, of which a sum has 32, at most 15. */
 enum { MOST_HALF = 1023, MOST_SHARE = 15 };
@@ -51,7 +50,7 @@ INLINE float largest_of(const float *x, size_t count) {
     return greatest(most);
 }
 
-/* Whether rounding this row would lose too much. */
+/* Whether the rounding error of this row is too large. */
 static int is_uneven(const float *x, size_t width, int in_units) {
     floats small = same(0);
     float error = 0, least = 0;
@@ -67,13 +66,13 @@ static int is_uneven(const float *x, size_t width, int in_units) {
     return error > MOST_LOSS * sum(small);
 }
 
-/* What rounding row `row` lost. */
+/* The rounding error of row `row`. */
 static void residue(const float *x, size_t row, const Activations *a, float *out) {
     const int8_t *codes = a->codes + row * a->width;
     for (size_t i = 0; i < a->width; i++) out[i] = x[i] - (float)codes[i] * a->scales[row * a->blocks + i / BLOCK];
 }
 
-/* Block `at` of all rows, whose numbers are `x`; what its codes sum up to. */
+/* Quantises block `at` of all rows, with the values `x`; returns the sum of its codes. */
 INLINE int32_t round_block(const float *x, size_t at, float scale, const Activations *a) {
     float inverse = scale > 0 ? 1.0f / scale : 0.0f;
     int8_t *codes = a->codes + at * BLOCK;
@@ -130,7 +129,7 @@ static void round_row(const float *x, size_t row, const Activations *a) {
         round_block(x + block * BLOCK, row * a->blocks + block, largest_of(x + block * BLOCK, BLOCK) / 127.0f, a);
 }
 
-/* Where the rows of activations that meet a unit lie. */
+/* The rows of activations that are multiplied with a unit. */
 typedef struct {
     const int8_t *codes;
     const float *scales, *sums;
@@ -147,7 +146,7 @@ INLINE Slice slice_of(const Activations *a, size_t row, size_t unit) {
                    a->width, a->blocks, a->units + here, a->shares + here * SHARES, a->split + here * 16, units};
 }
 
-/* How many blocks of a row lie in this unit. */
+/* The number of blocks of a row in this unit. */
 INLINE int blocks_in(size_t width, size_t unit) {
     size_t left_over = (width - unit * UNIT) / BLOCK;
     return left_over < BLOCKS ? (int)left_over : BLOCKS;
@@ -155,29 +154,29 @@ INLINE int blocks_in(size_t width, size_t unit) {
 
 enum { LEAST_AHEAD = 12 << 10 }; /* bytes: memory answers late */
 
-/* Fetch a part of what lies behind these weights while one of their units is met: it comes next, and LANES streams
- * at once are more than a processor foresees. `step` of `steps`: more at once may be more than it can wait for. */
+/* Prefetches a part of the next weights while a unit is processed: the hardware does not prefetch LANES streams at
+ * once. `step` of `steps`: prefetching all at once may exceed the outstanding loads. */
 INLINE void fetch_ahead(Rows weights, size_t unit, const size_t unit_bytes, const size_t step, const size_t steps) {
     const size_t portion = LANES * unit_bytes, strip = LANES * weights.stride;
     const uint8_t *next = weights.at + (strip > LEAST_AHEAD ? strip : LEAST_AHEAD) + unit * portion;
     for (size_t byte = 64 * step; byte < portion; byte += 64 * steps) __builtin_prefetch(next + byte, 0, FETCHED);
 }
 
-/* What the products of one half block, or block, start with where the zero of the codes is 2 to the power `zero`. */
+/* The initial sum of the products of a block or half block, whose codes have the zero 2 to the power `zero`. */
 INLINE int32_t start_of(const int32_t *counts, int half, const int zero, const int halves) {
     if (zero < 0) return NOTHING;
     if (halves == 2 && zero == 5) return counts[half];
     return NOTHING + ((counts[0] - NOTHING) + (counts[1] - NOTHING)) / 32 * (1 << zero);
 }
 
-/* The terms of one half block, or block, join the total: where formats of 32 weights are concerned, this line alone
- * defines what a product is. */
+/* Adds the terms of a block or half block to the total. For formats of 32 weights this line alone defines the
+ * result. */
 INLINE floats joined(floats total, ints products, floats weight_scale, float scale) {
     return times_plus(floats_of_sums(products), times(weight_scale, same(scale)), total);
 }
 
-/* The terms of a unit join the total: what its sums, each times its multiple, and its minima came to are exact. This line
- * defines what a product is where formats of 256 weights are concerned. */
+/* Adds the terms of a unit to the total; its sums and minima are exact integers. For formats of 256 weights this line
+ * alone defines the result. */
 INLINE floats joined_unit(floats total, ints products, floats factor, float scale) {
     return times_plus(floats_of(products), times(factor, same(scale)), total);
 }

@@ -1,8 +1,8 @@
-/* Attention over keys and values that are kept in half precision.
+/* Attention with keys and values in half precision.
  *
- * Like a product, a row's result depends on nothing but that row and the keys and values before it. Keys
- * are met in runs of CHUNK at fixed positions, chunks in spans of SPAN; each span keeps its own maximum and
- * sum, and spans are merged in order. So any number of rows, threads and cuts gives the same bits.
+ * The result of a row depends only on that row and the keys and values before it. Keys are processed in chunks of
+ * CHUNK at fixed positions, chunks in spans of SPAN; each span has its own maximum and sum, and spans are merged in
+ * order. So the number of rows and threads never changes the bits of a result.
  */
 #pragma once
 #include "vector.h"
@@ -23,7 +23,7 @@ typedef struct {
     uint16_t *keys, *values; /* [kv_heads][capacity][width] */
     float *out; /* [rows][heads * width] */
     float scale;
-    /* made on the way */
+    /* intermediate results */
     size_t padded, group, tile_rows, tiles, spans; /* `padded`: the width in whole vectors */
     float *queries; /* [kv_heads][rows][group][padded], rotated and scaled */
     float *parts; /* [rows][heads][spans][padded + 2]: weighted values, then maximum and sum */
@@ -41,7 +41,7 @@ INLINE void rotated(const Attention *a, const float *head, size_t position, floa
     }
 }
 
-/* Rotate the queries of one row, append its key and its value. */
+/* Rotates the queries of one row, and appends its key and value. */
 static void take_in(void *data, size_t row) {
     Attention *a = data;
     const float *head = a->mixed + row * (a->heads + 2 * a->kv_heads) * a->width;
@@ -60,7 +60,7 @@ static void take_in(void *data, size_t row) {
     }
 }
 
-/* LANES halves of a row from `d` on, zeros behind its end. */
+/* LANES half-precision values of a row from `d` on, padded with zeros. */
 INLINE floats kept_at(const uint16_t *row, size_t d, size_t width) {
     if (d + LANES <= width) return halves_at(row + d);
     uint16_t rest[LANES] = {0};
@@ -68,7 +68,7 @@ INLINE floats kept_at(const uint16_t *row, size_t d, size_t width) {
     return halves_at(rest);
 }
 
-/* `count` keys and values from `from` on. Keys are turned: keys[d] holds number d of every key. */
+/* Loads `count` keys and values from `from` on. Keys are transposed: keys[d] holds dimension d of every key. */
 INLINE void unpack_chunk(const Attention *a, size_t kv_head, size_t from, size_t count,
                          float (*keys)[CHUNK], float *values) {
     float row[LANES][MOST_WIDTH] __attribute__((aligned(64)));
@@ -137,7 +137,7 @@ INLINE void weigh_all(const float *values, size_t keys, size_t padded, const flo
     for (; d < padded; d += LANES) weigh(values, keys, padded, weights, count, 1, d, out, stride);
 }
 
-/* The queries of some rows and one key-value head meet the keys of one span. */
+/* Processes one span for the queries of some rows and one key-value head. */
 static void attend(void *data, size_t task) {
     const Attention *a = data;
     size_t span = task % a->spans, tile = task / a->spans % a->tiles, kv_head = task / a->spans / a->tiles;
@@ -196,7 +196,7 @@ static void attend(void *data, size_t task) {
             part[a->padded] = maximum;
             part[a->padded + 1] = part[a->padded + 1] * shrink + sum(total);
         }
-        /* The heads of a group lie next to each other, so two or more of a row share every load of a value. */
+        /* The heads of a group are adjacent, so that two or more of a row share each load of a value. */
         for (size_t r = 0; r < rows; r++) {
             float *part = a->parts + (((row + r) * a->heads + kv_head * a->group) * a->spans + span) * part_size(a);
             const float(*weights)[CHUNK] = (const float(*)[CHUNK])scores + r * a->group;
@@ -210,7 +210,7 @@ static void attend(void *data, size_t task) {
     }
 }
 
-/* Spans of one row, merged in order. */
+/* Merges the spans of one row in order. */
 static void merge(void *data, size_t row) {
     const Attention *a = data;
     size_t spans = (a->first + row) / SPAN + 1;

@@ -1,8 +1,7 @@
-/* What a library must do before anybody loads it: every format and attention once, against plain arithmetic.
+/* The self-check of a compiled library: every format and attention once, compared with plain arithmetic.
  *
- * Run in a process of its own right after compiling. An instruction that the compiler believes in and the
- * machine does not have ends that process, and a compiler that miscompiles is found out; either way the library
- * is thrown away.
+ * Runs in another process right after compiling. If it crashes because of an unsupported instruction, or computes
+ * wrong results, the library is deleted.
  */
 #pragma once
 #include "attention.h"
@@ -12,7 +11,7 @@ enum { CHECKED_ROWS = 9, CHECKED_WIDTH = 2 * UNIT, CHECKED_BYTES = LANES * CHECK
 
 static int near(float a, double b) { return fabs((double)a - b) <= 1e-3 * (1 + fabs(b)); }
 
-/* Bytes without pattern, except the half-precision numbers of each stored block: those are small. */
+/* Pseudo-random bytes, with small half-precision scales in each stored block. */
 static void fill(const Format *format, uint8_t *bytes) {
     size_t size = row_bytes(format, CHECKED_WIDTH) * LANES, each = (size_t)format->bytes;
     for (size_t i = 0; i < size; i++) bytes[i] = (uint8_t)((i * 2654435761u) >> 13);
@@ -53,7 +52,7 @@ static int product_is_right(const Format *format, const Activations *a, uint8_t 
     return 1;
 }
 
-/* One head that has seen one value only must give it back. */
+/* Attention over a single value must return it. */
 static int attention_is_right(void) {
     enum { WIDTH = 64, CAPACITY = 8 };
     static float mixed[CHECKED_ROWS][3 * WIDTH], out[CHECKED_ROWS][WIDTH], queries[CHECKED_ROWS * WIDTH];
@@ -78,7 +77,7 @@ static int attention_is_right(void) {
     return 1;
 }
 
-/* 0 where all is right. */
+/* Returns 0 on success. */
 __attribute__((visibility("default"))) int self_check(void) {
     static float x[CHECKED_ROWS][CHECKED_WIDTH];
     uint8_t *bytes = malloc(CHECKED_BYTES + 64);

@@ -1,11 +1,10 @@
-/* How GGUF files store weights: from the bytes of LANES rows to codes, scales and minima.
+/* Unpacks GGUF blocks: from the bytes of LANES rows to codes, scales and minima.
  *
- * Knows the block layouts of GGUF and nothing of what is done with the weights. A unit is 256 weights of
- * a row, or what is left of it, cut into blocks of 32; a weight is
+ * A unit is 256 weights of a row, or the rest of it, in blocks of 32; a weight is
  *     scale * (code - zero) + minimum
- * with one scale a block (two in Q6_K), one minimum a block where the format has any, and codes of 8 bits.
- * Nothing is rounded. In formats of 256 weights scales and minima are small multiples of a unit's two factors, and
- * are left so: whoever multiplies them with integers stays exact.
+ * with one scale per block (two in Q6_K), one minimum per block if the format has any, and codes of 8 bits. Nothing
+ * is rounded. In formats of 256 weights scales and minima are small integer multiples of two factors of the unit,
+ * and stay integers, so that sums over a unit are exact.
  */
 #pragma once
 #include "vector.h"
@@ -66,7 +65,7 @@ INLINE void six_bit_scales(Rows rows, size_t at, Tile *tile) {
     put_floats(tile->factor, six.factor), put_floats(tile->minimum_factor, six.minimum_factor);
 }
 
-/* 32 bytes hold two blocks: the first in the lower halves of the bytes, the second in the upper ones. */
+/* 32 bytes hold two blocks: the first in the low nibbles, the second in the high ones. */
 static void unpack_q4_k(Rows rows, size_t unit, int blocks, Tile *tile) {
     (void)blocks;
     size_t at = unit * 144;
@@ -82,7 +81,7 @@ static void unpack_q4_k(Rows rows, size_t unit, int blocks, Tile *tile) {
     six_bit_scales(rows, at, tile);
 }
 
-/* As Q4_K, with a fifth bit: that of weight i in block b is bit b of byte i. */
+/* Like Q4_K with a fifth bit: that of weight i in block b is bit b of byte i. */
 static void unpack_q5_k(Rows rows, size_t unit, int blocks, Tile *tile) {
     (void)blocks;
     size_t at = unit * 176;
@@ -129,8 +128,8 @@ static void unpack_q6_k(Rows rows, size_t unit, int blocks, Tile *tile) {
     for (int i = 0; i < 16; i++) put_ints(tile->multiples[i], multiple(four[i / 4], i % 4, 1));
 }
 
-/* The older formats: blocks of 32 weights, each with a half-precision scale, maybe a minimum, maybe 32 fifth
- * bits, and 16 bytes: weights 0 to 15 in their lower halves, 16 to 31 in their upper ones. */
+/* The older formats: blocks of 32 weights, each with a half-precision scale, optionally a minimum and 32 fifth
+ * bits, and 16 bytes: weights 0 to 15 in the low nibbles, 16 to 31 in the high ones. */
 INLINE void unpack_old(Rows rows, size_t unit, int blocks, size_t bytes, int has_minimum, int fifths, Tile *tile) {
     for (int block = 0; block < blocks; block++) {
         size_t at = (unit * BLOCKS + (size_t)block) * bytes;
@@ -167,7 +166,7 @@ static void unpack_q5_1(Rows rows, size_t unit, int blocks, Tile *tile) {
     unpack_old(rows, unit, blocks, 24, 1, 1, tile);
 }
 
-/* Signed bytes; 128 more makes codes of them. */
+/* Signed bytes; adding 128 makes codes of them. */
 static void unpack_q8_0(Rows rows, size_t unit, int blocks, Tile *tile) {
     for (int block = 0; block < blocks; block++) {
         size_t at = (unit * BLOCKS + (size_t)block) * 34;

@@ -1,8 +1,8 @@
 /* Three operators for ONNX Runtime: products with weights as a GGUF file stores them, rows of such a table,
- * and attention over keys and values in half precision.
+ * and attention with keys and values in half precision.
  *
- * Translates between the runtime's values and the plain functions of the headers. Every size is checked
- * against the bytes that are there before it is used; what does not fit is an error of the session.
+ * Connects the runtime's values with the functions of the headers. Every size is checked against the available bytes
+ * before it is used; a mismatch is an error of the session.
  */
 #include "attention.h"
 #include "check.h"
@@ -100,8 +100,8 @@ INLINE Rows strip_of(const Part *part, size_t first) {
     return (Rows){part->at + first * part->stride, part->stride};
 }
 
-/* The first row of strip `i` of a part. The last one is moved back where the height is no multiple of LANES:
- * a row that two strips compute is the same in both. */
+/* The first row of strip `i` of a part. If the height is not a multiple of LANES, the last strip overlaps the one
+ * before; both compute the same result. */
 INLINE size_t strip_start(const Part *part, size_t i) {
     return i * LANES + LANES <= part->height ? i * LANES : part->height - LANES;
 }
@@ -337,7 +337,7 @@ static Status *run_attention(void *kernel, Context *context) {
     return failed;
 }
 
-/* What the runtime asks of an operator. */
+/* The callbacks of an operator. */
 
 static const char *name(const Operator *self) { return self->called; }
 static const char *provider(const Operator *self) { return (void)self, NULL; }

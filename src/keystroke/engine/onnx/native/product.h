@@ -1,9 +1,8 @@
-/* Products of activations with weights as they are stored.
+/* Multiplies activations with weights as they are stored.
  *
- * A row's result is a function of that row and of the weights alone, to the last bit: whatever other
- * rows come with it and on whichever path, every number is the sum of the same terms in the same order.
- * That is what lets drafts, prefixes and forks give the very text of plain decoding. The products of a block
- * are exact integers.
+ * The result of a row depends only on that row and the weights, to the last bit: with any other rows and on any code
+ * path, it is the sum of the same terms in the same order. So drafts, prefix reuse and forks give exactly the text of
+ * plain decoding. The products of a block are exact integers.
  */
 #pragma once
 #include "activations.h"
@@ -18,7 +17,7 @@ enum {
     TOGETHER_LARGE = LANES == 4 ? 6 : TOGETHER, /* the same with formats of 256 weights, where more would not */
 };
 
-/* `count` rows, at most TOGETHER, meet one unit of a format of 32 weights: total [count][LANES] grows by its products. */
+/* Adds the products of `count` rows, at most TOGETHER, with one unit of a 32-weight format to total [count][LANES]. */
 INLINE void meet(const Tile *tile, int blocks, Slice s, const int count, const int zero, const int halves,
                  const int has_minimum, float (*total)[LANES]) {
     floats totals[TOGETHER];
@@ -47,8 +46,8 @@ INLINE void meet(const Tile *tile, int blocks, Slice s, const int count, const i
     for (int r = 0; r < count; r++) put_floats(total[r], totals[r]);
 }
 
-/* The same with a format of 256 weights. `alike`: halves of a block have one scale, and are apart because 16 bits do not
- * hold their sum. */
+/* The same for a 256-weight format. `alike`: both halves of a block have the same scale, and are separate because
+ * their sum does not fit 16 bits. */
 INLINE void meet_large(const Tile *tile, Slice s, const int count, const int zero, const int halves,
                        const int has_minimum, const int alike, float (*total)[LANES]) {
     ints totals[TOGETHER];
@@ -97,7 +96,7 @@ INLINE void meet_rows(const Tile *tile, int blocks, const Activations *a, size_t
         meet_some(tile, blocks, slice_of(a, row + r, unit), 1, large, zero, halves, has_minimum, alike, total + r);
 }
 
-/* `rows` rows from `row` on with LANES rows of weights: total [rows][LANES]. */
+/* The products of `rows` rows from `row` on with LANES rows of weights: total [rows][LANES]. */
 static void multiply(const Format *format, Rows weights, const Activations *a, size_t row, size_t rows,
                      float (*total)[LANES]) {
     if (rows <= SINGLES && has_single(format, a->width)) {

@@ -1,8 +1,7 @@
 /* The part of ONNX Runtime's C interface that custom operators need.
  *
- * Declares, in our own words, what the runtime promises never to change: the order of its table of
- * functions and the layout of an operator's description. Nothing is included from the runtime, whose Python
- * package ships no headers. Knows nothing of what the operators do.
+ * Declares the stable parts of its ABI: the order of its function table and the layout of an operator's description.
+ * The runtime's own headers are not included in its Python package.
  */
 #pragma once
 #include <stddef.h>
@@ -26,7 +25,7 @@ typedef struct {
 enum { API_VERSION = 17, FLOAT = 1, UINT8 = 2, INT32 = 6, INT64 = 7, FLOAT16 = 10 };
 enum { REQUIRED = 0, OPTIONAL = 1, VARIADIC = 2 };
 
-/* One operator, as the runtime reads it up to API_VERSION. */
+/* The description of an operator up to API_VERSION. */
 typedef struct Operator {
     uint32_t version;
     void *(*create)(const struct Operator *, Api, const KernelInfo *);
@@ -51,7 +50,7 @@ typedef struct Operator {
     int (*first_version)(const struct Operator *);
     int (*last_version)(const struct Operator *);
     Function rest[8];
-    /* ours, behind what the runtime reads */
+    /* our own field, after those of the runtime */
     const char *called;
     const int *inputs;
     size_t inputs_given;
@@ -93,7 +92,7 @@ static inline Status *sizes_of(Api api, const Shape *shape, int64_t *out, size_t
     return CALL(api, 62, Status *(*)(const Shape *, int64_t *, size_t))(shape, out, rank);
 }
 static inline void release_shape(Api api, Shape *shape) { CALL(api, 99, void (*)(Shape *))(shape); }
-/* `work(data, i)` for every i below `count`, on the session's threads. */
+/* Calls `work(data, i)` for every i below `count` on the session's threads. */
 static inline Status *in_parallel(Api api, const Context *context, void (*work)(void *, size_t), size_t count, void *data) {
     return CALL(api, 274, Status *(*)(const Context *, void (*)(void *, size_t), size_t, size_t, void *))(context, work, count, 0, data);
 }

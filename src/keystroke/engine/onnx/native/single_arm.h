@@ -1,13 +1,13 @@
-/* One row of activations with weights while they are unpacked, on 64-bit ARM: most of decoding is this.
+/* Multiplies one row of activations with weights while they are unpacked, on 64-bit ARM: most of decoding.
  *
- * The same terms in the same order as in product.h, so the same bits. Weights are not turned: a row's codes meet
- * the values as they lie in memory, and only the sums of a block, which are integers and so the same in any order,
- * are put side by side. In formats of 256 weights 16 bits hold them, so they may overflow on the way.
+ * The same terms in the same order as in product.h, so that the bits are the same. Weights are not transposed: only
+ * the sums of a block, which are integers and independent of the order, are rearranged. In 256-weight formats the
+ * final sums fit 16 bits, so that intermediate overflow is harmless.
  */
 #pragma once
 #include "activations.h"
 
-/* The codes of 16 weights: those from 16 * part on in block `block` of the unit that a row has at `at`. */
+/* The codes of 16 weights from 16 * part on in block `block` of the unit at `at`. */
 INLINE ints sixteen_codes(const int type, const uint8_t *at, int block, int part) {
     const uint8x16_t low = vdupq_n_u8(15);
     uint8x16_t codes;
@@ -31,8 +31,8 @@ INLINE ints sixteen_codes(const int type, const uint8_t *at, int block, int part
     return vreinterpretq_s32_u8(codes);
 }
 
-/* The products of 16 bytes, four in each lane, and `start` in the first. Loading it next to its use costs next to
- * nothing; the compilers would rather copy one that they keep, which costs as much as a product. */
+/* The products of 16 bytes, four per lane, plus `start` in the first. Loading `start` here is nearly free; compilers
+ * would keep and copy it, which costs as much as a product. */
 INLINE ints dot_16(const int32_t *start, ints codes, ints values) {
 #if defined(__ARM_FEATURE_DOTPROD)
     ints products;
@@ -55,13 +55,13 @@ INLINE floats half_of_rows(Rows rows, size_t at) {
     return vcvt_f32_f16(vreinterpret_f16_u16(halves));
 }
 
-/* Every loop over blocks or rows: registers have no index. */
+/* Unrolls loops over blocks and rows, since registers cannot be indexed. */
 #define UNROLLED _Pragma("GCC unroll 8")
 
 static const int32_t nothing = NOTHING;
 
-/* Q4_K: block `2 * pair` of a row in the first half of the sums, `2 * pair + 1` in the second, each as four parts. In
- * one piece because the order matters to the processor, and compilers have another. */
+/* Q4_K: block `2 * pair` of a row in the first half of the sums, `2 * pair + 1` in the second, as four partial sums
+ * each. One asm block, because compilers would choose a slower order of instructions. */
 INLINE int16x8_t pair_of_q4_k(const uint8_t *at, int pair, const ints values[4]) {
     uint8x16_t first = vld1q_u8(at + 16 + 32 * pair), second = vld1q_u8(at + 32 + 32 * pair), low = vdupq_n_u8(15);
 #if defined(__ARM_FEATURE_DOTPROD)
@@ -77,8 +77,8 @@ INLINE int16x8_t pair_of_q4_k(const uint8_t *at, int pair, const ints values[4])
     return packed(lower, upper);
 }
 
-/* The same with Q5_K. Its codes are up to 31: 16 bits hold sums of codes less 16 only, and `meet_six_bits` puts back
- * what was taken off. */
+/* The same for Q5_K. Its codes are up to 31: only sums of codes minus 16 fit 16 bits, and `meet_six_bits` adds the
+ * difference. */
 enum { LIFT = 4 };
 INLINE int16x8_t pair_of_q5_k(const uint8_t *at, int pair, const ints values[4], const int32_t *starts) {
     ints sums[2];
@@ -119,7 +119,7 @@ INLINE floats meet_six_bits(const int type, Rows rows, size_t unit, Slice s, flo
     return joined_unit(total, by_sums(six.minima[0], six.minima[1], s.split), six.minimum_factor, *s.unit);
 }
 
-/* Q6_K, 128 weights of a row: the sums of the first half of four blocks, then those of the second, each as two parts. */
+/* Q6_K, 128 weights of a row: the sums of the first halves of four blocks, then of the second, as two partial sums. */
 INLINE int16x8_t half_blocks_of_q6_k(const uint8_t *at, int part, int half, const ints values[4], const int32_t *starts) {
     uint8x16_t first = vld1q_u8(at + 64 * part + 16 * half), second = vld1q_u8(at + 64 * part + 32 + 16 * half);
     uint8x16_t upper = vld1q_u8(at + 128 + 32 * part + 16 * half), higher = upper >> 2, six = vdupq_n_u8(0x3f);
@@ -159,7 +159,7 @@ INLINE floats meet_q6_k(Rows rows, size_t unit, Slice s, floats total) {
     return joined_unit(total, joint, half_of_rows(rows, at + 208), *s.unit);
 }
 
-/* The first block of what a row has at `at` joins the total. */
+/* Adds the products of the block at `at` to the total. */
 INLINE floats meet_block(const int type, Rows rows, size_t at, Slice s, floats total) {
     const int has_minimum = type == 3 || type == 7, zero = type == 2 ? 3 : type == 6 ? 4 : -1;
     ints each[LANES];
@@ -174,7 +174,7 @@ INLINE floats meet_block(const int type, Rows rows, size_t at, Slice s, floats t
     return has_minimum ? times_plus(half_of_rows(rows, at + 2), same(s.sums[0]), total) : total;
 }
 
-/* Formats of 32 weights: every block is the first of what follows. */
+/* Formats of 32 weights, block by block. */
 INLINE floats meet_small(const int type, Rows rows, size_t unit, const size_t bytes, int blocks, Slice s, floats total) {
     size_t at = unit * BLOCKS * bytes;
     fetch_ahead(rows, unit, BLOCKS * bytes, 0, 1);
@@ -200,7 +200,7 @@ INLINE floats multiply_type(const int type, const size_t bytes, Rows weights, co
     return total;
 }
 
-/* Row `row` of the activations with LANES rows of weights. */
+/* Multiplies row `row` of the activations with LANES rows of weights. */
 static floats multiply_single(const Format *format, Rows weights, const Activations *a, size_t row) {
     switch (format->type) {
     case 2: return multiply_type(2, 18, weights, a, row);

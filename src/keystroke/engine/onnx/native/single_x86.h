@@ -1,7 +1,7 @@
-/* One row of activations with weights while they are unpacked, on x86_64: Q4_K, of which most files are made, and Q8_0,
- * of which the model that comes along is (where vectors have sixteen lanes: elsewhere its codes go in two parts).
+/* Multiplies one row of activations with weights while they are unpacked, on x86_64: Q4_K, the most common type, and
+ * Q8_0, the type of the shipped model (with sixteen lanes only: elsewhere its codes need two parts).
  *
- * The same terms in the same order as in `meet` of product.h, so the same bits.
+ * The same terms in the same order as in `meet` of product.h, so that the bits are the same.
  */
 #pragma once
 #include "activations.h"
@@ -12,7 +12,7 @@ INLINE int has_single(const Format *format, size_t width) {
     return format->unpack == unpack_q4_k || (LANES == 16 && format->unpack == unpack_q8_0 && width % (2 * BLOCK) == 0);
 }
 
-/* One row meets one unit, without a tile in between: most of decoding is this. */
+/* One row with one unit, without a tile in between: most of decoding. */
 INLINE floats meet_q4_k(Rows rows, size_t unit, Slice s, floats total) {
     size_t at = unit * 144;
     SixBits six = six_bits(rows, at);
@@ -38,8 +38,8 @@ INLINE floats meet_q4_k(Rows rows, size_t unit, Slice s, floats total) {
     return joined_unit(total, by_sums(six.minima[0], six.minima[1], s.split), six.minimum_factor, *s.unit);
 }
 
-/* One row meets two blocks of Q8_0, each a scale of two bytes and 32 signed ones. They are turned as they lie, 17 columns
- * of four bytes: the first begins with one scale, the ninth ends with the other. */
+/* One row with two blocks of Q8_0, each a two-byte scale and 32 signed bytes. They are transposed as they are, 17
+ * columns of four bytes: the first begins with one scale, the ninth ends with the other. */
 INLINE floats meet_q8_0(Rows rows, size_t at, Slice s, int block, floats total) {
     ints column[20], products[2];
     for (int i = 0; i < 4; i++) turned_at(rows, at + 16 * (size_t)i, column + 4 * i);
@@ -56,7 +56,7 @@ INLINE floats meet_q8_0(Rows rows, size_t at, Slice s, int block, floats total) 
     return joined(total, products[1], low_halves(right(column[8], 16)), s.scales[block + 1]);
 }
 
-/* Row `row` of the activations with LANES rows of weights. */
+/* Multiplies row `row` of the activations with LANES rows of weights. */
 INLINE floats multiply_single(const Format *format, Rows weights, const Activations *a, size_t row) {
     floats total = same(0);
     for (size_t unit = 0; unit * UNIT < a->width; unit++) {

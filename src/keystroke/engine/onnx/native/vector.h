@@ -1,13 +1,11 @@
-/* Numbers by the vector: the few operations of a processor that the operators are written in.
+/* The vector operations that the operators are written in.
  *
- * Everything that differs between processors lies in the two halves below, and gives the same bits on
- * each: integers are exact, and of floats every lane is computed alone and in the order that is written.
- * A half says how many LANES a vector has and how many REGISTERS there are, and defines the same names as the
- * other. A sum of products starts at NOTHING; TAKES_ZERO: whether products take the zero of codes off; FETCHED says
- * how near the processor what comes next is brought, and MOST_ROWS how many rows meet weights while they are
- * unpacked: they are to stay in a cache while LANES rows of weights pass by. `join_multiples` is for sums that 16
- * bits hold and looks at their lower 16 bits only; each half keeps what they are multiplied by as it likes best.
- * Without either half's instructions, compiling fails and the caller does without.
+ * vector_x86.h and vector_arm.h define the same names and give the same bits: integers are exact, and every lane of a
+ * float vector is computed separately in the written order. LANES is the number of lanes of a vector, REGISTERS that
+ * of registers. A sum of products starts at NOTHING; TAKES_ZERO: products subtract the zero of codes; FETCHED is the
+ * cache level of prefetches; MOST_ROWS is the number of rows that are multiplied while weights are unpacked, which
+ * have to stay in a cache meanwhile. `join_multiples` is for sums that fit 16 bits and only reads their low 16 bits.
+ * Without the instructions of either header, compiling fails and the engine uses the portable operators.
  */
 #pragma once
 #include <math.h>

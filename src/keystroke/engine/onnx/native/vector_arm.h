@@ -1,8 +1,8 @@
-/* The vectors of 64-bit ARM: four lanes, with the dot products of ARMv8.2 where the processor has them.
+/* 64-bit ARM: vectors of four lanes, with the dot products of ARMv8.2 if the processor has them.
  *
- * See vector.h. The products are of signed bytes, so codes can have their zero taken off. Integers below 2^22 become floats by lying in
- * the lower bits of one: a sum starts at NOTHING, the bits of 1.5 * 2^23, and a subtraction ends it. That is
- * exact, and a conversion would occupy the processor for four times as long.
+ * See vector.h. Products are of signed bytes, so that the zero of codes can be subtracted. Integers below 2^22 become
+ * floats in the low bits of one: a sum starts at NOTHING, the bits of 1.5 * 2^23, and ends with a subtraction. That is
+ * exact and four times as fast as a conversion.
  */
 #pragma once
 #include <arm_neon.h>
@@ -62,10 +62,10 @@ INLINE void put_16_bytes(int8_t *p, const ints a[4]) {
     int16x8_t second = vuzp1q_s16(vreinterpretq_s16_s32(a[2]), vreinterpretq_s16_s32(a[3]));
     vst1q_s8(p, vuzp1q_s8(vreinterpretq_s8_s16(first), vreinterpretq_s8_s16(second)));
 }
-/* The numbers that sums of products have become, each less than 2^22. */
+/* Sums of products, each below 2^22, as floats. */
 INLINE floats floats_of_sums(ints a) { return vsubq_f32(as_floats(a), as_floats(same_int(NOTHING))); }
 
-/* Every lane: plus the four products of its bytes. */
+/* Adds the four products of its bytes to every lane. */
 INLINE ints dot(ints total, ints codes, ints values) {
 #if defined(__ARM_FEATURE_DOTPROD)
     return vdotq_s32(total, vreinterpretq_s8_s32(codes), vreinterpretq_s8_s32(values));
@@ -81,15 +81,15 @@ INLINE ints dot(ints total, ints codes, ints values) {
 #else
 #define DOT_QUAD(total, codes, values, i) dot(total, codes, vdupq_laneq_s32(values, i))
 #endif
-/* The sum of bytes that eight blocks of weights have, four in a lane, each times a number of its block: of these
- * `split` has the lower bytes, signed, and then the upper ones. */
+/* The sum of the bytes of eight blocks of weights, four per lane, each times a number of its block; `split` holds the
+ * low bytes of those numbers, signed, and then the high ones. */
 INLINE ints by_sums(ints first, ints second, const int8_t *split) {
     ints numbers = ints_at(split);
     ints low = DOT_QUAD(DOT_QUAD(same_int(0), first, numbers, 0), second, numbers, 1);
     ints high = DOT_QUAD(DOT_QUAD(same_int(0), first, numbers, 2), second, numbers, 3);
     return plus(low, left(high, 8));
 }
-/* `count` rows of values, `stride` apart, meet `quads` rows of codes, a multiple of four, less 2 to the power `zero`. */
+/* Multiplies `count` rows of values, `stride` apart, with `quads` rows of codes (a multiple of four), minus the zero. */
 INLINE void dot_rows(const uint8_t (*codes)[4 * LANES], const int quads, const int8_t *values, size_t stride,
                      const int count, const int zero, ints *products) {
     for (int quad = 0; quad < quads; quad += 4) {
@@ -108,8 +108,8 @@ INLINE void dot_rows(const uint8_t (*codes)[4 * LANES], const int quads, const i
     }
 }
 
-/* Shares: what the eight blocks of a unit of values are multiplied by, in the orders that products ask for: blocks 0
- * and 1 four times, 4 and 5, 2 and 3, 6 and 7; then blocks 0 to 3 twice, and 4 to 7; then each four times. */
+/* The shares of the eight blocks of a unit in the orders of the products: blocks 0 and 1 four times, 4 and 5, 2 and 3,
+ * 6 and 7; then blocks 0 to 3 twice, and 4 to 7; then each four times. */
 enum { SHARES = 80 };
 INLINE void put_shares(int8_t *p, const int8_t shares[8]) {
     for (int i = 0; i < 32; i++) p[i] = shares[i / 16 * 2 + i / 8 % 2 * 4 + i % 2];
@@ -123,9 +123,9 @@ INLINE ints multiple(ints bytes, const int index, const int is_signed) {
     return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(bytes), lanes + (uint8_t)index));
 }
 INLINE int multiple_at(const void *multiples, size_t lane) { return ((const int8_t *)multiples)[lane]; }
-/* The lower 16 bits of two vectors: products of 32 bits occupy the processor for four times as long as those of 16. */
+/* The low 16 bits of two vectors: 16-bit products are four times as fast as 32-bit ones. */
 INLINE int16x8_t packed(ints a, ints b) { return vuzp1q_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)); }
-/* Every total: plus its sums, of block `block`, times the multiples and the share of the block. */
+/* Adds the sums of block `block` times its multiples and its share to every total. */
 INLINE void join_multiples(ints *totals, const ints *sums, ints multiples, const int8_t *shares, size_t stride,
                            const int block, const int count) {
     int8x8_t by = vget_low_s8(vreinterpretq_s8_s32(multiples));
@@ -142,14 +142,14 @@ INLINE void join_multiples(ints *totals, const ints *sums, ints multiples, const
     }
 }
 
-/* Four vectors of four numbers, turned: out[i] holds number i of each. */
+/* Transposes four vectors of four numbers. */
 INLINE void turned_ints(const ints r[4], ints out[4]) {
     ints a = vtrn1q_s32(r[0], r[1]), b = vtrn2q_s32(r[0], r[1]);
     ints c = vtrn1q_s32(r[2], r[3]), d = vtrn2q_s32(r[2], r[3]);
     out[0] = (ints)vtrn1q_s64((int64x2_t)a, (int64x2_t)c), out[1] = (ints)vtrn1q_s64((int64x2_t)b, (int64x2_t)d);
     out[2] = (ints)vtrn2q_s64((int64x2_t)a, (int64x2_t)c), out[3] = (ints)vtrn2q_s64((int64x2_t)b, (int64x2_t)d);
 }
-/* 16 bytes of each of LANES rows, turned: out[i] holds bytes 4i to 4i+3 of every row. */
+/* Transposes 16 bytes of each of LANES rows: out[i] holds bytes 4i to 4i+3 of every row. */
 INLINE void turned(const uint8_t *at, size_t stride, ints out[4]) {
     ints r[4];
     for (size_t i = 0; i < 4; i++) r[i] = ints_at(at + i * stride);

@@ -1,6 +1,6 @@
-/* The vectors of x86_64: sixteen lanes need AVX-512 with VNNI, eight need AVX2.
+/* x86_64: vectors of sixteen lanes with AVX-512 VNNI, of eight with AVX2.
  *
- * See vector.h. Codes are unsigned bytes and values signed ones, as the processor's own products have them.
+ * See vector.h. Codes are unsigned bytes and values signed ones, as in the processor's products.
  */
 #pragma once
 #include <immintrin.h>
@@ -49,13 +49,13 @@ INLINE void put_halves(uint16_t *p, floats a) {
 /* The lower 16 bits of every lane as a half-precision number. */
 INLINE floats low_halves(ints a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
 INLINE void put_bytes(int8_t *p, ints a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
-/* Every lane: plus the four products of its bytes, the first unsigned, the second signed. */
+/* Adds the four products of its bytes, unsigned times signed, to every lane. */
 INLINE ints dot(ints total, ints codes, ints values) { return _mm512_dpbusd_epi32(total, codes, values); }
 INLINE ints dot_wide(ints total, ints codes, ints values) { return dot(total, codes, values); }
-/* Every lane: plus the two products of its signed halves. */
+/* Adds the two products of its signed 16-bit halves to every lane. */
 INLINE ints dot_words(ints total, ints a, ints b) { return _mm512_dpwssd_epi32(total, a, b); }
 INLINE ints times_words(ints a, ints b) { return _mm512_mullo_epi16(a, b); }
-/* 16 bytes of each of LANES rows, turned: out[i] holds bytes 4i to 4i+3 of every row. */
+/* Transposes 16 bytes of each of LANES rows: out[i] holds bytes 4i to 4i+3 of every row. */
 INLINE void turned(const uint8_t *at, size_t stride, ints out[4]) {
     ints r[4];
     for (int i = 0; i < 4; i++) {
@@ -138,7 +138,7 @@ INLINE ints dot_wide(ints total, ints codes, ints values) { return dot(total, co
 INLINE ints dot_words(ints total, ints a, ints b) { return _mm256_dpwssd_avx_epi32(total, a, b); }
 #else
 INLINE ints dot_words(ints total, ints a, ints b) { return plus(total, _mm256_madd_epi16(a, b)); }
-/* Two products are summed in 16 bits first, which holds codes below 128; wider ones go in two parts. */
+/* Two products are summed in 16 bits first, enough for codes below 128; larger ones need two parts. */
 INLINE ints dot(ints total, ints codes, ints values) {
     ints pairs = _mm256_maddubs_epi16(codes, values);
     return plus(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -176,7 +176,7 @@ INLINE void put_16_bytes(int8_t *p, const ints *a) {
     for (int i = 0; i < 16 / LANES; i++) put_bytes(p + i * LANES, a[i]);
 }
 INLINE uint16_t half_of(float a) { return _cvtss_sh(a, _MM_FROUND_TO_NEAREST_INT); }
-/* The numbers that sums of products have become. */
+/* Sums of products as floats. */
 INLINE floats floats_of_sums(ints a) { return floats_of(a); }
 
 INLINE ints four_bytes(const int8_t *p) {
@@ -184,7 +184,7 @@ INLINE ints four_bytes(const int8_t *p) {
     memcpy(&value, p, 4);
     return same_int(value);
 }
-/* Shares: what the eight blocks of a unit of values are multiplied by, 32 bits each. */
+/* The shares of the eight blocks of a unit, 32 bits each. */
 enum { SHARES = 32 };
 INLINE void put_shares(int8_t *p, const int8_t shares[8]) {
     for (int i = 0; i < 8; i++) {
@@ -192,13 +192,13 @@ INLINE void put_shares(int8_t *p, const int8_t shares[8]) {
         memcpy(p + 4 * i, &share, sizeof share);
     }
 }
-/* Byte `index` of every lane, as the lower 16 bits of it. */
+/* Byte `index` of every lane as its low 16 bits. */
 INLINE ints multiple(ints bytes, const int index, const int is_signed) {
     if (!is_signed) return both(right(bytes, 8 * index), same_int(255));
     return both(signed_right(left(bytes, 24 - 8 * index), 24), same_int(0xffff));
 }
 INLINE int multiple_at(const void *multiples, size_t lane) { return (int16_t)((const int32_t *)multiples)[lane]; }
-/* Every total: plus its sums, of block `block`, times the multiples and the share of the block. */
+/* Adds the sums of block `block` times its multiples and its share to every total. */
 INLINE void join_multiples(ints *totals, const ints *sums, ints multiples, const int8_t *shares, size_t stride,
                            const int block, const int count) {
     for (int r = 0; r < count; r++) {
@@ -206,14 +206,14 @@ INLINE void join_multiples(ints *totals, const ints *sums, ints multiples, const
         totals[r] = dot_words(totals[r], sums[r], by);
     }
 }
-/* The sum of bytes that eight blocks of weights have, four in a lane, each times a number of its block: of these
- * `split` has the lower bytes, signed, and then the upper ones. */
+/* The sum of the bytes of eight blocks of weights, four per lane, each times a number of its block; `split` holds the
+ * low bytes of those numbers, signed, and then the high ones. */
 INLINE ints by_sums(ints first, ints second, const int8_t *split) {
     ints low = dot(dot(same_int(0), first, four_bytes(split)), second, four_bytes(split + 4));
     ints high = dot(dot(same_int(0), first, four_bytes(split + 8)), second, four_bytes(split + 12));
     return plus(low, left(high, 8));
 }
-/* `count` rows of values, `stride` apart, meet `quads` rows of codes. */
+/* Multiplies `count` rows of values, `stride` apart, with `quads` rows of codes. */
 INLINE void dot_rows(const uint8_t (*codes)[4 * LANES], const int quads, const int8_t *values, size_t stride,
                      const int count, const int zero, ints *products) {
     for (int quad = 0; quad < quads; quad++) {
