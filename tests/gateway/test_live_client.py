@@ -14,7 +14,7 @@ from keystroke.clients.live_connection import LiveClient
 from keystroke.config import NamedModel, Settings
 from keystroke.errors import InputError
 from keystroke.gateway.live.connection import LiveConnection
-from keystroke.gateway.work.registry import Registry, remote_entry
+from keystroke.gateway.work.registry import ModelRegistry, remote_entry
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
@@ -192,7 +192,9 @@ def test_a_model_behind_a_server_completes_when_it_is_asked(monkeypatch: pytest.
     with serving(scripted_model(lambda prompt: "one\n" if "value = " in prompt else "")) as behind:
         table = NamedModel(engine="remote", base_url=f"{behind.url}/v1", model="echo")
         monkeypatch.setattr(
-            gateway_support, "Registry", lambda _entries: Registry([remote_entry("far", table, Settings())])
+            gateway_support,
+            "Registry",
+            lambda _entries: ModelRegistry([remote_entry("far", table, Settings())]),
         )
         with serving(scripted_model(name="unused")) as server:
             asyncio.run(run(server, behind))

@@ -18,7 +18,7 @@ from keystroke.config import AssistSettings, Settings
 from keystroke.engine.load import load_model
 from keystroke.errors import KeystrokeError
 from keystroke.gateway.live import project_text
-from keystroke.gateway.live.project_text import ProjectText, by_nearness
+from keystroke.gateway.live.project_text import ProjectIndex, sort_by_distance
 from keystroke.protocol import live_messages as live
 
 Write = Callable[[Mapping[str, str]], None]
@@ -38,14 +38,14 @@ def names(index: TextIndex) -> set[str]:
     return set(index.spans)
 
 
-def looked(text: ProjectText, path: str = "a.py", **buffers: str) -> TextIndex:
-    return asyncio.run(text.look(path, "python", buffers))
+def looked(text: ProjectIndex, path: str = "a.py", **buffers: str) -> TextIndex:
+    return asyncio.run(text.update(path, "python", buffers))
 
 
 def test_files_of_the_language_are_read_and_no_others(tmp_path: Path, write: Write) -> None:
     write({"a.py": "one\n", "lib/b.py": "two\n", "c.js": "three\n", "notes.txt": "four\n"})
-    assert names(looked(ProjectText(str(tmp_path), ()))) == {"a.py", "lib/b.py"}
-    both = asyncio.run(ProjectText(str(tmp_path), ()).look("x.tsx", "tsx", {}))
+    assert names(looked(ProjectIndex(str(tmp_path), ()))) == {"a.py", "lib/b.py"}
+    both = asyncio.run(ProjectIndex(str(tmp_path), ()).update("x.tsx", "tsx", {}))
     assert names(both) == {"c.js"}
 
 
@@ -59,7 +59,7 @@ def test_secrets_links_out_and_what_git_ignores_are_not_read(tmp_path: Path, wri
     (root / "link.py").symlink_to(tmp_path / "outside.py")
     (root / "broken.py").write_bytes(b"\xff\xfe broken")
     subprocess.run(["git", "init", "-q", str(root)], check=True)
-    assert names(looked(ProjectText(str(root), ("key_*",)))) == {"a.py"}
+    assert names(looked(ProjectIndex(str(root), ("key_*",)))) == {"a.py"}
 
 
 def test_a_repository_cannot_have_a_program_run(tmp_path: Path, write: Write) -> None:
@@ -78,21 +78,21 @@ def test_a_repository_cannot_have_a_program_run(tmp_path: Path, write: Write) ->
 def test_a_pipe_is_not_read_and_a_whole_disk_not_walked(tmp_path: Path, write: Write) -> None:
     write({"a.py": "one\n", "deep/b.py": "two\n"})
     os.mkfifo(tmp_path / "pipe.py")
-    assert names(looked(ProjectText(str(tmp_path), ()))) == {"a.py", "deep/b.py"}
+    assert names(looked(ProjectIndex(str(tmp_path), ()))) == {"a.py", "deep/b.py"}
     assert project_files(tmp_path, seconds=1e-9) == []
     assert len(project_files(tmp_path)) == 3
 
 
 def test_an_open_buffer_is_taken_as_the_editor_has_it(tmp_path: Path, write: Write) -> None:
     write({"a.py": "on disk\n", "b.py": "too\n"})
-    assert "in editor" in looked(ProjectText(str(tmp_path), ()), **{"a.py": "in editor\n"}).text
+    assert "in editor" in looked(ProjectIndex(str(tmp_path), ()), **{"a.py": "in editor\n"}).text
 
 
 def test_changed_files_are_read_again_and_the_others_are_not(
     tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write({"a.py": "one\n", "b.py": "two\n"})
-    text = ProjectText(str(tmp_path), ())
+    text = ProjectIndex(str(tmp_path), ())
     looked(text)
     write({"b.py": "other words\n"})
     (tmp_path / "c.py").write_text("three\n")
@@ -115,35 +115,38 @@ def test_the_nearest_files_come_first_and_the_rest_is_left_out(
     tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(dict.fromkeys(("src/a/one.py", "src/a/two.py", "src/b/far.py", "tests/other.py"), "x = 1\n"))
-    assert by_nearness("src/a/me.py", ["tests/other.py", "src/b/far.py", "src/a/two.py"])[0] == "src/a/two.py"
+    assert (
+        sort_by_distance("src/a/me.py", ["tests/other.py", "src/b/far.py", "src/a/two.py"])[0]
+        == "src/a/two.py"
+    )
     monkeypatch.setattr(project_text, "CHARACTERS", 13)
-    assert names(looked(ProjectText(str(tmp_path), ()), "src/a/me.py")) == {"src/a/one.py", "src/a/two.py"}
+    assert names(looked(ProjectIndex(str(tmp_path), ()), "src/a/me.py")) == {"src/a/one.py", "src/a/two.py"}
 
 
 def test_where_not_all_found_room_a_file_elsewhere_is_looked_around_when_it_is_opened(
     tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(dict.fromkeys(("src/a/one.py", "tests/other.py"), "x = 1\n"))
-    text = ProjectText(str(tmp_path), ())
+    text = ProjectIndex(str(tmp_path), ())
     looked(text, "src/a/me.py")
-    assert not text.stale("python", "tests/new.py")
+    assert not text.needs_update("python", "tests/new.py")
     monkeypatch.setattr(project_text, "CHARACTERS", 7)
     assert names(looked(text, "src/a/me.py")) == {"src/a/one.py"}
-    assert text.stale("python", "tests/new.py")
-    assert not text.stale("python", "src/a/new.py")
-    assert not text.stale("python")
+    assert text.needs_update("python", "tests/new.py")
+    assert not text.needs_update("python", "src/a/new.py")
+    assert not text.needs_update("python")
     assert names(looked(text, "tests/new.py")) == {"tests/other.py"}
 
 
 def test_it_is_looked_at_again_only_after_a_while(tmp_path: Path, write: Write) -> None:
     write({"a.py": "one\n"})
-    text = ProjectText(str(tmp_path), ())
-    assert text.stale("python")
-    assert text.known("python") is None
+    text = ProjectIndex(str(tmp_path), ())
+    assert text.needs_update("python")
+    assert text.latest("python") is None
     index = looked(text)
-    assert not text.stale("python")
-    assert text.known("python") is index
-    assert text.stale("go")
+    assert not text.needs_update("python")
+    assert text.latest("python") is index
+    assert text.needs_update("go")
 
 
 HELPER = '''"""Tanks."""
