@@ -1,4 +1,4 @@
-"""The one-way rule, read from the imports themselves: between rooms, inside rooms, and between two files."""
+"""Imports are acyclic: between packages, between subpackages, and between two files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keystroke import config
 
 SOURCE = Path(__file__).parents[1] / "src" / "keystroke"
 
-# What each room may open the door to. `clients/cli` is where the program is put together, so it may open any.
+# The packages that each package may import. `clients/cli` assembles the program, so it may import any.
 ALLOWED = {
     "errors": set(),
     "isolation": {"errors"},
@@ -47,8 +47,8 @@ ALLOWED = {
         "gateway",
     },
 }
-# Inside a room each subfolder may import those before it in its line, and never one behind it. Files that
-# stand in the room itself put its subfolders together, so they may import any.
+# A subpackage may import those before it in its line, never those after it. Modules of the package itself
+# combine its subpackages, so they may import any.
 ORDER = {
     ("gateway",): ("transport", "access", "record", "work", "tasks", "api", "live"),
     ("analysis",): ("rules", "audit", "check", "refactor", "failures"),
@@ -56,7 +56,7 @@ ORDER = {
     ("agent",): ("sandbox", "workspace", "tools", "attempts", "chat", "loop", "evaluation"),
     ("assist",): ("completion", "edit", "fix", "next_edit", "review", "tool_calls"),
 }
-APART = {("gateway", "api", "live"), ("analysis", "audit", "check")}  # neighbours that do not know each other
+APART = {("gateway", "api", "live"), ("analysis", "audit", "check")}  # must not import each other
 BACKENDS = {*config.BACKENDS, "remote"}
 FILES = sorted(SOURCE.rglob("*.py"))
 
@@ -94,30 +94,30 @@ def files_imported(path: Path) -> set[tuple[str, ...]]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_point_one_way(path: Path) -> None:
     parts = path.relative_to(SOURCE).with_suffix("").parts
-    room = parts[0]
-    if parts[:2] == ("clients", "cli") or room in ("__init__", "__main__"):
+    package = parts[0]
+    if parts[:2] == ("clients", "cli") or package in ("__init__", "__main__"):
         return
-    assert room in ALLOWED, f"{room} is a new room: say in this test which rooms it may import"
+    assert package in ALLOWED, f"{package} is a new package: add the packages that it may import to this test"
     for target in imported(path):
-        if target and target[0] in ALLOWED and target[0] != room:
-            assert target[0] in ALLOWED[room], f"{'/'.join(parts)} imports {'.'.join(target)}"
+        if target and target[0] in ALLOWED and target[0] != package:
+            assert target[0] in ALLOWED[package], f"{'/'.join(parts)} imports {'.'.join(target)}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_point_one_way_inside_a_room(path: Path) -> None:
+def test_imports_point_one_way_inside_a_package(path: Path) -> None:
     parts = path.relative_to(SOURCE).with_suffix("").parts
-    for room, order in ORDER.items():
-        deep = len(room)
-        if parts[:deep] != room or len(parts) <= deep + 1:
+    for package, order in ORDER.items():
+        deep = len(package)
+        if parts[:deep] != package or len(parts) <= deep + 1:
             continue
         mine = parts[deep]
-        assert mine in order, f"{'/'.join(room)}/{mine} is new: say in this test where it stands"
+        assert mine in order, f"{'/'.join(package)}/{mine} is new: add it to ORDER in this test"
         for target in imported(path):
-            if target[:deep] != room or len(target) <= deep or target[deep] not in order:
+            if target[:deep] != package or len(target) <= deep or target[deep] not in order:
                 continue
             other = target[deep]
             assert order.index(other) <= order.index(mine), f"{'/'.join(parts)} imports {'.'.join(target)}"
-            apart = (*room, *sorted((mine, other))) in APART
+            apart = (*package, *sorted((mine, other))) in APART
             assert not apart, f"{'/'.join(parts)} imports {'.'.join(target)}"
 
 
@@ -158,6 +158,6 @@ def test_backends_never_import_each_other(path: Path) -> None:
             assert target[1] == parts[1], f"{'/'.join(parts)} imports {'.'.join(target)}"
 
 
-def test_the_rule_covers_every_room() -> None:
-    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
-    assert rooms <= set(ALLOWED)
+def test_the_rule_covers_every_package() -> None:
+    packages = {path.name for path in SOURCE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert packages <= set(ALLOWED)

@@ -32,17 +32,17 @@ def candidates(
 ) -> Iterator[Fix]:
     """Candidate fixes for a diagnostic of a text that parses."""
     if found.code == "undefined-name":
-        yield from undefined(source, found)
+        yield from undefined_name_fixes(source, found)
     elif found.code == "undefined-local":
-        yield from declared_outside(source, found.subject, source.document.position(found.start).line + 1)
+        yield from declare_outside(source, found.subject, source.document.position(found.start).line + 1)
     elif found.code == "unused-import":
-        yield from without_import(source, found)
+        yield from remove_import(source, found)
     elif found.code == "unresolved-import":
-        yield from other_module(source, found, project)
+        yield from module_fixes(source, found, project)
     elif found.code == "unknown-import-name":
-        yield from other_import(source, found, project, origin)
+        yield from import_name_fixes(source, found, project, origin)
     elif found.code == "unknown-module-attribute":
-        yield from renamed(found, project.names(found.context, origin) or ())
+        yield from similar_name_fixes(found, project.names(found.context, origin) or ())
         if (home := MOVED_NAMES.get((found.context, found.subject))) and home != "builtins":
             start = source.text.rfind(found.context.partition(".")[0], 0, found.start)
             if start >= 0:
@@ -52,7 +52,7 @@ def candidates(
                 )
     elif found.code == "unknown-self-attribute":
         node = ClassTable(source).known.get(found.context)
-        yield from renamed(found, own_members(node) if node is not None else ())
+        yield from similar_name_fixes(found, own_members(node) if node is not None else ())
     elif found.code == "missing-self":
         yield Fix(
             "Add `self`", (Edit(found.start, found.start, "self" if found.context == "empty" else "self, "),)
@@ -60,15 +60,15 @@ def candidates(
     elif found.code == "missing-f-prefix":
         yield Fix("Make it an f-string", (Edit(found.start, found.start, "f"),))
     elif found.code == "useless-f-prefix":
-        yield from plain_string(source, found)
+        yield from remove_f_prefix(source, found)
     elif found.code == "is-literal":
-        yield from compared(source, found)
+        yield from compare_by_value(source, found)
 
 
 # ── names ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def undefined(source: PythonSource, found: Diagnostic) -> Iterator[Fix]:
+def undefined_name_fixes(source: PythonSource, found: Diagnostic) -> Iterator[Fix]:
     name, line = found.subject, source.document.position(found.start).line + 1
     seen = visible_names(source.tree, line)
     if (own := FOREIGN.get(name)) is not None and (own != "self" or "self" in seen):
@@ -104,11 +104,11 @@ def _of_self(source: PythonSource, found: Diagnostic, line: int) -> Iterator[Fix
     if found.subject in ("self", "cls"):
         for scope in reversed(scopes):
             if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                yield from parameter(source, scope, found.subject)
+                yield from add_parameter(source, scope, found.subject)
                 return
 
 
-def parameter(
+def add_parameter(
     source: PythonSource, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str
 ) -> Iterator[Fix]:
     """`name` as the first parameter of a function."""
@@ -119,7 +119,7 @@ def parameter(
         yield Fix(f"Add the parameter `{name}`", (Edit(opened.end(), opened.end(), f"{name}{comma}"),))
 
 
-def declared_outside(source: PythonSource, name: str, line: int) -> Iterator[Fix]:
+def declare_outside(source: PythonSource, name: str, line: int) -> Iterator[Fix]:
     """`nonlocal` or `global` for a function that assigns a name which it also reads from outside."""
     functions = [
         s
@@ -138,11 +138,11 @@ def declared_outside(source: PythonSource, name: str, line: int) -> Iterator[Fix
     if indent.strip():
         return
     for word in ("nonlocal", "global") if outer else ("global",):
-        edit = Edit(at, at, f"{word} {name}{newline(source.text)}{indent}")
+        edit = Edit(at, at, f"{word} {name}{line_end(source.text)}{indent}")
         yield Fix(f"Declare `{word} {name}`", (edit,))
 
 
-def renamed(found: Diagnostic, names: Iterable[str]) -> Iterator[Fix]:
+def similar_name_fixes(found: Diagnostic, names: Iterable[str]) -> Iterator[Fix]:
     yield from (_replaced(found, item) for item in closest_names(found.subject, names))
 
 
@@ -153,7 +153,7 @@ def _replaced(found: Diagnostic, name: str) -> Fix:
 # ── imports ───────────────────────────────────────────────────────────────────────────────────
 
 
-def newline(text: str) -> str:
+def line_end(text: str) -> str:
     return "\r\n" if "\r\n" in text else "\n"
 
 
@@ -166,7 +166,7 @@ def add_import(source: PythonSource, module: str, name: str = "", alias: str = "
             if single and isinstance(node, ast.ImportFrom) and node.module == module and not node.level:
                 last = source.span(node.names[-1])[1]
                 return (Edit(last, last, f", {name}"),)
-    end = newline(source.text)
+    end = line_end(source.text)
     statement = f"from {module} import {name}" if name else f"import {module}"
     statement += f" as {alias}" if alias else ""
     alike = [node for node in head if isinstance(node, ast.ImportFrom if name else ast.Import)]
@@ -208,7 +208,7 @@ def _imports_at_top(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
     return found
 
 
-def without_import(source: PythonSource, found: Diagnostic) -> Iterator[Fix]:
+def remove_import(source: PythonSource, found: Diagnostic) -> Iterator[Fix]:
     for node in ast.walk(source.tree):
         if not isinstance(node, (ast.Import, ast.ImportFrom)) or source.span(node)[0] != found.start:
             continue
@@ -256,7 +256,7 @@ def _only_one(tree: ast.Module, node: ast.stmt) -> bool:
     )
 
 
-def other_module(source: PythonSource, found: Diagnostic, project: Project) -> Iterator[Fix]:
+def module_fixes(source: PythonSource, found: Diagnostic, project: Project) -> Iterator[Fix]:
     """The module under its current name, or one with a similar name."""
     if (moved := MOVED_MODULES.get(found.subject)) is not None:
         yield Fix(f"Import {moved}", (Edit(found.start, found.end, _aliased(source, found, moved)),))
@@ -281,7 +281,7 @@ def _aliased(source: PythonSource, found: Diagnostic, module: str) -> str:
     return f"{module} as {found.subject}" if used and "." not in found.subject else module
 
 
-def other_import(
+def import_name_fixes(
     source: PythonSource, found: Diagnostic, project: Project, origin: Path | None
 ) -> Iterator[Fix]:
     """An imported name that was moved or misspelt."""
@@ -304,7 +304,7 @@ def other_import(
             pieces = [source.text[slice(*source.span(a))] for a in node.names]
             at_name = next((i for i, a in enumerate(node.names) if a.name == name), 0)
             others = [p for i, p in enumerate(pieces) if i != at_name]
-            end = newline(source.text)
+            end = line_end(source.text)
             indent = " " * node.col_offset
             text = (
                 f"from {module} import {', '.join(others)}{end}{indent}from {home} import {pieces[at_name]}"
@@ -341,7 +341,7 @@ def _is_code(source: PythonSource, offset: int) -> bool:
 # ── strings and comparisons ───────────────────────────────────────────────────────────────────
 
 
-def plain_string(source: PythonSource, found: Diagnostic) -> Iterator[Fix]:
+def remove_f_prefix(source: PythonSource, found: Diagnostic) -> Iterator[Fix]:
     edits = tuple(
         Edit(found.start + m.start(1), found.start + m.end(1), m[1].replace("f", "").replace("F", ""))
         for m in [re.match(r"([rRfF]{1,2})[\"']", source.text[found.start : found.start + 4])]
@@ -351,7 +351,7 @@ def plain_string(source: PythonSource, found: Diagnostic) -> Iterator[Fix]:
         yield Fix("Remove the f prefix", edits)
 
 
-def compared(source: PythonSource, found: Diagnostic) -> Iterator[Fix]:
+def compare_by_value(source: PythonSource, found: Diagnostic) -> Iterator[Fix]:
     text = source.text[found.start : found.end]
     places = list(re.finditer(r"\bis(\s+not)?\b", text))
     if len(places) == 1:

@@ -18,9 +18,9 @@ from keystroke.analysis.check.candidates import candidates
 from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level
 from keystroke.analysis.check.facts import piece_facts
 from keystroke.analysis.check.flakes import run_pyflakes, separable
-from keystroke.analysis.check.foreign import foreign_fixes, foreign_language, syntax_errors
 from keystroke.analysis.check.knowledge import MOVED_MODULES
 from keystroke.analysis.check.modules import Project, parse_quietly
+from keystroke.analysis.check.other_languages import other_language, other_language_fixes, syntax_errors
 from keystroke.analysis.check.pieces import CodePiece, single_piece, split_pieces
 from keystroke.analysis.check.scope import BUILTINS, ClassTable, PythonSource, closest_names
 from keystroke.analysis.check.syntax_fixes import parse_failure, syntax_fixes
@@ -72,7 +72,7 @@ def check(
         raise InputError(f"the text has {len(text):,} characters; at most {MAX_TEXT:,} are checked")
     if not is_python(path):
         return tuple(
-            replace(item, fixes=foreign_fixes(text, item, path, _LIMIT)) if fixes else item
+            replace(item, fixes=other_language_fixes(text, item, path, _LIMIT)) if fixes else item
             for item in syntax_errors(text, path)
         )
     home = project or Project()
@@ -89,7 +89,7 @@ def check(
 
 def can_check(path: str | Path) -> bool:
     """Whether the language of a path can be checked."""
-    return is_python(path) or foreign_language(path) is not None
+    return is_python(path) or other_language(path) is not None
 
 
 def is_python(path: str | Path) -> bool:
@@ -108,7 +108,7 @@ def fixes_for(
 ) -> tuple[Fix, ...]:
     """The checked fixes of one diagnostic, best first. `known`: all diagnostics of `text`, if computed."""
     if not is_python(path):
-        return foreign_fixes(text, diagnostic, path, limit)
+        return other_language_fixes(text, diagnostic, path, limit)
     home = project or Project()
     if diagnostic.code == "syntax-error":
         error = parse_failure(text)

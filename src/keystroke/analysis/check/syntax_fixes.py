@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from keystroke.analysis.check.candidates import line_end
 from keystroke.analysis.check.diagnostic import Fix
 from keystroke.analysis.check.modules import parse_quietly
 from keystroke.text import Document, Edit, apply_edits
@@ -176,7 +177,7 @@ def _indentation(text: str, document: Document, error: ParseFailure, message: st
                 )
                 yield "Indent the body" if upto == line else "Indent the whole body", edits
         end = document.line_span(header)[1]
-        yield _one("Put `pass` for the missing body", end, end, f"{_newline(text)}{inner}pass")
+        yield _one("Put `pass` for the missing body", end, end, f"{line_end(text)}{inner}pass")
     elif "unexpected indent" in message or "unindent does not match" in message:
         levels = dict.fromkeys(
             _indent(lines[n]) for n in range(line - 1, max(-1, line - 200), -1) if lines[n].strip()
@@ -184,10 +185,6 @@ def _indentation(text: str, document: Document, error: ParseFailure, message: st
         for level in sorted(levels, key=lambda item: abs(len(item) - len(own))):
             if level != own:
                 yield _one("Line the indentation up", first, first + len(own), level)
-
-
-def _newline(text: str) -> str:
-    return "\r\n" if "\r\n" in text else "\n"
 
 
 def _assignment(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:

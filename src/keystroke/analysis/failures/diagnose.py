@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from keystroke.analysis.check.candidates import declared_outside
+from keystroke.analysis.check.candidates import declare_outside
 from keystroke.analysis.check.check import check, parse_source
 from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level
 from keystroke.analysis.check.knowledge import PACKAGES
@@ -94,7 +94,7 @@ def _checked(
         return
     tried: Iterator[Fix] = runtime_fixes(failure, frame.line, source, project, path)
     if failure.kind == "UnboundLocalError" and (name := re.search(r"'(\w+)'", failure.message)):
-        tried = declared_outside(source, name[1], frame.line)
+        tried = declare_outside(source, name[1], frame.line)
     yield from ((fix, "parse") for fix in tried if _harmless(fix, text, path, project, found))
 
 

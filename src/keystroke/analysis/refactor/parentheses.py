@@ -16,13 +16,13 @@ _BEFORE_CALL = {tokenize.STRING, tokenize.NUMBER}
 def remove_redundant_parentheses(text: str, name: str) -> str:
     """`text` without the parentheses around `name` and around its assigned value, if that changes nothing."""
     try:
-        bare = _value_bare(_uses_bare(text, name), name)
+        bare = _unwrap_value(_unwrap_uses(text, name), name)
         return bare if ast.dump(ast.parse(bare)) == ast.dump(ast.parse(text)) else text
     except (SyntaxError, ValueError, tokenize.TokenError, RecursionError):
         return text
 
 
-def _uses_bare(text: str, name: str) -> str:
+def _unwrap_uses(text: str, name: str) -> str:
     tokens = [
         token
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
@@ -51,7 +51,7 @@ def _callable(token: tokenize.TokenInfo) -> bool:
     return token.type in _BEFORE_CALL or token.string in (")", "]", "}")
 
 
-def _value_bare(text: str, name: str) -> str:
+def _unwrap_value(text: str, name: str) -> str:
     """The value of the first assignment to `name`, on one line, without parentheses around all of it."""
     for node in ast.walk(ast.parse(text)):
         if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):

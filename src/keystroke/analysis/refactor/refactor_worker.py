@@ -18,7 +18,7 @@ UNTITLED = "untitled.py"  # what a text without a file is called in its plan
 def refactor_in_worker(
     kind: str, root: str | None, texts: Mapping[str, str], path: str, start: int, end: int, name: str
 ) -> tuple[str, Any]:
-    """("plan", a Refactored) or ("refused", the sentence of what was raised). `texts`: open buffers by
+    """("plan", a RefactoringPlan) or ("refused", the message of the error). `texts`: open buffers by
     workspace path. Without a root the text at `path` is a workspace of its own."""
     try:
         if root is not None:

@@ -46,7 +46,7 @@ class SyntaxSlip:
     missing: str = ""
 
 
-def foreign_language(path: str | Path) -> str | None:
+def other_language(path: str | Path) -> str | None:
     """The language of a file, if its syntax can be checked."""
     if Path(path).suffix.lower() == ".toml":
         return "toml"
@@ -55,7 +55,7 @@ def foreign_language(path: str | Path) -> str | None:
 
 
 def syntax_errors(text: str, path: str | Path) -> tuple[Diagnostic, ...]:
-    language = foreign_language(path)
+    language = other_language(path)
     if language is None or not text.strip():
         return ()
     found = find_syntax_slips(text, language)
@@ -81,9 +81,9 @@ def find_syntax_slips(text: str, language: str) -> list[SyntaxSlip]:
     return list(_tree(text, language))
 
 
-def foreign_fixes(text: str, found: Diagnostic, path: str | Path, limit: int) -> tuple[Fix, ...]:
+def other_language_fixes(text: str, found: Diagnostic, path: str | Path, limit: int) -> tuple[Fix, ...]:
     """Fixes with which the text has fewer errors."""
-    language = foreign_language(path)
+    language = other_language(path)
     if language is None:
         return ()
     before = len(find_syntax_slips(text, language))
