@@ -166,7 +166,7 @@ def test_after_any_typing_the_mirror_is_the_editors_text() -> None:
             (socket,) = server.gateway._connections
             connection = socket._reader
             assert isinstance(connection, LiveConnection)
-            mirror = connection._buffers["a.py"]
+            mirror = connection._buffers["a.py"].mirror
             assert (mirror.text, mirror.version) == (client.text("a.py"), 199)
 
     with serving(scripted_model()) as server:
@@ -193,7 +193,7 @@ def test_a_model_behind_a_server_completes_when_it_is_asked(monkeypatch: pytest.
         table = NamedModel(engine="remote", base_url=f"{behind.url}/v1", model="echo")
         monkeypatch.setattr(
             gateway_support,
-            "Registry",
+            "ModelRegistry",
             lambda _entries: ModelRegistry([remote_entry("far", table, Settings())]),
         )
         with serving(scripted_model(name="unused")) as server:

@@ -1,4 +1,4 @@
-"""Two minds at one keystroke: the small one answers at once, the larger one has its say in its own time."""
+"""The fast model answers at once; the larger model gives a second opinion later."""
 
 from __future__ import annotations
 
