@@ -211,7 +211,7 @@ def test_a_place_in_the_data_is_found_again_and_a_foreign_piece_is_refused(
 
     feed = rounds()
     seen, places = [], []
-    for _ in range(12):
+    for _ in range(60):
         seen.append(feed.batch(32))
         places.append(feed.position)
     feed.close()

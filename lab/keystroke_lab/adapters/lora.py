@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from keystroke.engine.adapter import PRODUCTS, AdapterFile, AdapterShape, product_sizes
 from keystroke.errors import InputError
 from keystroke_lab.draft_heads.target import LayerWeights, TargetModel, causal
-from keystroke_lab.training.transformer import rotate_halves
+from keystroke_lab.training.rotary import rotate_halves
 
 _ROWS = 2048  # of logits at a time
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from keystroke_lab.draft_heads.attention import merged
 from keystroke_lab.draft_heads.shape import HeadShape
-from keystroke_lab.training.transformer import rotate_halves
+from keystroke_lab.training.rotary import rotate_halves
 
 Attention = Callable[[Tensor, Tensor, Tensor, Sequence[tuple[Tensor, Tensor]]], Tensor]
 

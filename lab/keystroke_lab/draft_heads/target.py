@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from keystroke.engine.checkpoint.rope import rope_tables
 from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, Checkpoint, ModelSpec, tensor_shapes
-from keystroke_lab.training.transformer import rotate_halves
+from keystroke_lab.training.rotary import rotate_halves
 
 # How a layer attends: its number, and rotated queries, keys and values [rows, heads, length, head_dim].
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]

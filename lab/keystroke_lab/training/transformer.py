@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from keystroke.errors import InputError
 from keystroke_lab.tokenizer.special import END
+from keystroke_lab.training.rotary import rotate_halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +107,6 @@ def rotary_tables(shape: Shape, length: int, device: torch.device) -> tuple[Tens
     exponent = torch.arange(0, shape.head_dim, 2, dtype=torch.float32, device=device) / shape.head_dim
     angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] * shape.rope_theta**-exponent
     return angles.cos(), angles.sin()
-
-
-def rotate_halves(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotary embedding of x [..., head_dim], halves paired as Hugging Face pairs them."""
-    first, second = x.float().chunk(2, -1)
-    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1).to(x.dtype)
 
 
 class Attention(nn.Module):
