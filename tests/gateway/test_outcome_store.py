@@ -190,10 +190,10 @@ def test_a_database_that_breaks_later_fails_nobody(tmp_path: Path) -> None:
 def test_what_was_committed_survives_a_kill(tmp_path: Path) -> None:
     script = (
         "import os, sys, time; from pathlib import Path\n"
-        "from keystroke.gateway.record.outcome_store import Learned, Outcome\n"
-        "l = Learned(Path(sys.argv[1]))\n"
-        "for n in range(20): l.keep(Outcome(at=2e9, project='p', language='c', model='m', kind='completion',"
-        " extent='rest', confidence=0.5, became='typed', shown=n, taken=0, worth=1.0))\n"
+        "from keystroke.gateway.record.outcome_store import OutcomeStore, SuggestionOutcome\n"
+        "l = OutcomeStore(Path(sys.argv[1]))\n"
+        "for n in range(20): l.save(SuggestionOutcome(at=2e9, project='p', language='c', model='m',"
+        " kind='completion', extent='rest', confidence=0.5, became='typed', shown=n, taken=0, worth=1.0))\n"
         "while len(l.outcomes()) < 10: time.sleep(0.01)\n"
         "os.kill(os.getpid(), 9)\n"
     )
