@@ -12,7 +12,7 @@ import pytest
 
 import keystroke
 from keystroke.config import NamedModel, Origin, Settings, SettingSource, load_settings
-from keystroke.config.sections import SECTIONS
+from keystroke.config.settings import SECTIONS
 from keystroke.errors import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""Options (file, environment, flags) become one frozen `Settings`: `load_settings(flags, cwd)`."""
+"""Settings from files, the environment and flags: `load_settings(flags, cwd)` returns a frozen `Settings`."""
 
 from keystroke.config.layers import load_settings, project_file, user_file
 from keystroke.config.sections import (
@@ -10,13 +10,10 @@ from keystroke.config.sections import (
     ModelSettings,
     NamedModel,
     PathSettings,
-    RemoteSettings,
-    ScaleSettings,
     ServerSettings,
-    SharingSettings,
     SpeculationSettings,
 )
-from keystroke.config.settings import Origin, SettingRow, Settings, SettingSource
+from keystroke.config.settings import Origin, Settings, SettingSource
 
 __all__ = [
     "BACKENDS",
@@ -28,13 +25,9 @@ __all__ = [
     "NamedModel",
     "Origin",
     "PathSettings",
-    "RemoteSettings",
-    "ScaleSettings",
     "ServerSettings",
-    "SettingRow",
     "SettingSource",
     "Settings",
-    "SharingSettings",
     "SpeculationSettings",
     "load_settings",
     "project_file",

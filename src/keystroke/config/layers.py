@@ -21,10 +21,11 @@ from typing import Any
 
 import platformdirs
 
-from keystroke.config.sections import SECTIONS, NamedModel
+from keystroke.config.sections import NamedModel
 from keystroke.config.settings import (
     FIXED_SETTINGS,
     RETIRED,
+    SECTIONS,
     Origin,
     Settings,
     SettingSource,

@@ -352,18 +352,3 @@ class SharingSettings:
         most=604_800,
         guarded=True,
     )
-
-
-SECTIONS: dict[str, type] = {
-    "model": ModelSettings,
-    "engine": EngineSettings,
-    "generation": GenerationSettings,
-    "speculation": SpeculationSettings,
-    "paths": PathSettings,
-    "remote": RemoteSettings,
-    "server": ServerSettings,
-    "assist": AssistSettings,
-    "learn": LearnSettings,
-    "sharing": SharingSettings,
-    "scale": ScaleSettings,
-}

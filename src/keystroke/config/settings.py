@@ -16,7 +16,6 @@ from enum import StrEnum
 from typing import Any
 
 from keystroke.config.sections import (
-    SECTIONS,
     AssistSettings,
     EngineSettings,
     GenerationSettings,
@@ -138,6 +137,11 @@ def _declared(prefix: str, section: type, model: str | None = None) -> Iterator[
         yield SettingSpec(f"{prefix}.{item.name}", item.name, hints[item.name], model=model, **item.metadata)
 
 
+SECTIONS: dict[str, Any] = {
+    item.name: item.default_factory
+    for item in dataclasses.fields(Settings)
+    if item.name not in ("models", "origins")
+}
 FIXED_SETTINGS: dict[str, SettingSpec] = {
     k.key: k for name, section in SECTIONS.items() for k in _declared(name, section)
 }
