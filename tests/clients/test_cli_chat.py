@@ -274,6 +274,6 @@ def test_files_go_with_the_message_that_mentions_them(remote_home: Home, server:
     assert sent[0] == "one.py:2-3\n```\ny = 2\nz = 3\n```\n\nwhat is @one.py:2-3, and who is @ann?"
     assert sent[2] == "two.txt\n```\nhello\n```\n\nand this"
     count = len(server.bodies)
-    assert "may hold secrets" in remote_home.refused("chat", stdin="look at @.env\n")
+    assert "may contain secrets" in remote_home.refused("chat", stdin="look at @.env\n")
     assert "no file nowhere.py" in remote_home.refused("chat", stdin="/file nowhere.py\n")
     assert len(server.bodies) == count

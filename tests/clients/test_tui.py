@@ -193,9 +193,10 @@ def test_it_runs_in_a_real_terminal(server: RunningServer, root: Path) -> None:
         pytest.skip("tmux is not installed")
     socket = str(root.parent / "tmux")
     code = (
-        "from pathlib import Path; from keystroke.clients.gateway_address import Place; "
-        "from keystroke.clients.tui.app import Terminal; "
-        f"Terminal(Place({server.url!r}), Path({str(root)!r}), Path({str(root.parent / 'state')!r})).run()"
+        "from pathlib import Path; from keystroke.clients.gateway_address import GatewayAddress; "
+        "from keystroke.clients.tui.app import TerminalApp; "
+        f"TerminalApp(GatewayAddress({server.url!r}), Path({str(root)!r}), "
+        f"Path({str(root.parent / 'state')!r})).run()"
     )
 
     def ask(*words: str) -> str:
