@@ -211,7 +211,8 @@ class Store:
         if key is not None:
             query = query.where(sa.or_(u.key_name == key, u.key_id == key))
         with self._engine.connect() as connection:
-            return [UsageRow(*row) for row in connection.execute(query)]
+            rows: list[Any] = list(connection.execute(query))
+        return [UsageRow(*row) for row in rows]
 
     # Keys, written at once
 
