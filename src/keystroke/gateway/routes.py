@@ -29,7 +29,10 @@ async def _openapi(_api: Endpoints, _call: ApiRequest[None]) -> HttpResponse:
 
 
 _INTEGER, _STRING = {"type": "integer", "minimum": 0}, {"type": "string"}
-_RESUME = {"stream": {"type": "boolean"}, "starting_after": {"type": "integer", "minimum": -1}}
+_RESUME: dict[str, dict[str, Any]] = {
+    "stream": {"type": "boolean"},
+    "starting_after": {"type": "integer", "minimum": -1},
+}
 _RESPONSE, _TASK = "/v1/responses/{response_id}", "/v1/tasks/{task_id}"
 _ASSETS = ("text/javascript", "text/css", "image/svg+xml")
 
@@ -108,7 +111,7 @@ def starlette_routes(api: Endpoints, access: AccessControl, max_body: int) -> li
 def _route(spec: RouteSpec, api: Endpoints, access: AccessControl, max_body: int) -> Route:
     async def endpoint(request: Request) -> HttpResponse:
         caller = access.check(spec.access, request.headers)
-        body = None
+        body: Any = None
         if spec.body is not None:
             data = await read_body(request, max_body)
             body = decode_body(data or b"{}" if spec.body_optional else data, spec.body)
