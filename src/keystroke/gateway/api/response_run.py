@@ -44,7 +44,7 @@ from keystroke.gateway.work.work import Work, WorkOutcome
 from keystroke.protocol import events
 from keystroke.protocol.items import CustomToolCall, FunctionCall, Item, as_input
 from keystroke.protocol.requests import CreateRequest, ResponseCreate
-from keystroke.protocol.response import Response, Routing, ResponseUsage
+from keystroke.protocol.response import Response, ResponseUsage, Routing
 
 _FINAL_EVENTS = (events.Completed, events.IncompleteEvent, events.Failed, events.Cancelled)
 
