@@ -27,7 +27,7 @@ import torch
 from keystroke.assist.next_edit.prompt import REGION, changes_between, join_lines, learned_version
 from keystroke.engine.base import Sampling, StepRequest
 from keystroke.engine.checkpoint.rope import extend_context
-from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
+from keystroke.engine.checkpoint.spec import ExpertsSpec, ModelSpec, RopeSpec
 from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine, load_cuda
 from keystroke.engine.cuda.gpu import gpu_target
@@ -90,6 +90,24 @@ SMOLLM2_135M = replace(
     intermediate=1536,
     context_length=8192,
     qkv_bias=False,
+)
+
+QWEN3_CODER_30B = ModelSpec(
+    architecture="qwen3_moe",
+    name="Qwen3-Coder-30B-A3B",
+    vocab_size=151_936,
+    hidden=2048,
+    layers=48,
+    heads=32,
+    kv_heads=4,
+    head_dim=128,
+    intermediate=6144,
+    norm_eps=1e-6,
+    rope=RopeSpec(10_000_000.0),
+    context_length=131_072,
+    tied=False,
+    qk_norm=True,
+    experts=ExpertsSpec(count=128, top=8, width=768),
 )
 
 
@@ -423,6 +441,13 @@ PARTS = {
     "7b-int8": Part(QWEN_7B, (decode, verify), "int8"),
     "7b-int4": Part(QWEN_7B, (decode, verify), "int4"),
     "7b-stored": Part(QWEN_7B, (decode, verify), "stored"),  # as files of Q4_K_M are made
+    # Random routers choose experts as evenly as can be: rows of a step share fewer than trained ones would.
+    "moe-30b": Part(
+        QWEN3_CODER_30B,
+        (decode, verify, together, partial(prefill, context=8192), partial(decode, context=LONG)),
+        "stored",
+        kv_tokens=140_000,
+    ),
     # What GPUs without bulk copies and with less shared memory run, on this one: their code, not their speed.
     "1.5b-sm_80": Part(QWEN_1_5B, (decode, verify, together, partial(decode, context=8192)), target="sm_80"),
     "1.5b-sm_86": Part(QWEN_1_5B, (decode, verify, together, partial(decode, context=8192)), target="sm_86"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from keystroke.engine.base import Sampling
-from keystroke.engine.checkpoint.rope import extended
+from keystroke.engine.checkpoint.rope import extend_context
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec, tensor_shapes
 from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine
@@ -54,11 +54,11 @@ def family(name: str) -> ModelSpec:
 
 # Heads of 128 and few of them for keys, as real models with long contexts have.
 WIDE = replace(family("qwen2"), name="wide", hidden=1536, layers=4, head_dim=128, intermediate=4096)
-LONG = extended(WIDE, 65_536)
+LONG = extend_context(WIDE, 65_536)
 DRAFTING = replace(WIDE, layers=1)
 # An untied head, so that its own quantisation can be told; units of several chunks.
 QUANTISED = replace(WIDE, hidden=2304, layers=2, intermediate=2048, tied=False)
-ENDLESS = extended(replace(family("qwen2"), layers=3), 131_072)
+ENDLESS = extend_context(replace(family("qwen2"), layers=3), 131_072)
 
 
 def blocks() -> int:

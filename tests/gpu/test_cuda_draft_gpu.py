@@ -13,9 +13,9 @@ from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.plan import Plan
 from keystroke.engine.cuda.weights import build_weights
-from keystroke.engine.speculative.draft_head import ReferenceHead
 from keystroke.engine.speculative.head_file import NORMS, HeadConfig, HeadWeights
-from keystroke.train.draft_head.target import Target
+from keystroke_lab.draft_heads.reference import ReferenceHead
+from keystroke_lab.draft_heads.target import TargetModel
 
 pytestmark = needs_hopper
 
@@ -47,7 +47,7 @@ def engine() -> CudaEngine:
 
 def test_the_kernel_drafts_what_the_plain_arithmetic_does(engine: CudaEngine) -> None:
     given = tensors_of(WIDE)
-    target = Target(WIDE, given.__getitem__, 256)
+    target = TargetModel(WIDE, given.__getitem__, 256)
     reference = ReferenceHead(random_head(), WIDE, given[EMBEDDING].float().cpu().numpy())
     with engine.session() as session:
         session.extend(PROMPT)
@@ -56,7 +56,9 @@ def test_the_kernel_drafts_what_the_plain_arithmetic_does(engine: CudaEngine) ->
         guess = engine.guess(session.tokens)
         tokens = list(session.tokens)
     assert guess is not None
-    features = target.read(torch.tensor([tokens[:-1]], device=DEVICE), LAYERS)[1][0].float().cpu().numpy()
+    features = (
+        target.run_sequences(torch.tensor([tokens[:-1]], device=DEVICE), LAYERS)[1][0].float().cpu().numpy()
+    )
     reference.observe(features, tokens[1:])
     seen: list[np.ndarray] = []
 

@@ -84,6 +84,7 @@ def dense_tensors(weights: Weights, given: dict[str, Tensor] | None = None) -> d
         attention = {"q_proj": q, "k_proj": k, "v_proj": v, "o_proj": dense.output}
         found |= {f"{at}.self_attn.{name}.weight": tensor for name, tensor in attention.items()}
         mlp = {"gate_proj": gate, "up_proj": up, "down_proj": dense.down}
-        found |= {f"{at}.mlp.{name}.weight": tensor for name, tensor in mlp.items()}
+        where = "mlp.experts" if spec.experts else "mlp"
+        found |= {f"{at}.{where}.{name}.weight": tensor for name, tensor in mlp.items()}
     found["lm_head.weight"] = unpack(weights.head, None, weights.plan.head, spec.vocab_size)
     return found

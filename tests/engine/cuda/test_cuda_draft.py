@@ -18,10 +18,10 @@ from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.plan import Plan
 from keystroke.engine.cuda.target import AMPERE, HOPPER
 from keystroke.engine.cuda.weights import build_weights
-from keystroke.engine.speculative.draft_head import ReferenceHead
 from keystroke.engine.speculative.head_file import NORMS, HeadConfig, HeadWeights
 from keystroke.errors import UsageError
-from keystroke.train.draft_head.target import Target
+from keystroke_lab.draft_heads.reference import ReferenceHead
+from keystroke_lab.draft_heads.target import TargetModel
 
 SPEC = tiny_spec(layers=3, context=256)
 PROMPT = [(11 * i * i + 3 * i) % 203 for i in range(70)]
@@ -65,8 +65,8 @@ def reference() -> ReferenceHead:
 
 
 def features(tokens: Sequence[int]) -> np.ndarray:
-    target = Target(SPEC, lambda name: tiny_tensors(SPEC)[name].float(), 256)
-    return target.read(torch.tensor([list(tokens)]), (1, 2))[1][0].numpy()
+    target = TargetModel(SPEC, lambda name: tiny_tensors(SPEC)[name].float(), 256)
+    return target.run_sequences(torch.tensor([list(tokens)]), (1, 2))[1][0].numpy()
 
 
 def steps(engine: CudaEngine, session: Session, count: int, sampling: Sampling = GREEDY) -> list[int]:
@@ -201,8 +201,8 @@ def test_a_head_drafts_for_weights_that_are_kept_as_stored() -> None:
             session.extend(prompt)
             assert steps(engine, session, 3) == plainly(engine, prompt, 3)
     assert guess is not None
-    target = Target(spec, lambda name: truth[name].float(), 256)
-    seen = target.read(torch.tensor([tokens[:-1]]), (1, 2))[1][0].numpy()
+    target = TargetModel(spec, lambda name: truth[name].float(), 256)
+    seen = target.run_sequences(torch.tensor([tokens[:-1]]), (1, 2))[1][0].numpy()
     reference = ReferenceHead(head, spec, truth[EMBEDDING].float().numpy())
     reference.observe(seen, tokens[1:])
     assert guess.tokens[:1] == tuple(reference.draft(1, lambda row, _: int(row.argmax())))

@@ -9,7 +9,7 @@ import torch
 from cuda_models import FAMILIES, dense_tensors, tiny_engine, tiny_spec, tiny_tensors, tiny_weights
 
 from keystroke.engine.base import Interrupt, Sampling, StepRequest
-from keystroke.engine.checkpoint.rope import extended, rope_tables
+from keystroke.engine.checkpoint.rope import extend_context, rope_tables
 from keystroke.engine.checkpoint.spec import RopeSpec
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.plan import Precision
@@ -323,7 +323,7 @@ def test_an_interrupt_that_comes_while_the_device_reads_ends_the_reading(
             factor=8.0,
             original_context=8192,
         ),
-        extended(replace(tiny_spec(), context_length=32_768), 131_072).rope,
+        extend_context(replace(tiny_spec(), context_length=32_768), 131_072).rope,
     ],
     ids=["llama3", "yarn"],
 )

@@ -16,7 +16,7 @@ from test_cuda_draft import SPEC, tiny_head
 
 from keystroke.assist.tool_calls.forms import HERMES
 from keystroke.assist.tool_calls.grammar import calls_constraint
-from keystroke.assist.tool_calls.tools import Offered, whole_toolset
+from keystroke.assist.tool_calls.tools import OfferedTool, whole_toolset
 from keystroke.engine.base import Mask, Sampling
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.generation import Generation, GenerationParams
@@ -53,7 +53,7 @@ class Letters(Tokenizer):
 
 
 LETTERS = Letters()
-TOOLS = calls_constraint(whole_toolset([Offered("f")]), HERMES, LETTERS)
+TOOLS = calls_constraint(whole_toolset([OfferedTool("f")]), HERMES, LETTERS)
 
 
 class Counts(Counter[str]):

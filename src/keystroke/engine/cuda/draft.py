@@ -61,7 +61,7 @@ class HeadPlan:
     target: Plan
 
     def __post_init__(self) -> None:
-        self.config.fits(self.target.spec)
+        self.config.check_target(self.target.spec)
         layers, most = self.config.layers, self.target.spec.layers
         if len(layers) > MOST_FEATURES or layers[-1] >= most:
             raise UsageError(

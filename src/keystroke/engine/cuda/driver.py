@@ -34,6 +34,7 @@ DECODE_PARTS = (  # in the order in which they build on each other
     "worker.cuh",
     "multiply.cuh",
     "project.cuh",
+    "experts.cuh",
     "attention.cuh",
     "selection.cuh",
     "combine.cuh",
@@ -45,6 +46,7 @@ DECODE_PARTS = (  # in the order in which they build on each other
 _DRAFT_OWN = ("draft.cuh", "draft_layer.cuh", "draft_choice.cuh", "draft.cu")
 DRAFT_PARTS = (*DECODE_PARTS[: DECODE_PARTS.index("features.cuh")], *_DRAFT_OWN)
 PREFILL_PARTS = ("prefill.cu",)
+UNPACK_PARTS = (*DECODE_PARTS[: DECODE_PARTS.index("project.cuh")], "unpack.cu")
 _NVRTC_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 
 
@@ -154,12 +156,18 @@ class GpuDraftLauncher:
 
 
 class Stretches:
-    """The kernels of prefill.cu, each with one structure of parameters. `begin` before the first launch of a
+    """Kernels of one source file, each with one structure of parameters. `begin` before the first launch of a
     portion; launches then come cheap, for there are many."""
 
-    def __init__(self, device: torch.device, macros: dict[str, str], target: Target) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        macros: dict[str, str],
+        target: Target,
+        parts: Sequence[str] = PREFILL_PARTS,
+    ) -> None:
         self._gpu = Gpu(device)
-        self._module = self._gpu.load(compiled(macros, PREFILL_PARTS, target))
+        self._module = self._gpu.load(compiled(macros, parts, target))
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._stream = 0
 

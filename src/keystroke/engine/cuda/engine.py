@@ -15,7 +15,7 @@ import torch
 
 from keystroke.engine.adapter import AdaptedCheckpoint, AdapterFile
 from keystroke.engine.base import Engine, EngineStats, Guess, ModelInfo, Sampling, Step, StepRequest
-from keystroke.engine.checkpoint import extended, open_checkpoint, within_window
+from keystroke.engine.checkpoint import extend_context, limit_to_window, open_checkpoint
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.draft import DraftHead, DraftHost, HeadPlan, has_room, head_bytes_per_token
 from keystroke.engine.cuda.driver import GpuLauncher, compiling
@@ -520,8 +520,8 @@ def load_cuda(
     kind, blocks = gpu_target(device, target), multiprocessors(device)
     with open_checkpoint(path) as checkpoint:
         if context is not None:
-            checkpoint.spec = extended(checkpoint.spec, context)
-        checkpoint.spec = within_window(checkpoint.spec)
+            checkpoint.spec = extend_context(checkpoint.spec, context)
+        checkpoint.spec = limit_to_window(checkpoint.spec)
         folder = draft_head(checkpoint.spec) if callable(draft_head) else draft_head
         head = None if folder is None else open_head(folder)
         if head is not None and callable(draft_head):  # found, not asked for: the text is the same without

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from keystroke.engine.checkpoint.spec import ModelSpec, within_window
+from keystroke.engine.checkpoint.spec import ModelSpec, limit_to_window
 from keystroke.engine.cuda.plan import Formats, KvPrecision, Plan, Precision
 from keystroke.engine.cuda.target import INSTEAD, Target, target_for
 from keystroke.errors import KeystrokeError, ModelError, NotEnoughMemory
@@ -77,12 +77,12 @@ def gpu_report(
     try:
         device = nvidia_gpu()
         kind = gpu_target(device, target)
-        plan = Plan(within_window(spec), precision, multiprocessors(device), kv_precision, stored, kind)
+        plan = Plan(limit_to_window(spec), precision, multiprocessors(device), kv_precision, stored, kind)
         rows = plan.max_rows
     except KeystrokeError as error:
         return False, str(error)
     free, total = torch.cuda.mem_get_info(device)
-    need = plan.streamed_bytes + spec.vocab_size * spec.hidden * 2 + spare_bytes(total)
+    need = plan.packed_bytes + spec.vocab_size * spec.hidden * 2 + spare_bytes(total)
     name = torch.cuda.get_device_name(device)
     sizes = f"{name}: {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
     if free < need:

@@ -135,12 +135,14 @@ class Plan:
             name
             for name, value, multiple in (
                 ("hidden size", spec.hidden, 64),
-                ("intermediate size", spec.intermediate, 64),
+                ("intermediate size", spec.experts.width if spec.experts else spec.intermediate, 64),
                 ("attention width", spec.heads * spec.head_dim, 64),
             )
             if value % multiple
         ]
-        if (strange := spec.beyond_llama()) is not None:
+        if spec.experts is not None and (spec.experts.count % 32 or spec.layers < 2):
+            wrong.append("number of experts")
+        if (strange := replace(spec, experts=None).unsupported_feature()) is not None:
             raise UnsupportedModel(
                 f"the CUDA engine does not run {strange}, which {spec.name} has; use the CPU engine for "
                 "this model"
@@ -179,12 +181,23 @@ class Plan:
         split = self._head_split()
         return Matrix(self.spec.hidden // 16, split, width // split, self.formats.output)
 
+    @property
+    def inner_width(self) -> int:
+        """Activations of one row between the up and the down projection, of all experts that it uses."""
+        experts = self.spec.experts
+        return experts.top * experts.width if experts else self.spec.intermediate
+
     @cached_property
     def gate_up(self) -> Matrix:
-        return Matrix(self.spec.intermediate // 8, 1, self.spec.hidden, self.formats.gate_up)
+        """Of a mixture: those of all experts, one behind the other; the down projection likewise."""
+        experts = self.spec.experts
+        width = experts.count * experts.width if experts else self.spec.intermediate
+        return Matrix(width // 8, 1, self.spec.hidden, self.formats.gate_up)
 
     @cached_property
     def down(self) -> Matrix:
+        if (experts := self.spec.experts) is not None:
+            return Matrix(experts.count * self.spec.hidden // 16, 1, experts.width, self.formats.down)
         split = self._split(self.spec.intermediate, 64)
         return Matrix(self.spec.hidden // 16, split, self.spec.intermediate // split, self.formats.down)
 
@@ -211,8 +224,8 @@ class Plan:
 
     @property
     def layer_bytes(self) -> int:
-        """On average."""
-        return self.layer_offsets[-1] // self.spec.layers
+        """That one row reads, on average."""
+        return (self.streamed_bytes - self.head.bytes) // self.spec.layers
 
     def stage_bytes(self, tiles_n: int) -> int:
         """Of the ring: a whole unit of the largest matrix, or the largest even part of it for every warp of
@@ -230,12 +243,13 @@ class Plan:
     def _least_stage(self) -> int:
         """Of which every matrix has a whole unit, or a part of one for every warp."""
         wide = replace(self.down, format=self.formats.wide)
-        return _up(
-            max(
-                min(matrix.unit_bytes, self._grain * BLOCK_BYTES[matrix.format] + TAIL_BYTES)
-                for matrix in (*self.layer(0).values(), wide, self.down, self.head)
-            )
-        )
+        parts = [
+            min(matrix.unit_bytes, self._grain * BLOCK_BYTES[matrix.format] + TAIL_BYTES)
+            for matrix in (*self.layer(0).values(), wide, self.down, self.head)
+        ]
+        if self.spec.experts is not None:  # a warp multiplies whole units of an expert's down projection
+            parts += [4 * self.spec.hidden, self.down.unit_bytes, wide.unit_bytes]
+        return _up(max(parts))
 
     def _stage(self, tiles_n: int) -> int:
         matrix, block = self.gate_up, BLOCK_BYTES[self.format]
@@ -320,13 +334,31 @@ class Plan:
     def in_flight(self) -> int:
         """Bytes that a block keeps under way. Large layers are a matter of bandwidth, small ones of latency,
         which every byte in flight lengthens."""
+        if self.spec.experts is not None:
+            return 2 * self.stage_bytes(1)
         if self.layer_bytes > _LARGE_LAYER * self.blocks:
             return 66_048
         return max(49_536, (2 if self.stored is None else 3) * self.stage_bytes(1))
 
     @property
     def streamed_bytes(self) -> int:
-        """Weight bytes that one step reads."""
+        """Weight bytes that a step of one row reads."""
+        whole = self.layer_offsets[-1] + self.head.bytes
+        if (experts := self.spec.experts) is None:
+            return whole
+        matrices = [
+            self.layer(index)[name] for index in range(self.spec.layers) for name in ("gate_up", "down")
+        ]
+        routers = self.spec.layers * experts.count * self.spec.hidden * 4
+        return (
+            whole
+            + routers
+            - sum(matrix.bytes for matrix in matrices) * (experts.count - experts.top) // experts.count
+        )
+
+    @property
+    def packed_bytes(self) -> int:
+        """Of all weights."""
         return self.layer_offsets[-1] + self.head.bytes
 
     @property
@@ -363,12 +395,22 @@ class Plan:
     def macros(self, tiles_n: int, sparse: bool = False) -> dict[str, str]:
         spec = self.spec
         wide = sum(1 << layer for layer in self.formats.wide_layers)
+        mixture = {}
+        if (experts := spec.experts) is not None:
+            mixture = {
+                "EXPERTS": str(experts.count),
+                "TOP_EXPERTS": str(experts.top),
+                "EXPERT_WIDTH": str(experts.width),
+                "EXPERT_SCALE": "1.0f",
+                "EXPERT_SOFTMAX_OF_ALL": str(int(not experts.normalised)),
+            }
         return {
+            **mixture,
             "HIDDEN": str(spec.hidden),
             "HEADS": str(spec.heads),
             "KV_HEADS": str(spec.kv_heads),
             "HEAD_DIM": str(spec.head_dim),
-            "INTERMEDIATE": str(spec.intermediate),
+            "INTERMEDIATE": str(self.inner_width),
             "VOCAB": str(spec.vocab_size),
             "LAYERS": str(spec.layers),
             "TILES_N": str(tiles_n),
@@ -385,8 +427,8 @@ class Plan:
             "HEAD_FORMAT": str(self.formats.head),
             "O_SPLIT": str(self.output.split),
             "O_ALONE": str(int(self._output_alone())),
-            "DOWN_SPLIT": str(self.down.split),
-            "ACTIVATION_TAGS": str(int(self._small())),
+            "DOWN_SPLIT": str(spec.experts.top if spec.experts else self.down.split),
+            "ACTIVATION_TAGS": str(int(self._small() or spec.experts is not None)),
             "QUERY_TAGS": str(int(self._sends_queries() and not sparse)),
             "QK_NORM": str(int(spec.qk_norm)),
             "NORM_EPS": f"{spec.norm_eps!r}f",
@@ -406,9 +448,10 @@ class Plan:
         return self.layer_bytes <= _SMALL_LAYER * self.blocks
 
     def _sends_queries(self) -> bool:
-        """Whether few rows' queries, keys and values go straight to the blocks that attend. Heads that are
-        normalised, and keys that are bytes, are not what the projection computes."""
-        return self._small() and not self.spec.qk_norm and self.kv_precision == "bf16"
+        """Whether few rows' queries, keys and values go straight to the blocks that attend. Keys that are
+        bytes are not what the projection computes."""
+        small = self._small() or self.spec.experts is not None
+        return small and self.kv_precision == "bf16"
 
     @property
     def _longest_inner(self) -> int:
@@ -466,17 +509,25 @@ class Plan:
     def operand_at(self, rows: int) -> int:
         """Where in shared memory the rows of a step of this size begin."""
         columns = 8 * _tiles(rows)
-        rope_at = _up(CONTROL_WORDS * 4) + 128 + 256 + 640 + _SHARES_BYTES
+        rope_at = _up(CONTROL_WORDS * 4) + 128 + 256 + 640 + _SHARES_BYTES + self._routing_bytes
         scratch_at = rope_at + columns * self.spec.head_dim // 2 * 8
         buffers = {8: 4, 16: 3, 32: 2}[columns]
         sums = buffers * WARPS * 16 * (columns + 4) * 4
         return _up(scratch_at + max(sums, 2 * (16 * (CHUNK + PAD) * 2 + 2 * 8 * 16 * 4) + _SELECTION_BYTES))
 
+    @property
+    def _routing_bytes(self) -> int:
+        """Of the structure Routing in kernels/layout.cuh."""
+        if (experts := self.spec.experts) is None:
+            return 0
+        words = 4 * (2 + experts.count // 32) + 2 * (experts.count + 2)
+        return _up(words + MAX_ROWS * experts.top * (2 + 4))
+
     def _stride(self, rows: int) -> int:
         """Of a row of the operand: the whole of the widest, if `rows` of them leave enough to the ring."""
         spec = self.spec
         need = max(spec.hidden, spec.heads * spec.head_dim, self.down.inner)
-        whole = max(need, spec.intermediate)
+        whole = max(need, self.inner_width)
         enough = 49_152 * self.target.shared_bytes // HOPPER.shared_bytes
         return (whole if rows * (whole + PAD) * 2 <= enough else need) + PAD
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.plan import PAGE, Plan
 from keystroke.engine.cuda.prefill_attention import PIECE, attend, pieces
+from keystroke.engine.cuda.prefill_experts import feed_forward
 from keystroke.engine.cuda.prefill_kernels import Between, Kernels, Library, Portion
 from keystroke.engine.cuda.weights import Weights
 
@@ -34,7 +35,8 @@ def portion(spec: ModelSpec, start: int, most: int, work: float = WORK) -> int:
     """How many tokens to read at once from `start` on. More are faster, a portion must end soon all the same:
     `most` where the context is short, half as many again and again where attention over it grows."""
     heads = spec.heads + spec.kv_heads
-    products = 2 * spec.layers * spec.hidden * (2 * heads * spec.head_dim + 3 * spec.intermediate)
+    width = spec.experts.top * spec.experts.width if spec.experts else spec.intermediate
+    products = 2 * spec.layers * spec.hidden * (2 * heads * spec.head_dim + 3 * width)
     attention = 4 * spec.layers * spec.heads * spec.head_dim  # for each key
     count, fewest = most, _FEWEST if work > WORK / 4 else _FEWEST_SMALL
     while count > fewest and count * (products + attention * (start + count)) > work:
@@ -79,6 +81,10 @@ class Prefill:
                 mixed = (mixed * each.reshape(-1)).to(torch.bfloat16)
             output = _product(mixed, dense.output)
             h = between.normalise(x, output, biases.get("output"), weights.norms[2 * layer + 1])
+            if spec.experts is not None:
+                router = weights.routers[layer]
+                down = feed_forward(spec.experts, h, router, dense.gate_up, dense.down).to(h.dtype)
+                continue
             wide = between.activate(_product(h, dense.gate_up), biases.get("gate_up"))
             down, down_bias = _product(wide, dense.down), biases.get("down")
         return found

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from keystroke.engine.cuda.driver import Stretches
-from keystroke.engine.cuda.plan import PAGE
+from keystroke.engine.cuda.driver import UNPACK_PARTS, Stretches
+from keystroke.engine.cuda.plan import PAGE, Matrix, Plan
 from keystroke.engine.cuda.quantisation import from_bytes, in_bytes
 from keystroke.engine.cuda.reference import rotate
 from keystroke.engine.cuda.weights import Weights
@@ -146,6 +146,8 @@ class Kernels:
         macros = weights.plan.prefill_macros(keys.element_size())
         self._stretches = Stretches(keys.device, macros, weights.plan.target)
         self._stretch = _Stretch(rope=weights.rope.data_ptr())
+        if weights.plan.stored is not None:
+            weights.unpacker = Unpacker(weights.plan, keys.device)
 
     def begin(self, portion: Portion) -> None:
         self._stretches.begin()
@@ -199,6 +201,42 @@ class Kernels:
 
     def _launch(self, name: str, rows: int, columns: int = 1) -> None:
         self._stretches.launch(name, (rows, columns), _THREADS, self._stretch)
+
+
+class _Unpacking(ctypes.Structure):
+    """As in kernels/unpack.cu."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("packed", "folded", "out")),
+        *((name, ctypes.c_int) for name in ("tiles", "splits", "columns", "order", "rows")),
+    ]
+
+
+class Unpacker:
+    """Widens stored matrices in one pass over their bytes."""
+
+    _ORDERS: ClassVar = {"gate_up": 1, "query_key": 2}
+
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        self._kernels = Stretches(device, plan.macros(1), plan.target, UNPACK_PARTS)
+        self._blocks = 8 * plan.blocks
+
+    def unpack(self, name: str, packed: Tensor, matrix: Matrix, rows: int, folded: Tensor | None) -> Tensor:
+        columns = matrix.split * matrix.inner
+        out = torch.empty(rows, columns, dtype=torch.bfloat16, device=packed.device)
+        parameters = _Unpacking(
+            packed=packed.data_ptr(),
+            folded=_pointer(folded),
+            out=out.data_ptr(),
+            tiles=matrix.tiles,
+            splits=matrix.split,
+            columns=columns,
+            order=self._ORDERS.get(name, 0),
+            rows=rows,
+        )
+        self._kernels.begin()
+        self._kernels.launch(f"unpack_{matrix.format}", (self._blocks, 1), _THREADS, parameters)
+        return out
 
 
 def _with(product: Tensor, bias: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from keystroke.engine.checkpoint.rope import rope_tables
-from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, ModelSpec
+from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, ExpertsSpec, ModelSpec
 
 Named = Callable[[str], Tensor]
 # Of a layer's keys and values, what is attended to.
@@ -37,6 +37,9 @@ def forward(
         h = _norm(x, tensor(f"{at}.input_layernorm.weight"), spec)
         x = x + _attention(spec, tensor, layer, h, angles, kept)
         h = _norm(x, tensor(f"{at}.post_attention_layernorm.weight"), spec)
+        if spec.experts is not None:
+            x = x + _experts(spec.experts, tensor, f"{at}.mlp", h)
+            continue
         gate = _linear(tensor, f"{at}.mlp.gate_proj", h, spec.mlp_bias)
         up = _linear(tensor, f"{at}.mlp.up_proj", h, spec.mlp_bias)
         x = x + _linear(tensor, f"{at}.mlp.down_proj", F.silu(gate) * up, spec.mlp_bias)
@@ -63,6 +66,30 @@ def _attention(
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     mixed = torch.einsum("hts,shd->thd", weights, v).reshape(count, -1)
     return _linear(tensor, f"{at}.self_attn.o_proj", mixed, spec.o_bias)
+
+
+def _experts(experts: ExpertsSpec, tensor: Named, at: str, x: Tensor) -> Tensor:
+    matrices = [
+        torch.stack(tensor(f"{at}.experts.{name}.weight").to(x.dtype).chunk(experts.count))
+        for name in ("gate_proj", "up_proj", "down_proj")
+    ]
+    chosen, weights = choose_experts(experts, F.linear(x, tensor(f"{at}.gate.weight").to(x.dtype)))
+    rows = []
+    for row, names, shares in zip(x, chosen.tolist(), weights, strict=True):
+        outputs = [
+            down @ (F.silu(gate @ row) * (up @ row))
+            for gate, up, down in (tuple(matrix[name] for matrix in matrices) for name in names)
+        ]
+        rows.append(shares @ torch.stack(outputs))
+    return torch.stack(rows)
+
+
+def choose_experts(experts: ExpertsSpec, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The experts of each row [rows, top] and their weights, from the router's scores [rows, count]."""
+    best, chosen = scores.topk(experts.top, -1)
+    if experts.normalised:
+        return chosen, best.softmax(-1)
+    return chosen, scores.softmax(-1).gather(-1, chosen)
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ import numpy as np
 
 from keystroke.engine.base import (
     GREEDY,
-    Allowed,
-    Extended,
+    AllowedTokens,
+    ExtendResult,
     Interrupt,
     ModelInfo,
     Sampling,
@@ -108,7 +108,7 @@ class CudaSession(HostSession):
 
     # The contract
 
-    def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> Extended:
+    def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> ExtendResult:
         self._check_open()
         self._engine.settle()
         return super().extend(tokens, interrupt)
@@ -118,7 +118,7 @@ class CudaSession(HostSession):
         draft: Sequence[int] = (),
         sampling: Sampling = GREEDY,
         interrupt: Interrupt | None = None,
-        allowed: Allowed | None = None,
+        allowed: AllowedTokens | None = None,
     ) -> Step:
         if interrupt is not None:
             interrupt.check()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from keystroke.engine.base import Allowed, Sampling
+from keystroke.engine.base import AllowedTokens, Sampling
 from keystroke.engine.cuda.plan import CHUNK, CONTROL_WORDS, FILTER_BINS, MAX_ROWS, NEAR, PAGE, Bucket, Plan
 from keystroke.engine.cuda.weights import Weights
 from keystroke.errors import EngineError
@@ -60,6 +60,8 @@ _POINTERS = (
     "stop",
     "masks",
     "masks_ready",
+    "routers",
+    "expert_scores",
     "profile",
 )
 _NUMBERS = (
@@ -116,7 +118,9 @@ class SequenceRows:
     pending: int
     sampling: Sampling
     budget: int = 0  # chunks of keys each row attends to; 0: all
-    allowed: Allowed | None = None  # what may be chosen after the given tokens, and after each drafted one
+    allowed: AllowedTokens | None = (
+        None  # what may be chosen after the given tokens, and after each drafted one
+    )
 
 
 @dataclass(frozen=True)
@@ -214,8 +218,10 @@ class Stepper:
             "partial_norm": floats(rows * spec.heads * chunks, 2),
             "attended": halves(rows, width),
             "attended_tagged": integers(rows, width),
-            "activated": halves(rows, spec.intermediate),
-            "tagged": integers(rows, spec.intermediate),
+            "activated": halves(rows, self.plan.inner_width),
+            "tagged": integers(rows, self.plan.inner_width),
+            "routers": weights.routers,
+            "expert_scores": floats(MAX_ROWS, spec.experts.count if spec.experts else 1),
             "logits": self.logits,
             "best_value": floats(blocks, MAX_ROWS),
             "best_token": integers(2 * blocks, MAX_ROWS),

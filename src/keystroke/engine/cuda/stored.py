@@ -72,11 +72,12 @@ def stored_formats(checkpoint: Checkpoint) -> Formats | None:
     def types(name: str) -> list[str]:
         return [checkpoint.storage(f"model.layers.{n}.{name}.weight") for n in range(spec.layers)]
 
-    down = types("mlp.down_proj")
+    feed_forward = "mlp.experts" if spec.experts else "mlp"
+    down = types(f"{feed_forward}.down_proj")
     query_key = format_for([*types("self_attn.q_proj"), *types("self_attn.k_proj")])
     value = format_for(types("self_attn.v_proj"))
     output = format_for(types("self_attn.o_proj"))
-    gate_up = format_for([*types("mlp.gate_proj"), *types("mlp.up_proj")])
+    gate_up = format_for([*types(f"{feed_forward}.gate_proj"), *types(f"{feed_forward}.up_proj")])
     head = format_for([checkpoint.storage(EMBEDDING if spec.tied else HEAD)])
     if query_key is None or value is None or output is None or gate_up is None or head is None:
         return None

@@ -7,7 +7,8 @@ they lie. It computes nothing with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from keystroke.engine.cuda.stored import (
 from keystroke.engine.cuda.target import HOPPER, Target
 from keystroke.errors import NotEnoughMemory
 
+_TILES_AT_ONCE = 4096  # that are packed together
 _DENSE_SHARE = 16  # of the memory that is free: so much a second copy of the layers may take
 Source = Callable[[str, tuple[int, ...]], Tensor | Codes]  # a tensor by its Hugging Face name, on the device
 
@@ -43,6 +45,11 @@ class DenseLayer:
     output: Tensor
     gate_up: Tensor
     down: Tensor
+
+
+class MatrixUnpacker(Protocol):
+    def unpack(self, name: str, packed: Tensor, matrix: Matrix, rows: int, folded: Tensor | None) -> Tensor:
+        """What `unpack` gives for the matrix `name` of a layer."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,7 @@ class Weights:
         dict[str, Tensor]
     ]  # float32, by matrix, for prefill; the kernel has its own beside the weights
     rope: Tensor  # float32 [context, head_dim / 2, 2]
+    routers: Tensor  # float32 [layers, experts, hidden] of a mixture; otherwise empty
 
     def __post_init__(self) -> None:
         spec, device = self.plan.spec, self.layers.device
@@ -80,8 +88,12 @@ class Weights:
             "gate_up": 2 * spec.intermediate,
             "down": spec.hidden,
         }
+        if spec.experts is not None:
+            self._rows["gate_up"] = 2 * spec.experts.count * spec.experts.width
+            self._rows["down"] = spec.experts.count * spec.hidden
         self._places = {name: places_of(self._orders[name], rows) for name, rows in self._rows.items()}
         self._kept: list[DenseLayer] = []
+        self.unpacker: MatrixUnpacker | None = None  # a faster way, where stored matrices lie on a GPU
 
     def keep_dense(self, room: int) -> None:
         """Keep all layers unpacked too, if that takes no more than `room` bytes: a short prompt's prefill
@@ -100,7 +112,11 @@ class Weights:
         for name, matrix in self.plan.layer(layer).items():
             folded = self._folded[layer].get(name) if self._folded else None
             packed = self.layers[at : at + matrix.bytes]
-            found[name] = unpack(packed, self._places[name], matrix, self._rows[name], folded)
+            rows = self._rows[name]
+            if self.unpacker is not None:
+                found[name] = self.unpacker.unpack(name, packed, matrix, rows, folded)
+            else:
+                found[name] = unpack(packed, self._places[name], matrix, rows, folded)
             at += matrix.bytes
         qkv = torch.cat((found.pop("query_key"), found.pop("value")))
         return DenseLayer(qkv, **found)
@@ -130,7 +146,7 @@ class Weights:
 
     @property
     def nbytes(self) -> int:
-        tensors = (self.layers, self.head, self.embedding, self.norms, self.qk_norms, self.rope)
+        tensors = (self.layers, self.head, self.embedding, self.norms, self.qk_norms, self.rope, self.routers)
         return sum(t.numel() * t.element_size() for t in tensors)
 
     def info(self) -> ModelInfo:
@@ -240,7 +256,7 @@ def build_weights(plan: Plan, source: Source, device: torch.device) -> Weights:
         return weights
     except torch.cuda.OutOfMemoryError as error:
         raise NotEnoughMemory(
-            f"{plan.spec.name} needs {plan.streamed_bytes / 1e9:.1f} GB of GPU memory for its weights in "
+            f"{plan.spec.name} needs {plan.packed_bytes / 1e9:.1f} GB of GPU memory for its weights in "
             f"{plan.precision}; choose 8 or 4 bits, or a smaller model"
         ) from error
 
@@ -255,6 +271,12 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
     orders = _orders(spec)
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     all_biases = []
+    experts = spec.experts
+    routers = torch.zeros(spec.layers, experts.count if experts else 0, spec.hidden, device=device)
+    feed_forward = "mlp.experts" if experts else "mlp"
+    width, down_rows = spec.intermediate, spec.hidden
+    if experts is not None:
+        width, down_rows = experts.count * experts.width, experts.count * spec.hidden
     for layer in range(spec.layers):
         at = f"model.layers.{layer}"
         parts: dict[str, tuple[tuple[str, int, int], ...]] = {
@@ -265,10 +287,10 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
             "value": ((f"{at}.self_attn.v_proj", keys, spec.hidden),),
             "output": ((f"{at}.self_attn.o_proj", spec.hidden, queries),),
             "gate_up": (
-                (f"{at}.mlp.gate_proj", spec.intermediate, spec.hidden),
-                (f"{at}.mlp.up_proj", spec.intermediate, spec.hidden),
+                (f"{at}.{feed_forward}.gate_proj", width, spec.hidden),
+                (f"{at}.{feed_forward}.up_proj", width, spec.hidden),
             ),
-            "down": ((f"{at}.mlp.down_proj", spec.hidden, spec.intermediate),),
+            "down": ((f"{at}.{feed_forward}.down_proj", down_rows, plan.down.inner * plan.down.split),),
         }
         biased = {
             "query_key": spec.qkv_bias,
@@ -288,8 +310,10 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
             if biased[name]:
                 bias = torch.cat([_plain(source(f"{m}.bias", (rows,))).float() for m, rows, _ in members])
                 biases[name] = bias
-            layers[offset : offset + matrix.bytes] = pack(weight, bias, orders[name], matrix)
+            _pack_into(layers[offset : offset + matrix.bytes], weight, bias, orders[name], matrix)
             offset += matrix.bytes
+        if experts is not None:
+            routers[layer] = _plain(source(f"{at}.mlp.gate.weight", (experts.count, spec.hidden))).float()
         if spec.qkv_bias:
             biases["qkv"] = torch.cat((biases.pop("query_key"), biases.pop("value")))
         all_biases.append(biases)
@@ -308,7 +332,21 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
     cosines, sines = rope_tables(spec, spec.context_length)
     rope = torch.from_numpy(np.stack((cosines, sines), 2)).contiguous().to(device)
     packed_head = pack(head, None, plain_order(spec.vocab_size), plan.head)
-    return Weights(plan, layers, packed_head, embedding, norms, qk_norms, all_biases, rope)
+    return Weights(plan, layers, packed_head, embedding, norms, qk_norms, all_biases, rope, routers)
+
+
+def _pack_into(
+    to: Tensor, weight: Tensor | Codes, bias: Tensor | None, order: Tensor, matrix: Matrix
+) -> None:
+    """Pack a matrix, in portions where it is large: packing takes several times its memory."""
+    if matrix.split > 1 or bias is not None or matrix.tiles <= _TILES_AT_ONCE:
+        to[:] = pack(weight, bias, order, matrix)
+        return
+    for first in range(0, matrix.tiles, _TILES_AT_ONCE):
+        part = replace(matrix, tiles=min(_TILES_AT_ONCE, matrix.tiles - first))
+        begin = first * matrix.unit_bytes
+        rows = order[first * 16 : (first + part.tiles) * 16]
+        to[begin : begin + part.bytes] = pack(weight, None, rows, part)
 
 
 def _orders(spec: ModelSpec) -> dict[str, Tensor]:
@@ -318,8 +356,10 @@ def _orders(spec: ModelSpec) -> dict[str, Tensor]:
         "query_key": qkv_order(spec.heads, spec.kv_heads, spec.head_dim)[:rotated],
         "value": plain_order(spec.kv_heads * spec.head_dim),
         "output": plain_order(spec.hidden),
-        "gate_up": gate_up_order(spec.intermediate),
-        "down": plain_order(spec.hidden),
+        "gate_up": gate_up_order(
+            spec.experts.count * spec.experts.width if spec.experts else spec.intermediate
+        ),
+        "down": plain_order(spec.hidden * (spec.experts.count if spec.experts else 1)),
     }
 
 

@@ -390,10 +390,49 @@ DEVICE Page load_page(const Worker& w, int layer, const Share& share) {
   return {load_keys<false>(w.p->keys + at + keys_at(w)), load_values<false>(w.p->values + at + values_at(w, share.part))};
 }
 // What other blocks send for a unit of one page: its queries, then key and value of each of the sequence's `own` rows.
-DEVICE void receive(Worker& w, const Unit& unit, int first, int pairs, int own, u16* to) {
+// Heads that are yet to be normalised are so here; the block that attends to a key's own page then also stores the key there.
+DEVICE void receive_heads(Worker& w, int layer, const Unit& unit, int first, int pairs, int own, int slot, u16* to) {
+  for (int i = w.warp; i < pairs + own; i += WARPS) {
+    const int row = i - pairs, m = first + (row < 0 ? (unit.row + i) / GROUP : row);
+    const int head = row < 0 ? unit.head * GROUP + (unit.row + i) % GROUP : HEADS + unit.head;
+    const u32* from = w.p->sent + m * QKV_ROWS + head * HEAD_DIM + w.lane * HEAD_EACH;
+    u32 low[HEAD_EACH], high[HEAD_EACH];
+    while (true) {
+      u32 off = 0;
+#pragma unroll
+      for (int e = 0; e < HEAD_EACH; ++e) {
+        low[e] = relaxed_load(from + e);
+        high[e] = relaxed_load(from + HEAD_DIM / 2 + e);
+      }
+#pragma unroll
+      for (int e = 0; e < HEAD_EACH; ++e) off |= (low[e] ^ w.tag) | (high[e] ^ w.tag);
+      if (!(off & 3)) break;
+      spin();
+    }
+    warp_sync();
+    HeadPart part;
+#pragma unroll
+    for (int e = 0; e < HEAD_EACH; ++e) part.v[e] = make_float2(untagged(low[e]), untagged(high[e]));
+    normalise_head(w, layer, m, head, part);
+    const bool stores = row >= 0 && slot + row >= 0 && slot + row < PAGE;
+    u16* place = to + (row < 0 ? i : pairs + 2 * row) * SENT_STRIDE;
+#pragma unroll
+    for (int e = 0; e < HEAD_EACH; ++e) {
+      const int d = w.lane * HEAD_EACH + e;
+      place[d] = bf16(part.v[e].x);
+      place[d + HEAD_DIM / 2] = bf16(part.v[e].y);
+      if (!stores) continue;
+      store_key(w, layer, m, unit.head, d, part.v[e].x);
+      store_key(w, layer, m, unit.head, d + HEAD_DIM / 2, part.v[e].y);
+    }
+  }
+}
+DEVICE void receive(Worker& w, int layer, const Unit& unit, int first, int pairs, int own, int slot, u16* to) {
   constexpr int QUADS = HEAD_DIM / 4;
-  for (int at = w.thread; at < (pairs + 2 * own) * QUADS; at += COMPUTE) {
-    const int i = at / QUADS, d = at % QUADS * 4, pair = unit.row + i, rest = i - pairs;
+  if (QK_NORM) receive_heads(w, layer, unit, first, pairs, own, slot, to);
+  const int step = QK_NORM ? 2 : 1, begin = QK_NORM ? pairs + 1 : 0;  // values alone, or all
+  for (int at = w.thread; at < (pairs + 2 * own - begin + step - 1) / step * QUADS; at += COMPUTE) {
+    const int i = begin + at / QUADS * step, d = at % QUADS * 4, pair = unit.row + i, rest = i - pairs;
     const int m = first + (rest < 0 ? pair / GROUP : rest / 2);
     const int head = rest < 0 ? unit.head * GROUP + pair % GROUP : HEADS + rest % 2 * KV_HEADS + unit.head;
     const u32* from = w.p->sent + m * QKV_ROWS + head * HEAD_DIM + d;
@@ -652,7 +691,7 @@ DEVICE void attend_sent(Worker& w, int layer, const Share& listed, u8* scratch) 
   known.slot = w.control->position[first] - first_key(unit);
   known.sent = sent + pairs * SENT_STRIDE;
   if (known.written) known.page = load_page(w, layer, share);
-  receive(w, unit, first, pairs, known.own, sent);
+  receive(w, layer, unit, first, pairs, known.own, known.slot, sent);
   const Queries queries = received_queries(w, pairs, sent);
   attend_chunk<1, WARPS, true>(w, layer, share, scratch, [&]() -> const Queries& { return queries; }, known);
 }

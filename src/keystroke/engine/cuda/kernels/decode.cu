@@ -37,7 +37,7 @@ DEVICE void compute(Worker& w) {
     project_qkv(w, layer);
     mark(w);
     if (!tags_queries(w)) arrive(w);  // what is sent shows by itself that it is there; the next barrier keeps layers apart
-    if (QK_NORM) {
+    if (QK_NORM && !tags_queries(w)) {
       wait(w);
       normalise_heads(w, layer);
       arrive(w);
@@ -56,13 +56,24 @@ DEVICE void compute(Worker& w) {
     refresh(w);
     normalise(w, layer * 2 + 1, sums + O_SPLIT, GATE_UP);
     mark(w);
+#if EXPERTS
+    choose_experts(w, layer);
+    mark(w);
+    activate_experts(w);
+#else
     project_gate_up(w);
+#endif
     mark(w);
     if (tags_activations(w)) arrive_early(w);
     else arrive(w);
     refresh(w);
+#if EXPERTS
+    if (wide_down(layer)) add_experts<WideDown>(w);
+    else add_experts<Down>(w);
+#else
     if (wide_down(layer)) project_down<WideDown>(w);
     else project_down<Down>(w);
+#endif
     arrive_early(w);
   }
   mark(w);
@@ -100,13 +111,14 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     for (int i = 0; i < BROUGHT; ++i)
       barrier_init((u64*)(memory + BROUGHT_AT) + i, ASKERS * (i < WARPS ? 1 : i < BROUGHT - 1 ? GATHERED : 2));
     barrier_init((u64*)(memory + ARRIVAL_AT), BULK ? 1 : COMPUTE);
+    barrier_init((u64*)(memory + ROUTED_AT), 1);
     barrier_init_visible();
   }
   Span* spans = (Span*)(memory + SPANS_AT);
   if (thread == 32) {
     spans[QKV] = share(QKV_UNITS, QKV);
     spans[OUTPUT] = share(Output::units, OUTPUT);
-    spans[GATE_UP] = share(GateUp::units, GATE_UP);
+    spans[GATE_UP] = share(GateUp::units, GATE_UP);  // of a mixture: set anew when a layer's experts are chosen
     spans[DOWN] = share(Down::units, DOWN);
     spans[HEAD] = share(Head::units, HEAD);
   }
@@ -153,12 +165,16 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
         for (int i = 0; i < lent; ++i) lend(s);
         stream<Output>(s, at, spans[OUTPUT]);
         at += Output::bytes;
+        const bool wide = wide_down(layer);
+#if EXPERTS
+        at = stream_experts(s, p, layer, at, wide, *(const Routing*)(memory + ROUTING_AT), (u64*)(memory + ROUTED_AT));
+#else
         stream<GateUp>(s, at, spans[GATE_UP]);
         at += GateUp::bytes;
-        const bool wide = wide_down(layer);
         if (wide) stream<WideDown>(s, at, spans[DOWN]);
         else stream<Down>(s, at, spans[DOWN]);
         at += wide ? WideDown::bytes : Down::bytes;
+#endif
       }
       stream<Head>(s, p.head, spans[HEAD]);
       wait_for_copies();  // a thread stays until what it asked for is there
@@ -189,6 +205,8 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     w.turns = 0;
     w.arrival = (u64*)(memory + ARRIVAL_AT);
     w.loads = 0;
+    w.routing = (Routing*)(memory + ROUTING_AT);
+    w.routed = (u64*)(memory + ROUTED_AT);
     w.marks = 0;
     compute(w);
     if (thread == 0 && exchange_add(&p.barrier[1], 1) == gridDim.x - 1) {

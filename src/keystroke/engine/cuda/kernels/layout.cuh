@@ -68,9 +68,20 @@ constexpr int QKV_UNITS = QKV_ROWS / 16, QK_UNITS = VALUES_APART ? (HEADS + KV_H
 typedef Matrix<QK_UNITS, HIDDEN, FORMAT> Qkv;
 typedef Matrix<QKV_UNITS - QK_UNITS, HIDDEN, VALUE_FORMAT> ValueRows;
 typedef Matrix<HIDDEN / 16 * O_SPLIT, QUERY_WIDTH / O_SPLIT, OUTPUT_FORMAT> Output;
-typedef Matrix<INTERMEDIATE / 8, HIDDEN, GATE_UP_FORMAT> GateUp;  // 8 rows of gate, then the same 8 of up
-typedef Matrix<HIDDEN / 16 * DOWN_SPLIT, INTERMEDIATE / DOWN_SPLIT, DOWN_FORMAT> Down;
-typedef Matrix<HIDDEN / 16 * DOWN_SPLIT, INTERMEDIATE / DOWN_SPLIT, WIDE_FORMAT> WideDown;  // of some layers
+// A mixture has EXPERTS feed-forward networks of EXPERT_WIDTH each, stored one behind the other; every row uses TOP_EXPERTS of
+// them. INTERMEDIATE is then the width of all that one row uses, and DOWN_SPLIT the number of them.
+#ifndef EXPERTS
+#define EXPERTS 0
+#define TOP_EXPERTS 1
+#define EXPERT_WIDTH 0
+#define EXPERT_SCALE 1.0f
+#define EXPERT_SOFTMAX_OF_ALL 0
+#endif
+constexpr bool MIXTURE = EXPERTS > 0;
+constexpr int DOWN_UNITS = HIDDEN / 16 * (MIXTURE ? 1 : DOWN_SPLIT);  // of one expert
+typedef Matrix<(MIXTURE ? EXPERT_WIDTH : INTERMEDIATE) / 8, HIDDEN, GATE_UP_FORMAT> GateUp;  // 8 rows of gate, then the same 8 of up
+typedef Matrix<DOWN_UNITS, INTERMEDIATE / DOWN_SPLIT, DOWN_FORMAT> Down;
+typedef Matrix<DOWN_UNITS, INTERMEDIATE / DOWN_SPLIT, WIDE_FORMAT> WideDown;  // of some layers
 typedef Matrix<(VOCAB + 15) / 16, HIDDEN, HEAD_FORMAT> Head;
 constexpr int NORMED = 32;  // in `barrier`: not in its first line
 // Whether a layer's down projection has the wide format: a bit for each.
@@ -141,6 +152,8 @@ struct Parameters {
   const int* stop;        // host memory
   const u32* masks;       // host memory: [MAX_ROWS][MASK_WORDS] tokens that a row may choose, one bit each
   const int* masks_ready; // host memory: the ticket of the launch whose masks are there
+  const float* routers;   // [LAYERS][EXPERTS][HIDDEN] of a mixture
+  float* expert_scores;   // [MAX_ROWS][EXPERTS] of the layer at hand, each with the layer's tag
   s64* profile;           // [blocks][PROFILE] clock readings around every barrier, where compiled in
   s64 kv_layer_stride, bound_layer_stride;
   int table_stride, partial_stride;
@@ -162,11 +175,21 @@ constexpr int SPANS_AT = MEETINGS_AT + 64;
 constexpr int ARRIVAL_AT = SMALL_AT + 512;    // barrier of rows on their way into the operand
 constexpr int BROUGHT_AT = ARRIVAL_AT + 8;    // barriers of what computing warps ask for: one each, one for each page of values,
 constexpr int BROUGHT = WARPS + CHUNK / PAGE + 1;  // one for the keys of a chunk of one page
-static_assert(BROUGHT_AT + BROUGHT * 8 <= SMALL_AT + 640, "barriers fit their memory");
+constexpr int ROUTED_AT = BROUGHT_AT + BROUGHT * 8;  // barrier of the experts that a layer's rows use: chosen
+static_assert(ROUTED_AT + 8 <= SMALL_AT + 640, "barriers fit their memory");
 constexpr int LISTED = 16;                    // shares of attention that a block looks up once for all layers
 constexpr int SHARE_BYTES = 48;
 constexpr int SHARES_AT = SMALL_AT + 640;
-constexpr int ROPE_AT = SHARES_AT + 2 * LISTED * SHARE_BYTES;  // after as many that are looked up as they are needed
+constexpr int ROUTING_AT = SHARES_AT + 2 * LISTED * SHARE_BYTES;  // after as many that are looked up as they are needed
+// The experts that the rows of a step use in one layer.
+struct Routing {
+  int slots;                              // distinct experts of all rows
+  u32 used[EXPERTS / 32 + 1];             // one bit for each expert
+  u16 listed[EXPERTS + 2];                // the expert of each slot, in ascending order
+  u16 expert[MAX_ROWS][TOP_EXPERTS];      // of each row, the highest score first
+  float weight[MAX_ROWS][TOP_EXPERTS];
+};
+constexpr int ROPE_AT = ROUTING_AT + (MIXTURE ? ((int)sizeof(Routing) + 127) / 128 * 128 : 0);
 constexpr int SCRATCH_AT = ROPE_AT + COLUMNS * HEAD_DIM / 2 * 8;
 constexpr int SUM_STRIDE = COLUMNS + 4;              // keeps the rows of a sum in different banks
 constexpr int REDUCTION = WARPS * 16 * SUM_STRIDE;   // floats of one unit's partial sums

@@ -251,9 +251,11 @@ DEVICE void multiply(Worker& w, int low, int high, const Column& column, const F
   for (int unit = high - rest; unit < high; ++unit) add_unit(w, tail, w.unit - (high - unit), unit, finish);
 }
 
-// The same for narrow units of which a block has many: each warp multiplies whole ones, and no sums need to meet.
+constexpr int ALONE_TURNS = 2;  // unrolled: instructions that are used once a layer come from far away, so fewer are better
+// The same for narrow units of which a block has many: each warp multiplies whole ones, and no sums need to meet. Warps take
+// turns from unit `base` on. column(unit, m) is where row m of the operand begins for the unit.
 template <class M, class Column, class Finish>
-DEVICE void multiply_alone(Worker& w, int low, int high, const Column& column, const Finish& finish) {
+DEVICE void multiply_alone(Worker& w, int low, int high, const Column& column, const Finish& finish, int base) {
   constexpr int F = M::format;
   static_assert(M::together > 0, "a stage holds whole units");
 #pragma unroll 1
@@ -261,7 +263,7 @@ DEVICE void multiply_alone(Worker& w, int low, int high, const Column& column, c
     const int end = from + M::together < high ? from + M::together : high;
     barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
 #pragma unroll 1
-    for (int unit = from + ((w.warp - (from - low)) & (WARPS - 1)); unit < end; unit += WARPS) {  // the low + warp + 8 i
+    for (int unit = from + ((w.warp - (from - base)) & (WARPS - 1)); unit < end; unit += WARPS) {  // the base + warp + 8 i
       const u8* packed = w.ring.stages + w.ring.at.stage * STAGE + (unit - from) * (int)M::unit_bytes;
       const u16* x[TILES_N];
       float acc[2][TILES_N][4];
@@ -270,9 +272,9 @@ DEVICE void multiply_alone(Worker& w, int low, int high, const Column& column, c
 #pragma unroll
         for (int i = 0; i < 4; ++i) acc[0][n][i] = acc[1][n][i] = 0.0f;
         const int m = n * 8 + w.g < w.rows ? n * 8 + w.g : w.rows - 1;
-        x[n] = w.operand + m * w.p->x_stride + column(unit) + w.j * 8;
+        x[n] = w.operand + m * w.p->x_stride + column(unit, m) + w.j * 8;
       }
-#pragma unroll
+#pragma unroll ALONE_TURNS
       for (int i = 0; i < M::blocks; ++i) multiply_block<F>(packed + i * block_bytes(F), x, i * block_k(F), w.lane, acc[i & 1]);
       const float* tail = (const float*)(packed + M::blocks * block_bytes(F)) + w.g;
 #pragma unroll

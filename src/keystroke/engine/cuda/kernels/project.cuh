@@ -86,9 +86,10 @@ DEVICE void load_rows(Worker& w, const u16* from, int stride, int to, int width,
 DEVICE void normalise(Worker& w, int index, int sums, int matrix) {
   const NormWeights weights = load_norm(w, index);
   const Span span = w.spans[matrix];
+  const bool needed = span.low < span.high || (MIXTURE && matrix == GATE_UP);  // every block scores experts
   wait_early(w);
   if (w.rows <= w.p->direct_rows) {
-    if (span.low < span.high)
+    if (needed)
       for (int m = 0; m < w.rows; ++m) normalise_row(w, weights, sums, m, w.operand + (s64)m * w.p->x_stride);
   } else {
     // Of more rows a block normalises one, if any, and counts it as done: others wait for nothing but that.
@@ -98,7 +99,7 @@ DEVICE void normalise(Worker& w, int index, int sums, int matrix) {
       compute_sync();
       if (w.thread == 0) release_add(&done[m], 1);
     }
-    if (span.low < span.high)
+    if (needed)
       load_rows(w, w.p->normed, HIDDEN, 0, HIDDEN, [&](int m) {
         while (acquire_load(&done[m]) <= index) spin();
       });
@@ -121,6 +122,9 @@ DEVICE float2 rotate(float2 v, float2 angle) {
 // small layer. Nobody then waits until memory has them all. (Keys are near ones wherever there is a tag: chunks of one page.)
 DEVICE bool tags_queries(const Worker& w) { return QUERY_TAGS && w.tag && w.rows <= w.p->direct_rows && w.rows <= SENT_ROWS; }
 DEVICE void send(Worker& w, int m, int at, float v) { w.p->sent[m * QKV_ROWS + at] = (u32)bf16(v) << 16 | w.tag; }
+// Queries and keys that are yet to be normalised keep all bits but those of the tag, whichever way they go.
+DEVICE u32 raw_bits(float v, u32 tag) { return ((u32)__float_as_int(v) & ~3u) | tag; }
+DEVICE void send_raw(Worker& w, int m, int at, float v) { w.p->sent[m * QKV_ROWS + at] = raw_bits(v, w.tag); }
 
 DEVICE void project_qkv(Worker& w, int layer) {
   const Span span = w.spans[QKV];
@@ -143,9 +147,14 @@ DEVICE void project_qkv(Worker& w, int layer) {
     }
     const int d = tile * 8 + g;  // a tile of Q or K holds eight dimensions and their rotary partners
     if (QK_NORM) {
+      if (tags_queries(w)) {
+        send_raw(w, m, head * HEAD_DIM + d, low);
+        send_raw(w, m, head * HEAD_DIM + d + HEAD_DIM / 2, high);
+        return;
+      }
       float* to = w.p->raw + (s64)m * QKV_ROWS + head * HEAD_DIM + d;
-      to[0] = low;
-      to[HEAD_DIM / 2] = high;
+      to[0] = __uint_as_float(raw_bits(low, 0));
+      to[HEAD_DIM / 2] = __uint_as_float(raw_bits(high, 0));
       return;
     }
     const float2 v = rotate(make_float2(low, high), w.rope[m * (HEAD_DIM / 2) + d]);
@@ -171,37 +180,48 @@ DEVICE void project_qkv(Worker& w, int layer) {
   }
 }
 
-// Models that normalise each head of Q and K: one warp per head, between the projection and attention.
+// Models that normalise each head of Q and K: one warp per head. A lane has dimensions lane * EACH + e and their rotary partners.
+constexpr int HEAD_EACH = HEAD_DIM / 64;
+struct HeadPart { float2 v[HEAD_EACH]; };
+DEVICE void normalise_head(const Worker& w, int layer, int m, int head, HeadPart& part) {
+  const float* weights = w.p->qk_norms + (s64)(layer * 2 + (head >= HEADS)) * HEAD_DIM;
+  float sum = 0;
+#pragma unroll
+  for (int e = 0; e < HEAD_EACH; ++e) sum += part.v[e].x * part.v[e].x + part.v[e].y * part.v[e].y;
+#pragma unroll
+  for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
+  const float inverse = inverse_root(sum / HEAD_DIM + NORM_EPS);
+#pragma unroll
+  for (int e = 0; e < HEAD_EACH; ++e) {
+    const int d = w.lane * HEAD_EACH + e;
+    const float2 scaled = make_float2(part.v[e].x * inverse * weights[d], part.v[e].y * inverse * weights[d + HEAD_DIM / 2]);
+    part.v[e] = rotate(scaled, w.rope[m * (HEAD_DIM / 2) + d]);
+  }
+}
+// Between the projection and attention, where heads are not sent to the blocks that attend.
 DEVICE void normalise_heads(Worker& w, int layer) {
-  constexpr int EACH = HEAD_DIM / 64;
   const int total = w.rows * (HEADS + KV_HEADS);
   for (int at = blockIdx.x + w.warp * gridDim.x; at < total; at += gridDim.x * WARPS) {
     const int m = at / (HEADS + KV_HEADS), head = at % (HEADS + KV_HEADS);
     const float* from = w.p->raw + (s64)m * QKV_ROWS + head * HEAD_DIM;
-    const float* weights = w.p->qk_norms + (s64)(layer * 2 + (head >= HEADS)) * HEAD_DIM;
-    float2 v[EACH];
-    float sum = 0;
+    HeadPart part;
 #pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-      const int d = w.lane * EACH + e;
-      v[e] = make_float2(load4(from + d), load4(from + d + HEAD_DIM / 2));
-      sum += v[e].x * v[e].x + v[e].y * v[e].y;
+    for (int e = 0; e < HEAD_EACH; ++e) {
+      const int d = w.lane * HEAD_EACH + e;
+      part.v[e] = make_float2(load4(from + d), load4(from + d + HEAD_DIM / 2));
     }
+    normalise_head(w, layer, m, head, part);
 #pragma unroll
-    for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
-    const float inverse = inverse_root(sum / HEAD_DIM + NORM_EPS);
-#pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-      const int d = w.lane * EACH + e;
-      v[e] = make_float2(v[e].x * inverse * weights[d], v[e].y * inverse * weights[d + HEAD_DIM / 2]);
-      v[e] = rotate(v[e], w.rope[m * (HEAD_DIM / 2) + d]);
+    for (int e = 0; e < HEAD_EACH; ++e) {
+      const int d = w.lane * HEAD_EACH + e;
+      const float2 v = part.v[e];
       if (head < HEADS) {
         u16* to = w.p->queries + (s64)m * QUERY_WIDTH + head * HEAD_DIM + d;
-        to[0] = query(v[e].x);
-        to[HEAD_DIM / 2] = query(v[e].y);
+        to[0] = query(v.x);
+        to[HEAD_DIM / 2] = query(v.y);
       } else {
-        store_key(w, layer, m, head - HEADS, d, v[e].x);
-        store_key(w, layer, m, head - HEADS, d + HEAD_DIM / 2, v[e].y);
+        store_key(w, layer, m, head - HEADS, d, v.x);
+        store_key(w, layer, m, head - HEADS, d + HEAD_DIM / 2, v.y);
       }
     }
   }
@@ -215,10 +235,10 @@ DEVICE void add_rows(Worker& w, int unit, int g, int m, float low, float high) {
 }
 DEVICE void project_output(Worker& w) {
   const Span span = w.spans[OUTPUT];
-  const auto column = [](int unit) { return unit / (HIDDEN / 16) * Output::inner; };
+  const auto column = [](int unit, int = 0) { return unit / (HIDDEN / 16) * Output::inner; };
   const auto finish = [&](int unit, int, int g, int m, float low, float high) { add_rows(w, unit, g, m, low, high); };
   compute_sync();  // the operand is there
-  if constexpr (O_ALONE) multiply_alone<Output>(w, span.low, span.high, column, finish);
+  if constexpr (O_ALONE) multiply_alone<Output>(w, span.low, span.high, column, finish, span.low);
   else multiply<Output>(w, span.low, span.high, column, finish);
 }
 // Whether the operand takes any part of a row of activations at that part's own place; and whether they carry tags.

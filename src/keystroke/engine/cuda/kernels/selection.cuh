@@ -200,12 +200,6 @@ DEVICE void choose_smallest(const Worker& w, Selection& sel, int chunks, int cou
   }
 }
 
-// Numbers in the order of floats, and back.
-DEVICE int ordered(float v) {
-  const int bits = __float_as_int(v);
-  return bits ^ (bits >> 31 & 0x7fffffff);
-}
-DEVICE float unordered(int v) { return __uint_as_float((u32)(v ^ (v >> 31 & 0x7fffffff))); }
 
 // Pages of all chunks of a sequence, into attention's scratch: nothing need be looked up when one is chosen.
 DEVICE void list_pages(const Worker& w, int sequence, int chunks) {

@@ -134,6 +134,8 @@ struct Worker {
   bool few;      // no row has more than 32 partial results
   bool fused;    // and the rows are so few that every block combines those for itself
   bool tags;     // whether this step tags them
+  Routing* routing;
+  u64* routed;   // arrived at when `routing` and the spans that follow from it are those of the layer
   int rows, thread, warp, lane, g, j, unit, marks;
 };
 
@@ -155,6 +157,13 @@ DEVICE void mark(Worker& w) {
   if (w.thread == 0 && w.marks < PROFILE) w.p->profile[(s64)blockIdx.x * PROFILE + w.marks++] = clock64();
 #endif
 }
+
+// Numbers in the order of their values, as integers; and back.
+DEVICE int ordered(float v) {
+  const int bits = __float_as_int(v);
+  return bits ^ (bits >> 31 & 0x7fffffff);
+}
+DEVICE float unordered(int v) { return __uint_as_float((u32)(v ^ (v >> 31 & 0x7fffffff))); }
 
 // Between blocks: a phase is announced when this block's part is done, and waited for when all parts are needed.
 DEVICE void arrive(Worker& w) {

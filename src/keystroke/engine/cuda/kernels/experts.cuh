@@ -1,0 +1,259 @@
+// Mixtures of experts: which experts the rows of a step use, and the products with those.
+// Every block finds the same experts from the same scores. A row's result does not depend on the rows beside it: an expert that
+// several rows use is read once, and its products with rows that do not use it are dropped.
+
+#if EXPERTS
+DEVICE float activation_value(u16 v) { return HALF ? f16_value(v) : bf16_value(v); }
+
+// The place of an expert among those of row m, or -1.
+DEVICE int rank_of(const Worker& w, int m, int expert) {
+  int found = -1;
+#pragma unroll
+  for (int k = 0; k < TOP_EXPERTS; ++k) found = w.routing->expert[m][k] == expert ? k : found;
+  return found;
+}
+
+// Scores of the experts whose router rows this block reads, for every row of the operand. Every warp has an eighth of the columns.
+DEVICE void score_experts(Worker& w, int layer) {
+  constexpr int QUADS = HIDDEN / 4, PART = (QUADS + WARPS - 1) / WARPS;
+  const u32 tag = tag_of(layer);
+  float* parts = w.scratch;  // [rows][WARPS], of each of two experts in turn
+  for (int e = blockIdx.x, turn = 0; e < EXPERTS; e += gridDim.x, turn ^= MAX_ROWS * WARPS) {
+    barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
+    const float4* router = (const float4*)(w.ring.stages + w.ring.at.stage * STAGE);
+    const int end = (w.warp + 1) * PART < QUADS ? (w.warp + 1) * PART : QUADS;
+    for (int m = 0; m < w.rows; ++m) {
+      const uint2* x = (const uint2*)(w.operand + m * w.p->x_stride);
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < (PART + 31) / 32; ++i) {
+        const int at = w.warp * PART + i * 32 + w.lane;
+        if (at >= end) continue;
+        const float4 r = router[at];
+        const uint2 v = x[at];
+        sum += r.x * activation_value((u16)v.x) + r.y * activation_value((u16)(v.x >> 16)) + r.z * activation_value((u16)v.y) +
+               r.w * activation_value((u16)(v.y >> 16));
+      }
+#pragma unroll
+      for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
+      if (w.lane == 0) parts[turn + m * WARPS + w.warp] = sum;
+    }
+    compute_sync();
+    if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
+    w.ring.at.advance(w.ring.count);
+    if (w.thread < w.rows) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < WARPS; ++i) sum += parts[turn + w.thread * WARPS + i];
+      w.p->expert_scores[w.thread * EXPERTS + e] = tagged(sum * (1.0f / ACTIVATION_SCALE), tag);
+    }
+  }
+}
+
+// The experts of row m with the highest scores, the highest first, and their weights, by one warp. Scores that agree in all but
+// their last EXPERT_BITS bits count as equal, and of those the first expert is taken: one number then names score and expert.
+constexpr int EXPERT_BITS = EXPERTS > 256 ? 9 : EXPERTS > 128 ? 8 : EXPERTS > 64 ? 7 : 6;
+constexpr int EXPERT_TURNS = (EXPERTS + COMPUTE - 1) / COMPUTE;
+DEVICE void rank_experts(Worker& w, int m, u32 tag) {
+  constexpr int EACH = EXPERTS / 32, MASK = (1 << EXPERT_BITS) - 1, LEAST = -2147483647 - 1;
+  static_assert(EXPERTS % 32 == 0 && EXPERTS <= 512, "every lane has as many experts");
+  const u32* from = (const u32*)w.p->expert_scores + m * EXPERTS + w.lane * EACH;
+  u32 raw[EACH];
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) raw[i] = relaxed_load(from + i);
+  while (true) {
+    u32 off = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) off |= raw[i] ^ tag;
+    if (!(off & 3)) break;
+    spin();
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) raw[i] = relaxed_load(from + i);
+  }
+  warp_sync();
+  int keys[EACH];
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) keys[i] = (ordered(untagged(raw[i])) & ~MASK) | (MASK - (w.lane * EACH + i));
+#pragma unroll 2
+  for (int k = 0; k < TOP_EXPERTS; ++k) {
+    int best = keys[0];
+#pragma unroll
+    for (int i = 1; i < EACH; ++i) best = keys[i] > best ? keys[i] : best;
+    best = warp_max(best);
+#pragma unroll
+    for (int i = 0; i < EACH; ++i)
+      if (keys[i] == best) {  // this lane's
+        w.routing->expert[m][k] = (u16)(MASK - (best & MASK));
+        w.routing->weight[m][k] = untagged(raw[i]);
+        keys[i] = LEAST;
+      }
+  }
+  warp_sync();
+  const float top = w.routing->weight[m][0];
+  const float power = w.lane < TOP_EXPERTS ? __expf(w.routing->weight[m][w.lane] - top) : 0.0f;
+  float all = power;
+  if (EXPERT_SOFTMAX_OF_ALL) {
+    all = 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) all += __expf(untagged(raw[i]) - top);
+  }
+#pragma unroll
+  for (int mask = 16; mask; mask >>= 1) all += shuffle_xor(all, mask);
+  warp_sync();
+  if (w.lane < TOP_EXPERTS) w.routing->weight[m][w.lane] = power / all * EXPERT_SCALE;
+}
+
+// Distinct experts of all rows, in ascending order.
+DEVICE void list_experts(Worker& w) {
+  Routing& r = *w.routing;
+  compute_sync();
+  for (int e = w.thread; e < EXPERT_TURNS * COMPUTE; e += COMPUTE) {
+    bool used = false;
+    if (e < EXPERTS)
+      for (int m = 0; m < w.rows; ++m) used |= rank_of(w, m, e) >= 0;
+    const u32 word = (u32)warp_sum(used ? (int)(1u << w.lane) : 0);
+    if (w.lane == 0 && e < EXPERTS) r.used[e / 32] = word;
+  }
+  compute_sync();
+  for (int e = w.thread; e < EXPERTS; e += COMPUTE) {
+    int before = 0;
+    for (int i = 0; i < e / 32; ++i) before += count_bits(r.used[i]);
+    const u32 word = r.used[e / 32];
+    before += count_bits(word & ((1u << e % 32) - 1));
+    if (word >> e % 32 & 1) r.listed[before] = (u16)e;
+    if (e == EXPERTS - 1) r.slots = before + (word >> 31);
+  }
+}
+
+// Which experts this layer's rows use. Needs the normalised rows in the operand; afterwards the routing is there, and the
+// streaming warp knows.
+DEVICE void choose_experts(Worker& w, int layer) {
+  Routing& r = *w.routing;
+  compute_sync();  // the operand is there, and nobody reads the last layer's routing
+  score_experts(w, layer);
+  for (int m = w.warp; m < w.rows; m += WARPS) rank_experts(w, m, tag_of(layer));
+  if (w.rows == 1) {  // its experts in any order; the warp that ranked them knows them
+    if (w.thread < TOP_EXPERTS) r.listed[w.thread] = r.expert[0][w.thread];
+    if (w.thread == 0) r.slots = TOP_EXPERTS;
+  } else {
+    list_experts(w);
+  }
+  compute_sync();
+  if (w.thread == 0) {
+    ((Span*)w.spans)[GATE_UP] = share(r.slots * GateUp::units, GATE_UP);
+    ((Span*)w.spans)[DOWN] = share(r.slots * Down::units, DOWN);
+    barrier_arrive(w.routed);
+  }
+  compute_sync();
+}
+
+// A block's share of the units of a step's experts, expert by expert: each(first unit, end, expert, unit 0 of that expert).
+template <class M, class Each>
+DEVICE void for_experts(const Routing& r, const Span& span, const Each& each) {
+  for (int from = span.low; from < span.high;) {
+    const int slot = from / M::units, end = (slot + 1) * M::units < span.high ? (slot + 1) * M::units : span.high;
+    each(from, end, (int)r.listed[slot], slot * M::units);
+    from = end;
+  }
+}
+
+// The streaming warp's part: the router's rows, then what the chosen experts need. Returns where the next layer begins.
+template <class M>
+DEVICE const u8* stream_chosen(Streamer& s, const u8* at, const Span& span, const Routing& r) {
+  for_experts<M>(r, span, [&](int from, int end, int expert, int zero) { stream<M>(s, at + expert * M::bytes, Span{from - zero, end - zero}); });
+  return at + EXPERTS * M::bytes;
+}
+DEVICE const u8* stream_experts(Streamer& s, const Parameters& p, int layer, const u8* at, bool wide, const Routing& r, u64* routed) {
+  for (int e = blockIdx.x; e < EXPERTS; e += gridDim.x) bring(s, p.routers + ((s64)layer * EXPERTS + e) * HIDDEN, HIDDEN * 4);
+  barrier_wait(routed, layer & 1);
+  at = stream_chosen<GateUp>(s, at, s.spans[GATE_UP], r);
+  return wide ? stream_chosen<WideDown>(s, at, s.spans[DOWN], r) : stream_chosen<Down>(s, at, s.spans[DOWN], r);
+}
+
+// Gate and up of the chosen experts. An activation carries its expert's weight, so that the down projections only add up.
+DEVICE void activate_experts(Worker& w) {
+  const Span span = w.spans[GATE_UP];
+  const auto finish = [&](int unit, int, int g, int m, float low, float high) {
+    const int k = rank_of(w, m, w.routing->listed[unit / GateUp::units]);
+    if (k < 0) return;
+    const s64 at = (s64)m * INTERMEDIATE + k * EXPERT_WIDTH + unit % GateUp::units * 8 + g;
+    const u16 v = activation(quotient(low, 1.0f + __expf(-low)) * high * w.routing->weight[m][k]);
+    if (tags_activations(w)) w.p->tagged[at] = (u32)v << 16 | w.tag;
+    else w.p->activated[at] = v;
+  };
+  const auto whole = [](int) { return 0; };
+  if constexpr (GateUp::together <= 1) multiply<GateUp>(w, span.low, span.high, whole, finish);
+  else for_experts<GateUp>(*w.routing, span, [&](int from, int end, int, int) { multiply<GateUp>(w, from, end, whole, finish); });
+}
+
+// Activations of `slots` experts from `first` on into the operand, for the rows that use them: each expert's at its rank's
+// place, or at the beginning of the row.
+DEVICE void load_expert_activations(Worker& w, int first, int slots, bool whole, bool tags) {
+  constexpr int QUADS = EXPERT_WIDTH / 4, TURNS = 4;
+  const int total = slots * w.rows * QUADS;
+  for (int base = w.thread; base < total; base += TURNS * COMPUTE) {
+    uint4 v[TURNS];
+    int from[TURNS];
+    const auto ask = [&](int at) {
+      if (tags) return poll16(w.p->tagged + at);
+      const uint2 two = poll8(w.p->activated + at);
+      return make_uint4(two.x, two.y, 0, 0);
+    };
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i) {
+      const int at = base + i * COMPUTE, part = at / QUADS, m = part % w.rows;
+      from[i] = -1;
+      if (at >= total) continue;
+      const int k = rank_of(w, m, w.routing->listed[first + part / w.rows]);
+      if (k < 0) continue;
+      from[i] = m * INTERMEDIATE + k * EXPERT_WIDTH + at % QUADS * 4;
+      v[i] = ask(from[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i) {
+      if (from[i] < 0) continue;
+      if (tags) {
+        while (missing(v[i], w.tag)) {
+          spin();
+          v[i] = ask(from[i]);
+        }
+        const uint2 halves = upper_halves(v[i]);
+        v[i].x = halves.x;
+        v[i].y = halves.y;
+      }
+      const int m = from[i] / INTERMEDIATE, column = from[i] % INTERMEDIATE;
+      *(uint2*)(w.operand + m * w.p->x_stride + (whole ? column : column % EXPERT_WIDTH)) = make_uint2(v[i].x, v[i].y);
+    }
+  }
+}
+
+// The down projections of the chosen experts, added to the residual stream. Waits for the previous phase.
+template <class M>
+DEVICE void add_experts(Worker& w) {
+  const Span span = w.spans[DOWN];
+  const Routing& r = *w.routing;
+  const bool whole = takes_whole(w), tags = tags_activations(w);
+  if (tags) wait_early(w);
+  else wait(w);
+  mark(w);
+  if (whole && span.low < span.high) {
+    load_expert_activations(w, span.low / M::units, (span.high - 1) / M::units + 1 - span.low / M::units, true, tags);
+    compute_sync();
+  }
+  for_experts<M>(r, span, [&](int from, int end, int expert, int zero) {
+    if (!whole) {
+      compute_sync();  // the operand is no longer needed
+      load_expert_activations(w, zero / M::units, 1, false, false);
+      compute_sync();
+    }
+    const auto column = [&](int, int m) {
+      const int k = whole ? rank_of(w, m, expert) : 0;
+      return k > 0 ? k * EXPERT_WIDTH : 0;
+    };
+    const auto finish = [&](int unit, int, int g, int m, float low, float high) {
+      if (rank_of(w, m, expert) >= 0) add_rows(w, unit, g, m, low, high);
+    };
+    multiply_alone<M>(w, from, end, column, finish, span.low);
+  });
+}
+#endif
