@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from keystroke.config import load_settings
-from keystroke.engine.library import Library
+from keystroke.engine.library import ModelLibrary
 
 VARIABLE = "CODER_GGUF"
 MISSING = f"the code model is not here: run `keystroke models add coder`, or set {VARIABLE} to its GGUF file"
@@ -18,7 +18,7 @@ def coder_file() -> Path | None:
     """The file that the variable names, or the library's model of that name."""
     if named := os.environ.get(VARIABLE):
         return Path(named) if Path(named).is_file() else None
-    library = Library(load_settings().paths.models)
+    library = ModelLibrary(load_settings().paths.models)
     return library.path(library.get("coder")) if "coder" in library.names() else None
 
 

@@ -259,12 +259,13 @@ def test_a_setting_of_an_earlier_release_is_accepted_with_one_warning(
 ) -> None:
     text = f'[speculation]\nenabled = false\n{name} = "ahead"\n'
     key, variable = f"speculation.{name}", f"KEYSTROKE_SPECULATION_{name.upper()}"
-    given: dict[str, Any] = {
+    cases: dict[str, dict[str, Any]] = {
         "user": {"user": text},
         "project": {"project": text},
         "environment": {"env": {variable: "ahead"}},
         "flag": {"flags": {key: "ahead"}},
-    }[source]
+    }
+    given = cases[source]
     settings = home.load(**given)
     assert settings == home.load(**given)  # read again: no second warning
     assert settings.speculation.enabled == (source not in ("user", "project"))

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engine" / "remote"))
 from openai_server import running
 
 from keystroke.config import load_settings
-from keystroke.engine.library import Library
-from keystroke.engine.locate import shipped
+from keystroke.engine.library import ModelLibrary
+from keystroke.engine.locate import shipped_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -36,7 +36,7 @@ def run(name: str, *arguments: str, code: int = 0) -> subprocess.CompletedProces
 
 @pytest.fixture
 def model() -> None:
-    if shipped() is None and "smollm2" not in Library(load_settings().paths.models).names():
+    if shipped_model() is None and "smollm2" not in ModelLibrary(load_settings().paths.models).names():
         pytest.skip("no model is here; add one with `keystroke models add smollm2`")
 
 
@@ -51,7 +51,7 @@ def test_complete_file_prints_a_completion(model: None, tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_stream_chat_reuses_the_first_turn_in_the_second(model: None) -> None:
-    if "smollm2" not in Library(load_settings().paths.models).names():
+    if "smollm2" not in ModelLibrary(load_settings().paths.models).names():
         pytest.skip("smollm2 is not here; add it with `keystroke models add smollm2`")
     done = run("stream_chat.py", "What is a list?")
     reused = [int(line.split()[3]) for line in done.stdout.splitlines() if line.startswith("[")]

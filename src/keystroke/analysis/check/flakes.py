@@ -182,8 +182,10 @@ def _bindings(piece: CodePiece) -> PieceBindings:
         alone = checker.Checker(ast.Module(imported[::-1], []), builtins=())
         scope = alone.deadScopes[-1]
         imports = {name: item for name, item in scope.items() if isinstance(item, checker.Importation)}
-    names = (frozenset(found) for found in (bound | defined, defined, deleted, declared))
-    return PieceBindings(*names, star, future, imports)
+    return PieceBindings(
+        frozenset(bound | defined), frozenset(defined), frozenset(deleted), frozenset(declared),
+        star, future, imports,
+    )  # fmt: skip
 
 
 def _look(
