@@ -104,6 +104,40 @@ def test_what_is_hidden_is_not_read(sandbox: Sandbox, tmp_path: Path) -> None:
     assert "hush" not in ended.output
 
 
+def test_the_programs_own_folders_are_hidden_from_every_command(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    secrets = []
+    for variable, name in (
+        ("XDG_STATE_HOME", "state"),
+        ("XDG_CONFIG_HOME", "config"),
+        ("XDG_DATA_HOME", "data"),
+        ("XDG_CACHE_HOME", "cache"),
+        ("KEYSTROKE_PATHS_STATE", "elsewhere"),
+    ):
+        folder = tmp_path / name
+        monkeypatch.setenv(variable, str(folder))
+        secrets.append((folder if name == "elsewhere" else folder / "keystroke") / "gateways" / "token")
+        secrets[-1].parent.mkdir(parents=True)
+        secrets[-1].write_text("hush")
+    (tmp_path / "workspace").mkdir()
+    policy = SandboxPolicy(tmp_path / "workspace", network=True)
+    ended = sandbox.run(["sh", "-c", f"cat {' '.join(map(str, secrets))}; echo ended"], policy, QUICK)
+    assert "hush" not in ended.output
+    assert "ended" in ended.output
+
+
+def test_a_workspace_inside_a_folder_of_the_program_stays_usable(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    root = tmp_path / "keystroke" / "workspace"
+    root.mkdir(parents=True)
+    assert sandbox.run(["sh", "-c", "echo text > made"], SandboxPolicy(root), QUICK).ok
+    assert (root / "made").read_text() == "text\n"
+
+
 def test_a_folder_is_seen_where_the_user_has_it(sandbox: Sandbox, tmp_path: Path) -> None:
     if not sandbox.kind.can_mount:
         pytest.skip("this sandbox cannot mount")

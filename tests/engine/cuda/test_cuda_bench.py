@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import cuda
 from bench.cuda_rows import cuda_coder, cuda_parts
 from cuda_models import tiny_engine, tiny_spec
 
+from bench import cuda
 from keystroke.engine.base import Sampling
 from keystroke.engine.cuda.target import HOPPER, TARGETS
 from keystroke.engine.model import Model

@@ -12,12 +12,21 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
+import platformdirs
+
+from keystroke.config import load_settings
+from keystroke.errors import ConfigError
+
 _CREDENTIALS = (
     ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".netrc", ".pgpass", ".git-credentials", ".npmrc",
     ".pypirc", ".password-store", ".config/gh", ".config/gcloud", ".config/op", ".config/rclone",
     ".config/hub", ".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".terraform.d",
     ".local/share/keyrings", ".mozilla", ".config/google-chrome", ".config/chromium",
     "Library/Keychains", "Library/Cookies", "Library/Application Support/Google/Chrome",
+    ".config/git/credentials", ".cache/huggingface/token", ".huggingface/token", ".codex/auth.json",
+    ".claude/.credentials.json", ".config/github-copilot", ".vault-token", ".env", ".bash_history",
+    ".zsh_history", ".python_history", ".node_repl_history", ".psql_history", ".mysql_history",
+    ".local/share/fish/fish_history", ".config/containers/auth.json", ".databrickscfg", ".boto", ".s3cfg",
 )  # fmt: skip
 _ESCAPE_SOCKETS = (
     "/run/docker.sock", "/run/containerd/containerd.sock", "/run/podman/podman.sock", "/run/crio/crio.sock",
@@ -44,6 +53,23 @@ def credential_paths(home: Path | None = None) -> tuple[Path, ...]:
     """Existing files and folders of the user's home that hold credentials, with links resolved."""
     home = home or Path.home()
     return tuple((home / name).resolve() for name in _CREDENTIALS if (home / name).exists())
+
+
+def program_folders() -> tuple[Path, ...]:
+    """The program's own folders that exist: configuration, models, caches, and state, which holds the keys of
+    running gateways. A command that reads them could act as the gateway's user."""
+    usual = (
+        platformdirs.user_config_path("keystroke", appauthor=False),
+        platformdirs.user_data_path("keystroke", appauthor=False),
+        platformdirs.user_cache_path("keystroke", appauthor=False),
+        platformdirs.user_state_path("keystroke", appauthor=False),
+    )
+    try:
+        paths = load_settings().paths
+        chosen = (paths.models, paths.cache, paths.state)
+    except ConfigError:  # the command line has said so; the usual folders are hidden all the same
+        chosen = ()
+    return tuple({path.resolve(): None for path in (*usual, *chosen) if path.is_dir()})
 
 
 def secret_files(folder: Path, patterns: Iterable[str], most: int = 200_000) -> tuple[Path, ...]:

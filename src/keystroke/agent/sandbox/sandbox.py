@@ -27,6 +27,7 @@ from keystroke.agent.sandbox.environment import (
     credential_paths,
     escape_sockets,
     paths_excluding,
+    program_folders,
 )
 from keystroke.agent.sandbox.policy import CommandLimits, CompletedCommand, SandboxPolicy
 from keystroke.agent.sandbox.processes import user_thread_count
@@ -90,6 +91,7 @@ class Sandbox:
         """Run a command until it ends or exceeds a limit; no process it starts outlives the call. `env` is
         added to the filtered environment. NotFound or InputError where it cannot start."""
         limits = limits or CommandLimits()
+        policy = _without_program_folders(policy)
         if not argv:
             raise UsageError("there is no command to run; name one")
         if any("\0" in part for part in argv):
@@ -160,6 +162,14 @@ class Sandbox:
             spec["writable"] = [str(policy.root), str(scratch), *(f"/dev/{name}" for name in _DEVICES)]
         own = 2 if self.kind is SandboxKind.NAMESPACES else 1
         return [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec), *argv], own
+
+
+def _without_program_folders(policy: SandboxPolicy) -> SandboxPolicy:
+    """The policy with the program's own folders hidden, except one that holds the workspace or the
+    interpreter."""
+    seen = (policy.root.resolve(), policy.inside_path, *policy.readonly, Path(sys.prefix))
+    own = tuple(path for path in program_folders() if not any(each.is_relative_to(path) for each in seen))
+    return replace(policy, hidden=(*policy.hidden, *own))
 
 
 def _limited(argv: Sequence[str], limits: CommandLimits, processes: int) -> list[str]:
