@@ -13,6 +13,8 @@ import time
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
+from keystroke.analysis.git import run_git
+
 _GIT_TIMEOUT = 60.0  # seconds
 _SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv", "dist", "build"})
 _NO_PYTHON_SOURCE = _SKIPPED_FOLDERS | {"env", "site-packages", "htmlcov"}
@@ -25,12 +27,9 @@ def project_files(root: Path, *, seconds: float | None = None) -> list[Path]:
 
 
 def _tracked(root: Path, seconds: float) -> list[Path]:
-    # A repository may name a program as its file system monitor, which must not be started.
-    command = ["git", "-C", str(root), "-c", "core.fsmonitor=false", "ls-files", "-z", "--cached", "--others"]
     try:
-        found = subprocess.run(
-            [*command, "--exclude-standard"], capture_output=True, timeout=seconds, check=True
-        )
+        found = run_git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", seconds=seconds)
+        found.check_returncode()
     except (OSError, subprocess.SubprocessError):
         return []
     return sorted({root / os.fsdecode(name) for name in found.stdout.split(b"\0") if name})

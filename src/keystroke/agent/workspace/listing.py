@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from keystroke.analysis.git import run_git
+
 MOST = 50_000  # files; a larger tree is cut, so that a home folder does not block
 GENERATED = frozenset(
     {
@@ -54,11 +56,8 @@ def ignored_files(root: Path, names: Iterable[str]) -> set[str]:
 
 def _git(root: Path, arguments: Sequence[str], given: bytes = b"") -> bytes | None:
     """git's output; None where there is no git or no repository."""
-    command = ["git", "-C", str(root), "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]
     try:
-        done = subprocess.run(
-            [*command, *arguments], input=given, capture_output=True, timeout=_SECONDS, check=False
-        )
+        done = run_git(root, *arguments, given=given, seconds=_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout if done.returncode in (0, 1) else None

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from keystroke.analysis.git import run_git
 from keystroke.assist.edit import Workspace
 from keystroke.errors import InputError, KeystrokeError, NotFound
 from keystroke.text.encoding import decode
@@ -183,11 +183,8 @@ def _unquoted(name: str) -> str:
 
 
 def _git(root: Path, *arguments: str, what: str = "") -> bytes:
-    command: Sequence[str] = ("git", "-c", "core.fsmonitor=false", "-c", "core.quotepath=off", *arguments)
     try:
-        done = subprocess.run(
-            command, cwd=root, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False
-        )
+        done = run_git(root, *arguments, seconds=SECONDS)
     except FileNotFoundError:
         raise NotFound("git is not installed; a review needs it to know what changed") from None
     except subprocess.TimeoutExpired:
