@@ -14,32 +14,23 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import option
 from keystroke.errors import UsageError
 
 
 def acp(
     ctx: typer.Context,
     gateway: options.Gateway = None,
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="MODEL", help="The model to use.")
-    ] = None,
+    model: Annotated[str | None, option("--model", "-m", "The model to use.", metavar="MODEL")] = None,
     deep: Annotated[
-        str | None,
-        typer.Option("--deep", metavar="MODEL", help="A larger model for tasks that the first one fails."),
+        str | None, option("A larger model for tasks that the first one fails.", metavar="MODEL")
     ] = None,
     attempts: Annotated[
-        int,
-        typer.Option(
-            "--attempts", "-n", min=1, max=64, help="Run several attempts at once and keep the best."
-        ),
+        int, option("--attempts", "-n", "Run several attempts at once and keep the best.", min=1, max=64)
     ] = 1,
-    check: Annotated[
-        str, typer.Option("--check", metavar="CMD", help="A command that must succeed at the end.")
-    ] = "",
-    approve: Annotated[
-        str, typer.Option("--approve", help="Ask before: never, commands, or all (commands and changes).")
-    ] = "all",
-    run_commands: Annotated[bool, typer.Option("--run", help="Let the model run commands.")] = False,
+    check: Annotated[str, option("A command that must succeed at the end.", metavar="CMD")] = "",
+    approve: Annotated[str, option("Ask before: never, commands, or all (commands and changes).")] = "all",
+    run_commands: Annotated[bool, option("--run", "Let the model run commands.")] = False,
 ) -> None:
     """Serve as the agent of an editor over the Agent Client Protocol."""
     if approve not in ("never", "commands", "all"):

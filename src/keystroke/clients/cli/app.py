@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import option
 from keystroke.errors import ConfigError, UsageError
 
 
@@ -115,7 +116,7 @@ def load_command(name: str) -> Any:
 
 def _add_local_option(command: Callable[..., None]) -> Callable[..., None]:
     """Add `--local` to a command, so that it is also accepted after the command's name."""
-    option = typer.Option("--local", help="Load the model in this process, not in the shared gateway.")
+    local_option = option("--local", "Load the model in this process, not in the shared gateway.")
 
     @functools.wraps(command)
     def wrapped(ctx: typer.Context, *, local: bool, **given: Any) -> None:
@@ -126,7 +127,7 @@ def _add_local_option(command: Callable[..., None]) -> Callable[..., None]:
     hints = typing.get_type_hints(command, include_extras=True)
     known = [p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values()]
     own = inspect.Parameter(
-        "local", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
+        "local", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, local_option]
     )
     wrapped.__signature__ = inspect.Signature([*known, own])  # type: ignore[attr-defined]
     wrapped.__annotations__ = {**hints, "local": own.annotation}
@@ -168,21 +169,17 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     ctx: typer.Context,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")] = False,
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="Use this configuration file.")
-    ] = None,
+    json: Annotated[bool, option("--json", "Print JSON for programs.")] = False,
+    quiet: Annotated[bool, option("--quiet", "-q", "Print results and errors only.")] = False,
+    config: Annotated[Path | None, option("Use this configuration file.", metavar="FILE")] = None,
     local: Annotated[
-        bool, typer.Option("--local", help="Load models in this process, not in the shared gateway.")
+        bool, option("--local", "Load models in this process, not in the shared gateway.")
     ] = False,
     assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; may be repeated."),
+        list[str] | None, option("--set", "Override one setting; may be repeated.", metavar="KEY=VALUE")
     ] = None,
     version: Annotated[
-        bool,
-        typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Print the version."),
+        bool, option("--version", "-V", "Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """Code completion and chat at the speed of typing, on the hardware you have."""

@@ -21,6 +21,7 @@ from keystroke.analysis.audit.rules.wrappers import project_wrappers
 from keystroke.clients.cli import options
 from keystroke.clients.cli.console import Console, print_error
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import argument, option
 from keystroke.clients.cli.release import release
 from keystroke.errors import InputError, KeystrokeError, UsageError
 
@@ -35,27 +36,19 @@ class Format(StrEnum):
 
 def audit(
     ctx: typer.Context,
-    paths: Annotated[
-        list[str] | None, typer.Argument(metavar="PATH...", help="Files or folders to audit.")
-    ] = None,
-    form: Annotated[Format | None, typer.Option("--format", help="Output format.")] = None,
-    severity: Annotated[
-        Severity, typer.Option("--severity", help="Omit findings below this severity.")
-    ] = Severity.LOW,
-    rules: Annotated[
-        str, typer.Option("--rules", help="`list` all rules, or `show` the rule named as PATH.")
-    ] = "",
+    paths: Annotated[list[str] | None, argument("Files or folders to audit.", metavar="PATH...")] = None,
+    form: Annotated[Format | None, option("--format", "Output format.")] = None,
+    severity: Annotated[Severity, option("Omit findings below this severity.")] = Severity.LOW,
+    rules: Annotated[str, option("`list` all rules, or `show` the rule named as PATH.")] = "",
     fix: Annotated[
-        bool, typer.Option("--fix", help="Apply fixes, but not suggestions; asks first on a terminal.")
+        bool, option("--fix", "Apply fixes, but not suggestions; asks first on a terminal.")
     ] = False,
     yes: options.Yes = False,
-    show_diff: Annotated[
-        bool, typer.Option("--diff", help="Show what --fix would change; write nothing.")
-    ] = False,
+    show_diff: Annotated[bool, option("--diff", "Show what --fix would change; write nothing.")] = False,
     exit_zero: options.ExitZero = False,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Audit standard input.")] = False,
-    language: Annotated[str, typer.Option("--language", help=f"One of {', '.join(LANGUAGES)}.")] = "",
-    nosec: Annotated[bool, typer.Option("--nosec", help="Also honour `# nosec` and `# noqa: S...`.")] = False,
+    stdin: Annotated[bool, option("--stdin", "Audit standard input.")] = False,
+    language: Annotated[str, option(f"One of {', '.join(LANGUAGES)}.")] = "",
+    nosec: Annotated[bool, option("--nosec", "Also honour `# nosec` and `# noqa: S...`.")] = False,
     json: options.Json = False,
 ) -> None:
     run = invocation_of(ctx)

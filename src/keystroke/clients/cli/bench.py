@@ -16,6 +16,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import argument
 from keystroke.errors import NotFound, UnsupportedModel
 
 QUICK = "quick"
@@ -24,10 +25,8 @@ CUDA = "cuda"
 
 def bench(
     ctx: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="A benchmark. Default: list them.")] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="Arguments for the benchmark, after --.")
-    ] = None,
+    name: Annotated[str | None, argument("A benchmark. Default: list them.")] = None,
+    arguments: Annotated[list[str] | None, argument("Arguments for the benchmark, after --.")] = None,
     model: options.Model = None,
     json: options.Json = False,
 ) -> None:

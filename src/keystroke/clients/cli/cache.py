@@ -12,6 +12,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import argument, option
 from keystroke.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,19 +22,13 @@ if TYPE_CHECKING:
 def cache(
     ctx: typer.Context,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Only these kinds of files. Default: all.")
+        list[str] | None, argument("Only these kinds of files. Default: all.", metavar="NAME")
     ] = None,
     clear: Annotated[
-        bool,
-        typer.Option(
-            "--clear", help="Delete files that can be regenerated, or the named kinds (asks first)."
-        ),
+        bool, option("--clear", "Delete files that can be regenerated, or the named kinds (asks first).")
     ] = False,
     everything: Annotated[
-        bool,
-        typer.Option(
-            "--everything", help="With --clear: also models, undo history, settings and other user data."
-        ),
+        bool, option("--everything", "With --clear: also models, undo history, settings and other user data.")
     ] = False,
     yes: options.Yes = False,
     json: options.Json = False,

@@ -18,6 +18,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import option
 from keystroke.errors import InputError, KeystrokeError
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ PROMPT = "> "
 def chat(
     ctx: typer.Context,
     model: options.Model = None,
-    system: Annotated[str | None, typer.Option(help="Instructions before the conversation.")] = None,
-    load: Annotated[Path | None, typer.Option(metavar="FILE", help="Continue a saved conversation.")] = None,
+    system: Annotated[str | None, option("Instructions before the conversation.")] = None,
+    load: Annotated[Path | None, option("Continue a saved conversation.", metavar="FILE")] = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     seed: options.Seed = None,

@@ -13,22 +13,20 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import invocation_of
+from keystroke.clients.cli.options import argument, option
 from keystroke.errors import InputError, Interrupted, UsageError
 
 
 def complete(
     ctx: typer.Context,
     place: Annotated[
-        str,
-        typer.Argument(metavar="FILE[:LINE[:COLUMN]]", help="Where the cursor is; - reads standard input."),
+        str, argument("Where the cursor is; - reads standard input.", metavar="FILE[:LINE[:COLUMN]]")
     ],
-    suffix: Annotated[str, typer.Option(help="Text after the cursor, when reading standard input.")] = "",
-    lines: Annotated[int, typer.Option(min=0, help="Complete at most this many lines; 0 means a block.")] = 0,
-    apply: Annotated[bool, typer.Option("--apply", help="Write the completion into the file.")] = False,
-    context: Annotated[
-        int, typer.Option(min=16, help="Tokens around the cursor that the model sees.")
-    ] = 1024,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of the completion in tokens.")] = 128,
+    suffix: Annotated[str, option("Text after the cursor, when reading standard input.")] = "",
+    lines: Annotated[int, option("Complete at most this many lines; 0 means a block.", min=0)] = 0,
+    apply: Annotated[bool, option("--apply", "Write the completion into the file.")] = False,
+    context: Annotated[int, option("Tokens around the cursor that the model sees.", min=16)] = 1024,
+    max_tokens: Annotated[int, option("Maximum length of the completion in tokens.", min=1)] = 128,
     model: options.Model = None,
     temperature: options.Temperature = None,
     seed: options.Seed = None,

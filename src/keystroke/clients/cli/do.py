@@ -15,6 +15,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import argument, option
 from keystroke.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -30,54 +31,36 @@ _RUNS = re.compile(
 
 def do(
     ctx: typer.Context,
-    task: Annotated[str, typer.Argument(help="What to do, in words.")] = "",
+    task: Annotated[str, argument("What to do, in words.")] = "",
     file: Annotated[
-        list[str] | None,
-        typer.Option("--file", "-f", help="A file to work on; found from the task otherwise."),
+        list[str] | None, option("--file", "-f", "A file to work on; found from the task otherwise.")
     ] = None,
-    check: Annotated[
-        str, typer.Option("--check", metavar="CMD", help="A command that must pass at the end.")
-    ] = "",
+    check: Annotated[str, option("A command that must pass at the end.", metavar="CMD")] = "",
     attempts: Annotated[
-        int,
-        typer.Option("--attempts", "-n", min=1, max=64, help="Attempts at the same time; the best is kept."),
+        int, option("--attempts", "-n", "Attempts at the same time; the best is kept.", min=1, max=64)
     ] = 1,
     model: options.Model = None,
     deep: Annotated[
-        str | None,
-        typer.Option("--deep", metavar="MODEL", help="Takes over where the first model fails; reviews."),
+        str | None, option("Takes over where the first model fails; reviews.", metavar="MODEL")
     ] = None,
-    approve: Annotated[
-        str, typer.Option("--approve", help="Ask before: never, commands, or all (changes too).")
-    ] = "commands",
+    approve: Annotated[str, option("Ask before: never, commands, or all (changes too).")] = "commands",
     run_commands: Annotated[
-        bool, typer.Option("--run", help="The model may run commands; the task's text may ask for it too.")
+        bool, option("--run", "The model may run commands; the task's text may ask for it too.")
     ] = False,
-    network: Annotated[bool, typer.Option("--network", help="Commands may use the network.")] = False,
-    types: Annotated[
-        str, typer.Option("--types", metavar="CMD", help="A type checker that every attempt must pass.")
-    ] = "",
-    tries: Annotated[
-        int,
-        typer.Option("--tries", min=1, max=20, help="Rounds without progress before a model gives up."),
-    ] = 2,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, max=86400, help="Time limit of one command.")
-    ] = 300.0,
-    review: Annotated[bool, typer.Option("--review", help="The deep model reviews the change.")] = False,
+    network: Annotated[bool, option("--network", "Commands may use the network.")] = False,
+    types: Annotated[str, option("A type checker that every attempt must pass.", metavar="CMD")] = "",
+    tries: Annotated[int, option("Rounds without progress before a model gives up.", min=1, max=20)] = 2,
+    seconds: Annotated[float, option("Time limit of one command.", min=0.1, max=86400)] = 300.0,
+    review: Annotated[bool, option("--review", "The deep model reviews the change.")] = False,
     mcp: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--mcp", metavar="NAME", help="Use the tools of this MCP server; each call is asked for."
-        ),
+        list[str] | None, option("Use the tools of this MCP server; each call is asked for.", metavar="NAME")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the change; write nothing.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Show the change; write nothing.")] = False,
     background: Annotated[
-        bool,
-        typer.Option("--background", help="Run it in the gateway with low priority; see `keystroke tasks`."),
+        bool, option("--background", "Run it in the gateway with low priority; see `keystroke tasks`.")
     ] = False,
     go_on: Annotated[
-        bool, typer.Option("--continue", help="Continue the last task; TASK is a further instruction.")
+        bool, option("--continue", "Continue the last task; TASK is a further instruction.")
     ] = False,
     json: options.Json = False,
 ) -> None:
@@ -157,10 +140,7 @@ def do(
             try:
                 agent = AgentTask(
                     files=TaskFiles(
-                        workspace=workspace,
-                        journal=journal,
-                        store=store,
-                        exclude=run.settings.assist.exclude,
+                        workspace=workspace, journal=journal, store=store, exclude=run.settings.assist.exclude
                     ),
                     models=TaskModels(
                         model=opened, open_deep=(lambda: open_task_model(other, run)) if other else None

@@ -19,6 +19,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import option
 from keystroke.errors import KeystrokeError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ PACKAGES = ("onnxruntime", "onnx", "numpy", "tokenizers", "gguf", "torch")
 def doctor(
     ctx: typer.Context,
     model: options.Model = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Do not load a model or measure its speed.")] = False,
+    quick: Annotated[bool, option("--quick", "Do not load a model or measure its speed.")] = False,
     json: options.Json = False,
 ) -> None:
     from keystroke.clients.cli.release import release

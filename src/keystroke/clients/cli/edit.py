@@ -15,6 +15,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import argument, option
 from keystroke.errors import InputError, KeystrokeError, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -23,32 +24,20 @@ if TYPE_CHECKING:
 
 def edit(
     ctx: typer.Context,
-    files: Annotated[list[str] | None, typer.Argument(metavar="FILE...", help="Files to change.")] = None,
-    instruction: Annotated[str, typer.Option("--message", "-m", help="What to change, in words.")] = "",
-    lines: Annotated[
-        str, typer.Option("--lines", metavar="A-B", help="Rewrite only these lines of the one file.")
-    ] = "",
-    patch: Annotated[
-        str,
-        typer.Option("--patch", metavar="FILE", help="Apply this patch file; - reads standard input."),
-    ] = "",
+    files: Annotated[list[str] | None, argument("Files to change.", metavar="FILE...")] = None,
+    instruction: Annotated[str, option("--message", "-m", "What to change, in words.")] = "",
+    lines: Annotated[str, option("Rewrite only these lines of the one file.", metavar="A-B")] = "",
+    patch: Annotated[str, option("Apply this patch file; - reads standard input.", metavar="FILE")] = "",
     dry_run: options.DryRun = False,
     yes: options.Yes = False,
     check: Annotated[
-        str,
-        typer.Option(
-            "--check", metavar="CMD", help="Run this command after the edit; undo the edit if it fails."
-        ),
+        str, option("Run this command after the edit; undo the edit if it fails.", metavar="CMD")
     ] = "",
     show_answer: Annotated[
-        bool, typer.Option("--show-answer", help="Print what the model wrote, rejected answers included.")
+        bool, option("--show-answer", "Print what the model wrote, rejected answers included.")
     ] = False,
-    check_seconds: Annotated[
-        float, typer.Option("--check-seconds", min=0.1, max=86400, help="Time limit of --check.")
-    ] = 300.0,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="A name, a path, or URL#NAME.")
-    ] = None,
+    check_seconds: Annotated[float, option("Time limit of --check.", min=0.1, max=86400)] = 300.0,
+    model: Annotated[str | None, option("A name, a path, or URL#NAME.", metavar="MODEL")] = None,
     json: options.Json = False,
 ) -> None:
     from keystroke.clients.cli.changes import UNDO_HINT, as_record, confirm, open_workspace, show_diff
@@ -204,8 +193,8 @@ def _run_check(
 
 def undo(
     ctx: typer.Context,
-    steps: Annotated[int, typer.Option("--steps", "-n", min=1, help="Undo this many edits.")] = 1,
-    listed: Annotated[bool, typer.Option("--list", help="List the edits that can be undone.")] = False,
+    steps: Annotated[int, option("--steps", "-n", "Undo this many edits.", min=1)] = 1,
+    listed: Annotated[bool, option("--list", "List the edits that can be undone.")] = False,
     json: options.Json = False,
 ) -> None:
     from keystroke.clients.cli.changes import open_workspace

@@ -13,12 +13,13 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import invocation_of
+from keystroke.clients.cli.options import argument
 from keystroke.errors import InputError
 
 
 def generate(
     ctx: typer.Context,
-    prompt: Annotated[str | None, typer.Argument(help="Text to continue. Default: standard input.")] = None,
+    prompt: Annotated[str | None, argument("Text to continue. Default: standard input.")] = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     seed: options.Seed = None,

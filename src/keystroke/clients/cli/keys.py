@@ -10,6 +10,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import argument, option
 
 if TYPE_CHECKING:
     from keystroke.gateway.record.store import Store
@@ -20,10 +21,8 @@ app = options.command_group("keys", "Create, list and revoke API keys of a serve
 @app.command()
 def create(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the key's owner; shown in `keystroke usage`.")],
-    priority: Annotated[
-        bool, typer.Option("--priority", help="Allow requests with priority or service_tier.")
-    ] = False,
+    name: Annotated[str, argument("Name of the key's owner; shown in `keystroke usage`.")],
+    priority: Annotated[bool, option("--priority", "Allow requests with priority or service_tier.")] = False,
     json: options.Json = False,
 ) -> None:
     """Create a key and print it. It cannot be shown again."""
@@ -74,7 +73,7 @@ def list_(ctx: typer.Context, json: options.Json = False) -> None:
 
 
 @app.command()
-def revoke(ctx: typer.Context, name: Annotated[str, typer.Argument(help="The key's id or name.")]) -> None:
+def revoke(ctx: typer.Context, name: Annotated[str, argument("The key's id or name.")]) -> None:
     """Revoke a key; servers stop accepting it within seconds."""
     run = invocation_of(ctx)
     with _store(run) as store:

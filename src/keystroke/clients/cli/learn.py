@@ -17,6 +17,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import argument, option
 from keystroke.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ app = options.command_group(
     "learn", "Learn from the suggestions you accept, on this machine only. Off by default."
 )
 
-Language = Annotated[str | None, typer.Option(help="Only this language, e.g. python.")]
-Project = Annotated[str | None, typer.Option(help="Only this project, by its name in `learn status`.")]
+Language = Annotated[str | None, option("Only this language, e.g. python.")]
+Project = Annotated[str | None, option("Only this project, by its name in `learn status`.")]
 _KIND = {"rest": "rest_of_line", "line": "line", "block": "block"}  # the names that training uses
 
 
@@ -88,12 +89,10 @@ def status(ctx: typer.Context, json: options.Json = False) -> None:
 @app.command()
 def show(
     ctx: typer.Context,
-    number: Annotated[
-        int | None, typer.Argument(help="Show this suggestion with the code around it.")
-    ] = None,
+    number: Annotated[int | None, argument("Show this suggestion with the code around it.")] = None,
     language: Language = None,
     project: Project = None,
-    limit: Annotated[int, typer.Option(min=1, help="The number of suggestions to list.")] = 20,
+    limit: Annotated[int, option("The number of suggestions to list.", min=1)] = 20,
     json: options.Json = False,
 ) -> None:
     """List recorded suggestions, newest first; with a number, show all details of one."""
@@ -125,7 +124,7 @@ def show(
 @app.command()
 def export(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; must end in .jsonl.xz.")],
+    file: Annotated[Path, argument("The file to write; must end in .jsonl.xz.", metavar="FILE")],
     language: Language = None,
     project: Project = None,
     json: options.Json = False,
@@ -166,12 +165,10 @@ def export(
 @app.command()
 def forget(
     ctx: typer.Context,
-    number: Annotated[int | None, typer.Argument(help="Only this suggestion.")] = None,
+    number: Annotated[int | None, argument("Only this suggestion.")] = None,
     language: Language = None,
     project: Project = None,
-    days: Annotated[
-        float | None, typer.Option(min=0.0, help="Only suggestions older than this many days.")
-    ] = None,
+    days: Annotated[float | None, option("Only suggestions older than this many days.", min=0.0)] = None,
     yes: options.Yes = False,
     json: options.Json = False,
 ) -> None:

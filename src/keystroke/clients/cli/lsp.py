@@ -16,6 +16,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import option
 from keystroke.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,23 +30,20 @@ def lsp(
     ctx: typer.Context,
     gateway: options.Gateway = None,
     model: Annotated[
-        list[str] | None,
-        typer.Option("--model", "-m", metavar="MODEL", help="Start the gateway with this model."),
+        list[str] | None, option("--model", "-m", "Start the gateway with this model.", metavar="MODEL")
     ] = None,
     tcp: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Serve one editor over TCP, for debugging.")
+        str | None, option("Serve one editor over TCP, for debugging.", metavar="HOST:PORT")
     ] = None,
     linger: Annotated[
         float | None,
-        typer.Option(
+        option(
+            "How long a gateway started here runs without clients. Default: sharing.idle_s.",
             metavar="SECONDS",
             min=0,
-            help="How long a gateway started here runs without clients. Default: sharing.idle_s.",
         ),
     ] = None,
-    stdio: Annotated[
-        bool, typer.Option("--stdio", help="Use standard input and output (the default).")
-    ] = False,
+    stdio: Annotated[bool, option("--stdio", "Use standard input and output (the default).")] = False,
     echo: Annotated[bool, typer.Option("--echo", "--fake", hidden=True)] = False,
 ) -> None:
     """Serve an editor over the Language Server Protocol."""

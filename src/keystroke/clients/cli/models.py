@@ -9,13 +9,14 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import argument, option
 from keystroke.errors import UsageError
 
 if TYPE_CHECKING:
     from keystroke.engine.library import InstalledModel, ModelLibrary, Progress
 
 app = options.command_group("models", "List, add, choose, check and remove models on this machine.")
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The model's name.")]
+Name = Annotated[str, argument("The model's name.", metavar="NAME")]
 
 
 @app.command("list")
@@ -90,15 +91,15 @@ def add(
     ctx: typer.Context,
     source: Annotated[
         str,
-        typer.Argument(
-            help="A built-in name (coder, smollm2), OWNER/NAME[:FILE] on the Hugging Face hub, "
+        argument(
+            "A built-in name (coder, smollm2), OWNER/NAME[:FILE] on the Hugging Face hub, "
             "a folder in Hugging Face format, or a GGUF file."
         ),
     ],
-    name: Annotated[str | None, typer.Option(help="Name for the model. Default: its own name.")] = None,
-    copy: Annotated[bool, typer.Option("--copy", help="Copy the files into the library.")] = False,
+    name: Annotated[str | None, option("Name for the model. Default: its own name.")] = None,
+    copy: Annotated[bool, option("--copy", "Copy the files into the library.")] = False,
     if_missing: Annotated[
-        bool, typer.Option("--if-missing", help="Do nothing if the model is already installed.")
+        bool, option("--if-missing", "Do nothing if the model is already installed.")
     ] = False,
     json: options.Json = False,
 ) -> None:
@@ -162,14 +163,10 @@ def _next_step(entry: InstalledModel, run: Invocation) -> str:
 @app.command()
 def use(
     ctx: typer.Context,
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The model's name; auto resets to the default.")
-    ],
+    name: Annotated[str, argument("The model's name; auto resets to the default.", metavar="NAME")],
     role: Annotated[
         list[str] | None,
-        typer.Option(
-            "--role", metavar="ROLE", help="fast, deep or chat; may be repeated. Default: all it supports."
-        ),
+        option("fast, deep or chat; may be repeated. Default: all it supports.", metavar="ROLE"),
     ] = None,
     json: options.Json = False,
 ) -> None:

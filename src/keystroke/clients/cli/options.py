@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+
+def option(*names_and_help: str, **more: Any) -> Any:
+    """An option: its names, where they are not the parameter's own, then its help."""
+    *names, text = names_and_help
+    return typer.Option(*names, help=text, **more)
+
+
+def argument(text: str, **more: Any) -> Any:
+    return typer.Argument(help=text, **more)
 
 
 def command_group(name: str, summary: str) -> typer.Typer:
@@ -29,33 +39,27 @@ def _known_models(incomplete: str) -> list[str]:
 
 Model = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--model",
         "-m",
+        "A model name, a path, or URL#NAME of a model on a server.",
         metavar="MODEL",
-        help="A model name, a path, or URL#NAME of a model on a server.",
         autocompletion=_known_models,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Temperature = Annotated[
-    float | None, typer.Option(min=0.0, max=5.0, help="0 is deterministic; higher is more varied.")
-]
-Seed = Annotated[int | None, typer.Option(min=0, help="Seed for sampling.")]
-MaxTokens = Annotated[int | None, typer.Option(min=1, help="Maximum length of the answer in tokens.")]
-Stop = Annotated[list[str] | None, typer.Option(help="Stop the answer before this text; may be repeated.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the diff; write nothing.")]
-ExitZero = Annotated[bool, typer.Option("--exit-zero", help="Exit 0 even if there are findings.")]
-Host = Annotated[
-    str | None, typer.Option("--host", help="Address to listen on; a key is required beyond loopback.")
-]
-Port = Annotated[int | None, typer.Option("--port", help="Port to listen on; 0 picks a free one.")]
+Json = Annotated[bool, option("--json", "Print JSON for programs.")]
+Temperature = Annotated[float | None, option("0 is deterministic; higher is more varied.", min=0.0, max=5.0)]
+Seed = Annotated[int | None, option("Seed for sampling.", min=0)]
+MaxTokens = Annotated[int | None, option("Maximum length of the answer in tokens.", min=1)]
+Stop = Annotated[list[str] | None, option("Stop the answer before this text; may be repeated.")]
+Yes = Annotated[bool, option("--yes", "-y", "Do not ask for confirmation.")]
+DryRun = Annotated[bool, option("--dry-run", "Show the diff; write nothing.")]
+ExitZero = Annotated[bool, option("--exit-zero", "Exit 0 even if there are findings.")]
+Host = Annotated[str | None, option("--host", "Address to listen on; a key is required beyond loopback.")]
+Port = Annotated[int | None, option("--port", "Port to listen on; 0 picks a free one.")]
 Gateway = Annotated[
     str | None,
-    typer.Option(
-        "--gateway",
-        metavar="URL",
-        help="Use this gateway; by default one is found or started on this machine.",
+    option(
+        "--gateway", "Use this gateway; by default one is found or started on this machine.", metavar="URL"
     ),
 ]

@@ -16,17 +16,17 @@ from urllib.parse import quote
 import typer
 
 from keystroke.clients.cli.invocation import invocation_of
+from keystroke.clients.cli.options import option
 
 
 def play(
     ctx: typer.Context,
     model: Annotated[
-        list[str] | None,
-        typer.Option("--model", "-m", metavar="MODEL", help="Load this model first; may be repeated."),
+        list[str] | None, option("--model", "-m", "Load this model first; may be repeated.", metavar="MODEL")
     ] = None,
-    url: Annotated[str | None, typer.Option(metavar="URL", help="Open the page of this server.")] = None,
+    url: Annotated[str | None, option("Open the page of this server.", metavar="URL")] = None,
     browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", help="Open a browser, or only print the address.")
+        bool, option("--browser/--no-browser", "Open a browser, or only print the address.")
     ] = True,
 ) -> None:
     """Open the playground: an editor in the browser on the live channel."""

@@ -15,6 +15,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import argument, option
 from keystroke.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -28,12 +29,9 @@ app = typer.Typer(
     help="Refactor Python: rename, extract, inline, move, change signatures.",
 )
 
-Where = Annotated[str, typer.Argument(metavar="FILE:LINE:COLUMN", help="The position of the name.")]
+Where = Annotated[str, argument("The position of the name.", metavar="FILE:LINE:COLUMN")]
 Span = Annotated[
-    str,
-    typer.Argument(
-        metavar="FILE:LINE[:COL]-LINE[:COL]", help="What to extract; whole lines without columns."
-    ),
+    str, argument("What to extract; whole lines without columns.", metavar="FILE:LINE[:COL]-LINE[:COL]")
 ]
 
 
@@ -147,7 +145,7 @@ class RefactorSession:
 
 @_refactoring
 def rename(
-    session: RefactorSession, where: Where, name: Annotated[str, typer.Argument(help="The new name.")]
+    session: RefactorSession, where: Where, name: Annotated[str, argument("The new name.")]
 ) -> RefactoringPlan:
     """Rename a function, class, variable, parameter or method everywhere."""
     return session.work.rename(*session.position(where), name)
@@ -157,8 +155,8 @@ def rename(
 def extract(
     session: RefactorSession,
     span: Span,
-    name: Annotated[str, typer.Argument(help="Name of the function or variable.")],
-    variable: Annotated[bool, typer.Option("--variable", help="Extract a variable, not a function.")] = False,
+    name: Annotated[str, argument("Name of the function or variable.")],
+    variable: Annotated[bool, option("--variable", "Extract a variable, not a function.")] = False,
 ) -> RefactoringPlan:
     """Turn lines or an expression into a function, or an expression into a variable."""
     action = session.work.extract_variable if variable else session.work.extract_function
@@ -175,7 +173,7 @@ def inline(session: RefactorSession, where: Where) -> RefactoringPlan:
 def move(
     session: RefactorSession,
     where: Where,
-    target: Annotated[str, typer.Argument(metavar="FILE", help="The module to move it to.")],
+    target: Annotated[str, argument("The module to move it to.", metavar="FILE")],
 ) -> RefactoringPlan:
     """Move a function, class or variable to another module and update imports."""
     return session.work.move(*session.position(where), session.workspace.name(target))
@@ -185,7 +183,7 @@ def move(
 def signature(
     session: RefactorSession,
     where: Where,
-    parameters: Annotated[str, typer.Argument(metavar='"a, b, c=0"', help="The new parameters.")],
+    parameters: Annotated[str, argument("The new parameters.", metavar='"a, b, c=0"')],
 ) -> RefactoringPlan:
     """Add, remove or reorder a function's parameters and update every call."""
     return session.work.change_signature(*session.position(where), parameters)
@@ -193,7 +191,7 @@ def signature(
 
 @_refactoring
 def imports(
-    session: RefactorSession, file: Annotated[str, typer.Argument(metavar="FILE", help="The file to tidy.")]
+    session: RefactorSession, file: Annotated[str, argument("The file to tidy.", metavar="FILE")]
 ) -> RefactoringPlan:
     """Remove unused imports and sort the others."""
     return session.work.organise_imports(session.workspace.name(file))

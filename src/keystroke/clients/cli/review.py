@@ -15,6 +15,7 @@ import typer
 from keystroke.analysis.audit import Severity
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import argument, option
 from keystroke.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,25 +27,13 @@ FOUND = 1
 
 def review(
     ctx: typer.Context,
-    revision: Annotated[
-        str, typer.Argument(metavar="[REV]", help="Review the changes since REV, or in A..B.")
-    ] = "",
-    staged: Annotated[
-        bool, typer.Option("--staged", help="Review the changes staged for the next commit.")
-    ] = False,
-    severity: Annotated[
-        Severity, typer.Option("--severity", help="Omit findings below this severity.")
-    ] = Severity.LOW,
-    fix: Annotated[bool, typer.Option("--fix", help="Apply all available fixes.")] = False,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="Also review with this model.")
-    ] = None,
-    no_model: Annotated[
-        bool, typer.Option("--no-model", help="Do not use a model, even a configured one.")
-    ] = False,
-    no_run: Annotated[
-        bool, typer.Option("--no-run", help="Do not run changed functions on examples.")
-    ] = False,
+    revision: Annotated[str, argument("Review the changes since REV, or in A..B.", metavar="[REV]")] = "",
+    staged: Annotated[bool, option("--staged", "Review the changes staged for the next commit.")] = False,
+    severity: Annotated[Severity, option("Omit findings below this severity.")] = Severity.LOW,
+    fix: Annotated[bool, option("--fix", "Apply all available fixes.")] = False,
+    model: Annotated[str | None, option("Also review with this model.", metavar="MODEL")] = None,
+    no_model: Annotated[bool, option("--no-model", "Do not use a model, even a configured one.")] = False,
+    no_run: Annotated[bool, option("--no-run", "Do not run changed functions on examples.")] = False,
     exit_zero: options.ExitZero = False,
     json: options.Json = False,
 ) -> None:
@@ -129,12 +118,7 @@ def _record(item: ReviewFinding) -> dict[str, Any]:
         "column": item.column,
         "start": item.start,
         "end": item.end,
-        "fix": None
-        if item.fix is None
-        else {
-            "title": item.fix.title,
-            "edits": edit_records(item.fix.edits),
-        },
+        "fix": None if item.fix is None else {"title": item.fix.title, "edits": edit_records(item.fix.edits)},
     }
 
 

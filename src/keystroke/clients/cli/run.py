@@ -18,6 +18,7 @@ import typer
 from keystroke.clients.cli import options
 from keystroke.clients.cli.console import DIM, PLAIN, supports_colour
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import argument, option
 from keystroke.errors import KeystrokeError, UsageError
 
 if TYPE_CHECKING:
@@ -32,21 +33,18 @@ _OFFERED = 3  # fixes are offered for the last failures of a run
 
 def run(
     ctx: typer.Context,
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The command to run.")
-    ] = None,
+    command: Annotated[list[str] | None, argument("The command to run.", metavar="-- COMMAND...")] = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Apply the best fix without asking, after the command has ended.")
+        bool, option("--fix", "Apply the best fix without asking, after the command has ended.")
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Run the command again with the fix; keep it only if it helped.")
+        bool, option("--verify", "Run the command again with the fix; keep it only if it helped.")
     ] = False,
     seconds: Annotated[
-        float, typer.Option("--verify-seconds", min=0.1, max=86400, help="Time limit of that run.")
+        float, option("--verify-seconds", "Time limit of that run.", min=0.1, max=86400)
     ] = 120.0,
     model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="MODEL", help="Ask this model for a fix if no rule has one."),
+        str | None, option("Ask this model for a fix if no rule has one.", metavar="MODEL")
     ] = None,
     json: options.Json = False,
 ) -> None:

@@ -17,6 +17,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import option
 from keystroke.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ app = options.command_group(
 )
 
 Address = Annotated[
-    str | None,
-    typer.Option("--address", metavar="ADDRESS", help="Address of a Ray cluster. Default: a local one."),
+    str | None, option("--address", "Address of a Ray cluster. Default: a local one.", metavar="ADDRESS")
 ]
 
 
@@ -36,18 +36,16 @@ Address = Annotated[
 def up(
     ctx: typer.Context,
     address: Address = None,
-    gateways: Annotated[int | None, typer.Option(min=1, help="Gateway replicas.")] = None,
-    replicas: Annotated[int | None, typer.Option(min=1, help="Engine replicas of each model.")] = None,
+    gateways: Annotated[int | None, option("Gateway replicas.", min=1)] = None,
+    replicas: Annotated[int | None, option("Engine replicas of each model.", min=1)] = None,
     host: options.Host = None,
     port: options.Port = None,
     echo: Annotated[
-        bool, typer.Option("--echo", help="Serve a model that echoes its input, to test without weights.")
+        bool, option("--echo", "Serve a model that echoes its input, to test without weights.")
     ] = False,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            min=1, metavar="SECONDS", help="Give up waiting for replicas after this long. Default: never."
-        ),
+        option("Give up waiting for replicas after this long. Default: never.", min=1, metavar="SECONDS"),
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -126,9 +124,9 @@ def down(ctx: typer.Context, address: Address = None) -> None:
 @app.command()
 def manifest(
     ctx: typer.Context,
-    image: Annotated[str, typer.Option(help="Container image of this release.")] = "keystroke:latest",
+    image: Annotated[str, option("Container image of this release.")] = "keystroke:latest",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, not to the screen.")
+        Path | None, option("--output", "-o", "Write here, not to the screen.", metavar="FILE")
     ] = None,
 ) -> None:
     """Print the KubeRay manifest of these settings."""

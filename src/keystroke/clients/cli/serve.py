@@ -15,6 +15,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import option
 from keystroke.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,54 +29,37 @@ def serve(
     port: options.Port = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--model",
             "-m",
+            "Serve this model; may be repeated. Default: the configured ones.",
             metavar="MODEL",
-            help="Serve this model; may be repeated. Default: the configured ones.",
         ),
     ] = None,
     engine: Annotated[
-        str | None,
-        typer.Option("--engine", metavar="KIND", help="Backend for local models: auto, onnx or cuda."),
+        str | None, option("Backend for local models: auto, onnx or cuda.", metavar="KIND")
     ] = None,
     draft_model: Annotated[
         str | None,
-        typer.Option(
-            "--draft-model",
-            metavar="MODEL",
-            help="A smaller model with the same vocabulary, for speculative decoding.",
-        ),
+        option("A smaller model with the same vocabulary, for speculative decoding.", metavar="MODEL"),
     ] = None,
     certificate: Annotated[
         str | None,
-        typer.Option(
-            "--tls-certificate", metavar="FILE", help="Serve HTTPS with this PEM certificate chain."
-        ),
+        option("--tls-certificate", "Serve HTTPS with this PEM certificate chain.", metavar="FILE"),
     ] = None,
     private_key: Annotated[
-        str | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's private key.")
+        str | None, option("--tls-key", "The certificate's private key.", metavar="FILE")
     ] = None,
     origins: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allow-origin", metavar="ORIGIN", help="Allow browser pages from this origin; may be repeated."
-        ),
+        option("--allow-origin", "Allow browser pages from this origin; may be repeated.", metavar="ORIGIN"),
     ] = None,
     echo: Annotated[
         bool,
-        typer.Option(
-            "--echo", "--fake", help="Serve a model that echoes its input, to test a client without weights."
-        ),
+        option("--echo", "--fake", "Serve a model that echoes its input, to test a client without weights."),
     ] = False,
     idle_exit: Annotated[
-        float | None,
-        typer.Option(
-            "--idle-exit",
-            metavar="SECONDS",
-            min=0,
-            help="Exit this long after the last client disconnects.",
-        ),
+        float | None, option("Exit this long after the last client disconnects.", metavar="SECONDS", min=0)
     ] = None,
     announcement: Annotated[Path | None, typer.Option("--announce", metavar="FILE", hidden=True)] = None,
 ) -> None:

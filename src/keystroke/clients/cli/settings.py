@@ -15,6 +15,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import argument
 from keystroke.errors import ConfigError, InputError
 
 app = options.command_group("config", "Show where settings come from, and edit them.")
@@ -36,7 +37,7 @@ _NEW = """# Settings of Keystroke. `keystroke config show` lists every key, its 
 @app.command()
 def show(
     ctx: typer.Context,
-    keys: Annotated[list[str] | None, typer.Argument(help="Keys or sections. Default: all.")] = None,
+    keys: Annotated[list[str] | None, argument("Keys or sections. Default: all.")] = None,
     json: options.Json = False,
 ) -> None:
     """Print every setting with its value and origin."""

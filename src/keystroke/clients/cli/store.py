@@ -13,6 +13,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import invocation_of
+from keystroke.clients.cli.options import argument
 
 app = options.command_group("store", "Back up and restore a server's database: responses, usage, keys.")
 
@@ -20,7 +21,7 @@ app = options.command_group("store", "Back up and restore a server's database: r
 @app.command()
 def backup(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
+    file: Annotated[Path, argument("The file to write.", metavar="FILE")],
     json: options.Json = False,
 ) -> None:
     """Copy the database into one file. It contains conversations; only you can read it."""
@@ -36,7 +37,7 @@ def backup(
 @app.command()
 def restore(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `backup` wrote.")],
+    file: Annotated[Path, argument("A file that `backup` wrote.", metavar="FILE")],
     json: options.Json = False,
 ) -> None:
     """Restore the rows of a backup; existing rows are not changed."""

@@ -18,6 +18,7 @@ from keystroke.clients.cli import options
 from keystroke.clients.cli.changes import workspace_root
 from keystroke.clients.cli.console import RED
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import argument, option
 from keystroke.errors import NotFound
 from keystroke.protocol import tasks as wire
 
@@ -28,12 +29,8 @@ app = typer.Typer(
     name="tasks", help="Tasks in the background: list, watch, answer, undo.", no_args_is_help=False,
     rich_markup_mode=None, invoke_without_command=True,
 )  # fmt: skip
-Which = Annotated[
-    str, typer.Argument(metavar="[TASK]", help="The task's id, or the end of it; the newest otherwise.")
-]
-Hunks = Annotated[
-    str, typer.Option("--hunks", metavar="0,2", help="Only these hunks of the change, by number.")
-]
+Which = Annotated[str, argument("The task's id, or the end of it; the newest otherwise.", metavar="[TASK]")]
+Hunks = Annotated[str, option("--hunks", "Only these hunks of the change, by number.", metavar="0,2")]
 
 
 @app.callback()
@@ -73,9 +70,9 @@ def show(ctx: typer.Context, task: Which = "", json: options.Json = False) -> No
 @app.command()
 def steer(
     ctx: typer.Context,
-    line: Annotated[str, typer.Argument(help="The line to send.")],
+    line: Annotated[str, argument("The line to send.")],
     task: Which = "",
-    deep: Annotated[bool, typer.Option("--deep", help="The deep model takes over.")] = False,
+    deep: Annotated[bool, option("--deep", "The deep model takes over.")] = False,
 ) -> None:
     """Send a line to a running task."""
     _act(invocation_of(ctx), task, "steer", line=line, deep=deep)
@@ -113,9 +110,7 @@ def undo(ctx: typer.Context, task: Which = "") -> None:
 
 @app.command()
 def resume(
-    ctx: typer.Context,
-    task: Which = "",
-    say: Annotated[str, typer.Option("--say", help="A further instruction.")] = "",
+    ctx: typer.Context, task: Which = "", say: Annotated[str, option("A further instruction.")] = ""
 ) -> None:
     """Continue a task that has ended."""
     _act(invocation_of(ctx), task, "resume", instruction=say)

@@ -9,18 +9,19 @@ from typing import Annotated
 import typer
 
 from keystroke.clients.cli.invocation import invocation_of
+from keystroke.clients.cli.options import argument, option
 from keystroke.errors import InputError, UsageError
 
 
 def tui(
     ctx: typer.Context,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="FOLDER", help="The folder for tasks. Default: the current one.")
+        Path | None, argument("The folder for tasks. Default: the current one.", metavar="FOLDER")
     ] = None,
     model: Annotated[
-        str, typer.Option("--model", "-m", metavar="MODEL", help="The model: a name, a role, or auto.")
+        str, option("--model", "-m", "The model: a name, a role, or auto.", metavar="MODEL")
     ] = "auto",
-    url: Annotated[str | None, typer.Option(metavar="URL", help="Use this server.")] = None,
+    url: Annotated[str | None, option("Use this server.", metavar="URL")] = None,
 ) -> None:
     """Open chat and tasks in the terminal."""
     from keystroke.clients.cli.shared_gateway import locate_gateway

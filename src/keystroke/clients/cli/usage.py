@@ -10,12 +10,13 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import invocation_of
+from keystroke.clients.cli.options import option
 
 
 def usage(
     ctx: typer.Context,
-    days: Annotated[float, typer.Option(min=0.0, help="Look back this many days; 0 means all time.")] = 30.0,
-    key: Annotated[str | None, typer.Option(help="Only this key, by name or id.")] = None,
+    days: Annotated[float, option("Look back this many days; 0 means all time.", min=0.0)] = 30.0,
+    key: Annotated[str | None, option("Only this key, by name or id.")] = None,
     json: options.Json = False,
 ) -> None:
     """Show tokens, time and cost by key and model."""
