@@ -21,7 +21,7 @@ def stream(stream_id: str | None = None) -> ResponseStream:
 
 def test_a_text_answer_has_the_order_that_satisfies_every_client() -> None:
     s = stream()
-    said = [*s.emit_created(), *s.emit_in_progress(), *s.add_text("a"), *s.add_text("b"), *s.complete(USAGE)]
+    said = [*s.on_created(), *s.on_started(), *s.on_text("a"), *s.on_text("b"), *s.end("completed", USAGE)]
     assert [event_type(e) for e in said] == [
         "response.created",
         "response.in_progress",
@@ -45,10 +45,10 @@ def test_a_text_answer_has_the_order_that_satisfies_every_client() -> None:
 
 def test_events_already_given_do_not_change_afterwards() -> None:
     s = stream()
-    created = s.emit_created()[0]
-    s.emit_in_progress()
-    added = s.add_text("x")[0]
-    s.complete(USAGE)
+    created = s.on_created()[0]
+    s.on_started()
+    added = s.on_text("x")[0]
+    s.end("completed", USAGE)
     assert isinstance(created, events.Created)
     assert (created.response.status, created.response.output) == ("queued", [])
     assert isinstance(added, events.ItemAdded)
@@ -58,13 +58,17 @@ def test_events_already_given_do_not_change_afterwards() -> None:
 def test_reasoning_text_and_calls_become_items_of_their_own() -> None:
     s = stream("lane")
     said = [
-        *s.add_reasoning("hm"),
-        *s.add_text("t"),
+        *s.on_reasoning("hm"),
+        *s.on_text("t"),
         *s.begin_call("f", custom=False),
-        *s.add_call_delta('{"a":1}'),
-        *s.end_call(),
+        *s.on_call_delta('{"a":1}'),
+        *s.on_call_done(),
     ]
-    said += [*s.begin_call("apply_patch", custom=True), *s.add_call_delta("*** Begin"), *s.complete(USAGE)]
+    said += [
+        *s.begin_call("apply_patch", custom=True),
+        *s.on_call_delta("*** Begin"),
+        *s.end("completed", USAGE),
+    ]
     assert {getattr(e, "stream_id", None) for e in said} == {"lane"}
     kinds = [type(item) for item in s.response.output]
     assert kinds == [Reasoning, Message, FunctionCall, CustomToolCall]
@@ -76,10 +80,10 @@ def test_reasoning_text_and_calls_become_items_of_their_own() -> None:
 
 def test_the_queue_position_is_told_and_gone_once_the_answer_begins() -> None:
     s = stream()
-    queued = s.emit_queued(3)[0]
+    queued = s.on_queued(3)[0]
     assert isinstance(queued, events.Queued)
     assert queued.response.queue_position == 3
-    progress = s.emit_in_progress()[0]
+    progress = s.on_started()[0]
     assert isinstance(progress, events.InProgress)
     assert b'"queue_position":3' in encode(queued)
     assert b"queue_position" not in encode(progress)
@@ -88,17 +92,17 @@ def test_the_queue_position_is_told_and_gone_once_the_answer_begins() -> None:
 @pytest.mark.parametrize("ending", ["completed", "incomplete", "cancelled", "failed"])
 def test_a_response_ends_once_and_says_nothing_afterwards(ending: str) -> None:
     s = stream()
-    s.add_text("x")
+    s.on_text("x")
     endings = {
-        "completed": lambda: s.complete(USAGE),
-        "incomplete": lambda: s.end_incomplete(Incomplete(reason="max_output_tokens"), USAGE),
-        "cancelled": lambda: s.cancel(USAGE),
-        "failed": lambda: s.fail(Unavailable("the deep model cannot be reached")),
+        "completed": lambda: s.end("completed", USAGE),
+        "incomplete": lambda: s.end("incomplete", USAGE, incomplete=Incomplete(reason="max_output_tokens")),
+        "cancelled": lambda: s.end("cancelled", USAGE),
+        "failed": lambda: s.end("failed", error=Unavailable("the deep model cannot be reached")),
     }
     said = endings[ending]()
     assert sum(isinstance(e, events.TERMINAL) for e in said) == 1
     assert isinstance(said[-1], events.TERMINAL)
     assert s.response.status == ending
-    for again in (*endings.values(), lambda: s.add_text("more"), s.emit_created):
+    for again in (*endings.values(), lambda: s.on_text("more"), s.on_created):
         with pytest.raises(ProtocolError):
             again()

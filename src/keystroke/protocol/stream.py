@@ -28,11 +28,19 @@ from keystroke.protocol.items import (
 )
 from keystroke.protocol.response import Incomplete, Receipt, Response, ResponseError, ResponseUsage
 
+_ENDINGS: dict[str, Callable[..., Event]] = {
+    "completed": events.Completed,
+    "incomplete": events.IncompleteEvent,
+    "cancelled": events.Cancelled,
+    "failed": events.Failed,
+}
+
 
 class ResponseStream:
     """`ended` is set by the terminal event; every later call raises ProtocolError."""
 
     def __init__(self, response: Response, stream_id: str | None = None) -> None:
+        self.id = response.id
         self.response = response
         self.ended = False
         self._stream_id: str | UnsetType = UNSET if stream_id is None else stream_id
@@ -49,17 +57,17 @@ class ResponseStream:
 
     # before the first token
 
-    def emit_created(self) -> list[Event]:
+    def on_created(self) -> list[Event]:
         self._check()
         return [self._event(events.Created, self._snapshot())]
 
-    def emit_queued(self, position: int) -> list[Event]:
+    def on_queued(self, position: int) -> list[Event]:
         self._check()
         self.response.status = "queued"
         self.response.queue_position = position
         return [self._event(events.Queued, self._snapshot())]
 
-    def emit_in_progress(self) -> list[Event]:
+    def on_started(self) -> list[Event]:
         self._check()
         self.response.status = "in_progress"
         self.response.queue_position = UNSET
@@ -67,7 +75,7 @@ class ResponseStream:
 
     # output of the model
 
-    def add_text(self, delta: str, logprobs: Sequence[ChosenToken] = ()) -> list[Event]:
+    def on_text(self, delta: str, logprobs: Sequence[ChosenToken] = ()) -> list[Event]:
         out: list[Event] = []
         item = self._item
         if type(item) is not Message:
@@ -83,7 +91,7 @@ class ResponseStream:
         out.append(events.TextDelta(item.id, at, 0, delta, chosen, self.next_number(), self._stream_id))
         return out
 
-    def add_reasoning(self, delta: str) -> list[Event]:
+    def on_reasoning(self, delta: str) -> list[Event]:
         out: list[Event] = []
         item = self._item
         if type(item) is not Reasoning:
@@ -96,7 +104,7 @@ class ResponseStream:
         return out
 
     def begin_call(self, name: str, *, custom: bool, namespace: str | None = None) -> list[Event]:
-        """A tool call begins; its arguments or input follow through `call_delta`."""
+        """A tool call begins; its arguments or input follow through `on_call_delta`."""
         self._check()
         out = self._close()
         scope: str | UnsetType = UNSET if namespace is None else namespace
@@ -108,7 +116,7 @@ class ResponseStream:
         self._open(item, out)
         return out
 
-    def add_call_delta(self, delta: str) -> list[Event]:
+    def on_call_delta(self, delta: str) -> list[Event]:
         item = self._item
         if not isinstance(item, FunctionCall | CustomToolCall):
             raise ProtocolError("no tool call is open")
@@ -117,32 +125,35 @@ class ResponseStream:
             return [events.ArgumentsDelta(item.id, self._index, delta, self.next_number(), self._stream_id)]
         return [events.ToolInputDelta(item.id, self._index, delta, self.next_number(), self._stream_id)]
 
-    def end_call(self) -> list[Event]:
+    def on_call_done(self) -> list[Event]:
         return self._close()
 
     # the end, exactly once
 
-    def complete(self, usage: ResponseUsage, receipt: Receipt | None = None) -> list[Event]:
-        out = self._finish("completed", usage, receipt)
-        return [*out, self._event(events.Completed, self.response)]
-
-    def end_incomplete(
-        self, reason: Incomplete, usage: ResponseUsage, receipt: Receipt | None = None
+    def end(
+        self,
+        status: str,
+        usage: ResponseUsage | None = None,
+        receipt: Receipt | None = None,
+        *,
+        incomplete: Incomplete | None = None,
+        error: KeystrokeError | None = None,
     ) -> list[Event]:
-        self.response.incomplete_details = reason
-        out = self._finish("incomplete", usage, receipt, item_status="incomplete")
-        return [*out, self._event(events.IncompleteEvent, self.response)]
-
-    def cancel(self, usage: ResponseUsage | None = None, receipt: Receipt | None = None) -> list[Event]:
-        out = self._finish("cancelled", usage, receipt, item_status="incomplete")
-        return [*out, self._event(events.Cancelled, self.response)]
-
-    def fail(
-        self, error: KeystrokeError, usage: ResponseUsage | None = None, receipt: Receipt | None = None
-    ) -> list[Event]:
-        self.response.error = ResponseError(code=error.code, message=error.message)
-        out = self._finish("failed", usage, receipt, item_status="incomplete")
-        return [*out, self._event(events.Failed, self.response)]
+        """End as `completed`, `incomplete` (for this reason), `cancelled` or `failed` (with this error)."""
+        self._check()
+        out = self._close("completed" if status == "completed" else "incomplete")
+        self.ended = True
+        response = self.response
+        response.status = status  # type: ignore[assignment]
+        response.queue_position = UNSET
+        response.usage = usage
+        response.completed_at = int(time.time()) if status == "completed" else None
+        response.incomplete_details = incomplete
+        if error is not None:
+            response.error = ResponseError(code=error.code, message=error.message)
+        if receipt is not None:
+            response.receipt = receipt
+        return [*out, self._event(_ENDINGS[status], response)]
 
     # internal
 
@@ -205,24 +216,4 @@ class ResponseStream:
         out.append(events.ItemDone(item, index, self.next_number(), self._stream_id))
         self.response.output = [*self.response.output, item]
         self._item, self._pieces, self._logprobs = None, [], []
-        return out
-
-    def _finish(
-        self,
-        status: str,
-        usage: ResponseUsage | None,
-        receipt: Receipt | None,
-        *,
-        item_status: str = "completed",
-    ) -> list[Event]:
-        self._check()
-        out = self._close(item_status)
-        self.ended = True
-        response = self.response
-        response.status = status  # type: ignore[assignment]
-        response.queue_position = UNSET
-        response.usage = usage
-        response.completed_at = int(time.time()) if status == "completed" else None
-        if receipt is not None:
-            response.receipt = receipt
         return out

@@ -323,7 +323,7 @@ class ResponseRun:
             permit.settle(0)
         size = job.estimate
         created = self._serializer.on_created()
-        self._sink([*created, *self._serializer.stream.complete(ResponseUsage(size, 0, size))])
+        self._sink([*created, *self._serializer.end("completed", ResponseUsage(size, 0, size))])
         self._record_turn(self.response, ConversationTurn(self.id, self.entry.name, self._items))
         self._finish()
 
@@ -338,7 +338,7 @@ class ResponseRun:
         steer = PendingSteer(new_id("steer"), items)
         self._pending.append(steer)
         accepted = events.SteerAccepted(
-            events.SteerRef(steer.id, self.id), self._serializer.stream.next_number(), self._stream()
+            events.SteerRef(steer.id, self.id), self._serializer.next_number(), self._stream()
         )
         model = self.entry.model
         assert self.work is not None
@@ -474,7 +474,7 @@ class ResponseRun:
         for steer in waiting:
             turn.steers += steer.items
             ref = events.SteerRef(steer.id, response.id)
-            number = self._serializer.stream.next_number()
+            number = self._serializer.next_number()
             messages.append(events.SteerPending(ref, required, number, stream_id=self._stream()))
         _call_soon(lambda: self._sink(messages))
 
@@ -492,7 +492,7 @@ class ResponseRun:
                 await self.start(turn)
                 self._repeat_cancel()
             except KeystrokeError as error:
-                number = self._serializer.stream.next_number()
+                number = self._serializer.next_number()
                 code = "successor_creation_failed"
                 self._sink(
                     [steer_failed(previous_id, items, code, error.message, None, number, self.stream_id)]
@@ -506,7 +506,7 @@ class ResponseRun:
         text = "The response ended before the input was used; send it with response.create."
         messages: list[Any] = []
         for steer in waiting:
-            number = self._serializer.stream.next_number()
+            number = self._serializer.next_number()
             code = "response_not_active"
             messages.append(steer_failed(self.id, steer.items, code, text, steer.id, number, self.stream_id))
         if messages:

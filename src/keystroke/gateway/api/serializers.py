@@ -19,7 +19,7 @@ from keystroke.gateway.work.work import WorkOutcome
 from keystroke.protocol import chat
 from keystroke.protocol.faults import error_detail
 from keystroke.protocol.items import ChosenToken
-from keystroke.protocol.response import ErrorBody, Incomplete, Receipt, Response, Routing, Shortened
+from keystroke.protocol.response import ErrorBody, Incomplete, Receipt, Routing, Shortened
 from keystroke.protocol.stream import ResponseStream
 
 
@@ -55,53 +55,20 @@ class Serializer(ABC):
     def on_end(self, outcome: WorkOutcome) -> list[Any]: ...
 
 
-class ResponseSerializer(Serializer):
+class ResponseSerializer(ResponseStream, Serializer):
     """Responses API events."""
 
-    def __init__(self, response: Response, stream_id: str | None = None) -> None:
-        self.id = response.id
-        self.stream = ResponseStream(response, stream_id)
-
-    @property
-    def response(self) -> Response:
-        return self.stream.response
-
-    def on_created(self) -> list[Any]:
-        return list(self.stream.emit_created())
-
-    def on_queued(self, position: int) -> list[Any]:
-        return list(self.stream.emit_queued(position))
-
-    def on_started(self) -> list[Any]:
-        return list(self.stream.emit_in_progress())
-
-    def on_text(self, delta: str, logprobs: Sequence[ChosenToken]) -> list[Any]:
-        return self.stream.add_text(delta, logprobs)
-
-    def on_reasoning(self, delta: str) -> list[Any]:
-        return list(self.stream.add_reasoning(delta))
-
     def on_call(self, tool: OfferedTool) -> list[Any]:
-        return list(self.stream.begin_call(tool.name, custom=tool.custom, namespace=tool.namespace))
-
-    def on_call_delta(self, delta: str) -> list[Any]:
-        return list(self.stream.add_call_delta(delta))
-
-    def on_call_done(self) -> list[Any]:
-        return list(self.stream.end_call())
+        return self.begin_call(tool.name, custom=tool.custom, namespace=tool.namespace)
 
     def on_end(self, outcome: WorkOutcome) -> list[Any]:
-        paid = outcome.receipt
-        spent = usage(paid)
-        if outcome.status == "completed":
-            return list(self.stream.complete(spent, paid))
+        incomplete = None
         if outcome.status == "incomplete":
             reason = {"steered": "steered", "grammar": "grammar"}.get(outcome.finish, "max_output_tokens")
-            return list(self.stream.end_incomplete(Incomplete(reason=reason), spent, paid))  # type: ignore[arg-type]
-        if outcome.status == "cancelled":
-            return list(self.stream.cancel(spent, paid))
-        assert outcome.error is not None
-        return list(self.stream.fail(outcome.error, spent, paid))
+            incomplete = Incomplete(reason=reason)  # type: ignore[arg-type]
+        error = outcome.error if outcome.status == "failed" else None
+        paid = outcome.receipt
+        return self.end(outcome.status, usage(paid), paid, incomplete=incomplete, error=error)
 
 
 def chat_usage(paid: Receipt) -> chat.ChatUsage:
@@ -117,8 +84,8 @@ def chat_usage(paid: Receipt) -> chat.ChatUsage:
     )
 
 
-class ChatSerializer(Serializer):
-    """chat.completion.chunk objects; `body` is the whole completion once it ended."""
+class TextSerializer(Serializer):
+    """What chat and completions share; `body` is the whole completion once it ended."""
 
     def __init__(
         self,
@@ -128,22 +95,24 @@ class ChatSerializer(Serializer):
         *,
         include_usage: bool,
         shortened: Shortened | UnsetType = UNSET,
+        echo: str = "",
     ) -> None:
-        self.id = identity
-        self.model = model
-        self.routing = routing
-        self.shortened = shortened
-        self.body: chat.ChatCompletion | None = None
+        self.id, self.model, self.routing = identity, model, routing
+        self.body: Any = None
+        self._include_usage, self._shortened, self._echo = include_usage, shortened, echo
         self._created = int(time.time())
-        self._include_usage = include_usage
         self._text: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[chat.ToolCall] = []
         self._logprobs: list[ChosenToken] = []
 
+
+class ChatSerializer(TextSerializer):
+    """chat.completion.chunk objects."""
+
     def on_created(self) -> list[Any]:
         first = self._chunk(chat.ChatDelta(role="assistant", content=""))
-        first.shortened = self.shortened
+        first.shortened = self._shortened
         return [first]
 
     def on_text(self, delta: str, logprobs: Sequence[ChosenToken]) -> list[Any]:
@@ -191,7 +160,7 @@ class ChatSerializer(Serializer):
             service_tier=outcome.receipt.service_tier,
             receipt=outcome.receipt,
             routing=self.routing,
-            shortened=self.shortened,
+            shortened=self._shortened,
         )
         if outcome.error is not None:
             return [ErrorBody(error_detail(outcome.error))]
@@ -207,21 +176,8 @@ class ChatSerializer(Serializer):
         return chat.ChatChunk(self.id, self._created, self.model, [choice])
 
 
-class CompletionSerializer(Serializer):
+class CompletionSerializer(TextSerializer):
     """text_completion objects; tool calls and reasoning are plain text."""
-
-    def __init__(
-        self, identity: str, model: str, routing: Routing, *, include_usage: bool, echo: str = ""
-    ) -> None:
-        self.id = identity
-        self.model = model
-        self.routing = routing
-        self.body: chat.TextCompletion | None = None
-        self._created = int(time.time())
-        self._include_usage = include_usage
-        self._echo = echo
-        self._text: list[str] = []
-        self._logprobs: list[ChosenToken] = []
 
     def on_started(self) -> list[Any]:
         return self.on_text(self._echo, ()) if self._echo else []
@@ -245,22 +201,17 @@ class CompletionSerializer(Serializer):
         spent = chat_usage(outcome.receipt)
         logprobs = _text_logprobs(self._logprobs) if self._logprobs else None
         whole = chat.TextChoice("".join(self._text), _reason(outcome), logprobs=logprobs)
-        self.body = chat.TextCompletion(
-            self.id,
-            self._created,
-            self.model,
-            [whole],
-            usage=spent,
-            receipt=outcome.receipt,
-            routing=self.routing,
-        )
+        self.body = self._completion([whole], usage=spent, receipt=outcome.receipt, routing=self.routing)
         if outcome.error is not None:
             return [ErrorBody(error_detail(outcome.error))]
         last = chat.TextChoice("", _reason(outcome))
-        messages: list[Any] = [chat.TextCompletion(self.id, self._created, self.model, [last])]
+        messages: list[Any] = [self._completion([last])]
         if self._include_usage:
-            messages.append(chat.TextCompletion(self.id, self._created, self.model, [], usage=spent))
+            messages.append(self._completion([], usage=spent))
         return messages
+
+    def _completion(self, choices: list[chat.TextChoice], **more: Any) -> chat.TextCompletion:
+        return chat.TextCompletion(self.id, self._created, self.model, choices, **more)
 
     @property
     def whole(self) -> str:
