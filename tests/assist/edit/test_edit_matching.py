@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keystroke.assist.edit.matching import MatchFailure, MatchResult, apply_replacement
-from keystroke.assist.edit.operations import EditFailureReason, Replacement, SearchReplace
+from keystroke.assist.edit.matching import MatchResult, apply_replacement
+from keystroke.assist.edit.operations import EditFailure, EditFailureReason, Replacement, SearchReplace
 from keystroke.assist.edit.splice import split_lines
 
 
@@ -83,7 +83,7 @@ def test_indentation_that_follows_no_rule_is_refused() -> None:
 
 def test_two_equal_places_are_ambiguous_and_their_lines_are_named() -> None:
     result = apply_replacement("x\ny\nx\n", Replacement("f", (SearchReplace(("x",), ("z",)),)))
-    assert isinstance(result, MatchFailure)
+    assert isinstance(result, EditFailure)
     assert result.reason is EditFailureReason.AMBIGUOUS
     assert "at 1, 3" in result.message
 

@@ -9,14 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from keystroke.assist.edit.operations import (
-    Addition,
-    EditFailure,
-    EditFailureReason,
-    Operation,
-    Replacement,
-    SearchReplace,
-)
+from keystroke.assist.edit.operations import Addition, EditFailure, Operation, Replacement, SearchReplace
+from keystroke.assist.edit.operations import EditFailureReason as Reason
 
 Message = Mapping[str, str]
 
@@ -96,15 +90,11 @@ def parse_blocks(answer: str, paths: Sequence[str]) -> list[Operation] | EditFai
         reopened = next((i for i in range(index + 1, close or len(lines)) if _OPEN.match(lines[i])), None)
         if close is None or reopened is not None:
             return EditFailure(
-                EditFailureReason.TRUNCATED,
-                path or "",
-                "a block begins but does not end; write it completely",
+                Reason.TRUNCATED, path or "", "a block begins but does not end; write it completely"
             )
         if path is None:
             return EditFailure(
-                EditFailureReason.NO_PATH,
-                "",
-                "a block does not name its file; put the path on the line before it",
+                Reason.NO_PATH, "", "a block does not name its file; put the path on the line before it"
             )
         body = lines[index + 1 : close]
         cuts = [cut for cut, line in enumerate(body) if _DIVIDER.match(line)][:_MAX_READINGS]
@@ -112,9 +102,7 @@ def parse_blocks(answer: str, paths: Sequence[str]) -> list[Operation] | EditFai
         readings = tuple(SearchReplace(tuple(body[:cut]), tuple(body[cut + 1 :])) for cut in reversed(cuts))
         if not readings:
             return EditFailure(
-                EditFailureReason.TRUNCATED,
-                path,
-                "a block has no ======= between its two parts; write it completely",
+                Reason.TRUNCATED, path, "a block has no ======= between its two parts; write it completely"
             )
         shortest = readings[-1]
         if not any(line.strip() for line in shortest.search) and path not in paths:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from keystroke.assist.edit.operations import EditFailureReason, Replacement, SearchReplace
+from keystroke.assist.edit.operations import EditFailure, Replacement, SearchReplace
+from keystroke.assist.edit.operations import EditFailureReason as Reason
 from keystroke.assist.edit.splice import line_end, splice_block, split_lines, strip_line_end
 
 _ALIKE = 0.85  # mean similarity that a similar place needs
@@ -19,12 +20,7 @@ _MARGIN = 0.05  # by which it must exceed every other place
 _MAX_FUZZY_LINES = 400
 _MAX_FUZZY_WIDTH = 1_000  # comparing two lines costs the product of their lengths
 _MAX_CANDIDATES = 12
-
-
-@dataclass(frozen=True, slots=True)
-class MatchFailure:
-    reason: EditFailureReason
-    message: str
+_MISSING = "the lines to replace are not in the file; copy them from it exactly"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,53 +31,49 @@ class MatchResult:
     resume: int
 
 
-def apply_replacement(text: str, change: Replacement, start: int = 0) -> MatchResult | MatchFailure:
+def apply_replacement(text: str, change: Replacement, start: int = 0) -> MatchResult | EditFailure:
     """Make one replacement. Lines before `start` are looked at only if nothing fits after it."""
     lines = split_lines(text)
     plain = [strip_line_end(line) for line in lines]
-    inside = _narrowed(plain, change.within, start)
-    if isinstance(inside, MatchFailure):
+    inside = _narrowed(plain, change, start)
+    if isinstance(inside, EditFailure):
         return inside
-    problem: MatchFailure | None = None
+    problem: EditFailure | None = None
     for reading in change.readings:
         found = _find(plain, reading, change, inside)
-        if (
-            isinstance(found, MatchFailure)
-            and found.reason is EditFailureReason.NOT_FOUND
-            and len(change.readings) == 1
-        ):
+        missing = isinstance(found, EditFailure) and found.reason is Reason.NOT_FOUND
+        if missing and len(change.readings) == 1:
             # The lines of a patch are whole lines; a block may quote part of one.
             if not change.in_order and (inline := _inline(text, reading)) is not None:
                 return MatchResult(inline, start)
-            found = _nearly(plain, reading)
-        if isinstance(found, MatchFailure):
+            found = _nearly(plain, reading, change.path)
+        if isinstance(found, EditFailure):
             problem = problem or found
             continue
         at, split = found
         written = splice_block(lines, at, split, change.final_newline)
         if written is None:
             message = "the block's indentation does not follow the file's; copy the lines with theirs"
-            problem = problem or MatchFailure(EditFailureReason.INDENTATION, message)
+            problem = problem or EditFailure(Reason.INDENTATION, change.path, message)
             continue
         return MatchResult("".join(written), at + len(split.replace))
-    return problem or MatchFailure(EditFailureReason.NOT_FOUND, "the block holds no lines to look for")
+    return problem or EditFailure(Reason.NOT_FOUND, change.path, "the block holds no lines to look for")
 
 
-def _narrowed(lines: list[str], headers: Sequence[str], start: int) -> int | MatchFailure:
+def _narrowed(lines: list[str], change: Replacement, start: int) -> int | EditFailure:
     """The line after the last header, each looked for below the one before."""
-    for header in headers:
+    for header in change.within:
         inside = _header(lines, header, start)
         if inside is None:
-            return MatchFailure(
-                EditFailureReason.NOT_FOUND, f"the header line {header.strip()!r} is not in the file"
-            )
+            message = f"the header line {header.strip()!r} is not in the file"
+            return EditFailure(Reason.NOT_FOUND, change.path, message)
         start = inside + 1
     return start
 
 
 def _find(
     lines: list[str], split: SearchReplace, change: Replacement, start: int
-) -> tuple[int, SearchReplace] | MatchFailure:
+) -> tuple[int, SearchReplace] | EditFailure:
     """The line where the block begins, and the block, without outer blank lines if those do not match."""
     placed = change.near is not None or change.within or change.at_end
     if not split.search or not (placed or any(line.strip() for line in split.search)):
@@ -92,9 +84,8 @@ def _find(
             return start, insertion
         if change.at_end:
             return len(lines), insertion
-        return MatchFailure(
-            EditFailureReason.EMPTY_SEARCH, "the block does not say what to replace; repeat those lines"
-        )
+        message = "the block does not say what to replace; repeat those lines"
+        return EditFailure(Reason.EMPTY_SEARCH, change.path, message)
     for trial in _trials(split):
         if not trial.search:
             continue
@@ -108,10 +99,8 @@ def _find(
                 message = (
                     f"the lines to replace occur {len(places)} times (at {where}); repeat more around them"
                 )
-                return MatchFailure(EditFailureReason.AMBIGUOUS, message)
-    return MatchFailure(
-        EditFailureReason.NOT_FOUND, "the lines to replace are not in the file; copy them from it exactly"
-    )
+                return EditFailure(Reason.AMBIGUOUS, change.path, message)
+    return EditFailure(Reason.NOT_FOUND, change.path, _MISSING)
 
 
 def _inline(text: str, split: SearchReplace) -> str | None:
@@ -177,11 +166,9 @@ def _chosen(places: list[int], change: Replacement, start: int, last: int) -> in
     return None
 
 
-def _nearly(lines: list[str], split: SearchReplace) -> tuple[int, SearchReplace] | MatchFailure:
+def _nearly(lines: list[str], split: SearchReplace, path: str) -> tuple[int, SearchReplace] | EditFailure:
     """The only place that is similar to the block. Equal lines vote for where the block would begin."""
-    missing = MatchFailure(
-        EditFailureReason.NOT_FOUND, "the lines to replace are not in the file; copy them from it exactly"
-    )
+    missing = EditFailure(Reason.NOT_FOUND, path, _MISSING)
     block = [_spaceless(line) for line in split.search]
     size = len(block)
     if size > _MAX_FUZZY_LINES or size > len(lines) or not any(block):
@@ -205,10 +192,8 @@ def _nearly(lines: list[str], split: SearchReplace) -> tuple[int, SearchReplace]
         return missing
     if len(scored) > 1 and scored[0][0] - scored[1][0] < _MARGIN:
         where = " and ".join(str(place + 1) for _, place in scored[:2])
-        return MatchFailure(
-            EditFailureReason.AMBIGUOUS,
-            f"lines {where} both resemble the lines to replace; copy them exactly",
-        )
+        message = f"lines {where} both resemble the lines to replace; copy them exactly"
+        return EditFailure(Reason.AMBIGUOUS, path, message)
     return scored[0][1], split
 
 
@@ -220,11 +205,8 @@ def _likeness(flat: list[str], start: int, block: list[str]) -> float:
         weight += size
         if line == wanted:
             total += size
-            continue
-        if size > _MAX_FUZZY_WIDTH:
-            continue
-        matcher = SequenceMatcher(None, line, wanted, autojunk=False)
-        if matcher.real_quick_ratio() < 0.5 or matcher.quick_ratio() < 0.5:
-            continue
-        total += size * matcher.ratio()
+        elif size <= _MAX_FUZZY_WIDTH:
+            matcher = SequenceMatcher(None, line, wanted, autojunk=False)
+            if matcher.real_quick_ratio() >= 0.5 and matcher.quick_ratio() >= 0.5:
+                total += size * matcher.ratio()
     return total / weight

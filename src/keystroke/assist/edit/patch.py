@@ -12,13 +12,13 @@ from itertools import pairwise
 from keystroke.assist.edit.operations import (
     Addition,
     EditFailure,
-    EditFailureReason,
     Move,
     Operation,
     Removal,
     Replacement,
     SearchReplace,
 )
+from keystroke.assist.edit.operations import EditFailureReason as Reason
 
 _BEGIN, _END = "*** Begin Patch", "*** End Patch"
 _FILE = re.compile(r"^\*\*\* (Add|Delete|Update) File: (.*\S)")
@@ -46,9 +46,7 @@ def parse_envelope(answer: str) -> list[Operation] | EditFailure:
     start = next(i for i, line in enumerate(lines) if line.strip() == _BEGIN)
     end = next((i for i, line in enumerate(lines) if i > start and line.strip() == _END), None)
     if end is None:
-        return EditFailure(
-            EditFailureReason.TRUNCATED, "", f"the patch has no {_END!r} line; write it completely"
-        )
+        return EditFailure(Reason.TRUNCATED, "", f"the patch has no {_END!r} line; write it completely")
     operations: list[Operation] = []
     body = lines[start + 1 : end]
     heads = [i for i, line in enumerate(body) if _FILE.match(line)]
@@ -68,9 +66,7 @@ def parse_envelope(answer: str) -> list[Operation] | EditFailure:
             operations += updated
     if not operations:
         return EditFailure(
-            EditFailureReason.NO_HUNKS,
-            "",
-            "the patch names no file; begin each part with *** Update File: PATH",
+            Reason.NO_HUNKS, "", "the patch names no file; begin each part with *** Update File: PATH"
         )
     return operations
 
@@ -89,9 +85,7 @@ def _updates(path: str, section: Sequence[str]) -> list[Operation] | EditFailure
             split = _split(hunk)
             if split is None:
                 return EditFailure(
-                    EditFailureReason.TRUNCATED,
-                    path,
-                    "a hunk line begins with neither ' ', '-' nor '+'; correct it",
+                    Reason.TRUNCATED, path, "a hunk line begins with neither ' ', '-' nor '+'; correct it"
                 )
             operations.append(Replacement(path, (split,), within=tuple(within), at_end=at_end, in_order=True))
             within, hunk, at_end = [], [], False
@@ -117,7 +111,7 @@ def _updates(path: str, section: Sequence[str]) -> list[Operation] | EditFailure
     if to is not None:
         operations.append(Move(path, to))
     if not operations:
-        return EditFailure(EditFailureReason.NO_HUNKS, path, "the patch changes nothing in this file")
+        return EditFailure(Reason.NO_HUNKS, path, "the patch changes nothing in this file")
     return operations
 
 
@@ -147,9 +141,7 @@ def parse_unified(answer: str) -> list[Operation] | EditFailure:
         before, after = _stripped(old[1], "a/"), _stripped(new[1], "b/")
         if not hunks:
             return EditFailure(
-                EditFailureReason.TRUNCATED,
-                after,
-                "the diff of this file holds no @@ hunk; write it completely",
+                Reason.TRUNCATED, after, "the diff of this file holds no @@ hunk; write it completely"
             )
         if before == _NOWHERE:
             operations.append(_added(after, hunks))
@@ -160,9 +152,7 @@ def parse_unified(answer: str) -> list[Operation] | EditFailure:
                 changed = _changed(before, start, hunk)
                 if changed is None:
                     return EditFailure(
-                        EditFailureReason.TRUNCATED,
-                        before,
-                        "a hunk line begins with neither ' ', '-' nor '+'",
+                        Reason.TRUNCATED, before, "a hunk line begins with neither ' ', '-' nor '+'"
                     )
                 operations.append(changed)
             if after != before:

@@ -8,16 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from keystroke.assist.edit.blocks import has_blocks, parse_blocks
-from keystroke.assist.edit.matching import MatchFailure, apply_replacement
-from keystroke.assist.edit.operations import (
-    Addition,
-    EditFailure,
-    EditFailureReason,
-    Move,
-    Operation,
-    Removal,
-    Replacement,
-)
+from keystroke.assist.edit.matching import apply_replacement
+from keystroke.assist.edit.operations import Addition, EditFailure, Move, Operation, Removal, Replacement
+from keystroke.assist.edit.operations import EditFailureReason as Reason
 from keystroke.assist.edit.patch import is_envelope, is_unified, parse_envelope, parse_unified
 
 Read = Callable[[str], str | None]  # the text of a file, None where there is none
@@ -41,9 +34,7 @@ def parse_answer(answer: str, paths: Sequence[str]) -> list[Operation] | EditFai
     elif is_unified(answer):
         found = parse_unified(answer)
     else:
-        found = EditFailure(
-            EditFailureReason.NO_HUNKS, "", "the answer holds no search/replace block and no patch"
-        )
+        found = EditFailure(Reason.NO_HUNKS, "", "the answer holds no search/replace block and no patch")
     return found if isinstance(found, EditFailure) else [_tidy(operation) for operation in found]
 
 
@@ -63,9 +54,7 @@ def resolve(operations: Sequence[Operation], read: Read) -> Resolution:
     texts = {path: text for path, text in state.texts.items() if text != state.originals[path]}
     if not texts:
         path = operations[0].path if operations else ""
-        return Resolution(
-            failures=(EditFailure(EditFailureReason.UNCHANGED, path, "the answer changes nothing"),)
-        )
+        return Resolution(failures=(EditFailure(Reason.UNCHANGED, path, "the answer changes nothing"),))
     return Resolution(texts, state.moves)
 
 
@@ -84,16 +73,12 @@ class _State:
         text = self._text(path)
         if isinstance(operation, Addition):
             if text is not None and not operation.overwrite:
-                self._fail(
-                    EditFailureReason.FILE_EXISTS, path, "the file to add exists already; change it instead"
-                )
+                self._fail(Reason.FILE_EXISTS, path, "the file to add exists already; change it instead")
             else:
                 self.texts[path] = operation.text
             return
         if text is None:
-            self._fail(
-                EditFailureReason.UNKNOWN_FILE, path, "there is no such file among those that may be changed"
-            )
+            self._fail(Reason.UNKNOWN_FILE, path, "there is no such file among those that may be changed")
         elif isinstance(operation, Removal):
             self.texts[path] = None
         elif isinstance(operation, Move):
@@ -108,8 +93,8 @@ class _State:
             # Line numbers refer to the original file; earlier hunks have moved the lines.
             operation = dataclasses.replace(operation, near=max(0, operation.near + drift))
         result = apply_replacement(text, operation, self._resume.get(path, 0) if operation.in_order else 0)
-        if isinstance(result, MatchFailure):
-            self._fail(result.reason, path, result.message)
+        if isinstance(result, EditFailure):
+            self.failures.append(result)
         else:
             self.texts[path] = result.text
             self._resume[path] = result.resume
@@ -117,9 +102,7 @@ class _State:
 
     def _move(self, path: str, to: str, text: str) -> None:
         if self._text(to) is not None:
-            self._fail(
-                EditFailureReason.FILE_EXISTS, to, f"{path} cannot be moved there: the file exists already"
-            )
+            self._fail(Reason.FILE_EXISTS, to, f"{path} cannot be moved there: the file exists already")
             return
         self.texts[path], self.texts[to] = None, text
         self.moves[path] = to
@@ -129,5 +112,5 @@ class _State:
             self.originals[path] = self.texts[path] = self._read(path)
         return self.texts[path]
 
-    def _fail(self, reason: EditFailureReason, path: str, message: str) -> None:
+    def _fail(self, reason: Reason, path: str, message: str) -> None:
         self.failures.append(EditFailure(reason, path, message))

@@ -15,7 +15,8 @@ from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit.blocks import Message, fenced
 from keystroke.assist.edit.border import fix_borders
 from keystroke.assist.edit.definitions import as_insertion
-from keystroke.assist.edit.operations import EditFailure, EditFailureReason
+from keystroke.assist.edit.operations import EditFailure
+from keystroke.assist.edit.operations import EditFailureReason as Reason
 from keystroke.assist.edit.splice import replace_lines, split_lines
 
 _SYSTEM = (
@@ -99,18 +100,12 @@ def parse_rewrite(answer: str, region: Region, text: str) -> str | EditFailure:
         _unlabelled(answer, region.path, inside), nested=any(map(_FENCE.match, inside.splitlines()))
     )
     if written is None:
-        return EditFailure(
-            EditFailureReason.TRUNCATED, region.path, "the rewritten part begins but does not end"
-        )
+        return EditFailure(Reason.TRUNCATED, region.path, "the rewritten part begins but does not end")
     if not written.strip() and inside.strip():
-        return EditFailure(
-            EditFailureReason.NO_HUNKS, region.path, "the answer holds no text for the part to rewrite"
-        )
+        return EditFailure(Reason.NO_HUNKS, region.path, "the answer holds no text for the part to rewrite")
     if (remark := _ELISION.search(written)) and remark[0] not in inside:
         return EditFailure(
-            EditFailureReason.ELIDED,
-            region.path,
-            f"the answer leaves code out ({remark[0].strip()!r}); write all of it",
+            Reason.ELIDED, region.path, f"the answer leaves code out ({remark[0].strip()!r}); write all of it"
         )
     start = len(split_lines(before))
     written = as_insertion(fix_borders(written, before, inside, after), inside, language_of(region.path))

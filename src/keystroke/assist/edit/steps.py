@@ -12,12 +12,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from keystroke.analysis.syntax import language_of
-from keystroke.assist.edit.blocks import Message, block_messages, fenced, has_blocks, retry_messages
+from keystroke.assist.edit.blocks import block_messages, fenced, has_blocks, retry_messages
 from keystroke.assist.edit.choice import choose_regions, enclosing_region, regions_for
 from keystroke.assist.edit.completeness import find_doubt
 from keystroke.assist.edit.drift import remove_drift
 from keystroke.assist.edit.excerpt import excerpt
-from keystroke.assist.edit.operations import Addition, EditFailure, EditFailureReason, Operation
+from keystroke.assist.edit.operations import Addition, EditFailure, Operation
+from keystroke.assist.edit.operations import EditFailureReason as Reason
 from keystroke.assist.edit.patch import is_envelope
 from keystroke.assist.edit.pointing import list_parts, parse_pointing, point_messages
 from keystroke.assist.edit.question import RewriteQuestion
@@ -30,27 +31,11 @@ from keystroke.assist.edit.validation import validate_change
 WHOLE = 120  # lines of a file that is rewritten whole where no part can be chosen
 LARGEST = 250  # lines that a model is asked to rewrite at once
 # Faults that asking again for the same region can correct; the others need another region.
-_MENDED = (
-    EditFailureReason.SYNTAX,
-    EditFailureReason.TRUNCATED,
-    EditFailureReason.ELIDED,
-    EditFailureReason.LOST,
-    EditFailureReason.DOUBLED,
-    EditFailureReason.NO_HUNKS,
-)
+_MENDED = (Reason.SYNTAX, Reason.TRUNCATED, Reason.ELIDED, Reason.LOST, Reason.DOUBLED, Reason.NO_HUNKS)
 
 Exists = Callable[[str], bool]
 Steps = Generator[RewriteQuestion, str, EditProposal]
-Rewriting = Generator[
-    RewriteQuestion, str, "str | Resolution | EditFailure"
-]  # a file, files, or what is wrong
-
-
-@dataclass(slots=True)
-class _Transcript:
-    """The answers so far."""
-
-    answers: list[str] = field(default_factory=list)
+Result = str | Resolution | EditFailure  # of a region: the whole file, several files, or what is wrong
 
 
 def edit_steps(
@@ -59,64 +44,154 @@ def edit_steps(
     """Ask until the task is done or no larger region is left. `blocks`: the model writes search/replace
     blocks well. `retries`: how often one question is repeated with its fault named; 0 asks once and tries no
     larger region."""
-    transcript = _Transcript()
+    asking = _Asking(task, retries, exists)
     if task.region is not None:
-        return (yield from _one_region(task, task.region, transcript, retries))
+        return (yield from asking.one_region(task.region))
     if (texts := apply_renaming(task.files, task.instruction)) is not None:
         return EditProposal(task.files, "", texts)
     if blocks:
-        proposal = yield from _by_blocks(task, transcript, retries, exists)
+        proposal = yield from asking.by_blocks()
         if not proposal.failures:
             return proposal
-    return (yield from _by_regions(task, transcript, retries, exists))
+    return (yield from asking.by_regions())
 
 
-def _one_region(task: EditTask, region: Region, transcript: _Transcript, retries: int) -> Steps:
-    """The lines the user chose, and no others."""
-    result = yield from _rewrite_region(task, task.files, region, transcript, retries, lambda path: False)
-    if isinstance(result, str):
-        return _done(task, transcript, {region.path: result})
-    assert isinstance(result, EditFailure)  # blocks are not read where a region was given
-    return _failed(task, transcript, result)
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """One task with the answers so far."""
 
+    task: EditTask
+    retries: int
+    exists: Exists
+    answers: list[str] = field(default_factory=list)
 
-def _by_blocks(task: EditTask, transcript: _Transcript, retries: int, exists: Exists) -> Steps:
-    messages: list[Message] = block_messages(task.files, task.instruction, task.rules)
-    prediction = "\n".join(task.files.values())
-    for attempt in range(retries + 1):
-        answer = yield RewriteQuestion(messages, prediction)
-        transcript.answers.append(answer)
-        found = read_operations(task, answer, exists)
-        if not found.failures or attempt == retries:
-            break
-        messages = [*messages, *retry_messages(answer, found.failures)]
-    return EditProposal(
-        task.files, answer, found.texts, found.moves, found.failures, tuple(transcript.answers)
-    )
+    def one_region(self, region: Region) -> Steps:
+        """The lines the user chose, and no others."""
+        result = yield from self._rewrite_region(self.task.files, region)
+        if isinstance(result, str):
+            return self._proposal(Resolution({region.path: result}))
+        assert isinstance(result, EditFailure)  # blocks are not read where a region was given
+        return self._proposal(Resolution(failures=(result,)))
 
+    def by_blocks(self) -> Steps:
+        task = self.task
+        messages = block_messages(task.files, task.instruction, task.rules)
+        prediction = "\n".join(task.files.values())
+        for attempt in range(self.retries + 1):
+            answer = yield RewriteQuestion(messages, prediction)
+            self.answers.append(answer)
+            found = read_operations(task, answer, self.exists)
+            if not found.failures or attempt == self.retries:
+                break
+            messages = [*messages, *retry_messages(answer, found.failures)]
+        return self._proposal(found)
 
-def _by_regions(task: EditTask, transcript: _Transcript, retries: int, exists: Exists) -> Steps:
-    """Try the chosen regions, then larger ones."""
-    choice = choose_regions(task.files, task.instruction, near=task.near)
-    regions = choice.regions
-    if not choice.certain:
-        whole = _whole(task.files, WHOLE)
-        regions = whole or (yield from _ask_for_regions(task, transcript)) or regions
-    failure = EditFailure(
-        EditFailureReason.NO_PLACE,
-        "",
-        "nothing in the files answers to the instruction; name a function or lines",
-    )
-    # The regions chosen by words are tried last if they were not tried first.
-    last = [choice.regions] if choice.regions and choice.regions != regions else []
-    for level in (*_region_levels(task.files, regions), *last):
-        result = yield from _rewrite_all(task, level, transcript, retries, exists)
-        if isinstance(result, EditProposal):
+    def by_regions(self) -> Steps:
+        """Try the chosen regions, then larger ones."""
+        task = self.task
+        choice = choose_regions(task.files, task.instruction, near=task.near)
+        regions = choice.regions
+        if not choice.certain:
+            regions = _whole(task.files, WHOLE) or (yield from self._ask_for_regions()) or regions
+        message = "nothing in the files answers to the instruction; name a function or lines"
+        failure = EditFailure(Reason.NO_PLACE, "", message)
+        # The regions chosen by words are tried last if they were not tried first.
+        last = [choice.regions] if choice.regions and choice.regions != regions else []
+        for level in (*_region_levels(task.files, regions), *last):
+            result = yield from self._rewrite_all(level)
+            if isinstance(result, Resolution):
+                return self._proposal(result)
+            failure = result
+            if not self.retries:
+                break
+        return self._proposal(Resolution(failures=(failure,)))
+
+    def _proposal(self, found: Resolution) -> EditProposal:
+        answer = self.answers[-1] if self.answers else ""
+        return EditProposal(
+            self.task.files, answer, found.texts, found.moves, found.failures, tuple(self.answers)
+        )
+
+    def _rewrite_all(
+        self, regions: Sequence[Region]
+    ) -> Generator[RewriteQuestion, str, Resolution | EditFailure]:
+        """Rewrite all regions. One that need not change is skipped, as long as another one changes."""
+        texts = dict(self.task.files)
+        changed: dict[str, str] = {}
+        failure: EditFailure | None = None
+        order = list(texts)
+        # From the end of each file, so that the line numbers of earlier regions stay valid.
+        for region in sorted(regions, key=lambda r: (order.index(r.path), -r.start)):
+            result = yield from self._rewrite_region(texts, region, alone=len(regions) == 1)
+            if isinstance(result, Resolution):  # the model answered in blocks
+                return result
+            if isinstance(result, str):
+                texts[region.path] = changed[region.path] = result
+            elif result.reason is Reason.UNCHANGED:
+                failure = result
+            else:
+                return result
+        if changed:
+            return Resolution(changed)
+        assert failure is not None  # there is at least one region
+        return failure
+
+    def _rewrite_region(
+        self, texts: Mapping[str, str], region: Region, *, alone: bool = True
+    ) -> Generator[RewriteQuestion, str, Result]:
+        """Rewrite one region, asking again with the fault named. Returns the whole file, or the last fault.
+        `alone`: there is no other region."""
+        task, text = self.task, texts[region.path]
+        inside = region.parts(text)[1]
+        shown = {
+            path: excerpt(content, path, region, task.instruction)
+            for path, content in sorted(texts.items(), key=lambda item: item[0] == region.path)
+        }
+        first = rewrite_messages(region, text, task.instruction, task.rules, shown)
+        messages = first
+        prediction = fenced(inside, language_of(region.path) or "")
+        kept: str | None = None  # a valid file that may be incomplete
+        for attempt in range(self.retries + 1):
+            answer = yield RewriteQuestion(messages, prediction, inside)
+            self.answers.append(answer)
+            result: Result
+            if task.region is None and (has_blocks(answer) or is_envelope(answer)) and not has_blocks(inside):
+                found = read_operations(task, answer, self.exists)  # an unrequested but usable format
+                result = found.failures[0] if found.failures else found
+            else:
+                result = read_rewrite(answer, region, text, task.instruction)
+            if isinstance(result, Resolution) or attempt == self.retries:
+                break
+            if isinstance(result, EditFailure):
+                mended = result.reason in _MENDED or (alone and result.reason is Reason.UNCHANGED)
+                if kept is not None or not (mended or task.region is not None):
+                    break
+                said = _fault(result, task.instruction)
+            else:
+                alone_file = len(task.files) == 1
+                doubted = find_doubt(text, result, region.path, task.instruction) if alone_file else None
+                if doubted is None or kept is not None:
+                    break
+                kept, said = result, f"Look again: {doubted}. Write it again, corrected and complete."
+            messages = [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": said}]
+        if kept is None or isinstance(result, Resolution):
             return result
-        failure = result
-        if not retries:
-            break
-    return _failed(task, transcript, failure)
+        worse = isinstance(result, EditFailure) or find_doubt(text, result, region.path, task.instruction)
+        return kept if worse else result
+
+    def _ask_for_regions(self) -> Generator[RewriteQuestion, str, tuple[Region, ...]]:
+        """The regions that the model chooses."""
+        files, parts = self.task.files, list_parts(self.task.files)
+        if len(parts) < 2:
+            return ()
+        answer = yield RewriteQuestion(point_messages(files, parts, self.task.instruction), most=40)
+        self.answers.append(answer)
+        chosen = parse_pointing(answer, parts)
+        return tuple(
+            region
+            for path, text in files.items()
+            for region in regions_for(path, [part.unit for part in chosen if part.path == path], text)
+        )
 
 
 def _region_levels(files: Mapping[str, str], regions: Sequence[Region]) -> Iterator[tuple[Region, ...]]:
@@ -138,91 +213,9 @@ def _size(region: Region, files: Mapping[str, str]) -> int:
     return (files[region.path].count("\n") + 1 if region.end is None else region.end) - region.start
 
 
-def _rewrite_all(
-    task: EditTask, regions: Sequence[Region], transcript: _Transcript, retries: int, exists: Exists
-) -> Generator[RewriteQuestion, str, EditProposal | EditFailure]:
-    """Rewrite all regions. One that need not change is skipped, as long as another one changes."""
-    texts = dict(task.files)
-    changed: dict[str, str] = {}
-    failure: EditFailure | None = None
-    order = list(task.files)
-    # From the end of each file, so that the line numbers of earlier regions stay valid.
-    for region in sorted(regions, key=lambda r: (order.index(r.path), -r.start)):
-        alone = len(regions) == 1
-        result = yield from _rewrite_region(task, texts, region, transcript, retries, exists, alone=alone)
-        if isinstance(result, Resolution):  # the model answered in blocks
-            answer = transcript.answers[-1]
-            return EditProposal(
-                task.files, answer, result.texts, result.moves, result.failures, tuple(transcript.answers)
-            )
-        if isinstance(result, EditFailure):
-            if result.reason is not EditFailureReason.UNCHANGED:
-                return result
-            failure = result
-            continue
-        texts[region.path] = changed[region.path] = result
-    if not changed:
-        assert failure is not None  # there is at least one region
-        return failure
-    return _done(task, transcript, changed)
-
-
-def _rewrite_region(
-    task: EditTask,
-    texts: Mapping[str, str],
-    region: Region,
-    transcript: _Transcript,
-    retries: int,
-    exists: Exists,
-    *,
-    alone: bool = True,
-) -> Rewriting:
-    """Rewrite one region, asking again with the fault named. Returns the whole file, or the last fault.
-    `alone`: there is no other region."""
-    text = texts[region.path]
-    inside = region.parts(text)[1]
-    shown = {
-        path: excerpt(content, path, region, task.instruction)
-        for path, content in sorted(texts.items(), key=lambda item: item[0] == region.path)
-    }
-    first = rewrite_messages(region, text, task.instruction, task.rules, shown)
-    messages = first
-    prediction = fenced(inside, language_of(region.path) or "")
-    kept: str | None = None  # a valid file that may be incomplete
-    for attempt in range(retries + 1):
-        answer = yield RewriteQuestion(messages, prediction, inside)
-        transcript.answers.append(answer)
-        result: str | Resolution | EditFailure
-        if task.region is None and (has_blocks(answer) or is_envelope(answer)) and not has_blocks(inside):
-            found = read_operations(task, answer, exists)  # an unrequested but usable format
-            result = found.failures[0] if found.failures else found
-        else:
-            result = read_rewrite(answer, region, text, task.instruction)
-        if isinstance(result, Resolution) or attempt == retries:
-            break
-        if isinstance(result, EditFailure):
-            mended = result.reason in _MENDED or (alone and result.reason is EditFailureReason.UNCHANGED)
-            if kept is not None or not (mended or task.region is not None):
-                break
-            said = _fault(result, task.instruction)
-        else:
-            doubted = (
-                find_doubt(text, result, region.path, task.instruction) if len(task.files) == 1 else None
-            )
-            if doubted is None or kept is not None:
-                break
-            kept, said = result, f"Look again: {doubted}. Write it again, corrected and complete."
-        messages = [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": said}]
-    if kept is None or isinstance(result, Resolution):
-        return result
-    if isinstance(result, EditFailure) or find_doubt(text, result, region.path, task.instruction) is not None:
-        return kept
-    return result
-
-
 def _fault(failure: EditFailure, instruction: str) -> str:
     """The message to a model whose rewrite is unusable."""
-    if failure.reason is EditFailureReason.UNCHANGED:
+    if failure.reason is Reason.UNCHANGED:
         return f"You wrote the same code again. Make the change: {instruction.strip()}"
     return f"That cannot be used: {failure.message}. Write it again, corrected and complete."
 
@@ -230,36 +223,13 @@ def _fault(failure: EditFailure, instruction: str) -> str:
 def read_rewrite(answer: str, region: Region, text: str, instruction: str) -> str | EditFailure:
     """The whole file after an answer: repaired at its edges, validated, without unrequested changes."""
     new = parse_rewrite(answer, region, text)
-    if isinstance(new, EditFailure):
-        return new
-    if new == text:
-        return EditFailure(EditFailureReason.UNCHANGED, region.path, "the answer changes nothing")
-    new = validate_change(text, new, region.path, instruction)
-    if isinstance(new, EditFailure):
-        return new
-    new = remove_drift(text, new, region.path, instruction)
-    if new == text:
-        return EditFailure(
-            EditFailureReason.UNCHANGED, region.path, "the answer changes nothing but blank lines or quotes"
-        )
-    return new
-
-
-def _ask_for_regions(
-    task: EditTask, transcript: _Transcript
-) -> Generator[RewriteQuestion, str, tuple[Region, ...]]:
-    """The regions that the model chooses."""
-    parts = list_parts(task.files)
-    if len(parts) < 2:
-        return ()
-    answer = yield RewriteQuestion(point_messages(task.files, parts, task.instruction), most=40)
-    transcript.answers.append(answer)
-    chosen = parse_pointing(answer, parts)
-    return tuple(
-        region
-        for path, text in task.files.items()
-        for region in regions_for(path, [part.unit for part in chosen if part.path == path], text)
-    )
+    what = "the answer changes nothing"
+    if isinstance(new, str) and new != text:
+        new = validate_change(text, new, region.path, instruction)
+        if isinstance(new, str):
+            new = remove_drift(text, new, region.path, instruction)
+            what = "the answer changes nothing but blank lines or quotes"
+    return EditFailure(Reason.UNCHANGED, region.path, what) if new == text else new
 
 
 # ── answers in blocks ──
@@ -273,9 +243,8 @@ def read_operations(task: EditTask, answer: str, exists: Exists) -> Resolution:
     operations = [_meant(task, operation, exists) for operation in operations]
     for operation in operations:
         if operation.path not in task.files and exists(operation.path):
-            unseen = EditFailure(
-                EditFailureReason.UNKNOWN_FILE, operation.path, "this file is not part of the task"
-            )
+            message = "this file is not part of the task"
+            unseen = EditFailure(Reason.UNKNOWN_FILE, operation.path, message)
             return Resolution(failures=(unseen,))
     return resolve(operations, task.files.get)
 
@@ -287,12 +256,3 @@ def _meant(task: EditTask, operation: Operation, exists: Exists) -> Operation:
         return operation
     longer = [name for name in task.files if name.endswith(f"/{path}")]
     return dataclasses.replace(operation, path=longer[0]) if len(longer) == 1 else operation
-
-
-def _done(task: EditTask, transcript: _Transcript, texts: Mapping[str, str]) -> EditProposal:
-    return EditProposal(task.files, transcript.answers[-1], dict(texts), answers=tuple(transcript.answers))
-
-
-def _failed(task: EditTask, transcript: _Transcript, failure: EditFailure) -> EditProposal:
-    answer = transcript.answers[-1] if transcript.answers else ""
-    return EditProposal(task.files, answer, failures=(failure,), answers=tuple(transcript.answers))

@@ -13,7 +13,8 @@ from keystroke.analysis.check.check import is_python
 from keystroke.analysis.syntax import error_count, language_of
 from keystroke.assist.edit.definitions import find_duplicate, find_lost, restore_lost
 from keystroke.assist.edit.mentions import read_mentions
-from keystroke.assist.edit.operations import EditFailure, EditFailureReason
+from keystroke.assist.edit.operations import EditFailure
+from keystroke.assist.edit.operations import EditFailureReason as Reason
 from keystroke.assist.edit.rewrite import LONG_TASK
 from keystroke.text import apply_edits
 from keystroke.text.compare import compare
@@ -60,16 +61,12 @@ def validate_change(old: str, new: str, path: str, instruction: str) -> str | Ed
         return problem
     if (name := find_duplicate(old, new, language_of(path))) is not None:
         return EditFailure(
-            EditFailureReason.DOUBLED, path, f"the answer defines {name} twice; change the one that is there"
+            Reason.DOUBLED, path, f"the answer defines {name} twice; change the one that is there"
         )
     if (name := _undeclared(old, new, path)) is not None:
-        return EditFailure(
-            EditFailureReason.LOST, path, f"the answer still uses {name!r} and no longer declares it"
-        )
+        return EditFailure(Reason.LOST, path, f"the answer still uses {name!r} and no longer declares it")
     if (name := _only_used(old, new, path, instruction)) is not None:
-        return EditFailure(
-            EditFailureReason.UNDEFINED, path, f"the answer uses {name!r} and does not define it"
-        )
+        return EditFailure(Reason.UNDEFINED, path, f"the answer uses {name!r} and does not define it")
     return _with_imports(old, new, path) if path.endswith((".py", ".pyi")) else new
 
 
@@ -82,14 +79,12 @@ def _syntax(old: str, new: str, path: str) -> EditFailure | None:
             return None
         line = new.split("\n")[(error.lineno or 1) - 1].strip() if error.lineno else ""
         return EditFailure(
-            EditFailureReason.SYNTAX, path, f"the code does not parse: {error.msg} at the line {line[:80]!r}"
+            Reason.SYNTAX, path, f"the code does not parse: {error.msg} at the line {line[:80]!r}"
         )
     language = language_of(path)
     if language is None or error_count(new, language) <= error_count(old, language):
         return None
-    return EditFailure(
-        EditFailureReason.SYNTAX, path, "the code does not parse; check its brackets and its last lines"
-    )
+    return EditFailure(Reason.SYNTAX, path, "the code does not parse; check its brackets and its last lines")
 
 
 def _compiled(text: str) -> SyntaxError | None:
@@ -114,7 +109,7 @@ def _complete(old: str, new: str, path: str) -> str | EditFailure:
     if still := find_lost(old, new, language):
         names = ", ".join(unit.name for unit in still[:3])
         return EditFailure(
-            EditFailureReason.LOST, path, f"the answer leaves out {names}; write every part that was there"
+            Reason.LOST, path, f"the answer leaves out {names}; write every part that was there"
         )
     return new
 
@@ -133,9 +128,7 @@ def _with_imports(old: str, new: str, path: str) -> str | EditFailure:
         if fix is None:
             name = fresh[0].subject
             return EditFailure(
-                EditFailureReason.UNDEFINED,
-                path,
-                f"the answer uses {name!r}, which is not defined; define or import it",
+                Reason.UNDEFINED, path, f"the answer uses {name!r}, which is not defined; define or import it"
             )
         new = apply_edits(new, fix.edits)
     return new

@@ -22,17 +22,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from keystroke.assist.next_edit.prompt import Decode, Encode, LineRange, RecentChange, join_lines, region_at
+from keystroke.assist.next_edit.prompt import (
+    Decode,
+    Encode,
+    LineRange,
+    RecentChange,
+    equal_ends,
+    fitting_region,
+    join_lines,
+    newest_fitting,
+    short_path,
+)
 from keystroke.engine.tokenizer import Tokenizer
 
 VERSION = 3  # of the format; an adapter says which one it has learned
 MOST_PLACES = 6
 REGION = 12  # lines of a place
-REGION_TOKENS = 240
 HISTORY_TOKENS, CHANGE_TOKENS, CHANGES = 480, 120, 8
 ANSWER_TOKENS = 384  # a longer answer is none
 _ENCLOSING = 2  # lines shown above a place
-_PATH_CHARACTERS = 80
 _LETTERS = "ABCDEFGHIJKLM"
 _TASK = (
     "Below are changes just made, oldest first, and then numbered places of a file. Which place has to "
@@ -95,7 +103,7 @@ class PlacesFormat:
         ordered = tuple(sorted(places, key=lambda place: (place.first, place.last))[: len(marks.numbers) - 1])
         front = [
             marks.start, *self.encode("user\n" + _TASK), *self._history(history),
-            marks.file, *self.encode(_short(path) + "\n"),
+            marks.file, *self.encode(short_path(path)),
         ]  # fmt: skip
         newline = list(self.encode("\n"))
         body: list[int] = []
@@ -118,11 +126,9 @@ class PlacesFormat:
 
     def region(self, lines: Sequence[str], line: int, size: int = REGION) -> LineRange:
         """What to show when `line` may have to change: at most `size` lines, fewer where they are long."""
-        region = region_at(lines, line, size)
-        while size > 1 and self._cost(lines[region.first : region.last]) > REGION_TOKENS:
-            size //= 2
-            region = region_at(lines, line, size)
-        return region
+        return fitting_region(
+            lines, line, size, lambda part: sum(len(self.encode(f"{row}\n")) for row in part)
+        )
 
     def answer(self, prompt: PlacesPrompt, said: PlacesAnswer | None) -> list[int]:
         """What the model should say: the smallest run of lines that differs; None, or no difference, is
@@ -130,9 +136,7 @@ class PlacesFormat:
         if said is None or said.lines == prompt.lines[said.place]:
             return [self.marks.numbers[0], self.marks.end]
         old, new = prompt.lines[said.place], said.lines
-        least = min(len(old), len(new))
-        first = next((i for i in range(least) if old[i] != new[i]), least)
-        same = next((i for i in range(least - first) if old[-1 - i] != new[-1 - i]), least - first)
+        first, same = equal_ends(old, new)
         marks = self.marks
         place = [marks.numbers[said.place + 1], marks.letters[first], marks.letters[len(old) - same]]
         text = join_lines(new[first : len(new) - same])
@@ -163,21 +167,13 @@ class PlacesFormat:
         new = text.removesuffix("\n").split("\n") if text else []
         return PlacesAnswer(place, (*old[:first], *new, *old[last:]))
 
-    def _cost(self, lines: Sequence[str]) -> int:
-        return sum(len(self.encode(f"{line}\n")) for line in lines)
-
     def _history(self, history: Sequence[RecentChange]) -> list[int]:
-        kept: list[list[int]] = []
-        room = HISTORY_TOKENS
+        told = []
         for change in reversed(history[-CHANGES:]):
-            gone = list(self.encode(_signed("-", change.before)))[:CHANGE_TOKENS]
-            came = list(self.encode(_signed("+", change.after)))[:CHANGE_TOKENS]
-            tokens = [self.marks.file, *self.encode(_short(change.path) + "\n"), *gone, *came]
-            room -= len(tokens)
-            if room < 0 and kept:
-                break
-            kept.append(tokens)
-        return [t for tokens in reversed(kept) for t in tokens]
+            sides = (_signed("-", change.before), _signed("+", change.after))
+            gone, came = (list(self.encode(side))[:CHANGE_TOKENS] for side in sides)
+            told.append([self.marks.file, *self.encode(short_path(change.path)), *gone, *came])
+        return newest_fitting(told, HISTORY_TOKENS, least=1)
 
 
 def _signed(sign: str, text: str) -> str:
@@ -216,7 +212,3 @@ def places_format(tokenizer: Tokenizer) -> PlacesFormat | None:
 def adapter_places_format(tokenizer: Tokenizer, learned: Mapping[str, str]) -> PlacesFormat | None:
     """The format of a model whose adapter says that it has learned this version; None of any other."""
     return places_format(tokenizer) if learned.get("next_edit") == str(VERSION) else None
-
-
-def _short(path: str) -> str:
-    return path if len(path) <= _PATH_CHARACTERS else path[-_PATH_CHARACTERS:]

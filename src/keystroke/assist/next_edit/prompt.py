@@ -23,7 +23,7 @@ answer token `keep` ranks places; the region's own tokens (`EditPrompt.draft`) a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -128,7 +128,7 @@ class EditFormat:
             at_cursor = [marks.cursor] if cursor == region.first + number else []
             body += [marks.numbers[number], *at_cursor, *self.encode(f"{line}\n")]
         tokens = (
-            *front, marks.file, *self.encode(_short(path) + "\n"), *above,
+            *front, marks.file, *self.encode(short_path(path)), *above,
             marks.before, *body, marks.numbers[len(inside)], marks.below, *below, marks.after,
         )  # fmt: skip
         draft = tuple(self.encode(join_lines(inside)))
@@ -136,20 +136,13 @@ class EditFormat:
 
     def region(self, lines: Sequence[str], line: int) -> LineRange:
         """What to ask about when `line` may have to change: fewer lines where they are long."""
-        size = REGION
-        region = region_at(lines, line, size)
-        while size > 1 and len(self.encode(join_lines(lines[region.first : region.last]))) > REGION_TOKENS:
-            size //= 2
-            region = region_at(lines, line, size)
-        return region
+        return fitting_region(lines, line, REGION, lambda part: len(self.encode(join_lines(part))))
 
     def answer(self, old: Sequence[str], new: Sequence[str] | None) -> list[int]:
         """What the model should say where the region's lines `old` become `new`, or None to leave them."""
         if new is None or list(new) == list(old):
             return [self.marks.keep, self.marks.end]
-        least = min(len(old), len(new))
-        first = next((i for i in range(least) if old[i] != new[i]), least)
-        same = next((i for i in range(least - first) if old[-1 - i] != new[-1 - i]), least - first)
+        first, same = equal_ends(old, new)
         numbers = self.marks.numbers
         text = join_lines(new[first : len(new) - same])
         return [numbers[first], numbers[len(old) - same], *self.encode(text), self.marks.end]
@@ -175,20 +168,12 @@ class EditFormat:
         return [*prompt.lines[:first], *new, *prompt.lines[last:]]
 
     def _history(self, history: Sequence[RecentChange]) -> list[int]:
-        marks = self.marks
-        kept: list[list[int]] = []
-        room = HISTORY_TOKENS
+        marks, told = self.marks, []
         for change in reversed(history[-CHANGES:]):
-            tokens = [
-                marks.edit, *self.encode(_short(change.path) + "\n"),
-                marks.before, *list(self.encode(change.before))[:CHANGE_TOKENS],
-                marks.after, *list(self.encode(change.after))[:CHANGE_TOKENS],
-            ]  # fmt: skip
-            room -= len(tokens)
-            if room < 0:
-                break
-            kept.append(tokens)
-        return [t for tokens in reversed(kept) for t in tokens]
+            old, new = (list(self.encode(side))[:CHANGE_TOKENS] for side in (change.before, change.after))
+            path = self.encode(short_path(change.path))
+            told.append([marks.edit, *path, marks.before, *old, marks.after, *new])
+        return newest_fitting(told, HISTORY_TOKENS)
 
     def _fitting(self, lines: list[str], *, last: bool) -> list[int]:
         """The encoding of as many lines as fit, those next to the region kept longest."""
@@ -231,6 +216,40 @@ def region_at(lines: Sequence[str], line: int, size: int = REGION) -> LineRange:
     return LineRange(first, min(len(lines), first + size))
 
 
+def fitting_region(
+    lines: Sequence[str], line: int, size: int, cost: Callable[[Sequence[str]], int]
+) -> LineRange:
+    """`region_at`, with fewer lines where they cost more than `REGION_TOKENS`."""
+    region = region_at(lines, line, size)
+    while size > 1 and cost(lines[region.first : region.last]) > REGION_TOKENS:
+        size //= 2
+        region = region_at(lines, line, size)
+    return region
+
+
+def equal_ends(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
+    """How many lines at the start and at the end are the same, none counted twice."""
+    least = min(len(old), len(new))
+    first = next((i for i in range(least) if old[i] != new[i]), least)
+    return first, next((i for i in range(least - first) if old[-1 - i] != new[-1 - i]), least - first)
+
+
+def newest_fitting(newest_first: Iterable[Sequence[int]], room: int, least: int = 0) -> list[int]:
+    """The tokens of the changes that fit, oldest first; `least` of them come in any case."""
+    kept: list[Sequence[int]] = []
+    for tokens in newest_first:
+        room -= len(tokens)
+        if room < 0 and len(kept) >= least:
+            break
+        kept.append(tokens)
+    return [token for tokens in reversed(kept) for token in tokens]
+
+
+def short_path(path: str) -> str:
+    """The line that names a file: the end of a long path."""
+    return f"{path[-_PATH_CHARACTERS:]}\n"
+
+
 def find_marks(tokenizer: Tokenizer) -> EditMarks | None:
     ids = [tokenizer.special(name) for name in SPELLING]
     known = [i for i in ids if i is not None]
@@ -256,7 +275,3 @@ def learned_version(path: Path) -> object:
     if path.is_file():
         said = read_metadata(path, lambda key: key == "keystroke.next_edit").get("keystroke.next_edit", said)
     return said
-
-
-def _short(path: str) -> str:
-    return path if len(path) <= _PATH_CHARACTERS else path[-_PATH_CHARACTERS:]
