@@ -20,7 +20,7 @@ from keystroke.analysis.audit.fixes import (
     templates,
     wrapping,
 )
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, NoFix, needed, require
 from keystroke.analysis.audit.rules.catalog import FixSpec
 
 Fixer = Callable[[FixSite, FixSpec], FixEdits | None]
@@ -84,26 +84,25 @@ FIXERS: dict[str, Fixer] = {
 
 def build(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """The edits of the parsed text, or None if the fix does not apply."""
-    if spec.array >= 0:
-        args = site.match.args
-        memory = args[spec.array].memory if spec.array < len(args) else None
-        if memory is None or not memory.array:
-            return None
-    if spec.only:
-        if site.call is None:
-            return None
-        start, end = templates.callee_span(site.call)
-        if not spec.only.search(site.text[start:end]):
-            return None
-    if spec.path and not spec.path.search(site.path):
+    try:
+        built = _built(site, spec)
+    except NoFix:
         return None
-    if spec.alone and not site.is_statement(site.match.node):
-        return None
-    if spec.unless and spec.unless.search(site.enclosing_function(site.match.node).text()):
-        return None
-    fixer = FIXERS[spec.fixer] if spec.fixer else templates.fill_template
-    built = fixer(site, spec)
     if built is None or not built.edits:
         return None
     needs = tuple(need for need in (*built.needs, spec.imports) if need)
     return FixEdits(tuple(sorted(built.edits, key=lambda edit: (edit.start, edit.end))), needs)
+
+
+def _built(site: FixSite, spec: FixSpec) -> FixEdits | None:
+    if spec.array >= 0:
+        args = site.match.args
+        memory = needed(args[spec.array].memory if spec.array < len(args) else None)
+        require(memory.array)
+    if spec.only:
+        start, end = templates.callee_span(needed(site.call))
+        require(spec.only.search(site.text[start:end]))
+    require(not spec.path or spec.path.search(site.path))
+    require(not spec.alone or site.is_statement(site.match.node))
+    require(not spec.unless or not spec.unless.search(site.enclosing_function(site.match.node).text()))
+    return (FIXERS[spec.fixer] if spec.fixer else templates.fill_template)(site, spec)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
-from keystroke.analysis.audit.flow.values import Memory
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, needed, require, span
 from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
@@ -21,24 +20,16 @@ _NEEDED = re.compile(
 _ALLOCATES = re.compile(r"\b(?:malloc|alloca)\s*\(")
 
 
-def memory_of(site: FixSite, node: ir.Syntax) -> Memory | None:
-    return site.value(node).memory
-
-
-def size_text(site: FixSite, node: ir.Syntax, unit: int = 1) -> str | None:
-    """A C expression for the number of elements of `unit` bytes in a buffer; None if unknown."""
-    memory = memory_of(site, node)
-    if memory is None or memory.start != 0:
-        return None
+def size_text(site: FixSite, node: ir.Syntax, unit: int = 1) -> str:
+    """A C expression for the number of elements of `unit` bytes in a buffer."""
+    memory = needed(site.value(node).memory)
+    require(memory.start == 0)
     name = node.text() if node.kind() == "identifier" else ""
     arrays = site.match.known.arrays(memory.block) if site.match.known is not None else []
     declared = [array for array in (name, *arrays) if is_array(site, array, node)]
-    if declared:
-        holder = declared[0]
-    elif memory.capacity is not None:
-        return str(memory.capacity // unit)
-    else:
-        return None
+    if not declared:
+        return str(needed(memory.capacity) // unit)
+    holder = declared[0]
     return f"sizeof({holder})" if unit == 1 else f"sizeof({holder}) / sizeof({holder}[0])"
 
 
@@ -60,13 +51,10 @@ def _is_parameter(node: ir.Syntax) -> bool:
 
 def bound_copy(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Bounds strcpy and strcat by the size of the destination."""
-    call, given = site.call, site.arguments()
-    if call is None or len(given) != 2 or not site.is_statement(call.node) or site.method not in _COPIES:
-        return None
+    call, given = needed(site.call), site.arguments()
+    require(len(given) == 2 and site.is_statement(call.node) and site.method in _COPIES)
     wide = site.method.startswith("w")
     size = size_text(site, given[0], 4 if wide else 1)
-    if size is None:
-        return None
     to, source = site.source(given[0]), site.source(given[1])
     start, end = span(call.node)
     if site.method == "strcpy":
@@ -86,17 +74,9 @@ _COPIES = ("strcpy", "strcat", "wcscpy", "wcscat")
 
 def bound_print(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces sprintf by snprintf with the size of the destination."""
-    call, given = site.call, site.arguments()
-    if (
-        call is None
-        or len(given) < 2
-        or site.method not in ("sprintf", "vsprintf")
-        or not site.is_statement(call.node)
-    ):
-        return None
+    call, given = needed(site.call), site.arguments()
+    require(len(given) >= 2 and site.method in ("sprintf", "vsprintf") and site.is_statement(call.node))
     size = size_text(site, given[0])
-    if size is None:
-        return None
     at, end = span(call.func.node)[0], span(given[0])[1]
     name = site.method.replace("sprintf", "snprintf")
     return FixEdits((Edit(at, end, f"{name}({site.source(given[0])}, {size}"),), ("<stdio.h>",))
@@ -105,30 +85,26 @@ def bound_print(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def print_as_text(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Prints data through "%s" instead of using it as a format."""
     given = site.arguments()
-    at = LIBRARY.printers.get(site.method)
-    if at is None or len(given) != at + 1:
-        return None
+    at = needed(LIBRARY.printers.get(site.method))
+    require(len(given) == at + 1)
     start = span(given[at])[0]
     return site.insert_at(start, 'L"%ls", ' if "w" in site.method else '"%s", ')
 
 
 def use_fgets(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces gets by fgets and removes the line end."""
-    call, given = site.call, site.arguments()
-    if call is None or len(given) != 1 or site.method != "gets":
-        return None
+    call, given = needed(site.call), site.arguments()
+    require(len(given) == 1 and site.method == "gets")
     size = size_text(site, given[0])
     name = site.source(given[0])
-    if size is None or not re.fullmatch(r"\w+", name):
-        return None
+    require(re.fullmatch(r"\w+", name))
     start, end = span(call.node)
     text = f"fgets({name}, {size}, stdin)"
     cut = f"{name}[strcspn({name}, \"\\n\")] = '\\0'"
     parent = call.node.parent()
     if site.is_statement(call.node):
         held = parent.parent() if parent is not None else None
-        if held is None or held.kind() != "compound_statement":
-            return None
+        require(held is not None and held.kind() == "compound_statement")
         whole = f"if ({text} != NULL) {cut}"
     else:
         whole = f"({text} ? ({cut}, {name}) : NULL)"
@@ -138,9 +114,8 @@ def use_fgets(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def add_scan_width(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Adds widths to a scanf format."""
     given = site.arguments()
-    at = {"scanf": 0, "fscanf": 1, "sscanf": 1}.get(site.method)
-    if at is None or len(given) <= at or given[at].kind() != "string_literal":
-        return None
+    at = needed({"scanf": 0, "fscanf": 1, "sscanf": 1}.get(site.method))
+    require(len(given) > at and given[at].kind() == "string_literal")
     start = span(given[at])[0]
     edits: list[Edit] = []
     used = at + 1
@@ -151,43 +126,34 @@ def add_scan_width(site: FixSite, spec: FixSpec) -> FixEdits | None:
         used += 1
         if found[4] not in "s[" or found[2] or found[3]:
             continue
-        memory = memory_of(site, target) if target is not None else None
-        if memory is None or memory.capacity is None or memory.start != 0 or memory.capacity < 2:
-            return None
+        memory = needed(site.value(needed(target)).memory)
+        capacity = needed(memory.capacity)
+        require(memory.start == 0 and capacity >= 2)
         place = start + found.start() + 1
-        edits.append(Edit(place, place, str(memory.capacity - 1)))
+        edits.append(Edit(place, place, str(capacity - 1)))
     return FixEdits(tuple(edits)) if edits else None
 
 
 def use_calloc(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces malloc(n * size) by calloc(n, size), which checks the product for overflow."""
-    call, given = site.call, site.arguments()
-    if call is None or site.method != "malloc" or len(given) != 1:
-        return None
+    call, given = needed(site.call), site.arguments()
+    require(site.method == "malloc" and len(given) == 1)
     product = given[0]
-    if product.kind() != "binary_expression" or product.field("operator").text() != "*":
-        return None
+    require(product.kind() == "binary_expression" and product.field("operator").text() == "*")
     left, right = product.field("left"), product.field("right")
-    if left.kind() == "binary_expression":
-        return None
+    require(left.kind() != "binary_expression")
     return site.replace_node(call.node, f"calloc({site.source(left)}, {site.source(right)})")
 
 
 def enlarge_buffer(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Enlarges an array or allocation of constant size to what is written to it."""
-    found = _NEEDED.search(site.match.message)
-    if found is None:
-        return None
-    name = _written(site)
-    if name is None:
-        return None
+    found = needed(_NEEDED.search(site.match.message))
+    name = needed(_written(site))
     wanted = int(found[1]) if found[1] else int(found[3]) + 1
     held = int(found[2] or found[4])
-    if wanted > 1_000_000:
-        return None
-    memory = site.match.evaluate(ir.NameExpr(site.match.node, name)).memory
-    if memory is None or memory.start != 0:
-        return None
+    require(wanted <= 1_000_000)
+    memory = needed(site.match.evaluate(ir.NameExpr(site.match.node, name)).memory)
+    require(memory.start == 0)
     unit = max(memory.unit, 1) if found[1] else 1
     arrays = site.match.known.arrays(memory.block) if site.match.known is not None else []
     scope = site.enclosing_function(site.match.node)

@@ -9,7 +9,15 @@ from __future__ import annotations
 import re
 
 from keystroke.analysis.audit.fixes.c_calls import is_array, size_text
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, span
+from keystroke.analysis.audit.fixes.site import (
+    FixEdits,
+    FixSite,
+    NoFix,
+    named_children,
+    needed,
+    require,
+    span,
+)
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -24,21 +32,13 @@ _INTEGERS = re.compile(
 
 def check_pointer(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Adds a null check after the statement that assigns a pointer."""
-    name = _pointer(site)
-    if name is None or "null here" in site.match.message:
-        return None
+    name = needed(_pointer(site))
+    require("null here" not in site.match.message)
     scope = site.enclosing_function(site.match.node)
-    given = _acquired(site, scope, name, 0)
-    if given is None:
-        return None
-    place, holder = given
+    place, holder = needed(_acquired(site, scope, name, 0))
     whole = _plain(place)
-    if whole is None:
-        return None
     indent = site.indent(span(whole)[0])
     leave = _leaving(site, scope, span(whole)[0])
-    if leave is None:
-        return None
     at = span(whole)[1]
     text = f"\n{indent}if ({holder} == NULL) {{\n{indent}    {leave}\n{indent}}}"
     return FixEdits((Edit(at, at, text),), ("<stdlib.h>",) if leave == "abort();" else ())
@@ -76,23 +76,22 @@ def _acquired(site: FixSite, scope: ir.Syntax, name: str, depth: int) -> tuple[i
     return best
 
 
-def _plain(node: ir.Syntax) -> ir.Syntax | None:
+def _plain(node: ir.Syntax) -> ir.Syntax:
     """The declaration or expression statement of a block that consists of a node."""
     at = node
     while (parent := at.parent()) is not None:
         kind = at.kind()
         if parent.kind() == "compound_statement":
-            return at if kind in ("declaration", "expression_statement") else None
-        if kind not in ("init_declarator", "assignment_expression", "expression_statement", "declaration"):
-            return None
+            require(kind in ("declaration", "expression_statement"))
+            return at
+        require(kind in ("init_declarator", "assignment_expression", "expression_statement", "declaration"))
         at = parent
-    return None
+    raise NoFix
 
 
-def _leaving(site: FixSite, scope: ir.Syntax, before: int) -> str | None:
+def _leaving(site: FixSite, scope: ir.Syntax, before: int) -> str:
     """The statement by which a function fails; `abort()` if it has none or would leak something."""
-    if scope.kind() != "function_definition":
-        return None
+    require(scope.kind() == "function_definition")
     head = scope.text()[: span(scope.field("body"))[0] - span(scope)[0]] if scope.field("body") else ""
     body = scope.text()
     taken = _ACQUIRES.search(site.text, span(scope)[0], before) is not None
@@ -120,12 +119,12 @@ def _guard(site: FixSite, test: str, needs: tuple[str, ...] = ()) -> FixEdits | 
     """Wraps the statement of the match in an `if`."""
     at = site.match.node
     while (parent := at.parent()) is not None and at.kind() != "expression_statement":
-        if parent.kind() in ("compound_statement", "for_statement", "while_statement", "if_statement"):
-            return None
+        require(
+            parent.kind() not in ("compound_statement", "for_statement", "while_statement", "if_statement")
+        )
         at = parent
-    holder = at.parent()
-    if at.kind() != "expression_statement" or holder is None or holder.kind() != "compound_statement":
-        return None
+    holder = needed(at.parent())
+    require(at.kind() == "expression_statement" and holder.kind() == "compound_statement")
     start, end = span(at)
     indent = site.indent(start)
     body = site.text[start:end].replace("\n", "\n    ")
@@ -135,39 +134,29 @@ def _guard(site: FixSite, test: str, needs: tuple[str, ...] = ()) -> FixEdits | 
 def guard_index(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Guards an access by a test of its index."""
     node = site.match.node
-    if node.kind() != "subscript_expression":
-        return None
+    require(node.kind() == "subscript_expression")
     base = node.field("argument")
     held = node.field("index") or node.field("indices")
-    if base is None or held is None:
-        return None
+    require(base is not None and held is not None)
     index = held.text().strip("[]")
-    memory = site.value(base).memory
-    if memory is None or not re.fullmatch(r"\w+", index):
-        return None
+    memory = needed(site.value(base).memory)
+    require(re.fullmatch(r"\w+", index))
     if base.kind() == "identifier" and is_array(site, base.text(), node):
-        count: str | None = f"sizeof({base.text()}) / sizeof({base.text()}[0])"
+        count = f"sizeof({base.text()}) / sizeof({base.text()}[0])"
     else:
-        count = (
-            str(memory.capacity // memory.unit)
-            if memory.capacity and memory.unit and not memory.start
-            else None
-        )
-    if count is None:
-        return None
+        require(memory.capacity and memory.unit and not memory.start)
+        count = str(needed(memory.capacity) // memory.unit)
     return _guard(site, f"{index} >= 0 && (size_t){index} < {count}", ("<stddef.h>",))
 
 
 def guard_length(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Guards a copy by a test of its length."""
     given = site.arguments()
-    at = {"memcpy": 2, "memmove": 2, "strncpy": 2, "memset": 2}.get(site.method)
-    if at is None or len(given) != 3:
-        return None
+    at = needed({"memcpy": 2, "memmove": 2, "strncpy": 2, "memset": 2}.get(site.method))
+    require(len(given) == 3)
     length = given[at].text()
     size = size_text(site, given[0])
-    if size is None or not re.fullmatch(r"[\w>.-]+", length):
-        return None
+    require(re.fullmatch(r"[\w>.-]+", length))
     return _guard(site, f"{length} >= 0 && (size_t){length} <= {size}", ("<stddef.h>",))
 
 
@@ -175,44 +164,40 @@ def guard_division(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Guards a division by a test of the divisor."""
     node = site.match.node
     right = node.field("right")
-    if right is None or right.kind() != "identifier":
-        return None
+    require(right is not None and right.kind() == "identifier")
     return _guard(site, f"{right.text()} != 0")
 
 
 def check_arithmetic(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Aborts before arithmetic that a compiler built-in finds to overflow."""
     node = site.match.node
-    if site.language != "c":
-        return None
+    require(site.language == "c")
     kind = node.kind()
     if kind == "binary_expression":
         left, right, op = node.field("left"), node.field("right"), node.field("operator").text()
-        holder = site.outside_casts(node)
-        if holder is None or holder.kind() not in ("init_declarator", "assignment_expression"):
-            return None
+        holder = needed(site.outside_casts(node))
+        require(holder.kind() in ("init_declarator", "assignment_expression"))
         target = holder.field("declarator") or holder.field("left")
     elif kind == "assignment_expression":
         left, right, target = node.field("left"), node.field("right"), node.field("left")
         op = node.field("operator").text().rstrip("=")
         holder = node
     else:
-        return None
-    name = {"+": "add", "-": "sub", "*": "mul"}.get(op)
+        raise NoFix
+    name = needed({"+": "add", "-": "sub", "*": "mul"}.get(op))
     whole = _plain(holder)
-    if name is None or whole is None or target is None or target.kind() != "identifier":
-        return None
-    if not all(re.fullmatch(r"[\w()]+", part.text()) for part in (left, right)):
-        return None
-    declared = re.search(rf"\b((?:unsigned\s+|signed\s+)?\w+(?:\s+long)?)\s+{target.text()}\b", site.text)
-    if declared is None or not _INTEGERS.match(declared[1]):
-        return None
-    scope = site.enclosing_function(node)
+    require(target is not None and target.kind() == "identifier")
+    require(all(re.fullmatch(r"[\w()]+", part.text()) for part in (left, right)))
+    declared = needed(
+        re.search(rf"\b((?:unsigned\s+|signed\s+)?\w+(?:\s+long)?)\s+{target.text()}\b", site.text)
+    )
+    require(_INTEGERS.match(declared[1]))
+    require(site.enclosing_function(node).kind() == "function_definition")
     at = span(whole)[0]
     indent = site.indent(at)
     test = f"__builtin_{name}_overflow({left.text()}, {right.text()}, &({declared[1]}){{0}})"
     text = f"if ({test}) {{\n{indent}    abort();\n{indent}}}\n{indent}"
-    return FixEdits((Edit(at, at, text),), ("<stdlib.h>",)) if scope.kind() == "function_definition" else None
+    return FixEdits((Edit(at, at, text),), ("<stdlib.h>",))
 
 
 # Values and releases
@@ -232,15 +217,14 @@ def initialise(site: FixSite, spec: FixSpec) -> FixEdits | None:
             for child in declaration.children():
                 if child.kind() == "identifier" and child.text() == name:
                     kind = declaration.field("type")
-                    if kind is None or not _INTEGERS.match(kind.text()):
-                        return None
+                    require(kind is not None and _INTEGERS.match(kind.text()))
                     return FixEdits((Edit(span(child)[1], span(child)[1], " = 0"),))
                 if child.kind() == "array_declarator":
                     held, size = child.field("declarator"), child.field("size")
                     if held is None or held.text() != name or size is None:
                         continue
-                    if size.kind() not in ("number_literal",) and not size.text().isupper():
-                        return None  # a variable-length array cannot be initialised
+                    # A variable-length array cannot be initialised.
+                    require(size.kind() == "number_literal" or size.text().isupper())
                     return FixEdits((Edit(span(child)[1], span(child)[1], " = {0}"),))
     return None
 
@@ -248,41 +232,34 @@ def initialise(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def release_before_end(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Releases a block at the end of the scope of its variable."""
     node = site.match.node
-    holder = site.outside_casts(node)
-    if holder is None or holder.kind() not in ("init_declarator", "assignment_expression"):
-        return None
+    holder = needed(site.outside_casts(node))
+    require(holder.kind() in ("init_declarator", "assignment_expression"))
     target = holder.field("declarator") or holder.field("left")
     name = target.text().lstrip("* ")
     whole = _plain(holder)
-    if not re.fullmatch(r"\w+", name) or whole is None:
-        return None
+    require(re.fullmatch(r"\w+", name))
     scope = site.enclosing_function(node)
     declared = [
         item
         for item in scope.find_all(kind="declaration")
         if re.search(rf"\*\s*{name}\b(?!\s*\()", item.text()) is not None
     ]
-    if len(declared) != 1 or len([1 for _ in site.bindings(name, scope)]) > 2:
-        return None
-    block = declared[0].parent()
-    here = whole.parent()
-    if block is None or here is None or block.kind() != "compound_statement" or span(block) != span(here):
-        return None
+    require(len(declared) == 1 and len([1 for _ in site.bindings(name, scope)]) <= 2)
+    block = needed(declared[0].parent())
+    here = needed(whole.parent())
+    require(block.kind() == "compound_statement" and span(block) == span(here))
     after = [item for item in block.children() if item.is_named() and span(item)[0] >= span(whole)[1]]
     rest = "\n".join(item.text() for item in after if not _absent(item, name))
-    if not after or re.search(r"\b(?:free|fclose|goto|break|continue|exit|longjmp)\b", rest):
-        return None
-    if rest.count("return") > (after[-1].kind() == "return_statement"):
-        return None
+    require(after and not re.search(r"\b(?:free|fclose|goto|break|continue|exit|longjmp)\b", rest))
     last = after[-1]
+    require(rest.count("return") <= (last.kind() == "return_statement"))
     release = (
         f"fclose({name});" if "fopen" in node.text() or "FILE" in declared[0].text() else f"free({name});"
     )
     if release.startswith("fclose"):
         release = f"if ({name} != NULL) {release}"
     if last.kind() == "return_statement":
-        if re.search(rf"\b{name}\b", last.text()):
-            return None
+        require(not re.search(rf"\b{name}\b", last.text()))
         at = span(last)[0]
         return site.insert_at(at, f"{release}\n{site.indent(at)}")
     at = span(last)[1]
@@ -303,8 +280,7 @@ def _absent(node: ir.Syntax, name: str) -> bool:
 def set_to_null(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Sets a pointer to NULL after its first release."""
     given = site.arguments()
-    if site.method != "free" or len(given) != 1 or given[0].kind() != "identifier":
-        return None
+    require(site.method == "free" and len(given) == 1 and given[0].kind() == "identifier")
     name = given[0].text()
     scope = site.enclosing_function(site.match.node)
     before = [
@@ -312,14 +288,11 @@ def set_to_null(site: FixSite, spec: FixSpec) -> FixEdits | None:
         for call in scope.find_all(kind="call_expression")
         if re.fullmatch(rf"free\s*\(\s*{name}\s*\)", call.text()) and span(call)[0] < site.match.start
     ]
-    if not before:
-        return None
-    whole = before[-1].parent()
-    if whole is None or whole.kind() != "expression_statement":
-        return None
-    held = whole.parent()
-    if held is None or held.kind() != "compound_statement":
-        return None
+    require(before)
+    whole = needed(before[-1].parent())
+    require(whole.kind() == "expression_statement")
+    held = needed(whole.parent())
+    require(held.kind() == "compound_statement")
     at = span(whole)[1]
     return site.insert_at(at, f"\n{site.indent(span(whole)[0])}{name} = NULL;")
 
@@ -327,19 +300,17 @@ def set_to_null(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def free_on_failed_realloc(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Frees the old block if `p = realloc(p, n)` fails."""
     node = site.match.node
-    whole = node.parent()
-    if node.kind() != "assignment_expression" or whole is None or whole.kind() != "expression_statement":
-        return None
+    whole = needed(node.parent())
+    require(node.kind() == "assignment_expression" and whole.kind() == "expression_statement")
     left, right = node.field("left"), node.field("right")
-    if left.kind() != "identifier" or not re.fullmatch(
-        r"(\(\s*[\w ]+\*+\s*\)\s*)?realloc\s*\(.*\)", right.text(), re.S
-    ):
-        return None
+    require(
+        left.kind() == "identifier"
+        and re.fullmatch(r"(\(\s*[\w ]+\*+\s*\)\s*)?realloc\s*\(.*\)", right.text(), re.S)
+    )
     cast = right.text()[: right.text().index("realloc")].strip()
     call = right.text()[right.text().index("realloc") :]
     name = left.text()
-    if site.language == "cpp" and not cast:
-        return None
+    require(site.language != "cpp" or cast)
     start, end = span(whole)
     indent = site.indent(start)
     lines = [
@@ -357,17 +328,14 @@ def free_on_failed_realloc(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def use_pointed_size(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces `sizeof(p)` by `sizeof(*p)`."""
     node = site.match.node
-    target = node.field("left") or node.field("declarator")
-    if target is None:
-        return None
+    target = needed(node.field("left") or node.field("declarator"))
     name = target.text().lstrip("* ")
     found = [
         item
         for item in node.find_all(kind="sizeof_expression")
         if re.fullmatch(rf"sizeof\s*\(?\s*{re.escape(name)}\s*\)?", item.text())
     ]
-    if len(found) != 1:
-        return None
+    require(len(found) == 1)
     return site.replace_node(found[0], f"sizeof(*{name})")
 
 
@@ -375,12 +343,10 @@ def match_release(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Releases memory with the function that matches its allocation."""
     node = site.match.node
     given = site.arguments()
-    held = given[0] if given else None
     if node.kind() == "delete_expression":
-        inner = named_children(node)
-        held = inner[-1] if inner else None
-    if held is None or held.kind() != "identifier":
-        return None
+        given = named_children(node)[-1:]
+    require(given and given[0].kind() == "identifier")
+    held = given[0]
     memory = site.value(held).memory
     text = {
         "malloc": f"free({held.text()})",
@@ -392,12 +358,10 @@ def match_release(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 def remove_statement(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Removes a statement."""
-    whole = site.match.node.parent()
-    if whole is None or whole.kind() != "expression_statement":
-        return None
-    held = whole.parent()
-    if held is None or held.kind() != "compound_statement":
-        return None
+    whole = needed(site.match.node.parent())
+    require(whole.kind() == "expression_statement")
+    held = needed(whole.parent())
+    require(held.kind() == "compound_statement")
     start, end = span(whole)
     line = site.text.rfind("\n", 0, start) + 1
     if not site.text[line:start].strip() and site.text[end : end + 1] == "\n":
@@ -408,8 +372,7 @@ def remove_statement(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def verify_peer(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Enables curl's checks of the peer and the host name."""
     given = site.arguments()
-    if site.method != "curl_easy_setopt" or len(given) != 3:
-        return None
+    require(site.method == "curl_easy_setopt" and len(given) == 3)
     value = {"CURLOPT_SSL_VERIFYPEER": "1L", "CURLOPT_SSL_VERIFYHOST": "2L"}.get(given[1].text())
     return site.replace_node(given[2], value) if value else None
 
@@ -417,8 +380,9 @@ def verify_peer(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def use_comparison(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces `=` in a test by `==`."""
     operator = site.match.node.field("operator")
-    if site.match.node.kind() != "assignment_expression" or operator is None or operator.text() != "=":
-        return None
+    require(
+        site.match.node.kind() == "assignment_expression" and operator is not None and operator.text() == "="
+    )
     return site.replace_node(operator, "==")
 
 

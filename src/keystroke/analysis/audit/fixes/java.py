@@ -10,7 +10,15 @@ import re
 
 from keystroke.analysis.audit.fixes import sql
 from keystroke.analysis.audit.fixes.shell import command_words, composed_command
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, span
+from keystroke.analysis.audit.fixes.site import (
+    FixEdits,
+    FixSite,
+    NoFix,
+    named_children,
+    needed,
+    require,
+    span,
+)
 from keystroke.analysis.audit.fixes.text_parts import TextComposition, compose
 from keystroke.analysis.audit.flow.knowledge import XML_FACTORIES
 from keystroke.analysis.audit.rules.catalog import FixSpec
@@ -27,29 +35,22 @@ _TEMPLATE = re.compile(r"^(?:queryFor\w+|query|update)$")
 
 def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Moves values from a SQL statement to its parameters."""
-    call, given = site.call, site.arguments()
-    if call is None or not given or not isinstance(call.func, ir.AttrExpr):
-        return None
+    call, given = needed(site.call), site.arguments()
+    if not given or not isinstance(call.func, ir.AttrExpr):
+        raise NoFix
     written = sql.resolve_variable(site, given[0])
-    statement = compose(written, site.language, site.text)
-    if statement is None or not statement.holes:
-        return None
-    if span(written) != span(given[0]) and not all(
-        site.is_unchanged(hole.node, written) for hole in statement.holes
-    ):
-        return None
+    statement = needed(compose(written, site.language, site.text))
+    require(statement.holes)
+    require(
+        span(written) == span(given[0])
+        or all(site.is_unchanged(hole.node, written) for hole in statement.holes)
+    )
     bound = sql.bindable_values(site, statement)
-    if not bound:
-        return None
     first = _marks(statement, bound)
-    if first is None:
-        return None
     method = site.method
     if method in _QUERIES:
         return _query(site, statement, bound, method)
     edits = sql.place_marks(statement, bound, "?")
-    if edits is None:
-        return None
     if method in ("executeQuery", "executeUpdate", "execute") and len(given) == 1:
         return _prepared(site, call, given[0], edits, bound, first)
     if method in ("prepareStatement", "prepareCall"):
@@ -58,19 +59,19 @@ def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
     if _TEMPLATE.match(method) and re.search(r"(?i)jdbc\w*$|template$", base) and first == 1:
         end = span(given[-1])[1]
         listed = "".join(f", {item.value}" for item in bound)
-        if any(node.kind() in ("array_creation_expression", "lambda_expression") for node in given[1:]):
-            return None
+        require(
+            not any(node.kind() in ("array_creation_expression", "lambda_expression") for node in given[1:])
+        )
         return FixEdits((*edits, Edit(end, end, listed)))
     return None
 
 
-def _marks(statement: TextComposition, bound: list[sql.BoundValue]) -> int | None:
-    """The number of the first new parameter; None if existing ones would be renumbered."""
+def _marks(statement: TextComposition, bound: list[sql.BoundValue]) -> int:
+    """The number of the first new parameter, if no existing one would be renumbered."""
     skeleton = statement.skeleton
     plain = re.sub(r"'[^']*'", lambda found: " " * len(found.group()), skeleton)
     there = [at for at, char in enumerate(plain) if char == "?"]
-    if any(at > bound[0].first for at in there):
-        return None
+    require(all(at <= bound[0].first for at in there))
     return len(there) + 1
 
 
@@ -87,14 +88,13 @@ def _prepared(
     assert isinstance(func, ir.AttrExpr)
     owner = func.base.node
     scope = site.enclosing_function(call.node).text()
-    if owner.kind() != "identifier" or first != 1 or _LATER.search(scope):
-        return None
+    require(owner.kind() == "identifier" and first == 1 and not _LATER.search(scope))
     name = owner.text()
-    if re.search(rf"\b{name}\s*\.\s*set\w+\(", scope) or not re.search(rf"\bStatement\s+{name}\b", site.text):
-        return None
-    place = _statement(site, call.node)
-    if place is None:
-        return None
+    require(
+        not re.search(rf"\b{name}\s*\.\s*set\w+\(", scope)
+        and re.search(rf"\bStatement\s+{name}\b", site.text)
+    )
+    place = _statement(call.node)
     fresh = _fresh(site, "prepared")
     at = span(place)[0]
     indent = site.indent(at)
@@ -124,27 +124,21 @@ def _set_behind(
     site: FixSite, call: ir.CallExpr, edits: list[Edit], bound: list[sql.BoundValue], first: int
 ) -> FixEdits | None:
     """Sets the parameters of a prepared statement after its declaration."""
-    declared = site.outside_casts(call.node)
-    if declared is None:
-        return None
+    declared = needed(site.outside_casts(call.node))
     if declared.kind() == "resource":
         name, tried = declared.field("name"), declared.parent()
         body = tried.parent().field("body") if tried is not None and tried.parent() is not None else None
         inner = named_children(body) if body is not None else []
-        if name is None or not inner:
-            return None
+        require(name is not None and inner)
         at = span(inner[0])[0]
         glue = f"\n{site.indent(at)}"
         lines = [f"{name.text()}.{_setter(number, item)};{glue}" for number, item in enumerate(bound, first)]
         return FixEdits((*edits, Edit(at, at, "".join(lines))))
     holder = declared.field("name") if declared.kind() == "variable_declarator" else declared.field("left")
-    if declared.kind() not in ("variable_declarator", "assignment_expression") or holder is None:
-        return None
-    if holder.kind() != "identifier":
-        return None
-    place = _statement(site, call.node)
-    if place is None or place.kind() == "return_statement":
-        return None
+    require(declared.kind() in ("variable_declarator", "assignment_expression") and holder is not None)
+    require(holder.kind() == "identifier")
+    place = _statement(call.node)
+    require(place.kind() != "return_statement")
     at = span(place)[1]
     glue = f"\n{site.indent(span(place)[0])}"
     lines = [f"{glue}{holder.text()}.{_setter(number, item)};" for number, item in enumerate(bound, first)]
@@ -157,35 +151,30 @@ def _query(
     """JPA and Hibernate: sets the parameters of the query."""
     named = method != "createNativeQuery"
     edits: list[Edit] = []
-    if "?" in statement.skeleton or re.search(r":\w", statement.skeleton):
-        return None
+    require("?" not in statement.skeleton and not re.search(r":\w", statement.skeleton))
     listed = ""
     for number, item in enumerate(bound, 1):
-        step = statement.substitute(item.first, item.last, f":p{number}" if named else f"?{number}")
-        if step is None:
-            return None
-        edits += step
+        edits += statement.substitute(item.first, item.last, f":p{number}" if named else f"?{number}")
         listed += (
             f'.setParameter("p{number}", {item.value})' if named else f".setParameter({number}, {item.value})"
         )
     if statement.template:
-        if len(bound) != len(statement.holes):
-            return None
+        require(len(bound) == len(statement.holes))
         edits += [*statement.unwrap, *statement.undouble]
     end = span(site.match.node)[1]
     return FixEdits((*edits, Edit(end, end, listed)))
 
 
-def _statement(site: FixSite, node: ir.Syntax) -> ir.Syntax | None:
+def _statement(node: ir.Syntax) -> ir.Syntax:
     """The simple statement of a block that evaluates a call exactly once."""
     at = node
     while (parent := at.parent()) is not None:
-        if parent.kind() in ("lambda_expression", "ternary_expression", "resource", "class_body"):
-            return None
+        require(parent.kind() not in ("lambda_expression", "ternary_expression", "resource", "class_body"))
         if parent.kind() in ("block", "constructor_body", "switch_block_statement_group"):
-            return at if at.kind() in _PLAIN else None
+            require(at.kind() in _PLAIN)
+            return at
         at = parent
-    return None
+    raise NoFix
 
 
 def _fresh(site: FixSite, name: str) -> str:
@@ -201,12 +190,9 @@ def _fresh(site: FixSite, name: str) -> str:
 def insert_before(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Inserts missing statements before the call; `{0}` is its first argument, a name."""
     given = site.arguments()
-    call = site.call
-    place = _statement(site, site.match.node)
-    if call is None or place is None or place.kind() == "return_statement":
-        return None
-    if not given or given[0].kind() != "identifier":
-        return None
+    place = _statement(site.match.node)
+    require(place.kind() != "return_statement")
+    require(given and given[0].kind() == "identifier")
     name = given[0].text()
     wanted = [line.strip() for line in spec.statement.replace("{0}", name).split(";") if line.strip()]
     lines = [line for line in wanted if f"{line.split('(', 1)[0]}(" not in site.text]
@@ -214,11 +200,10 @@ def insert_before(site: FixSite, spec: FixSpec) -> FixEdits | None:
     return site.insert_at(at, "".join(f"{line};\n{site.indent(at)}" for line in lines)) if lines else None
 
 
-def _settings(kind: str, name: str) -> list[str] | None:
+def _settings(kind: str, name: str) -> list[str]:
     """The statements that disable external entities of a parser."""
-    factory = XML_FACTORIES.get(kind)
-    if factory is None or not factory.settings:
-        return None
+    factory = needed(XML_FACTORIES.get(kind))
+    require(factory.settings)
     return [f"{name}.{setting};" for setting in factory.settings]
 
 
@@ -228,44 +213,33 @@ _CREATED = re.compile(r"new\s+([\w.]+)\(\)")
 
 def disable_external_entities(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Disables external entities of an XML parser before it is used."""
-    call = site.call
-    place = _statement(site, site.match.node)
-    if call is None or place is None or not isinstance(call.func, ir.AttrExpr):
-        return None
+    call = needed(site.call)
+    place = _statement(site.match.node)
+    if not isinstance(call.func, ir.AttrExpr):
+        raise NoFix
     owner = call.func.base.node
     kind = site.value(owner).path.split(".", 1)[0].removesuffix("()")
     at = span(place)[0]
     indent = site.indent(at)
     if owner.kind() == "identifier":
         lines = _settings(kind, owner.text())
-        if lines is None:
-            return None
         return site.insert_at(at, "".join(f"{line}\n{indent}" for line in lines))
     made = site.source(owner)
-    found = _MADE.fullmatch(made) or _CREATED.fullmatch(made)
-    if found is None or found[1].rsplit(".", 1)[-1] != kind:
-        return None
+    found = needed(_MADE.fullmatch(made) or _CREATED.fullmatch(made))
+    require(found[1].rsplit(".", 1)[-1] == kind)
     fresh = _fresh(site, "factory")
-    lines = _settings(kind, fresh)
-    if lines is None:
-        return None
-    lines = [f"{found[1]} {fresh} = {made};", *lines]
+    lines = [f"{found[1]} {fresh} = {made};", *_settings(kind, fresh)]
     return FixEdits((Edit(at, at, "".join(f"{line}\n{indent}" for line in lines)), Edit(*span(owner), fresh)))
 
 
 def exec_word_list(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Passes the words of `exec("tool " + value)` as an array."""
     given = site.arguments()
-    if not given or site.method != "exec":
-        return None
+    require(given and site.method == "exec")
     text = composed_command(site, given[0])
-    if text is None or any(quote in text.skeleton for quote in "'\""):
-        return None
+    require(not any(quote in text.skeleton for quote in "'\""))
     listed = command_words(site, text)
-    if listed is None or len(listed) < 2 or not listed[0].startswith('"'):
-        return None
-    if span(text.node) != span(given[0]):
-        return None
+    require(span(text.node) == span(given[0]))
     listed = [
         word if word.startswith('"') or _is_text(site, word) else f"String.valueOf({word})" for word in listed
     ]
@@ -279,13 +253,11 @@ def _is_text(site: FixSite, word: str) -> bool:
 
 def use_private_temporary_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces `File.createTempFile` by `Files.createTempFile`, which only the owner can read."""
-    call, given = site.call, site.arguments()
-    if call is None or site.method != "createTempFile" or len(given) not in (2, 3):
-        return None
+    call, given = needed(site.call), site.arguments()
+    require(site.method == "createTempFile" and len(given) in (2, 3))
     texts = [site.source(node) for node in given]
     if len(texts) == 3:
-        if texts[2] == "null":
-            return None
+        require(texts[2] != "null")
         folder = texts[2] if re.fullmatch(r"[\w.()]+", texts[2]) else f"({texts[2]})"
         texts = [f"{folder}.toPath()", texts[0], texts[1]]
     return site.replace_node(call.node, f"java.nio.file.Files.createTempFile({', '.join(texts)}).toFile()")

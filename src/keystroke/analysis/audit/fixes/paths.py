@@ -14,6 +14,8 @@ from keystroke.analysis.audit.fixes.site import (
     FixEdits,
     FixSite,
     named_children,
+    needed,
+    require,
     span,
     without_parentheses,
 )
@@ -40,9 +42,7 @@ def anchor_names(site: FixSite, spec: FixSpec) -> FixEdits | None:
         if not joined and not _open(site, node):
             continue
         for name, known in _names(site, _written(site, node)) or ():
-            step = _anchor(site, name, known)
-            if step is None:
-                return None
+            step = needed(_anchor(site, name, known))
             edits += step[0]
             needs += step[1]
     return FixEdits(tuple(dict.fromkeys(edits)), tuple(dict.fromkeys(needs))) if edits else None
@@ -149,13 +149,11 @@ _ENTRY = re.compile(r"(?i)entry|header|getName\(\)|\.name\b|filename")
 
 def _anchor(site: FixSite, node: ir.Syntax, known: bool) -> tuple[list[Edit], list[str]] | None:
     source = site.source(node)
-    if "\n" in source:
-        return None
+    require("\n" not in source)
     needs: list[str] = []
     known = known or is_text(site, node)
     if site.family == "python":
-        if re.search(r"\bos\s*=(?!=)", site.text):
-            return None
+        require(not re.search(r"\bos\s*=(?!=)", site.text))
         needs.append("import os")
         before, after = (
             ('os.path.normpath("/" + ', ').lstrip("/")')
@@ -168,8 +166,7 @@ def _anchor(site: FixSite, node: ir.Syntax, known: bool) -> tuple[list[Edit], li
             if quote == '"':
                 before, after = before.replace('"', "'"), after.replace('"', "'")
     elif site.family == "javascript":
-        if "path" not in site.imports:
-            return None
+        require("path" in site.imports)
         before, after = '"." + path.normalize("/" + ', ")"
         parent = node.parent()
         if parent is not None and parent.kind() not in ("arguments", "template_substitution"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, needed, require, span
 from keystroke.analysis.audit.fixes.text_parts import compose
 from keystroke.analysis.audit.flow.values import REMOTE
 from keystroke.analysis.audit.rules.catalog import FixSpec
@@ -21,46 +21,48 @@ def use_text_property(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces `innerHTML` by `textContent` if the value is only a client's text."""
     node = site.match.node
     left, right = node.field("left"), node.field("right")
-    if node.kind() != "assignment_expression" or left is None or right is None:
-        return None
+    require(node.kind() == "assignment_expression" and left is not None and right is not None)
     name = left.field("property")
     value = site.value(right)
-    if name is None or name.text() != "innerHTML" or value.built or compose(right, site.language, site.text):
-        return None
-    if value.level < REMOTE and not spec.suggest:
-        return None
+    require(
+        name is not None
+        and name.text() == "innerHTML"
+        and not value.built
+        and not compose(right, site.language, site.text)
+    )
+    require(value.level >= REMOTE or spec.suggest)
     return site.replace_node(name, "textContent")
 
 
 def use_text_method(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces `.html(value)` by `.text(value)` if the value is only a client's text."""
-    call, given = site.call, site.arguments()
-    if call is None or len(given) != 1 or site.method != "html":
-        return None
+    call, given = needed(site.call), site.arguments()
+    require(len(given) == 1 and site.method == "html")
     value = site.value(given[0])
     name = call.func.node.field("property")
-    if name is None or value.built or value.level < REMOTE or compose(given[0], site.language, site.text):
-        return None
+    require(
+        name is not None
+        and not value.built
+        and value.level >= REMOTE
+        and not compose(given[0], site.language, site.text)
+    )
     return site.replace_node(name, "text")
 
 
 def set_options(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Sets options in the object passed to a call, or adds one."""
-    call, given = site.call, site.arguments()
-    if call is None or not given:
-        return None
+    given = site.arguments()
+    require(given)
     wanted = spec.keyword
     last = given[-1]
     if last.kind() == "object":
         held = {_key(pair): pair for pair in last.children() if pair.kind() == "pair"}
-        if any(child.kind() == "spread_element" for child in last.children()):
-            return None
+        require(not any(child.kind() == "spread_element" for child in last.children()))
         edits = []
         for name, pair in held.items():
             value = pair.field("value")
             if name in wanted and value is not None and value.text() != wanted[name]:
-                if value.text() not in ("true", "false"):
-                    return None
+                require(value.text() in ("true", "false"))
                 edits.append(Edit(*span(value), wanted[name]))
         missing = [f"{name}: {value}" for name, value in wanted.items() if name not in held]
         if missing:
@@ -72,8 +74,7 @@ def set_options(site: FixSite, spec: FixSpec) -> FixEdits | None:
                 at = start + 1 + len(inner) - len(inner.lstrip())
                 edits.append(Edit(at, at, f"{', '.join(missing)}, "))
         return FixEdits(tuple(edits)) if edits else None
-    if len(given) != 2:
-        return None
+    require(len(given) == 2)
     end = span(last)[1]
     listed = ", ".join(f"{name}: {value}" for name, value in wanted.items())
     return site.insert_at(end, f", {{ {listed} }}")
@@ -87,23 +88,21 @@ def _key(pair: ir.Syntax) -> str:
 def convert_to_text(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Converts the values of a document query to text, so that they cannot be operators."""
     given = site.arguments()
-    if not given or given[0].kind() != "object":
-        return None
+    require(given and given[0].kind() == "object")
     edits: list[Edit] = []
     for pair in given[0].children():
-        if pair.kind() in ("shorthand_property_identifier", "spread_element") and site.is_open(pair):
-            return None
+        require(
+            not (pair.kind() in ("shorthand_property_identifier", "spread_element") and site.is_open(pair))
+        )
         if pair.kind() != "pair":
             continue
         value = pair.field("value")
         if value is None or not site.is_open(value):
             continue
-        if value.kind() not in ("member_expression", "identifier", "subscript_expression"):
-            return None
+        require(value.kind() in ("member_expression", "identifier", "subscript_expression"))
         origin = site.value(value).origin
         sent_as_text = re.search(r"\.(?:query|params)\b", origin) is not None
-        if not sent_as_text and not _TEXTUAL.search(_key(pair)):
-            return None
+        require(sent_as_text or _TEXTUAL.search(_key(pair)))
         start, end = span(value)
         edits += [Edit(start, start, "String("), Edit(end, end, ")")]
     return FixEdits(tuple(edits)) if edits else None
@@ -113,14 +112,8 @@ def guard_key(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Skips prototype keys in a loop over foreign keys."""
     node = site.match.node
     left = node.field("left")
-    key = left.field("index") if left is not None else None
-    if (
-        key is None
-        or key.kind() != "identifier"
-        or left is None
-        or left.field("object").kind() != "identifier"
-    ):
-        return None
+    key = needed(left.field("index") if left is not None else None)
+    require(key.kind() == "identifier" and left.field("object").kind() == "identifier")
     name = key.text()
     test = " || ".join(f'{name} === "{risky}"' for risky in _RISKY)
     at = node
@@ -146,24 +139,21 @@ def _returning(site: FixSite, function: ir.Syntax, name: str, test: str) -> FixE
     parent = function.parent()
     called = parent.parent() if parent is not None and parent.kind() == "arguments" else None
     func = called.field("function") if called is not None else None
-    if func is None or not func.text().endswith(".forEach"):
-        return None
+    require(func is not None and func.text().endswith(".forEach"))
     single, listed, body = function.field("parameter"), function.field("parameters"), function.field("body")
     names = (
         [single.text()]
         if single is not None
         else [child.text() for child in (named_children(listed) if listed is not None else [])]
     )
-    if names[:1] != [name] or body is None or body.kind() != "statement_block":
-        return None
+    require(names[:1] == [name] and body is not None and body.kind() == "statement_block")
     return _first(site, body, f"if ({test}) return;")
 
 
 def _first(site: FixSite, body: ir.Syntax, statement: str) -> FixEdits | None:
     """Inserts a statement at the start of a block."""
     inner = named_children(body)
-    if not inner:
-        return None
+    require(inner)
     at = span(inner[0])[0]
     line = site.text.rfind("\n", 0, at) + 1
     glue = f"\n{site.text[line:at]}" if not site.text[line:at].strip() else " "
@@ -172,9 +162,8 @@ def _first(site: FixSite, body: ir.Syntax, statement: str) -> FixEdits | None:
 
 def replace_every_match(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Makes `.replace(text, ...)` replace all occurrences."""
-    call, given = site.call, site.arguments()
-    if call is None or len(given) != 2 or site.method != "replace":
-        return None
+    call, given = needed(site.call), site.arguments()
+    require(len(given) == 2 and site.method == "replace")
     if given[0].kind() == "string":
         name = call.func.node.field("property")
         return site.replace_node(name, "replaceAll") if name is not None else None
@@ -191,10 +180,8 @@ def use_secure_random(site: FixSite, spec: FixSpec) -> FixEdits | None:
         if re.search(r"\brequire\s*\(", site.text) or any(path in _NODE for path in site.imports)
         else "crypto.getRandomValues(new Uint32Array(1))[0] / 0x100000000"
     )
-    if "require" in drawn and _is_module(site):
-        return None
-    if "require" not in drawn and re.search(r"\bcrypto\s*=", site.text):
-        return None
+    require(not ("require" in drawn and _is_module(site)))
+    require(not ("require" not in drawn and re.search(r"\bcrypto\s*=", site.text)))
     edits = [
         Edit(*span(node), f"({drawn})")
         for node in site.match.node.find_all(kind="call_expression")
@@ -214,9 +201,8 @@ def _is_module(site: FixSite) -> bool:
 
 def use_buffer_factory(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces `new Buffer(...)` by `Buffer.from` for text and `Buffer.alloc` for a size."""
-    call, given = site.call, site.arguments()
-    if call is None or not given or not call.new:
-        return None
+    call, given = needed(site.call), site.arguments()
+    require(given and call.new)
     value = site.value(given[0])
     texts = len(given) == 2 and given[1].kind() == "string"
     if texts or isinstance(value.const, str):
@@ -233,8 +219,7 @@ def use_buffer_factory(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def drop_last_argument(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Removes a last argument that disables a check."""
     given = site.arguments()
-    if len(given) < 2 or given[-1].text() != "true":
-        return None
+    require(len(given) >= 2 and given[-1].text() == "true")
     return FixEdits((Edit(span(given[-2])[1], span(given[-1])[1], ""),))
 
 

@@ -9,7 +9,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, span, without_parentheses
+from keystroke.analysis.audit.fixes.site import (
+    FixEdits,
+    FixSite,
+    NoFix,
+    named_children,
+    needed,
+    require,
+    span,
+    without_parentheses,
+)
 from keystroke.analysis.audit.fixes.sql import is_text, resolve_variable
 from keystroke.analysis.audit.fixes.text_parts import TextChar, TextComposition, TextHole, compose
 from keystroke.analysis.audit.flow.values import CONSTANT, HOLE
@@ -38,10 +47,9 @@ class HolePosition:
     whole: bool
 
 
-def hole_positions(skeleton: str) -> dict[int, HolePosition] | None:
-    """The position of each hole; None if the command uses unsupported syntax."""
-    if "`" in skeleton or "$(" in skeleton or "<<" in skeleton or "\\" in skeleton or "#" in skeleton:
-        return None
+def hole_positions(skeleton: str) -> dict[int, HolePosition]:
+    """The position of each hole of a command without unsupported syntax."""
+    require(not any(mark in skeleton for mark in ("`", "$(", "<<", "\\", "#")))
     out: dict[int, HolePosition] = {}
     at, size = 0, len(skeleton)
     started = True  # the first word of a command comes next
@@ -49,19 +57,16 @@ def hole_positions(skeleton: str) -> dict[int, HolePosition] | None:
         char = skeleton[at]
         if char in "'\"":
             end = skeleton.find(char, at + 1)
-            if end < 0:
-                return None
+            require(end >= 0)
             inside = skeleton[at + 1 : end]
-            if started and HOLE in inside:
-                return None
+            require(not (started and HOLE in inside))
             for number, held in enumerate(inside, at + 1):
                 if held == HOLE:
                     out[number] = HolePosition(char, at, end, inside == HOLE)
             at = end
             started = False
         elif char == HOLE:
-            if started:
-                return None
+            require(not started)
             out[at] = HolePosition("", at, at, True)
         elif char in ";|&(\n":
             started = True
@@ -71,54 +76,37 @@ def hole_positions(skeleton: str) -> dict[int, HolePosition] | None:
     return out
 
 
-def composed_command(site: FixSite, node: ir.Syntax) -> TextComposition | None:
+def composed_command(site: FixSite, node: ir.Syntax) -> TextComposition:
     """The command composed in a call or in a variable used only there."""
     written = resolve_variable(site, node)
-    text = compose(written, site.language, site.text)
-    if text is None or not text.holes:
-        return None
-    if span(written) != span(node) and not all(site.is_unchanged(hole.node, written) for hole in text.holes):
-        return None
+    text = needed(compose(written, site.language, site.text))
+    require(text.holes)
+    require(span(written) == span(node) or all(site.is_unchanged(hole.node, written) for hole in text.holes))
     before = text.skeleton.rsplit(HOLE, 1)[0]
-    if _AGAIN.search(f"{before} ") is not None:
-        return None
+    require(_AGAIN.search(f"{before} ") is None)
     return text
 
 
 def quote_values(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Python: quotes each value for the shell."""
-    call = site.call
     given = site.arguments()
-    if call is None or not given:
-        return None
+    require(given)
     text = composed_command(site, given[0])
-    if text is None:
-        return None
     found = hole_positions(text.skeleton)
-    if found is None:
-        return None
     edits: list[Edit] = []
-    changed = False
     for at, hole in enumerate(text.atoms):
         if not isinstance(hole, TextHole):
             continue
         value = site.value(hole.node)
         if value.level == CONSTANT or value.numeric or "shell" in value.clean or "*" in value.clean:
             continue
-        step = _quote(site, text, at, hole, found[at])
-        if step is None:
-            return None
-        edits += step
-        changed = True
-    return FixEdits(tuple(edits)) if changed else None
+        edits += _quote(site, text, at, hole, found[at])
+    return FixEdits(tuple(edits))
 
 
-def _quote(
-    site: FixSite, text: TextComposition, at: int, hole: TextHole, place: HolePosition
-) -> list[Edit] | None:
+def _quote(site: FixSite, text: TextComposition, at: int, hole: TextHole, place: HolePosition) -> list[Edit]:
     source = site.source(hole.node)
-    if _several(source) or (hole.format and hole.format != "%s"):
-        return None
+    require(not _several(source) and hole.format in ("", "%s"))
     start, end = span(hole.node)
     atoms = text.atoms
     known = hole.text or is_text(site, hole.node)
@@ -127,15 +115,13 @@ def _quote(
     if not place.quote:
         return edits
     left, right = atoms[place.first], atoms[place.last]
-    if not isinstance(left, TextChar) or not isinstance(right, TextChar):
-        return None
+    require(isinstance(left, TextChar) and isinstance(right, TextChar))
     if place.whole:  # the value brings its own quotes
         return [*edits, Edit(left.start, left.end, ""), Edit(right.start, right.end, "")]
     # Inside a longer quoted text: close the quotes before the value and reopen them after it.
     spelled = site.text[left.start : left.end]
     near_left, near_right = atoms[at - 1], atoms[at + 1]
-    if not isinstance(near_left, TextChar) or not isinstance(near_right, TextChar):
-        return None
+    require(isinstance(near_left, TextChar) and isinstance(near_right, TextChar))
     if place.first == at - 1:
         edits.append(Edit(left.start, left.end, ""))
     else:
@@ -162,11 +148,9 @@ def _several(source: str) -> bool:
 # Without a shell: the words of the command as a list
 
 
-def command_words(site: FixSite, text: TextComposition) -> list[str] | None:
-    """The words of the command as expressions; None if it needs a shell."""
-    found = hole_positions(text.skeleton)
-    if found is None:
-        return None
+def command_words(site: FixSite, text: TextComposition) -> list[str]:
+    """The words of a command that needs no shell, as expressions; the first is constant."""
+    hole_positions(text.skeleton)
     out: list[list[str]] = [[]]
     constant = ""
     quote = ""
@@ -180,8 +164,7 @@ def command_words(site: FixSite, text: TextComposition) -> list[str] | None:
     for atom in text.atoms:
         if isinstance(atom, TextHole):
             source = site.source(atom.node)
-            if atom.format or _several(source):
-                return None
+            require(not atom.format and not _several(source))
             flush()
             out[-1].append(source)
         elif atom.text in "'\"" and (not quote or quote == atom.text):
@@ -191,15 +174,16 @@ def command_words(site: FixSite, text: TextComposition) -> list[str] | None:
             if out[-1]:
                 out.append([])
         elif _META.search(atom.text) and not (atom.text in "=~" and out[-1] + [constant] != [""]):
-            return None
+            raise NoFix
         else:
             constant += atom.text
     flush()
-    made = [_word(site, parts) for parts in out if parts]
-    return None if not made or any(word is None for word in made) else [word for word in made if word]
+    made = [_word(parts) for parts in out if parts]
+    require(len(made) >= 2 and made[0].startswith('"'))
+    return made
 
 
-def _word(site: FixSite, parts: list[str]) -> str | None:
+def _word(parts: list[str]) -> str:
     if len(parts) == 1:
         return parts[0]
     if any(re.search(r"\s[-+*/?:|&]|=>", part) for part in parts if not part.startswith('"')):
@@ -209,57 +193,35 @@ def _word(site: FixSite, parts: list[str]) -> str | None:
 
 def use_exec_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """JavaScript: replaces `exec("tool " + value)` by `execFile("tool", [value])`."""
-    call, given = site.call, site.arguments()
-    if call is None or not given or site.method not in ("exec", "execSync"):
-        return None
-    if "promisify" in site.text or any("promis" in path for path in site.imports):
-        return None
+    call, given = needed(site.call), site.arguments()
+    require(given and site.method in ("exec", "execSync"))
+    require("promisify" not in site.text and not any("promis" in path for path in site.imports))
     parent = call.node.parent()
-    if parent is not None and parent.kind() in ("await_expression", "spread_element"):
-        return None
-    if any(arg.kind() == "object" and "shell" in arg.text() for arg in given[1:]):
-        return None
+    require(parent is None or parent.kind() not in ("await_expression", "spread_element"))
+    require(not any(arg.kind() == "object" and "shell" in arg.text() for arg in given[1:]))
     text = composed_command(site, given[0])
-    if text is None:
-        return None
     listed = command_words(site, text)
-    if listed is None or len(listed) < 2 or not listed[0].startswith('"'):
-        return None
-    if any(hole.form == "inside" for hole in text.holes) and any("`" in word for word in listed):
-        return None
+    require(not (any(hole.form == "inside" for hole in text.holes) and any("`" in word for word in listed)))
     start, end = span(text.node)
-    moved = span(text.node) != span(without_parentheses(given[0]))
-    if moved:
-        return None  # the variable may be used elsewhere
+    require((start, end) == span(without_parentheses(given[0])))  # the variable may be used elsewhere
     file = "execFileSync" if site.method.endswith("Sync") else "execFile"
     edits = [Edit(start, end, f"{listed[0]}, [{', '.join(listed[1:])}]")]
     at, stop = span(call.func.node)
     if isinstance(call.func, ir.AttrExpr):
-        name = call.func.node.field("property")
-        if name is None:
-            return None
+        name = needed(call.func.node.field("property"))
         edits.append(Edit(*span(name), file))
         return FixEdits(tuple(edits))
-    if call.func.node.text() != site.method:
-        return None
-    if "child_process" not in site.imports and f"child_process.{site.method}" not in site.imports:
-        return None
+    require(call.func.node.text() == site.method)
+    require("child_process" in site.imports or f"child_process.{site.method}" in site.imports)
     edits.append(Edit(at, stop, f'require("child_process").{file}'))
     return FixEdits(tuple(edits), ("require",))
 
 
 def use_positional_arguments(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces `sh -c "tool " + value` by `sh -c 'tool "$1"' sh value`."""
-    given = _shell_call(site)
-    if given is None:
-        return None
-    at = 0
-    text = composed_command(site, given[at + 2])
-    if text is None:
-        return None
+    command = _shell_command(site)
+    text = composed_command(site, command)
     found = hole_positions(text.skeleton)
-    if found is None:
-        return None
     edits: list[Edit] = []
     values: list[str] = []
     for number, atom in enumerate(text.atoms):
@@ -268,27 +230,21 @@ def use_positional_arguments(site: FixSite, spec: FixSpec) -> FixEdits | None:
         if site.value(atom.node).level == CONSTANT and not text.template:
             continue
         source = site.source(atom.node)
-        if _several(source) or (atom.format and atom.format not in ("%d", "%v")):
-            return None
+        require(not _several(source) and atom.format in ("", "%d", "%v"))
         place = found[number]
         values.append(source if not atom.format else f"fmt.Sprint({source})")
         name = f"${len(values)}" if len(values) < 10 else f"${{{len(values)}}}"
         if place.quote == '"':
-            step = text.substitute(number, number, name)
+            edits += text.substitute(number, number, name)
         elif place.quote == "'" and not place.whole:
-            step = text.substitute(number, number, f"'\"{name}\"'")
+            edits += text.substitute(number, number, f"'\"{name}\"'")
         else:
-            step = text.substitute(place.first, place.last, f'"{name}"')
-        if step is None:
-            return None
-        edits += step
-    if not values:
-        return None
+            edits += text.substitute(place.first, place.last, f'"{name}"')
+    require(values)
     if text.template:
-        if len(values) != len(text.holes):
-            return None
+        require(len(values) == len(text.holes))
         edits += [*text.unwrap, *text.undouble]
-    end = span(given[at + 2])[1]
+    end = span(command)[1]
     return FixEdits((*edits, Edit(end, end, f', "sh", {", ".join(values)}')))
 
 
@@ -296,8 +252,8 @@ _SHELL = re.compile(r"[\"'](?:/bin/|/usr/bin/)?(?:ba|da|z|k)?sh[\"']")
 _BEHIND = ("object", "arrow_function", "function_expression", "null_literal")
 
 
-def _shell_call(site: FixSite) -> list[ir.Syntax] | None:
-    """The shell, "-c" and the command, if a call has exactly these arguments."""
+def _shell_command(site: FixSite) -> ir.Syntax:
+    """The command of a call whose arguments are a shell, "-c" and the command."""
     found: list[ir.Syntax] = []
     for node in site.arguments():
         inner = node.field("value") if node.kind() == "array_creation_expression" else node
@@ -305,9 +261,7 @@ def _shell_call(site: FixSite) -> list[ir.Syntax] | None:
             found += named_children(inner)
         else:
             found.append(node)
-    at = next((number for number, node in enumerate(found) if _SHELL.fullmatch(node.text())), None)
-    if at is None or len(found) < at + 3 or found[at + 1].text().strip("\"'") != "-c":
-        return None
-    if len(found) > at + 3 and found[at + 3].kind() not in _BEHIND:
-        return None
-    return found[at : at + 3]
+    at = needed(next((number for number, node in enumerate(found) if _SHELL.fullmatch(node.text())), None))
+    require(len(found) >= at + 3 and found[at + 1].text().strip("\"'") == "-c")
+    require(len(found) <= at + 3 or found[at + 3].kind() in _BEHIND)
+    return found[at + 2]

@@ -1,6 +1,6 @@
 """Access to a match, its syntax and its values for the code that builds fixes.
 
-Methods return None for anything uncertain; a fixer then makes no fix.
+A fixer calls `require` and `needed` for what its fix depends on; where that is missing, there is no fix.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from keystroke.analysis.audit.flow.knowledge import family_of
 from keystroke.analysis.audit.flow.values import LOCAL, Value
@@ -57,6 +58,26 @@ _STEADY = frozenset(
     | {"interpreted_string_literal_content", "integer", "number", "int_literal"}
     | {"decimal_integer_literal", "parenthesized_expression", "this"}
 )
+
+
+T = TypeVar("T")
+
+
+class NoFix(Exception):
+    """The match cannot be fixed here."""
+
+
+def require(condition: object) -> None:
+    """Gives the fix up unless the condition holds."""
+    if not condition:
+        raise NoFix
+
+
+def needed(value: T | None) -> T:
+    """The value; gives the fix up if it is None."""
+    if value is None:
+        raise NoFix
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, needed, require, span
 from keystroke.analysis.audit.fixes.sql import as_text, resolve_variable
 from keystroke.analysis.audit.fixes.text_parts import TextHole, compose
 from keystroke.analysis.audit.flow.values import CONSTANT, HOLE, LOCAL
@@ -16,9 +16,7 @@ from keystroke.text import Edit
 def mask_mode(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Removes the bits of a file mode that the rule forbids."""
     mask = int(spec.value, 8)
-    call, given = site.call, site.arguments()
-    if call is None:
-        return None
+    call, given = needed(site.call), site.arguments()
     nodes = [given[at] for at in spec.places if at < len(given)]
     nodes += [call.kwargs["mode"].node] if "mode" in call.kwargs else []
     for node in nodes:
@@ -62,19 +60,14 @@ _WRONG = frozenset(
 
 def bind_xpath_variables(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """lxml: moves values from the expression to its variables."""
-    call, given = site.call, site.arguments()
-    if call is None or call.kwargs or len(given) != 1 or site.method != "xpath":
-        return None
-    if not any(path == "lxml" or path.startswith("lxml.") for path in site.imports):
-        return None
+    call, given = needed(site.call), site.arguments()
+    require(not call.kwargs and len(given) == 1 and site.method == "xpath")
+    require(any(path == "lxml" or path.startswith("lxml.") for path in site.imports))
     written = resolve_variable(site, given[0])
-    text = compose(written, site.language, site.text)
-    if text is None:
-        return None
-    if span(written) != span(given[0]) and not all(
-        site.is_unchanged(hole.node, written) for hole in text.holes
-    ):
-        return None
+    text = needed(compose(written, site.language, site.text))
+    require(
+        span(written) == span(given[0]) or all(site.is_unchanged(hole.node, written) for hole in text.holes)
+    )
     skeleton = text.skeleton
     edits: list[Edit] = []
     values: list[str] = []
@@ -86,25 +79,19 @@ def bind_xpath_variables(site: FixSite, spec: FixSpec) -> FixEdits | None:
         elif char == quote and start is not None:
             inside = skeleton[start + 1 : at]
             if HOLE in inside:
-                if inside != HOLE:
-                    return None
+                require(inside == HOLE)
                 hole = text.atoms[start + 1]
                 assert isinstance(hole, TextHole)
-                value = as_text(site, hole)
-                if value is None:
-                    return None
+                value = needed(as_text(site, hole))
                 values.append(value)
-                step = text.substitute(start, at, f"$p{len(values)}")
-                if step is None:
-                    return None
-                edits += step
+                edits += text.substitute(start, at, f"$p{len(values)}")
             quote = start = None
         elif char == HOLE and quote is None:
             held = text.atoms[at]
-            if text.template or not isinstance(held, TextHole) or site.value(held.node).level != CONSTANT:
-                return None
-    if not values or quote is not None:
-        return None
+            require(
+                not text.template and isinstance(held, TextHole) and site.value(held.node).level == CONSTANT
+            )
+    require(values and quote is None)
     if text.template:
         edits += [*text.unwrap, *text.undouble]
     end = span(given[0])[1]
@@ -116,22 +103,19 @@ def raise_assertion(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Python: replaces an assertion, which -O removes, by a check that raises the same error."""
     node = site.match.node
     inner = named_children(node)
-    if node.kind() != "assert_statement" or not inner or len(inner) > 2:
-        return None
+    require(node.kind() == "assert_statement" and inner and len(inner) <= 2)
     start, end = span(node)
     said = site.source(inner[1]) if len(inner) == 2 else ""
     test = site.source(inner[0])
-    if "\n" in test or "\n" in said:
-        return None
+    require("\n" not in test and "\n" not in said)
     indent = site.indent(start)
     return FixEdits((Edit(start, end, f"if not ({test}):\n{indent}    raise AssertionError({said})"),))
 
 
 def use_named_temporary_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Python: replaces `mktemp(...)` by a temporary file that is created at once."""
-    call = site.call
-    if call is None or set(call.kwargs) - {"suffix", "prefix", "dir"} or len(call.args) > 3:
-        return None
+    call = needed(site.call)
+    require(not set(call.kwargs) - {"suffix", "prefix", "dir"} and len(call.args) <= 3)
     listed = [
         f"{name}={site.source(arg.node)}"
         for name, arg in zip(("suffix", "prefix", "dir"), call.args, strict=False)
@@ -140,8 +124,7 @@ def use_named_temporary_file(site: FixSite, spec: FixSpec) -> FixEdits | None:
     start, end = span(call.node)
     callee = site.source(call.func.node)
     base = callee.rpartition(".")[0]
-    if not base:
-        return None
+    require(base)
     return FixEdits(
         (Edit(start, end, f"{base}.NamedTemporaryFile({', '.join([*listed, 'delete=False'])}).name"),)
     )
@@ -179,10 +162,7 @@ def hide_error(site: FixSite, spec: FixSpec) -> FixEdits | None:
         if text is not None:
             for at, hole in enumerate(text.atoms):
                 if isinstance(hole, TextHole) and _is_error(site, hole.node):
-                    step = text.substitute(at, at, "internal error")
-                    if step is None:
-                        return None
-                    edits += step
+                    edits += text.substitute(at, at, "internal error")
             continue
         edits += [
             Edit(*span(held), '"Internal Server Error"') for held in _values(node) if _is_error(site, held)
@@ -234,18 +214,17 @@ def restrict_redirect(site: FixSite, spec: FixSpec) -> FixEdits | None:
         if node.kind() not in _PURE or value.level <= LOCAL or value.built or value.numeric:
             continue
         source = site.source(node)
-        if "\n" in source or (node.kind() == "call" and not re.search(r"\.(?:get|getlist|pop)\(", source)):
-            return None
+        require(
+            "\n" not in source and (node.kind() != "call" or re.search(r"\.(?:get|getlist|pop)\(", source))
+        )
         plain = node.kind() == "identifier"
         if site.family == "javascript":
-            if node.kind() == "call_expression":
-                return None
+            require(node.kind() != "call_expression")
             text = f'/^\\/(?![\\/\\\\\\s])/.test({source}) ? {source} : "/"'
             parent = node.parent()
             text = f"({text})" if parent is not None and parent.kind() != "arguments" else text
         elif site.family == "java":
-            if not plain:
-                return None
+            require(plain)
             text = f'{source} != null && {source}.matches("/(?![/\\\\\\\\\\\\s]).*") ? {source} : "/"'
         elif plain:
             text = f'{source} if re.match(r"/(?![/\\\\\\s])", str({source})) else "/"'

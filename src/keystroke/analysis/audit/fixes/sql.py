@@ -10,7 +10,7 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, needed, require, span
 from keystroke.analysis.audit.fixes.text_parts import TextChar, TextComposition, TextHole, compose
 from keystroke.analysis.audit.flow.knowledge import load_table
 from keystroke.analysis.audit.flow.values import CONSTANT, HOLE, LOCAL, REMOTE
@@ -53,30 +53,20 @@ class BoundValue:
 
 def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces values by placeholders and passes them as parameters."""
-    call = site.call
-    if call is None or call.kwargs or site.method not in _METHODS.get(site.family, ()):
-        return None
+    call = needed(site.call)
+    require(not call.kwargs and site.method in _METHODS.get(site.family, ()))
     given = site.arguments()
     at = 1 if site.family == "go" and site.method.endswith("Context") else 0
-    if at >= len(given):
-        return None
+    require(at < len(given))
     holder, behind = given[at], given[at + 1 :]
     wrapped = _wrapper(site, holder)
     written = resolve_variable(site, wrapped or holder)
-    statement = compose(written, site.language, site.text)
-    if statement is None or (behind and not _callback_only(site, behind)):
-        return None
-    if span(written) != span(wrapped or holder) and not _still(site, statement):
-        return None
-    mark = _mark(site, wrapped is not None) or ("?" if spec.suggest else None)
-    if mark is None:
-        return None
+    statement = needed(compose(written, site.language, site.text))
+    require(not behind or _callback_only(site, behind))
+    require(span(written) == span(wrapped or holder) or _still(site, statement))
+    mark = needed(_mark(site, wrapped is not None) or ("?" if spec.suggest else None))
     bound = bindable_values(site, statement)
-    if not bound:
-        return None
     edits = place_marks(statement, bound, mark)
-    if edits is None:
-        return None
     end = span(holder)[1]
     return FixEdits((*edits, Edit(end, end, _handed(site, [item.value for item in bound], mark))))
 
@@ -135,20 +125,16 @@ def _within(path: str, module: str) -> bool:
     return path == module or path.startswith((f"{module}.", f"{module}/") if module[-1] != "/" else module)
 
 
-def bindable_values(site: FixSite, statement: TextComposition) -> list[BoundValue] | None:
-    """The holes as values that can be bound; None if one may not be a value."""
+def bindable_values(site: FixSite, statement: TextComposition) -> list[BoundValue]:
+    """The holes as values that can be bound, if none may be anything else."""
     skeleton, atoms = statement.skeleton, statement.atoms
-    if not _WORDS.search(skeleton.split(HOLE, 1)[0]):
-        return None
+    require(_WORDS.search(skeleton.split(HOLE, 1)[0]))
     quotes = _quotes(skeleton)
-    if quotes is None:
-        return None
     out: list[BoundValue] = []
     for at, atom in enumerate(atoms):
         if not isinstance(atom, TextHole):
             continue
-        if out and out[-1].last >= at:
-            return None  # two holes in one quoted text
+        require(not out or out[-1].last < at)  # two holes in one quoted text
         value = site.value(atom.node)
         if value.level == CONSTANT and not statement.template:
             continue  # a table's name kept in a constant stays where it is
@@ -160,32 +146,28 @@ def bindable_values(site: FixSite, statement: TextComposition) -> list[BoundValu
         )
         if bound is None and value.level <= LOCAL and not statement.template:
             continue  # local data
-        if bound is None:
-            return None
-        out.append(bound)
+        out.append(needed(bound))
+    require(out)
     return out
 
 
-def _quotes(skeleton: str) -> list[tuple[int, int]] | None:
-    """The spans of quoted texts; None if a hole is in another kind of quotes."""
+def _quotes(skeleton: str) -> list[tuple[int, int]]:
+    """The spans of quoted texts, if no hole is in another kind of quotes."""
     out: list[tuple[int, int]] = []
     at, size = 0, len(skeleton)
     while at < size:
         char = skeleton[at]
-        if skeleton.startswith("--", at) or skeleton.startswith("/*", at):
-            return None
+        require(not skeleton.startswith("--", at) and not skeleton.startswith("/*", at))
         if char == "'":
             end = at + 1
             while end < size and (skeleton[end] != "'" or skeleton[end + 1 : end + 2] == "'"):
                 end += 2 if skeleton[end] == "'" else 1
-            if end >= size:
-                return None
+            require(end < size)
             out.append((at, end))
             at = end
         elif char in '"`[':
             end = skeleton.find("]" if char == "[" else char, at + 1)
-            if end < 0 or HOLE in skeleton[at:end]:
-                return None
+            require(end >= 0 and HOLE not in skeleton[at:end])
             at = end
         at += 1
     return out
@@ -330,19 +312,15 @@ def _bare(site: FixSite, skeleton: str, at: int, hole: TextHole) -> BoundValue |
     return BoundValue(at, at, source)
 
 
-def place_marks(statement: TextComposition, bound: list[BoundValue], mark: str) -> list[Edit] | None:
+def place_marks(statement: TextComposition, bound: list[BoundValue], mark: str) -> list[Edit]:
     """The edits that replace each value by the driver's mark."""
     edits: list[Edit] = []
     for number, item in enumerate(bound, 1):
         written = {"$1": f"${number}", ":1": f":{number}", ":p": f":p{number}"}.get(mark, mark)
-        step = statement.substitute(item.first, item.last, written)
-        if step is None:
-            return None
-        edits += step
+        edits += statement.substitute(item.first, item.last, written)
     consumed = [atom for item in bound for atom in statement.atoms[item.first : item.last + 1]]
     if statement.template:
-        if any(hole not in consumed for hole in statement.holes):
-            return None
+        require(all(hole in consumed for hole in statement.holes))
         edits += statement.unwrap
         gone = [(atom.start, atom.end) for atom in consumed]
         edits += [
@@ -388,12 +366,11 @@ def _unformatted(statement: TextComposition, bound: list[BoundValue]) -> list[Ed
     return edits
 
 
-def _tidy(edits: list[Edit]) -> list[Edit] | None:
-    """The edits in order; None if two overlap."""
+def _tidy(edits: list[Edit]) -> list[Edit]:
+    """The edits in order, if no two overlap."""
     ordered = sorted(set(edits), key=lambda edit: (edit.start, edit.end))
     for one, other in itertools.pairwise(ordered):
-        if other.start < one.end:
-            return None
+        require(other.start >= one.end)
     return ordered
 
 

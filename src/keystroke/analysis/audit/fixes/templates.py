@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, NoFix, needed, require, span
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -42,8 +42,7 @@ def _right_side(site: FixSite, value: str) -> tuple[Edit, ...] | None:
             if start >= match.start:
                 return (Edit(start, end, value.replace("{value}", site.text[start:end])),)
         node = node.parent()
-        if node is not None and span(node)[0] < match.start:
-            return None
+        require(node is None or span(node)[0] >= match.start)
     return None
 
 
@@ -53,26 +52,14 @@ def _call(site: FixSite, call: ir.CallExpr, spec: FixSpec) -> tuple[Edit, ...] |
         if "{args}" not in spec.replace and "{rest" not in spec.replace:
             used = {int(found) for found in re.findall(r"\{(\d+)\}", spec.replace)}
             lost = {str(at) for at in range(len(call.args)) if at not in used} | call.kwargs.keys()
-            if lost - set(spec.drop):
-                return None  # an argument would be lost
-        whole = _fill(spec.replace, call, site.text)
-        return None if whole is None else (Edit(start, end, whole),)
+            require(not lost - set(spec.drop))  # an argument would be lost
+        return (Edit(start, end, _fill(spec.replace, call, site.text)),)
     edits: list[Edit] = []
     if spec.callee:
-        callee = _fill(spec.callee, call, site.text)
-        if callee is None:
-            return None
-        at, stop = callee_span(call)
-        edits.append(Edit(at, stop, callee))
+        edits.append(Edit(*callee_span(call), _fill(spec.callee, call, site.text)))
     for name, value in spec.keyword.items():
-        edit = _set_keyword(call, name, value, site.language, site.text)
-        if edit is None:
-            return None
-        edits.append(edit)
-    for name in spec.drop:
-        edit = _drop(call, name, site.text)
-        if edit is not None:
-            edits.append(edit)
+        edits.append(_set_keyword(call, name, value, site.language, site.text))
+    edits += [_drop(call, name, site.text) for name in spec.drop if name in call.kwargs]
     return tuple(edits) or None
 
 
@@ -90,16 +77,11 @@ def _source(node: ir.Syntax, text: str) -> str:
     return text[start:end]
 
 
-def _fill(template: str, call: ir.CallExpr, text: str) -> str | None:
-    missing = False
-
+def _fill(template: str, call: ir.CallExpr, text: str) -> str:
     def slot(found: re.Match[str]) -> str:
-        nonlocal missing
         name = found[1]
         if name.isdigit():
-            if int(name) >= len(call.args):
-                missing = True
-                return ""
+            require(int(name) < len(call.args))
             return _source(call.args[int(name)].node, text)
         if name.startswith("rest"):
             return "".join(", " + _source(arg.node, text) for arg in call.args[int(name[4:]) :])
@@ -120,52 +102,42 @@ def _fill(template: str, call: ir.CallExpr, text: str) -> str | None:
         if name == "callee":
             start, end = callee_span(call)
             return text[start:end]
-        missing = True
-        return ""
+        raise NoFix
 
-    whole = _SLOT.sub(slot, template)
-    return None if missing else whole
+    return _SLOT.sub(slot, template)
 
 
-def _set_keyword(call: ir.CallExpr, name: str, value: str, language: str, text: str) -> Edit | None:
+def _set_keyword(call: ir.CallExpr, name: str, value: str, language: str, text: str) -> Edit:
     if name.isdigit():
-        if int(name) >= len(call.args):
-            return None
+        require(int(name) < len(call.args))
         start, end = span(call.args[int(name)].node)
         return Edit(start, end, value)
     if name in call.kwargs:
         start, end = span(call.kwargs[name].node)
         return Edit(start, end, value)
-    if "**" in call.kwargs:
-        return None  # it may be passed there
+    require("**" not in call.kwargs)  # it may be passed there
     for arg in call.args:
         if isinstance(arg, ir.CollectionExpr) and arg.keys is not None:
-            edits = _set_items(arg, {name: value}, language)
-            return edits[0] if edits else None
-    if language != "python":
-        return None
+            return _set_items(arg, {name: value}, language)[0]
+    require(language == "python")
     _, end = span(call.node)
     inner = text[:end].rstrip()
-    if not inner.endswith(")"):
-        return None
+    require(inner.endswith(")"))
     close = len(inner) - 1
     before = text[:close].rstrip()
-    if before.split("\n")[-1].lstrip().startswith("#") or "#" in before.rsplit("\n", 1)[-1]:
-        return None  # after a comment
+    require("#" not in before.rsplit("\n", 1)[-1])  # it would be after a comment
     glue = "" if before.endswith("(") else " " if before.endswith(",") else ", "
     return Edit(len(before), close, f"{glue}{name}={value}")
 
 
-def _set_items(coll: ir.CollectionExpr, wanted: dict[str, str], language: str) -> tuple[Edit, ...] | None:
+def _set_items(coll: ir.CollectionExpr, wanted: dict[str, str], language: str) -> tuple[Edit, ...]:
     """Sets fields of an object literal; appends missing ones."""
-    if not coll.keys or len(coll.keys) != len(coll.items):
-        return None
+    keys = needed(coll.keys)
+    require(keys and len(keys) == len(coll.items))
     if language == "python":
         wanted = {f'"{name}"': value for name, value in wanted.items()}
     places = {
-        key.value: item
-        for key, item in zip(coll.keys, coll.items, strict=True)
-        if isinstance(key, ir.ConstExpr)
+        key.value: item for key, item in zip(keys, coll.items, strict=True) if isinstance(key, ir.ConstExpr)
     }
     edits = [
         Edit(*span(places[name.strip(chr(34))].node), value)
@@ -179,9 +151,7 @@ def _set_items(coll: ir.CollectionExpr, wanted: dict[str, str], language: str) -
     return tuple(sorted(edits, key=lambda edit: edit.start))
 
 
-def _drop(call: ir.CallExpr, name: str, text: str) -> Edit | None:
-    if name not in call.kwargs:
-        return None
+def _drop(call: ir.CallExpr, name: str, text: str) -> Edit:
     node = call.kwargs[name].node.parent()
     start, end = span(node)
     before = text[:start].rstrip()

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from keystroke.analysis.audit.fixes.site import span, without_parentheses
+from keystroke.analysis.audit.fixes.site import needed, require, span, without_parentheses
 from keystroke.analysis.audit.flow.knowledge import family_of
 from keystroke.analysis.audit.flow.values import HOLE
 from keystroke.analysis.audit.source import ir
@@ -85,8 +85,8 @@ class TextComposition:
         """The text with a NUL for each hole; one character per atom."""
         return "".join(HOLE if isinstance(atom, TextHole) else atom.text for atom in self.atoms)
 
-    def substitute(self, first: int, last: int, text: str) -> list[Edit] | None:
-        """Edits that replace the atoms `first` to `last` by `text`; None if no literal can hold it."""
+    def substitute(self, first: int, last: int, text: str) -> list[Edit]:
+        """Edits that replace the atoms `first` to `last` by `text`, if a literal can hold it."""
         edits: list[Edit] = []
         placed = False
         reached = 0
@@ -98,19 +98,12 @@ class TextComposition:
             if start <= last and stop > first:
                 if operand.inner is not None and not placed:
                     # The literal takes the text.
-                    spelled = _spelled(text, operand.quote)
-                    if spelled is None:
-                        return None
-                    edits.append(Edit(covered[0].start, covered[-1].end, spelled))
+                    edits.append(Edit(covered[0].start, covered[-1].end, _spelled(text, operand.quote)))
                     placed = True
                 elif operand.inner is None and not placed:
-                    if previous is None or previous.inner is None:
-                        return None
-                    spelled = _spelled(text, previous.quote)
-                    if spelled is None:
-                        return None
-                    at = previous.inner[1]
-                    edits += [Edit(at, at, spelled), Edit(previous.end, operand.end, "")]
+                    before = needed(previous)
+                    at = needed(before.inner)[1]
+                    edits += [Edit(at, at, _spelled(text, before.quote)), Edit(before.end, operand.end, "")]
                     placed = True
                 elif len(covered) == len(operand.atoms) and previous is not None:
                     edits.append(Edit(previous.end, operand.end, ""))
@@ -119,16 +112,17 @@ class TextComposition:
             elif start > last and not operand.atoms and previous is not None and placed:
                 edits.append(Edit(previous.end, operand.end, ""))  # an empty literal is left over
             previous = operand
-        return _merged(edits) if placed else None
+        require(placed)
+        return _merged(edits)
 
 
-def _spelled(text: str, quote: str) -> str | None:
-    """The text as written in a literal with this quote; None if unknown."""
-    if "\\" in text or "\n" in text or (quote == "`" and "`" in text):
-        return None
+def _spelled(text: str, quote: str) -> str:
+    """The text as written in a literal with this quote."""
+    require("\\" not in text and "\n" not in text)
     if len(quote) == 1 and quote in "\"'":
         return text.replace(quote, f"\\{quote}")
-    return None if quote and quote[-1] in text else text
+    require(not quote or quote[-1] not in text)
+    return text
 
 
 def _merged(edits: list[Edit]) -> list[Edit]:
