@@ -19,9 +19,7 @@ from typing import Protocol
 
 from keystroke.engine.generation import Chunk, GenerationStats
 from keystroke.errors import EngineError, KeystrokeError, QueueFull, Unavailable
-from keystroke.gateway.work.fairness import check_room
-from keystroke.gateway.work.priority import Priority, Tier
-from keystroke.gateway.work.queue import updated_rate
+from keystroke.gateway.work.queue import WorkQueue, check_room, updated_rate
 from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.ticket import (
     SHUTTING_DOWN,
@@ -78,7 +76,7 @@ class _Progress:
         return before
 
 
-class ReplicaQueue:
+class ReplicaQueue(WorkQueue):
     """`waiting_at_most`: calls that no replica has started, before more are refused."""
 
     def __init__(
@@ -92,7 +90,6 @@ class ReplicaQueue:
     ) -> None:
         self.name = name
         self.concurrent = concurrent
-        self.prefill_rate: float | None = None
         self._pool = pool
         self._most = waiting_at_most
         self._patience = patience
@@ -103,38 +100,24 @@ class ReplicaQueue:
         self._splices: set[asyncio.Task[None]] = set()
         self._stopping = False
 
-    def start(self) -> None:
-        pass  # the event loop is the worker
-
     async def stop(self) -> None:
         self._stopping = True
         for ticket in tuple(self._tasks):
             ticket.cancel(Unavailable(SHUTTING_DOWN))
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def submit(
-        self,
-        job: Job,
-        *,
-        priority: Priority = Priority.CHAT,
-        tier: Tier = Tier.DEFAULT,
-        key: str = "local",
-        supersedes: str | None = None,
-    ) -> Ticket:
-        """Send a job to its replica. Raises QueueFull, also for a key that has its share."""
+    def _enqueue(self, ticket: Ticket) -> None:
         if self._stopping:
             raise Unavailable(SHUTTING_DOWN)
-        for other in tuple(self._tasks) if supersedes is not None else ():
-            if other.buffer == supersedes:
+        for other in tuple(self._tasks) if ticket.buffer is not None else ():
+            if other.buffer == ticket.buffer:
                 other.cancel(Superseded(SUPERSEDED))
         waiting = [t for t in self._tasks if t not in self._started and t.reason is None]
-        check_room(key, waiting, self._most, self.name)
-        ticket = Ticket(job, priority, tier, key, supersedes)
-        turn = self._turns[ticket] = _Progress(list(job.prompt), job)
+        check_room(ticket.key, waiting, self._most, self.name)
+        turn = self._turns[ticket] = _Progress(list(ticket.job.prompt), ticket.job)
         self._awake[ticket] = asyncio.Event()
         ticket.wake = lambda: self._on_wake(ticket)
         self._tasks[ticket] = asyncio.get_running_loop().create_task(self._run(ticket, turn))
-        return ticket
 
     @property
     def waiting(self) -> int:

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from keystroke.assist.tool_calls.parser import (
-    AnswerParser,
+from keystroke.assist.tool_calls.parser import AnswerParser
+from keystroke.assist.tool_calls.segments import (
     ReasoningSegment,
     Segment,
     TextSegment,

@@ -91,7 +91,7 @@ class Endpoints:
         after = call.query_value("starting_after", "-1")
         if not after.removeprefix("-").isdecimal() or len(after) > 12:
             raise InputError("starting_after must be the number of an event.", param="starting_after")
-        run = self.responses.find_run(response_id, call.caller)
+        run = self.responses.replays.find_run(response_id, call.caller)
         stream = EventStream(named=True)
         stream.attach(run, {})
         run.resume_events(stream.sink, response_id, int(after), on_done=stream.finish)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from keystroke.errors import Interrupted, KeystrokeError
+from keystroke.errors import Interrupted
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api.answer import Sink
 from keystroke.protocol.events import Created, TextDelta
 from keystroke.protocol.faults import ResponseNotFound
+
+if TYPE_CHECKING:
+    from keystroke.gateway.api.response_run import ResponseRun
 
 WINDOW = 60.0  # seconds within which a client has to reconnect
 BYTES = 16 << 20  # of one run's events; the oldest are dropped first
@@ -23,28 +26,17 @@ ALL = 256 << 20  # of all runs' events together
 _EVENT = 400  # bytes of an event beside its text
 
 
-class Resumable(Protocol):
-    """The run whose events are kept."""
-
-    caller: Caller
-    over: asyncio.Event
-
-    def cancel(self, reason: KeystrokeError | None = None) -> None: ...
-
-    def resume(self) -> None: ...
-
-
 class Replay:
     """`outlives`: the run continues without a reader (a background response)."""
 
-    def __init__(self, run: Resumable, owner: Replays, *, outlives: bool) -> None:
+    def __init__(self, run: ResponseRun, owner: Replays, sink: Sink, *, outlives: bool) -> None:
         self.run = run
         self.bytes = 0
         self._owner, self._outlives = owner, outlives
         self._events: list[tuple[str, int, Any]] = []  # (response, number, event)
         self._current = ""
         self._cut = False  # the first events were dropped
-        self._sink: Sink | None = None
+        self._sink: Sink | None = sink
         self._timer: asyncio.TimerHandle | None = None
 
     def put(self, messages: list[Any]) -> None:
@@ -63,10 +55,6 @@ class Replay:
             self._drop_half()
         if self._sink is not None:
             self._sink(messages)
-
-    def attach(self, sink: Sink) -> None:
-        """Set the first reader, before any event."""
-        self._sink = sink
 
     def resume(self, sink: Sink, response_id: str, after: int) -> None:
         """Send `sink` every event after number `after` of a response, then those that follow. Raises
@@ -87,7 +75,7 @@ class Replay:
         if missed:
             sink(missed)
         if self.run.over.is_set():
-            self._start_timer()
+            self.start_timer()
 
     def detach(self, sink: Sink) -> None:
         """The reader disconnected. Does nothing where another has replaced it."""
@@ -95,17 +83,15 @@ class Replay:
             self._sink = None
             self.run.resume()
             if not self._outlives or self.run.over.is_set():
-                self._start_timer()
-
-    def on_run_ended(self) -> None:
-        self._start_timer()
+                self.start_timer()
 
     def close(self) -> None:
         self._stop_timer()
         self._grow(-self.bytes)
         self._events = []
 
-    def _start_timer(self) -> None:
+    def start_timer(self) -> None:
+        """Wait for a reader: cancel the run without one; drop the events of a run that ended."""
         self._stop_timer()
         self._timer = asyncio.get_running_loop().call_later(WINDOW, self._on_timeout)
 
@@ -118,7 +104,7 @@ class Replay:
         self._timer = None
         if not self.run.over.is_set():
             self.run.cancel(Interrupted("The client went away and did not come back."))
-            self._start_timer()
+            self.start_timer()
             return
         self._owner.discard(self)
 
@@ -141,9 +127,6 @@ class Replays:
         self.bytes = 0
         self._by_id: OrderedDict[str, Replay] = OrderedDict()
 
-    def begin(self, run: Resumable, *, outlives: bool) -> Replay:
-        return Replay(run, self, outlives=outlives)
-
     def register(self, response_id: str, replay: Replay) -> None:
         self._by_id[response_id] = replay
         while self.bytes > ALL:
@@ -152,15 +135,15 @@ class Replays:
                 return
             self.discard(over)
 
-    def find(self, response_id: str, caller: Caller) -> Replay:
-        """Raises ResponseNotFound, also for a replay of another caller."""
+    def find_run(self, response_id: str, caller: Caller) -> ResponseRun:
+        """The run whose events can be resumed. Raises ResponseNotFound, also for one of another caller."""
         replay = self._by_id.get(response_id)
         if replay is None or replay.run.caller.id != caller.id:
             raise ResponseNotFound(
                 f"There is no stream of {response_id:.80} to resume; fetch the response.",
                 param="response_id",
             )
-        return replay
+        return replay.run
 
     def discard(self, replay: Replay) -> None:
         replay.close()

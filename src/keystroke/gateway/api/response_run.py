@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
@@ -23,9 +23,8 @@ from keystroke.gateway.access.limits import Permit
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import RunningAnswer, Sink
 from keystroke.gateway.api.answer_form import AnswerForm, answer_form, constrain
-from keystroke.gateway.api.conversations import Conversations
 from keystroke.gateway.api.prompts import ConversationTurn
-from keystroke.gateway.api.replay import Replay, Replays
+from keystroke.gateway.api.replay import Replay
 from keystroke.gateway.api.response_request import (
     new_response,
     requested_format,
@@ -33,12 +32,11 @@ from keystroke.gateway.api.response_request import (
     routing_request,
 )
 from keystroke.gateway.api.serializers import ResponseSerializer
-from keystroke.gateway.record.store import Store
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.scheduler import Job
-from keystroke.gateway.work.service import Service, new_id
+from keystroke.gateway.work.service import new_id
 from keystroke.gateway.work.ticket import Redirected, TicketEnded, TicketSteered
 from keystroke.gateway.work.work import Work, WorkOutcome
 from keystroke.protocol import events
@@ -46,7 +44,8 @@ from keystroke.protocol.items import CustomToolCall, FunctionCall, Item, as_inpu
 from keystroke.protocol.requests import CreateRequest, ResponseCreate
 from keystroke.protocol.response import Response, ResponseUsage, Routing
 
-_FINAL_EVENTS = (events.Completed, events.IncompleteEvent, events.Failed, events.Cancelled)
+if TYPE_CHECKING:
+    from keystroke.gateway.api.responses import Responses
 
 OnTurn = Callable[[tuple[str, ConversationTurn | None]], None]
 
@@ -57,23 +56,13 @@ class PendingSteer:
     items: list[Item]
 
 
-class RunOwner(Protocol):
-    """What the runs of one server share."""
-
-    service: Service
-    store: Store | None
-    conversations: Conversations
-    replays: Replays
-    runs: dict[str, ResponseRun]
-
-
 class ResponseRun:
     """One request in progress. Events go to `sink`; `set_listeners` reports the ends of its responses.
     Raises InputError for a request without input."""
 
     def __init__(
         self,
-        owner: RunOwner,
+        owner: Responses,
         request: CreateRequest,
         caller: Caller,
         sink: Sink,
@@ -109,8 +98,7 @@ class ResponseRun:
         if not self._items:
             raise InputError("input is missing; send a text or a list of items.", param="input")
         if not self._warm and (request.on_disconnect == "continue" or (self.background and request.stream)):
-            self.replay = owner.replays.begin(self, outlives=self.background)
-            self.replay.attach(sink)
+            self.replay = Replay(self, owner.replays, sink, outlives=self.background)
             self._sink = self.replay.put
 
     @property
@@ -403,7 +391,7 @@ class ResponseRun:
             self._stored = False
         elif durable and answer is not None and not self._stored:
             at = max(
-                (i for i, m in enumerate(messages) if isinstance(m, _FINAL_EVENTS)), default=len(messages)
+                (i for i, m in enumerate(messages) if isinstance(m, events.TERMINAL)), default=len(messages)
             )
             messages, self._held = messages[:at], messages[at:]
         if messages:
@@ -516,7 +504,7 @@ class ResponseRun:
         if not self.over.is_set():
             self.over.set()
             if self.replay is not None:
-                self.replay.on_run_ended()
+                self.replay.start_timer()
             _call_soon(lambda: self._on_done())  # the listener may change until then
 
     def _stream(self) -> Any:

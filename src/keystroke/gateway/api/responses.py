@@ -79,12 +79,6 @@ class Responses:
         if self.store is not None:
             await self.store.run_in_thread(self.store.delete_response, response_id)
 
-    def find_run(self, response_id: str, caller: Caller) -> ResponseRun:
-        """The run whose events can be resumed. Raises ResponseNotFound."""
-        run = self.replays.find(response_id, caller).run
-        assert isinstance(run, ResponseRun)
-        return run
-
     async def _previous_turn(
         self, response_id: str | None, caller: Caller, recall: Recall | None
     ) -> ConversationTurn | None:

@@ -175,7 +175,7 @@ class ResponsesConnection:
         """Continue a response whose connection broke on this one."""
         request, turns = action.request, _Turns()
         try:
-            run = self._responses.find_run(request.response_id, self._caller)
+            run = self._responses.replays.find_run(request.response_id, self._caller)
             sink = self._sink([run])
             run.resume_events(
                 sink,

@@ -18,8 +18,7 @@ from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.engine.remote.remote_model import RemoteModel
 from keystroke.engine.remote.wire import StreamItem, Usage
 from keystroke.errors import EngineError, KeystrokeError, Unavailable
-from keystroke.gateway.work.fairness import check_room, insert_ticket
-from keystroke.gateway.work.priority import Priority, Tier
+from keystroke.gateway.work.queue import WorkQueue, check_room, insert_ticket
 from keystroke.gateway.work.ticket import (
     SHUTTING_DOWN,
     SUPERSEDED,
@@ -56,20 +55,16 @@ class RemoteJob:
         return size // CHARACTERS_PER_TOKEN
 
 
-class RemoteScheduler:
+class RemoteScheduler(WorkQueue):
     def __init__(self, model: RemoteModel, name: str, *, concurrent: int = 0, max_queue: int = 64) -> None:
         self.model = model
         self.name = name
         self.concurrent = concurrent or 16  # servers batch their streams
         self.max_queue = max_queue
-        self.prefill_rate: float | None = None  # unknown
         self._waiting: list[Ticket] = []
         self._tasks: dict[Ticket, asyncio.Task[None]] = {}
         self._resumed: dict[Ticket, asyncio.Event] = {}
         self._stopping = False
-
-    def start(self) -> None:
-        pass  # the event loop is the worker
 
     async def stop(self) -> None:
         self._stopping = True
@@ -78,26 +73,16 @@ class RemoteScheduler:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self.model.aclose()
 
-    def submit(
-        self,
-        job: RemoteJob,
-        *,
-        priority: Priority = Priority.CHAT,
-        tier: Tier = Tier.DEFAULT,
-        key: str = "local",
-        supersedes: str | None = None,
-    ) -> Ticket:
+    def _enqueue(self, ticket: Ticket) -> None:
         if self._stopping:
             raise Unavailable(SHUTTING_DOWN)
         for other in (*self._waiting, *self._tasks):
-            if supersedes is not None and other.buffer == supersedes:
+            if ticket.buffer is not None and other.buffer == ticket.buffer:
                 other.cancel(Superseded(SUPERSEDED))
-        check_room(key, self._waiting, self.max_queue, self.name)
-        ticket = Ticket(job, priority, tier, key, supersedes)
+        check_room(ticket.key, self._waiting, self.max_queue, self.name)
         ticket.wake = self._wake
         insert_ticket(self._waiting, ticket, self._tasks)
         asyncio.get_running_loop().call_soon(self._sweep)
-        return ticket
 
     @property
     def waiting(self) -> int:

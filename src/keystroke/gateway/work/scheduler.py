@@ -22,9 +22,7 @@ from keystroke.engine.mixing import Mixing, Predictor
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import Drafter
 from keystroke.errors import EngineError, Interrupted, KeystrokeError, Unavailable
-from keystroke.gateway.work.fairness import check_room, insert_ticket
-from keystroke.gateway.work.priority import Priority, Tier
-from keystroke.gateway.work.queue import updated_rate
+from keystroke.gateway.work.queue import WorkQueue, check_room, insert_ticket, updated_rate
 from keystroke.gateway.work.ticket import (
     SHUTTING_DOWN,
     SUPERSEDED,
@@ -77,7 +75,7 @@ class RunningTicket:
     turn: int = 0  # when it last stepped; the smallest of equals goes next
 
 
-class Scheduler:
+class Scheduler(WorkQueue):
     """`concurrent` answers at a time among those of equal or better rank; 0 means the engine's batch size.
     `share_prefixes`: keys share the prefix cache."""
 
@@ -88,7 +86,6 @@ class Scheduler:
         self.share_prefixes = share_prefixes
         self.concurrent = concurrent or max(1, model.engine.max_batch)
         self.max_queue = max_queue
-        self.prefill_rate: float | None = None  # tokens a second; None until measured
         self._lock = threading.Condition()
         self._waiting: list[Ticket] = []  # best rank first, then keys in turn, then arrival
         self._running: list[RunningTicket] = []
@@ -119,33 +116,22 @@ class Scheduler:
             await asyncio.to_thread(self._thread.join)
         self._deliver()
 
-    def submit(
-        self,
-        job: Job,
-        *,
-        priority: Priority = Priority.CHAT,
-        tier: Tier = Tier.DEFAULT,
-        key: str = "local",
-        supersedes: str | None = None,
-    ) -> Ticket:
-        """Queue a job. `supersedes` names a buffer: older work for it is cancelled. Raises QueueFull."""
-        ticket = Ticket(job, priority, tier, key, supersedes)
+    def _enqueue(self, ticket: Ticket) -> None:
         ticket.wake = self._wake
         with self._lock:
             if self._stopping:
                 raise Unavailable(SHUTTING_DOWN)
-            if supersedes is not None:
-                self._supersede(supersedes)
+            if ticket.buffer is not None:
+                self._supersede(ticket.buffer)
             # Tickets with a free place only wait for the thread; they do not count as queued.
             free = max(0, self.concurrent - self._rivals(ticket))
-            check_room(key, self._waiting, self.max_queue, self.model.name, free=free)
+            check_room(ticket.key, self._waiting, self.max_queue, self.model.name, free=free)
             at = insert_ticket(self._waiting, ticket, (r.ticket for r in self._running))
             if at or not self._has_room(ticket):
                 self._report_positions()
             if self._prefilling is not None and self._prefilling.rank > ticket.rank:
                 self._prefilling.interrupt.set()  # not cancelled: it continues later
             self._lock.notify()
-        return ticket
 
     @property
     def waiting(self) -> int:
