@@ -16,6 +16,7 @@ from keystroke.config import AssistSettings, NamedModel, Settings
 from keystroke.gateway.api.answer_form import AnswerForm, offered_tools, text_format, tool_choice
 from keystroke.gateway.work.registry import ModelRegistry, remote_entry
 from keystroke.protocol.items import Tool
+from keystroke.protocol.requests import CreateRequest
 
 SCHEMA = {
     "type": "object",
@@ -336,7 +337,7 @@ def test_choices_of_tools_are_read_in_every_spelling() -> None:
 
 
 def test_another_server_is_told_what_was_asked_and_its_answer_is_checked() -> None:
-    wanted = text_format({"type": "json_schema", "schema": SCHEMA}, "text.format")
+    wanted = text_format({"type": "json_schema", "schema": SCHEMA}, "text.format", CreateRequest())
     form = AnswerForm(text=wanted)
     assert form.remote["response_format"]["json_schema"]["schema"] == SCHEMA
     assert form.check('{"name": "x", "n": 3}') is None

@@ -15,9 +15,10 @@ from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
 
 from keystroke.gateway.access.security import Access, AccessControl
-from keystroke.gateway.api import tasks
 from keystroke.gateway.api.endpoints import ApiRequest, Endpoints
 from keystroke.gateway.api.openapi import RouteSpec, document
+from keystroke.gateway.api.tasks import create_task, list_tasks, task_events, task_handler
+from keystroke.gateway.tasks.manager import TaskManager
 from keystroke.gateway.transport.http import json_response, read_body
 from keystroke.protocol import chat, requests, response, status
 from keystroke.protocol import tasks as wire
@@ -37,18 +38,10 @@ _RESPONSE, _TASK = "/v1/responses/{response_id}", "/v1/tasks/{task_id}"
 _ASSETS = ("text/javascript", "text/css", "image/svg+xml")
 
 
-def _task_action(name: str, handler: Any, summary: str, body: type | None = None) -> RouteSpec:
-    return RouteSpec(
-        "POST",
-        f"{_TASK}/{name}",
-        handler,
-        f"{name}Task",
-        summary,
-        Access.FILES,
-        body=body,
-        body_optional=True,
-        reply=wire.Task,
-    )
+def _task_action(name: str, act: Any, summary: str, body: type | None = None) -> RouteSpec:
+    types: dict[str, Any] = {"body": body, "body_optional": True, "reply": wire.Task}
+    handler = task_handler(act)
+    return RouteSpec("POST", f"{_TASK}/{name}", handler, f"{name}Task", summary, Access.FILES, **types)
 
 
 # fmt: off
@@ -78,22 +71,23 @@ ROUTES = (
     RouteSpec("GET", "/health", Endpoints.health, "health", "Whether the server runs", Access.OPTIONAL),
     RouteSpec("GET", "/metrics", Endpoints.metrics, "metrics", "Prometheus metrics", media=("text/plain",)),
     RouteSpec("GET", "/openapi.json", _openapi, "openapi", "This document", Access.PUBLIC),
-    RouteSpec("POST", "/v1/tasks", tasks.create_task, "createTask", "Start a task", Access.FILES,
+    RouteSpec("POST", "/v1/tasks", create_task, "createTask", "Start a task", Access.FILES,
               body=wire.TaskCreate, reply=wire.Task, stream=True),
-    RouteSpec("GET", "/v1/tasks", tasks.list_tasks, "listTasks", "The caller's tasks", Access.FILES,
+    RouteSpec("GET", "/v1/tasks", list_tasks, "listTasks", "The caller's tasks", Access.FILES,
               reply=wire.TaskList, query={"workspace": _STRING}),
-    RouteSpec("GET", _TASK, tasks.get_task, "getTask", "A task", Access.FILES, reply=wire.Task),
-    RouteSpec("GET", f"{_TASK}/events", tasks.task_events, "taskEvents", "Its events", Access.FILES,
+    RouteSpec("GET", _TASK, task_handler(TaskManager.get), "getTask", "A task", Access.FILES,
+              reply=wire.Task),
+    RouteSpec("GET", f"{_TASK}/events", task_events, "taskEvents", "Its events", Access.FILES,
               media=("text/event-stream",), query={"after": _INTEGER}),
-    RouteSpec("GET", f"{_TASK}/diff", tasks.task_diff, "taskDiff", "The change so far", Access.FILES,
-              reply=wire.TaskDiff),
-    _task_action("steer", tasks.steer_task, "Send input to a running task", wire.TaskSteer),
-    _task_action("approve", tasks.approve_task, "Approve the action it asks about", wire.TaskAnswer),
-    _task_action("reject", tasks.reject_task, "Reject the action it asks about", wire.TaskAnswer),
-    _task_action("cancel", tasks.cancel_task, "Stop it"),
-    _task_action("apply", tasks.apply_task, "Apply the change that it proposed", wire.TaskApply),
-    _task_action("undo", tasks.undo_task, "Undo its change"),
-    _task_action("resume", tasks.resume_task, "Continue it", wire.TaskResume),
+    RouteSpec("GET", f"{_TASK}/diff", task_handler(TaskManager.diff), "taskDiff", "The change so far",
+              Access.FILES, reply=wire.TaskDiff),
+    _task_action("steer", TaskManager.steer, "Send input to a running task", wire.TaskSteer),
+    _task_action("approve", TaskManager.approve, "Approve the action it asks about", wire.TaskAnswer),
+    _task_action("reject", TaskManager.reject, "Reject the action it asks about", wire.TaskAnswer),
+    _task_action("cancel", TaskManager.cancel, "Stop it"),
+    _task_action("apply", TaskManager.apply, "Apply the change that it proposed", wire.TaskApply),
+    _task_action("undo", TaskManager.undo, "Undo its change"),
+    _task_action("resume", TaskManager.resume, "Continue it", wire.TaskResume),
 )
 # fmt: on
 

@@ -7,6 +7,7 @@ raises an error whose one sentence names the field; msgspec's wording of paths n
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,22 +24,11 @@ from keystroke.protocol.requests import (
     InfillRequest,
 )
 from keystroke.protocol.status import LoadRequest
-from keystroke.protocol.tasks import (
-    TaskAnswer,
-    TaskApply,
-    TaskCreate,
-    TaskEvent,
-    TaskResume,
-    TaskSteer,
-)
+from keystroke.protocol.tasks import TaskAnswer, TaskApply, TaskCreate, TaskEvent, TaskResume, TaskSteer
 
 T = TypeVar("T")
 
 _encoder = msgspec.json.Encoder()
-_CLIENT_EVENTS: msgspec.json.Decoder[ClientEvent] = msgspec.json.Decoder(ClientEvent)
-_SERVER_EVENTS: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
-_LIVE_REQUESTS: msgspec.json.Decoder[LiveRequest] = msgspec.json.Decoder(LiveRequest)
-_LIVE_EVENTS: msgspec.json.Decoder[LiveEvent] = msgspec.json.Decoder(LiveEvent)
 _BODIES: dict[type, msgspec.json.Decoder[Any]] = {
     kind: msgspec.json.Decoder(kind)
     for kind in (
@@ -54,7 +44,6 @@ _BODIES: dict[type, msgspec.json.Decoder[Any]] = {
         TaskResume,
     )
 }
-_TASK_EVENTS: msgspec.json.Decoder[TaskEvent] = msgspec.json.Decoder(TaskEvent)
 
 # Event types that a socket accepts, for the error about an unknown one.
 _READS = {
@@ -120,30 +109,20 @@ def _explain(error: msgspec.ValidationError, what: str) -> KeystrokeError:
     return InputError(f"{path or 'The ' + what}: {rule}.", param=path or None)
 
 
-def decode_client_event(data: bytes | str) -> ClientEvent:
-    return _decode(_CLIENT_EVENTS, data, "event")
+def _decoder(kind: Any, what: str) -> Callable[[bytes | str], Any]:
+    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
+    return lambda data: _decode(decoder, data, what)
 
 
-def decode_server_event(data: bytes | str) -> Event:
-    """An event for our own client. Raises ProtocolError for an event this version does not know."""
-    return _decode(_SERVER_EVENTS, data, "event")
-
-
-def decode_live_request(data: bytes | str) -> LiveRequest:
-    return _decode(_LIVE_REQUESTS, data, "live event")
-
-
-def decode_live_event(data: bytes | str) -> LiveEvent:
-    """An event for a live client. Raises ProtocolError for an event this version does not know."""
-    return _decode(_LIVE_EVENTS, data, "live event")
+# Each raises ProtocolError for an event this version does not know.
+decode_client_event: Callable[[bytes | str], ClientEvent] = _decoder(ClientEvent, "event")
+decode_server_event: Callable[[bytes | str], Event] = _decoder(Event, "event")
+decode_live_request: Callable[[bytes | str], LiveRequest] = _decoder(LiveRequest, "live event")
+decode_live_event: Callable[[bytes | str], LiveEvent] = _decoder(LiveEvent, "live event")
+decode_task_event: Callable[[bytes | str], TaskEvent] = _decoder(TaskEvent, "event")
 
 
 def decode_body(data: bytes, kind: type[T]) -> T:
     """The body of an HTTP request. Raises InvalidJson, or InputError that names the field."""
     decoder: msgspec.json.Decoder[T] = _BODIES[kind]
     return _decode(decoder, data, "request body")
-
-
-def decode_task_event(data: bytes | str) -> TaskEvent:
-    """An event of a task. Raises ProtocolError for an event this version does not know."""
-    return _decode(_TASK_EVENTS, data, "event")

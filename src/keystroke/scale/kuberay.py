@@ -49,8 +49,8 @@ def documents(settings: Settings, image: str) -> list[dict[str, Any]]:
     from keystroke.scale.served_models import served_models
 
     text = files("keystroke.scale").joinpath("kuberay.yaml").read_text(encoding="utf-8")
-    *made, pod = yaml.safe_load_all(text)
-    configuration, cluster, job, service, _, _ = made
+    made: list[dict[str, Any]] = list(yaml.safe_load_all(text))
+    configuration, cluster, job, service, _, _, pod = made
     tables = served_models(settings)
     configuration["data"] = {"keystroke.toml": _configuration(settings, tables)}
     head = _pod(pod, "head", image, {"cpu": "2", "memory": "4Gi"})
@@ -62,7 +62,7 @@ def documents(settings: Settings, image: str) -> list[dict[str, Any]]:
     ]
     job["spec"]["submitterPodTemplate"]["spec"]["containers"][0]["image"] = image
     service["spec"]["ports"][0]["port"] = settings.server.port
-    return made
+    return made[:-1]
 
 
 def _configuration(settings: Settings, tables: Mapping[str, NamedModel]) -> str:

@@ -35,6 +35,7 @@ from keystroke.gateway.api.tool_history import (
     written_edits,
 )
 from keystroke.protocol.items import Item, Tool
+from keystroke.protocol.requests import ChatRequest, ConstraintFields, CreateRequest
 
 SMALL_MODEL = 4_000_000_000  # parameters below which a model is shown short declarations
 _MAX_SCHEMA_TEXT = 8000  # characters of a schema that is put into the prompt
@@ -87,9 +88,8 @@ class AnswerForm:
         """The error of a remote server's answer that does not meet the schema."""
         schema = None if self.text is None else self.text.schema
         why = None if schema is None or not text else text_violation(schema, text)
-        if why is None:
+        if why is None or self.text is None:
             return None
-        assert self.text is not None
         return EngineError(f"The remote model's answer does not meet {self.text.constraint.origin}: {why}.")
 
     def constraint(self, model: Model, items: Sequence[Item] = ()) -> Constraint | None:
@@ -214,26 +214,25 @@ def _offered(tool: Tool, namespace: str | None) -> OfferedTool:
 
 
 def answer_form(
+    request: CreateRequest | ChatRequest,
     tools: Sequence[Tool] | None,
-    choice: Any,
-    parallel: bool | None,
     text: TextFormat | None,
+    items: Sequence[Item],
     *,
     declarations: str,
     parameters: int,
-    items: Sequence[Item] = (),
 ) -> AnswerForm:
     """The form of an answer by a model with so many `parameters` (0: unknown). `declarations`: the setting
     for short tool declarations."""
     offered = offered_tools(tools)
-    chosen = tool_choice(choice, offered) if offered else ToolChoice()
+    chosen = tool_choice(request.tool_choice, offered) if offered else ToolChoice()
     if chosen.mode == "none":
         offered = []
     short = declarations == "short" or (declarations == "auto" and 0 < parameters < SMALL_MODEL)
     if chosen.only is not None and chosen.mode == "required":
         offered = [tool for tool in offered if tool.name in chosen.only]
     toolset = short_toolset(offered, last_user_text(items)) if short and offered else whole_toolset(offered)
-    return AnswerForm(toolset, chosen, parallel is not False, text)
+    return AnswerForm(toolset, chosen, request.parallel_tool_calls is not False, text)
 
 
 async def constrain(
@@ -299,35 +298,23 @@ def _origin(tool: OfferedTool, tools: Sequence[Tool] | None) -> str:
 def text_format(
     given: Mapping[str, Any] | None,
     param: str,
-    *,
-    grammar: str | None = None,
-    json_schema: Any = None,
-    guided_json: Any = None,
-    guided_regex: str | None = None,
-    guided_choice: Sequence[str] | None = None,
-    guided_grammar: str | None = None,
-    structured_outputs: Mapping[str, Any] | None = None,
+    request: CreateRequest | ConstraintFields,
 ) -> TextFormat | None:
     """The format that a request asks for, in OpenAI's field (`given`, named `param`), llama.cpp's or vLLM's.
     Raises GrammarError or InputError."""
     found: list[TextFormat] = []
     if given is not None and (one := _openai_format(given, param)) is not None:
         found.append(one)
-    if grammar:
-        found.append(TextFormat(languages.gbnf(grammar, origin="grammar"), {"grammar": grammar}))
-    if json_schema:
-        found.append(_of_schema(json_schema, "json_schema"))
-    found += _vllm_formats(
-        {
-            "json": guided_json,
-            "regex": guided_regex,
-            "choice": guided_choice,
-            "grammar": guided_grammar,
-        },
-        "guided_",
-    )
-    if structured_outputs is not None:
-        found += _vllm_formats(structured_outputs, "structured_outputs.")
+    if isinstance(request, ConstraintFields):
+        if request.grammar:
+            constraint = languages.gbnf(request.grammar, origin="grammar")
+            found.append(TextFormat(constraint, {"grammar": request.grammar}))
+        if request.json_schema:
+            found.append(_of_schema(request.json_schema, "json_schema"))
+        kinds = ("json", "regex", "choice", "grammar")
+        found += _vllm_formats({kind: getattr(request, f"guided_{kind}") for kind in kinds}, "guided_")
+    if request.structured_outputs is not None:
+        found += _vllm_formats(request.structured_outputs, "structured_outputs.")
     if len(found) > 1:
         names = " and ".join(one.constraint.origin for one in found[:2])
         raise InputError(f"{names} both set the format of the answer; send one of them.", param=param)
@@ -376,17 +363,14 @@ def _vllm_formats(given: Mapping[str, Any], prefix: str) -> list[TextFormat]:
             made.append(_of_schema(value, origin))
         elif key == "json_object":
             made.append(TextFormat(languages.any_json(origin=origin), {"structured_outputs": {key: value}}))
-        elif key == "regex":
-            made.append(
-                TextFormat(languages.regex(_string(value, origin), origin=origin), {"guided_regex": value})
-            )
         elif key == "choice":
             words = value if isinstance(value, list) else [value]
             made.append(TextFormat(languages.choice(words, origin=origin), {"guided_choice": words}))
-        elif key == "grammar":
-            made.append(
-                TextFormat(languages.gbnf(_string(value, origin), origin=origin), {"guided_grammar": value})
-            )
+        elif key in ("regex", "grammar"):
+            if not isinstance(value, str):
+                raise InputError(f"{origin} must be a text.", param=origin)
+            language = languages.regex if key == "regex" else languages.gbnf
+            made.append(TextFormat(language(value, origin=origin), {f"guided_{key}": value}))
         elif key not in ("whitespace_pattern", "disable_any_whitespace", "disable_fallback"):
             raise InputError(f"{origin} is not known here; use json, regex, choice or grammar.", param=origin)
     return made
@@ -404,9 +388,3 @@ def _of_schema(schema: Any, origin: str, *, strict: bool = True) -> TextFormat:
     wire = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": strict}}
     shown = words if len(written) <= _MAX_SCHEMA_TEXT else ""
     return TextFormat(constraint, {"response_format": wire}, shown, schema)
-
-
-def _string(value: Any, origin: str) -> str:
-    if not isinstance(value, str):
-        raise InputError(f"{origin} must be a text.", param=origin)
-    return value

@@ -19,7 +19,7 @@ from keystroke.errors import KeystrokeError, UnsupportedModel
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import RunningAnswer, Sink
-from keystroke.gateway.api.answer_form import AnswerForm, TextFormat, answer_form, constrain, text_format
+from keystroke.gateway.api.answer_form import AnswerForm, answer_form, constrain, text_format
 from keystroke.gateway.api.foreign_edits import ForeignEdits, handles_natively
 from keystroke.gateway.api.serializers import ChatSerializer, CompletionSerializer, Serializer
 from keystroke.gateway.work.priority import Priority, Tier
@@ -30,7 +30,7 @@ from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service, new_id
 from keystroke.gateway.work.work import Work
 from keystroke.protocol.chat import TextCompletion
-from keystroke.protocol.items import ContentPart, Item, Tool, content_text
+from keystroke.protocol.items import Item, Tool, content_text
 from keystroke.protocol.requests import ChatMessage, ChatRequest, CompletionRequest
 
 
@@ -69,7 +69,10 @@ class TextCompletions:
         on_done: Callable[[], None] | None = None,
     ) -> TextRun:
         """`on_done` is called when the last message has gone to the sink."""
-        service, answer_format = self.service, _format(request)
+        service, answer_format = (
+            self.service,
+            text_format(request.response_format, "response_format", request),
+        )
         items, tools = chat_items(request.messages), chat_tools(request)
         priority, tier = service.priority_and_tier(
             caller, request.priority or request.lane, Priority.CHAT, request.service_tier
@@ -80,13 +83,12 @@ class TextCompletions:
             request.model, lambda: RoutingRequest(priority, words, size, converses=True)
         )
         form = answer_form(
+            request,
             tools,
-            request.tool_choice,
-            request.parallel_tool_calls,
             answer_format,
+            items,
             declarations=service.tool_declarations,
             parameters=entry.parameters,
-            items=items,
         )
         words = "" if answer_format is None else answer_format.words
         message_items = prompts.items_of(items)
@@ -160,7 +162,10 @@ class TextCompletions:
         on_done: Callable[[], None] | None = None,
     ) -> TextRun:
         """`extra`, the text of other files, goes before the prompt."""
-        service, answer_format = self.service, _format(request)
+        service, answer_format = (
+            self.service,
+            text_format(request.response_format, "response_format", request),
+        )
         prefix = request.prompt if isinstance(request.prompt, str) else "".join(request.prompt)
         suffix = request.suffix
         priority, tier = service.priority_and_tier(
@@ -284,17 +289,15 @@ def chat_items(messages: list[ChatMessage]) -> list[Item]:
             )
             continue
         if message.content is not None or not message.tool_calls:
-            items.append(Item(role=message.role, content=_parts(message.content)))
+            items.append(
+                Item(role=message.role, content=message.content if message.content is not None else "")
+            )
         for call in message.tool_calls or ():
             function = call.function
             items.append(
                 Item(type="function_call", call_id=call.id, name=function.name, arguments=function.arguments)
             )
     return items
-
-
-def _parts(content: str | list[ContentPart] | None) -> str | list[ContentPart]:
-    return "" if content is None else content
 
 
 def chat_tools(request: ChatRequest) -> list[Tool] | None:
@@ -310,20 +313,6 @@ def chat_tools(request: ChatRequest) -> list[Tool] | None:
         elif c is not None:
             tools.append(Tool("custom", c.name, c.description, format=c.format))
     return tools
-
-
-def _format(request: ChatRequest | CompletionRequest) -> TextFormat | None:
-    return text_format(
-        request.response_format,
-        "response_format",
-        grammar=request.grammar,
-        json_schema=request.json_schema,
-        guided_json=request.guided_json,
-        guided_regex=request.guided_regex,
-        guided_choice=request.guided_choice,
-        guided_grammar=request.guided_grammar,
-        structured_outputs=request.structured_outputs,
-    )
 
 
 def _wants_usage(options: Any) -> bool:

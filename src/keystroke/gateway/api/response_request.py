@@ -42,7 +42,7 @@ def requested_format(request: CreateRequest) -> TextFormat | None:
     given = (request.text or {}).get("format")
     if given is not None and not isinstance(given, dict):
         raise InputError("text.format must be an object.", param="text.format")
-    return text_format(given, "text.format", structured_outputs=request.structured_outputs)
+    return text_format(given, "text.format", request)
 
 
 def requested_logprobs(request: CreateRequest) -> int | None:

@@ -228,13 +228,12 @@ class ResponseRun:
     async def _make_job(self, previous: ConversationTurn | None) -> tuple[Job | RemoteJob, AnswerForm]:
         request, service, entry = self._request, self._owner.service, self.entry
         form = answer_form(
+            request,
             request.tools,
-            request.tool_choice,
-            request.parallel_tool_calls,
             requested_format(request),
+            self._items,
             declarations=service.tool_declarations,
             parameters=entry.parameters,
-            items=self._items,
         )
         params = service.generation_params(request, request.max_output_tokens, requested_logprobs(request))
         model = entry.model

@@ -5,7 +5,8 @@ A reader of a task's events that disconnects changes nothing; the task continues
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 from starlette.responses import Response as HttpResponse
 from starlette.responses import StreamingResponse
@@ -14,15 +15,9 @@ from keystroke.errors import InputError
 from keystroke.gateway.api.endpoints import ApiRequest, Endpoints
 from keystroke.gateway.transport.http import json_response
 from keystroke.protocol import codec
-from keystroke.protocol.tasks import (
-    TaskAnswer,
-    TaskApply,
-    TaskCreate,
-    TaskEvent,
-    TaskList,
-    TaskResume,
-    TaskSteer,
-)
+from keystroke.protocol.tasks import TaskCreate, TaskEvent, TaskList
+
+Handler = Callable[[Endpoints, ApiRequest[Any]], Awaitable[HttpResponse]]
 
 
 async def create_task(api: Endpoints, call: ApiRequest[TaskCreate]) -> HttpResponse:
@@ -37,8 +32,15 @@ async def list_tasks(api: Endpoints, call: ApiRequest[None]) -> HttpResponse:
     return json_response(TaskList(data=await api.tasks.all(call.caller, workspace)))
 
 
-async def get_task(api: Endpoints, call: ApiRequest[None]) -> HttpResponse:
-    return json_response(await api.tasks.get(call.path_value("task_id"), call.caller))
+def task_handler(act: Callable[..., Awaitable[Any]]) -> Handler:
+    """A handler that replies with what `act` returns for the manager, the task's id, the caller and, where
+    there is one, the body."""
+
+    async def handle(api: Endpoints, call: ApiRequest[Any]) -> HttpResponse:
+        body = () if call.body is None else (call.body,)
+        return json_response(await act(api.tasks, call.path_value("task_id"), call.caller, *body))
+
+    return handle
 
 
 async def task_events(api: Endpoints, call: ApiRequest[None]) -> HttpResponse:
@@ -46,42 +48,6 @@ async def task_events(api: Endpoints, call: ApiRequest[None]) -> HttpResponse:
     if not after.isascii() or not after.isdigit() or len(after) > 15:
         raise InputError("`after` must be the number of an event", param="after")
     return _stream(await api.tasks.events(call.path_value("task_id"), call.caller, int(after)))
-
-
-async def task_diff(api: Endpoints, call: ApiRequest[None]) -> HttpResponse:
-    return json_response(await api.tasks.diff(call.path_value("task_id"), call.caller))
-
-
-async def steer_task(api: Endpoints, call: ApiRequest[TaskSteer]) -> HttpResponse:
-    return json_response(await api.tasks.steer(call.path_value("task_id"), call.caller, call.body))
-
-
-async def approve_task(api: Endpoints, call: ApiRequest[TaskAnswer]) -> HttpResponse:
-    return json_response(await api.tasks.answer(call.path_value("task_id"), call.caller, call.body, yes=True))
-
-
-async def reject_task(api: Endpoints, call: ApiRequest[TaskAnswer]) -> HttpResponse:
-    return json_response(
-        await api.tasks.answer(call.path_value("task_id"), call.caller, call.body, yes=False)
-    )
-
-
-async def cancel_task(api: Endpoints, call: ApiRequest[None]) -> HttpResponse:
-    return json_response(await api.tasks.cancel(call.path_value("task_id"), call.caller))
-
-
-async def apply_task(api: Endpoints, call: ApiRequest[TaskApply]) -> HttpResponse:
-    return json_response(await api.tasks.apply(call.path_value("task_id"), call.caller, call.body.hunks))
-
-
-async def undo_task(api: Endpoints, call: ApiRequest[None]) -> HttpResponse:
-    return json_response(await api.tasks.undo(call.path_value("task_id"), call.caller))
-
-
-async def resume_task(api: Endpoints, call: ApiRequest[TaskResume]) -> HttpResponse:
-    return json_response(
-        await api.tasks.resume(call.path_value("task_id"), call.caller, call.body.instruction)
-    )
 
 
 def _stream(batches: AsyncIterator[list[TaskEvent]]) -> HttpResponse:

@@ -86,24 +86,21 @@ class TaskManager:
         root = await asyncio.to_thread(self._archive.check_folder, request.workspace)
         return await self._start(new_id(), root, request, caller, None)
 
-    async def resume(self, task_id: str, caller: Caller, instruction: str) -> wire.Task:
+    async def resume(self, task_id: str, caller: Caller, wanted: wire.TaskResume) -> wire.Task:
         """Continue a task that has ended. InputError where it has not."""
         async with self._lock_ended(task_id, caller, "steer it instead") as record:
-            return await self._continue(record, caller, instruction)
-
-    async def _continue(self, record: TaskRecord, caller: Caller, instruction: str) -> wire.Task:
-        root = await asyncio.to_thread(self._archive.check_folder, record.workspace)
-        given = {
-            "instruction": record.instruction,
-            "check": record.check,
-            "files": list(record.files),
-            **record.given,
-            "workspace": record.workspace,
-        }
-        request = msgspec.convert(given, wire.TaskCreate)
-        if instruction.strip():
-            request.instruction = instruction
-        return await self._start(record.id, root, request, caller, record)
+            root = await asyncio.to_thread(self._archive.check_folder, record.workspace)
+            given = {
+                "instruction": record.instruction,
+                "check": record.check,
+                "files": list(record.files),
+                **record.given,
+                "workspace": record.workspace,
+            }
+            request = msgspec.convert(given, wire.TaskCreate)
+            if wanted.instruction.strip():
+                request.instruction = wanted.instruction
+            return await self._start(record.id, root, request, caller, record)
 
     async def _start(
         self,
@@ -187,11 +184,8 @@ class TaskManager:
         def work(run: TaskRun) -> object:
             workspace, journal, store = self._archive.open_workspace(root)
             sandbox = find_sandbox()
-            if (
-                not self._is_local
-                and not sandbox.confines
-                and (request.check or request.types or request.run)
-            ):
+            runs_commands = request.check or request.types or request.run
+            if runs_commands and not self._is_local and not sandbox.confines:
                 raise Forbidden("no sandbox works on the server's machine, so no command runs for others")
             task = AgentTask(
                 files=TaskFiles(
@@ -283,10 +277,15 @@ class TaskManager:
         run.steer(request.line, deep=request.deep)
         return run.snapshot()
 
-    async def answer(self, task_id: str, caller: Caller, request: wire.TaskAnswer, *, yes: bool) -> wire.Task:
+    async def approve(self, task_id: str, caller: Caller, request: wire.TaskAnswer) -> wire.Task:
         run = await self._running(task_id, caller)
-        hunks = frozenset(request.hunks) if yes and request.hunks is not None else None
-        run.answer(request.question, ApprovalDecision(yes, hunks))
+        hunks = None if request.hunks is None else frozenset(request.hunks)
+        run.answer(request.question, ApprovalDecision(True, hunks))
+        return run.snapshot()
+
+    async def reject(self, task_id: str, caller: Caller, request: wire.TaskAnswer) -> wire.Task:
+        run = await self._running(task_id, caller)
+        run.answer(request.question, ApprovalDecision(False))
         return run.snapshot()
 
     async def cancel(self, task_id: str, caller: Caller) -> wire.Task:
@@ -302,10 +301,10 @@ class TaskManager:
         await run.over.wait()
         return run.snapshot()
 
-    async def apply(self, task_id: str, caller: Caller, hunks: list[int] | None) -> wire.Task:
+    async def apply(self, task_id: str, caller: Caller, request: wire.TaskApply) -> wire.Task:
         """Apply a proposed change. InputError where there is none, or a file changed since."""
         async with self._lock_ended(task_id, caller) as record:
-            landed = await asyncio.to_thread(self._archive.apply, record, hunks)
+            landed = await asyncio.to_thread(self._archive.apply, record, request.hunks)
             return self._publish(task_id, landed, wire.TaskLanded)
 
     async def undo(self, task_id: str, caller: Caller) -> wire.Task:
