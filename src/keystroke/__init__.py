@@ -73,7 +73,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        found: Any = import_module("keystroke.clients.cli.release").release()
+        found: Any = import_module("keystroke.clients.cli.installed_version").release()
     elif name in _HOME:
         found = getattr(import_module(f"keystroke.{_HOME[name]}"), name)
     else:

@@ -153,7 +153,7 @@ def test_other_settings_or_another_version_get_a_gateway_of_their_own(
     assert name() == name(flags={"engine.threads": "1"}), "what a project says about engines counts"
     (project / "keystroke.toml").write_text("[assist]\naudit = false\n")
     assert name() == plain
-    monkeypatch.setattr("keystroke.clients.cli.release.release", lambda: "9.9.9")
+    monkeypatch.setattr("keystroke.clients.cli.installed_version.release", lambda: "9.9.9")
     assert name() != plain
 
 

@@ -1,7 +1,7 @@
 """The registry of backends: which exist, whether each runs on this machine, and how each loads a model.
 
 Importing the registry imports no backend. A new backend is a folder of this package whose `backend.py`
-defines the functions of `BackendModule`, and its name in `keystroke.config.BACKENDS`.
+defines the functions of `BackendFunctions`, and its name in `keystroke.config.BACKENDS`.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def _run(arguments: list[str]) -> int:
     if not arguments and sys.stdin.isatty() and sys.stdout.isatty():
         arguments = ["tui"]
     if arguments in (["--version"], ["-V"], ["version"]):  # fast path: scripts and editors call it often
-        from keystroke.clients.cli.release import release
+        from keystroke.clients.cli.installed_version import release
 
         sys.stdout.write(f"keystroke {release()}\n")
         return 0

@@ -47,8 +47,8 @@ async def _serve(run: Invocation, gateway: str | None, options: dict[str, Any]) 
     from acp import run_agent
 
     from keystroke.clients.acp.agent import TaskAgent
+    from keystroke.clients.cli.installed_version import release
     from keystroke.clients.cli.lsp import gateway_locator
-    from keystroke.clients.cli.release import release
     from keystroke.clients.task_client import TaskClient
 
     client = TaskClient(gateway_locator(run, gateway))

@@ -160,7 +160,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from keystroke.clients.cli.release import release
+        from keystroke.clients.cli.installed_version import release
 
         typer.echo(f"keystroke {release()}")
         raise typer.Exit

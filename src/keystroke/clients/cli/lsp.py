@@ -58,7 +58,7 @@ def lsp(
 async def _serve(
     run: Invocation, gateway: str | None, models: list[str], tcp: str | None, linger: float | None, echo: bool
 ) -> int:
-    from keystroke.clients.cli.release import release
+    from keystroke.clients.cli.installed_version import release
 
     locate = gateway_locator(run, gateway, models, linger, echo)
     if tcp is not None:

@@ -65,7 +65,7 @@ def serve(
 ) -> None:
     """Serve models to editors, the OpenAI SDK and Codex."""
     from keystroke.clients.cli.fingerprint import fingerprint
-    from keystroke.clients.cli.release import release
+    from keystroke.clients.cli.installed_version import release
 
     # Taken first: if the program is upgraded during start-up, this process must count as the old one.
     program = fingerprint() if announcement is not None else ""

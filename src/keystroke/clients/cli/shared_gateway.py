@@ -54,7 +54,7 @@ def serve_command(
     run: Invocation, models: Sequence[str], *, linger: float | None, echo: bool, project: bool
 ) -> ServeCommand:
     from keystroke.clients.cli.fingerprint import checkout, fingerprint
-    from keystroke.clients.cli.release import release
+    from keystroke.clients.cli.installed_version import release
     from keystroke.config import load_settings
 
     flags = {**(_project_flags(run) if project else {}), **run.flags}

@@ -7,13 +7,13 @@ import platform
 import typer
 
 from keystroke.clients.cli import options
+from keystroke.clients.cli.installed_version import release
 from keystroke.clients.cli.invocation import invocation_of
-from keystroke.clients.cli.release import release
 
 
 def version(ctx: typer.Context, json: options.Json = False) -> None:
     run = invocation_of(ctx)
-    if run.wants_json(json):
+    if run.json:
         run.console.json(
             {"keystroke": release(), "python": platform.python_version(), "system": platform.platform()}
         )
