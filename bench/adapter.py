@@ -11,8 +11,8 @@ in 33.5 % it is and the answer has at most 40 tokens.
 
     python -m bench.adapter prepare --model coder --mbpp MbppPlus.jsonl --out FOLDER
     python -m keystroke_lab.adapters --model coder.gguf answer --questions FOLDER/questions.npz \\
-        --heldout lessons-heldout.npz --adapter adapter.safetensors --strength 0 --strength 1 --out FOLDER
-    python -m bench.adapter score --model coder --mbpp MbppPlus.jsonl --heldout lessons-heldout.npz \\
+        --heldout examples-heldout.npz --adapter adapter.safetensors --strength 0 --strength 1 --out FOLDER
+    python -m bench.adapter score --model coder --mbpp MbppPlus.jsonl --heldout examples-heldout.npz \\
         --out FOLDER
 """
 
@@ -91,11 +91,11 @@ def prepare(forms: PromptForms, tasks: Sequence[FunctionTask], out: Path) -> Non
     print(json.dumps({"questions": len(made), "tokens": sum(len(text.tokens) for text in made)}))
 
 
-def threshold(chances: NDArray[np.float32], lessons: Sequence[TokenText], silence: int) -> float:
-    """The least chance of the best place at which `QUIET` of the lessons with nothing left to do stay so."""
+def threshold(chances: NDArray[np.float32], examples: Sequence[TokenText], silence: int) -> float:
+    """The least chance of the best place at which `QUIET` of the examples without an edit left stay quiet."""
     best = [
         float(row[1:].max())
-        for row, text in zip(chances, lessons, strict=True)
+        for row, text in zip(chances, examples, strict=True)
         if int(text.tokens[text.given]) == silence
     ]
     return round(float(np.quantile(best, QUIET)) if best else 0.65, 3)
@@ -202,7 +202,7 @@ def main() -> int:
     parser.add_argument("step", choices=("prepare", "score"))
     parser.add_argument("--model", default="coder", help="the base, by name or path")
     parser.add_argument("--mbpp", type=Path, help="MBPP+ as published; left out where it is not given")
-    parser.add_argument("--heldout", type=Path, help="lessons kept apart, for the threshold")
+    parser.add_argument("--heldout", type=Path, help="held-out examples, for the threshold")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--unconfined", action="store_true", help="run answers without a sandbox")
     given = parser.parse_args()

@@ -8,10 +8,10 @@ set -eu
 base=$1 data=$2 run=$3 seconds=$4
 shift 4
 export PYTHONPATH="$(dirname "$0")/../src:$(dirname "$0")/../lab${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-python3 -m keystroke_lab.adapters --model "$base" train --lessons "$data/lessons.npz" --facts "$data/manifest.json" \
+python3 -m keystroke_lab.adapters --model "$base" train --examples "$data/examples.npz" --facts "$data/manifest.json" \
   --run "$run" --seconds "$seconds" "$@"
 python3 -m keystroke_lab.adapters --model "$base" answer --questions "$data/questions.npz" \
-  --heldout "$data/lessons-heldout.npz" --adapter "$run/adapter.safetensors" \
+  --heldout "$data/examples-heldout.npz" --adapter "$run/adapter.safetensors" \
   --strength 1 --strength 0 --strength 0.8 --strength 0.6 --out "$run/answers"
 split -b 15000000 -d "$run/adapter.safetensors" "$run/adapter.safetensors."
 tar -C "$run" -cf "$run/answers.tar" answers

@@ -45,7 +45,7 @@ def answer(
     most: int = max(LONGEST.values()),
 ) -> None:
     """Have `questions` answered once for each strength (0: the base alone). Questions of the kind `next` are
-    lessons, whose first answer token chooses a place; of `heldout` ones only that choice is asked. Writes
+    examples, whose first answer token chooses a place; of `heldout` ones only that choice is asked. Writes
     `answers-S.npz` (texts; the seed says which question) and `choices-S.npz` into `out`."""
     room = {kind: min(most, LONGEST.get(kind, _LONGEST)) for kind in {"next", *(t.kind for t in questions)}}
     cases = [(i, text) for i, text in enumerate(questions) if text.kind == "next"]
@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda")
     steps = parser.add_subparsers(dest="step", required=True)
     train = steps.add_parser("train")
-    train.add_argument("--lessons", type=Path, action="append", required=True)
+    train.add_argument("--examples", type=Path, action="append", required=True)
     train.add_argument("--run", type=Path, required=True)
     train.add_argument("--facts", type=Path, required=True, help="the manifest that was written with them")
     train.add_argument("--seconds", type=float, default=600.0)
@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
             )  # fmt: skip
             learned = json.loads(given.facts.read_text())["learned"]
             made = train_adapter(
-                given.model, given.lessons, given.run, recipe, given.rank, given.device, learned,
+                given.model, given.examples, given.run, recipe, given.rank, given.device, learned,
                 begin=given.begin, compiled=False if given.plain else None,
             )  # fmt: skip
             _tell(made)

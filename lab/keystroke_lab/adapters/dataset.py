@@ -89,7 +89,7 @@ def _worked(
     projects: Iterator[list[FileEdit]], model: Path, seed: int, processes: int
 ) -> Iterator[list[TokenText]]:
     """The examples of each project, in their order, whatever the number of processes."""
-    work = functools.partial(_lessons_of, model, seed)
+    work = functools.partial(_examples_of, model, seed)
     if not processes:
         yield from map(work, projects)
         return
@@ -98,7 +98,7 @@ def _worked(
             yield from pool.map(work, some, chunksize=_BLOCK // 4)
 
 
-def _lessons_of(model: Path, seed: int, edits: list[FileEdit]) -> list[TokenText]:
+def _examples_of(model: Path, seed: int, edits: list[FileEdit]) -> list[TokenText]:
     return project_examples(edits, _forms(model), f"{seed}:{edits[0].project}")
 
 

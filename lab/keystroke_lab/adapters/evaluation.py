@@ -23,8 +23,8 @@ _READ = 32_768  # tokens at a time
 
 @dataclass(frozen=True)
 class PredictedCases:
-    """For each case: how likely each first token is (the numbers, silence first, as shares of all tokens),
-    and what was written from the right place on, and from the likeliest place; empty where not asked."""
+    """For each case: the probability of each first token (no edit first, then the places), and the text
+    generated from the correct place and from the likeliest place. The texts are empty if not generated."""
 
     chances: NDArray[np.float32]
     right: list[NDArray[np.int32]]
@@ -35,7 +35,7 @@ class PredictedCases:
 def choices(
     target: TargetModel, prompts: Sequence[Sequence[int]], numbers: Sequence[int]
 ) -> NDArray[np.float32]:
-    """The chance of each of `numbers` to follow each prompt."""
+    """The probability of each token of `numbers` as the next token of each prompt."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     out = np.zeros((len(prompts), len(numbers)), np.float32)
     wanted = torch.tensor(list(numbers), device=target.device)
@@ -75,9 +75,7 @@ def generate(
         ends=ends,
     )
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    asks = [
-        GenerationPrompt(tuple(prompts[i]), "", 0.0, i) for i in order
-    ]  # the seed says whose answer it is
+    asks = [GenerationPrompt(tuple(prompts[i]), "", 0.0, i) for i in order]  # the seed identifies the prompt
     found: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(prompts)
     for text in writer.generate(asks):
         found[text.seed] = text.tokens[text.given :]
@@ -93,8 +91,8 @@ def predict_edits(
     ends: frozenset[int],
     write: bool = True,
 ) -> PredictedCases:
-    """`numbers`: the first tokens of answers, silence first. Unless told to `write`, only the choice is
-    looked at."""
+    """Predict place and text of each case. `numbers` are the first tokens of answers: the one for no edit,
+    then one per place. Without `write` only the probabilities are computed."""
     prompts = [case.tokens[: case.given].tolist() for case in cases]
     chances = choices(target, prompts, numbers)
     if not write:
@@ -117,8 +115,8 @@ def predict_edits(
 def score_cases(
     cases: Sequence[TokenText], found: PredictedCases, numbers: Sequence[int], sure: float
 ) -> dict[str, float]:
-    """Shares over the cases: `place` and `text` of those with a change left, `quiet` of the others at the
-    threshold `sure`, `offered` of the open ones."""
+    """Shares of the cases. With an edit left: `place` and `text` are right, and `offered` if the probability of
+    an edit is at least `sure`. Without one: `quiet` if it is below `sure`."""
     place = text = quiet = offered = 0
     n_open = n_quiet = 0
     for i, case in enumerate(cases):

@@ -208,7 +208,7 @@ def export(adapter: Adapter, path: Path, facts: Mapping[str, str]) -> int:
 
 def train_adapter(
     model: Path,
-    lessons: Sequence[Path],
+    examples: Sequence[Path],
     run: Path,
     recipe: AdapterRecipe,
     rank: int,
@@ -223,7 +223,7 @@ def train_adapter(
     the examples for the file's metadata. `begin`: an adapter to continue from; a stopped run continues from
     its own checkpoint. `compiled`: None does so on a GPU."""
     held = read_adapter(begin) if begin is not None else None
-    texts = [text for path in lessons for text in read_texts(path)]
+    texts = [text for path in examples for text in read_texts(path)]
     place = torch.device(device)
     length = max((len(text.tokens) for text in texts), default=0) + _GRAIN
     with open_checkpoint(model) as checkpoint:

@@ -48,11 +48,11 @@ def collect_each(
             return "there"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return collect(name, path, crew)
+            return collect(name, path, worker_pool)
         except _FAILURES as error:
             return f"failed: {type(error).__name__}"
 
-    with Processes(processes) as crew, ThreadPoolExecutor(workers) as pool:
+    with Processes(processes) as worker_pool, ThreadPoolExecutor(workers) as pool:
         for done, outcome in enumerate(bounded(pool, one, names, workers * 2), start=1):
             outcomes[outcome] += 1
             report(what, done, len(names))

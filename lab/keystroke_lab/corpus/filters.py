@@ -1,8 +1,8 @@
-"""Which files are worth learning from, and what is taken out of those that are.
+"""Decides which files are trained on, and removes secrets and noise from them.
 
-Pure functions of a path and its bytes. A refusal is a named reason, never silence, so that the
-manifest can count them. Nothing here knows projects, licences or the index. A costly pattern runs only where
-a plain word or a cheaper pattern that it cannot do without was found: the outcome is the same.
+Pure functions of a path and its bytes. A file that is refused has a `Refusal`, so that the manifest can count
+the reasons. For speed, an expensive pattern runs only if a word or cheaper pattern that every match contains
+was found.
 """
 
 from __future__ import annotations

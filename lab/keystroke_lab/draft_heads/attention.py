@@ -1,9 +1,9 @@
-"""Attention of a drafted token: over the true past, and over the drafts that led to it.
+"""Attention of a drafted token: over the tokens of the text, and over the drafts that led to it.
 
-A start i has drafted `s` tokens so far; its query sees the first pass's keys up to i and, of every later
-pass j <= s, the key at i alone. `plain` says that in the shortest way; `merged` computes the same from a
-library's causal attention and its log-sum-exp, forwards and backwards, without a table of scores. Tensors are
-[rows, heads, length, head_dim], all with the same number of heads.
+Drafting starts at every position i of a text. In pass s, the query of position i attends to the keys of the
+first pass up to i, and to the keys of position i alone in the later passes up to s. `plain` is the reference;
+`merged` computes the same, forwards and backwards, from a library's causal attention and its log-sum-exp,
+without storing the scores. Tensors are [rows, heads, length, head_dim], all with the same number of heads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ops = torch.ops.aten
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, own: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """The truth. `own` are keys and values of the passes after the first."""
+    """The reference. `own` are keys and values of the passes after the first."""
     scale = q.size(-1) ** -0.5
     scores = (q @ k.mT) * scale
     hidden = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).triu(1)
@@ -52,7 +52,7 @@ class _Merged(torch.autograd.Function):
         q, k, v, mixed, log_sum, *own = ctx.saved_tensors
         grad = grads[0].contiguous()
         scale = q.size(-1) ** -0.5
-        # With the merged result and the merged sum the library's own backward is right for its share.
+        # Given the merged result and log-sum-exp, the library's backward computes the gradients of its part.
         dq, dk, dv = _backward(grad, q, k, v, mixed, log_sum, ctx.rest)
         if not own:
             return dq, dk, dv

@@ -1,10 +1,9 @@
-"""How many tokens a step of the target yields with this head.
+"""Computes how many tokens per step a target accepts from a draft head, without running an engine.
 
-Exact, without running the two together. A draft is right where it is what the target wrote, and a head
-that was right so far has been fed the target's own tokens: so the rank of every true token among the head's
-guesses, for every start and depth, says what any chain or tree of drafts would have had accepted. Text
-written greedily gives greedy acceptance; text drawn with the engines' noise gives that of sampling, the head
-using the same noise.
+The result is exact. A draft is accepted where it equals the target's own text, and up to the first rejection
+the head's input is that text. The rank of the true token among the head's predictions, for every start and
+depth, therefore gives the accepted length of any chain or tree of drafts. Greedy texts give the acceptance of
+greedy decoding; texts sampled with the engines' noise, which the head then uses too, that of sampling.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from keystroke_lab.draft_heads.target import TargetModel
 from keystroke_lab.draft_heads.texts import TokenText
 
 Branch = tuple[int, ...]  # a drafted token by the ranks that lead to it
-NEVER = 255  # the rank of a token that the head cannot guess, or that the text does not have
+NEVER = 255  # the rank of a token outside the head's vocabulary or after the end of the text
 _NOISE_ROWS = 512
 
 
 @dataclass(frozen=True)
 class DraftTrial:
-    """One text: at each start (the token before the first that is written, and on), the rank of the true
-    token at each depth, and the probability that the head gives its best guess."""
+    """The predictions for one text. For each start, from the last token of the prompt on: the rank of the
+    true token at each depth, and the probability of the head's best prediction."""
 
     kind: str
     ranks: NDArray[np.uint8]  # [starts, depth]

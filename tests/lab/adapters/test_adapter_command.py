@@ -1,4 +1,4 @@
-"""`keystroke train adapter-lessons` and `adapter` as a user runs them, on a model small enough for a CPU."""
+"""`keystroke train adapter-examples` and `adapter` as a user runs them, on a model small enough for a CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import httpx
 import pytest
 import torch
 
-from keystroke.agent.evaluation.package_index import PackageIndex
 from keystroke.agent.sandbox import Sandbox, SandboxKind
 from keystroke.clients.cli import main
 from keystroke.config import load_settings
@@ -28,6 +27,7 @@ from keystroke_lab.adapters.examples import LEARNED
 from keystroke_lab.adapters.pipeline import Amounts, make_data, python_names
 from keystroke_lab.corpus.hunks import EditHunk
 from keystroke_lab.corpus.names import package_names, shuffled
+from keystroke_lab.corpus.package_index import PackageIndex
 from keystroke_lab.corpus.trajectories import FileEdit, read_edits, write_edits
 from keystroke_lab.draft_heads.texts import read_texts
 from keystroke_lab.evaluation.edit_cases import EditCase, read_edit_cases
@@ -76,16 +76,16 @@ def run(*arguments: str) -> int:
     return 0
 
 
-def test_lessons_and_an_adapter_are_made_and_the_adapter_is_asked_in_its_format(
+def test_examples_and_an_adapter_are_made_and_the_adapter_is_asked_in_its_format(
     model: Path, edits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lessons = tmp_path / "lessons.npz"
-    command = ["train", "adapter-lessons", str(model), "--edits", str(edits), "--out", str(lessons), "--json"]
-    assert run(*command, "--tokens", "20000") == 0
+    examples = tmp_path / "examples.npz"
+    command = ["train", "adapter-examples", str(model), "--edits", str(edits), "--out", str(examples)]
+    assert run(*command, "--tokens", "20000", "--json") == 0
     made = json.loads(capsys.readouterr().out)
     assert made["texts"]["next"] > 0
     sizes = ["--rank", "2", "--batch", "2048", "--passes", "0.1", "--device", "cpu", "--json"]
-    command = ["train", "adapter", str(model), "--lessons", str(lessons), "--run", str(tmp_path / "run")]
+    command = ["train", "adapter", str(model), "--examples", str(examples), "--run", str(tmp_path / "run")]
     assert run(*command, *sizes) == 0
     trained = json.loads(capsys.readouterr().out)
     command[-1] = str(tmp_path / "more")
@@ -109,7 +109,7 @@ def test_a_bare_machine_trains_goes_on_and_answers_and_the_answers_are_scored(
     model: Path, edits: Path, tmp_path: Path
 ) -> None:
     """As `runs/adapter.sh` does it: token files only, and without what a bare machine does not have."""
-    made = make_examples(model, [edits], [], tmp_path / "lessons.npz", tokens=8000, heldout=1)
+    made = make_examples(model, [edits], [], tmp_path / "examples.npz", tokens=8000, heldout=1)
     assert made["heldout"] > 0
     (tmp_path / "manifest.json").write_text(json.dumps({"learned": LEARNED}))
     forms = forms_of(model)
@@ -124,15 +124,15 @@ def test_a_bare_machine_trains_goes_on_and_answers_and_the_answers_are_scored(
             assert ran.returncode == 0, ran.stderr
             return [json.loads(line) for line in ran.stdout.splitlines()]
 
-        train = ["train", "--lessons", str(tmp_path / "lessons.npz"), "--run", str(tmp_path / "run")]
+        train = ["train", "--examples", str(tmp_path / "examples.npz"), "--run", str(tmp_path / "run")]
         train += ["--facts", str(tmp_path / "manifest.json"), "--batch", "2048", "--rank", "2", "--plain"]
         (said,) = bare(*train, "--passes", "0.1")
         assert read_adapter(Path(str(said["adapter"]))).facts["next_edit"] == LEARNED["next_edit"]
         asked = ["answer", "--questions", str(tmp_path / "questions.npz"), "--adapter", str(said["adapter"])]
-        asked += ["--heldout", str(tmp_path / "lessons-heldout.npz"), "--out", str(tmp_path)]
+        asked += ["--heldout", str(tmp_path / "examples-heldout.npz"), "--out", str(tmp_path)]
         rows = bare(*asked, "--strength", "0", "--strength", "1", "--most", "6")
         assert [row["strength"] for row in rows] == [0.0, 1.0]
-        heldout = read_texts(tmp_path / "lessons-heldout.npz")
+        heldout = read_texts(tmp_path / "examples-heldout.npz")
         found = bench.adapter.scored(forms, [], tmp_path, heldout, Sandbox(SandboxKind.NONE))
     assert set(found) == {"0", "1"}
     assert {"place", "text_em", "quiet", "fim_rest_em", "psm_line_em"} <= set(found["1"])
@@ -237,6 +237,7 @@ def test_debians_names_come_first_and_those_drawn_from_the_index_are_not_asked_f
 def test_a_folder_without_edits_is_named(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["train", "adapter-lessons", str(model), "--edits", str(tmp_path), "--out", str(tmp_path / "x")]
+    out = str(tmp_path / "x")
+    command = ["train", "adapter-examples", str(model), "--edits", str(tmp_path), "--out", out]
     assert run(*command) != 0
     assert "keystroke train edits" in capsys.readouterr().err
