@@ -172,7 +172,7 @@ class Soak:
         self.url = f"http://127.0.0.1:{port}"
         self.ws = f"ws://127.0.0.1:{port}/v1/responses"
         await self._play(min(3.0, self.seconds / 5))
-        held = [self.store._engine.connect() for _ in range(POOL)]  # all that its pool keeps open
+        held = [self.store.engine.connect() for _ in range(POOL)]  # all that its pool keeps open
         for connection in held:
             connection.close()
         tune_collector()  # as a server does once it is up

@@ -43,7 +43,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     url = default_url(tmp_path) if request.param == "sqlite" else request.getfixturevalue("postgres")
     made = Store(url)
     yield made
-    with made._engine.begin() as connection:
+    with made.engine.begin() as connection:
         for table in (RESPONSES, USAGE, KEYS):
             connection.execute(table.delete())
     made.close()
@@ -94,7 +94,7 @@ async def test_keystrokes_are_one_row_an_hour_and_add_up_like_any_other_work(sto
     (row,) = store.usage()
     assert (row.responses, row.input_tokens, row.computed_tokens, row.output_tokens) == (6, 60, 15, 10)
     assert row.first_token_ms == pytest.approx(4.0)
-    with store._engine.connect() as connection:
+    with store.engine.connect() as connection:
         held = connection.execute(sa.select(sa.func.count()).select_from(USAGE)).scalar()
     assert held is not None
     assert held <= 3  # the hour may have changed in between
@@ -124,7 +124,7 @@ def test_keys_are_kept_by_hash_and_revoked_by_name_or_id(store: Store) -> None:
     key, token = make_key("bob")
     store.add_key(key)
     assert store.keys() == [key]
-    with store._engine.begin() as connection:
+    with store.engine.begin() as connection:
         assert token not in str(connection.execute(sa.select(KEYS)).all())
     store.revoke_key("bob")
     assert store.keys()[0].revoked_at is not None
@@ -145,7 +145,7 @@ async def test_responses_past_their_retention_are_deleted(tmp_path: Path) -> Non
     store.save_response("key", [], response("old"))
     store.save_response("key", [], response("new"))
     await store.flush()
-    with store._engine.begin() as connection:
+    with store.engine.begin() as connection:
         ancient = time.time() - 2 * 86_400
         connection.execute(sa.update(RESPONSES).where(RESPONSES.c.id == "old").values(created_at=ancient))
     store._purge()
@@ -157,11 +157,11 @@ async def test_responses_past_their_retention_are_deleted(tmp_path: Path) -> Non
 async def test_a_failing_database_is_logged_and_the_next_write_works(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = store._engine.begin
-    monkeypatch.setattr(store._engine, "begin", lambda: (_ for _ in ()).throw(OSError("disk full")))
+    begin = store.engine.begin
+    monkeypatch.setattr(store.engine, "begin", lambda: (_ for _ in ()).throw(OSError("disk full")))
     store.save_response("key", [], response("lost"))
     await store.flush()
-    monkeypatch.setattr(store._engine, "begin", begin)
+    monkeypatch.setattr(store.engine, "begin", begin)
     store.save_response("key", [], response("kept"))
     await store.flush()
     assert await store.response("kept") is not None

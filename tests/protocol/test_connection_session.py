@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from keystroke.protocol import events
+from keystroke.protocol.requests import ResponseSteer
 from keystroke.protocol.session import (
     Action,
     CancelResponse,
@@ -12,7 +13,6 @@ from keystroke.protocol.session import (
     SendEvent,
     SessionLimits,
     StartResponse,
-    SteerResponse,
 )
 
 
@@ -98,7 +98,7 @@ def test_a_request_refused_before_it_became_a_response_leaves_the_memory_alone()
 def test_steer_and_cancel_are_handed_on() -> None:
     s = ConnectionSession()
     (steer,) = s.handle_frame('{"type":"response.steer","previous_response_id":"r","input":"x"}')
-    assert isinstance(steer, SteerResponse)
+    assert isinstance(steer, ResponseSteer)
     assert s.handle_frame('{"type":"response.cancel","response_id":"r"}') == [CancelResponse("r")]
     s.handle_frame(create())
     s.handle_frame(create())

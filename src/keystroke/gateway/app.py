@@ -11,7 +11,7 @@ import gc
 import logging
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import cast
@@ -55,6 +55,7 @@ from keystroke.gateway.work.ticket import SHUTTING_DOWN
 
 log = logging.getLogger("keystroke.app")
 
+Connection = ResponsesConnection | LiveConnection
 SocketHandler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -74,12 +75,11 @@ class Gateway:
         self.settings = settings or Settings()
         server = self.settings.server
         self.store = store
-        speculation = self.settings.speculation
         self.service = Service(
             registry,
             store,
             generation=self.settings.generation,
-            speculation=speculation.enabled,
+            speculation=self.settings.speculation.enabled,
             tool_declarations=self.settings.assist.tool_declarations,
             shared=shared,
         )
@@ -93,15 +93,24 @@ class Gateway:
         )
         self.endpoints = Endpoints(self.service, self.tasks, self.settings.assist)
         self.sockets: dict[str, SocketHandler] = {
-            "/v1/responses": self._serve_socket,
-            "/v1/live": self._serve_live,
+            "/v1/responses": partial(self._serve, self._responses),
+            "/v1/live": partial(self._serve, self._live),
         }
         self.outcome_store = self._learned() if self.settings.learn.enabled else None
         self.request_context: Callable[[Scope], AbstractContextManager[None]] = lambda _scope: nullcontext()
         self._socket_limits = socket_limits or SocketLimits(max_frame_bytes=server.max_frame_bytes)
         self._connections: dict[Socket, Caller] = {}
-        self._readers: dict[Socket, ResponsesConnection | LiveConnection] = {}
-        self._http = self._starlette()
+        self._readers: dict[Socket, Connection] = {}
+        self._http = Starlette(
+            routes=starlette_routes(self.endpoints, self.access, server.max_frame_bytes),
+            exception_handlers={
+                KeystrokeError: self._refused,
+                HTTPException: _http_failed,
+                Exception: _crashed,
+            },
+            lifespan=self._lifespan,
+            middleware=_cross_origin(server.origins),
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self.request_context(scope):
@@ -130,31 +139,16 @@ class Gateway:
 
     # Sockets
 
-    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._serve(
-            scope,
-            receive,
-            send,
-            lambda caller, socket: ResponsesConnection(self.endpoints.responses, caller, socket),
-        )
+    def _responses(self, _scope: Scope, caller: Caller, socket: Socket) -> ResponsesConnection:
+        return ResponsesConnection(self.endpoints.responses, caller, socket)
 
-    async def _serve_live(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _live(self, scope: Scope, caller: Caller, socket: Socket) -> LiveConnection:
         files = readable_files(self.settings.server, Headers(scope=scope).get("origin"))
-        await self._serve(
-            scope,
-            receive,
-            send,
-            lambda caller, socket: LiveConnection(
-                self.service, self.settings.assist, caller, socket, files=files, learned=self.outcome_store
-            ),
-        )
+        learned, assist = self.outcome_store, self.settings.assist
+        return LiveConnection(self.service, assist, caller, socket, files=files, learned=learned)
 
     async def _serve(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        make: Callable[[Caller, Socket], ResponsesConnection | LiveConnection],
+        self, make: Callable[[Scope, Caller, Socket], Connection], scope: Scope, receive: Receive, send: Send
     ) -> None:
         try:
             offered = scope.get("subprotocols", ())
@@ -171,7 +165,7 @@ class Gateway:
         self._connections[socket] = caller
         self.service.metrics.connections.set(len(self._connections))
         try:
-            reader = self._readers[socket] = make(caller, socket)
+            reader = self._readers[socket] = make(scope, caller, socket)
             await reader.serve()
         finally:
             self._readers.pop(socket, None)
@@ -192,37 +186,10 @@ class Gateway:
 
     # HTTP
 
-    def _starlette(self) -> Starlette:
-        return Starlette(
-            routes=starlette_routes(self.endpoints, self.access, self.settings.server.max_frame_bytes),
-            exception_handlers={
-                KeystrokeError: self._refused,
-                HTTPException: _http_failed,
-                Exception: _crashed,
-            },
-            lifespan=self._lifespan,
-            middleware=self._cross_origin(),
-        )
-
     async def _refused(self, _request: Request, error: Exception) -> HttpResponse:
         assert isinstance(error, KeystrokeError)
         self.service.metrics.rejected.labels(error.code).inc()
         return error_response(error)
-
-    def _cross_origin(self) -> list[Middleware]:
-        """CORS for the configured origins."""
-        origins = self.settings.server.origins
-        if not origins:
-            return []
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=list(origins),
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=["retry-after", "retry-after-ms", *RATE_HEADERS],
-            max_age=600,
-        )
-        return [cors]
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -284,6 +251,19 @@ class Gateway:
                         await socket.close("this key is no longer accepted", 1008)
             except Exception:
                 log.exception("keys could not be read")
+
+
+def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
+    """CORS for the configured origins."""
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["retry-after", "retry-after-ms", *RATE_HEADERS],
+        max_age=600,
+    )
+    return [cors] if origins else []
 
 
 async def _http_failed(_request: Request, error: Exception) -> HttpResponse:
@@ -403,7 +383,8 @@ class GatewayServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.replaced:
-            await self._accept_pending()
+            for _ in range(3):  # accept connections that the system already assigned to this process
+                await asyncio.sleep(0)
         for listener in self.servers:
             listener.close()
         if self.replaced:
@@ -413,12 +394,6 @@ class GatewayServer(uvicorn.Server):
             await self.gateway.hand_over()
         await self.gateway.drain()
         await super().shutdown(sockets)
-
-    @staticmethod
-    async def _accept_pending() -> None:
-        """Accept connections that the system already assigned to this process."""
-        for _ in range(3):
-            await asyncio.sleep(0)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -67,10 +67,13 @@ class ItemDone(ItemEvent, tag="response.output_item.done"):
     pass
 
 
-class PartEvent(Struct, tag_field="type"):
+class ContentEvent(Struct, tag_field="type"):
     item_id: str
     output_index: int
     content_index: int
+
+
+class PartEvent(ContentEvent):
     part: OutputText | ReasoningText
     sequence_number: int
     stream_id: StreamId = UNSET
@@ -84,39 +87,27 @@ class PartDone(PartEvent, tag="response.content_part.done"):
     pass
 
 
-class TextDelta(Struct, tag_field="type", tag="response.output_text.delta"):
-    item_id: str
-    output_index: int
-    content_index: int
+class TextDelta(ContentEvent, tag="response.output_text.delta"):
     delta: str
     logprobs: list[ChosenToken]
     sequence_number: int
     stream_id: StreamId = UNSET
 
 
-class TextDone(Struct, tag_field="type", tag="response.output_text.done"):
-    item_id: str
-    output_index: int
-    content_index: int
+class TextDone(ContentEvent, tag="response.output_text.done"):
     text: str
     logprobs: list[ChosenToken]
     sequence_number: int
     stream_id: StreamId = UNSET
 
 
-class ReasoningDelta(Struct, tag_field="type", tag="response.reasoning_text.delta"):
-    item_id: str
-    output_index: int
-    content_index: int
+class ReasoningDelta(ContentEvent, tag="response.reasoning_text.delta"):
     delta: str
     sequence_number: int
     stream_id: StreamId = UNSET
 
 
-class ReasoningDone(Struct, tag_field="type", tag="response.reasoning_text.done"):
-    item_id: str
-    output_index: int
-    content_index: int
+class ReasoningDone(ContentEvent, tag="response.reasoning_text.done"):
     text: str
     sequence_number: int
     stream_id: StreamId = UNSET

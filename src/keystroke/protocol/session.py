@@ -30,11 +30,6 @@ class StartResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class SteerResponse:
-    request: ResponseSteer
-
-
-@dataclass(frozen=True, slots=True)
 class CancelResponse:
     """Stop this response; None: every response of the connection."""
 
@@ -54,14 +49,13 @@ class SendEvent:
     event: events.Event
 
 
-Action = StartResponse | SteerResponse | CancelResponse | ResumeResponse | SendEvent
+Action = StartResponse | ResponseSteer | CancelResponse | ResumeResponse | SendEvent
 
 
 @dataclass(slots=True)
 class StreamQueue:
     """A FIFO of requests of which at most one runs, and the turn it finished last."""
 
-    stream_id: str | None
     busy: bool = False
     waiting: deque[ResponseCreate] = field(default_factory=deque)
     latest: tuple[str, Any] | None = None
@@ -81,7 +75,7 @@ class SessionLimits:
 class ConnectionSession:
     def __init__(self, limits: SessionLimits | None = None) -> None:
         self.limits = limits or SessionLimits()
-        self._streams: dict[str, StreamQueue] = {"": StreamQueue(None)}
+        self._streams: dict[str, StreamQueue] = {"": StreamQueue()}
         self._running = 0
         self._detached = 0
 
@@ -92,7 +86,7 @@ class ConnectionSession:
         try:
             event = codec.decode_client_event(frame)
             if isinstance(event, ResponseSteer):
-                return [SteerResponse(event)]
+                return [event]
             if isinstance(event, ResponseCancel):
                 return self._cancel(event)
             request = event
@@ -174,7 +168,7 @@ class ConnectionSession:
                         param="stream_id",
                     )
                 del self._streams[idle]
-            self._streams[stream_id] = StreamQueue(stream_id)
+            self._streams[stream_id] = StreamQueue()
         return stream_id
 
     def _start_waiting(self) -> list[Action]:

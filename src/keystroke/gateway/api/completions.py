@@ -69,10 +69,8 @@ class TextCompletions:
         on_done: Callable[[], None] | None = None,
     ) -> TextRun:
         """`on_done` is called when the last message has gone to the sink."""
-        service, answer_format = (
-            self.service,
-            text_format(request.response_format, "response_format", request),
-        )
+        service = self.service
+        answer_format = text_format(request.response_format, "response_format", request)
         items, tools = chat_items(request.messages), chat_tools(request)
         priority, tier = service.priority_and_tier(
             caller, request.priority or request.lane, Priority.CHAT, request.service_tier
@@ -162,10 +160,8 @@ class TextCompletions:
         on_done: Callable[[], None] | None = None,
     ) -> TextRun:
         """`extra`, the text of other files, goes before the prompt."""
-        service, answer_format = (
-            self.service,
-            text_format(request.response_format, "response_format", request),
-        )
+        service = self.service
+        answer_format = text_format(request.response_format, "response_format", request)
         prefix = request.prompt if isinstance(request.prompt, str) else "".join(request.prompt)
         suffix = request.suffix
         priority, tier = service.priority_and_tier(

@@ -6,9 +6,10 @@ returns the reply. Access and decoding are declared in `gateway/routes.py`.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
@@ -110,24 +111,14 @@ class Endpoints:
     # Chat, completions, infill
 
     async def chat(self, call: ApiRequest[ChatRequest]) -> HttpResponse:
-        if call.body.stream:
-            stream = EventStream(named=False, progress=PROGRESS in call.http.headers)
-            run = await self.texts.chat(call.body, call.caller, stream.sink, on_done=stream.finish)
-            stream.attach(run, self.service.limit_headers(call.caller, run.work.model))
-            return stream
-        return await self._whole(call, await self.texts.chat(call.body, call.caller, lambda _messages: None))
+        return await self._answer(call, self.texts.chat)
 
     async def completions(self, call: ApiRequest[CompletionRequest]) -> HttpResponse:
         request, caller = call.body, call.caller
         edit = await run_or_cancel(call.http, self.texts.foreign(request, caller))
         if edit is not None:
             return text_response(edit, stream=bool(request.stream))
-        if request.stream:
-            stream = EventStream(named=False, progress=PROGRESS in call.http.headers)
-            run = await self.texts.complete(request, caller, stream.sink, on_done=stream.finish)
-            stream.attach(run, self.service.limit_headers(caller, run.work.model))
-            return stream
-        return await self._whole(call, await self.texts.complete(request, caller, lambda _messages: None))
+        return await self._answer(call, self.texts.complete)
 
     async def infill(self, call: ApiRequest[InfillRequest]) -> HttpResponse:
         completion, extra = infill_request(call.body)
@@ -139,9 +130,13 @@ class Endpoints:
             raise run.error
         return json_response(infill_body(run))
 
-    async def _whole(
-        self, call: ApiRequest[ChatRequest] | ApiRequest[CompletionRequest], run: TextRun
-    ) -> HttpResponse:
+    async def _answer(self, call: ApiRequest[Any], start: Callable[..., Awaitable[TextRun]]) -> HttpResponse:
+        if call.body.stream:
+            stream = EventStream(named=False, progress=PROGRESS in call.http.headers)
+            run = await start(call.body, call.caller, stream.sink, on_done=stream.finish)
+            stream.attach(run, self.service.limit_headers(call.caller, run.work.model))
+            return stream
+        run = await start(call.body, call.caller, lambda _messages: None)
         await wait_or_cancel(call.http, run.over, run.cancel)
         if run.error is not None:
             raise run.error

@@ -29,7 +29,8 @@ _DESCRIPTIONS = {
 
 
 def model_catalog(registry: ModelRegistry) -> dict[str, Any]:
-    listed = {c.name: _Listed(c.role, _context(registry, c.name)) for c in registry.router.candidates}
+    contexts = {offer.name: offer.context for offer in registry.offers.values()}
+    listed = {c.name: _Listed(c.role, contexts.get(c.name)) for c in registry.router.candidates}
     listed |= {e.name: _Listed(e.role, e.context_length, e.parameters) for e in registry.entries.values()}
     names: dict[str, _Listed] = {AUTO: next(iter(listed.values()))}
     for role in ROLES:
@@ -49,11 +50,6 @@ class _Listed:
     role: str
     context_length: int | None
     parameters: int = 0  # 0: unknown until it is loaded
-
-
-def _context(registry: ModelRegistry, name: str) -> int | None:
-    offer = registry.offers.get(name)
-    return offer.context if offer is not None else None
 
 
 def _openai(name: str, model: _Listed) -> dict[str, Any]:

@@ -134,16 +134,6 @@ class ResponseRun:
         if self.work is not None:
             self.work.cancel(reason)
 
-    def _repeat_cancel(self) -> None:
-        """Apply a cancel that came while the prompt was made and there was no work to stop."""
-        if self._cancelled:
-            self.cancel()
-
-    def cancel_unstored(self) -> None:
-        """Stop, and do not store the response."""
-        self.response.store = False
-        self.cancel()
-
     def resume(self) -> None:
         """Continue generating after the reader was behind."""
         if self.work is not None:
@@ -330,9 +320,8 @@ class ResponseRun:
         model = self.entry.model
         assert self.work is not None
         if model is None:
-            self.work.cancel(
-                Redirected("steered")
-            )  # a remote stream cannot be spliced: stop, then succeed it
+            # A remote stream cannot be spliced: stop, then succeed it.
+            self.work.cancel(Redirected("steered"))
         elif model.chat is not None and model.chat.foreign:
             self._splicing = asyncio.create_task(self._splice_later(self._splicing, steer, model))
         else:
@@ -477,7 +466,8 @@ class ResponseRun:
                     raise Interrupted("The turn was cancelled before its successor began.")
                 self._request.previous_response_id = previous_id
                 await self.start(turn)
-                self._repeat_cancel()
+                if self._cancelled:  # while the prompt was made and there was no work to stop
+                    self.cancel()
             except KeystrokeError as error:
                 number = self._serializer.next_number()
                 code = "successor_creation_failed"

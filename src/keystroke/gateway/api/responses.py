@@ -73,7 +73,8 @@ class Responses:
         run = self.runs.get(response_id)
         await self.fetch(response_id, caller)
         if run is not None:
-            run.cancel_unstored()
+            run.response.store = False
+            run.cancel()
             await run.over.wait()
         self.conversations.forget(response_id)
         if self.store is not None:

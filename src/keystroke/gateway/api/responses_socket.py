@@ -27,7 +27,6 @@ from keystroke.protocol.session import (
     ResumeResponse,
     SendEvent,
     StartResponse,
-    SteerResponse,
     error_event,
 )
 
@@ -125,8 +124,8 @@ class ResponsesConnection:
                 self._spawn(self._start(action, starting))
             elif isinstance(action, SendEvent):
                 self._send(action.event)
-            elif isinstance(action, SteerResponse):
-                self._steer(action.request)
+            elif isinstance(action, ResponseSteer):
+                self._steer(action)
             elif isinstance(action, ResumeResponse):
                 self._resume(action)
             else:

@@ -86,13 +86,10 @@ class OutcomeGroup:
     unseen: int
 
 
-_COLUMNS = tuple(f.name for f in fields(SuggestionOutcome) if f.name != "id")
 _KINDS = {"int": "INTEGER", "float": "REAL", "bool": "INTEGER"}
-_DECLARED = ", ".join(
-    f"{f.name} {_KINDS.get(str(f.type), 'TEXT')} NOT NULL"
-    for f in fields(SuggestionOutcome)
-    if f.name != "id"
-)
+_STORED = {f.name: _KINDS.get(str(f.type), "TEXT") for f in fields(SuggestionOutcome) if f.name != "id"}
+_COLUMNS = tuple(_STORED)
+_DECLARED = ", ".join(f"{name} {kind} NOT NULL" for name, kind in _STORED.items())
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS outcomes (id INTEGER PRIMARY KEY AUTOINCREMENT, size INTEGER NOT NULL,
   {_DECLARED});
@@ -111,7 +108,7 @@ class OutcomeStore:
         self._writer: ThreadPoolExecutor | None = None
         self._waiting = 0
         self._failed = self._closed = False
-        try:
+        with _config_errors(file):
             keep_private(file, "paths.state")
             self._base = sqlite3.connect(
                 file, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
@@ -125,10 +122,6 @@ class OutcomeStore:
             )
             self._salt = self._fact("salt")
             self._held = self._total()
-        except (sqlite3.Error, OSError) as error:
-            raise ConfigError(
-                f"{file} cannot be used ({error}); `keystroke cache --clear learned` removes it"
-            ) from None
 
     # For the gateway
 
@@ -278,18 +271,23 @@ class OutcomeStore:
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with self._lock:
-                yield self._base
-        except sqlite3.Error as error:
-            raise ConfigError(
-                f"{self.file} cannot be used ({error}); `keystroke cache --clear learned` removes it"
-            ) from None
+        with _config_errors(self.file), self._lock:
+            yield self._base
 
     def _log_once(self, error: Exception) -> None:
         if not self._failed:
             log.warning("outcomes of suggestions are not stored: %s", error)
         self._failed = True
+
+
+@contextmanager
+def _config_errors(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise ConfigError(
+            f"{file} cannot be used ({error}); `keystroke cache --clear learned` removes it"
+        ) from None
 
 
 def outcome_file(settings: Settings) -> Path:

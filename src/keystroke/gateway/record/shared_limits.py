@@ -12,13 +12,13 @@ import logging
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from keystroke.errors import RateLimited, Unavailable
+from keystroke.errors import Unavailable
 from keystroke.gateway.access.limits import (
     RateBudget,
     TokenBucket,
@@ -66,7 +66,7 @@ class SharedPermit:
     budget: RateBudget
     taken: int
     lease: str | None
-    settled: bool = field(default=False)
+    settled: bool = False
 
     def settle(self, spent: int) -> None:
         if not self.settled:
@@ -125,31 +125,21 @@ class SharedLimits:
         with self._engine.begin() as connection:
             row, now = self._locked(connection, key, model, budget)
             requests, held = _buckets(row, budget)
-            refusal: RateLimited | None = None
-            lease = None
-            if budget.concurrent:
-                running = self._running(connection, key, model, now)
-                if running >= budget.concurrent:
-                    refusal = concurrency_error(running, model)
-            if refusal is None:
-                try:
-                    charge_buckets(requests, held, tokens, model, now)
-                except RateLimited as error:
-                    refusal = error
-            if refusal is None:
-                connection.execute(
-                    sa.update(BUDGETS)
-                    .where(BUDGETS.c.key_id == key, BUDGETS.c.model == model)
-                    .values(requests=_level(requests), tokens=_level(held), stamp=now)
-                )
-                if budget.concurrent:
-                    lease = self._lease(connection, key, model, now)
-        if len(self._headers) > _KNOWN:
-            self._headers.clear()
-        self._headers[key, model] = limit_headers(requests, held)
-        if refusal is not None:
-            raise refusal
-        return lease
+            try:
+                running = self._running(connection, key, model, now) if budget.concurrent else 0
+                if budget.concurrent and running >= budget.concurrent:
+                    raise concurrency_error(running, model)
+                charge_buckets(requests, held, tokens, model, now)
+            finally:
+                if len(self._headers) > _KNOWN:
+                    self._headers.clear()
+                self._headers[key, model] = limit_headers(requests, held)
+            connection.execute(
+                sa.update(BUDGETS)
+                .where(BUDGETS.c.key_id == key, BUDGETS.c.model == model)
+                .values(requests=_level(requests), tokens=_level(held), stamp=now)
+            )
+            return self._lease(connection, key, model, now) if budget.concurrent else None
 
     def _settle(self, permit: SharedPermit, spent: int) -> None:
         try:

@@ -79,8 +79,8 @@ class Store:
     def __init__(self, url: str, *, retention_days: int = 30, quota_mb: int = 0) -> None:
         self.retention_days = retention_days
         self.durable = False  # other gateways read it: commit a response before reporting its end
-        self._engine = open_database(url)
-        self._writer = StoreWriter(self._engine, quota_mb << 20)
+        self.engine = open_database(url)
+        self._writer = StoreWriter(self.engine, quota_mb << 20)
         self._me = f"{socket.gethostname()[:80]}:{os.getpid()}"
         self._clock = _ClockCheck()
         self._over = threading.Event()
@@ -88,11 +88,6 @@ class Store:
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="store-read")
         self._purging = threading.Thread(target=self._keep_purging, name="store-purge", daemon=True)
         self._purging.start()
-
-    @property
-    def engine(self) -> sa.Engine:
-        """The database, for tables of other modules."""
-        return self._engine
 
     # Writes
 
@@ -139,13 +134,13 @@ class Store:
         self._over.set()
         self._readers.shutdown(wait=False)
         self._writer.close()
-        self._engine.dispose()
+        self.engine.dispose()
 
     def recover(self) -> int:
         """Mark responses as `incomplete` that a process of this machine was generating when it ended. Call
         before serving. Returns their number."""
         r = RESPONSES.c
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             found = connection.execute(sa.select(r.id, r.response, r.runs_at).where(r.runs_at != "")).all()
             lost = [row for row in found if not self._alive(row.runs_at)]
             for row in lost:
@@ -184,7 +179,7 @@ class Store:
         """Raises Unavailable where the database cannot be written; the response then stays."""
         committed = self._writer.flush()
         try:
-            with self._engine.begin() as connection:
+            with self.engine.begin() as connection:
                 done = connection.execute(sa.delete(RESPONSES).where(RESPONSES.c.id == response_id))
         except (sa.exc.OperationalError, sa.exc.InterfaceError, OSError):
             committed = False
@@ -210,18 +205,18 @@ class Store:
         )
         if key is not None:
             query = query.where(sa.or_(u.key_name == key, u.key_id == key))
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             rows: list[Any] = list(connection.execute(query))
         return [UsageRow(*row) for row in rows]
 
     # Keys, written at once
 
     def add_key(self, key: Key) -> None:
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             connection.execute(sa.insert(KEYS).values(asdict(key)))
 
     def keys(self) -> list[Key]:
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             rows = connection.execute(sa.select(KEYS).order_by(KEYS.c.created_at))
             return [Key(**row._mapping) for row in rows]
 
@@ -232,7 +227,7 @@ class Store:
             raise NotFound(f"There is no live key called {name}; `keystroke keys list` shows them.")
         if len(live) > 1:
             raise NotFound(f"Several keys are called {name}; revoke by id.")
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             connection.execute(sa.update(KEYS).where(KEYS.c.id == live[0].id).values(revoked_at=time.time()))
         return live[0]
 
@@ -242,7 +237,7 @@ class Store:
         waiting = self._writer.pending.get(response_id)
         if waiting is not None:
             return StoredResponse(waiting.key_id, list(waiting.items), waiting.response)
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             row = connection.execute(sa.select(RESPONSES).where(RESPONSES.c.id == response_id)).first()
         if row is None:
             return None
@@ -277,7 +272,7 @@ class Store:
     def _recently_used(self) -> bool:
         """Whether the newest response is recent enough that the clock is probably right."""
         try:
-            with self._engine.connect() as connection:
+            with self.engine.connect() as connection:
                 newest = connection.execute(sa.select(sa.func.max(RESPONSES.c.created_at))).scalar()
         except (sa.exc.SQLAlchemyError, OSError):
             return False
@@ -288,7 +283,7 @@ class Store:
         if not self.retention_days:
             return
         try:
-            with self._engine.begin() as connection:
+            with self.engine.begin() as connection:
                 oldest = time.time() - self.retention_days * 86_400
                 connection.execute(sa.delete(RESPONSES).where(RESPONSES.c.created_at < oldest))
         except Exception:

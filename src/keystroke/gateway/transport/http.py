@@ -144,12 +144,10 @@ class EventStream(HttpResponse):
             (b"x-accel-buffering", b"no"),
         ]
         self._abort = scope.get("extensions", {}).get(EXTENSION, {}).get("abort", self._abort)
-        tasks = [
-            asyncio.create_task(self._watch_disconnect(receive)),
-            asyncio.create_task(self._watch_stall()),
-        ]
+        watchers = [self._watch_disconnect(receive), self._watch_stall()]
         if self._progress:
-            tasks.append(asyncio.create_task(self._report_progress()))
+            watchers.append(self._report_progress())
+        tasks = [asyncio.create_task(watcher) for watcher in watchers]
         clock = time.perf_counter
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 from keystroke.protocol.codec import encode
@@ -85,23 +86,11 @@ class Outbox:
 
 
 def _joined(batch: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """The batch with the deltas of one item that follow each other joined."""
     out: list[tuple[Any, Any]] = []
-    run: list[TextDelta] = []  # deltas of one item that follow each other
-    owner: Any = None
-    for who, message in batch:
-        if type(message) is TextDelta:
-            if run and (message.item_id != run[0].item_id):
-                out.append((owner, _one(run)))
-                run = []
-            run.append(message)
-            owner = who
-            continue
-        if run:
-            out.append((owner, _one(run)))
-            run = []
-        out.append((who, message))
-    if run:
-        out.append((owner, _one(run)))
+    for item, group in groupby(batch, lambda pair: pair[1].item_id if type(pair[1]) is TextDelta else None):
+        run = list(group)
+        out += run if item is None else [(run[-1][0], _one([delta for _, delta in run]))]
     return out
 
 

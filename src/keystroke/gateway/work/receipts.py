@@ -6,10 +6,15 @@ generation, so a receipt covers the span between two snapshots of the same count
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from keystroke.gateway.work.ticket import CounterSnapshot, Ticket
+from keystroke.gateway.work.ticket import CounterSnapshot
 from keystroke.protocol.response import InputTokenDetails, Receipt, ResponseUsage
+
+if TYPE_CHECKING:
+    from keystroke.gateway.work.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +29,11 @@ class TokenPrices:
         return (computed * self.input + reused * self.cached + output * self.output) / 1e6
 
 
-def receipt(
-    ticket: Ticket,
-    *,
-    model: str,
-    price: TokenPrices,
-    since: CounterSnapshot | None = None,
-    until: CounterSnapshot | None = None,
-    kept: int | None = None,
-    input_tokens: int,
-    network_seconds: float = 0.0,
-    now: float,
-) -> Receipt:
-    """The receipt of the span between two snapshots (None: the ticket's own beginning and end).
-    `kept`: tokens that a steered answer found in its session."""
+def span_receipt(work: Work, input_tokens: int, until: CounterSnapshot | None) -> Receipt:
+    """The receipt of a work's current span, up to a snapshot (None: the ticket's own end, or now)."""
+    ticket, kept = work.ticket, work.kept
     stats, timing = ticket.stats, ticket.timing
-    base = since or CounterSnapshot()
+    base = work.since or CounterSnapshot()
     last = until or CounterSnapshot.of(stats)
     times = sorted(stats.step_seconds[base.steps : last.steps])
     spent_steps = last.steps - base.steps
@@ -47,18 +41,18 @@ def receipt(
     reused = min(stats.reused if kept is None else kept, input_tokens)
     computed = last.computed - base.computed  # less than the remaining input if it was stopped early
     began = base.at or timing.submitted
-    ended = last.at if until else timing.ended or now
+    ended = last.at if until else timing.ended or time.perf_counter()
     started = base.at or timing.started or ended
     first = timing.first if timing.first > began else 0.0
     share = spent_steps / output if output else 1.0  # a step may give several tokens
     return Receipt(
-        model=model,
+        model=work.model,
         priority=ticket.priority.label,
         service_tier=ticket.tier.label,
         queue_ms=_ms(started - began),
         prefill_ms=_ms(last.prefill - base.prefill),
         decode_ms=_ms(sum(times)),
-        network_ms=_ms(network_seconds),
+        network_ms=_ms(work.network_seconds),
         first_token_ms=_ms(first - began) if first else 0.0,
         total_ms=_ms(ended - began),
         input_tokens=input_tokens,
@@ -71,7 +65,7 @@ def receipt(
         token_p50_ms=_ms(_quantile(times, 0.50) * share),
         token_p99_ms=_ms(_quantile(times, 0.99) * share),
         preemptions=ticket.preemptions,
-        cost=round(price.of(computed, reused, output), 9),
+        cost=round(work.price.of(computed, reused, output), 9),
     )
 
 

@@ -307,7 +307,7 @@ def registry_from_settings(
             offers.setdefault(
                 name, OfferedModel(name, role, converses=True, context=_stated_context(name, settings))
             )
-    entries = [_entry(name, table, settings, progress) for name, table in tables.items()]
+    entries = [load_entry(name, table, settings, progress) for name, table in tables.items()]
 
     def load(name: str, progress: Progress) -> ServedModel:
         base = base_model(name) or name  # NAME:edit has the role and the limits of NAME
@@ -315,7 +315,7 @@ def registry_from_settings(
         table = settings.models.get(name) or tables.get(base)
         if table is None or (base != name and is_remote(table)):
             table = NamedModel(role=offer.role if offer is not None else "fast")
-        return _entry(name, table, settings, progress)
+        return load_entry(name, table, settings, progress)
 
     return ModelRegistry(
         entries,
@@ -345,7 +345,9 @@ def _stated_context(name: str, settings: Settings) -> int | None:
     return settings.engine.context or (traits.context if traits is not None else None)
 
 
-def _entry(name: str, table: NamedModel, settings: Settings, progress: Progress) -> ServedModel:
+def load_entry(
+    name: str, table: NamedModel, settings: Settings, progress: Progress = no_progress
+) -> ServedModel:
     if table.engine == "remote":
         return remote_entry(name, table, settings)
     from keystroke.engine.load import load_model  # imports a whole backend

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from keystroke.gateway.work.priority import Priority
 from keystroke.protocol.faults import NoSuitableModel
-from keystroke.protocol.response import Routing
 
 # Phrases that ask for depth or for speed. They take precedence over every other signal.
 _WANTS_DEEP = re.compile(
@@ -107,7 +106,3 @@ class Router:
         if found := _HARD_TASK.search(words):
             return "deep", f"the task looks hard ({found[0].lower()!r})"
         return "fast", "a short interactive turn"
-
-
-def named_routing(requested: str, model: str, role: str) -> Routing:
-    return Routing(requested=requested, model=model, role=role, reason="named by the client")

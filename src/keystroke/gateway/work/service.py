@@ -26,7 +26,7 @@ from keystroke.gateway.record.store import Store
 from keystroke.gateway.work.priority import Priority, Tier, priority_named, tier_named
 from keystroke.gateway.work.registry import AUTO, ModelRegistry, ServedModel
 from keystroke.gateway.work.remote import RemoteJob
-from keystroke.gateway.work.routing import RoutingRequest, named_routing
+from keystroke.gateway.work.routing import RoutingRequest
 from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.ticket import SHUTTING_DOWN
 from keystroke.gateway.work.work import Work, WorkOutcome
@@ -83,7 +83,8 @@ class Service:
             name, role, reason = self.registry.router.choose(task())
             return Routing(requested=AUTO, model=name, role=role, reason=reason)
         name = self.registry.resolve(requested)
-        return named_routing(requested, name, self.registry.role_of(name))
+        role = self.registry.role_of(name)
+        return Routing(requested=requested, model=name, role=role, reason="named by the client")
 
     async def route(self, requested: str, task: Callable[[], RoutingRequest]) -> tuple[ServedModel, Routing]:
         """Choose the model and load it if needed. Raises what `choose` and loading raise."""
@@ -167,7 +168,7 @@ class Service:
     async def admit_shared(self, entry: ServedModel, job: Job | RemoteJob, caller: Caller) -> Permit | None:
         """A permit from a budget that all gateways share, to pass to `submit` or settle; None where `submit`
         uses this process's own. Raises RateLimited."""
-        if self.shared is None or not entry.budget.limited:
+        if self.shared is None or not self.has_shared_budget(entry):
             return None
         return await self.shared.admit(caller.id, entry.name, entry.budget, job.estimate)
 
@@ -198,29 +199,18 @@ class Service:
             if isinstance(job, Job):
                 self._check_context(entry, job.prompt)
                 job.drafts = self.speculation
+            if permit is None:
+                permit = self.limits.admit(caller.id, entry.name, job.estimate)
+            urgent = priority < Priority.CHAT and not caller.priority
+            if urgent and self._urgent_count(caller) >= MAX_URGENT_PER_KEY:
+                priority = Priority.CHAT
+            supersedes = None if buffer is None else f"{caller.id}/{buffer}"
+            ticket = entry.scheduler.submit(
+                job, priority=priority, tier=tier, key=caller.id, supersedes=supersedes
+            )
         except KeystrokeError:
             if permit is not None:
                 permit.settle(0)
-            raise
-        if permit is None:
-            permit = self.limits.admit(caller.id, entry.name, job.estimate)
-        if (
-            priority < Priority.CHAT
-            and not caller.priority
-            and self._urgent_count(caller) >= MAX_URGENT_PER_KEY
-        ):
-            priority = Priority.CHAT
-        supersedes = None if buffer is None else f"{caller.id}/{buffer}"
-        try:
-            ticket = entry.scheduler.submit(
-                job,
-                priority=priority,
-                tier=tier,
-                key=caller.id,
-                supersedes=supersedes,
-            )
-        except KeystrokeError:
-            permit.settle(0)
             raise
         work = Work(
             identity or new_id("work"),
@@ -245,10 +235,8 @@ class Service:
             self.active_work.discard(work)
         self.metrics.record_response(outcome.receipt, outcome.status)
         if self.store is not None:
-            caller = work.caller
-            self.store.save_usage(
-                identity, caller.id, caller.name, outcome.status, outcome.receipt, live=work.live
-            )
+            caller, paid = work.caller, outcome.receipt
+            self.store.save_usage(identity, caller.id, caller.name, outcome.status, paid, live=work.live)
 
     @staticmethod
     def _check_context(entry: ServedModel, tokens: Sequence[int]) -> None:

@@ -7,7 +7,6 @@ own receipt, and the limits are charged for their sum.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from keystroke.engine.generation import Finish
 from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.access.limits import Permit
-from keystroke.gateway.work.receipts import TokenPrices, receipt
+from keystroke.gateway.work.receipts import TokenPrices, span_receipt
 from keystroke.gateway.work.ticket import (
     CounterSnapshot,
     Redirected,
@@ -64,11 +63,11 @@ class Work:
         self.live = live  # for a live buffer: its usage is summed by the hour
         self.network_seconds = 0.0  # added by the socket's writer
         self._permit = permit
-        self._price = price
+        self.price = price
         self._on_span_end = on_span_end
         self._input_tokens = ticket.job.input_tokens  # 0: a remote server counts them
-        self._since: CounterSnapshot | None = None
-        self._kept: int | None = None  # tokens a steered span found in its session
+        self.since: CounterSnapshot | None = None  # where the span begins; None: at the ticket's beginning
+        self.kept: int | None = None  # tokens a steered span found in its session
         self._spent = 0
         self._failure: KeystrokeError | None = None
         self._outcome: WorkOutcome | None = None
@@ -104,24 +103,14 @@ class Work:
     # Spans
 
     def current_receipt(self, until: CounterSnapshot | None = None) -> Receipt:
-        """The receipt of the current span so far."""
-        return receipt(
-            self.ticket,
-            model=self.model,
-            price=self._price,
-            since=self._since,
-            until=until,
-            kept=self._kept,
-            input_tokens=self._input_tokens or self.ticket.stats.prompt_tokens,
-            network_seconds=self.network_seconds,
-            now=time.perf_counter(),
-        )
+        """The receipt of the current span, up to `until` or so far."""
+        return span_receipt(self, self._input_tokens or self.ticket.stats.prompt_tokens, until)
 
     def end_steered_span(self, item: TicketSteered) -> WorkOutcome:
         """End the span at the redirect; the next begins over the same session."""
         outcome = WorkOutcome("incomplete", self.current_receipt(item.reading), "steered")
         self._record(outcome)
-        self._since, self._kept, self._input_tokens = item.reading, item.kept, item.length
+        self.since, self.kept, self._input_tokens = item.reading, item.kept, item.length
         self.network_seconds = 0.0
         return outcome
 
