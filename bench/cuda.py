@@ -9,7 +9,7 @@ run; `quoted_tok_s` was measured once on such a GPU with another program.
 
 Kernels and the peers' graphs are compiled first, all at once; then nothing runs beside what is timed. Every
 part has a process of its own, so one that fails or hangs costs its own rows only. The last line is JSON, with
-what failed or was left out; the exit code is 1 if anything was.
+what failed or was left out, and goes to bench/results/cuda-rows.json; the exit code is 1 if anything was.
 
     python -m bench.cuda                   every part; bench/cuda_rows holds them
     python -m bench.cuda 135m 7b-int4      some of: 135m 1.5b 7b 7b-int8 7b-stored 120k serve-135m ... edit
@@ -58,8 +58,9 @@ from bench.cuda_rows.cuda_parts import (
     kind,
     seconds_each,
 )
+from bench.record import record
 from keystroke.engine.checkpoint import open_checkpoint
-from keystroke.engine.cuda.driver import compile_together
+from keystroke.engine.cuda.driver import compile_all
 from keystroke.engine.cuda.gpu import gpu_target, nvidia_gpu
 from keystroke.engine.cuda.plan import Plan
 from keystroke.errors import KeystrokeError
@@ -193,7 +194,7 @@ class Report:
             "copy_tb_s": round(self.limit / 1e12, 3),
             "seconds": round(time.monotonic() - self.began, 1),
         }
-        print(json.dumps({**about, "rows": self.rows, "failed": self.failed, "skipped": self.skipped}))
+        record("cuda-rows", {**about, "rows": self.rows, "failed": self.failed, "skipped": self.skipped})
 
 
 def line(row: Json) -> str:
@@ -229,9 +230,9 @@ def kernels(names: list[str], model: Path | None) -> list[dict[str, str]]:
 
 def compile_kernels(names: list[str], model: Path | None) -> None:
     other = [name for name in names if name in PARTS and PARTS[name].target != "auto"]
-    compile_together(kernels([name for name in names if name not in other], model), kind())
+    compile_all(kernels([name for name in names if name not in other], model), kind())
     for name in other:
-        compile_together(PARTS[name].kernels(), kind(PARTS[name].target))
+        compile_all(PARTS[name].kernels(), kind(PARTS[name].target))
 
 
 def command(name: str, model: Path | None, coder: tuple[str, ...] = ()) -> tuple[str, ...]:

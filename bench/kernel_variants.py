@@ -29,7 +29,7 @@ from bench.record import record
 from keystroke.engine.base import Sampling, StepRequest
 from keystroke.engine.checkpoint.rope import extend_context
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.cuda.driver import GpuLauncher, compile_together, compiled
+from keystroke.engine.cuda.driver import GpuLauncher, compile_all, compile_kernel
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.plan import Precision
 from keystroke.engine.cuda.weights import random_plan, random_weights
@@ -113,7 +113,7 @@ class VariantLauncher(GpuLauncher):
     def prepare(self, tiles_n: int, sparse: bool = False) -> Any:
         macros = {**self._plan.macros(tiles_n, sparse), **macros_of(self.variant)}
         shared = self._plan.target.shared_bytes
-        found = self._gpu.function(self._gpu.load(compiled(macros)), "decode_step", shared)
+        found = self._gpu.function(self._gpu.load(compile_kernel(macros)), "decode_step", shared)
         self._functions[tiles_n, sparse] = found
         return found
 
@@ -213,13 +213,13 @@ def child(name: str, tried: list[str], without: set[str]) -> None:
         raise
 
 
-def compile_all(names: list[str], tried: list[str], count: int = 132) -> None:
+def compile_variants(names: list[str], tried: list[str], count: int = 132) -> None:
     wanted = []
     for part in (PARTS[name] for name in names):
         plan = random_plan(part.spec, part.precision, count)
         for tiles in sorted({case.tiles for case in part.cases}):
             wanted += [{**plan.macros(tiles), **macros_of(each)} for each in variants(part, tried)]
-    compile_together(wanted)
+    compile_all(wanted)
 
 
 def lines_of(command: list[str]) -> Iterator[str | int]:
@@ -306,7 +306,7 @@ def main() -> None:
     names = given.parts or list(PARTS)
     began = time.monotonic()
     try:
-        compile_all(names, given.tried)
+        compile_variants(names, given.tried)
     except KeystrokeError as error:  # said again by whoever needs it
         print(error, file=sys.stderr)
     print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)

@@ -34,7 +34,7 @@ from keystroke.engine.checkpoint.spec import Checkpoint, tensor_shapes
 from keystroke.engine.cuda.engine import CudaEngine, load_cuda
 from keystroke.engine.cuda.plan import KvPrecision, Precision
 from keystroke.engine.cuda.reference import forward
-from keystroke.engine.cuda.stored import STORED_TYPES, codes_of, stored_formats
+from keystroke.engine.cuda.stored import STORED_TYPES, read_codes, stored_formats
 from keystroke.engine.cuda.weights import plan_of
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
@@ -100,7 +100,7 @@ def widened(path: Path, device: torch.device) -> tuple[Any, dict[str, Tensor]]:
         for name in tensor_shapes(checkpoint.spec):
             array, kind = checkpoint.raw(name)
             if kind in STORED_TYPES:
-                found[name] = codes_of(torch.from_numpy(array.copy()).to(device), kind).weights()
+                found[name] = read_codes(torch.from_numpy(array.copy()).to(device), kind).weights()
             else:
                 found[name] = torch.from_numpy(checkpoint.tensor(name).copy()).to(device)
         return checkpoint.spec, found

@@ -33,7 +33,7 @@ from keystroke.engine.cuda.engine import CudaEngine, load_cuda
 from keystroke.engine.cuda.gpu import gpu_target
 from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.engine.cuda.session import CudaSession
-from keystroke.engine.cuda.sparse import BUDGET, SPARSE_FROM, Sparse, usable
+from keystroke.engine.cuda.sparse import BUDGET, SPARSE_FROM, Sparse, supports_sparse
 from keystroke.engine.cuda.target import Target
 from keystroke.engine.cuda.weights import random_plan, random_weights
 from keystroke.engine.generation import Generation, GenerationParams
@@ -418,7 +418,7 @@ class Part:
 
     def kernels(self) -> list[dict[str, str]]:
         plan = random_plan(self.spec, self.precision, blocks(), self.kv_precision, kind(self.target))
-        sparse = [plan.macros(1, True)] if self.sparse != "off" and usable(plan) else []
+        sparse = [plan.macros(1, True)] if self.sparse != "off" and supports_sparse(plan) else []
         sizes = sorted({bucket.tiles_n for bucket in plan.buckets} & {1, 2})
         return [*(plan.macros(tiles) for tiles in sizes), *sparse]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from gpu_models import HOPPER, kernels
 
-from keystroke.engine.cuda.driver import compile_together
+from keystroke.engine.cuda.driver import compile_all
 
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_kernels() -> None:
     if HOPPER:
-        compile_together(kernels())
+        compile_all(kernels())

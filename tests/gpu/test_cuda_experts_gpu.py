@@ -26,7 +26,7 @@ from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.packing import unpack
 from keystroke.engine.cuda.plan import Plan
 from keystroke.engine.cuda.reference import forward
-from keystroke.engine.cuda.stored import Codes, usual_formats
+from keystroke.engine.cuda.stored import Codes, typical_formats
 from keystroke.engine.cuda.weights import build_weights, random_codes, random_tensor
 
 pytestmark = needs_hopper
@@ -52,7 +52,7 @@ def model() -> Iterator[Loaded]:
         stored = len(shape) == 2 and not name.endswith("mlp.gate.weight")
         given[name] = random_codes(shape, generator) if stored else random_tensor(name, shape, generator)  # type: ignore[arg-type]
     truth = {name: each.weights() if isinstance(each, Codes) else each for name, each in given.items()}
-    plan = Plan(SPEC, "stored", blocks(), stored=usual_formats(SPEC))
+    plan = Plan(SPEC, "stored", blocks(), stored=typical_formats(SPEC))
     weights = build_weights(plan, lambda name, _: given[name], DEVICE)
     with CudaEngine(weights, GpuLauncher(plan, DEVICE), 16_384) as engine:
         yield engine, truth

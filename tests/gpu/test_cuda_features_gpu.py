@@ -59,7 +59,7 @@ def test_random_attention_is_in_doubt_and_ends_in_the_dense_text() -> None:
         prompt = text(30_000, 2)
         session.extend(prompt)
         found = [session.step().tokens[0] for _ in range(6)]
-        assert (engine.sparse_steps, engine.doubts) == (1, 1)
+        assert (engine.sparse_steps, engine.repeated_steps) == (1, 1)
         engine.sparse_from = 1 << 30
         session.rollback(30_000)
         assert [session.step().tokens[0] for _ in range(6)] == found

@@ -20,7 +20,7 @@ from gpu_models import (
 from torch import Tensor
 
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.quantisation import from_bytes, in_bytes
+from keystroke.engine.cuda.quantisation import from_bytes, to_bytes
 from keystroke.engine.cuda.reference import forward
 
 pytestmark = needs_hopper
@@ -36,7 +36,7 @@ def test_logits_are_as_near_the_truth_as_the_stored_precision_allows(name: str) 
 
         def kept(layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             size = steps.keys[layer].to(k.dtype), steps.values[layer].to(v.dtype)
-            return from_bytes(in_bytes(k, size[0])) * size[0], from_bytes(in_bytes(v, size[1])) * size[1]
+            return from_bytes(to_bytes(k, size[0])) * size[0], from_bytes(to_bytes(v, size[1])) * size[1]
 
         for length in (1, 16, 50, 300, 2500):
             prompt = text(length)

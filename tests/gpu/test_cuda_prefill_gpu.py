@@ -13,8 +13,8 @@ from torch import Tensor
 
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.plan import PAGE, KvPrecision
-from keystroke.engine.cuda.prefill_attention import PIECE, attend, pieces
-from keystroke.engine.cuda.prefill_kernels import Between, Kernels, Library, Portion
+from keystroke.engine.cuda.prefill_attention import PIECE, attend, piece_starts
+from keystroke.engine.cuda.prefill_kernels import KernelOps, Portion, PrefillOps, TorchOps
 from keystroke.engine.cuda.reference import rotate
 from keystroke.engine.cuda.weights import KvSteps, Weights, random_weights
 
@@ -24,9 +24,9 @@ TABLE = [5, 2, 7, 0]
 
 
 class Memory:
-    """A model's weights, pages of keys and values, and one way to compute between products."""
+    """A model's weights, pages of keys and values, and one implementation of PrefillOps."""
 
-    def __init__(self, spec: ModelSpec, way: type[Library] | type[Kernels], kv: KvPrecision = "bf16") -> None:
+    def __init__(self, spec: ModelSpec, ops: type[TorchOps | KernelOps], kv: KvPrecision = "bf16") -> None:
         self.weights: Weights = random_weights(spec, "bf16", DEVICE, blocks(), kv_precision=kv)
         kind = torch.bfloat16
         if kv == "int8":
@@ -37,8 +37,8 @@ class Memory:
         keys, values = (torch.zeros(shape, dtype=kind, device=DEVICE) for _ in range(2))
         self.keys = keys.view(*shape[:3], PAGE, spec.head_dim)
         self.values = values.view(*shape[:3], spec.head_dim, PAGE)
-        self.between: Between = way(self.weights, self.keys, self.values)
-        self.between.begin(Portion(START, ROWS, torch.tensor(TABLE, device=DEVICE)))
+        self.ops: PrefillOps = ops(self.weights, self.keys, self.values)
+        self.ops.begin(Portion(START, ROWS, torch.tensor(TABLE, device=DEVICE)))
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -55,7 +55,7 @@ def assert_rounded(found: Tensor, truth: Tensor) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("given", ["nothing", "product", "product and bias"])
 def test_rows_are_added_to_and_normalised(name: str, given: str) -> None:
-    memory = Memory(family(name), Kernels)
+    memory = Memory(family(name), KernelOps)
     spec = memory.weights.plan.spec
     x, weight = 3 * noise(ROWS, spec.hidden), memory.weights.norms[1]
     output = noise(ROWS, spec.hidden, seed=1).to(torch.bfloat16) if given != "nothing" else None
@@ -63,27 +63,27 @@ def test_rows_are_added_to_and_normalised(name: str, given: str) -> None:
     expected = x.double()
     for part in (output, bias):
         expected = expected if part is None else expected + part.double()
-    found = memory.between.normalise(x, output, bias, weight)
+    found = memory.ops.normalise(x, output, bias, weight)
     torch.testing.assert_close(x.double(), expected, rtol=1e-6, atol=1e-6)
     assert_rounded(found, F.rms_norm(expected, (spec.hidden,), weight.double(), spec.norm_eps))
 
 
 @pytest.mark.parametrize("biased", [False, True])
 def test_gates_and_ups_are_activated(biased: bool) -> None:
-    memory = Memory(replace(family("llama"), intermediate=1984), Kernels)  # the last block is not full
+    memory = Memory(replace(family("llama"), intermediate=1984), KernelOps)  # the last block is not full
     width = memory.weights.plan.spec.intermediate
     both = (4 * noise(ROWS, 2 * width)).to(torch.bfloat16)
     bias = noise(2 * width, seed=1) if biased else None
     gate, up = (both.double() if bias is None else both.double() + bias.double()).chunk(2, -1)
-    assert_rounded(memory.between.activate(both, bias), F.silu(gate) * up)
+    assert_rounded(memory.ops.activate(both, bias), F.silu(gate) * up)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_heads_are_turned_and_keys_and_values_stored(name: str) -> None:
-    memory, spec, layer = Memory(family(name), Kernels), family(name), 2
+    memory, spec, layer = Memory(family(name), KernelOps), family(name), 2
     qkv = noise(ROWS, (spec.heads + 2 * spec.kv_heads) * spec.head_dim).to(torch.bfloat16)
     bias = memory.weights.biases[layer].get("qkv")
-    found = memory.between.heads(qkv, bias, layer)
+    found = memory.ops.heads(qkv, bias, layer)
     wide = (qkv.double() if bias is None else qkv.double() + bias.double()).view(ROWS, -1, spec.head_dim)
     q, k, v = torch.split(wide, [spec.heads, spec.kv_heads, spec.kv_heads], 1)
     if spec.qk_norm:
@@ -107,10 +107,10 @@ def test_heads_are_turned_and_keys_and_values_stored(name: str) -> None:
 @pytest.mark.parametrize(("name", "kv"), list(product(FAMILIES, ("bf16", "int8"))))
 def test_both_ways_store_and_read_the_same(name: str, kv: KvPrecision) -> None:
     """To a unit in the last place: sums of squares have another order, and a tie may fall the other way."""
-    ours, library = Memory(family(name), Kernels, kv), Memory(family(name), Library, kv)
+    ours, library = Memory(family(name), KernelOps, kv), Memory(family(name), TorchOps, kv)
     spec = family(name)
     qkv = noise(ROWS, (spec.heads + 2 * spec.kv_heads) * spec.head_dim).to(torch.bfloat16)
-    found, expected = (m.between.heads(qkv, m.weights.biases[1].get("qkv"), 1) for m in (ours, library))
+    found, expected = (m.ops.heads(qkv, m.weights.biases[1].get("qkv"), 1) for m in (ours, library))
     for stored, truth in ((ours.keys, library.keys), (ours.values, library.values)):
         if kv == "int8":
             assert (stored.int() - truth.int()).abs().max() <= 1
@@ -122,7 +122,7 @@ def test_both_ways_store_and_read_the_same(name: str, kv: KvPrecision) -> None:
     ours.keys.copy_(library.keys), ours.values.copy_(library.values)
     end = START + ROWS
     for first, until in ((0, end), (0, 2 * PAGE), (2 * PAGE, end)):
-        both = (m.between.context(1, first, until) for m in (ours, library))
+        both = (m.ops.context(1, first, until) for m in (ours, library))
         for got, truth in zip(*both, strict=True):
             assert got.shape == (spec.kv_heads, until - first, spec.head_dim)
             assert got.stride(-1) == 1
@@ -134,7 +134,7 @@ def test_both_ways_store_and_read_the_same(name: str, kv: KvPrecision) -> None:
 def test_attention_in_parts_is_as_near_the_truth_as_flash_attention(
     rows: int, start: int, width: int
 ) -> None:
-    heads, kv_heads, end, behind = 12, 2, start + rows, pieces(start, rows)
+    heads, kv_heads, end, behind = 12, 2, start + rows, piece_starts(start, rows)
     assert len(behind) == (start // PIECE if rows % 1024 == 0 else 0)
     q = (2 * noise(rows, heads, width)).to(torch.bfloat16).transpose(0, 1)
     k, v = (noise(kv_heads, end, width, seed=n).to(torch.bfloat16) for n in (1, 2))

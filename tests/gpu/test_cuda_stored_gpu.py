@@ -23,7 +23,7 @@ from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.plan import EIGHT, EIGHT_OFFSET, SIX, SIX_OFFSET, Formats, Plan
 from keystroke.engine.cuda.reference import forward
-from keystroke.engine.cuda.stored import Codes, usual_formats
+from keystroke.engine.cuda.stored import Codes, typical_formats
 from keystroke.engine.cuda.weights import build_weights, random_codes, random_tensor
 
 pytestmark = needs_hopper
@@ -32,7 +32,7 @@ SPEC = replace(QUANTISED, name="stored", layers=3)
 OTHERS = Formats(SIX_OFFSET, EIGHT_OFFSET, EIGHT, SIX, EIGHT, EIGHT_OFFSET, SIX, frozenset({1}))
 
 
-@pytest.fixture(scope="module", params=[usual_formats(SPEC), OTHERS], ids=["usual", "others"])
+@pytest.fixture(scope="module", params=[typical_formats(SPEC), OTHERS], ids=["usual", "others"])
 def model(request: pytest.FixtureRequest) -> Iterator[tuple[CudaEngine, dict[str, Tensor]]]:
     generator = torch.Generator(device=DEVICE).manual_seed(3)
     given: dict[str, Tensor | Codes] = {}

@@ -21,12 +21,7 @@ import numpy.typing as npt
 from keystroke.engine.checkpoint.spec import Checkpoint, ModelSpec
 from keystroke.errors import InputError, ModelDamaged
 
-PRODUCTS = (
-    "qkv",
-    "output",
-    "gate_up",
-    "down",
-)  # the matrix products of a layer; q, k, v and gate, up are joined
+PRODUCTS = ("qkv", "output", "gate_up", "down")  # of a layer; q, k, v and gate, up are joined
 _LARGEST_HEADER = 4 << 20
 # The product of each weight; the rows of a product are in this order.
 _PARTS = {
@@ -119,11 +114,7 @@ def write_adapter(
     }
     at = 0
     for name, tensor in tensors.items():
-        header[name] = {
-            "dtype": "F16",
-            "shape": list(tensor.shape),
-            "data_offsets": [at, at + tensor.nbytes],
-        }
+        header[name] = {"dtype": "F16", "shape": list(tensor.shape), "data_offsets": [at, at + tensor.nbytes]}
         at += tensor.nbytes
     packed = json.dumps(header).encode()
     packed += b" " * (-len(packed) % 8)
@@ -174,10 +165,7 @@ def _tensor(data: bytes, start: int, entry: Mapping[str, object]) -> Array:
 def _assembled(tensors: Mapping[str, Array], facts: Mapping[str, str], digest: str) -> AdapterFile:
     layers = len(tensors) // (2 * len(PRODUCTS))
     pairs = {
-        (layer, product): (
-            tensors[f"layers.{layer}.{product}.down"],
-            tensors[f"layers.{layer}.{product}.up"],
-        )
+        (layer, product): (tensors[f"layers.{layer}.{product}.down"], tensors[f"layers.{layer}.{product}.up"])
         for layer in range(layers)
         for product in PRODUCTS
     }

@@ -165,9 +165,8 @@ class Generation:
         self._eos = ends | self.params.stop_tokens
         self._mixer: Mixer | None = None
         self._mixer_drafts = False
-        if (
-            mixing.predictor is not None and self._matcher is None
-        ):  # a grammar may not allow what was seen before
+        # A grammar may not allow what was seen before.
+        if mixing.predictor is not None and self._matcher is None:
             line_ends = model.tokenizer.encode("\n") if "\n" in self.params.stop else []
             self._mixer = Mixer(mixing.predictor, model.tokenizer, self._eos.union(line_ends[:1]))
             self._mixer_drafts = mixing.drafts and drafter is None
@@ -391,9 +390,7 @@ class Generation:
         constraint = self.params.constraint
         if constraint is None:
             return None
-        from keystroke.engine.grammar.compiler import (
-            matcher_for,
-        )  # imported here: most answers have no grammar
+        from keystroke.engine.grammar.compiler import matcher_for  # most answers have no grammar
 
         model, free = self.model, not self.params.ignore_eos
         constraint = with_prefix(self.params.begin, constraint)

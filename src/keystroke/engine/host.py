@@ -37,7 +37,7 @@ class HostSession(Session):
         """Compute KV for `tokens` at positions start, start+1, ... over the KV of positions before
         `start`; return float32 logits of the last `rows` of them, [rows, vocab]. Raises Interrupted."""
 
-    def _catch_up(self) -> None:
+    def _synchronize(self) -> None:
         """Wait for the runs that the device is still computing."""
 
     def _portion(self, start: int) -> int:
@@ -111,14 +111,7 @@ class HostSession(Session):
         interrupt: Interrupt | None = None,
         allowed: AllowedTokens | None = None,
     ) -> Step:
-        self._check_open()
-        if not self._tokens:
-            raise UsageError("a step needs at least one token; extend the session first")
-        room = self._context_length - len(self._tokens)
-        if room <= 0:
-            raise ContextOverflow(
-                f"the context of {self._context_length:,} tokens is full; start a new conversation"
-            )
+        room = self.check_ready()
         if interrupt is not None:
             interrupt.check()
         base = len(self._tokens)
@@ -133,6 +126,18 @@ class HostSession(Session):
         self._tokens.extend(step.tokens)
         self._resident = base + step.accepted
         return step
+
+    def check_ready(self) -> int:
+        """Returns how many tokens the context still holds. Raises if the session cannot take a step."""
+        self._check_open()
+        if not self._tokens:
+            raise UsageError("a step needs at least one token; extend the session first")
+        room = self._context_length - len(self._tokens)
+        if room <= 0:
+            raise ContextOverflow(
+                f"the context of {self._context_length:,} tokens is full; start a new conversation"
+            )
+        return room
 
     def rollback(self, length: int) -> None:
         self._check_open()
@@ -152,7 +157,7 @@ class HostSession(Session):
         """Compute the KV of pending tokens in portions, except a tail for the next step."""
         while len(self._tokens) - self._resident > self._tail:
             if interrupt is not None:
-                self._catch_up()
+                self._synchronize()
                 interrupt.check()
             end = min(self._resident + self._portion(self._resident), len(self._tokens) - 1)
             self._run(self._tokens[self._resident : end], 0, interrupt)

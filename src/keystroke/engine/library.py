@@ -153,9 +153,8 @@ class ModelLibrary:
         self.path(entry)
         base, done = self._base(entry), 0
         for file in entry.files:
-            if (
-                found := hash_file(base / file.name, progress, f"verify {name}", done, entry.size)
-            ) != file.sha256:
+            found = hash_file(base / file.name, progress, f"verify {name}", done, entry.size)
+            if found != file.sha256:
                 raise ModelDamaged(
                     f"{base / file.name} does not hold what was added as {name} (SHA-256 {found[:12]}…, not "
                     f"{file.sha256[:12]}…); remove the model and add it again"
@@ -193,9 +192,8 @@ class ModelLibrary:
                 stored.append(StoredFile(file.name, size, digest))
                 done += size
             location = None if copy else str(base.resolve())
-            entry = InstalledModel(
-                name, kind, str(source.resolve()), timestamp(), tuple(stored), location, traits
-            )
+            origin = str(source.resolve())
+            entry = InstalledModel(name, kind, origin, timestamp(), tuple(stored), location, traits)
             write_manifest(folder, entry)
         return entry
 
@@ -300,12 +298,9 @@ def identify_files(source: Path) -> tuple[ModelFormat, list[Path]]:
     ):
         if not there:
             raise InputError(f"{source} is not a Hugging Face model folder: it has no {wanted}")
-    texts = [
-        p
-        for p in sorted(source.iterdir())
-        if p.suffix in (".json", ".jinja", ".txt", ".model") and p.is_file()
-    ]
-    return ModelFormat.FOLDER, [*(p for p in texts if p.name != MANIFEST), *weights]
+    kinds = (".json", ".jinja", ".txt", ".model")
+    files = (p for p in sorted(source.iterdir()) if p.suffix in kinds and p.is_file())
+    return ModelFormat.FOLDER, [*(p for p in files if p.name != MANIFEST), *weights]
 
 
 def hash_file(
@@ -314,10 +309,8 @@ def hash_file(
     """The SHA-256 of a file, which is copied to `copy_to` if given. `before`: bytes done before it."""
     digest, done = hashlib.sha256(), before
     try:
-        with (
-            path.open("rb") as source,
-            copy_to.open("xb") if copy_to is not None else nullcontext() as target,
-        ):
+        copy = copy_to.open("xb") if copy_to is not None else nullcontext()
+        with path.open("rb") as source, copy as target:
             while block := source.read(BLOCK):
                 digest.update(block)
                 if target is not None:

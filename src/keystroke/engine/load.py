@@ -65,11 +65,7 @@ def load_model(
 
 
 def _draft(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    backend: Backend,
-    settings: Settings,
-    progress: Progress,
+    engine: Engine, tokenizer: Tokenizer, backend: Backend, settings: Settings, progress: Progress
 ) -> Engine | None:
     """The engine of the smaller model that drafts for `engine`, where the settings name one."""
     wanted = settings.speculation.draft_model
@@ -87,9 +83,8 @@ def _draft(
         draft = backend.load(request)
         try:
             other = _tokenizer(path, settings)
-            if draft.info.vocab_size != engine.info.vocab_size or other.encode(_PROBE) != tokenizer.encode(
-                _PROBE
-            ):
+            same_size = draft.info.vocab_size == engine.info.vocab_size
+            if not same_size or other.encode(_PROBE) != tokenizer.encode(_PROBE):
                 raise ConfigError(
                     f"{draft.info.name} cannot draft for {engine.info.name}: they do not share a vocabulary; "
                     "set speculation.draft_model to a smaller model of the same family"

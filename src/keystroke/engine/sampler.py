@@ -55,9 +55,7 @@ def choose_allowed(
         sampling = replace(sampling, logit_bias={}, mixtures=())
     if sampling.scores_tokens_independently:
         best = int(logits.argmax())
-        if allowed.permits(
-            row, best
-        ):  # the scores are relative to the best, so the mask does not change them
+        if allowed.permits(row, best):  # scores are relative to the best, so the mask keeps them
             token = _chosen(logits, best, sampling, position)
             if token == best or allowed.permits(row, token):
                 return token

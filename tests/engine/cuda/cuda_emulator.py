@@ -49,7 +49,7 @@ class EmulatedLauncher:
         assert fault != 1, "the kernel's threads wait for each other"
         assert fault != 2, "the kernel ended before what it had asked for was there"
 
-    def drafting(self, plan: HeadPlan) -> EmulatedDraftLauncher:
+    def draft_launcher(self, plan: HeadPlan) -> EmulatedDraftLauncher:
         return EmulatedDraftLauncher(plan)
 
     def check(self) -> None:

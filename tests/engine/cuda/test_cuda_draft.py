@@ -136,10 +136,10 @@ def test_guesses_that_are_taken_run_ahead_of_the_host_and_others_are_let_go(engi
     expected = plainly(engine, PROMPT, 12)
     with engine.session() as session:
         session.extend(PROMPT)
-        while engine._follower is None:
+        while engine._ahead is None:
             guess = engine.guess(session.tokens)
             session.step(() if guess is None else guess.tokens)
-        assert engine._follower.guessed
+        assert engine._ahead.guessed
         at = session.length - len(PROMPT)
         session.step(expected[at : at + 3])  # somebody knows better
         assert session.tokens[len(PROMPT) : len(PROMPT) + at + 4] == expected[: at + 4]

@@ -308,7 +308,7 @@ def test_an_interrupt_that_comes_while_the_device_reads_ends_the_reading(
                 if session.resident:
                     interrupt.set()
 
-            monkeypatch.setattr(engine, "catch_up", caught_up)
+            monkeypatch.setattr(engine, "synchronize", caught_up)
             with pytest.raises(Interrupted):
                 session.extend(prompt, interrupt)
             assert session.resident == 128

@@ -63,9 +63,9 @@ class Counts(Counter[str]):
         super().__init__()
         self._patch = patch
         self._count(engine._stepper, "start")
-        self._count(engine._stepper, "follow")
-        self._count(engine, "_taken", lambda launch: launch is not None)
-        self._count(engine, "settle", lambda _: False)
+        self._count(engine._stepper, "launch_next")
+        self._count(engine, "_claim_ahead", lambda launch: launch is not None)
+        self._count(engine, "cancel_ahead", lambda _: False)
         self._count(Matcher, "row")
         if engine.head is not None:
             self._count(engine.head, "start", name="drafted by the head")
@@ -121,7 +121,7 @@ def test_free_text_with_tools_on_offer_is_asked_for_as_text_without_tools(
             rows.append((written(engine, sampling, constraint, drafts=drafts), dict(counts)))
     assert rows[0] == rows[1]
     assert "row" not in rows[1][1]
-    assert rows[1][1]["_taken"] > 0  # steps that were under way before they were asked for
+    assert rows[1][1]["_claim_ahead"] > 0  # steps that were under way before they were asked for
 
 
 def test_nothing_runs_ahead_of_a_step_whose_grammar_decides(drafting: CudaEngine) -> None:
@@ -142,7 +142,7 @@ def test_nothing_runs_ahead_of_a_step_whose_grammar_decides(drafting: CudaEngine
             for _ in range(5):
                 guess = drafting.guess(session.tokens)
                 session.step(() if guess is None else guess.tokens, allowed=allowed)
-            ran_ahead.append(counts["follow"])
+            ran_ahead.append(counts["launch_next"])
             assert counts["drafted by the head"] == 5
     assert ran_ahead[0] > 0
     assert ran_ahead[1] == 0
@@ -161,6 +161,6 @@ def test_what_ran_ahead_and_is_refused_is_taken_back_without_a_trace(
             patch.setattr(matcher, "_LONG", 0)  # every step is asked for without its mask
             counts = Counts(engine, patch)
             answers.append(written(engine, Sampling(), printable, drafts=drafts, count=14))
-            assert (counts["_taken"] > 0) is ahead
+            assert (counts["_claim_ahead"] > 0) is ahead
     assert answers[0][0] == answers[1][0]
     assert answers[1][1] > answers[0][1] or drafts  # steps that were made again

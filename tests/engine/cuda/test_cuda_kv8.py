@@ -19,8 +19,8 @@ from keystroke.engine.base import Sampling
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.plan import PAGE, KvPrecision, Plan, Precision
-from keystroke.engine.cuda.quantisation import from_bytes, in_bytes
-from keystroke.engine.cuda.reference import Kept, forward
+from keystroke.engine.cuda.quantisation import from_bytes, to_bytes
+from keystroke.engine.cuda.reference import KvTransform, forward
 from keystroke.engine.cuda.scales import measure_steps
 from keystroke.engine.cuda.session import CudaSession
 from keystroke.engine.cuda.weights import KvSteps, build_weights
@@ -31,12 +31,12 @@ PROBE = Sampling(logprobs=0)  # chosen on the host: the step's buffers stay as i
 TEXT = [(11 * i * i + 3 * i) % 203 for i in range(3000)]
 
 
-def in_steps(steps: KvSteps) -> Kept:
+def in_steps(steps: KvSteps) -> KvTransform:
     """A memory that keeps keys and values in bytes."""
 
     def kept(layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return tuple(  # type: ignore[return-value]
-            from_bytes(in_bytes(x, size[layer])).to(x.dtype) * size[layer]
+            from_bytes(to_bytes(x, size[layer])).to(x.dtype) * size[layer]
             for x, size in ((k, steps.keys), (v, steps.values))
         )
 
@@ -60,7 +60,7 @@ def test_logits_are_those_of_the_stored_precision(family: str, length: int) -> N
         session.step(sampling=PROBE)
         logits = engine._stepper.logits[row].clone()
         kept = in_steps(steps_of(engine))
-    expected = forward(spec, tensors.__getitem__, prompt, kept=kept)[-1]
+    expected = forward(spec, tensors.__getitem__, prompt, kv_transform=kept)[-1]
     # Other roundings move some numbers over the edge of a step: near, not equal.
     assert (logits - expected).norm() / expected.norm() < 0.03
 
@@ -96,7 +96,7 @@ def test_far_keys_give_the_same_row_alone_and_in_company() -> None:
         session.step(sampling=PROBE)
         assert torch.equal(engine._stepper.logits[0], together)
         kept = in_steps(steps_of(engine))
-    expected = forward(spec, tensors.__getitem__, prompt, kept=kept)[-1]
+    expected = forward(spec, tensors.__getitem__, prompt, kv_transform=kept)[-1]
     assert (together - expected).norm() / expected.norm() < 0.03
 
 
@@ -111,7 +111,7 @@ def test_steps_folded_into_quantised_rows_leave_the_weights_as_they_are(precisio
         session.step(sampling=PROBE)
         logits = engine._stepper.logits[2].clone()
         tensors, kept = dense_tensors(weights), in_steps(steps_of(engine))
-    expected = forward(spec, tensors.__getitem__, [1, 2, 3], kept=kept)[-1]
+    expected = forward(spec, tensors.__getitem__, [1, 2, 3], kv_transform=kept)[-1]
     assert (logits - expected).norm() / expected.norm() < 0.03
 
 
@@ -133,7 +133,7 @@ def test_a_bias_that_dwarfs_all_else_in_a_key_costs_the_rest_nothing() -> None:
 
     exact = forward(spec, tensors.__getitem__, prompt)
     errors = [
-        float((forward(spec, tensors.__getitem__, prompt, kept=kept) - exact).norm() / exact.norm())
+        float((forward(spec, tensors.__getitem__, prompt, kv_transform=kept) - exact).norm() / exact.norm())
         for kept in (rounded, in_steps(steps), floats)
     ]
     assert errors[0] < errors[1] < errors[2] / 3
@@ -230,7 +230,7 @@ def test_pages_hold_the_bytes_of_their_text_through_extend_rollback_and_fork(
             held = shared._values[0, pages].view(len(pages), spec.kv_heads, spec.head_dim, PAGE)
             held = held.permute(0, 3, 1, 2).reshape(-1, spec.kv_heads, spec.head_dim)[:count]
             expected = table[torch.tensor(session.tokens[:count], dtype=torch.long)]
-            apart = (held.int() - in_bytes(expected, steps.values[0]).int()).abs()
+            apart = (held.int() - to_bytes(expected, steps.values[0]).int()).abs()
             assert count == 0 or int(apart.max()) <= 1  # a sum in another order may fall on the other side
     finally:
         for session in sessions:
@@ -244,7 +244,7 @@ def _value_of(engine: CudaEngine, token: int) -> Tensor:
     spec = weights.plan.spec
     width = spec.kv_heads * spec.head_dim
     x = weights.embedding[token].float()
-    normed = engine._prefill._between.normalise(x, None, None, weights.norms[0]).float()
+    normed = engine._prefill._ops.normalise(x, None, None, weights.norms[0]).float()
     v = weights.dense(0).qkv[-width:].float() @ normed + weights.biases[0]["qkv"][-width:]
     return v.view(spec.kv_heads, spec.head_dim)
 
@@ -270,7 +270,7 @@ def test_our_own_model_reads_real_text_with_bytes_as_it_does_with_floats() -> No
         steps = measure_steps(weights)
         with torch.inference_mode():
             exact = forward(spec, tensor, tokens).log_softmax(-1)
-            found = forward(spec, tensor, tokens, kept=in_steps(steps)).log_softmax(-1)
+            found = forward(spec, tensor, tokens, kv_transform=in_steps(steps)).log_softmax(-1)
     divergence = (exact.exp() * (exact - found)).sum(-1).mean()
     assert 0 <= float(divergence) < 0.001
     assert (exact.argmax(-1) == found.argmax(-1)).float().mean() > 0.97

@@ -71,7 +71,7 @@ def test_every_sequence_reads_back_its_own_tokens(
         elif name == "adopt":
             wanted = [(i * 7 + flavour) % 50 for i in range(length)]
             run = memory.pool.find(wanted)
-            assert memory.pool.find(wanted, table.known(common_prefix(held, wanted))) == run
+            assert memory.pool.find(wanted, table.records(common_prefix(held, wanted))) == run
             table.adopt(run)
             held[:] = wanted[: len(run) * PAGE]
         else:

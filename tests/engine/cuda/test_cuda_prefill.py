@@ -13,9 +13,9 @@ from cuda_models import tiny_spec, tiny_weights
 from keystroke.engine.cuda import prefill, prefill_attention
 from keystroke.engine.cuda.driver import kernel_source
 from keystroke.engine.cuda.plan import PAGE
-from keystroke.engine.cuda.prefill import portion
-from keystroke.engine.cuda.prefill_attention import PIECE, attend, pieces
-from keystroke.engine.cuda.prefill_kernels import Library, Portion
+from keystroke.engine.cuda.prefill import portion_size
+from keystroke.engine.cuda.prefill_attention import PIECE, attend, piece_starts
+from keystroke.engine.cuda.prefill_kernels import Portion, TorchOps
 
 
 @pytest.mark.parametrize("pages", [1, 2, 5])
@@ -24,7 +24,7 @@ def test_gathered_values_lie_side_by_side_however_few_the_pages(pages: int) -> N
     values = torch.arange(8 * 2 * 64 * PAGE).view(1, 8, 2, 64, PAGE)
     table = torch.tensor([3, 1, 7, 0, 5][:pages])
     end = pages * PAGE - 13
-    between = Library(tiny_weights(tiny_spec()), keys, values)
+    between = TorchOps(tiny_weights(tiny_spec()), keys, values)
     between.begin(Portion(0, end, table))
     found = between.context(0, 0, end)
     for flat in found:
@@ -55,15 +55,15 @@ def test_attention_in_parts_is_attention(rows: int, near: int, cuts: tuple[int, 
 
 def test_pieces_of_the_past_are_whole_and_only_full_portions_have_them() -> None:
     assert PIECE % PAGE == 0
-    assert [len(pieces(start, 2048)) for start in (0, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE)] == [
+    assert [len(piece_starts(start, 2048)) for start in (0, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE)] == [
         0,
         0,
         1,
         1,
         3,
     ]
-    assert pieces(3 * PIECE - 1, 1024) == [0, PIECE]
-    assert pieces(3 * PIECE, 2047) == []
+    assert piece_starts(3 * PIECE - 1, 1024) == [0, PIECE]
+    assert piece_starts(3 * PIECE, 2047) == []
 
 
 def test_prefill_over_pieces_of_the_past_gives_the_same_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,11 +87,11 @@ def test_prefill_over_pieces_of_the_past_gives_the_same_keys(monkeypatch: pytest
 
 def test_portions_shrink_as_the_context_grows_so_that_an_interrupt_never_waits_long() -> None:
     spec = replace(tiny_spec(), hidden=1536, layers=28, heads=12, kv_heads=2, head_dim=128, intermediate=8960)
-    sizes = [portion(spec, start, 8192) for start in range(0, 262_144, 4096)]
+    sizes = [portion_size(spec, start, 8192) for start in range(0, 262_144, 4096)]
     assert sizes == sorted(sizes, reverse=True)
     assert [sizes.count(n) for n in (8192, 4096)] == [14, 20]
-    assert portion(spec, 1 << 20, 8192) == 2048
-    assert portion(spec, 1 << 20, 256) == 256
+    assert portion_size(spec, 1 << 20, 8192) == 2048
+    assert portion_size(spec, 1 << 20, 256) == 256
 
 
 def test_kernels_of_prefill_are_part_of_the_package() -> None:

@@ -168,7 +168,7 @@ def test_a_choice_that_cannot_be_shown_right_is_taken_again_with_the_whole_conte
     with sparse_engine("auto") as engine, engine.session() as session:
         session.extend(TEXT[:LENGTH])
         assert [session.step().tokens[0] for _ in range(3)] == expected
-        assert (engine.sparse_steps, engine.doubts) == (1, 1)  # then trusted again only later
+        assert (engine.sparse_steps, engine.repeated_steps) == (1, 1)  # then trusted again only later
 
 
 def peaked(engine: CudaEngine, session: CudaSession, keys: list[int]) -> None:
@@ -184,7 +184,7 @@ def peaked(engine: CudaEngine, session: CudaSession, keys: list[int]) -> None:
     for key in keys:
         store[0, session._table.pages[key // PAGE], :, key % PAGE] = (wish * 30 / wish.norm()).bfloat16()
     if engine._bounds is not None:
-        engine.changes(session._table.pages)
+        engine.invalidate_bounds(session._table.pages)
         session._bounded = 0
 
 
@@ -197,7 +197,7 @@ def test_peaked_attention_raises_no_doubt_and_stays_near_the_dense_result() -> N
         session.rollback(LENGTH)
         engine.sparse_from = 512
         session.step(sampling=PROBE)
-        assert (engine.sparse_steps, engine.doubts) == (1, 0)
+        assert (engine.sparse_steps, engine.repeated_steps) == (1, 0)
         error = (engine._stepper.logits[0] - dense).norm() / dense.norm()
         assert error < 0.02
 
@@ -213,7 +213,7 @@ def test_far_keys_that_may_outweigh_the_chosen_ones_raise_doubt() -> None:
         session.rollback(LENGTH)
         engine.sparse_from = 512
         session.step(sampling=PROBE)
-        assert (engine.sparse_steps, engine.doubts) == (1, 1)
+        assert (engine.sparse_steps, engine.repeated_steps) == (1, 1)
         assert torch.equal(engine._stepper.logits[0], dense)
 
 
@@ -266,9 +266,9 @@ def test_bounds_follow_pages_through_extend_rollback_and_fork(
                 assert isinstance(other, CudaSession)
                 sessions.append(other)
             elif kind == "read":
-                bounds.ensure(session.fresh_pages())
+                bounds.update(session.take_unbounded_pages())
         for session in sessions:
-            bounds.ensure(session.fresh_pages())
+            bounds.update(session.take_unbounded_pages())
             whole = torch.tensor(session._table.pages[: session.resident // PAGE], dtype=torch.long)
             keys = bounds._keys[:, whole]
             assert torch.equal(bounds.tensor[:, whole, :, 0], keys.amax(3))

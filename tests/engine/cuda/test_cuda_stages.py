@@ -12,7 +12,7 @@ from keystroke.engine.base import Sampling
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.plan import (
     BLOCK_BYTES,
-    FEWEST_STAGES,
+    MIN_STAGES,
     TAIL_BYTES,
     WARPS,
     KvPrecision,
@@ -50,9 +50,9 @@ def test_pages_side_by_side_come_through_the_smallest_ring(
             session.extend(prompt)
             session.step(sampling=Sampling(logprobs=0))
             found.append((engine._stepper.plan.bucket(1).stages, engine._stepper.logits[0].clone()))
-        monkeypatch.setattr(Plan, "_bucket", lambda plan, n: replace(bucket(plan, n), stages=FEWEST_STAGES))
+        monkeypatch.setattr(Plan, "_bucket", lambda plan, n: replace(bucket(plan, n), stages=MIN_STAGES))
     (large, plain), (small, narrow) = found
-    assert large > small == FEWEST_STAGES
+    assert large > small == MIN_STAGES
     assert torch.equal(plain, narrow)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from keystroke.engine.base import Sampling
 from keystroke.engine.checkpoint.spec import EMBEDDING, HEAD, ModelSpec, tensor_shapes
-from keystroke.engine.cuda.code_packing import fitted
+from keystroke.engine.cuda.code_packing import shift_zero
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.packing import pack, plain_order, unpack
 from keystroke.engine.cuda.plan import (
@@ -29,7 +29,7 @@ from keystroke.engine.cuda.plan import (
     Plan,
 )
 from keystroke.engine.cuda.reference import forward
-from keystroke.engine.cuda.stored import Codes, chosen, codes_of, format_for, usual_formats
+from keystroke.engine.cuda.stored import Codes, choose_precision, format_for, read_codes, typical_formats
 from keystroke.engine.cuda.target import HOPPER
 from keystroke.engine.cuda.weights import build_weights, random_weights
 from keystroke.errors import UnsupportedModel
@@ -52,7 +52,7 @@ def in_file(spec: ModelSpec, kind_of: Choice) -> tuple[dict[str, Tensor], dict[s
         kind = kind_of(name)
         blocks = random_blocks(kind, *shape, deviation=shape[1] ** -0.5, seed=seed)
         truth[name] = torch.from_numpy(widened(kind, blocks))
-        given[name] = codes_of(torch.from_numpy(blocks), kind)
+        given[name] = read_codes(torch.from_numpy(blocks), kind)
     truth[EMBEDDING] = truth[EMBEDDING].to(torch.bfloat16).double()  # what is looked up, the engine keeps so
     return truth, given
 
@@ -75,7 +75,7 @@ def engine_of(spec: ModelSpec, formats: Formats, given: dict[str, Tensor | Codes
 def test_codes_stand_for_what_the_file_means(kind: str) -> None:
     blocks = random_blocks(kind, 5, 512)
     assert torch.equal(
-        codes_of(torch.from_numpy(blocks), kind).weights().double(), torch.from_numpy(widened(kind, blocks))
+        read_codes(torch.from_numpy(blocks), kind).weights().double(), torch.from_numpy(widened(kind, blocks))
     )
 
 
@@ -93,7 +93,7 @@ def test_packed_codes_come_back_rounded_once(kind: str, packed: int, split: int)
     blocks = random_blocks(kind, 32, 512)
     truth = torch.from_numpy(widened(kind, blocks)).float()
     matrix = Matrix(2, split, 512 // split, packed)
-    body = pack(fitted(codes_of(torch.from_numpy(blocks), kind), packed), None, plain_order(32), matrix)
+    body = pack(shift_zero(read_codes(torch.from_numpy(blocks), kind), packed), None, plain_order(32), matrix)
     assert body.numel() == matrix.bytes
     found = unpack(body, None, matrix, 32)
     assert found.dtype == torch.bfloat16
@@ -153,12 +153,12 @@ class Stored:
 
 
 def test_auto_keeps_files_of_four_bits_and_widens_others() -> None:
-    assert chosen(Stored(mixed), "auto") == ("stored", MIXED)  # type: ignore[arg-type]
-    assert chosen(Stored(lambda _: "Q8_0"), "auto") == ("bf16", None)  # type: ignore[arg-type]
-    assert chosen(Stored(lambda _: "F16"), "auto") == ("bf16", None)  # type: ignore[arg-type]
-    assert chosen(Stored(mixed), "int8") == ("int8", None)  # type: ignore[arg-type]
+    assert choose_precision(Stored(mixed), "auto") == ("stored", MIXED)  # type: ignore[arg-type]
+    assert choose_precision(Stored(lambda _: "Q8_0"), "auto") == ("bf16", None)  # type: ignore[arg-type]
+    assert choose_precision(Stored(lambda _: "F16"), "auto") == ("bf16", None)  # type: ignore[arg-type]
+    assert choose_precision(Stored(mixed), "int8") == ("int8", None)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedModel, match=r"set model\.precision to int8"):
-        chosen(Stored(lambda _: "BF16"), "stored")  # type: ignore[arg-type]
+        choose_precision(Stored(lambda _: "BF16"), "stored")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_plans_of_stored_weights_fit_shared_memory(
         head_dim=128,
         intermediate=intermediate,
     )
-    plan = Plan(spec, "stored", 132, stored=usual_formats(spec))
+    plan = Plan(spec, "stored", 132, stored=typical_formats(spec))
     assert plan.max_rows >= 16
     assert plan.stage_bytes(1) >= plan.gate_up.unit_bytes  # parts of it cost more than stages
     for bucket in plan.buckets:

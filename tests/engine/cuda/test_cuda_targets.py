@@ -13,15 +13,15 @@ from torch import Tensor
 from keystroke.engine.base import Interrupt, Sampling
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
 from keystroke.engine.cuda.draft import has_room
-from keystroke.engine.cuda.driver import PREFILL_PARTS, compiled, known_architectures
+from keystroke.engine.cuda.driver import PREFILL_PARTS, compile_kernel, known_architectures
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.gpu import kv_room
+from keystroke.engine.cuda.gpu import kv_token_capacity
 from keystroke.engine.cuda.plan import BLOCK_BYTES, INT4, TAIL_BYTES, WARPS, Plan, Precision
-from keystroke.engine.cuda.prefill import WORK, portion, work_of
+from keystroke.engine.cuda.prefill import WORK, operations_per_portion, portion_size
 from keystroke.engine.cuda.reference import forward
-from keystroke.engine.cuda.sparse import usable
-from keystroke.engine.cuda.stored import usual_formats
-from keystroke.engine.cuda.target import AMPERE, HOPPER, TARGETS, nearest, target_for
+from keystroke.engine.cuda.sparse import supports_sparse
+from keystroke.engine.cuda.stored import typical_formats
+from keystroke.engine.cuda.target import AMPERE, HOPPER, TARGETS, nearest_supported, target_for
 from keystroke.engine.speculative.head_file import HeadConfig
 from keystroke.errors import ConfigError, Interrupted, ModelError, NotEnoughMemory
 
@@ -147,7 +147,7 @@ MULTIPROCESSORS = {"sm_80": 108, "sm_86": 28, "sm_89": 128, "sm_90": 132, "sm_10
 def test_every_size_of_model_fits_every_kind_of_gpu(name: str, precision: Precision) -> None:
     target = TARGETS[name]
     for spec, fewest in ((HALF, 8), (CODER, 8), (THREE, 8), (SEVEN, 4), (FOURTEEN, 4)):
-        stored = usual_formats(spec) if precision == "stored" else None
+        stored = typical_formats(spec) if precision == "stored" else None
         plan = Plan(spec, precision, MULTIPROCESSORS[name], "bf16", stored, target)
         assert plan.max_rows >= fewest
         for bucket in plan.buckets:
@@ -164,7 +164,7 @@ def test_every_size_of_model_fits_every_kind_of_gpu(name: str, precision: Precis
                 assert stage >= min(matrix.unit_bytes, part)
         sums = 1 + spec.layers * (plan.output.split + plan.down.split)
         assert sums < 1 << 12  # kernels/layout.cuh counts them in so many bits
-        assert usable(plan) == plan.can_choose
+        assert supports_sparse(plan) == plan.ring_fits_sparse
 
 
 def test_blackwell_with_hoppers_memory_is_cut_as_hopper_is() -> None:
@@ -182,10 +182,10 @@ def test_a_draft_head_that_does_not_fit_is_left_out() -> None:
 
 def test_a_smaller_gpu_reads_prompts_in_smaller_portions() -> None:
     large = Plan(SEVEN, "int4", 132)
-    assert work_of(large) == WORK
-    assert portion(SEVEN, 0, 8192, work_of(large)) == portion(SEVEN, 0, 8192) == 4096
+    assert operations_per_portion(large) == WORK
+    assert portion_size(SEVEN, 0, 8192, operations_per_portion(large)) == portion_size(SEVEN, 0, 8192) == 4096
     small = Plan(SEVEN, "int4", 28, target=GEFORCE)
-    assert portion(SEVEN, 0, 8192, work_of(small)) == 512
+    assert portion_size(SEVEN, 0, 8192, operations_per_portion(small)) == 512
 
 
 @pytest.mark.parametrize(
@@ -203,17 +203,17 @@ def test_the_context_takes_what_weights_and_prompts_leave(
 ) -> None:
     plan, memory = Plan(spec, precision, 108, target=AMPERE), total << 30
     left = memory - plan.streamed_bytes - spec.vocab_size * spec.hidden * 2
-    assert kv_room(plan, left, memory, plan.kv_bytes_per_token) >= tokens
+    assert kv_token_capacity(plan, left, memory, plan.kv_bytes_per_token) >= tokens
     bytewise = Plan(spec, precision, 108, "int8", target=AMPERE)
     most = 16 * spec.context_length
-    assert kv_room(bytewise, left, memory, bytewise.kv_bytes_per_token) >= min(2 * tokens, most)
+    assert kv_token_capacity(bytewise, left, memory, bytewise.kv_bytes_per_token) >= min(2 * tokens, most)
 
 
 def test_a_model_that_leaves_no_room_is_refused_in_a_sentence() -> None:
     plan, memory = Plan(SEVEN, "bf16", 28, target=GEFORCE), 16 << 30
     left = memory - plan.streamed_bytes - SEVEN.vocab_size * SEVEN.hidden * 2
     with pytest.raises(NotEnoughMemory, match=r"bf16 leaves .* 17 GB.*fewer bits \(model\.precision\)"):
-        kv_room(plan, left, memory, plan.kv_bytes_per_token)
+        kv_token_capacity(plan, left, memory, plan.kv_bytes_per_token)
 
 
 # Which kind
@@ -248,12 +248,12 @@ def test_an_older_gpu_is_told_what_to_use_instead(capability: tuple[int, int]) -
 
 
 def test_an_older_compiler_makes_portable_code_of_what_it_knows() -> None:
-    assert nearest(TARGETS["sm_120"], [75, 80, 86, 89, 90]) == replace(
+    assert nearest_supported(TARGETS["sm_120"], [75, 80, 86, 89, 90]) == replace(
         TARGETS["sm_120"], name="sm_90", portable=True
     )
-    assert nearest(HOPPER, [80, 86, 90]) == HOPPER
+    assert nearest_supported(HOPPER, [80, 86, 90]) == HOPPER
     with pytest.raises(ModelError, match="newer"):
-        nearest(HOPPER, [60, 70])
+        nearest_supported(HOPPER, [60, 70])
 
 
 # Compiled
@@ -280,10 +280,10 @@ def test_kernels_compile_for_every_kind(
         pytest.skip(f"the compiler found here does not know {name}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     target = TARGETS[name]
-    stored = usual_formats(CODER) if precision == "stored" else None
+    stored = typical_formats(CODER) if precision == "stored" else None
     plan = Plan(CODER, precision, MULTIPROCESSORS[name], stored=stored, target=target)
-    assert compiled(plan.macros(1, sparse), target=target).startswith(b"\x7fELF")
-    assert compiled(plan.prefill_macros(2), PREFILL_PARTS, target).startswith(b"\x7fELF")
+    assert compile_kernel(plan.macros(1, sparse), target=target).startswith(b"\x7fELF")
+    assert compile_kernel(plan.prefill_macros(2), PREFILL_PARTS, target).startswith(b"\x7fELF")
 
 
 def test_hopper_run_as_ampere_gets_ptx_without_bulk_copies(
@@ -292,7 +292,7 @@ def test_hopper_run_as_ampere_gets_ptx_without_bulk_copies(
     compiler()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     target = target_for((9, 0), HOPPER.shared_bytes, "sm_80")
-    code = compiled(Plan(tiny_spec(), "bf16", 132, target=target).macros(1), target=target)
+    code = compile_kernel(Plan(tiny_spec(), "bf16", 132, target=target).macros(1), target=target)
     assert b".target sm_80" in code
     assert b"cp.async.mbarrier.arrive.noinc" in code
     assert b"cp.async.bulk" not in code

@@ -13,7 +13,7 @@ from cuda_models import CPU, dense_tensors, tiny_spec, tiny_tensors, tiny_weight
 
 from keystroke.engine.checkpoint import RopeSpec, limit_to_window, open_checkpoint
 from keystroke.engine.checkpoint.spec import tensor_shapes
-from keystroke.engine.cuda.packing import gate_up_order, pack, places_of, plain_order, qkv_order, unpack
+from keystroke.engine.cuda.packing import gate_up_order, pack, plain_order, qkv_order, row_positions, unpack
 from keystroke.engine.cuda.plan import Matrix, Plan, Precision
 from keystroke.engine.cuda.quantisation import grouped_int4, rowwise_int8
 from keystroke.engine.cuda.reference import forward
@@ -31,14 +31,14 @@ def test_packed_bf16_weights_come_back_bit_for_bit(split: int) -> None:
     order, matrix = plain_order(60), Matrix(4, split, 256 // split, 0)
     packed = pack(weight, None, order, matrix)
     assert packed.numel() == matrix.bytes
-    assert torch.equal(unpack(packed, places_of(order, 60), matrix, 60), weight)
+    assert torch.equal(unpack(packed, row_positions(order, 60), matrix, 60), weight)
 
 
 @pytest.mark.parametrize(("kind", "limit"), [(1, 0.008), (2, 0.095)])
 def test_quantised_weights_come_back_within_their_grid(kind: int, limit: float) -> None:
     weight = torch.randn(64, 512, generator=torch.Generator().manual_seed(1))
     order, matrix = plain_order(64), Matrix(4, 2, 256, kind)
-    found = unpack(pack(weight, None, order, matrix), places_of(order, 64), matrix, 64).float()
+    found = unpack(pack(weight, None, order, matrix), row_positions(order, 64), matrix, 64).float()
     assert (found - weight).norm() / weight.norm() < limit
 
 

@@ -50,8 +50,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _gguf(path: Path) -> Checkpoint:
-    from keystroke.engine.checkpoint.gguf_file import (
-        GGUFCheckpoint,
-    )  # imported here: folders need no gguf package
+    from keystroke.engine.checkpoint.gguf_file import GGUFCheckpoint  # folders need no gguf package
 
     return GGUFCheckpoint(path)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.checkpoint.fields import Fields
 from keystroke.engine.checkpoint.gguf_header import GGUFHeader, open_header
-from keystroke.engine.checkpoint.huggingface import ELSEWHERE, RUNNABLE
+from keystroke.engine.checkpoint.huggingface import ELSEWHERE, known_architecture
 from keystroke.engine.checkpoint.rope import yarn_attention_factor
 from keystroke.engine.checkpoint.safetensors_file import to_float32
 from keystroke.engine.checkpoint.spec import (
@@ -175,11 +175,7 @@ def _stacked(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _spec(header: GGUFHeader) -> ModelSpec:
     fields = Fields(header.metadata, str(header.path))
     stated = fields.text("general.architecture")
-    architecture = _ARCHITECTURES.get(stated)
-    if architecture is None:
-        raise UnsupportedModel(
-            f"{stated} is not an architecture this engine runs ({RUNNABLE} are); {ELSEWHERE}"
-        )
+    architecture = known_architecture(_ARCHITECTURES, stated)
     if fields.get("split.count") not in (None, 0, 1):
         raise UnsupportedModel(
             f"{header.path} is one part of a model split over several files; "
@@ -265,17 +261,9 @@ def _refuse_variants(fields: Fields, stated: str) -> None:
         raise UnsupportedModel(
             f"{fields.origin} is a mixture of experts, which this engine does not run; {ELSEWHERE}"
         )
-    for key in (
-        "attention.scale",
-        "logit_scale",
-        "residual_scale",
-        "embedding_scale",
-        "attn_logit_softcapping",
-        "final_logit_softcapping",
-        "attention.sliding_window",
-    ):
-        if key == "attention.sliding_window" and stated == "gemma3":
-            continue
+    scales = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale")
+    windows = () if stated == "gemma3" else ("attention.sliding_window",)
+    for key in (*scales, "attn_logit_softcapping", "final_logit_softcapping", *windows):
         if fields.get(f"{stated}.{key}") not in (None, 0, 1.0):
             raise UnsupportedModel(
                 f"{fields.origin} sets {stated}.{key}, which this engine does not run; {ELSEWHERE}"
@@ -294,13 +282,10 @@ def _rope(fields: Fields, stated: str, context: int) -> RopeSpec:
         return RopeSpec(theta, "linear", factor)
     if kind == "yarn":
         original = fields.integer(f"{at}.scaling.original_context_length", 1 << 30, default=context)
+        fast = fields.number(f"{at}.scaling.yarn_beta_fast", 32.0)
+        slow = fields.number(f"{at}.scaling.yarn_beta_slow", 1.0)
+        attention = yarn_attention_factor(factor) * fields.number(f"{at}.scaling.attn_factor", 1.0)
         return RopeSpec(
-            theta,
-            "yarn",
-            factor,
-            original,
-            beta_fast=fields.number(f"{at}.scaling.yarn_beta_fast", 32.0),
-            beta_slow=fields.number(f"{at}.scaling.yarn_beta_slow", 1.0),
-            attention_factor=yarn_attention_factor(factor) * fields.number(f"{at}.scaling.attn_factor", 1.0),
+            theta, "yarn", factor, original, beta_fast=fast, beta_slow=slow, attention_factor=attention
         )
     raise UnsupportedModel(f"the rotary scaling {kind!r} is not one this engine runs; {ELSEWHERE}")

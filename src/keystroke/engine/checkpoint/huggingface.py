@@ -6,6 +6,7 @@ A model that the spec cannot express raises UnsupportedModel.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -128,9 +129,7 @@ def read_spec(config: Fields, generation: Fields, name: str, *, tied: bool = Fal
     window, windowed = _windows(config, layers, context)
     gemma = architecture == "gemma3"
     rope, window_rope = _gemma_ropes(config, context) if gemma else (_rope(config, context), None)
-    if (
-        rope.scaling == "yarn"
-    ):  # configurations differ in whether they state the context before or after the stretch
+    if rope.scaling == "yarn":  # the stated context may be the one before or after scaling
         context = max(context, round(rope.factor * rope.original_context))
     bias = config.flag("attention_bias", False) if architecture != "qwen2" else False
     eos = {*config.tokens("eos_token_id", vocab_size), *generation.tokens("eos_token_id", vocab_size)}
@@ -186,19 +185,19 @@ def _experts(config: Fields) -> ExpertsSpec:
 
 def _architecture(config: Fields) -> Architecture:
     names = config.get("architectures")
-    if (
-        not isinstance(names, list)
-        or not names
-        or not isinstance(names[0], str)
-        or not names[0].isprintable()
-    ):
+    name = names[0] if isinstance(names, list) and names else None
+    if not isinstance(name, str) or not name.isprintable():
         raise config.error("architectures", "a list that names the model's architecture")
-    architecture = _ARCHITECTURES.get(names[0])
-    if architecture is None:
+    return known_architecture(_ARCHITECTURES, name)
+
+
+def known_architecture(known: Mapping[str, Architecture], name: str) -> Architecture:
+    """The architecture that a file calls `name`. Raises UnsupportedModel."""
+    if name not in known:
         raise UnsupportedModel(
-            f"{names[0]} is not an architecture this engine runs ({RUNNABLE} are); {ELSEWHERE}"
+            f"{name} is not an architecture this engine runs ({RUNNABLE} are); {ELSEWHERE}"
         )
-    return architecture
+    return known[name]
 
 
 def _refuse_variants(config: Fields) -> None:

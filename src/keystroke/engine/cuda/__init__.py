@@ -1,7 +1,3 @@
-"""The CUDA engine: one stream close to the memory limit of one GPU.
-
-Everything that touches CUDA lives in this package, and importing it needs torch and numpy alone. The
-rest of the program meets it through the engine contract and `load_cuda`.
-"""
+"""The CUDA engine: decodes one stream close to the memory bandwidth of one GPU. All CUDA code is here."""
 
 from __future__ import annotations

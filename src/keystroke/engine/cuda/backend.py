@@ -1,7 +1,4 @@
-"""The CUDA backend as the registry knows it: whether it runs here, and how settings become an engine.
-
-Importing this module imports neither torch nor the engine.
-"""
+"""The CUDA backend for the registry: whether it runs here, and how to load it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -91,11 +88,11 @@ def report(model: str, settings: Settings) -> tuple[bool, str]:
         wanted = named.precision if named is not None else "auto"
         precision = _gpu_precision(wanted if wanted != "auto" else settings.model.precision)
         from keystroke.engine.cuda.gpu import gpu_report
-        from keystroke.engine.cuda.stored import chosen
+        from keystroke.engine.cuda.stored import choose_precision
 
         with open_checkpoint(path) as checkpoint:
             spec = checkpoint.spec
-            meant, stored = chosen(checkpoint, precision)
+            meant, stored = choose_precision(checkpoint, precision)
     except KeystrokeError as error:
         return False, str(error)
     kv_precision = cast("KvPrecision", settings.engine.kv_precision)

@@ -1,8 +1,7 @@
-"""Codes, scales and offsets in the order in which the decode kernel reads them, and back.
+"""Packs codes, scales and offsets in the stored formats of kernels/layout.cuh and multiply.cuh, and back.
 
-Knows the byte layout of the stored formats in kernels/layout.cuh and multiply.cuh. A block is 16 rows by
-64 columns: codes lane by lane, then the grid of scales and offsets in 16-bit floats. Codes are exact; a scale
-keeps 11 of its bits (a product of two numbers has up to 17), an eighth of what bf16 would lose of a weight.
+A block has 16 rows and 64 columns: codes lane by lane, then scales and offsets as 16-bit floats. Codes are
+exact; scales keep 11 of up to 17 bits, an eighth of the loss of bf16 weights.
 """
 
 from __future__ import annotations
@@ -10,28 +9,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from keystroke.engine.cuda.plan import (
-    BLOCK_BYTES,
-    CODE_BITS,
-    EIGHT,
-    GROUP_K,
-    SIX,
-    WITH_OFFSETS,
-    Matrix,
-)
+from keystroke.engine.cuda.plan import BLOCK_BYTES, CODE_BITS, EIGHT, GROUP_K, SIX, WITH_OFFSETS, Matrix
 from keystroke.engine.cuda.stored import GROUP, Codes
 
-# A code in the low bits of a 16-bit float counts as a multiple of 2**-24, so scales are as much larger; the
-# largest of a row becomes 2**15, which 16 bits just hold, and the rest of it is the row's own factor.
+# A code in the low bits of a 16-bit float is a multiple of 2**-24, so scales are larger by 2**24; the largest
+# of a row becomes 2**15, and the rest is the row's factor.
 _CODE = 2.0**24
 _LARGEST_SCALE = 2.0**15
 _LARGEST_OFFSET = 2.0**14
-_UPPER_ROWS = 16  # codes of rows g + 8 lie four bits higher
+_UPPER_ROWS = 16  # codes of rows g + 8 are four bits higher
 ZEROS = {SIX: 32, EIGHT: 128}  # the code of 0 in formats without offsets
 
 
-def fitted(rows: Codes, kind: int) -> Codes:
-    """The same weights with the zero of a format that has no offsets."""
+def shift_zero(rows: Codes, kind: int) -> Codes:
+    """The same weights with the code of 0 that a format without offsets needs."""
     zero = ZEROS.get(kind)
     if zero is None or rows.zero == zero:
         return rows
@@ -39,8 +30,8 @@ def fitted(rows: Codes, kind: int) -> Codes:
     return Codes(rows.codes + (zero - rows.zero), rows.scales, rows.offsets, zero)
 
 
-def joined(parts: list[Codes]) -> Codes:
-    """Rows of several matrices below each other."""
+def concatenate(parts: list[Codes]) -> Codes:
+    """The rows of several matrices."""
     zeros = {part.zero for part in parts}
     codes, scales, offsets = (
         torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "scales", "offsets")
@@ -48,32 +39,31 @@ def joined(parts: list[Codes]) -> Codes:
     return Codes(codes, scales, offsets, zeros.pop() if len(zeros) == 1 else None)
 
 
-def packed_codes(units: Codes, matrix: Matrix) -> tuple[Tensor, Tensor]:
+def pack_codes(units: Codes, matrix: Matrix) -> tuple[Tensor, Tensor]:
     """Bodies uint8 [units, bytes] and row factors [units, 16] of rows [units, 16, inner]."""
     count, _, inner = units.codes.shape
     kind, blocks = matrix.format, inner // 64
     largest = units.scales.abs().amax(2, keepdim=True)
-    factor = _power(largest) * (_CODE / _LARGEST_SCALE)
+    factor = _next_power_of_two(largest) * (_CODE / _LARGEST_SCALE)
     if kind in WITH_OFFSETS:
-        factor = torch.maximum(factor, _power(units.offsets.abs().amax(2, keepdim=True)) / _LARGEST_OFFSET)
+        factor = torch.maximum(
+            factor, _next_power_of_two(units.offsets.abs().amax(2, keepdim=True)) / _LARGEST_OFFSET
+        )
     scales, offsets = units.scales * (_CODE / factor), units.offsets / factor
     if CODE_BITS[kind] < 8:
         scales = torch.cat((scales[:, :8], scales[:, 8:] / _UPPER_ROWS), 1)
-    body = [
-        part.reshape(count, blocks, -1)
-        for part in (*_code_bytes(units.codes, kind), _grid(scales, offsets, kind))
+    parts = (*_code_bytes(units.codes, kind), _grid(scales, offsets, kind))
+    return torch.cat([part.reshape(count, blocks, -1) for part in parts], 2).reshape(count, -1), factor[
+        ..., 0
     ]
-    return torch.cat(body, 2).reshape(count, -1), factor[..., 0]
 
 
-def stored_values(body: Tensor, matrix: Matrix) -> Tensor:
-    """float32 [units, 16, inner]: the numbers that the kernel multiplies with, but for the row factors."""
+def unpack_codes(body: Tensor, matrix: Matrix) -> Tensor:
+    """float32 [units, 16, inner]: the kernel's weights without the row factors."""
     count, blocks, kind = matrix.units, matrix.blocks, matrix.format
     data = body.reshape(count, blocks, BLOCK_BYTES[kind])
     bits = CODE_BITS[kind]
-    codes = _codes(
-        data[..., : 128 * bits].contiguous(), count, blocks, bits
-    )  # unit, h, g, block, half, part, 16
+    codes = _codes(data[..., : 128 * bits].contiguous(), count, blocks, bits)  # unit, h, g, block, half, 32
     halves = data[..., 128 * bits :].contiguous().view(torch.float16).float()
     groups = 64 // GROUP_K[kind]
     grid = halves.view(count, blocks, 8, groups // 2, 2, 2, -1).permute(0, 5, 2, 1, 4, 3, 6)
@@ -85,26 +75,26 @@ def stored_values(body: Tensor, matrix: Matrix) -> Tensor:
     return values.half().float().reshape(count, 16, matrix.inner)
 
 
-def _power(largest: Tensor) -> Tensor:
-    """The next power of two above."""
+def _next_power_of_two(largest: Tensor) -> Tensor:
+    """The next larger power of two."""
     return torch.ldexp(torch.ones_like(largest), torch.frexp(largest.clamp(min=1e-30)).exponent)
 
 
 def _fragments(codes: Tensor) -> Tensor:
-    """[unit, block, half, g, j, step, r, h, e]: of 32 columns, lane (g, j) has 8 j ... 8 j + 7, in steps."""
+    """[unit, block, half, g, j, step, r, h, e]: of 32 columns, lane (g, j) has 8 j ... 8 j + 7."""
     count, _, inner = codes.shape
     view = codes.reshape(count, 2, 8, inner // 64, 2, 4, 2, 2, 2)  # unit, h, g, block, half, j, step, r, e
     return view.permute(0, 3, 4, 2, 5, 6, 7, 1, 8)
 
 
-def _low_places(device: torch.device) -> Tensor:
-    """Where the low four bits of a code lie in the word of its step: by r, h, e."""
+def _low_shifts(device: torch.device) -> Tensor:
+    """Shifts of the low four bits of a code in the word of its step, by r, h, e."""
     r, h, e = (torch.arange(2, device=device) for _ in range(3))
     return (8 * r[:, None, None] + 4 * h[:, None] + 16 * e).to(torch.int32)
 
 
-def _high_places(device: torch.device) -> Tensor:
-    """Where its upper two bits lie in the word of its half: by step, r, h, e."""
+def _high_shifts(device: torch.device) -> Tensor:
+    """Shifts of its upper two bits in the word of its half, by step, r, h, e."""
     step, r, h, e = (torch.arange(2, device=device) for _ in range(4))
     places = 8 * step[:, None, None, None] + 2 * r[:, None, None] + 4 * h[:, None] + 16 * e
     return places.to(torch.int32)
@@ -116,34 +106,33 @@ def _code_bytes(codes: Tensor, kind: int) -> list[Tensor]:
     parts = _fragments(codes)
     if CODE_BITS[kind] == 8:
         return [parts.reshape(count, inner // 64, -1)]
-    low = ((parts & 15).to(torch.int32) << _low_places(codes.device)).sum((6, 7, 8), dtype=torch.int32)
+    low = ((parts & 15).to(torch.int32) << _low_shifts(codes.device)).sum((6, 7, 8), dtype=torch.int32)
     low = low.permute(0, 1, 3, 4, 2, 5).reshape(count, inner // 64, -1)  # unit, block, g, j, half, step
     found = [low.contiguous().view(torch.uint8)]
     if CODE_BITS[kind] == 6:
-        high = ((parts >> 4).to(torch.int32) << _high_places(codes.device)).sum(
-            (5, 6, 7, 8), dtype=torch.int32
-        )
+        high = (parts >> 4).to(torch.int32) << _high_shifts(codes.device)
+        high = high.sum((5, 6, 7, 8), dtype=torch.int32)
         high = high.permute(0, 1, 3, 4, 2).reshape(count, inner // 64, -1)  # unit, block, g, j, half
         found.append(high.contiguous().view(torch.uint8))
     return found
 
 
 def _codes(data: Tensor, count: int, blocks: int, bits: int) -> Tensor:
-    """The inverse, float32 [unit, h, g, block, half, 32]."""
+    """The inverse of `_code_bytes`, float32 [unit, h, g, block, half, 32]."""
     if bits == 8:
         parts = data.view(count, blocks, 2, 8, 4, 2, 2, 2, 2)  # unit, block, half, g, j, step, r, h, e
         return parts.permute(0, 7, 3, 1, 2, 4, 5, 6, 8).reshape(count, 2, 8, blocks, 2, 32).float()
     low = data[..., :512].contiguous().view(torch.int32).view(count, blocks, 8, 4, 2, 2, 1, 1, 1)
-    codes = (low >> _low_places(data.device)) & 15  # unit, block, g, j, half, step, r, h, e
+    codes = (low >> _low_shifts(data.device)) & 15  # unit, block, g, j, half, step, r, h, e
     if bits == 6:
         high = data[..., 512:].contiguous().view(torch.int32).view(count, blocks, 8, 4, 2, 1, 1, 1, 1)
-        codes |= ((high >> _high_places(data.device)) & 3) << 4
+        codes |= ((high >> _high_shifts(data.device)) & 3) << 4
     return codes.permute(0, 7, 2, 1, 4, 3, 5, 6, 8).reshape(count, 2, 8, blocks, 2, 32).float()
 
 
 def _grid(scales: Tensor, offsets: Tensor, kind: int) -> Tensor:
-    """Scale, or scale and offset, of rows g and g + 8 in the first 32 columns, then in the others: what one
-    lane reads at once."""
+    """Scale, or scale and offset, of rows g and g + 8 in the first 32 columns, then in the others, as a lane
+    reads them."""
     count = scales.shape[0]
     each = GROUP_K[kind] // GROUP
     pairs = torch.stack((scales, offsets), 3) if kind in WITH_OFFSETS else scales[..., None]

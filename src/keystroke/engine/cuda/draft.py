@@ -1,15 +1,12 @@
-"""A draft head on the GPU: its weights, its own keys and values, the launch that reads and drafts.
+"""A draft head on the GPU: its weights, its KV cache and its launches (structures of kernels/draft.cuh).
 
-Knows kernels/draft.cuh, as step.py knows kernels/layout.cuh. Entry t of its memory stands for the token
-at t beside the feature of the one before, and lies in the page that holds the target's KV of t: whoever
-shares, copies or gives back a page does so for both. Entries may be missing or stale: drafts are then worse
-and nothing else is.
+Entry t of its KV belongs to token t and the feature of the token before, and uses the same page numbers as
+the target's KV. Missing or stale entries only make drafts worse.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,7 +23,7 @@ from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.packing import gate_up_order, pack, plain_order, qkv_order
 from keystroke.engine.cuda.plan import MAX_ROWS, PAD, PAGE, TAIL_BYTES, Matrix, Plan
 from keystroke.engine.cuda.reference import rotate
-from keystroke.engine.cuda.step import Launch, Launcher, Parameters, Stepper
+from keystroke.engine.cuda.step import Launch, Launcher, Parameters, Stepper, wait_for
 from keystroke.engine.cuda.target import HOPPER, Target
 from keystroke.engine.cuda.weights import Weights
 from keystroke.engine.speculative.head_file import NORMS, HeadConfig, HeadWeights
@@ -34,12 +31,11 @@ from keystroke.errors import UsageError
 
 MOST_DRAFTED = 8
 MOST_FEATURES = 4
-WINDOW = 32 * PAGE  # of the past, that the head attends to
-_TOGETHER = 8
+WINDOW = 32 * PAGE  # most recent tokens that the head attends to
+_ROWS = 8  # of one launch
 _MATRICES = ("fuse", "pair", "output", "gate_up", "down", "out")
 _BUFFERS = ("stream", "queries", "partial", "partial_norm", "middle", "activated", "result", "logits")
 _RESULT_WORDS = 2 + 2 * MOST_DRAFTED
-_POLLS_BETWEEN_CHECKS = 20_000
 
 
 class DraftParameters(ctypes.Structure):
@@ -55,7 +51,7 @@ class DraftParameters(ctypes.Structure):
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """How a head's work is cut: like a model of one layer at eight bits, its matrices whole."""
+    """The plan of a head: that of a model with one int8 layer and unsplit matrices."""
 
     config: HeadConfig
     target: Plan
@@ -102,7 +98,7 @@ class HeadPlan:
 
     @property
     def stage_bytes(self) -> int:
-        """Of the ring: a whole unit of the commonest width, and a page as the shared parts want it."""
+        """Of the ring: a whole unit of the output matrix, and at least a page of keys."""
         page = PAGE * self.config.head_dim * 2 + TAIL_BYTES
         return max(-(-self.matrices["out"].unit_bytes // 128) * 128, page)
 
@@ -110,11 +106,11 @@ class HeadPlan:
     def x_stride(self) -> int:
         c = self.config
         wide = max(len(c.layers) * c.hidden, 2 * c.hidden, c.heads * c.head_dim)
-        return max(wide, -(-c.intermediate // (8 * _TOGETHER)) * 8) + PAD
+        return max(wide, -(-c.intermediate // (8 * _ROWS)) * 8) + PAD
 
     @property
     def ring_offset(self) -> int:
-        return -(-(self.layer.operand_at(_TOGETHER) + _TOGETHER * self.x_stride * 2) // 128) * 128
+        return -(-(self.layer.operand_offset(_ROWS) + _ROWS * self.x_stride * 2) // 128) * 128
 
     @property
     def stages(self) -> int:
@@ -122,54 +118,50 @@ class HeadPlan:
 
     @property
     def macros(self) -> dict[str, str]:
-        whole = {"O_SPLIT": "1", "O_ALONE": "0", "DOWN_SPLIT": "1"}
-        return {
-            **self.layer.macros(1),
-            **whole,
-            "STAGE_BYTES": str(self.stage_bytes),
-            "FEATURES": str(len(self.config.layers)),
-        }
+        unsplit = {"O_SPLIT": "1", "O_ALONE": "0", "DOWN_SPLIT": "1"}
+        sizes = {"STAGE_BYTES": str(self.stage_bytes), "FEATURES": str(len(self.config.layers))}
+        return {**self.layer.macros(1), **unsplit, **sizes}
 
 
 def has_room(config: HeadConfig, spec: ModelSpec, blocks: int, target: Target) -> bool:
-    """Whether shared memory takes this head's rows, and those of the drafts that it makes. Hopper's does."""
+    """Whether shared memory holds this head's rows and those of its drafts. Hopper's always does."""
     if target.shared_bytes >= HOPPER.shared_bytes:
         return True
     plan = Plan(spec, "bf16", blocks, target=target)
     try:
-        return plan.max_rows >= _TOGETHER and HeadPlan(config, plan).stages > 0
+        return plan.max_rows >= _ROWS and HeadPlan(config, plan).stages > 0
     except UsageError:
         return False
 
 
 def head_bytes_per_token(config: HeadConfig) -> int:
-    """Of the head's own keys and values."""
+    """Of the head's KV."""
     return config.kv_heads * config.head_dim * 2 * 2
 
 
 class DraftLauncher(Protocol):
     def launch(self, parameters: DraftParameters) -> None:
-        """Start drafting. Returns at once where the device works by itself."""
+        """Start drafting."""
 
 
-class DraftHost(Launcher, Protocol):
-    """What launches steps can also launch drafts."""
+class DraftingLauncher(Launcher, Protocol):
+    """A launcher of steps and of drafts."""
 
-    def drafting(self, plan: HeadPlan) -> DraftLauncher: ...
+    def draft_launcher(self, plan: HeadPlan) -> DraftLauncher: ...
 
 
 class DraftHead:
-    """A head beside its target. `read` takes a prompt's features in, `start` drafts behind a step."""
+    """A head and its target. `read` processes a prompt's features, `start` drafts behind a step."""
 
     def __init__(
-        self, head: HeadWeights, weights: Weights, stepper: Stepper, pages: int, host: DraftHost
+        self, head: HeadWeights, weights: Weights, stepper: Stepper, pages: int, host: DraftingLauncher
     ) -> None:
         """Raises UsageError for a head of another target."""
         config = self.config = head.config
         self.plan = HeadPlan(config, weights.plan)
         device = weights.embedding.device
         self._weights, self._stepper, self._host = weights, stepper, host
-        self._launcher = host.drafting(self.plan)
+        self._launcher = host.draft_launcher(self.plan)
         self._packed = self._pack(head, device)
         norms = np.stack([head.norms[name] for name in NORMS])
         self._norms = torch.from_numpy(norms.astype(np.float32)).to(device)
@@ -192,7 +184,7 @@ class DraftHead:
             "vocabulary": vocabulary,
             "keys": self.keys,
             "values": self.values,
-            "stream": floats(_TOGETHER, config.hidden),
+            "stream": floats(_ROWS, config.hidden),
             "queries": floats(width),
             "partial": torch.zeros(chunks, width, dtype=torch.bfloat16, device=device),
             "partial_norm": floats(chunks, config.heads, 2),
@@ -206,7 +198,7 @@ class DraftHead:
         self._barrier = torch.zeros(64, dtype=torch.int32, device=device)
         self._results = host.host_buffer(8 * _RESULT_WORDS).view(8, _RESULT_WORDS)
         self._read: list[npt.NDArray[np.int32]] = list(self._results.numpy())
-        stepper.export(self.features, config.layers)
+        stepper.export_features(self.features, config.layers)
         p = self._parameters = DraftParameters(base=stepper.shared_parameters())
         for name, tensor in self._buffers.items():
             setattr(p, name, tensor.data_ptr())
@@ -214,14 +206,14 @@ class DraftHead:
         p.base.x_stride, p.base.stages = self.plan.x_stride, self.plan.stages
         p.base.ring_offset, p.base.in_flight = self.plan.ring_offset, 2 * self.plan.stage_bytes
         p.context = weights.plan.spec.context_length
-        # A prompt's keys and values, by the libraries: the same numbers, widened.
+        # For prompts: the same weights, dequantised.
         self._fuse = self._dense(head, "fuse")
         self._pair = torch.cat((self._dense(head, "k_proj"), self._dense(head, "v_proj")))
         self._ticket = 0
 
     @property
-    def kept(self) -> dict[int, int]:
-        """What to keep of a prompt's residual stream, for `read`: behind which layers, of how many tokens."""
+    def feature_windows(self) -> dict[int, int]:
+        """The layers whose residual stream `read` needs, and of how many tokens."""
         return dict.fromkeys(self.config.layers, WINDOW)
 
     @property
@@ -229,8 +221,8 @@ class DraftHead:
         return sum(t.numel() * t.element_size() for t in (*self._buffers.values(), self._fuse, self._pair))
 
     def start(self, launch: Launch, depth: int, least: float) -> int:
-        """Behind the step `launch` of one sequence: take in its verified rows and draft at most `depth`
-        tokens, until all of them together are less likely than `least`. Returns a ticket for `finish`."""
+        """Behind the step `launch` of one sequence: process its verified rows and draft at most `depth`
+        tokens, until the whole draft is less likely than `least`. Returns a ticket for `finish`."""
         p = self._parameters
         self._ticket += 1
         p.base.control, p.base.next = self._stepper.controls_of(launch)
@@ -240,13 +232,9 @@ class DraftHead:
         return self._ticket
 
     def finish(self, ticket: int) -> Guess:
-        """Wait for a draft; empty where its step was stopped."""
-        words, polls = self._read[ticket % 8], 0
-        while words[0] != ticket:
-            os.sched_yield()
-            polls += 1
-            if polls % _POLLS_BETWEEN_CHECKS == 0:
-                self._host.check()
+        """Wait for a draft; it is empty if its step was cancelled."""
+        words = self._read[ticket % 8]
+        wait_for(words, ticket, self._host)
         count = int(words[1])
         tokens, chances = words[2 : 2 + count], words[2 + MOST_DRAFTED : 2 + MOST_DRAFTED + count]
         return Guess(tuple(tokens.tolist()), tuple(chances.view(np.float32).tolist()))
@@ -259,8 +247,8 @@ class DraftHead:
     def read(
         self, features: Sequence[Tensor], tokens: Sequence[int], start: int, pages: Sequence[int]
     ) -> None:
-        """Take in a stretch of prompt: the n tokens from start + 1 on, and the residual stream behind each of
-        the head's layers for the positions before them [n or the last `kept` of them, hidden]."""
+        """Compute the head's KV of n prompt tokens from start + 1 on, from the residual stream before each of
+        its layers at the positions one before them [n or at most WINDOW, hidden]."""
         c, weights = self.config, self._weights
         count = min(len(tokens), WINDOW)
         if not count:
@@ -273,9 +261,8 @@ class DraftHead:
             F.rms_norm(x, (c.hidden,), self._norms[NORMS.index(name)], c.norm_eps)
             for x, name in ((embedded, "token_norm"), (stream, "hidden_norm"))
         ]
-        pair = (
-            F.linear(torch.cat(both, -1).to(kind), self._pair).float().view(count, 2, c.kv_heads, c.head_dim)
-        )
+        pair = F.linear(torch.cat(both, -1).to(kind), self._pair).float()
+        pair = pair.view(count, 2, c.kv_heads, c.head_dim)
         first = start + len(tokens) - count
         angles = weights.rope[first : first + count]
         keys = rotate(pair[:, 0], angles[..., 0], angles[..., 1])

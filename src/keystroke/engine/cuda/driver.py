@@ -1,7 +1,6 @@
-"""The GPU behind the decode kernel: compiled at run time, kept on disk, launched through the CUDA driver.
+"""Compiles kernels with NVRTC, caches them on disk and launches them through the CUDA driver.
 
-The only file that talks to NVRTC and the driver. It knows source text and launches, no models. A missing
-library or an unsuitable GPU is one sentence that says what to do.
+The only module that calls NVRTC and the driver. Errors say what to do in one sentence.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from torch import Tensor
 from keystroke.engine.cuda.draft import DraftParameters, HeadPlan
 from keystroke.engine.cuda.plan import Bucket, Plan
 from keystroke.engine.cuda.step import Parameters
-from keystroke.engine.cuda.target import HOPPER, Target, nearest
+from keystroke.engine.cuda.target import HOPPER, Target, nearest_supported
 from keystroke.errors import EngineError, ModelError
 
 _THREADS = 288  # of a block: eight warps that compute, one that streams
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-DECODE_PARTS = (  # in the order in which they build on each other
+DECODE_PARTS = (  # in order of dependence
     "copies.cuh",
     "layout.cuh",
     "worker.cuh",
@@ -51,7 +50,7 @@ _NVRTC_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 
 
 class Gpu:
-    """One device through the driver: machine code is loaded and launched in torch's stream."""
+    """One device: loads machine code and launches it in torch's stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -60,12 +59,12 @@ class Gpu:
         pointers = [ctypes.c_void_p] * 2
         self._driver.cuLaunchCooperativeKernel.argtypes = [ctypes.c_void_p, *numbers, *pointers]
         self._driver.cuLaunchKernel.argtypes = [ctypes.c_void_p, *numbers, *pointers, ctypes.c_void_p]
-        torch.cuda.synchronize(device)  # makes the primary context, and makes it current
+        torch.cuda.synchronize(device)  # creates the primary context and makes it current
         self._context = ctypes.c_void_p()
         self.call("cuCtxGetCurrent", ctypes.byref(self._context))
 
     def enter(self) -> int:
-        """Make the device's context this thread's own; returns the stream that torch works in."""
+        """Make the device's context current in this thread. Returns torch's stream."""
         self.call("cuCtxSetCurrent", self._context)
         return torch.cuda.current_stream(self.device).cuda_stream
 
@@ -76,7 +75,7 @@ class Gpu:
         return module
 
     def function(self, module: ctypes.c_void_p, name: str, shared: int = 0) -> ctypes.c_void_p:
-        """A kernel of `module` that may have so many bytes of shared memory."""
+        """A kernel of `module` with `shared` bytes of dynamic shared memory."""
         found = ctypes.c_void_p()
         self.call("cuModuleGetFunction", ctypes.byref(found), module, name.encode())
         if shared:
@@ -93,7 +92,7 @@ class Gpu:
 
 
 class GpuLauncher:
-    """Compiles the kernel for a plan, one variant for each width of the operand, when first needed."""
+    """Compiles the decode kernel of a plan, one variant per operand width, when first needed."""
 
     asynchronous = True
 
@@ -109,7 +108,7 @@ class GpuLauncher:
         function = self._functions.get((bucket.tiles_n, sparse)) or self.prepare(bucket.tiles_n, sparse)
         stream = self._gpu.enter()
         sizes = (self.blocks, 1, 1, _THREADS, 1, 1, self._plan.target.shared_bytes)
-        self._gpu.call("cuLaunchCooperativeKernel", function, *sizes, stream, _only(parameters))
+        self._gpu.call("cuLaunchCooperativeKernel", function, *sizes, stream, _argument_array(parameters))
 
     def prepare(self, tiles_n: int, sparse: bool = False) -> ctypes.c_void_p:
         with self._lock:
@@ -120,12 +119,12 @@ class GpuLauncher:
             if self._profile:
                 macros["PROFILE"] = str(self._profile)
             target = self._plan.target
-            module = self._gpu.load(compiled(macros, target=target))
+            module = self._gpu.load(compile_kernel(macros, target=target))
             function = self._gpu.function(module, "decode_step", target.shared_bytes)
             self._functions[tiles_n, sparse] = function
             return function
 
-    def drafting(self, plan: HeadPlan) -> GpuDraftLauncher:
+    def draft_launcher(self, plan: HeadPlan) -> GpuDraftLauncher:
         return GpuDraftLauncher(self._gpu, plan)
 
     def check(self) -> None:
@@ -141,23 +140,25 @@ class GpuLauncher:
 
 
 class GpuDraftLauncher:
-    """Compiles the drafting kernel for one head, when it is made."""
+    """Compiles the drafting kernel of one head on construction."""
 
     def __init__(self, gpu: Gpu, plan: HeadPlan) -> None:
         self._gpu, self._blocks = gpu, plan.target.blocks
         self._shared = plan.target.target.shared_bytes
-        module = gpu.load(compiled(plan.macros, DRAFT_PARTS, plan.target.target))
+        module = gpu.load(compile_kernel(plan.macros, DRAFT_PARTS, plan.target.target))
         self._function = gpu.function(module, "draft_step", self._shared)
 
     def launch(self, parameters: DraftParameters) -> None:
         stream = self._gpu.enter()
         sizes = (self._blocks, 1, 1, _THREADS, 1, 1, self._shared)
-        self._gpu.call("cuLaunchCooperativeKernel", self._function, *sizes, stream, _only(parameters))
+        self._gpu.call(
+            "cuLaunchCooperativeKernel", self._function, *sizes, stream, _argument_array(parameters)
+        )
 
 
-class Stretches:
-    """Kernels of one source file, each with one structure of parameters. `begin` before the first launch of a
-    portion; launches then come cheap, for there are many."""
+class KernelModule:
+    """Kernels of one source file, each with one structure of parameters. Call `begin` before the launches of
+    a portion: it looks up the stream once for all of them."""
 
     def __init__(
         self,
@@ -167,7 +168,7 @@ class Stretches:
         parts: Sequence[str] = PREFILL_PARTS,
     ) -> None:
         self._gpu = Gpu(device)
-        self._module = self._gpu.load(compiled(macros, parts, target))
+        self._module = self._gpu.load(compile_kernel(macros, parts, target))
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._stream = 0
 
@@ -179,25 +180,26 @@ class Stretches:
         if function is None:
             function = self._functions[name] = self._gpu.function(self._module, name)
         sizes = (*grid, 1, threads, 1, 1, 0)
-        self._gpu.call("cuLaunchKernel", function, *sizes, self._stream, _only(parameters), None)
+        self._gpu.call("cuLaunchKernel", function, *sizes, self._stream, _argument_array(parameters), None)
 
 
-def _only(parameters: ctypes.Structure) -> ctypes.Array[ctypes.c_void_p]:
-    """The arguments of a kernel that has one, which is copied when the launch is made."""
+def _argument_array(parameters: ctypes.Structure) -> ctypes.Array[ctypes.c_void_p]:
+    """The arguments of a kernel with one parameter; the launch copies it."""
     return (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
 
 
 def kernel_source(instructions: str | None = None, parts: Sequence[str] = DECODE_PARTS) -> str:
-    """A kernel as one text, over the GPU's instructions or a stand-in for them."""
+    """The source of a kernel, after device.cuh or the emulator's replacement of it."""
     folder = resources.files("keystroke.engine.cuda") / "kernels"
     if instructions is None:
         instructions = (folder / "device.cuh").read_text()
     return "\n".join([instructions, *((folder / name).read_text() for name in parts)])
 
 
-def compiled(macros: dict[str, str], parts: Sequence[str] = DECODE_PARTS, target: Target = HOPPER) -> bytes:
-    """The machine code for these macros, from the cache on disk or made now (some seconds); of a portable
-    target its PTX, from which the driver makes that."""
+def compile_kernel(
+    macros: dict[str, str], parts: Sequence[str] = DECODE_PARTS, target: Target = HOPPER
+) -> bytes:
+    """Machine code for these macros (PTX for a portable target), from the disk cache or compiled now."""
     options = [f"--gpu-architecture={_architecture(target)}", "--std=c++17", "-default-device"]
     options += [f"-D{name}={value}" for name, value in sorted(macros.items())]
     source = kernel_source(parts=parts)
@@ -205,16 +207,16 @@ def compiled(macros: dict[str, str], parts: Sequence[str] = DECODE_PARTS, target
     path = cache_folder() / f"{Path(parts[-1]).stem}-{name}.{'ptx' if target.portable else 'cubin'}"
     if path.is_file():
         return path.read_bytes()
-    made_for = nearest(target, known_architectures())
-    options[0] = f"--gpu-architecture={_architecture(made_for)}"
-    image = _compile(source, options, portable=made_for.portable)
+    compiled_for = nearest_supported(target, known_architectures())
+    options[0] = f"--gpu-architecture={_architecture(compiled_for)}"
+    image = _compile(source, options, portable=compiled_for.portable)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
         partial.write_bytes(image)
         partial.replace(path)
     except OSError:
-        pass  # a read-only home costs a compilation at each start, nothing else
+        pass  # with a read-only home every start compiles again
     return image
 
 
@@ -222,29 +224,30 @@ def _architecture(target: Target) -> str:
     return target.name.replace("sm_", "compute_") if target.portable else target.name
 
 
-def compile_together(wanted: Iterable[dict[str, str]], target: Target = HOPPER) -> None:
-    """Fill the cache for all these macros at once: the compiler is slow, and the machine has cores."""
+def compile_all(wanted: Iterable[dict[str, str]], target: Target = HOPPER) -> None:
+    """Fill the cache for all these macros, in parallel."""
     distinct = {tuple(sorted(macros.items())): macros for macros in wanted}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        jobs = [pool.submit(compiled, macros, target=target) for macros in distinct.values()]
+        jobs = [pool.submit(compile_kernel, macros, target=target) for macros in distinct.values()]
         for done in jobs:
             done.result()
 
 
 @contextlib.contextmanager
-def compiling(plan: Plan, *, sparse: bool = False, head: HeadPlan | None = None) -> Iterator[None]:
-    """Meanwhile, in threads of their own, the kernels that such a model's first answers need: for one row and
-    for a tail of several, prefill's, and that of its draft head. All are there at the end. What does not
-    compile is said by whoever launches it."""
+def compile_in_background(
+    plan: Plan, *, sparse: bool = False, head: HeadPlan | None = None
+) -> Iterator[None]:
+    """Compile the kernels of a model's first answers (decode of few rows, prefill, draft head) in threads,
+    which end with the context. Compile errors are raised by the later launch."""
     sizes = sorted({bucket.tiles_n for bucket in plan.buckets} & {1, 2})
     kinds = [(tiles, each) for tiles in sizes for each in ((False, True) if sparse else (False,))]
     with ThreadPoolExecutor(len(kinds) + 3) as pool:
         if head is not None:
-            pool.submit(compiled, head.macros, DRAFT_PARTS, plan.target)
+            pool.submit(compile_kernel, head.macros, DRAFT_PARTS, plan.target)
         for tiles, each in kinds:
-            pool.submit(compiled, plan.macros(tiles, each), target=plan.target)
+            pool.submit(compile_kernel, plan.macros(tiles, each), target=plan.target)
         for kv_bytes in {2, plan.kv_bytes}:
-            pool.submit(compiled, plan.prefill_macros(kv_bytes), PREFILL_PARTS, plan.target)
+            pool.submit(compile_kernel, plan.prefill_macros(kv_bytes), PREFILL_PARTS, plan.target)
         yield
 
 
@@ -254,7 +257,8 @@ def cache_folder() -> Path:
 
 
 def known_architectures() -> list[int]:
-    """Those that the compiler found here can make code for: 80, 86 ...; none where it does not say."""
+    """The architectures that the installed compiler supports (80, 86 ...); empty if it does not report
+    them."""
     library, count = _nvrtc(), ctypes.c_int()
     if not hasattr(library, "nvrtcGetNumSupportedArchs"):
         return []

@@ -1,7 +1,7 @@
-"""The CUDA engine: sessions over one paged KV memory, stepped alone or together.
+"""The CUDA engine: sessions over one paged KV cache, stepped alone or batched.
 
-Decides what runs and when; the numbers are the kernel's. A plain step is followed at once by the next
-one on the device, before the host has seen its token; if the caller does otherwise, the follower is let go.
+Schedules the kernel. Behind a plain step it launches the next one before the host has seen the token (the
+launch ahead); if the caller then asks for something else, that launch is cancelled.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import numpy as np
 import torch
 
 from keystroke.engine.adapter import AdaptedCheckpoint, AdapterFile
-from keystroke.engine.base import Engine, EngineStats, Guess, ModelInfo, Sampling, Step, StepRequest
+from keystroke.engine.base import GREEDY, Engine, EngineStats, Guess, ModelInfo, Sampling, Step, StepRequest
 from keystroke.engine.checkpoint import extend_context, limit_to_window, open_checkpoint
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.cuda.draft import DraftHead, DraftHost, HeadPlan, has_room, head_bytes_per_token
-from keystroke.engine.cuda.driver import GpuLauncher, compiling
-from keystroke.engine.cuda.gpu import gpu_report, gpu_target, kv_room, multiprocessors, nvidia_gpu
+from keystroke.engine.cuda.draft import DraftHead, DraftingLauncher, HeadPlan, has_room, head_bytes_per_token
+from keystroke.engine.cuda.driver import GpuLauncher, compile_in_background
+from keystroke.engine.cuda.gpu import gpu_report, gpu_target, kv_token_capacity, multiprocessors, nvidia_gpu
 from keystroke.engine.cuda.pages import PagePool, PageTable
 from keystroke.engine.cuda.plan import PAGE, KvPrecision
-from keystroke.engine.cuda.prefill import WORK, Prefill, work_of
+from keystroke.engine.cuda.prefill import WORK, Prefill, operations_per_portion
 from keystroke.engine.cuda.scales import measure_steps
 from keystroke.engine.cuda.session import CudaSession
 from keystroke.engine.cuda.sparse import (
     BUDGET,
+    DENSE_TOKENS_AFTER_DOUBT,
     MOST_OMITTED,
     SPARSE_FROM,
-    TRUST_AGAIN,
     PageBounds,
     Sparse,
-    usable,
+    supports_sparse,
 )
-from keystroke.engine.cuda.step import Launch, Outcome, SequenceRows, Stepper
-from keystroke.engine.cuda.stored import Wanted
+from keystroke.engine.cuda.step import Launch, SequenceRows, StepOutcome, Stepper
+from keystroke.engine.cuda.stored import RequestedPrecision
 from keystroke.engine.cuda.weights import Weights, build_weights, load_weights, plan_of
 from keystroke.engine.sampler import verify
 from keystroke.engine.speculative.head_file import HeadWeights, open_head
@@ -45,54 +45,67 @@ __all__ = ["CudaEngine", "build_weights", "gpu_report", "load_cuda"]
 
 _BATCH = 16
 _SLOTS = 256  # sessions at once
-_AHEAD = 3  # positions kept writable past a plain step: its own and two that may follow
-_DEPTH = 6  # tokens that a draft head drafts at most: more rarely come true
-_LEAST = 0.3  # the chance of a whole draft below which going on costs more than it brings
-_LEAST_SAMPLED = 0.1  # two draws with the same noise agree more often than their chances say
-_AGREED = 2  # steps that took the guess as it was, after which the device goes on without the host
+_POSITIONS_AHEAD = 3  # writable positions of a plain step: its own and those of two launches ahead
+_DRAFT_TOKENS = 6  # longest draft of the draft head: later tokens are rarely right
+_MIN_CHANCE = 0.3  # a draft less likely than this costs more than it saves
+_MIN_CHANCE_SAMPLED = 0.1  # lower: draws with the same noise agree more often than by chance
+_AGREED_STEPS = 2  # steps that verified exactly the guess before the device launches ahead
 
 
 @dataclass(frozen=True)
-class _Follower:
-    """A step the device already works on, in case the caller asks for it."""
+class _AheadLaunch:
+    """A step that was launched before the caller asked for it."""
 
     launch: Launch
-    key: tuple[
-        tuple[CudaSession, Sampling, int, int], ...
-    ]  # session, sampling, budget, length it goes on from
-    guessed: bool = False  # whether it verifies what the draft head guesses
+    key: tuple[tuple[CudaSession, Sampling, int, int], ...]  # session, sampling, budget, length before it
+    guessed: bool = False  # whether it verifies the guess of the draft head
 
 
 @dataclass
-class _Behind:
-    """The last step of one session, as a draft head may go on from it."""
+class _LastStep:
+    """The last step of a single session, from which the draft head can draft."""
 
     launch: Launch
     session: CudaSession
     sampling: Sampling
-    ticket: int = 0  # of the draft behind it; 0: none was started
+    ticket: int = 0  # of the draft after it; 0: not started
     length: int = 0  # of the session after it
-    last: int = -1  # the token it ended with
+    last: int = -1  # its last token
     guess: Guess | None = None
 
     @property
     def current(self) -> bool:
-        """Whether nothing has happened to the session since."""
+        """Whether the session is unchanged since."""
         tokens = self.session.tokens
         return len(tokens) == self.length and tokens[-1] == self.last
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One session's part of a step."""
+
+    request: StepRequest
+    session: CudaSession
+    pending: list[int]
+    draft: list[int]
+    budget: int  # chunks of keys that a row attends to; 0: all
+
+    @property
+    def key(self) -> tuple[CudaSession, Sampling, int]:
+        return self.session, self.request.sampling, self.budget
 
 
 class CudaEngine(Engine):
     max_batch = _BATCH
     runs_ahead = True
-    prefill_chunk = 8192  # tokens, at most: long contexts are read in smaller portions
+    prefill_chunk = 8192  # most tokens of a portion; fewer where the context is long
     prefill_work = WORK  # operations of such a portion
-    tail = 16  # a keystroke's worth of tokens joins the next step instead of costing a run of its own
+    tail = 16  # so many appended tokens join the next step instead of costing a run of their own
 
     def __init__(
         self,
         weights: Weights,
-        launcher: DraftHost,
+        launcher: DraftingLauncher,
         kv_tokens: int,
         *,
         sparse: Sparse = "off",
@@ -105,11 +118,11 @@ class CudaEngine(Engine):
         if plan.kv_precision == "int8":
             kind = torch.uint8
             if weights.kv_steps is None:
-                weights.fold(measure_steps(weights))
+                weights.fold_kv_steps(measure_steps(weights))
         self.info: ModelInfo = weights.info()
         self.spec = spec
         self.tail = min(self.tail, plan.max_rows)
-        self.prefill_work = work_of(plan)
+        self.prefill_work = operations_per_portion(plan)
         self.pool = PagePool(max(-(-kv_tokens // PAGE), 2))
         shape = (spec.layers, self.pool.pages, spec.kv_heads, PAGE * spec.head_dim)
         try:
@@ -123,29 +136,23 @@ class CudaEngine(Engine):
         width = -(-spec.context_length // PAGE) + 8
         self._tables = torch.zeros(_SLOTS, -(-width // 4) * 4, dtype=torch.int32, device=device)
         keys = self._keys.view(*shape[:3], PAGE, spec.head_dim)
-        self._bounds = PageBounds(keys) if sparse != "off" and usable(plan) else None
-        self._stepper = Stepper(
-            weights,
-            self._keys,
-            self._values,
-            self._tables,
-            launcher,
-            None if self._bounds is None else self._bounds.tensor,
-        )
+        self._bounds = PageBounds(keys) if sparse != "off" and supports_sparse(plan) else None
+        bounds = None if self._bounds is None else self._bounds.tensor
+        self._stepper = Stepper(weights, self._keys, self._values, self._tables, launcher, bounds)
         self._stepper.allow_omission(MOST_OMITTED if sparse == "auto" else 1.0)
         self.sparse_from = SPARSE_FROM
         self.sparse_budget = BUDGET
-        self.sparse_steps = 0  # taken with part of the context
-        self.doubts = 0  # and taken again with all of it
+        self.sparse_steps = 0  # that attended to part of the context
+        self.repeated_steps = 0  # of these, repeated with all of it
         values = self._values.view(*shape[:3], spec.head_dim, PAGE)
         self._prefill = Prefill(weights, keys, values)
         self._free_slots = list(range(_SLOTS - 1, -1, -1))
         self._sessions: set[CudaSession] = set()
-        self._follower: _Follower | None = None
+        self._ahead: _AheadLaunch | None = None
         self._last_key: tuple[object, ...] = ()
         self._closed = False
         self.head: DraftHead | None = None
-        self._behind: _Behind | None = None
+        self._last_step: _LastStep | None = None
         if draft_head is not None:
             self.head = DraftHead(draft_head, weights, self._stepper, self.pool.pages, launcher)
             self.drafts = True
@@ -156,33 +163,35 @@ class CudaEngine(Engine):
         return self.session_over(PageTable(self.pool, scope))
 
     def step_many(self, requests: Sequence[StepRequest]) -> list[Step]:
-        """Step up to `max_batch` sessions in one pass over the weights; more are taken in turns."""
-        sessions = [self._own(request) for request in requests]
+        """Step up to `max_batch` sessions in one pass over the weights; more run in turns."""
+        sessions = [self._session_of(request) for request in requests]
         if len(set(sessions)) != len(sessions):
             raise UsageError("a session can take part in a step only once")
         for session in sessions:
             session.check_ready()
             session.read_appended()
         steps: list[Step] = []
-        for group in self._groups(requests):
-            steps += self._step_group(group, sole=len(group) == len(requests))
+        for parts in self._groups(requests):
+            steps += self._step_group(parts, sole=len(parts) == len(requests))
         return steps
 
     def guess(self, tokens: Sequence[int], *, wanted: bool = True) -> Guess | None:
-        """What the draft head gives after the last step, if `tokens` are a session's own just as that left
-        them. The head drafts behind every step of a session that was asked about since the step before."""
-        behind = self._behind
-        if self.head is None or behind is None or behind.session.tokens is not tokens:
-            self._notice(tokens)
+        """The draft head's guess, if `tokens` are a session's own list and unchanged since its last step.
+        The head drafts behind each step of a session for which this was called since the step before."""
+        last = self._last_step
+        if self.head is None or last is None or last.session.tokens is not tokens:
+            for session in self._sessions:
+                if session.tokens is tokens:
+                    session.guess_requested = True
             return None
-        behind.session.asked = True
-        if not behind.current or not wanted:
+        last.session.guess_requested = True
+        if not last.current or not wanted:
             return None
-        if behind.guess is None:
-            if not behind.ticket:
-                behind.ticket = self._draft(behind.launch, behind.sampling)
-            behind.guess = self.head.finish(behind.ticket)
-        return replace(behind.guess, ahead=self._follower is not None and self._follower.guessed)
+        if last.guess is None:
+            if not last.ticket:
+                last.ticket = self._launch_draft(last.launch, last.sampling)
+            last.guess = self.head.finish(last.ticket)
+        return replace(last.guess, ahead=self._ahead is not None and self._ahead.guessed)
 
     def stats(self) -> EngineStats:
         page_bytes = PAGE * self.info.kv_bytes_per_token
@@ -198,10 +207,10 @@ class CudaEngine(Engine):
             return
         for session in tuple(self._sessions):
             session.close()
-        self.settle()
-        self.catch_up()  # the draft head may still be at work
+        self.cancel_ahead()
+        self.synchronize()  # the draft head may still be running
         self._closed = True
-        self.head = self._behind = None
+        self.head = self._last_step = None
         del self._stepper, self._prefill, self._keys, self._values, self._tables, self._bounds
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -215,33 +224,33 @@ class CudaEngine(Engine):
             table.clear()
             raise NotEnoughMemory(f"{_SLOTS} sessions are open, which is all this engine holds; close some")
         session = CudaSession(self, self._free_slots.pop(), table)
-        self.upload(session.slot, table.pages, 0)
+        self.upload_pages(session.slot, table.pages, 0)
         self._sessions.add(session)
         return session
 
-    def forget(self, session: CudaSession) -> None:
+    def remove_session(self, session: CudaSession) -> None:
         self._sessions.discard(session)
         self._free_slots.append(session.slot)
 
     def prefill(self, tokens: Sequence[int], start: int, pages: Sequence[int], after: Sequence[int]) -> None:
-        """Compute KV of `tokens`; `after` is the token behind them, where that is known."""
+        """Compute KV of `tokens`; `after` holds the token that follows them, if it is known."""
         try:
             if self.head is None or not after:
                 self._prefill.run(tokens, start, pages)
             else:
-                features = self._prefill.run(tokens, start, pages, self.head.kept)
+                features = self._prefill.run(tokens, start, pages, self.head.feature_windows)
                 self.head.read(features, [*tokens[1:], *after], start, pages)
         except torch.cuda.OutOfMemoryError as error:
             raise NotEnoughMemory(
                 "the GPU has no room left to read the prompt; give the engine less KV memory"
             ) from error
 
-    def catch_up(self) -> None:
-        """Wait until the device has done all that it was told."""
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
         if self._keys.is_cuda:
             torch.cuda.current_stream(self._keys.device).synchronize()
 
-    def upload(self, slot: int, pages: Sequence[int], first: int) -> None:
+    def upload_pages(self, slot: int, pages: Sequence[int], first: int) -> None:
         if first < len(pages):
             part = torch.tensor(pages[first:], dtype=torch.int32)
             self._tables[slot, first : len(pages)].copy_(part, non_blocking=True)
@@ -252,255 +261,219 @@ class CudaEngine(Engine):
         if self.head is not None:
             self.head.copy_page(old, new)
 
-    def changes(self, pages: Sequence[int]) -> None:
-        """A session is about to write to these pages."""
+    def invalidate_bounds(self, pages: Sequence[int]) -> None:
+        """Call before writing to these pages."""
         if self._bounds is not None:
-            self._bounds.forget(pages)
+            self._bounds.invalidate(pages)
 
-    def settle(self) -> None:
-        """Let go of a step that runs ahead. What it wrote lies past every session's end."""
-        if self._follower is not None:
-            launch, self._follower = self._follower.launch, None
-            self._stepper.stop()
+    def cancel_ahead(self) -> None:
+        """Cancel the launch ahead, if any, and wait for it. It wrote only past the end of each session."""
+        if self._ahead is not None:
+            launch, self._ahead = self._ahead.launch, None
+            self._stepper.cancel_waiting()
             try:
                 self._stepper.wait(launch)
             finally:
-                self._stepper.resume()
+                self._stepper.allow_waiting()
 
     # Stepping
 
-    def _own(self, request: StepRequest) -> CudaSession:
+    def _session_of(self, request: StepRequest) -> CudaSession:
         session = request.session
         if not isinstance(session, CudaSession) or session._engine is not self:
             raise UsageError("this session belongs to another engine")
         return session
 
-    def _groups(self, requests: Sequence[StepRequest]) -> list[list[StepRequest]]:
-        groups: list[list[StepRequest]] = []
-        used = self._stepper.plan.max_rows
+    def _groups(self, requests: Sequence[StepRequest]) -> list[list[_Part]]:
+        groups: list[list[_Part]] = []
+        most = used = self._stepper.plan.max_rows
         for request in requests:
-            pending, draft = self._own(request).rows(request.draft, self._stepper.plan.max_rows)
-            size = len(pending) + len(draft)
-            if not groups or used + size > self._stepper.plan.max_rows or len(groups[-1]) == _BATCH:
+            session = self._session_of(request)
+            part = _Part(request, session, *session.rows(request.draft, most), self._budget(session))
+            size = len(part.pending) + len(part.draft)
+            if not groups or used + size > most or len(groups[-1]) == _BATCH:
                 groups.append([])
                 used = 0
-            groups[-1].append(request)
+            groups[-1].append(part)
             used += size
         return groups
 
-    def _step_group(self, group: list[StepRequest], *, sole: bool) -> list[Step]:
-        sessions = [self._own(request) for request in group]
-        guesses = self._guesses(group) if sole else False
+    def _step_group(self, parts: list[_Part], *, sole: bool) -> list[Step]:
+        first, drafts = parts[0], sole and self._wants_draft(parts)
         plain = sole and all(
-            not request.draft
-            and request.allowed is None
-            and _on_device(request.sampling)
-            and session.length - session.resident == 1
-            for request, session in zip(group, sessions, strict=True)
+            not part.request.draft
+            and part.request.allowed is None
+            and _on_device(part.request.sampling)
+            and part.session.length - part.session.resident == 1
+            for part in parts
         )
-        budgets = [self._budget(session) for session in sessions]
-        familiar = tuple(
-            (session, request.sampling, budget)
-            for request, session, budget in zip(group, sessions, budgets, strict=True)
-        )
-        parts = [
-            session.rows(request.draft, self._stepper.plan.max_rows)
-            for request, session in zip(group, sessions, strict=True)
-        ]
-        launch = self._taken(_with_lengths(familiar), plain, group)
+        key = tuple(part.key for part in parts)
+        launch = self._claim_ahead(_with_lengths(key), plain, first.request)
         if launch is None:
-            self.settle()
-            self._take_in()
-            launch = self._start(group, sessions, parts, budgets)
-        behind = self._think_ahead(launch, group[0], sessions[0]) if guesses else None
-        follower = None
-        if behind is not None:
-            agreed = behind.ticket and behind.session.agreed >= _AGREED
-            if agreed and group[0].allowed is None:  # behind a mask comes another, which nobody knows yet
-                follower = self._follow(launch, sessions, budgets, len(parts[0][1]), 1 + _DEPTH)
-        elif plain and self._last_key == familiar:
-            follower = self._follow(launch, sessions, budgets)
-        self._last_key = familiar if plain else ()
+            self.cancel_ahead()
+            self._feed_draft_head()
+            launch = self._start(parts)
+        last = self._start_draft(launch, first) if drafts else None
+        ahead = None
+        if last is not None:
+            agreed = last.ticket and last.session.agreed_steps >= _AGREED_STEPS
+            if agreed and first.request.allowed is None:  # the mask of the next step is not known yet
+                ahead = self._launch_ahead(launch, parts, len(first.draft), 1 + _DRAFT_TOKENS)
+        elif plain and self._last_key == key:
+            ahead = self._launch_ahead(launch, parts)
+        self._last_key = key if plain else ()
         outcome = self._stepper.finish(launch)
-        if outcome is None:  # stopped before it began, by a settle that came in between
-            launch = self._start(group, sessions, parts, budgets)
-            behind = self._think_ahead(launch, group[0], sessions[0]) if guesses else None
-            follower, outcome = None, self._stepper.finish(launch)
+        if outcome is None:  # cancelled before it began
+            launch = self._start(parts)
+            last = self._start_draft(launch, first) if drafts else None
+            ahead, outcome = None, self._stepper.finish(launch)
             assert outcome is not None
-        self.sparse_steps += any(budgets)
+        self.sparse_steps += any(part.budget for part in parts)
         if any(outcome.doubtful):
-            outcome, follower = self._retake(group, sessions, parts, outcome, follower), None
-            behind = None
-        steps = self._steps(group, parts, outcome)
-        for session, step, (pending, draft) in zip(sessions, steps, parts, strict=True):
-            session.absorb([*pending, *draft], step.tokens, step.accepted)
-            session.asked = False
-        if behind is not None:
-            behind.length, behind.last = sessions[0].length, steps[0].tokens[-1]
-        self._behind = behind
-        if follower is not None:
-            self._follower = _Follower(follower, _with_lengths(familiar), behind is not None)
+            outcome, ahead, last = self._repeat_densely(parts, outcome, ahead), None, None
+        steps = self._collect_steps(parts, outcome)
+        for part, step in zip(parts, steps, strict=True):
+            part.session.apply_step([*part.pending, *part.draft], step.tokens, step.accepted)
+            part.session.guess_requested = False
+        if last is not None:
+            last.length, last.last = first.session.length, steps[0].tokens[-1]
+        self._last_step = last
+        if ahead is not None:
+            self._ahead = _AheadLaunch(ahead, _with_lengths(key), last is not None)
         return steps
 
-    def _taken(
-        self, key: tuple[tuple[CudaSession, Sampling, int, int], ...], plain: bool, group: list[StepRequest]
+    def _claim_ahead(
+        self, key: tuple[tuple[CudaSession, Sampling, int, int], ...], plain: bool, request: StepRequest
     ) -> Launch | None:
-        """The step that the device already works on, if it is the one that is asked for."""
-        follower, behind = self._follower, self._behind
-        if follower is None or follower.key != key:
+        """The launch ahead, if it computes exactly the requested step."""
+        ahead, last = self._ahead, self._last_step
+        if ahead is None or ahead.key != key:
             return None
-        if follower.guessed:
-            guess = behind.guess if behind is not None else None
-            fits = guess is not None and guess.tokens == tuple(group[0].draft) and group[0].allowed is None
+        if ahead.guessed:
+            guess = last.guess if last is not None else None
+            fits = guess is not None and guess.tokens == tuple(request.draft) and request.allowed is None
         else:
             fits = plain
         if not fits:
             return None
-        self._follower = None
-        return follower.launch
+        self._ahead = None
+        return ahead.launch
 
     # Drafting
 
-    def _guesses(self, group: list[StepRequest]) -> bool:
-        """Whether the draft head is to go on from this step: of one session, whose caller wants guesses."""
-        if self.head is None or len(group) != 1 or not _on_device(group[0].sampling):
+    def _wants_draft(self, parts: list[_Part]) -> bool:
+        """Whether the draft head drafts behind this step: that of one session whose caller wants guesses."""
+        request, session = parts[0].request, parts[0].session
+        if self.head is None or len(parts) != 1 or not _on_device(request.sampling):
             return False
-        session = self._own(group[0])
-        guess = None if self._behind is None or self._behind.session is not session else self._behind.guess
-        same = guess is not None and guess.tokens == tuple(group[0].draft)
-        session.agreed = session.agreed + 1 if same else 0
-        return session.asked
+        last = self._last_step
+        guess = None if last is None or last.session is not session else last.guess
+        same = guess is not None and guess.tokens == tuple(request.draft)
+        session.agreed_steps = session.agreed_steps + 1 if same else 0
+        return session.guess_requested
 
-    def _think_ahead(self, launch: Launch, request: StepRequest, session: CudaSession) -> _Behind:
-        """A draft behind the step, at once; but not behind a long draft of somebody else, who is likelier to
-        be heard again: then only if it is asked for."""
-        behind = _Behind(launch, session, request.sampling)
-        if len(request.draft) <= _DEPTH:
-            behind.ticket = self._draft(launch, request.sampling)
-        return behind
+    def _start_draft(self, launch: Launch, part: _Part) -> _LastStep:
+        """Draft behind the step at once, except behind a long draft from elsewhere, whose source probably
+        drafts again: then only when the guess is requested."""
+        last = _LastStep(launch, part.session, part.request.sampling)
+        if len(part.request.draft) <= _DRAFT_TOKENS:
+            last.ticket = self._launch_draft(launch, last.sampling)
+        return last
 
-    def _draft(self, launch: Launch, sampling: Sampling, depth: int = _DEPTH) -> int:
+    def _launch_draft(self, launch: Launch, sampling: Sampling, depth: int = _DRAFT_TOKENS) -> int:
         assert self.head is not None
-        return self.head.start(launch, depth, _LEAST_SAMPLED if sampling.temperature > 0 else _LEAST)
+        return self.head.start(
+            launch, depth, _MIN_CHANCE_SAMPLED if sampling.temperature > 0 else _MIN_CHANCE
+        )
 
-    def _take_in(self) -> None:
-        """What the last step computed goes into the head's memory before another step writes over it."""
-        behind, self._behind = self._behind, None
-        if behind is not None and not behind.ticket and behind.current:
-            self._draft(behind.launch, behind.sampling, 0)
-
-    def _notice(self, tokens: Sequence[int]) -> None:
-        for session in self._sessions:
-            if session.tokens is tokens:
-                session.asked = True
+    def _feed_draft_head(self) -> None:
+        """Write the last step's features to the head's KV before another step overwrites them."""
+        last, self._last_step = self._last_step, None
+        if last is not None and not last.ticket and last.current:
+            self._launch_draft(last.launch, last.sampling, 0)
 
     def _budget(self, session: CudaSession) -> int:
-        """How many chunks of keys a row of `session` attends to; 0: all."""
         if self._bounds is None or session.length < max(self.sparse_from, session.dense_until):
             return 0
         return self.sparse_budget
 
-    def _retake(
-        self,
-        group: list[StepRequest],
-        sessions: list[CudaSession],
-        parts: list[tuple[list[int], list[int]]],
-        outcome: Outcome,
-        follower: Launch | None,
-    ) -> Outcome:
-        """The same step, over the whole context of the sessions whose choice of it is in doubt."""
-        if follower is not None:
-            self._stepper.finish(follower)  # the device let it go
-        for session, doubtful in zip(sessions, outcome.doubtful, strict=True):
+    def _repeat_densely(self, parts: list[_Part], outcome: StepOutcome, ahead: Launch | None) -> StepOutcome:
+        """Repeat the step, with the whole context for sessions where sparse attention is in doubt."""
+        if ahead is not None:
+            self._stepper.finish(ahead)  # the device has cancelled it
+        for part, doubtful in zip(parts, outcome.doubtful, strict=True):
             if doubtful:
-                self.doubts += 1
-                session.dense_until = session.length + TRUST_AGAIN
-        launch = self._start(group, sessions, parts, [self._budget(session) for session in sessions])
+                self.repeated_steps += 1
+                part.session.dense_until = part.session.length + DENSE_TOKENS_AFTER_DOUBT
+        launch = self._start([replace(part, budget=self._budget(part.session)) for part in parts])
         again = self._stepper.finish(launch)
         assert again is not None
         return again
 
-    def _start(
-        self,
-        group: list[StepRequest],
-        sessions: list[CudaSession],
-        parts: list[tuple[list[int], list[int]]],
-        budgets: list[int],
-    ) -> Launch:
+    def _start(self, parts: list[_Part]) -> Launch:
         rows = []
-        for request, session, (pending, draft), budget in zip(group, sessions, parts, budgets, strict=True):
-            start = session.resident
-            if budget and self._bounds is not None:
-                self._bounds.ensure(session.fresh_pages())
-            ahead = _AHEAD if self.head is None else _DEPTH + 1
-            session.reserve(start, start + len(pending) + len(draft) + ahead - 1)
+        ahead = _POSITIONS_AHEAD if self.head is None else _DRAFT_TOKENS + 1
+        for part in parts:
+            session, sampling, start = part.session, part.request.sampling, part.session.resident
+            if part.budget and self._bounds is not None:
+                self._bounds.update(session.take_unbounded_pages())
+            tokens = [*part.pending, *part.draft]
+            session.reserve(start, start + len(tokens) + ahead - 1)
+            allowed = part.request.allowed
+            if not _on_device(sampling):  # the host chooses from the logits
+                sampling, allowed = GREEDY, None
             rows.append(
-                SequenceRows(
-                    session.slot,
-                    [*pending, *draft],
-                    start,
-                    len(pending),
-                    _for_device(request.sampling),
-                    budget,
-                    request.allowed if _on_device(request.sampling) else None,
-                )
+                SequenceRows(session.slot, tokens, start, len(part.pending), sampling, part.budget, allowed)
             )
         return self._stepper.start(rows)
 
-    def _follow(
-        self, launch: Launch, sessions: list[CudaSession], budgets: list[int], drafted: int = 0, rows: int = 0
+    def _launch_ahead(
+        self, launch: Launch, parts: list[_Part], drafted: int = 0, rows: int = 0
     ) -> Launch | None:
-        """The next step, already: of a token each, or of one session's guess, in so many `rows` at most."""
-        ahead = _AHEAD if not rows else drafted + rows + _DEPTH + 1
-        if any(session.length + ahead > self.info.context_length for session in sessions):
+        """Launch the next step: one token for each session, or at most `rows` of one session's guess."""
+        ahead = _POSITIONS_AHEAD if not rows else drafted + rows + _DRAFT_TOKENS + 1
+        if any(part.session.length + ahead > self.info.context_length for part in parts):
             return None
         try:
-            for session, budget in zip(sessions, budgets, strict=True):
-                session.reserve(session.length, session.length + ahead)
-                if budget and self._bounds is not None:
-                    self._bounds.ensure(session.fresh_pages())
+            for part in parts:
+                part.session.reserve(part.session.length, part.session.length + ahead)
+                if part.budget and self._bounds is not None:
+                    self._bounds.update(part.session.take_unbounded_pages())
         except NotEnoughMemory:
-            return None  # the step itself has room; running ahead is a luxury
-        return self._stepper.follow(launch, rows or launch.sequences)
+            return None  # only the launch ahead lacks room; the step itself has its pages
+        return self._stepper.launch_next(launch, rows or launch.sequences)
 
-    def _steps(
-        self, group: list[StepRequest], parts: list[tuple[list[int], list[int]]], outcome: Outcome
-    ) -> list[Step]:
+    def _collect_steps(self, parts: list[_Part], outcome: StepOutcome) -> list[Step]:
         steps = []
         row = 0
-        for s, (request, (pending, draft)) in enumerate(zip(group, parts, strict=True)):
-            first = row + len(pending) - 1  # the row whose choice follows the last given token
-            if _on_device(request.sampling):
-                accepted = outcome.accepted[s]
+        for part, accepted in zip(parts, outcome.accepted, strict=True):
+            first = row + len(part.pending) - 1  # the row of the last given token
+            if _on_device(part.request.sampling):
                 steps.append(Step(tuple(outcome.chosen[first : first + accepted + 1]), accepted))
             else:
-                logits = self._stepper.logits[first : first + len(draft) + 1].cpu().numpy()
-                base = self._own(request).length
+                logits = self._stepper.logits[first : first + len(part.draft) + 1].cpu().numpy()
                 logits = logits.astype(np.float32, copy=False)
-                steps.append(verify(logits, draft, request.sampling, base, request.allowed))
-            row += len(pending) + len(draft)
+                base, request = part.session.length, part.request
+                steps.append(verify(logits, part.draft, request.sampling, base, request.allowed))
+            row += len(part.pending) + len(part.draft)
         return steps
 
 
 def _with_lengths(
-    familiar: Sequence[tuple[CudaSession, Sampling, int]],
+    key: Sequence[tuple[CudaSession, Sampling, int]],
 ) -> tuple[tuple[CudaSession, Sampling, int, int], ...]:
-    return tuple((session, sampling, budget, session.length) for session, sampling, budget in familiar)
+    return tuple((session, sampling, budget, session.length) for session, sampling, budget in key)
 
 
 def _on_device(sampling: Sampling) -> bool:
-    """The kernel makes every choice but those that logit bias, mixtures or log probabilities go with."""
+    """Whether the kernel chooses: not with logit bias, mixtures or log probabilities."""
     return sampling.logprobs is None and not sampling.logit_bias and not sampling.mixtures
-
-
-def _for_device(sampling: Sampling) -> Sampling:
-    return sampling if _on_device(sampling) else Sampling()
 
 
 def load_cuda(
     path: Path,
     *,
-    precision: Wanted = "bf16",
+    precision: RequestedPrecision = "bf16",
     context: int | None = None,
     kv_tokens: int | None = None,
     kv_bytes: int | None = None,
@@ -510,12 +483,10 @@ def load_cuda(
     adapter: AdapterFile | None = None,
     target: str = "auto",
 ) -> CudaEngine:
-    """Load a Hugging Face folder or GGUF file onto the first GPU. `context` beyond what the model was trained
-    on stretches it by YaRN; `kv_tokens` defaults to the memory that is left (int8 KV holds twice as many), or
-    to `kv_bytes` of it. `draft_head` is the folder of a head trained for this model, or who knows it by the
-    model's sizes. An `adapter` is put into the weights on their way: the model is then a second one in
-    memory. `target` names an older kind of GPU to run as (target.py). Raises ModelError, NotEnoughMemory and
-    ConfigError, each with what to do."""
+    """Load a Hugging Face folder or GGUF file onto the first GPU. A longer `context` than trained uses YaRN.
+    `kv_tokens` defaults to what fits in the free memory, or in `kv_bytes`. `draft_head` is the folder of a
+    head for this model, or a function that finds it. An `adapter` is merged into the weights. `target` names
+    an older GPU architecture to compile for (target.py). Raises ModelError, NotEnoughMemory, ConfigError."""
     device = nvidia_gpu()
     kind, blocks = gpu_target(device, target), multiprocessors(device)
     with open_checkpoint(path) as checkpoint:
@@ -524,17 +495,16 @@ def load_cuda(
         checkpoint.spec = limit_to_window(checkpoint.spec)
         folder = draft_head(checkpoint.spec) if callable(draft_head) else draft_head
         head = None if folder is None else open_head(folder)
-        if head is not None and callable(draft_head):  # found, not asked for: the text is the same without
+        if head is not None and callable(draft_head):  # not configured explicitly, so it may be left out
             head = head if has_room(head.config, checkpoint.spec, blocks, kind) else None
         source = checkpoint if adapter is None else AdaptedCheckpoint(checkpoint, adapter)
         plan = plan_of(source, precision, blocks, kv_precision, kind)
         drafting = None if head is None else HeadPlan(head.config, plan)
-        chooses = sparse != "off" and usable(plan)
-        with compiling(plan, sparse=chooses, head=drafting):  # where the cache has them not
+        with compile_in_background(plan, sparse=sparse != "off" and supports_sparse(plan), head=drafting):
             weights = load_weights(source, plan, device)
     if kv_tokens is None:
         free, total = torch.cuda.mem_get_info(device)
         each = weights.plan.kv_bytes_per_token + (0 if head is None else head_bytes_per_token(head.config))
-        kv_tokens = kv_room(weights.plan, free, total, each, kv_bytes)
+        kv_tokens = kv_token_capacity(weights.plan, free, total, each, kv_bytes)
     launcher = GpuLauncher(weights.plan, device)
     return CudaEngine(weights, launcher, kv_tokens, sparse=sparse, draft_head=head)

@@ -1,7 +1,5 @@
-"""The GPU of this machine: whether the engine runs on it, and whether a model fits.
-
-Looks and says, in one sentence with what to do; it allocates nothing.
-"""
+"""Checks the GPU of this machine: whether the engine runs on it, and whether a model fits. Allocates
+nothing."""
 
 from __future__ import annotations
 
@@ -13,18 +11,17 @@ from keystroke.engine.cuda.target import INSTEAD, Target, target_for
 from keystroke.errors import KeystrokeError, ModelError, NotEnoughMemory
 
 _MOST_SPARE = 4 << 30
-_FEWEST_TOKENS = 1024  # of context, that a model is loaded for at all
+_FEWEST_TOKENS = 1024  # of KV; with less room a model is not loaded
 
 
 def spare_bytes(total: int) -> int:
-    """Left to prefill and to others when KV memory takes the rest: less where there is less."""
+    """Memory that the KV cache leaves for prefill and other programs."""
     return min(_MOST_SPARE, total // 6)
 
 
-def kv_room(plan: Plan, free: int, total: int, each: int, most: int | None = None) -> int:
-    """Tokens whose KV, of `each` bytes, fits beside the weights when so much of the GPU's memory is left, or
-    into `most` bytes of it.
-    Raises NotEnoughMemory where that is too little to work with."""
+def kv_token_capacity(plan: Plan, free: int, total: int, each: int, most: int | None = None) -> int:
+    """How many tokens with KV of `each` bytes fit in the free memory, or in `most` bytes of it. Raises
+    NotEnoughMemory if they are too few."""
     tokens = int((free - spare_bytes(total)) * 0.9) // each
     if tokens < _FEWEST_TOKENS:
         raise NotEnoughMemory(
@@ -37,7 +34,7 @@ def kv_room(plan: Plan, free: int, total: int, each: int, most: int | None = Non
 
 
 def nvidia_gpu() -> torch.device:
-    """The first GPU. Raises ModelError where there is none, or torch cannot reach it."""
+    """The first GPU. Raises ModelError if torch has none."""
     if torch.version.hip is not None:
         raise ModelError(f"the CUDA engine needs an NVIDIA GPU, and this torch is built for AMD's; {INSTEAD}")
     if torch.version.cuda is None:
@@ -54,10 +51,10 @@ def nvidia_gpu() -> torch.device:
 
 
 def gpu_target(device: torch.device, wanted: str = "auto") -> Target:
-    """What kernels are compiled for on this GPU. Raises ModelError and ConfigError as `target_for` does."""
+    """The compile target of this GPU. Raises as `target_for` does."""
     properties = torch.cuda.get_device_properties(device)
     capability = (properties.major, properties.minor)
-    room: int = getattr(properties, "shared_memory_per_block_optin", 0)  # torch's own stubs have it not
+    room: int = getattr(properties, "shared_memory_per_block_optin", 0)  # missing in torch's stubs
     return target_for(capability, room, wanted)
 
 
@@ -72,8 +69,8 @@ def gpu_report(
     stored: Formats | None = None,
     target: str = "auto",
 ) -> tuple[bool, str]:
-    """Whether this machine's GPU suits a model, and one sentence about it. `stored`: what its matrices are
-    kept in, where they are kept as stored."""
+    """Whether this machine's GPU suits a model, and one sentence about it. `stored`: the formats of precision
+    "stored"."""
     try:
         device = nvidia_gpu()
         kind = gpu_target(device, target)

@@ -1,7 +1,6 @@
-"""Weights in the order in which the decode kernel reads them, and back.
+"""Packs weights in the byte layout of kernels/layout.cuh, and unpacks them.
 
-Knows the byte layout of kernels/layout.cuh. `pack` turns rows into units, `unpack` gives the very values
-the kernel multiplies with, so prefill and decode use one copy of the weights and the same numbers.
+`unpack` gives exactly the values that the kernel multiplies with, so prefill and decode use the same numbers.
 """
 
 from __future__ import annotations
@@ -9,22 +8,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from keystroke.engine.cuda.code_packing import packed_codes, stored_values
+from keystroke.engine.cuda.code_packing import pack_codes, unpack_codes
 from keystroke.engine.cuda.plan import BLOCK_BYTES, FOUR, TAIL_BYTES, Matrix
 from keystroke.engine.cuda.quantisation import grouped_int4, rowwise_int8
 from keystroke.engine.cuda.stored import Codes
 
-_UNSCALED = 64.0  # quantised weights meet activations that were divided by this
+_UNSCALED = 64.0  # the kernel divides activations by this before products with quantised weights
 
 
 def pack(weight: Tensor | Codes, bias: Tensor | None, order: Tensor, matrix: Matrix) -> Tensor:
-    """`weight` [rows, columns] as uint8 bytes. `order` [tiles * 16] names the row at each place of each tile;
-    -1 is a row of zeros."""
+    """`weight` [rows, columns] as uint8 bytes. `order` [tiles * 16] gives the row at each position of each
+    tile; -1 is a row of zeros."""
     if isinstance(weight, Codes):
         codes, scales, offsets = (
             _units(part, order, matrix) for part in (weight.codes, weight.scales, weight.offsets)
         )
-        body, scale = packed_codes(Codes(codes, scales, offsets, weight.zero), matrix)
+        body, scale = pack_codes(Codes(codes, scales, offsets, weight.zero), matrix)
         return _with_tails(body, scale * _UNSCALED, bias, order, matrix)
     units = _units(weight, order, matrix)
     scale = torch.ones(matrix.units, 16, device=weight.device)
@@ -43,8 +42,8 @@ def pack(weight: Tensor | Codes, bias: Tensor | None, order: Tensor, matrix: Mat
 
 
 def _units(rows: Tensor, order: Tensor, matrix: Matrix) -> Tensor:
-    """Rows in units [units, 16, inner]; scales of groups of columns likewise."""
-    rows = _gathered(rows, order)
+    """Rows as units [units, 16, inner]."""
+    rows = _gather(rows, order)
     units = rows.view(matrix.tiles, 16, matrix.split, -1).permute(2, 0, 1, 3)
     return units.reshape(matrix.units, 16, -1)
 
@@ -52,7 +51,7 @@ def _units(rows: Tensor, order: Tensor, matrix: Matrix) -> Tensor:
 def _with_tails(body: Tensor, scale: Tensor, bias: Tensor | None, order: Tensor, matrix: Matrix) -> Tensor:
     biases = torch.zeros_like(scale)
     if bias is not None:
-        biases[: matrix.tiles] = _gathered(bias[:, None], order).view(matrix.tiles, 16).float()
+        biases[: matrix.tiles] = _gather(bias[:, None], order).view(matrix.tiles, 16).float()
     tail = torch.cat((scale, biases), 1).contiguous().view(torch.uint8)
     return torch.cat((body.reshape(matrix.units, -1), tail.reshape(matrix.units, TAIL_BYTES)), 1).reshape(-1)
 
@@ -60,9 +59,8 @@ def _with_tails(body: Tensor, scale: Tensor, bias: Tensor | None, order: Tensor,
 def unpack(
     packed: Tensor, places: Tensor | None, matrix: Matrix, rows: int, folded: Tensor | None = None
 ) -> Tensor:
-    """The bf16 weight [rows, columns] that `packed` stands for; `places` is that of its order. Prefill does
-    this for every layer of every portion, so: few passes, numbers that stay side by side moved as one.
-    `folded` [tiles, 16] are factors that its rows were given afterwards and that do not belong to it."""
+    """The bf16 weight [rows, columns] of `packed`; `places` are the `row_positions` of its order. `folded`
+    [tiles, 16] are factors of its rows to divide out."""
     data = packed.view(matrix.split, matrix.tiles, matrix.unit_bytes)
     body = data[..., : matrix.blocks * BLOCK_BYTES[matrix.format]]
     if matrix.format == 0:
@@ -75,7 +73,7 @@ def unpack(
             whole = _rows(body.view(torch.int16), matrix, together=True).view(torch.uint8)
             values = torch.add(whole, -128.0, out=torch.empty_like(whole, dtype=torch.bfloat16))  # exact
         else:
-            opened = stored_values if matrix.format >= FOUR else _from_nibbles
+            opened = unpack_codes if matrix.format >= FOUR else _from_nibbles
             values = opened(body.reshape(matrix.units, -1), matrix)
             values = values.view(matrix.split, matrix.tiles, 16, -1).permute(1, 2, 0, 3)
         values = values.view(matrix.tiles, 16, matrix.split, matrix.inner)
@@ -86,8 +84,8 @@ def unpack(
     return table[:rows] if places is None else table[places]
 
 
-def places_of(order: Tensor, rows: int) -> Tensor | None:
-    """Where each row lies among those of `order`; None where rows lie as they come."""
+def row_positions(order: Tensor, rows: int) -> Tensor | None:
+    """The position of each row in `order`; None if the order is the identity."""
     live = order >= 0
     places = torch.empty(rows, dtype=torch.int64, device=order.device)
     places[order[live]] = torch.arange(len(order), device=order.device)[live]
@@ -95,14 +93,14 @@ def places_of(order: Tensor, rows: int) -> Tensor | None:
 
 
 def plain_order(rows: int) -> Tensor:
-    """Rows as they come, padded to whole tiles."""
+    """Rows in their order, padded to whole tiles."""
     order = torch.arange(-(-rows // 16) * 16)
     order[rows:] = -1
     return order
 
 
 def qkv_order(heads: int, kv_heads: int, head_dim: int) -> Tensor:
-    """Eight dimensions of a query or key head beside their rotary partners; value heads as they come."""
+    """Query and key heads in groups of eight dimensions and their rotary partners; value heads in order."""
     rotary = torch.arange(head_dim).view(2, head_dim // 16, 8).permute(1, 0, 2).reshape(-1)
     count = heads + kv_heads
     rotated = (torch.arange(count)[:, None] * head_dim + rotary[None]).reshape(-1)
@@ -110,12 +108,12 @@ def qkv_order(heads: int, kv_heads: int, head_dim: int) -> Tensor:
 
 
 def gate_up_order(intermediate: int) -> Tensor:
-    """Eight rows of gate beside the same eight of up, of the two stacked."""
+    """Eight rows of gate alternating with the same eight of up, for the stacked matrix."""
     gate = torch.arange(intermediate).view(-1, 1, 8)
     return torch.cat((gate, gate + intermediate), 1).reshape(-1)
 
 
-def _gathered(weight: Tensor, order: Tensor) -> Tensor:
+def _gather(weight: Tensor, order: Tensor) -> Tensor:
     order = order.to(weight.device)
     rows = weight[order.clamp(min=0)]
     if bool((order < 0).any()):
@@ -125,8 +123,8 @@ def _gathered(weight: Tensor, order: Tensor) -> Tensor:
 
 def _fragments(units: Tensor, *, together: bool = False) -> Tensor:
     """Rows [units, 16, inner] in register order. In a block of 32 columns, lane (g, j) multiplies columns
-    8 j ... 8 j + 7 of rows g and g + 8, over two steps of the tensor cores; `together` keeps a lane's two
-    steps adjacent, otherwise each step's lanes are."""
+    8 j ... 8 j + 7 of rows g and g + 8, in two steps of the tensor cores. With `together` a lane's two
+    steps are adjacent, otherwise the lanes of a step."""
     count, _, inner = units.shape
     view = units.reshape(count, 2, 8, inner // 32, 4, 2, 2, 2)  # unit, h, g, block, j, step, r, e
     order = (0, 3, 2, 4, 5, 6, 1, 7) if together else (0, 3, 5, 2, 4, 6, 1, 7)
@@ -134,7 +132,7 @@ def _fragments(units: Tensor, *, together: bool = False) -> Tensor:
 
 
 def _rows(body: Tensor, matrix: Matrix, *, together: bool = False) -> Tensor:
-    """The inverse, over pairs of neighbours (the last dimension e above): [tiles, 16, split, inner / 2]."""
+    """The inverse of `_fragments` on pairs (its last dimension e): [tiles, 16, split, inner / 2]."""
     if together:  # split, tile, block, g, j, step, r, h
         sizes, order = (8, 4, 2, 2, 2), (1, 7, 3, 0, 2, 4, 5, 6)
     else:  # split, tile, block, step, g, j, r, h

@@ -1,8 +1,7 @@
-"""Which page of KV memory holds what: counted references, content that can be found again, eviction.
+"""The pages of the KV cache: reference counts, lookup by content, eviction. Works on page numbers only.
 
-Pure bookkeeping on page numbers; it never touches a device. A page is free, held (by one or more
-sequences), or idle (held by none, its content known and kept until the room is needed). Full pages are known
-by the whole text before and in them, compared exactly, never by a hash alone.
+A page is free, held by one or more sequences, or idle: held by none, but its content is recorded for reuse
+until the page is needed. A full page is recorded by all tokens up to its end, compared exactly, not by hash.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from keystroke.errors import NotEnoughMemory
 
 
 @dataclass(eq=False, slots=True)
-class Known:
-    """A full page whose content is on record. `parent` is the page before it; None for the first."""
+class PageRecord:
+    """A full page whose content is recorded. `parent` is the page before it; None for the first."""
 
     page: int
-    parent: Known | None
+    parent: PageRecord | None
     content: bytes
 
 
@@ -30,13 +29,13 @@ class PagePool:
         self.pages = pages
         self._free = list(range(pages - 1, -1, -1))
         self._references = [0] * pages
-        self._known: list[Known | None] = [None] * pages
-        self._index: dict[tuple[Known | None, bytes], Known] = {}
+        self._known: list[PageRecord | None] = [None] * pages
+        self._index: dict[tuple[PageRecord | None, bytes], PageRecord] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     @property
     def free(self) -> int:
-        """Pages that `take` can still give, idle ones included."""
+        """Pages that `allocate` can still return, idle ones included."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -47,7 +46,7 @@ class PagePool:
     def idle(self) -> int:
         return len(self._idle)
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """A page for new content, held once. Evicts the oldest idle page if none is free."""
         if self._free:
             page = self._free.pop()
@@ -75,28 +74,32 @@ class PagePool:
                 self._idle[page] = None
 
     def writable(self, page: int) -> bool:
-        """Nobody else relies on what the page contains."""
+        """Whether only one sequence holds the page and its content is not recorded."""
         return self._references[page] == 1 and self._known[page] is None
 
-    def record(self, page: int, parent: Known | None, tokens: Sequence[int], scope: str = "") -> Known:
-        """Remember a full page by its text. If that text is on record already, that record is returned and
-        this page stays anonymous."""
-        content = _content(tokens) if parent is not None else _first(tokens, scope)
+    def record(
+        self, page: int, parent: PageRecord | None, tokens: Sequence[int], scope: str = ""
+    ) -> PageRecord:
+        """Record a full page. If its content is recorded already, returns that record, and this page stays
+        unrecorded."""
+        content = _content(tokens) if parent is not None else _first_content(tokens, scope)
         found = self._index.get((parent, content))
         if found is None:
-            found = Known(page, parent, content)
+            found = PageRecord(page, parent, content)
             self._index[parent, content] = found
             self._known[page] = found
         return found
 
-    def find(self, tokens: Sequence[int], start: Sequence[Known] = (), scope: str = "") -> list[Known]:
-        """The longest run of full pages on record in `scope` that `tokens` begins with. `start`: what is
-        known to be the beginning of that run, unless it was evicted since."""
+    def find(
+        self, tokens: Sequence[int], start: Sequence[PageRecord] = (), scope: str = ""
+    ) -> list[PageRecord]:
+        """The longest run of recorded full pages in `scope` that `tokens` begins with. `start`: records of
+        its beginning, which are ignored if one was evicted."""
         run = list(start) if all(self._known[known.page] is known for known in start) else []
         parent = run[-1] if run else None
         for at in range(len(run) * PAGE, len(tokens) - PAGE + 1, PAGE):
             page = tokens[at : at + PAGE]
-            content = _content(page) if parent is not None else _first(page, scope)
+            content = _content(page) if parent is not None else _first_content(page, scope)
             parent = self._index.get((parent, content))
             if parent is None:
                 break
@@ -114,19 +117,19 @@ def _content(tokens: Sequence[int]) -> bytes:
     return array("i", tokens).tobytes()
 
 
-def _first(tokens: Sequence[int], scope: str) -> bytes:
-    """A first page's content: everything behind it hangs on it, so the scope is told once."""
+def _first_content(tokens: Sequence[int], scope: str) -> bytes:
+    """Content of a first page, scope included: later pages refer to it by `parent`."""
     return _content(tokens) + scope.encode()
 
 
 class PageTable:
-    """The pages of one sequence. `copy` is asked for where a shared page must be written to."""
+    """The pages of one sequence."""
 
     def __init__(self, pool: PagePool, scope: str = "") -> None:
         self._pool = pool
         self.scope = scope
         self.pages: list[int] = []
-        self._known: list[Known] = []  # records of the leading pages, as far as they are on record
+        self._known: list[PageRecord] = []  # of the leading pages
 
     def reserve(self, start: int, end: int) -> list[tuple[int, int, int]]:
         """Make positions start ... end - 1 writable. Returns (index, old page, new page) for each page whose
@@ -139,7 +142,7 @@ class PageTable:
         fresh: list[int] = []
         try:
             while len(fresh) < wanted:
-                fresh.append(self._pool.take())
+                fresh.append(self._pool.allocate())
         except NotEnoughMemory:
             for page in fresh:
                 self._pool.release(page)
@@ -156,21 +159,21 @@ class PageTable:
         return copies
 
     def record(self, tokens: Sequence[int]) -> None:
-        """Put every full page of `tokens`, whose KV is in place, on record."""
+        """Record every full page of `tokens`, whose KV is computed."""
         while (len(self._known) + 1) * PAGE <= len(tokens):
             at = len(self._known)
             parent = self._known[-1] if self._known else None
-            # If the text is on record elsewhere this page stays ours and anonymous: swapping it for the other
-            # would let a sequence's numbers depend on its company.
+            # If the content is recorded elsewhere this page stays unrecorded: replacing it by the other would
+            # make a sequence's numbers depend on other sequences.
             page = tokens[at * PAGE : (at + 1) * PAGE]
             self._known.append(self._pool.record(self.pages[at], parent, page, self.scope))
 
-    def known(self, length: int) -> Sequence[Known]:
-        """Records of the full pages of the first `length` tokens, as far as `record` was told of them."""
+    def records(self, length: int) -> Sequence[PageRecord]:
+        """The records of the first `length` tokens' full pages, as far as `record` was called for them."""
         return self._known[: length // PAGE]
 
-    def adopt(self, run: Sequence[Known]) -> None:
-        """Hold these pages instead of what this table has."""
+    def adopt(self, run: Sequence[PageRecord]) -> None:
+        """Replace the pages of this table by these."""
         for known in run:
             self._pool.hold(known.page)
         self.clear()
@@ -178,7 +181,7 @@ class PageTable:
         self._known = list(run)
 
     def truncate(self, length: int) -> None:
-        """Give back the pages past `length` tokens."""
+        """Release the pages past `length` tokens."""
         keep = -(-length // PAGE)
         for page in reversed(self.pages[keep:]):
             self._pool.release(page)

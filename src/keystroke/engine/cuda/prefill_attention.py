@@ -1,7 +1,7 @@
-"""Attention of a prefill portion: the last rows of a context over all of it.
+"""Attention of a prefill portion over the whole context, with the kernels of torch.
 
-The libraries' own kernels, in as many parts as make them fast. A part gives its rows' weighted values
-and the logarithm of the sum of their weights; parts meet by those sums, exactly as softmax would have it.
+The context is split into pieces; each gives weighted values and their log-sum-exp, by which they are combined
+exactly.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-# cuDNN's attention is twice as fast on Hopper as flash attention, but its causal edge begins at the first
-# key, and a new shape costs 50 ms of planning. So it takes the past, which all rows see, in pieces of one
-# length, for portions of whole thousands of rows; a context shorter than a piece is flash attention's alone,
-# and so are all pieces on other GPUs.
+# On Hopper cuDNN's attention is twice as fast as flash attention, but aligns its causal mask with the first
+# key, and a new shape costs 50 ms. So it computes the past, which every row sees, in pieces of one length for
+# portions of a multiple of 1,024 rows. Flash attention does the rest, and everything on other GPUs.
 PIECE = 16_384
 _ROWS = 1024
 
@@ -22,14 +21,14 @@ KeysValues = tuple[Tensor, Tensor]  # [kv_heads, ..., head_dim] each
 Part = tuple[Tensor, Tensor]  # [heads, rows, head_dim] and, float32, [heads, rows]
 
 
-def pieces(start: int, rows: int) -> list[int]:
-    """Where the pieces begin that so many rows from `start` on have behind them."""
+def piece_starts(start: int, rows: int) -> list[int]:
+    """Where the pieces before a portion of `rows` rows at `start` begin."""
     return list(range(0, start - PIECE + 1, PIECE)) if rows % _ROWS == 0 else []
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, past: Iterable[KeysValues] = ()) -> Tensor:
-    """[rows, heads * head_dim] of queries [heads, rows, head_dim] over keys [kv_heads, ...], of which row i
-    of n misses the last n - 1 - i; and over pieces of the past, of which it misses none."""
+    """Attention [rows, heads * head_dim] of queries [heads, rows, head_dim]: causal over `k` and `v`, aligned
+    at their end, and full over the pieces of `past`."""
     out, total = _part(q, k, v, causal=True)
     for piece in past:
         more, weight = _part(q, *piece, causal=False)
@@ -41,10 +40,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, past: Iterable[KeysValues] = ()) -> 
 def _part(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Part:
     rows, scale = q.shape[1], q.shape[-1] ** -0.5
     if not q.is_cuda:
-        return _textbook(q.float(), k.float(), v.float(), scale, causal=causal)
+        return _reference(q.float(), k.float(), v.float(), scale, causal=causal)
     hopper = torch.cuda.get_device_capability(q.device)[0] == 9
     q, k, v = q[None], k[None], v[None]
-    # Flash attention aligns the causal edge with the end of the keys, as needed here.
+    # Flash attention aligns its causal mask with the last key, as needed here.
     if causal or not hopper:
         found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
     else:
@@ -54,7 +53,7 @@ def _part(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Part:
     return found[0][0], found[1][0].view(-1, rows)
 
 
-def _textbook(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> Part:
+def _reference(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> Part:
     k, v = (t.repeat_interleave(len(q) // len(t), 0) for t in (k, v))
     scores = q @ k.transpose(1, 2) * scale
     if causal:

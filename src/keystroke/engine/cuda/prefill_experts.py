@@ -1,7 +1,6 @@
-"""The feed-forward part of a mixture of experts for many rows at once.
+"""The feed-forward part of a mixture of experts for many rows, sorted by expert for grouped products.
 
-Rows are sorted by expert, so that each expert's matrices meet all of their rows in one product. A row's
-result is the sum over its experts in a fixed order: it does not depend on which rows are read together.
+A row's result is summed over its experts in a fixed order, so it does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from keystroke.engine.cuda.reference import choose_experts
 
 
 def feed_forward(experts: ExpertsSpec, x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Rows x [rows, hidden] through the experts that `router` [count, hidden] chooses. `gate_up` has the
-    gates of all experts below each other, then their ups; `down` their down projections. Float32."""
+    """Float32 output of rows x [rows, hidden] through the experts that `router` [count, hidden] chooses.
+    `gate_up` stacks the gates of all experts, then their ups; `down` their down projections."""
     chosen, weights = choose_experts(experts, F.linear(x.float(), router))
     order = chosen.flatten().argsort(stable=True)
     ends = torch.bincount(chosen.flatten(), minlength=experts.count).cumsum(0)

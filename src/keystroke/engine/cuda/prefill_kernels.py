@@ -1,7 +1,7 @@
-"""What prefill does between matrix products: norms, rotations, activations, and where keys and values go.
+"""Prefill between matrix products: norms, rotary embedding, activations, writing and gathering KV.
 
-Two ways to the same numbers. `Library` says what they are, in plain torch, and runs anywhere; `Kernels`
-has one launch for each stretch: a short prompt is a matter of launches, a long one of passes over memory.
+`TorchOps` is the reference in plain torch and runs anywhere; `KernelOps` gives the same numbers with one
+launch per operation.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from keystroke.engine.cuda.driver import UNPACK_PARTS, Stretches
+from keystroke.engine.cuda.driver import UNPACK_PARTS, KernelModule
 from keystroke.engine.cuda.plan import PAGE, Matrix, Plan
-from keystroke.engine.cuda.quantisation import from_bytes, in_bytes
+from keystroke.engine.cuda.quantisation import from_bytes, to_bytes
 from keystroke.engine.cuda.reference import rotate
 from keystroke.engine.cuda.weights import Weights
 
@@ -25,7 +25,7 @@ _THREADS = 256
 
 @dataclass(frozen=True)
 class Portion:
-    """Consecutive tokens of one sequence: where they begin, how many they are, the pages that hold it."""
+    """Consecutive tokens of one sequence, and its page table."""
 
     start: int
     count: int
@@ -36,25 +36,24 @@ class Portion:
         return self.start + self.count
 
 
-class Between(Protocol):
+class PrefillOps(Protocol):
     def begin(self, portion: Portion) -> None: ...
 
     def normalise(self, x: Tensor, product: Tensor | None, bias: Tensor | None, weight: Tensor) -> Tensor:
-        """bf16 rows for the next product. What the last one gave is added to `x` itself before."""
+        """Add the last product to `x` in place, then return its bf16 norm for the next product."""
 
     def heads(self, qkv: Tensor, bias: Tensor | None, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [heads, rows, head_dim] as attention multiplies them; the latter two are
-        also written to their pages."""
+        """Queries, keys and values [heads, rows, head_dim] for attention; also writes keys and values to
+        their pages."""
 
     def context(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [kv_heads, end - first, head_dim] of the sequence so far, gathered from its pages;
-        `first` is where a page begins."""
+        """Keys and values [kv_heads, end - first, head_dim] gathered from pages; `first` begins a page."""
 
     def activate(self, product: Tensor, bias: Tensor | None) -> Tensor:
-        """bf16 silu(gate) * up of rows that hold all gates, then all ups."""
+        """bf16 silu(gate) * up of rows that hold the gates, then the ups."""
 
 
-class Library:
+class TorchOps:
     def __init__(self, weights: Weights, keys: Tensor, values: Tensor) -> None:
         self._weights = weights
         self._keys = keys  # [layers, pages, kv_heads, PAGE, head_dim], bf16 or bytes (scales.py)
@@ -68,12 +67,12 @@ class Library:
 
     def normalise(self, x: Tensor, product: Tensor | None, bias: Tensor | None, weight: Tensor) -> Tensor:
         if product is not None:
-            x += _with(product, bias)
+            x += _add_bias(product, bias)
         return F.rms_norm(x, x.shape[-1:], weight, self._weights.plan.spec.norm_eps).to(torch.bfloat16)
 
     def heads(self, qkv: Tensor, bias: Tensor | None, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         spec = self._weights.plan.spec
-        qkv = _with(qkv, bias).view(len(qkv), -1, spec.head_dim)
+        qkv = _add_bias(qkv, bias).view(len(qkv), -1, spec.head_dim)
         both, v = torch.split(qkv, [spec.heads + spec.kv_heads, spec.kv_heads], 1)
         if spec.qk_norm:
             of_queries, of_keys = self._weights.qk_norms[layer]
@@ -86,14 +85,11 @@ class Library:
         else:
             keys, values = self._steps.keys[layer], self._steps.values[layer]
             q = q * keys.repeat_interleave(spec.heads // spec.kv_heads, 0)
-            k, v = in_bytes(k, keys), in_bytes(v, values)
+            k, v = to_bytes(k, keys), to_bytes(v, values)
         self._keys[layer, self._page, :, self._slot] = k
         self._values[layer, self._page, :, :, self._slot] = v
-        return (
-            q.to(torch.bfloat16).transpose(0, 1),
-            from_bytes(k).transpose(0, 1),
-            from_bytes(v).transpose(0, 1),
-        )
+        q, k, v = (t.transpose(0, 1) for t in (q.to(torch.bfloat16), from_bytes(k), from_bytes(v)))
+        return q, k, v
 
     def context(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
         table = self._portion.table[first // PAGE : -(-end // PAGE)]
@@ -102,67 +98,55 @@ class Library:
 
     @staticmethod
     def _flat(pages: Tensor, count: int) -> Tensor:
-        """Each key's numbers side by side: one page would otherwise come as a view of transposed values."""
+        """[heads, count, head_dim], contiguous in each key."""
         gathered = from_bytes(pages).transpose(0, 1).contiguous()
         return gathered.reshape(gathered.shape[0], -1, gathered.shape[-1])[:, :count]
 
     def activate(self, product: Tensor, bias: Tensor | None) -> Tensor:
-        gate, up = _with(product, bias).chunk(2, -1)
+        gate, up = _add_bias(product, bias).chunk(2, -1)
         return (F.silu(gate) * up).to(torch.bfloat16)
 
 
-class _Stretch(ctypes.Structure):
+class _PrefillParameters(ctypes.Structure):
     """As in kernels/prefill.cu."""
 
     _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "product", "bias", "weight", "out")),
         *(
             (name, ctypes.c_void_p)
-            for name in (
-                "x",
-                "product",
-                "bias",
-                "weight",
-                "out",
-                "flat_keys",
-                "flat_values",
-                "keys",
-                "values",
-                "rope",
-                "table",
-                "key_steps",
-                "value_steps",
-            )
+            for name in ("flat_keys", "flat_values", "keys", "values", "rope", "table")
         ),
+        *((name, ctypes.c_void_p) for name in ("key_steps", "value_steps")),
         ("start", ctypes.c_int64),
     ]
 
 
-class Kernels:
+class KernelOps:
     def __init__(self, weights: Weights, keys: Tensor, values: Tensor) -> None:
         self._weights = weights
         self._keys = keys
         self._values = values
         self._steps = weights.kv_steps if keys.dtype == torch.uint8 else None
         macros = weights.plan.prefill_macros(keys.element_size())
-        self._stretches = Stretches(keys.device, macros, weights.plan.target)
-        self._stretch = _Stretch(rope=weights.rope.data_ptr())
+        self._kernels = KernelModule(keys.device, macros, weights.plan.target)
+        self._parameters = _PrefillParameters(rope=weights.rope.data_ptr())
         if weights.plan.stored is not None:
             weights.unpacker = Unpacker(weights.plan, keys.device)
 
     def begin(self, portion: Portion) -> None:
-        self._stretches.begin()
+        self._kernels.begin()
         self._portion = portion
-        self._stretch.table, self._stretch.start = portion.table.data_ptr(), portion.start
+        self._parameters.table, self._parameters.start = portion.table.data_ptr(), portion.start
 
     def normalise(self, x: Tensor, product: Tensor | None, bias: Tensor | None, weight: Tensor) -> Tensor:
-        s, out = self._stretch, torch.empty_like(x, dtype=torch.bfloat16)
+        s, out = self._parameters, torch.empty_like(x, dtype=torch.bfloat16)
         s.x, s.weight, s.out = x.data_ptr(), weight.data_ptr(), out.data_ptr()
         s.product, s.bias = _pointer(product), _pointer(bias)
         self._launch("add_and_normalise", len(x))
         return out
 
     def heads(self, qkv: Tensor, bias: Tensor | None, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        spec, s, rows = self._weights.plan.spec, self._stretch, len(qkv)
+        spec, s, rows = self._weights.plan.spec, self._parameters, len(qkv)
         q, k, v = (
             torch.empty(rows, n, spec.head_dim, dtype=torch.bfloat16, device=qkv.device)
             for n in (spec.heads, spec.kv_heads, spec.kv_heads)
@@ -175,7 +159,7 @@ class Kernels:
         return q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
 
     def context(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        spec, s, pages = self._weights.plan.spec, self._stretch, -(-end // PAGE) - first // PAGE
+        spec, s, pages = self._weights.plan.spec, self._parameters, -(-end // PAGE) - first // PAGE
         shape = (spec.kv_heads, pages * PAGE, spec.head_dim)
         k, v = (torch.empty(shape, dtype=torch.bfloat16, device=self._keys.device) for _ in range(2))
         s.flat_keys, s.flat_values = k.data_ptr(), v.data_ptr()
@@ -186,24 +170,24 @@ class Kernels:
         return k[:, : end - first], v[:, : end - first]
 
     def activate(self, product: Tensor, bias: Tensor | None) -> Tensor:
-        s, width = self._stretch, product.shape[-1] // 2
+        s, width = self._parameters, product.shape[-1] // 2
         out = torch.empty(len(product), width, dtype=torch.bfloat16, device=product.device)
         s.product, s.bias, s.out = product.data_ptr(), _pointer(bias), out.data_ptr()
         self._launch("activate", len(product), -(-width // (2 * _THREADS)))
         return out
 
     def _point_at(self, layer: int) -> None:
-        s = self._stretch
+        s = self._parameters
         s.keys, s.values = self._keys[layer].data_ptr(), self._values[layer].data_ptr()
         if self._steps is not None:
             s.key_steps = self._steps.keys[layer].data_ptr()
             s.value_steps = self._steps.values[layer].data_ptr()
 
     def _launch(self, name: str, rows: int, columns: int = 1) -> None:
-        self._stretches.launch(name, (rows, columns), _THREADS, self._stretch)
+        self._kernels.launch(name, (rows, columns), _THREADS, self._parameters)
 
 
-class _Unpacking(ctypes.Structure):
+class _UnpackParameters(ctypes.Structure):
     """As in kernels/unpack.cu."""
 
     _fields_ = [
@@ -213,18 +197,18 @@ class _Unpacking(ctypes.Structure):
 
 
 class Unpacker:
-    """Widens stored matrices in one pass over their bytes."""
+    """Dequantises stored matrices in one pass over their bytes."""
 
     _ORDERS: ClassVar = {"gate_up": 1, "query_key": 2}
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
-        self._kernels = Stretches(device, plan.macros(1), plan.target, UNPACK_PARTS)
+        self._kernels = KernelModule(device, plan.macros(1), plan.target, UNPACK_PARTS)
         self._blocks = 8 * plan.blocks
 
     def unpack(self, name: str, packed: Tensor, matrix: Matrix, rows: int, folded: Tensor | None) -> Tensor:
         columns = matrix.split * matrix.inner
         out = torch.empty(rows, columns, dtype=torch.bfloat16, device=packed.device)
-        parameters = _Unpacking(
+        parameters = _UnpackParameters(
             packed=packed.data_ptr(),
             folded=_pointer(folded),
             out=out.data_ptr(),
@@ -239,7 +223,7 @@ class Unpacker:
         return out
 
 
-def _with(product: Tensor, bias: Tensor | None) -> Tensor:
+def _add_bias(product: Tensor, bias: Tensor | None) -> Tensor:
     return product.float() if bias is None else product.float() + bias
 
 

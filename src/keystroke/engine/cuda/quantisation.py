@@ -1,7 +1,6 @@
-"""Fewer bits: weights at load time (eight bits a row, or four bits a group of 64), keys and values in bytes.
+"""Quantisation: weights to int8 by row or int4 by group of 64, keys and values to bytes.
 
-Plain arithmetic on tensors, no layout. Ranges are searched, not assumed: for four bits each group keeps
-the clipping that leaves the smallest squared error.
+For int4 each group uses the clipping with the smallest squared error.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from torch import Tensor
 
 GROUP = 64
 _SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
-_ZERO = 128  # the byte that stands for no step
+_ZERO = 128  # the byte of 0
 
 
 def rowwise_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,24 +30,24 @@ def grouped_int4(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         step = ((high - low) * (shrink / 15)).clamp(min=1e-30)
         origin = (-low * shrink / step).round().clamp_(0, 15)
         error = (
-            (_snapped(wide, step, origin).sub_(origin[..., None]) * step[..., None] - wide).square_().sum(-1)
+            (_quantise(wide, step, origin).sub_(origin[..., None]) * step[..., None] - wide).square_().sum(-1)
         )
         better = error < best
         best = torch.where(better, error, best)
         scale, zero = torch.where(better, step, scale), torch.where(better, origin, zero)
-    values = _snapped(wide, scale, zero)
+    values = _quantise(wide, scale, zero)
     return values.to(torch.int16).reshape(rows.shape), zero, scale
 
 
-def in_bytes(numbers: Tensor, steps: Tensor) -> Tensor:
-    """Keys or values in steps of this size, zero at 128; what is out of range saturates, as in the kernel."""
+def to_bytes(numbers: Tensor, steps: Tensor) -> Tensor:
+    """Keys or values in steps of this size, zero at 128, saturating as in the kernel."""
     return (numbers / steps + _ZERO).round().clamp(0, 255).to(torch.uint8)
 
 
 def from_bytes(stored: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Steps, exact in 16 bits of either kind; what is not in bytes stays as it is."""
+    """Bytes as multiples of the step size, exact in 16 bits; other dtypes unchanged."""
     return stored.to(dtype) - _ZERO if stored.dtype == torch.uint8 else stored
 
 
-def _snapped(wide: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+def _quantise(wide: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     return (wide / scale[..., None]).round_().add_(zero[..., None]).clamp_(0, 15)

@@ -1,7 +1,4 @@
-"""The model as one reads it in a textbook: the truth that kernels and caches are held against.
-
-Plain torch over a whole sequence, on any device and in any dtype; no cache, no tiles, no tricks.
-"""
+"""The reference forward pass that kernels and caches are tested against: plain torch, without a cache."""
 
 from __future__ import annotations
 
@@ -14,20 +11,20 @@ from torch import Tensor
 from keystroke.engine.checkpoint.rope import rope_tables
 from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, ExpertsSpec, ModelSpec
 
-Named = Callable[[str], Tensor]
-# Of a layer's keys and values, what is attended to.
-Kept = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+TensorLookup = Callable[[str], Tensor]
+# (layer, keys, values) -> the keys and values that are attended to
+KvTransform = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def forward(
     spec: ModelSpec,
-    tensor: Named,
+    tensor: TensorLookup,
     tokens: Sequence[int],
     dtype: torch.dtype = torch.float32,
-    kept: Kept | None = None,
+    kv_transform: KvTransform | None = None,
 ) -> Tensor:
     """Logits [len(tokens), vocab] after each token. `tensor` gives weights by their Hugging Face names;
-    `kept` stands for a memory that does not give keys and values back as they were."""
+    `kv_transform` emulates a lossy KV cache."""
     embedding = tensor(EMBEDDING)
     x = embedding[torch.tensor(tokens, device=embedding.device)].to(dtype)
     cosines, sines = rope_tables(spec, len(tokens))
@@ -35,7 +32,7 @@ def forward(
     for layer in range(spec.layers):
         at = f"model.layers.{layer}"
         h = _norm(x, tensor(f"{at}.input_layernorm.weight"), spec)
-        x = x + _attention(spec, tensor, layer, h, angles, kept)
+        x = x + _attention(spec, tensor, layer, h, angles, kv_transform)
         h = _norm(x, tensor(f"{at}.post_attention_layernorm.weight"), spec)
         if spec.experts is not None:
             x = x + _experts(spec.experts, tensor, f"{at}.mlp", h)
@@ -48,7 +45,12 @@ def forward(
 
 
 def _attention(
-    spec: ModelSpec, tensor: Named, layer: int, x: Tensor, angles: tuple[Tensor, ...], kept: Kept | None
+    spec: ModelSpec,
+    tensor: TensorLookup,
+    layer: int,
+    x: Tensor,
+    angles: tuple[Tensor, ...],
+    kv_transform: KvTransform | None,
 ) -> Tensor:
     count, at = len(x), f"model.layers.{layer}"
     q = _linear(tensor, f"{at}.self_attn.q_proj", x, spec.qkv_bias).view(count, spec.heads, spec.head_dim)
@@ -58,8 +60,8 @@ def _attention(
         q = _norm(q, tensor(f"{at}.self_attn.q_norm.weight"), spec)
         k = _norm(k, tensor(f"{at}.self_attn.k_norm.weight"), spec)
     q, k = rotate(q, *angles), rotate(k, *angles)
-    if kept is not None:
-        k, v = kept(layer, k, v)
+    if kv_transform is not None:
+        k, v = kv_transform(layer, k, v)
     k, v = (t.repeat_interleave(spec.heads // spec.kv_heads, 1) for t in (k, v))
     scores = torch.einsum("thd,shd->hts", q, k) * spec.head_dim**-0.5
     hidden = torch.ones(count, count, dtype=torch.bool, device=x.device).triu(1)
@@ -68,7 +70,7 @@ def _attention(
     return _linear(tensor, f"{at}.self_attn.o_proj", mixed, spec.o_bias)
 
 
-def _experts(experts: ExpertsSpec, tensor: Named, at: str, x: Tensor) -> Tensor:
+def _experts(experts: ExpertsSpec, tensor: TensorLookup, at: str, x: Tensor) -> Tensor:
     matrices = [
         torch.stack(tensor(f"{at}.experts.{name}.weight").to(x.dtype).chunk(experts.count))
         for name in ("gate_proj", "up_proj", "down_proj")
@@ -105,7 +107,6 @@ def _norm(x: Tensor, weight: Tensor, spec: ModelSpec) -> Tensor:
     return wide.to(x.dtype) * weight.to(x.dtype)
 
 
-def _linear(tensor: Named, name: str, x: Tensor, bias: bool) -> Tensor:
-    return F.linear(
-        x, tensor(f"{name}.weight").to(x.dtype), tensor(f"{name}.bias").to(x.dtype) if bias else None
-    )
+def _linear(tensor: TensorLookup, name: str, x: Tensor, bias: bool) -> Tensor:
+    offset = tensor(f"{name}.bias").to(x.dtype) if bias else None
+    return F.linear(x, tensor(f"{name}.weight").to(x.dtype), offset)

@@ -1,8 +1,4 @@
-"""A sequence whose KV lives in pages on the GPU.
-
-Bookkeeping of one sequence. Tokens, residency and reuse follow `HostSession`; arithmetic is the
-engine's.
-"""
+"""A session whose KV is in pages on the GPU. Tokens, resident prefix and reuse work as in `HostSession`."""
 
 from __future__ import annotations
 
@@ -25,13 +21,13 @@ from keystroke.engine.base import (
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.pages import PagePool, PageTable
 from keystroke.engine.cuda.plan import PAGE
-from keystroke.engine.cuda.prefill import portion
+from keystroke.engine.cuda.prefill import portion_size
 from keystroke.engine.host import HostSession
-from keystroke.errors import ContextOverflow, UsageError
+from keystroke.errors import UsageError
 
 
 class SessionHost(Protocol):
-    """What a session asks of the engine whose memory it uses."""
+    """The part of `CudaEngine` that sessions use (a Protocol, so that imports stay acyclic)."""
 
     info: ModelInfo
     spec: ModelSpec
@@ -40,15 +36,15 @@ class SessionHost(Protocol):
     prefill_work: float
     tail: int
 
-    def settle(self) -> None: ...
+    def cancel_ahead(self) -> None: ...
     def prefill(
         self, tokens: Sequence[int], start: int, pages: Sequence[int], after: Sequence[int]
     ) -> None: ...
-    def catch_up(self) -> None: ...
-    def upload(self, slot: int, pages: Sequence[int], first: int) -> None: ...
+    def synchronize(self) -> None: ...
+    def upload_pages(self, slot: int, pages: Sequence[int], first: int) -> None: ...
     def copy_page(self, old: int, new: int) -> None: ...
-    def changes(self, pages: Sequence[int]) -> None: ...
-    def forget(self, session: CudaSession) -> None: ...
+    def invalidate_bounds(self, pages: Sequence[int]) -> None: ...
+    def remove_session(self, session: CudaSession) -> None: ...
     def session_over(self, table: PageTable) -> CudaSession: ...
     def step_many(self, requests: Sequence[StepRequest]) -> list[Step]: ...
 
@@ -60,27 +56,27 @@ class CudaSession(HostSession):
         self._table = table
         self.slot = slot
         self.dense_until = 0  # tokens before which sparse attention is not tried again
-        self.asked = False  # whether somebody wanted a guess since the last step
-        self.agreed = 0  # steps in a row that verified exactly what was guessed
-        self._bounded = 0  # leading pages whose bounds were asked for and whose content has not changed since
+        self.guess_requested = False  # whether `CudaEngine.guess` was called since the last step
+        self.agreed_steps = 0  # steps in a row that verified exactly what was guessed
+        self._bounded = 0  # leading pages whose key bounds are up to date
 
-    # What HostSession asks of a backend
+    # HostSession
 
     def _forward(
         self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
     ) -> np.ndarray:
-        self._engine.settle()
+        self._engine.cancel_ahead()
         end = start + len(tokens)
-        after = self._tokens[end : end + 1]  # a draft head has an entry for it already
+        after = self._tokens[end : end + 1]  # the draft head stores an entry for this token too
         self.reserve(start, end + len(after))
         self._engine.prefill(tokens, start, self._table.pages, after)
         return np.empty((0, 0), np.float32)
 
-    def _catch_up(self) -> None:
-        self._engine.catch_up()
+    def _synchronize(self) -> None:
+        self._engine.synchronize()
 
     def _portion(self, start: int) -> int:
-        return portion(self._engine.spec, start, self._chunk, self._engine.prefill_work)
+        return portion_size(self._engine.spec, start, self._chunk, self._engine.prefill_work)
 
     def _inspect(self, fresh: Sequence[int]) -> None:
         size = self._engine.info.vocab_size
@@ -90,27 +86,27 @@ class CudaSession(HostSession):
 
     def _adopt(self, tokens: Sequence[int], own: int) -> int:
         self._table.record(self._held)
-        run = self._engine.pool.find(tokens, self._table.known(own), self._table.scope)
+        run = self._engine.pool.find(tokens, self._table.records(own), self._table.scope)
         shared = len(run) * PAGE
         if shared <= own:
             return own
         self._table.adopt(run)
-        self._engine.upload(self.slot, self._table.pages, 0)
+        self._engine.upload_pages(self.slot, self._table.pages, 0)
         self._bounded = 0
         self._held = list(tokens[:shared])
         return shared
 
     def _release(self) -> None:
-        self._engine.settle()
+        self._engine.cancel_ahead()
         self._table.record(self._held)
         self._table.clear()
-        self._engine.forget(self)
+        self._engine.remove_session(self)
 
     # The contract
 
     def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> ExtendResult:
         self._check_open()
-        self._engine.settle()
+        self._engine.cancel_ahead()
         return super().extend(tokens, interrupt)
 
     def step(
@@ -126,67 +122,54 @@ class CudaSession(HostSession):
         return self._engine.step_many([StepRequest(self, draft, sampling, allowed)])[0]
 
     def rollback(self, length: int) -> None:
-        self._engine.settle()
+        self._engine.cancel_ahead()
         super().rollback(length)
 
     def fork(self) -> Session:
         self._check_open()
-        self._engine.settle()
+        self._engine.cancel_ahead()
         other = self._engine.session_over(self._table.fork())
         self._copy_state_to(other)
         return other
 
     # For the engine
 
-    @property
-    def resident(self) -> int:
-        return self._resident
-
-    def check_ready(self) -> None:
-        self._check_open()
-        if not self._tokens:
-            raise UsageError("a step needs at least one token; extend the session first")
-        if len(self._tokens) >= self._context_length:
-            raise ContextOverflow(
-                f"the context of {self._context_length:,} tokens is full; start a new conversation"
-            )
-
     def read_appended(self, interrupt: Interrupt | None = None) -> None:
-        """Where more was appended than a step takes along: read it as a prompt is read."""
+        """Prefill appended tokens if they are more than one step may compute."""
         if len(self._tokens) - self._resident > self._tail:
             self._compute_pending(interrupt)
 
     def rows(self, draft: Sequence[int], most: int) -> tuple[list[int], list[int]]:
-        """What the next step computes: the pending tail, and as much of the draft as fits."""
+        """The pending tokens of the next step, and as much of the draft as fits."""
         pending = self._tokens[self._resident :]
         room = min(most - len(pending), self._context_length - len(self._tokens) - 1)
         limit = self._engine.info.vocab_size
         kept: list[int] = []
         for token in draft[: max(room, 0)]:
             if not 0 <= token < limit:
-                break  # no such token can be chosen: the draft ends here
+                break  # can never be chosen, so the draft ends here
             kept.append(token)
         return pending, kept
 
     def reserve(self, start: int, end: int) -> None:
-        """Pages for positions start ... end - 1, of this session's own."""
+        """Make the pages of positions start ... end - 1 writable: allocate, or copy what is shared."""
         first, end = start // PAGE, min(end, self._context_length)
         before = self._table.pages[first:]
         for _, old, new in self._table.reserve(start, end):
             self._engine.copy_page(old, new)
         self._bounded = min(self._bounded, first)
         touched = self._table.pages[first:]
-        self._engine.changes(touched)
+        self._engine.invalidate_bounds(touched)
         if touched != before:
-            self._engine.upload(self.slot, self._table.pages, first)
+            self._engine.upload_pages(self.slot, self._table.pages, first)
 
-    def fresh_pages(self) -> Sequence[int]:
-        """Whole pages whose bounds nobody has asked for since they were last written to."""
+    def take_unbounded_pages(self) -> Sequence[int]:
+        """Full pages written since the last call; their key bounds must be computed."""
         first, self._bounded = self._bounded, self._resident // PAGE
         return self._table.pages[first : self._bounded]
 
-    def absorb(self, computed: Sequence[int], chosen: Sequence[int], accepted: int) -> None:
-        """A step ended: KV of `computed` is in place, `chosen` are the new tokens."""
+    def apply_step(self, computed: Sequence[int], chosen: Sequence[int], accepted: int) -> None:
+        """Record a finished step: KV of `computed` is stored, `chosen` are the new tokens."""
         base = len(self._tokens)
         del self._held[self._resident :]
         self._held.extend(computed)

@@ -1,8 +1,7 @@
-"""Sparse attention: when a session uses it, and what the kernel must know of its pages.
+"""Sparse attention: its settings, and bounds on the keys of full pages.
 
-Keeps, for whole pages, the largest and smallest value of every key dimension, so that the kernel can
-bound what a page may weigh. Bounds belong to a page's content: whoever writes to a page forgets them. Which
-chunks a row attends to is the kernel's choice (kernels/selection.cuh).
+The kernel bounds the weight of a page by the largest and smallest value of each key dimension, and chooses
+chunks of pages from that (kernels/selection.cuh). Writing to a page invalidates its bounds.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from torch import Tensor
 from keystroke.engine.cuda.plan import CHOSEN_CHUNKS, CHUNK, NEAR, PAGE, Plan
 from keystroke.engine.cuda.quantisation import from_bytes
 
-# "auto" takes a step again with the whole context wherever the bounds cannot rule out that more than
-# `MOST_OMITTED` of a head's attention was left out; "always" never does: faster, and an approximation.
+# "auto" repeats a step with the whole context unless the bounds prove that at most `MOST_OMITTED` of each
+# head's attention was omitted; "always" never repeats: faster, and an approximation.
 Sparse = Literal["off", "auto", "always"]
 
-SPARSE_FROM = 16_384  # tokens; a shorter context is read faster than it is chosen from
+SPARSE_FROM = 16_384  # tokens; reading a shorter context is faster than choosing from it
 BUDGET = CHOSEN_CHUNKS  # the first, the last three, and 28 of up to 256 keys each by their bounds
 MOST_OMITTED = 0.02
-TRUST_AGAIN = 256  # tokens after a doubtful step before the next attempt
+DENSE_TOKENS_AFTER_DOUBT = 256  # before sparse attention is tried again
 _MOST_CHUNKS = 1024  # that the kernel can choose from
-_BATCH = 64  # pages at a time, so that little memory is needed
+_BATCH = 64  # pages at a time, to limit memory
 
 
-def usable(plan: Plan) -> bool:
-    """Whether the kernel can choose chunks for this model here; else its sessions attend to everything."""
+def supports_sparse(plan: Plan) -> bool:
+    """Whether the kernel supports sparse attention for this plan."""
     spec = plan.spec
     chunks = NEAR // PAGE + -(-max(spec.context_length - NEAR, 0) // CHUNK)
-    return spec.heads // spec.kv_heads <= 16 and chunks <= _MOST_CHUNKS and plan.can_choose
+    return spec.heads // spec.kv_heads <= 16 and chunks <= _MOST_CHUNKS and plan.ring_fits_sparse
 
 
 class PageBounds:
@@ -44,14 +43,14 @@ class PageBounds:
         self._keys = keys
         self._known = bytearray(pages)
 
-    def forget(self, pages: Iterable[int]) -> None:
-        """These pages may be written to from now on."""
+    def invalidate(self, pages: Iterable[int]) -> None:
+        """Call before writing to these pages."""
         for page in pages:
             self._known[page] = 0
 
     @torch.inference_mode()
-    def ensure(self, pages: Iterable[int]) -> None:
-        """Bounds of these pages, all of them whole, are up to date when the next kernel runs."""
+    def update(self, pages: Iterable[int]) -> None:
+        """Compute missing bounds of these full pages before the next kernel runs."""
         missing = [page for page in pages if not self._known[page]]
         for at in range(0, len(missing), _BATCH):
             batch = torch.tensor(missing[at : at + _BATCH], device=self._keys.device)

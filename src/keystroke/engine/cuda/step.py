@@ -1,7 +1,6 @@
 """One step of the decode kernel: its buffers, its arguments, its results.
 
-Knows the structures of kernels/layout.cuh and how a launch follows another without the host. What runs
-the kernel (a GPU, or the emulator of the tests) is a `Launcher`; what sessions are is none of its business.
+Mirrors the structures of kernels/layout.cuh. A `Launcher` runs the kernel: a GPU, or the tests' emulator.
 """
 
 from __future__ import annotations
@@ -22,60 +21,20 @@ from keystroke.engine.cuda.plan import CHUNK, CONTROL_WORDS, FILTER_BINS, MAX_RO
 from keystroke.engine.cuda.weights import Weights
 from keystroke.errors import EngineError
 
-_POINTERS = (
-    "layers",
-    "head",
-    "embedding",
-    "norms",
-    "qk_norms",
-    "rope",
-    "tables",
-    "keys",
-    "values",
-    "value_steps",
-    "residual",
-    "normed",
-    "raw",
-    "queries",
-    "sent",
-    "partial",
-    "partial_norm",
-    "attended",
-    "attended_tagged",
-    "activated",
-    "tagged",
-    "logits",
-    "best_value",
-    "best_token",
-    "best_score",
-    "barrier",
-    "bounds",
-    "chunk_bounds",
-    "omitted",
-    "doubt",
-    "histogram",
-    "control",
-    "next",
-    "result",
-    "stop",
-    "masks",
-    "masks_ready",
-    "routers",
-    "expert_scores",
-    "profile",
-)
-_NUMBERS = (
-    "table_stride",
-    "partial_stride",
-    "x_stride",
-    "stages",
-    "ring_offset",
-    "in_flight",
-    "direct_rows",
-    "fused_rows",
-)
+# The fields of Parameters (kernels/layout.cuh), in their order.
+_WEIGHTS = ("layers", "head", "embedding", "norms", "qk_norms", "rope")
+_CACHE = ("tables", "keys", "values", "value_steps")
+_ROWS = ("residual", "normed", "raw", "queries", "sent", "partial", "partial_norm", "attended")
+_ROWS_TAGGED = ("attended_tagged", "activated", "tagged")
+_CHOICE = ("logits", "best_value", "best_token", "best_score", "barrier")
+_SPARSE = ("bounds", "chunk_bounds", "omitted", "doubt", "histogram")
+_HOST = ("control", "next", "result", "stop", "masks", "masks_ready")
+_EXPERTS = ("routers", "expert_scores", "profile")
+_POINTERS = (*_WEIGHTS, *_CACHE, *_ROWS, *_ROWS_TAGGED, *_CHOICE, *_SPARSE, *_HOST, *_EXPERTS)
+_STRIDES = ("table_stride", "partial_stride", "x_stride", "stages", "ring_offset", "in_flight")
+_NUMBERS = (*_STRIDES, "direct_rows", "fused_rows")
 _RESULT_WORDS = 2 + 3 * MAX_ROWS
-_SLOTS = 8  # launches whose control and result may be alive at once; at most two are
+_SLOTS = 8  # of control and result words; at most two launches run at once
 _STOPPED = -1
 _POLLS_BETWEEN_CHECKS = 20_000  # some tens of milliseconds
 
@@ -95,22 +54,22 @@ class Parameters(ctypes.Structure):
 
 class Launcher(Protocol):
     blocks: int
-    asynchronous: bool  # whether a launch returns before its step is done
+    asynchronous: bool  # whether a launch returns before its step ends
 
     def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool) -> None:
-        """Start one step. Returns at once where the device works by itself."""
+        """Start one step."""
 
     def check(self) -> None:
         """Raise EngineError if the device has failed."""
 
     def host_buffer(self, words: int) -> Tensor:
-        """int32 zeros that host and device both reach."""
+        """int32 zeros in memory that host and device share."""
 
 
 @dataclass(frozen=True)
 class SequenceRows:
-    """One sequence's part of a step: its inputs from `position` on, the first `pending` of which are given
-    and the rest drafted."""
+    """One sequence's part of a step: its tokens from `position` on, of which `pending` are given and the rest
+    drafted. `allowed`: what may be chosen after the given tokens and after each drafted one."""
 
     table: int
     tokens: Sequence[int]
@@ -118,15 +77,13 @@ class SequenceRows:
     pending: int
     sampling: Sampling
     budget: int = 0  # chunks of keys each row attends to; 0: all
-    allowed: AllowedTokens | None = (
-        None  # what may be chosen after the given tokens, and after each drafted one
-    )
+    allowed: AllowedTokens | None = None
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a step chose after each row, how much of each sequence's draft it accepted, and which sequences
-    may have left out too much of their context."""
+class StepOutcome:
+    """The token chosen after each row, how many draft tokens of each sequence were accepted, and for which
+    sequences sparse attention may have omitted too much."""
 
     chosen: tuple[int, ...]
     accepted: tuple[int, ...]
@@ -143,7 +100,7 @@ class Launch:
 
 
 class _Control:
-    """The words of one launch's Control (kernels/layout.cuh), each array under its name."""
+    """The arrays of one launch's Control (kernels/layout.cuh)."""
 
     def __init__(self, words: npt.NDArray[np.int32]) -> None:
         self.head = words[:7]
@@ -167,9 +124,20 @@ class _Control:
         self.low, self.high = low.view(np.uint32), high.view(np.uint32)
 
 
+def wait_for(words: npt.NDArray[np.int32], ticket: int, launcher: Launcher) -> None:
+    """Poll until the device has written `ticket`. Yields instead of sleeping: other threads get Python's
+    lock, and a sleep would wake too late."""
+    polls = 0
+    while words[0] != ticket:
+        os.sched_yield()
+        polls += 1
+        if polls % _POLLS_BETWEEN_CHECKS == 0:
+            launcher.check()
+
+
 class Stepper:
-    """Owns the kernel's buffers. `start` launches a step; `follow` launches the next one of the same
-    sequences, whose input the device already has; `finish` waits for a launch's result."""
+    """Owns the kernel's buffers. `start` launches a step, `launch_next` the step after it, whose input is on
+    the device; `finish` waits for a result."""
 
     def __init__(
         self,
@@ -234,8 +202,7 @@ class Stepper:
                 FILTER_BINS[0], MAX_ROWS, FILTER_BINS[1], dtype=torch.int64, device=device
             ),
         }
-        # What a launch needs of its slot is looked up here, once: in the first token's way a lookup in a
-        # tensor costs as much as the launch does.
+        # Looked up once: indexing a tensor costs as much as a launch.
         self._controls = integers(_SLOTS, CONTROL_WORDS)
         self._staging = launcher.host_buffer(_SLOTS * CONTROL_WORDS).view(_SLOTS, CONTROL_WORDS)
         self._results = launcher.host_buffer(_SLOTS * _RESULT_WORDS).view(_SLOTS, _RESULT_WORDS)
@@ -275,15 +242,15 @@ class Stepper:
         return sum(t.numel() * t.element_size() for t in self._buffers.values())
 
     def tune(self, *, in_flight: int, direct_rows: int, fused_rows: int) -> None:
-        """How much of the weights is asked for ahead, and where sharing work between blocks begins to pay;
-        results are the same either way."""
+        """Set how many weight bytes are in flight and up to how many rows blocks work alone. Results do not
+        depend on it."""
         self._parameters.in_flight = in_flight
         self._parameters.direct_rows = direct_rows
         self._parameters.fused_rows = fused_rows
 
-    def export(self, features: Tensor, layers: Sequence[int]) -> None:
-        """From now on every step leaves in `features` what a draft head reads: [rows, layers, hidden]
-        float16, the residual stream behind so many layers of the target."""
+    def export_features(self, features: Tensor, layers: Sequence[int]) -> None:
+        """Make every step write `features` [rows, layers, hidden] for a draft head: the float16 residual
+        stream before each of `layers`."""
         p = self._parameters
         self._buffers["features"] = features
         p.features, p.feature_count = features.data_ptr(), len(layers)
@@ -291,15 +258,15 @@ class Stepper:
             p.feature_layers[i] = layers[i] if i < len(layers) else -1
 
     def shared_parameters(self) -> Parameters:
-        """A copy of what every launch is given."""
+        """A copy of the parameters of every launch."""
         return Parameters.from_buffer_copy(self._parameters)
 
     def controls_of(self, launch: Launch) -> tuple[int, int]:
-        """Where the device has the rows of `launch`, and those of the step after it."""
+        """Device addresses of the control words of `launch` and of the step after it."""
         return self._control_at[launch.slot], self._control_at[(launch.slot + 1) % _SLOTS]
 
     def allow_omission(self, share: float) -> None:
-        """The largest part of a row's attention that sparse attention may leave out without doubt."""
+        """Set the largest share of a row's attention that sparse attention may omit without doubt."""
         self._parameters.most_omitted = float(np.log2(share / (1.0 - share))) if share < 1.0 else float("inf")
 
     def start(self, parts: Sequence[SequenceRows]) -> Launch:
@@ -311,7 +278,7 @@ class Stepper:
         if masked and not self._launcher.asynchronous:
             self._write_masks(parts)
         launch = self._launch(slot, rows, len(parts), sparse)
-        if masked and self._launcher.asynchronous:  # while the layers run: a step waits for masks at its end
+        if masked and self._launcher.asynchronous:  # the step waits for masks only at its end
             try:
                 self._write_masks(parts)
             except BaseException:
@@ -320,30 +287,22 @@ class Stepper:
                 raise
         return launch
 
-    def follow(self, launch: Launch, rows: int) -> Launch:
-        """The step after `launch`: every sequence goes on from the token that `launch` chooses, and one alone
-        from what a draft head puts behind it, `rows` in all at most."""
+    def launch_next(self, launch: Launch, rows: int) -> Launch:
+        """Launch the step after `launch` from the tokens that it chooses; a single sequence also gets the
+        draft head's tokens, `rows` in all at most."""
         return self._launch(self._ticket % _SLOTS, rows, launch.sequences, launch.sparse)
 
-    def stop(self) -> None:
-        """Let followers that have not begun end without work."""
+    def cancel_waiting(self) -> None:
+        """Make launches that have not begun end without work."""
         self._stop_words[0] = 1
 
-    def resume(self) -> None:
+    def allow_waiting(self) -> None:
         self._stop_words[0] = 0
 
     def wait(self, launch: Launch) -> None:
-        """Until the launch has ended. Between two looks Python's lock is free, so an event loop beside this
-        thread is as prompt as without it; a sleep, however short, would wake late by more than that costs."""
-        words, ticket = self._read[launch.slot], launch.ticket
-        polls = 0
-        while words[0] != ticket:
-            os.sched_yield()
-            polls += 1
-            if polls % _POLLS_BETWEEN_CHECKS == 0:
-                self._launcher.check()
+        wait_for(self._read[launch.slot], launch.ticket, self._launcher)
 
-    def finish(self, launch: Launch) -> Outcome | None:
+    def finish(self, launch: Launch) -> StepOutcome | None:
         """The result, or None if the launch was stopped before it began."""
         self.wait(launch)
         _, fault, *found = self._read[launch.slot].tolist()
@@ -352,7 +311,7 @@ class Stepper:
         if fault:
             raise EngineError("the model produced numbers that are not finite; its weights may be damaged")
         accepted, chosen, doubt = found[:MAX_ROWS], found[MAX_ROWS : 2 * MAX_ROWS], found[2 * MAX_ROWS :]
-        return Outcome(
+        return StepOutcome(
             tuple(chosen[: launch.rows]),
             tuple(accepted[: launch.sequences]),
             tuple(map(bool, doubt[: launch.sequences])),
@@ -370,7 +329,7 @@ class Stepper:
         return Launch(self._ticket, slot, rows, sequences, sparse)
 
     def _write_masks(self, parts: Sequence[SequenceRows]) -> None:
-        """The masks of all rows that choose under one, then word that they are there."""
+        """Write the masks of all masked rows, then mark them ready."""
         row = 0
         for part in parts:
             if part.allowed is not None:
@@ -403,6 +362,6 @@ class Stepper:
             if part.allowed is not None:
                 masked |= (1 << row + size) - (1 << row + part.pending - 1)
             row += size
-        signed = masked - (masked >> 31 << 32)  # one bit a row, in a word that has a sign
+        signed = masked - (masked >> 31 << 32)  # one bit per row in a signed word
         to.head[:] = (row, len(parts), any_hot, self._ticket + 1, any_filtered, any_sparse, signed)
         return row

@@ -1,7 +1,6 @@
-"""Weights of a GGUF file as codes, scales and offsets, read on the device, without rounding any of them.
+"""Reads GGUF's block types as codes, scales and offsets on the device, without rounding.
 
-Bytes in, tensors out; knows GGUF's block types and which packed format holds which, no kernel and no
-model. A weight is `scale * code + offset`; where a type has no minima the offset is `-zero * scale` for all.
+A weight is `scale * code + offset`; for types without minima the offset is `-zero * scale`.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from keystroke.engine.cuda.plan import (
 )
 from keystroke.errors import UnsupportedModel
 
-Wanted = Precision | Literal["auto"]
-GROUP = 16  # columns to a scale, however many a type has
+RequestedPrecision = Precision | Literal["auto"]
+GROUP = 16  # columns per scale, for every type
 
 
 @dataclass(frozen=True)
 class Codes:
     """Rows of one matrix: uint8 `codes` [rows, columns], float32 `scales` and `offsets` [rows, columns / 16];
-    `zero` is the code that stands for 0 where a type has no offsets of its own."""
+    `zero` is the code of 0 for types without offsets."""
 
     codes: Tensor
     scales: Tensor
@@ -42,12 +41,12 @@ class Codes:
     zero: int | None
 
     def weights(self) -> Tensor:
-        """float32 [rows, columns]: what the blocks stand for."""
+        """The weights, float32 [rows, columns]."""
         grouped = self.codes.view(*self.scales.shape, GROUP).float()
         return (grouped * self.scales[..., None] + self.offsets[..., None]).view(self.codes.shape)
 
 
-# Types, and the narrowest codes that hold each: SIX and EIGHT only where zero is a code.
+# The types that each format holds. SIX and EIGHT have no offsets, so they need types with a code of 0.
 _FITS: dict[int, frozenset[str]] = {
     FOUR: frozenset({"Q4_0", "Q4_1", "Q4_K"}),
     SIX: frozenset({"Q4_0", "Q5_0", "Q6_K"}),
@@ -59,14 +58,13 @@ STORED_TYPES = _FITS[EIGHT_OFFSET]
 
 
 def format_for(types: Collection[str]) -> int | None:
-    """The smallest packed format that holds matrices of all these types; None where one is not kept as it is
-    stored."""
+    """The smallest packed format that holds all these types; None if there is none."""
     fitting = [each for each, held in _FITS.items() if held >= set(types)]
     return min(fitting, key=lambda each: BLOCK_BYTES[each], default=None)
 
 
 def stored_formats(checkpoint: Checkpoint) -> Formats | None:
-    """How a model's matrices are kept as stored; None where some matrix is not of such a type."""
+    """The formats that keep a model's matrices as stored; None if some matrix has another type."""
     spec = checkpoint.spec
 
     def types(name: str) -> list[str]:
@@ -83,17 +81,16 @@ def stored_formats(checkpoint: Checkpoint) -> Formats | None:
         return None
     if format_for(down) is None or format_for([checkpoint.storage(EMBEDDING)]) is None:
         return None
-    # The narrowest format of any layer, and one that holds all layers that do not fit in it.
+    # The narrowest format of any layer, and one that holds all other layers.
     narrow = min((format_for([each]) or EIGHT_OFFSET for each in down), key=lambda each: BLOCK_BYTES[each])
     wide_layers = frozenset(layer for layer, each in enumerate(down) if each not in _FITS[narrow])
     wide = (format_for([down[layer] for layer in wide_layers]) if wide_layers else None) or narrow
     return Formats(query_key, value, output, gate_up, narrow, head, wide, wide_layers)
 
 
-def chosen(checkpoint: Checkpoint, wanted: Wanted) -> tuple[Precision, Formats | None]:
-    """The precision that is meant by `wanted`, and what stored matrices are packed as. "auto" keeps files of
-    four bits as they are stored, which costs nothing and reads a third of the bytes; others run in 16 bits.
-    Raises UnsupportedModel where matrices are to be kept as stored and some cannot be."""
+def choose_precision(checkpoint: Checkpoint, wanted: RequestedPrecision) -> tuple[Precision, Formats | None]:
+    """The precision for `wanted`, and the formats of stored matrices. "auto" keeps 4-bit files as stored and
+    runs others in 16 bits. Raises UnsupportedModel if "stored" is not possible."""
     if wanted != "auto" and wanted != "stored":
         return wanted, None
     formats = stored_formats(checkpoint)
@@ -107,15 +104,15 @@ def chosen(checkpoint: Checkpoint, wanted: Wanted) -> tuple[Precision, Formats |
     return "bf16", None
 
 
-def usual_formats(spec: ModelSpec) -> Formats:
-    """Those of a file of four bits as they are usually made (Q4_K_M): six bits for the head and, in half of
-    the layers, for values and the down projection."""
+def typical_formats(spec: ModelSpec) -> Formats:
+    """The formats of a typical 4-bit file (Q4_K_M): six bits for the head and, in half of the layers, for
+    values and the down projection."""
     layers = frozenset(range(0, spec.layers, 2))
     return Formats(FOUR, SIX_OFFSET, FOUR, FOUR, FOUR, SIX, wide=SIX, wide_layers=layers)
 
 
-def codes_of(stored: Tensor, kind: str) -> Codes:
-    """The rows of one matrix, `stored` [rows, bytes] of GGUF's type `kind`."""
+def read_codes(stored: Tensor, kind: str) -> Codes:
+    """Reads `stored` [rows, bytes] of GGUF's type `kind`."""
     codes, scales, offsets, zero = _READERS[kind](stored.view(stored.shape[0], -1, _SIZES[kind]))
     rows, columns = stored.shape[0], codes[0].numel()
 
@@ -205,7 +202,8 @@ def _with_fifth_bits(codes: Tensor, fifth: Tensor) -> Tensor:
 
 
 def _pairs_of_blocks(codes: Tensor) -> Tensor:
-    """Eight blocks of 32 from 128 bytes: each 32 hold one in their lower and one in their upper halves."""
+    """Eight blocks of 32 codes from 128 bytes; each 32 bytes hold one in the lower and one in the upper
+    bits."""
     pairs = codes.reshape(*codes.shape[:-1], 4, 1, 32)
     return torch.cat((pairs & 15, pairs >> 4), -2).reshape(*codes.shape[:-1], 8, 32)
 

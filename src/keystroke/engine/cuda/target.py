@@ -1,8 +1,4 @@
-"""The kinds of GPU that the kernels are compiled for, and what of them decides how work is cut.
-
-A table and a choice from it; it asks no device and knows no models. A GPU that is too old is refused
-here, in one sentence.
-"""
+"""The GPU architectures that kernels are compiled for. A GPU that is too old is refused here."""
 
 from __future__ import annotations
 
@@ -18,10 +14,10 @@ INSTEAD = (
 
 @dataclass(frozen=True)
 class Target:
-    name: str  # as the compiler calls it
-    shared_bytes: int  # that one block may have
-    matrix_rate: float  # of a multiprocessor's tensor cores, beside Hopper's
-    portable: bool = False  # compiled to PTX, which the driver finishes for the GPU that is there
+    name: str  # the compiler's
+    shared_bytes: int  # shared memory of a block, at most
+    matrix_rate: float  # speed of a multiprocessor's tensor cores relative to Hopper's
+    portable: bool = False  # compiled to PTX, which the driver finishes for the GPU
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -30,11 +26,11 @@ class Target:
 
     @property
     def bulk(self) -> bool:
-        """Whether it has an engine for bulk copies (kernels/copies.cuh)."""
+        """Whether it supports bulk copies (kernels/copies.cuh)."""
         return self.capability >= (9, 0)
 
 
-# Rates are those of products with sums in float32, of consumer GPUs where there are such.
+# Rates are those of products with float32 sums, of the slowest GPUs of each architecture.
 AMPERE = Target("sm_80", 166_912, 0.4)  # A100, A30
 HOPPER = Target("sm_90", 232_448, 1.0)  # H100, H200
 TARGETS = {
@@ -51,9 +47,9 @@ TARGETS = {
 
 
 def target_for(capability: tuple[int, int], shared_bytes: int, wanted: str = "auto") -> Target:
-    """What to compile for on a GPU of this compute capability whose blocks may have so much shared memory (0:
-    what is usual); `wanted` names an older kind, to be run as that. Raises ModelError for a GPU before
-    Ampere, and ConfigError where `wanted` is unknown or newer than the GPU."""
+    """The target for a GPU of this compute capability with so much shared memory per block (0: the usual).
+    `wanted` names an older architecture to use instead. Raises ModelError for a GPU before Ampere,
+    ConfigError if `wanted` is unknown or newer than the GPU."""
     version = "{}.{}".format(*capability)
     older = [target for target in TARGETS.values() if target.capability <= capability]
     if not older:
@@ -77,14 +73,12 @@ def target_for(capability: tuple[int, int], shared_bytes: int, wanted: str = "au
     return replace(found, shared_bytes=room, portable=found.capability != capability)
 
 
-def nearest(target: Target, known: list[int]) -> Target:
-    """`target`, or where the compiler knows only these (80, 86 ...), the newest before it that it does."""
+def nearest_supported(target: Target, known: list[int]) -> Target:
+    """`target`, or the newest before it among the `known` architectures (80, 86 ...) of the compiler."""
     if not known or int(target.name.removeprefix("sm_")) in known:
         return target
-    names = [
-        name for name, each in TARGETS.items()
-        if each.capability <= target.capability and int(name.removeprefix("sm_")) in known
-    ]  # fmt: skip
+    older = (each for each in TARGETS.values() if each.capability <= target.capability)
+    names = [each.name for each in older if int(each.name.removeprefix("sm_")) in known]
     if not names:
         raise ModelError(
             f"CUDA's run-time compiler does not know {target.name}; install a newer one with: "

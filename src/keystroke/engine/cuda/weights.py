@@ -1,8 +1,5 @@
-"""A model's weights on the device, packed for the decode kernel.
-
-Knows where tensors come from (a checkpoint, or chance for speed measurements) and the order in which
-they lie. It computes nothing with them.
-"""
+"""A model's weights on the device, packed for the decode kernel: from a checkpoint, or random for
+benchmarks."""
 
 from __future__ import annotations
 
@@ -17,23 +14,23 @@ from torch import Tensor
 from keystroke.engine.base import ModelInfo
 from keystroke.engine.checkpoint.rope import rope_tables
 from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, Checkpoint, ModelSpec
-from keystroke.engine.cuda.code_packing import fitted, joined
-from keystroke.engine.cuda.packing import gate_up_order, pack, places_of, plain_order, qkv_order, unpack
+from keystroke.engine.cuda.code_packing import concatenate, shift_zero
+from keystroke.engine.cuda.packing import gate_up_order, pack, plain_order, qkv_order, row_positions, unpack
 from keystroke.engine.cuda.plan import TAIL_BYTES, KvPrecision, Matrix, Plan, Precision
 from keystroke.engine.cuda.stored import (
     GROUP,
     STORED_TYPES,
     Codes,
-    Wanted,
-    chosen,
-    codes_of,
-    usual_formats,
+    RequestedPrecision,
+    choose_precision,
+    read_codes,
+    typical_formats,
 )
 from keystroke.engine.cuda.target import HOPPER, Target
 from keystroke.errors import NotEnoughMemory
 
-_TILES_AT_ONCE = 4096  # that are packed together
-_DENSE_SHARE = 16  # of the memory that is free: so much a second copy of the layers may take
+_TILES_AT_ONCE = 4096  # packed in one pass
+_DENSE_SHARE = 16  # an unpacked copy of the layers may use 1/16 of the free memory
 Source = Callable[[str, tuple[int, ...]], Tensor | Codes]  # a tensor by its Hugging Face name, on the device
 
 
@@ -49,13 +46,13 @@ class DenseLayer:
 
 class MatrixUnpacker(Protocol):
     def unpack(self, name: str, packed: Tensor, matrix: Matrix, rows: int, folded: Tensor | None) -> Tensor:
-        """What `unpack` gives for the matrix `name` of a layer."""
+        """Same result as `packing.unpack` for the matrix `name` of a layer."""
 
 
 @dataclass(frozen=True)
 class KvSteps:
-    """Keys and values in bytes: how much one step of each dimension is, float32 [layers, kv_heads, head_dim].
-    Rotary partners have the same: a step then stays what it is through the rotation."""
+    """Step sizes of 8-bit keys and values, float32 [layers, kv_heads, head_dim]. Rotary partners share one,
+    so that rotation keeps it."""
 
     keys: Tensor
     values: Tensor
@@ -69,17 +66,15 @@ class Weights:
     embedding: Tensor  # bf16 [vocab, hidden]
     norms: Tensor  # float32 [2 layers + 1, hidden]
     qk_norms: Tensor  # float32 [layers, 2, head_dim]
-    biases: list[
-        dict[str, Tensor]
-    ]  # float32, by matrix, for prefill; the kernel has its own beside the weights
+    biases: list[dict[str, Tensor]]  # float32, by matrix, for prefill; the kernel reads those in `layers`
     rope: Tensor  # float32 [context, head_dim / 2, 2]
     routers: Tensor  # float32 [layers, experts, hidden] of a mixture; otherwise empty
 
     def __post_init__(self) -> None:
         spec, device = self.plan.spec, self.layers.device
         self.kv_steps: KvSteps | None = None
-        self.kernel_norms = self.qk_norms  # as the kernel multiplies with them
-        self._folded: list[dict[str, Tensor]] = []  # what Q, K and V rows were multiplied by in the kernel
+        self.kernel_norms = self.qk_norms  # the kernel's: step sizes are folded in
+        self._folded: list[dict[str, Tensor]] = []  # factors folded into Q, K and V rows
         self._orders = {name: order.to(device) for name, order in _orders(spec).items()}
         self._rows = {
             "query_key": (spec.heads + spec.kv_heads) * spec.head_dim,
@@ -91,22 +86,22 @@ class Weights:
         if spec.experts is not None:
             self._rows["gate_up"] = 2 * spec.experts.count * spec.experts.width
             self._rows["down"] = spec.experts.count * spec.hidden
-        self._places = {name: places_of(self._orders[name], rows) for name, rows in self._rows.items()}
-        self._kept: list[DenseLayer] = []
-        self.unpacker: MatrixUnpacker | None = None  # a faster way, where stored matrices lie on a GPU
+        self._places = {name: row_positions(self._orders[name], rows) for name, rows in self._rows.items()}
+        self._dense_layers: list[DenseLayer] = []
+        self.unpacker: MatrixUnpacker | None = None  # for stored matrices on a GPU
 
     def keep_dense(self, room: int) -> None:
-        """Keep all layers unpacked too, if that takes no more than `room` bytes: a short prompt's prefill
-        would spend most of its time unpacking."""
+        """Keep an unpacked copy of all layers if it needs at most `room` bytes: short prompts prefill
+        faster."""
         matrices = [(rows, getattr(self.plan, name)) for name, rows in self._rows.items()]
         each = sum(2 * rows * matrix.inner * matrix.split for rows, matrix in matrices)
         if self.plan.spec.layers * each <= room:
-            self._kept = [self.dense(layer) for layer in range(self.plan.spec.layers)]
+            self._dense_layers = [self.dense(layer) for layer in range(self.plan.spec.layers)]
 
     def dense(self, layer: int) -> DenseLayer:
-        """The matrices of one layer, unpacked. Costs one pass over its bytes, unless they are kept."""
-        if self._kept:
-            return self._kept[layer]
+        """The matrices of one layer, unpacked now or kept by `keep_dense`."""
+        if self._dense_layers:
+            return self._dense_layers[layer]
         at = self.plan.layer_offsets[layer]
         found = {}
         for name, matrix in self.plan.layer(layer).items():
@@ -121,16 +116,14 @@ class Weights:
         qkv = torch.cat((found.pop("query_key"), found.pop("value")))
         return DenseLayer(qkv, **found)
 
-    def fold(self, steps: KvSteps) -> None:
-        """From now on the kernel's projection gives keys and values in these steps, and queries in their
-        inverse, at no cost: every packed row has a factor of its own. `dense` stays as it is."""
+    def fold_kv_steps(self, steps: KvSteps) -> None:
+        """Scale packed rows so that the kernel's projection gives keys and values in steps, and queries in
+        the inverse. `dense` is not affected."""
         plan, spec = self.plan, self.plan.spec
         self.kv_steps = steps
         queries = steps.keys.repeat_interleave(spec.heads // spec.kv_heads, 1)
         rows = torch.cat((queries, 1 / steps.keys, 1 / steps.values), 1)
-        if (
-            spec.qk_norm
-        ):  # a norm comes behind the projection: its weights carry the factors, one for all heads
+        if spec.qk_norm:  # the norm follows the projection, so its weights get the factors
             self.kernel_norms = self.qk_norms * torch.stack((steps.keys[:, 0], 1 / steps.keys[:, 0]), 1)
             rows[:, : spec.heads + spec.kv_heads] = 1
         for layer, row in enumerate(rows):
@@ -168,30 +161,28 @@ class Weights:
 
 def plan_of(
     checkpoint: Checkpoint,
-    precision: Wanted,
+    precision: RequestedPrecision,
     blocks: int,
     kv_precision: KvPrecision = "bf16",
     target: Target = HOPPER,
 ) -> Plan:
-    """How this model runs on so many multiprocessors. Raises UnsupportedModel where the kernel cannot, or
-    where weights are to be kept as stored and some are not of a type that can be."""
-    meant, stored = chosen(checkpoint, precision)
+    """The plan of a model on so many multiprocessors. Raises UnsupportedModel if the kernel cannot run it, or
+    cannot keep its weights as stored."""
+    meant, stored = choose_precision(checkpoint, precision)
     return Plan(checkpoint.spec, meant, blocks, kv_precision, stored, target)
 
 
 def load_weights(checkpoint: Checkpoint, plan: Plan, device: torch.device) -> Weights:
-    """Read, convert and pack every tensor of `checkpoint`, one at a time. Bytes go to the device as they are
-    stored, and are widened there."""
+    """Pack every tensor of `checkpoint`, one at a time, converting them on the device."""
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor | Codes:
         array, kind = checkpoint.raw(name)
         if kind in STORED_TYPES:
-            codes = codes_of(torch.from_numpy(np.array(array)).to(device), kind)
+            codes = read_codes(torch.from_numpy(np.array(array)).to(device), kind)
             return codes if plan.stored is not None else codes.weights()
         if kind == "BF16":
-            return (
-                torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16).to(device).view(shape)
-            )
+            halves = torch.from_numpy(np.array(array).view(np.int16))
+            return halves.view(torch.bfloat16).to(device).view(shape)
         wide = array if array.dtype == np.float32 else checkpoint.tensor(name)
         return torch.from_numpy(np.array(wide)).to(device).view(shape)
 
@@ -205,8 +196,8 @@ def random_plan(
     kv_precision: KvPrecision = "bf16",
     target: Target = HOPPER,
 ) -> Plan:
-    """The plan of a model of this shape; stored weights are in the formats that such files usually have."""
-    stored = usual_formats(spec) if precision == "stored" else None
+    """The plan of a model of this shape; stored weights have the typical formats."""
+    stored = typical_formats(spec) if precision == "stored" else None
     return Plan(spec, precision, blocks, kv_precision, stored, target)
 
 
@@ -219,7 +210,7 @@ def random_weights(
     kv_precision: KvPrecision = "bf16",
     target: Target = HOPPER,
 ) -> Weights:
-    """A model of this shape whose weights mean nothing: speed does not depend on them."""
+    """A model of this shape with random weights, for benchmarks."""
     generator = torch.Generator(device=device).manual_seed(seed)
     plan = random_plan(spec, precision, blocks, kv_precision, target)
 
@@ -232,7 +223,7 @@ def random_weights(
 
 
 def random_codes(shape: tuple[int, int], generator: torch.Generator) -> Codes:
-    """A matrix of codes of four bits that mean nothing, as large as trained weights are."""
+    """A random matrix of 4-bit codes, scaled like trained weights."""
     device = generator.device
     codes = torch.randint(0, 16, shape, generator=generator, device=device, dtype=torch.uint8)
     scales = torch.rand(shape[0], shape[1] // GROUP // 2, generator=generator, device=device)
@@ -241,7 +232,7 @@ def random_codes(shape: tuple[int, int], generator: torch.Generator) -> Codes:
 
 
 def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """The next tensor of a model whose weights mean nothing, as large as trained ones are."""
+    """A random tensor, scaled like trained weights."""
     noise = torch.randn(shape, generator=generator, device=generator.device)
     if name.endswith("norm.weight"):
         return noise * 0.1 + 1
@@ -264,7 +255,7 @@ def build_weights(plan: Plan, source: Source, device: torch.device) -> Weights:
 def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
     spec = plan.spec
     table = source(EMBEDDING, (spec.vocab_size, spec.hidden))
-    embedding = _plain(table).to(torch.bfloat16)
+    embedding = _as_tensor(table).to(torch.bfloat16)
     layers = torch.empty(plan.layer_offsets[-1], dtype=torch.uint8, device=device)
     norms = torch.empty(2 * spec.layers + 1, spec.hidden, device=device)
     qk_norms = torch.ones(spec.layers, 2, spec.head_dim, device=device)
@@ -277,6 +268,12 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
     width, down_rows = spec.intermediate, spec.hidden
     if experts is not None:
         width, down_rows = experts.count * experts.width, experts.count * spec.hidden
+    qkv, mlp = spec.qkv_bias, spec.mlp_bias
+    biased = {"query_key": qkv, "value": qkv, "output": spec.o_bias, "gate_up": mlp, "down": mlp}
+
+    def vector(name: str, size: int) -> Tensor:
+        return _as_tensor(source(name, (size,))).float()
+
     for layer in range(spec.layers):
         at = f"model.layers.{layer}"
         parts: dict[str, tuple[tuple[str, int, int], ...]] = {
@@ -292,43 +289,29 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
             ),
             "down": ((f"{at}.{feed_forward}.down_proj", down_rows, plan.down.inner * plan.down.split),),
         }
-        biased = {
-            "query_key": spec.qkv_bias,
-            "value": spec.qkv_bias,
-            "output": spec.o_bias,
-            "gate_up": spec.mlp_bias,
-            "down": spec.mlp_bias,
-        }
         biases: dict[str, Tensor] = {}
         offset = plan.layer_offsets[layer]
         for name, matrix in plan.layer(layer).items():
             members = parts[name]
-            weight = _stacked(
-                [source(f"{m}.weight", (rows, columns)) for m, rows, columns in members], matrix
-            )
+            weight = _stack([source(f"{m}.weight", (rows, columns)) for m, rows, columns in members], matrix)
             bias = None
             if biased[name]:
-                bias = torch.cat([_plain(source(f"{m}.bias", (rows,))).float() for m, rows, _ in members])
-                biases[name] = bias
+                bias = biases[name] = torch.cat([vector(f"{m}.bias", rows) for m, rows, _ in members])
             _pack_into(layers[offset : offset + matrix.bytes], weight, bias, orders[name], matrix)
             offset += matrix.bytes
         if experts is not None:
-            routers[layer] = _plain(source(f"{at}.mlp.gate.weight", (experts.count, spec.hidden))).float()
+            routers[layer] = _as_tensor(source(f"{at}.mlp.gate.weight", (experts.count, spec.hidden))).float()
         if spec.qkv_bias:
             biases["qkv"] = torch.cat((biases.pop("query_key"), biases.pop("value")))
         all_biases.append(biases)
-
-        def vector(name: str, size: int) -> Tensor:
-            return _plain(source(name, (size,))).float()
-
         norms[2 * layer] = vector(f"{at}.input_layernorm.weight", spec.hidden)
         norms[2 * layer + 1] = vector(f"{at}.post_attention_layernorm.weight", spec.hidden)
         if spec.qk_norm:
             qk_norms[layer, 0] = vector(f"{at}.self_attn.q_norm.weight", spec.head_dim)
             qk_norms[layer, 1] = vector(f"{at}.self_attn.k_norm.weight", spec.head_dim)
-    norms[-1] = _plain(source(FINAL_NORM, (spec.hidden,))).float()
+    norms[-1] = vector(FINAL_NORM, spec.hidden)
     tied = table if plan.stored is not None else embedding
-    head = _stacked([tied if spec.tied else source(HEAD, (spec.vocab_size, spec.hidden))], plan.head)
+    head = _stack([tied if spec.tied else source(HEAD, (spec.vocab_size, spec.hidden))], plan.head)
     cosines, sines = rope_tables(spec, spec.context_length)
     rope = torch.from_numpy(np.stack((cosines, sines), 2)).contiguous().to(device)
     packed_head = pack(head, None, plain_order(spec.vocab_size), plan.head)
@@ -338,7 +321,7 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
 def _pack_into(
     to: Tensor, weight: Tensor | Codes, bias: Tensor | None, order: Tensor, matrix: Matrix
 ) -> None:
-    """Pack a matrix, in portions where it is large: packing takes several times its memory."""
+    """Pack a matrix, in portions if it is large: packing needs several times its memory."""
     if matrix.split > 1 or bias is not None or matrix.tiles <= _TILES_AT_ONCE:
         to[:] = pack(weight, bias, order, matrix)
         return
@@ -350,7 +333,7 @@ def _pack_into(
 
 
 def _orders(spec: ModelSpec) -> dict[str, Tensor]:
-    """The row of the model's matrix at each place of the packed one."""
+    """The model's row at each position of a packed matrix."""
     rotated = (spec.heads + spec.kv_heads) * spec.head_dim
     return {
         "query_key": qkv_order(spec.heads, spec.kv_heads, spec.head_dim)[:rotated],
@@ -363,12 +346,12 @@ def _orders(spec: ModelSpec) -> dict[str, Tensor]:
     }
 
 
-def _stacked(parts: Sequence[Tensor | Codes], matrix: Matrix) -> Tensor | Codes:
-    codes = [fitted(part, matrix.format) for part in parts if isinstance(part, Codes)]
+def _stack(parts: Sequence[Tensor | Codes], matrix: Matrix) -> Tensor | Codes:
+    codes = [shift_zero(part, matrix.format) for part in parts if isinstance(part, Codes)]
     plain = [part for part in parts if not isinstance(part, Codes)]
     assert not (codes and plain), "a matrix is stored whole or not at all"
-    return joined(codes) if codes else torch.cat(plain)
+    return concatenate(codes) if codes else torch.cat(plain)
 
 
-def _plain(tensor: Tensor | Codes) -> Tensor:
+def _as_tensor(tensor: Tensor | Codes) -> Tensor:
     return tensor.weights() if isinstance(tensor, Codes) else tensor

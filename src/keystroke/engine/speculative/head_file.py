@@ -28,11 +28,7 @@ from keystroke.errors import ModelDamaged, NotFound, UsageError
 VERSION = 1
 CONFIG, WEIGHTS = "config.json", "head.safetensors"
 NORMS = ("token_norm", "hidden_norm", "mlp_norm", "norm")
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"),
-    "I32": np.dtype("<i4"),
-    "I8": np.dtype("i1"),
-}
+_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "I32": np.dtype("<i4"), "I8": np.dtype("i1")}
 
 
 @dataclass(frozen=True, slots=True)

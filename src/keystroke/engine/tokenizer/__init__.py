@@ -9,12 +9,7 @@ from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 from keystroke.engine.tokenizer.stream import StreamDecoder
 from keystroke.errors import NotFound
 
-__all__ = [
-    "ByteTokenizer",
-    "StreamDecoder",
-    "Tokenizer",
-    "load_tokenizer",
-]
+__all__ = ["ByteTokenizer", "StreamDecoder", "Tokenizer", "load_tokenizer"]
 
 
 def load_tokenizer(path: Path, cache: Path | None = None) -> Tokenizer:

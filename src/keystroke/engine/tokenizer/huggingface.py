@@ -212,9 +212,8 @@ LLAMA3_PATTERN = (
 QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 SEED_PATTERN = QWEN2_PATTERN.replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+")
 DEEPSEEK_PATTERNS = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")
-_WHOLE = frozenset(
-    {GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN, SEED_PATTERN}
-)  # each is a complete pre-tokenizer
+# Each is a complete pre-tokenizer.
+_WHOLE = frozenset({GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN, SEED_PATTERN})
 
 
 def is_cuttable(spec: Mapping[str, Any]) -> bool:

@@ -1,26 +1,26 @@
 // Attention over the pages of a sequence, one chunk of keys at a time; results are partial.
-// A key's chunk depends on its place alone, so a row's sums never depend on the rows beside it.
+// A key's chunk depends on its position only, so a row's sums never depend on other rows.
 
-// A block takes one KV head of one sequence over one chunk of keys. Each warp scores a part of them, then gathers an
-// eighth of the head's dimensions over all. Pages that no row of this step writes to come through the ring, ahead of
-// their use, like weights (in a step of sparse attention: when they are chosen, see below); the few others are read where
-// they lie, or come from the blocks that compute them.
+// A block processes one KV head of one sequence over one chunk of keys. Each warp scores a part of them, then sums the values of an
+// eighth of the head's dimensions. Pages that this step does not write to are streamed through the ring like weights (with
+// sparse attention: once they are chosen, see below); the few others are read from device memory, or sent by the blocks that
+// compute them.
 constexpr int K_STEPS = HEAD_DIM / 32;           // 16 bytes of a query each, to a lane
-// In a step of sparse attention blocks may be many and chunks few: VALUE_PARTS of them then score the same keys, and each gathers
-// its part of the dimensions of the values.
+// With sparse attention there may be more blocks than chunks: VALUE_PARTS of them then score the same keys, and each sums a part of
+// the dimensions of the values.
 constexpr int DIMENSIONS = HEAD_DIM / VALUE_PARTS;
 constexpr int V_TILES = DIMENSIONS / 64;
 constexpr int PAGE_BYTES = PAGE * HEAD_DIM * KV_BYTES;  // of one head's keys or values
 constexpr int DENSITY = 2 / KV_BYTES;            // numbers of a page in the room of 16 bits, and pages in a stage of the ring
-// Where shared memory is small, a stage of the ring holds no page: all are then read where they lie.
+// With small shared memory a stage of the ring holds no page: all pages are then read from device memory.
 enum { IN_RING = DENSITY * PAGE_BYTES <= STAGE };
 constexpr int RECENT = 3;  // the last chunks of a row are always attended to: no row chooses among pages that its step writes to
 DEVICE int chunks_of(const Control& c, int m) {  // partial results that row m has
   const int all = chunks_to(c.position[m]), budget = SPARSE ? c.budget[c.sequence[m]] : 0;
   return budget && budget < all ? budget : all;
 }
-// This block's share number `number`: first of the sequences that attend to every chunk, then of the chosen chunks, which are
-// dealt out row by row and head by head. Whose chunk is not among a row's last has to be chosen in each layer.
+// This block's unit `number`: first those of sequences that attend to every chunk, then the chosen chunks, distributed by row and
+// head. A chunk that is not among a row's last is chosen in each layer.
 DEVICE int find_unit(const Control& c, int number, Unit& unit, short& part) {
   int index = blockIdx.x + number * gridDim.x, chosen = 0;
   for (int s = 0; s < c.sequences; ++s) {
@@ -66,7 +66,7 @@ DEVICE int find_unit(const Control& c, int number, Unit& unit, short& part) {
     at -= count * KV_HEADS;
   }
 }
-// Pages of a chunk, one or four; entries past the end are never used.
+// The pages of a chunk, one or four; entries past the end are not used.
 DEVICE uint4 pages_of(const Parameters& p, const Control& c, int sequence, int chunk) {
   const int* table = p.tables + (s64)c.table[sequence] * p.table_stride;
   if (chunk < NEAR_CHUNKS) return make_uint4(table[chunk], 0, 0, 0);
@@ -90,7 +90,7 @@ DEVICE s64 page_start(const Parameters& p, int layer, u32 page, int head) {
   return layer * p.kv_layer_stride + ((s64)page * KV_HEADS + head) * (PAGE * HEAD_DIM);
 }
 
-// This block's shares, one after another, are the same in every layer: the first are looked up once.
+// This block's units are the same in every layer: the first are looked up once.
 DEVICE Share look_up(const Parameters& p, const Control& c, int number) {
   Share s;
   s.pages = make_uint4(0, 0, 0, 0);
@@ -99,7 +99,7 @@ DEVICE Share look_up(const Parameters& p, const Control& c, int number) {
   if (s.kind == FIXED) s.pages = find_pages(p, c, s.unit);
   return s;
 }
-// The streaming warp's part: this block's share of one layer's pages, in the order of use.
+// The streaming warp: this block's pages of one layer, in the order of use.
 DEVICE void bring_pages(Streamer& s, const Parameters& p, const Control& c, int layer, const Unit& unit, const uint4& pages) {
   const int cold = cold_pages(c, unit);
   const auto place = [&](int i) {
@@ -116,7 +116,7 @@ DEVICE void stream_pages(Streamer& s, const Parameters& p, const Control& c, int
   }
 }
 
-// What a thread needs to know of the two rows it scores, g and g + 8 of the unit.
+// What a thread needs about the two rows it scores, g and g + 8 of the unit.
 struct Rows {
   bool has0, has1;
   int m0, m1, h0, h1, limit0, limit1;
@@ -131,8 +131,8 @@ DEVICE Rows rows_of(const Worker& w, const Unit& unit) {
   r.limit0 = r.has0 ? w.control->position[r.m0] : -1; r.limit1 = r.has1 ? w.control->position[r.m1] : -1;
   return r;
 }
-// Which eight dimensions of a query a thread's step-th 16 bytes hold: those that meet what it has of a key, 16 bytes of
-// DEPTH times 8.
+// Which eight dimensions of a query a thread's step-th 16 bytes hold: those that match its part of a key, 16 bytes of DEPTH
+// times 8.
 template <int DEPTH>
 DEVICE int query_at(int j, int step) { return step / DEPTH * DEPTH * 32 + j * 8 * DEPTH + step % DEPTH * 8; }
 struct Queries { uint4 a[K_STEPS], b[K_STEPS]; };  // of those two rows
@@ -149,13 +149,13 @@ DEVICE Queries load_queries(const Worker& w, const Rows& r) {
   }
   return q;
 }
-// The i-th page that came for a unit: its keys, then its values, DENSITY in a stage.
+// Page i of a unit: its keys, then its values, DENSITY in a stage.
 DEVICE const Stored* await_page(Worker& w, int i) {
   barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
   return (const Stored*)(w.ring.stages + w.ring.at.stage * STAGE + i % DENSITY * PAGE_BYTES);
 }
-// An arrival does not wait for loads under way, and the copy engine would not wait for them either: hence the fence. PARTY
-// warps read a page; each speaks for as many as make eight.
+// An arrival does not wait for pending loads, nor does the copy engine: hence the fence. PARTY warps read a page; each arrives for
+// as many as make eight.
 template <int PARTY>
 DEVICE void leave_page(Worker& w, int i) {
   if (SPARSE || i % DENSITY != DENSITY - 1) return;
@@ -164,11 +164,11 @@ DEVICE void leave_page(Worker& w, int i) {
   if (w.lane < WARPS / PARTY) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
   w.ring.at.advance(w.ring.count);
 }
-// Far keys of few rows: a block's units follow each other closely, with the same queries, which come once (`stage_queries`), and
-// pages are left without a fence. In the kernel for many rows both cost registers that others need more.
+// Far keys of few rows: a block's units follow each other with the same queries, which are loaded once (`stage_queries`), and pages
+// are released without a fence. In the kernel for many rows both would need too many registers.
 enum { LONG_RUNS = TILES_N == 1 };
-// Leaves a page of which this warp's loads are all part of `seen`. A fence would also wait for the last unit's results on their
-// way to memory; an arrival whose address needs a number waits for nothing but that.
+// Releases a page whose loads by this warp are all part of `seen`. A fence would also wait for the last unit's stores; an arrival
+// whose address depends on a value waits only for that value.
 DEVICE void leave_seen_page(Worker& w, int i, u32 seen) {
   if (!LONG_RUNS) return leave_page<WARPS>(w, i);
   if (SPARSE || i % DENSITY != DENSITY - 1) return;
@@ -176,20 +176,19 @@ DEVICE void leave_seen_page(Worker& w, int i, u32 seen) {
   if (w.lane == 0) barrier_arrive_behind(&w.ring.empty[w.ring.at.stage], seen, (u32)(w.rows >> 31));
   w.ring.at.advance(w.ring.count);
 }
-// A unit's stages of the ring, left to others.
+// Releases the ring stages of a unit.
 DEVICE void pass_pages(Worker& w, const Unit& unit) {
   for (int i = 0; i < 2 * cold_pages(*w.control, unit); i += DENSITY) w.ring.at.advance(w.ring.count);
 }
 
-// In a step of sparse attention only the computing warps learn which pages they need, so they ask for them themselves:
-// half a page of keys for each warp, and the values that this block gathers, into stages that the ring lends them. Weights go
-// on behind.
+// With sparse attention only the computing warps know which pages they need, so they load them themselves: half a page of keys for
+// each warp, and the values that this block sums, into stages reserved in the ring. Weights continue after them.
 constexpr int HALF_PAGE = PAGE * HEAD_DIM / 2;
 constexpr int HALVES = STAGE / (HALF_PAGE * KV_BYTES);  // that a stage holds
 constexpr int SLOTS = LENT * HALVES;
 constexpr int ASKING = SLOTS < WARPS ? SLOTS : WARPS;  // warps for whose halves there is room
 static_assert(!SPARSE || SLOTS >= 4, "a page of keys and one of values fit");
-// Pages of a chunk that come through the ring, or as halves; the others are read where they lie.
+// Pages of a chunk that are copied through the ring, or as halves; the others are read from device memory.
 DEVICE int brought_pages(const Control& c, const Unit& unit) {
   const int cold = cold_pages(c, unit);
   return SPARSE && cold > ASKING / 2 ? ASKING / 2 : cold;
@@ -198,7 +197,7 @@ DEVICE Stored* slot_at(const Worker& w, int i) {
   const int stage = w.ring.at.stage + i / HALVES;
   return (Stored*)(w.ring.stages + (stage < w.ring.count ? stage : stage - w.ring.count) * STAGE) + i % HALVES * HALF_PAGE;
 }
-// A block without a share of attention only needs room for bounds.
+// A block without units of attention only needs room for bounds.
 DEVICE int lent_stages(const Share* listed) { return !SPARSE ? 0 : listed[0].kind == NONE ? 1 : LENT; }
 DEVICE void borrow_stages(Worker& w) {
   Place at = w.ring.at;
@@ -209,8 +208,8 @@ DEVICE void return_stages(Worker& w) {
   for (int i = 0, lent = lent_stages(w.listed); i < lent; ++i, w.ring.at.advance(w.ring.count))
     if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
 }
-// Each warp has a barrier of its own, the values of each page have one, and the keys of a chunk of one page. `turns` has a bit
-// for each page, one for those keys, and one for the warp's own.
+// There is a barrier for each warp, for the values of each page, and for the keys of a chunk of one page. `turns` has a bit for each
+// page, one for those keys, and one for the warp's own.
 DEVICE u64* own_barrier(const Worker& w) { return w.brought + w.warp; }
 DEVICE u64* page_barrier(const Worker& w, int page) { return w.brought + WARPS + page; }
 constexpr int NEAR_TURN = CHUNK / PAGE, OWN_TURN = NEAR_TURN + 1;
@@ -224,8 +223,8 @@ DEVICE void ask_half(const Worker& w, u64* barrier, int slot, const Stored* from
   copy(slot_at(w, slot), from, HALF_PAGE * KV_BYTES, barrier, streaming_policy());
   end_copies(barrier);
 }
-// The i-th half that is gathered, of 2 / VALUE_PARTS for each page, has a slot of its own as far as there are; others take those of
-// the keys when these are scored.
+// Half i of the values, of 2 / VALUE_PARTS for each page, has its own slot while there are any; others reuse those of the keys
+// once these are scored.
 constexpr int GATHERED = 2 / VALUE_PARTS;
 template <bool NEAR_CHUNK>
 DEVICE int value_slot(int i) { return NEAR_CHUNK ? 2 + i : WARPS + i < SLOTS ? WARPS + i : i; }
@@ -251,7 +250,7 @@ DEVICE void ask_later_values(const Worker& w, int layer, const Share& share, int
   if (asks(w.lane) && w.warp < GATHERED * cold && WARPS + w.warp >= SLOTS) ask_values(w, layer, share, value_slot<false>(w.warp));
 }
 
-// Where a page's keys and values are found, as if the whole page lay there: through the ring, or the half this warp reads.
+// The address of a page's keys and values as if the whole page were there: in the ring, or the half that this warp reads.
 template <int T>
 DEVICE const Stored* await_keys(Worker& w, int page) {
   if (!SPARSE) return await_page(w, page);
@@ -268,8 +267,8 @@ DEVICE const Stored* await_values(Worker& w, const Share& share, int page, int c
   return slot_at(w, value_slot<T == 1>(page * GATHERED + half % GATHERED)) - half * HALF_PAGE;
 }
 
-// Of 16 queries (or rows of weights) and eight keys (or dimensions of values): c += the products of what 16 bytes of a
-// page hold with the DENSITY times 16 bytes beside them.
+// For 16 queries (or rows of weights) and eight keys (or dimensions of values): c += the products of 16 bytes of a page with the
+// DENSITY times 16 bytes that match them.
 struct Pair { uint4 a, b; };
 DEVICE void multiply_page(float (&c)[4], const Pair (&q)[DENSITY], const uint4& raw) {
   if (KV8) {
@@ -292,7 +291,7 @@ DEVICE void multiply_page(float (&c)[4], const Pair (&q)[DENSITY], const uint4& 
   }
 }
 
-// A thread's part of eight keys, and of eight dimensions of a page's values, from the ring or from where they lie.
+// A thread's part of eight keys, and of eight dimensions of a page's values, from the ring or from device memory.
 constexpr int K_PARTS = K_STEPS / DENSITY, V_PARTS = 2 / DENSITY;
 struct Keys { uint4 part[K_PARTS]; };
 template <bool COLD>
@@ -318,7 +317,7 @@ DEVICE Values load_values(const Stored* from) {
     }
   return v;
 }
-// A number that is there when they all are.
+// A number that depends on all of them, and so is available when they are.
 DEVICE u32 seen_of(const Values& v) {
   u32 seen = 0;
 #pragma unroll
@@ -334,7 +333,7 @@ DEVICE u32 seen_of(const float (&scores)[T][4]) {
   for (int t = 0; t < T; ++t) seen |= __float_as_int(scores[t][0]);
   return seen;
 }
-// What a thread's i-th part of a key is multiplied with.
+// The operand of a thread's i-th part of a key.
 struct Met { Pair q[DENSITY]; };
 DEVICE Met beside(const Queries& queries, int i) {
   Met m;
@@ -342,7 +341,7 @@ DEVICE Met beside(const Queries& queries, int i) {
   for (int e = 0; e < DENSITY; ++e) m.q[e] = {queries.a[i * DENSITY + e], queries.b[i * DENSITY + e]};
   return m;
 }
-// A page's values, weighed by the scores of a tile (its row g, from this page's first key on).
+// A page's values, weighted by the scores of a tile (its row g, from this page's first key on).
 DEVICE void weigh(float (&out)[V_TILES][4], const u16* scores, int stride, int j, const Values& v) {
 #pragma unroll
   for (int i = 0; i < V_PARTS; ++i) {
@@ -389,8 +388,8 @@ DEVICE Page load_page(const Worker& w, int layer, const Share& share) {
   const s64 at = page_start(*w.p, layer, share.pages.x, share.unit.head);
   return {load_keys<false>(w.p->keys + at + keys_at(w)), load_values<false>(w.p->values + at + values_at(w, share.part))};
 }
-// What other blocks send for a unit of one page: its queries, then key and value of each of the sequence's `own` rows.
-// Heads that are yet to be normalised are so here; the block that attends to a key's own page then also stores the key there.
+// What other blocks send for a unit of one page: its queries, then key and value of each of the sequence's `own` rows. Heads are
+// normalised here if necessary; the block that attends to a key's own page then also stores the key there.
 DEVICE void receive_heads(Worker& w, int layer, const Unit& unit, int first, int pairs, int own, int slot, u16* to) {
   for (int i = w.warp; i < pairs + own; i += WARPS) {
     const int row = i - pairs, m = first + (row < 0 ? (unit.row + i) / GROUP : row);
@@ -456,7 +455,7 @@ DEVICE Queries received_queries(const Worker& w, int live, const u16* sent) {
   }
   return q;
 }
-// With a 16-bit number (given in both halves) in place of the element-th of eight; an element past those changes nothing.
+// Replaces element `element` of eight by a 16-bit number (given in both halves); an element past those changes nothing.
 DEVICE u32 with_half(u32 to, int element, u32 twice) {
   const u32 mask = element == 0 ? 0x0000ffffu : element == 1 ? 0xffff0000u : 0;
   return (to & ~mask) | (twice & mask);
@@ -465,7 +464,7 @@ DEVICE uint4 with_element(const uint4& to, int element, u32 twice) {
   return make_uint4(with_half(to.x, element, twice), with_half(to.y, element - 2, twice), with_half(to.z, element - 4, twice),
                     with_half(to.w, element - 6, twice));
 }
-// A page that was read before this step's own keys and values were there gets them: the first of `own` is its slot-th.
+// Inserts this step's own keys and values into a page that was read before they were available: the first of `own` is slot `slot`.
 DEVICE void put_keys(const Worker& w, Keys& keys, int slot, int own, const u16* sent) {
   const int key = w.warp * 8 + w.g - slot;
   if (key >= 0 && key < own)
@@ -486,7 +485,7 @@ DEVICE void put_values(const Worker& w, Values& values, int slot, int own, const
   }
 }
 
-// What was found out about a unit of one page before its queries were there.
+// What is known about a unit of one page before its queries arrive.
 struct Known {
   Rows rows;
   bool written;     // whether the step writes to the page; if so,
@@ -494,9 +493,9 @@ struct Known {
   int slot, own;    // which of its keys are the step's own,
   const u16* sent;  // and what those are
 };
-// One chunk of 64 T keys, for what `queries()` has: an eighth of the work is to score 8 T of them, then to gather an eighth of the dimensions over
-// all. PARTY warps do it, all eight or one half, and who does an eighth changes no bit. Pages are left to the ring as soon
-// as their content is in registers; lent stages go back together, when the layer's attention is done.
+// One chunk of 64 T keys, for the result of `queries()`: an eighth of the work is to score 8 T of them, then to sum an eighth of the
+// dimensions over all. PARTY warps do it, all eight or one half; results do not depend on which warp does which eighth. Pages are
+// released once their content is in registers; reserved stages are released together after the layer's attention.
 template <int T, int PARTY, bool KNOWN = false, class Ask>
 DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, const Ask& queries, const Known& known = {}) {
   constexpr int EACH = WARPS / PARTY;  // eighths of a warp, `first`, `first` + PARTY ...
@@ -561,7 +560,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
     }
   }
   if (SPARSE && T > 1) ask_later_values(w, layer, share, cold);
-  // A thread's first key of the chunk.
+  // The first key of the chunk for this thread.
   const auto mine = [&](int e) { return T == 1 ? (first + e * PARTY) * 8 + w.j * 2 : first * 32 + w.j * 8; };
   const Rows limits = KNOWN ? known.rows : rows_of(w, unit);
   float top0 = nothing, top1 = nothing;
@@ -677,8 +676,8 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
     if (r.has1) leave(at1, w.g + 8);
   }
 }
-// A unit of one page whose queries, and the step's own keys and values, are sent. The rest of a page that the step writes to
-// is older than the step: it is asked for before those are there.
+// A unit of one page whose queries, and the step's own keys and values, are sent by other blocks. The rest of a page that the step
+// writes to is older than the step: it is loaded before they arrive.
 DEVICE void attend_sent(Worker& w, int layer, const Share& listed, u8* scratch) {
   const Share share = listed;  // in registers: what follows from it is found out before the wait
   const Unit& unit = share.unit;
@@ -696,8 +695,8 @@ DEVICE void attend_sent(Worker& w, int layer, const Share& listed, u8* scratch) 
   attend_chunk<1, WARPS, true>(w, layer, share, scratch, [&]() -> const Queries& { return queries; }, known);
 }
 
-// Units of one sequence, KV head and tile of rows have the same queries: they come once, into the scratch, each warp bringing
-// an eighth, in the order in which a warp's threads read them.
+// Units of one sequence, KV head and tile of rows have the same queries: they are loaded once into the scratch, an eighth by each
+// warp, in the order in which a warp's threads read them.
 DEVICE void stage_queries(const Worker& w, const Unit& unit, uint4* to) {
   if (w.warp >= 2 * K_STEPS) return;
   const Rows r = rows_of(w, unit);
@@ -715,7 +714,7 @@ DEVICE Queries staged_queries(const Worker& w, const uint4* from) {
   return q;
 }
 
-// This block's share number `number`; those past the list are looked up in groups, by all computing warps together.
+// This block's unit `number`; those past the list are looked up in groups, by all computing warps together.
 DEVICE Share& share_at(Worker& w, int number) {
   if (number < LISTED) return w.listed[number];
   if (number % LISTED == 0) {
@@ -725,10 +724,10 @@ DEVICE Share& share_at(Worker& w, int number) {
   }
   return w.listed[LISTED + number % LISTED];
 }
-// Two units of one page each, side by side, by half of the warps each: a unit is a chain of latencies, and so two take
-// little longer than one. The second half's pages come after the first half's. In a ring of three stages its values take the
-// stage of the first half's keys; no phase is mistaken for another, for those are there before its own keys are asked for:
-// one stage less than the ring has is under way (`bring`).
+// Two units of one page each, by half of the warps each: a unit is bound by latency, so two take little longer than one. The second
+// half's pages come after the first half's. In a ring of three stages its values use the stage of the first half's keys; phases
+// cannot be confused, as those are complete before its own keys are requested: one stage less than the ring has is in flight
+// (`bring`).
 DEVICE void attend_pair(Worker& w, int layer, const Share& low, const Share& high) {
   compute_sync();
   const int half = w.warp / (WARPS / 2);
@@ -740,12 +739,12 @@ DEVICE void attend_pair(Worker& w, int layer, const Share& low, const Share& hig
   compute_sync();  // the scratch is free; and nobody waits for a stage before all have seen what was there before
 }
 DEVICE bool near(const Share& share) { return share.kind != NONE && share.unit.chunk < NEAR_CHUNKS; }
-// Whether a unit of far keys has the queries of the one before it.
+// Whether a unit of far keys has the same queries as the one before it.
 DEVICE bool same_queries(const Unit& last, const Unit& unit) {
   return last.chunk >= NEAR_CHUNKS && last.sequence == unit.sequence && last.head == unit.head && last.row == unit.row;
 }
-// Every chunk of the sequences that attend to all. Units take turns with two parts of the scratch, so that a warp may
-// begin the next while others end this one.
+// Every chunk of the sequences that attend to all. Units alternate between two parts of the scratch, so that a warp may begin the
+// next while others finish this one.
 DEVICE void attend_all(Worker& w, int layer) {
   uint4* staged = (uint4*)((u8*)w.scratch + 2 * ATTENTION_BYTES);
   static_assert(SPARSE || 16 * HEAD_DIM * 2 <= SELECTION_BYTES, "queries fit where nothing is chosen");

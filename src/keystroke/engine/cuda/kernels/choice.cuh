@@ -1,11 +1,11 @@
-// From logits to tokens: the best, the draw, the acceptance of drafts, the news for the host.
-// Makes the choices of engine/sampler.py with the noise of engine/noise.py, bit for bit.
+// From logits to tokens: the best token, sampling, acceptance of drafts, the result for the host.
+// Makes the same choices as engine/sampler.py with the noise of engine/noise.py, bit for bit.
 
 DEVICE bool better(float value, int token, float best, int best_token) {
   return value > best || (value == best && token < best_token);
 }
 
-// Logits of every row, and this block's best of each.
+// Logits of every row, and this block's best token of each.
 DEVICE void project_head(Worker& w) {
   const Span span = w.spans[HEAD];
   constexpr int EACH = 2;  // rows a lane sees
@@ -56,8 +56,8 @@ DEVICE void project_head(Worker& w) {
   }
 }
 
-// Tokens that a row's mask lacks: from here on as if the vocabulary lacked them. This block's best of each row, anew.
-// Masks lie in host memory, which is far: the host writes them while the layers run, and they are fetched all at once.
+// Removes the tokens that a row's mask does not allow, and finds this block's best of each row again. Masks are in host memory,
+// which is slow: the host writes them while the layers run, and they are fetched all at once.
 DEVICE_APART void leave_out_masked(Worker w) {
   const Control& c = *w.control;
   const Span span = w.spans[HEAD];
@@ -139,7 +139,7 @@ DEVICE u32 noise_bits(int token, u32 position, u32 key_a, u32 key_b) {
   return word == 0 ? c0 : word == 1 ? c1 : word == 2 ? c2 : c3;
 }
 
-// Rows with a temperature: each block scores its slice of the vocabulary with the noise of that place.
+// Rows with a temperature: each block scores its slice of the vocabulary with the noise of the position.
 DEVICE void draw(Worker& w) {
   const Control& c = *w.control;
   const int low = (int)((s64)blockIdx.x * VOCAB / gridDim.x), high = (int)((s64)(blockIdx.x + 1) * VOCAB / gridDim.x);
@@ -174,7 +174,7 @@ DEVICE void draw(Worker& w) {
   }
 }
 
-// One block ends the step: tokens of all rows, drafts accepted, news for the host, rows of the next step. Waits for all logits.
+// One block ends the step: tokens of all rows, accepted drafts, result for the host, rows of the next step. Waits for all logits.
 DEVICE void conclude(Worker& w) {
   const Control& c = *w.control;
   const int stop = w.thread == 0 ? load_system(w.p->stop) : 0;  // host memory is far: asked for before the wait

@@ -1,9 +1,9 @@
-// Partial attention results of a row's chunks become the row that the O projection reads.
-// One tree of sums, whoever walks it.
+// Combines the partial attention results of a row's chunks into the row that the O projection reads, by one tree of sums that does
+// not depend on which threads compute it.
 
-// Partial results of a row's chunks meet in three stages of fixed shape, so that any number of threads may share the
-// work: chunk c belongs to group c % 32 and a group's chunks are added first (up to 32 chunks a group is one chunk);
-// then groups 0 ... 15 and 16 ... 31; then those two.
+// Partial results of a row's chunks are added in three stages of fixed shape, so that any number of threads can share the work:
+// first the chunks c of each group c % 32 (with up to 32 chunks a group is one chunk); then groups 0 ... 15 and 16 ... 31; then
+// those two.
 constexpr int GROUPS = 32;
 struct Partial { float top, total, x, y, z, u; };
 DEVICE Partial nothing_yet() {
@@ -21,7 +21,7 @@ DEVICE void add_scaled(Partial& sum, const Partial& part, float scale) {
 DEVICE void take_values(Partial& p, const uint4& raw) {
   p.x = untagged(raw.x); p.y = untagged(raw.y); p.z = untagged(raw.z); p.u = untagged(raw.w);
 }
-// By one warp, lane = group: what each group's sums are multiplied by at the end.
+// By one warp, lane = group: the factors of each group's sums.
 DEVICE float group_weight(float top, float total, float& whole) {
   float best = top;
 #pragma unroll
@@ -36,7 +36,7 @@ DEVICE float group_weight(float top, float total, float& whole) {
 DEVICE uint2 packed_sum(const Partial& first, const Partial& second) {
   return make_uint2(pack_activation(first.x + second.x, first.y + second.y), pack_activation(first.z + second.z, first.u + second.u));
 }
-// Where a result goes, two numbers at a time from the d-th on: into the operand, or to other blocks, above the layer's tag if
+// The destination of a result, two numbers at a time from dimension d on: the operand, or other blocks, above the layer's tag if
 // there is one.
 struct Sent { u16* plain; u32* tagged; };
 DEVICE void leave(const Worker&, u16* to, int d, u32 pair) { *(u32*)(to + d) = pair; }
@@ -54,7 +54,7 @@ DEVICE void wait_for_partials(Worker& w) {
   if (w.tag) wait_early(w);
   else wait(w);
 }
-// Numbers with a tag, two or four at a time.
+// Tagged numbers, two or four at a time.
 template <int N>
 DEVICE void ask(const float* from, u32 (&raw)[N]) {
   if constexpr (N == 4) {
@@ -72,9 +72,9 @@ DEVICE u32 off_tags(const u32 (&raw)[N], u32 tag) {
   for (int e = 0; e < N; ++e) off |= raw[e] ^ tag;
   return off & 3;
 }
-// Rows of at most 32 chunks: `pairs` of a row and a head. place(i, m, head) says which the i-th is and returns where
-// its result goes. A warp takes 16 DIMS dimensions of a pair at a time and finds the weights of its chunks by itself.
-// Waits for the previous phase when it knows where everything lies: that takes as long as the loads.
+// Rows of at most 32 chunks: `pairs` of a row and a head. place(i, m, head) sets pair i and returns the destination of its result. A
+// warp computes 16 DIMS dimensions of a pair at a time and derives the weights of its chunks itself. Waits for the previous phase
+// after computing addresses, which takes as long as the loads.
 template <int DIMS, class Pairs>
 DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
   constexpr int PARTS = HEAD_DIM / (16 * DIMS);
@@ -136,8 +136,8 @@ DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
   }
   if (!waited) wait_for_partials(w);
 }
-// 32 dimensions of one head of one row by a whole block. More chunks than have a tag: a barrier has seen to it that they are
-// there, so that what a thread adds is asked for eight chunks at a time, not one after another.
+// 32 dimensions of one head of one row by a whole block, for more chunks than tags cover: a barrier has ensured that they are
+// written, so a thread loads eight chunks at a time.
 DEVICE void combine_together(Worker& w, int m, int head, int d) {
   const int chunks = chunks_of(*w.control, m);
   const s64 base = ((s64)m * HEADS + head) * w.p->partial_stride;
@@ -192,8 +192,8 @@ DEVICE void combine_together(Worker& w, int m, int head, int d) {
   }
 }
 
-// Parts of the attended rows, from `first` on, into the operand as soon as their tags say that they are there: no barrier,
-// and nobody asks for more than his first four numbers before those have come.
+// Parts of the attended rows, from `first` on, into the operand once their tags show that they have arrived: without a barrier, and
+// each thread waits for its first four numbers before it loads more.
 DEVICE void take_attended(Worker& w, int first, int parts) {
   constexpr int QUADS = Output::inner / 4, ALL = (COLUMNS * QUADS + COMPUTE - 1) / COMPUTE, TURNS = ALL < 8 ? ALL : 8;
 #pragma unroll 1
@@ -224,7 +224,7 @@ DEVICE void take_attended(Worker& w, int first, int parts) {
     }
 }
 
-// After this the operand holds the attended rows, as far as this block reads them. Waits for the previous phase.
+// Fills the operand with the part of the attended rows that this block reads. Waits for the previous phase.
 DEVICE void gather(Worker& w) {
   const Span span = w.spans[OUTPUT];
   constexpr int EACH = HEADS / O_SPLIT;  // heads in one part of the inner dimension

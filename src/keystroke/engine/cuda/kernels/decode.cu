@@ -1,8 +1,7 @@
-// One launch is one step of the whole model: embedding, every layer, the head, the choice of tokens.
-// One block per multiprocessor stays for the step. In each, one warp streams this block's share of every
-// weight matrix, in the order of use, through a ring in shared memory; it never waits for results, so memory
-// stays busy while the other eight warps synchronise, normalise and attend. A row's result depends on that
-// row's own tokens alone: every sum has a fixed order, whatever rows are computed beside it.
+// One launch is one step of the whole model: embedding, every layer, the head, the choice of tokens. One block runs on each
+// multiprocessor for the whole step. In each, one warp streams this block's share of every weight matrix, in the order of use,
+// through a ring in shared memory; it never waits for results, so memory stays busy while the other eight warps synchronise,
+// normalise and attend. A row's result depends only on its own tokens: every sum has a fixed order, whatever other rows there are.
 
 DEVICE void embed(Worker& w) {
   const Parameters& p = *w.p;

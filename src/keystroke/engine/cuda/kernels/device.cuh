@@ -1,6 +1,5 @@
-// The instructions the decode kernel needs beyond plain C++, one function each.
-// Knows PTX for compute capability 8.0 and what 9.0 added, knows nothing of models. The tests put an emulator with the
-// same functions in this file's place, so that the kernel's logic also runs on a CPU.
+// The instructions that the kernels need beyond plain C++, one function each: PTX for compute capability 8.0 and what 9.0 added.
+// The tests replace this file by an emulator with the same functions, so that the kernels also run on a CPU.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -9,7 +8,7 @@ typedef unsigned long long u64;
 typedef long long s64;
 
 #define DEVICE static __device__ __forceinline__
-// A rare path, kept apart so that it takes no registers from the others. Give it a copy of what it reads.
+// A rare path, not inlined so that it takes no registers from the others. Pass it copies of what it reads.
 #define DEVICE_APART static __device__ __noinline__
 #define DEVICE_METHOD __device__ __forceinline__
 #define KERNEL extern "C" __global__ __launch_bounds__(288, 1)
@@ -19,9 +18,9 @@ typedef long long s64;
 
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// Synchronisation inside a block: the eight computing warps meet at barrier 1.
+// Synchronisation inside a block: the eight computing warps use barrier 1,
 DEVICE void compute_sync() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-// and each half of them, by itself, at barrier 2 or 3.
+// and each half of them, separately, barrier 2 or 3.
 DEVICE void half_sync(int half) { asm volatile("bar.sync %0, 128;" ::"r"(2 + half) : "memory"); }
 DEVICE void warp_sync() { __syncwarp(); }
 
@@ -46,7 +45,7 @@ DEVICE void store_system(int* p, int v) { *(volatile int*)p = v; }
 DEVICE void spin() {}
 DEVICE void spin_for_host() {}
 
-// Whether there is a copy engine that fills shared memory behind the warps' back, and memory barriers that count its bytes.
+// Whether the GPU has a copy engine that fills shared memory asynchronously, and memory barriers that count its bytes.
 #define BULK (__CUDA_ARCH__ >= 900)
 DEVICE void barrier_init(u64* b, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count) : "memory"); }
 DEVICE void barrier_init_visible() {  // to the copy engine; threads meet before they use them
@@ -71,15 +70,15 @@ DEVICE void barrier_wait(u64* b, u32 parity) {
   } while (!done);
 #endif
 }
-// Arrives when `loaded`, which other loads may be part of, is there. `zero` is 0, which the compiler must not know.
+// Arrives when `loaded`, which may combine several loads, is available. `zero` is 0, unknown to the compiler.
 DEVICE void barrier_arrive_behind(u64* b, u32 loaded, u32 zero) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b) + (loaded & zero)) : "memory");
 }
-// What this thread has read of shared memory is read before the copy engine, told so from here on, writes there again.
+// Orders this thread's reads of shared memory before later writes of the copy engine.
 DEVICE void fence_reads() {
   if constexpr (BULK) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// What others wrote and this thread has seen, the copy engine sees too.
+// Makes writes of other threads that this thread has seen visible to the copy engine.
 DEVICE void fence_copies() {
   if constexpr (BULK) asm volatile("fence.proxy.async.global;" ::: "memory");
 }
@@ -100,8 +99,8 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b, u64 policy)
       "l"(from), "r"(bytes), "r"(shared_address(b)), "l"(policy) : "memory");
 }
 
-// Where there is none, a thread copies 16 bytes at a time without waiting for them, and arrives at a barrier once all that it
-// has asked for so far are there.
+// Without a copy engine, a thread copies 16 bytes at a time asynchronously, and arrives at a barrier when all its copies so far
+// are complete.
 DEVICE void copy16(void* to, const void* from, u64 policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "l"(policy) : "memory");
 }
@@ -116,13 +115,13 @@ DEVICE void wait_for_copies() {
   if constexpr (!BULK) asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// Loads that skip the first-level cache: what another block wrote is seen.
+// Loads that skip the L1 cache, so that writes of other blocks are seen.
 DEVICE uint4 load16(const void* p) { return __ldcg((const uint4*)p); }
 DEVICE float2 load8(const float2* p) { return __ldcg(p); }
 DEVICE float load4(const float* p) { return __ldcg(p); }
 DEVICE u64 load_u64(const u64* p) { return __ldcg(p); }
 
-// And those that are repeated until what they bring is complete.
+// Loads that are repeated until the value is complete.
 DEVICE uint4 poll16(const void* p) {
   uint4 v;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
@@ -145,10 +144,10 @@ DEVICE double shuffle_xor_double(double v, int mask) { return __shfl_xor_sync(0x
 DEVICE int warp_sum(int v) { return __reduce_add_sync(0xffffffffu, v); }
 DEVICE int warp_max(int v) { return __reduce_max_sync(0xffffffffu, v); }
 
-// Of the two signed halves of a word (or 16-bit floats), those that are not negative; the others become 0.
+// Clamps the two signed halves of a word (or its two 16-bit floats) to at least 0.
 DEVICE u32 positive_halves(u32 v) { return __vmaxs2(v, 0); }
 
-// Bits of a word.
+// Bit operations on a word.
 DEVICE int count_bits(u32 v) { return __popc(v); }
 DEVICE int lowest_bit(u32 v) { return __ffs(v) - 1; }
 DEVICE int highest_bit(u32 v) { return 31 - __clz(v); }
@@ -165,7 +164,7 @@ DEVICE void mma_f16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// The same value, of which the compiler knows nothing: what follows from it is computed here, not far ahead and kept.
+// Returns the value unchanged but hides it from the optimiser, so that expressions of it are computed here, not hoisted.
 DEVICE int fresh(int v) {
   int d;
   asm volatile("mov.b32 %0, %1;" : "=r"(d) : "r"(v));

@@ -1,8 +1,8 @@
-// One launch reads the features of the step before it and drafts what may follow, for one sequence.
-// Keys and values of every verified row first, then a chain: one layer over them, a token, the layer again. Tokens are
-// chosen with the noise that the target will choose with. What is drafted goes to the host and into the next step's control.
+// One launch reads the features of the step before it and drafts tokens for one sequence: keys and values of every verified row
+// first, then repeatedly one layer and one token. Tokens are chosen with the same noise as the target's. The draft goes to the host
+// and into the next step's control.
 
-// A matrix that was asked for and is not needed: its chunks are let go.
+// Skips the chunks of a matrix that was requested and is not needed.
 template <class M>
 DEVICE void skip(Worker& w, const Span& span) {
   const int units = span.high - span.low, chunks = M::together > 1 ? (units + M::together - 1) / M::together : units * M::chunks;
@@ -14,10 +14,10 @@ DEVICE void skip(Worker& w, const Span& span) {
   }
 }
 
-// What one launch knows when it begins.
+// The input of one launch.
 struct Task { int first, rows, token, depth; };  // the first verified row's position, how many, the token after them
 
-// The streaming warp goes on into a next pass when it is told to.
+// The streaming warp continues with the next pass when signalled.
 struct Signal { u64 go; int ended; };
 
 DEVICE void draft(Worker& w, const DraftParameters& p, const Task& task, Signal* signal) {

@@ -1,6 +1,5 @@
-// What a draft head is made of, and the memory it shares with the host.
-// Sizes and structures only; draft_head.py says the same in Python. Built over layout.cuh with the head's own sizes:
-// one layer, VOCAB rows of its own vocabulary, eight bits a weight. And FEATURES: how many layers of the target it reads.
+// The structures and sizes of a draft head, shared with the host (draft.py). Built over layout.cuh with the head's own sizes: one
+// layer, VOCAB rows of its own vocabulary, eight bits per weight, and FEATURES layers of the target that it reads.
 
 typedef Matrix<HIDDEN / 16, FEATURES * HIDDEN, 1> Fuse;
 typedef Matrix<QKV_ROWS / 16, 2 * HIDDEN, 1> Joined;  // queries, keys, values of a token's embedding beside the stream

@@ -1,7 +1,7 @@
-// From the layer's result to a token of the head's vocabulary, and how likely it is.
-// Draws with the noise the target will choose with (choice.cuh); filters of the draw are the target's business.
+// From the layer's result to a token of the head's vocabulary and its probability.
+// Draws with the target's noise (choice.cuh), without its filters.
 
-// Of some rows of the head's vocabulary: the one that is chosen, and what its chance follows from.
+// For some rows of the head's vocabulary: the chosen one, and what its probability is computed from.
 struct Choice {
   double score;
   int row;
@@ -76,7 +76,7 @@ DEVICE void project_rows(Worker& w, const DraftParameters& p, int position) {
     publish(p, mine);
   }
 }
-// The choice among all, known to every thread of every block.
+// The choice among all blocks, returned to every thread of every block.
 DEVICE Choice choose(Worker& w, const DraftParameters& p) {
   Choice* known = (Choice*)w.scratch;
   if (w.warp == 0) {

@@ -1,5 +1,5 @@
-// A draft head's one layer: features become a stream, the stream and a token become the layer's result.
-// One function for each phase, between two meetings of all blocks; the order of phases is draft.cu's.
+// The single layer of a draft head: features become a stream; the stream and a token give the layer's result.
+// One function per phase, between two barriers of all blocks; draft.cu calls them in order.
 
 DEVICE float2 pair_of(const float* from) { return load8((const float2*)from); }
 
@@ -40,7 +40,7 @@ DEVICE void meet(Worker& w) {
   wait(w);
 }
 
-// Features of `rows` rows, from the first-th on, become one stream each.
+// Fuses the features of `rows` rows, from row `first` on, into one stream each.
 DEVICE void fuse(Worker& w, const DraftParameters& p, int first) {
   const Span span = w.spans[FUSE];
   if (span.low < span.high)
@@ -54,8 +54,8 @@ DEVICE void fuse(Worker& w, const DraftParameters& p, int first) {
   });
 }
 
-// Queries, keys and values of tokens at `position` and after, each beside the stream of the token before it. Row m's stream
-// begins at stream + m HIDDEN; the last row's queries are kept. A token's place is its own, its angle that of the one before.
+// Queries, keys and values of the tokens from `position` on, each with the stream of the token before it. Row m's stream begins at
+// stream + m HIDDEN; only the last row's queries are used. A token's slot is its own position, its angle that of the token before.
 template <class Token>
 DEVICE void project_pairs(Worker& w, const DraftParameters& p, const float* stream, int position, const Token& token) {
   const Span span = w.spans[JOINED];
@@ -202,7 +202,7 @@ DEVICE void attend_pages(Worker& w, const DraftParameters& p, int position) {
   }
 }
 
-// What all pages gave, into the operand; then the O projection onto the stream.
+// Combines the results of all pages into the operand; then the O projection onto the stream.
 DEVICE void project_attended(Worker& w, const DraftParameters& p, const float* stream, int position) {
   const Span span = w.spans[OUTPUT];
   if (span.low < span.high) {

@@ -1,11 +1,11 @@
-// Mixtures of experts: which experts the rows of a step use, and the products with those.
-// Every block finds the same experts from the same scores. A row's result does not depend on the rows beside it: an expert that
-// several rows use is read once, and its products with rows that do not use it are dropped.
+// Mixtures of experts: which experts the rows of a step use, and the products with them. Every block derives the same experts
+// from the same scores. A row's result does not depend on other rows: an expert that several rows use is read once, and its
+// products with rows that do not use it are discarded.
 
 #if EXPERTS
 DEVICE float activation_value(u16 v) { return HALF ? f16_value(v) : bf16_value(v); }
 
-// The place of an expert among those of row m, or -1.
+// The rank of an expert among those of row m, or -1.
 DEVICE int rank_of(const Worker& w, int m, int expert) {
   int found = -1;
 #pragma unroll
@@ -13,7 +13,7 @@ DEVICE int rank_of(const Worker& w, int m, int expert) {
   return found;
 }
 
-// Scores of the experts whose router rows this block reads, for every row of the operand. Every warp has an eighth of the columns.
+// Scores of this block's experts for every row of the operand. Every warp has an eighth of the columns.
 DEVICE void score_experts(Worker& w, int layer) {
   constexpr int QUADS = HIDDEN / 4, PART = (QUADS + WARPS - 1) / WARPS;
   const u32 tag = tag_of(layer);
@@ -50,8 +50,8 @@ DEVICE void score_experts(Worker& w, int layer) {
   }
 }
 
-// The experts of row m with the highest scores, the highest first, and their weights, by one warp. Scores that agree in all but
-// their last EXPERT_BITS bits count as equal, and of those the first expert is taken: one number then names score and expert.
+// The experts of row m with the highest scores, in descending order, and their weights; done by one warp. Scores that differ only in
+// the last EXPERT_BITS bits count as equal, and the first expert wins: one number then encodes score and expert.
 constexpr int EXPERT_BITS = EXPERTS > 256 ? 9 : EXPERTS > 128 ? 8 : EXPERTS > 64 ? 7 : 6;
 constexpr int EXPERT_TURNS = (EXPERTS + COMPUTE - 1) / COMPUTE;
 DEVICE void rank_experts(Worker& w, int m, u32 tag) {
@@ -125,8 +125,7 @@ DEVICE void list_experts(Worker& w) {
   }
 }
 
-// Which experts this layer's rows use. Needs the normalised rows in the operand; afterwards the routing is there, and the
-// streaming warp knows.
+// Determines which experts this layer's rows use, from the normalised rows in the operand, and signals the streaming warp.
 DEVICE void choose_experts(Worker& w, int layer) {
   Routing& r = *w.routing;
   compute_sync();  // the operand is there, and nobody reads the last layer's routing
@@ -147,7 +146,7 @@ DEVICE void choose_experts(Worker& w, int layer) {
   compute_sync();
 }
 
-// A block's share of the units of a step's experts, expert by expert: each(first unit, end, expert, unit 0 of that expert).
+// A block's share of the units of a step's experts: calls each(first unit, end, expert, unit 0 of that expert).
 template <class M, class Each>
 DEVICE void for_experts(const Routing& r, const Span& span, const Each& each) {
   for (int from = span.low; from < span.high;) {
@@ -157,7 +156,7 @@ DEVICE void for_experts(const Routing& r, const Span& span, const Each& each) {
   }
 }
 
-// The streaming warp's part: the router's rows, then what the chosen experts need. Returns where the next layer begins.
+// The streaming warp: the router's rows, then the matrices of the chosen experts. Returns where the next layer begins.
 template <class M>
 DEVICE const u8* stream_chosen(Streamer& s, const u8* at, const Span& span, const Routing& r) {
   for_experts<M>(r, span, [&](int from, int end, int expert, int zero) { stream<M>(s, at + expert * M::bytes, Span{from - zero, end - zero}); });
@@ -170,7 +169,7 @@ DEVICE const u8* stream_experts(Streamer& s, const Parameters& p, int layer, con
   return wide ? stream_chosen<WideDown>(s, at, s.spans[DOWN], r) : stream_chosen<Down>(s, at, s.spans[DOWN], r);
 }
 
-// Gate and up of the chosen experts. An activation carries its expert's weight, so that the down projections only add up.
+// Gate and up of the chosen experts. An activation is multiplied by its expert's weight, so that the down projections only add.
 DEVICE void activate_experts(Worker& w) {
   const Span span = w.spans[GATE_UP];
   const auto finish = [&](int unit, int, int g, int m, float low, float high) {
@@ -186,8 +185,8 @@ DEVICE void activate_experts(Worker& w) {
   else for_experts<GateUp>(*w.routing, span, [&](int from, int end, int, int) { multiply<GateUp>(w, from, end, whole, finish); });
 }
 
-// Activations of `slots` experts from `first` on into the operand, for the rows that use them: each expert's at its rank's
-// place, or at the beginning of the row.
+// Activations of `slots` experts from `first` on into the operand, for the rows that use them: each at its rank's position, or at
+// the beginning of the row.
 DEVICE void load_expert_activations(Worker& w, int first, int slots, bool whole, bool tags) {
   constexpr int QUADS = EXPERT_WIDTH / 4, TURNS = 4;
   const int total = slots * w.rows * QUADS;

@@ -1,9 +1,9 @@
-// What a draft head reads of its target: the residual stream behind some layers, one row for each row of the step.
-// Writes down numbers that are there anyway; nothing in the step depends on it.
+// Exports what a draft head reads of its target: the residual stream before some layers, one row for each row of the step.
+// The step does not depend on it.
 
 constexpr float FEATURE_SCALE = 0.015625f;  // keeps float16 far from overflow, as activations of quantised weights
 
-// Called where nobody adds to the residual stream of `sums` sums: between the first norm of a layer and its projection.
+// Called while no block adds to the residual stream of `sums` sums: between the first norm of a layer and its projection.
 DEVICE void export_features(Worker& w, int layer, u32 sums) {
   const Parameters& p = *w.p;
   if (!p.features) return;

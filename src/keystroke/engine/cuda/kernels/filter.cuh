@@ -1,7 +1,6 @@
-// Top-k and top-p: the last token that each row may still choose.
-// Tokens are ordered by how far they are behind the best, then by number, as engine/sampler.py orders them; what a
-// filter leaves is a beginning of that order, so one edge says it all. Counts and sums are integers: no order of
-// adding changes them.
+// Top-k and top-p: the last token that each row may still choose. Tokens are ordered by their distance from the best, then by id,
+// as in engine/sampler.py; a filter keeps a prefix of that order, so one edge describes it. Counts and sums are integers, so
+// the order of addition does not matter.
 
 constexpr int BINS = 1024;
 constexpr int PASSES = 3;  // over ten bits of a key each
@@ -11,14 +10,13 @@ DEVICE void best_of_all(Worker& w, int m, float& best, int& token);  // choice.c
 
 struct Edge { u32 key; int id; };
 constexpr u32 LEAST_KEY = 5u << 23, HOPELESS = (132u << 23) - LEAST_KEY;
-// Filtering's shared memory: bins of two words each, then the edge of each row, which stays for the draw.
+// Shared memory of the filters: bins of two words each, then the edge of each row, which the draw uses.
 DEVICE u32* filter_bins(const Worker& w) { return (u32*)w.scratch; }
 DEVICE Edge* filter_edges(const Worker& w) { return (Edge*)(filter_bins(w) + 2 * BINS); }
 static_assert(2 * BINS * 4 + MAX_ROWS * 12 <= SCRATCH_BYTES, "filtering fits the scratch");
 
 DEVICE bool inside(u32 key, int id, const Edge& edge) { return key < edge.key || (key == edge.key && id <= edge.id); }
-// How far a token is behind the best, as an integer in the order of the distance. 30 bits: from 2**-122 to 32, beyond
-// which no noise makes up for it.
+// A token's distance from the best, as an integer in the same order. 30 bits: from 2**-122 to 32, which no noise can make up for.
 DEVICE u32 key_of(float relative) {
   const u32 bits = (u32)__float_as_int(relative) & 0x7fffffffu;
   const u32 key = (bits < LEAST_KEY ? LEAST_KEY : bits) - LEAST_KEY;
@@ -31,7 +29,7 @@ DEVICE void weight_of(u32 key, u32& high, u32& low) {
   low = (u32)((weight - (float)high) * one);
 }
 
-// Which bin the wanted-th unit falls into; `wanted` becomes its place there. Every warp for itself.
+// The bin that contains unit `wanted`, which becomes the index inside it. Every warp computes it.
 DEVICE u64 sum_before_u64(const Worker& w, u64 value, u64& all) {
   u64 before = 0;
   all = value;
@@ -65,7 +63,7 @@ DEVICE int find_place(const Worker& w, const u64* bins, u64& wanted) {
   return from;
 }
 
-// The number of the wanted-th token of exactly this key. Rare, so every block looks for itself.
+// The id of token number `wanted` with exactly this key. Rare, so every block searches for itself.
 DEVICE int find_tie(Worker& w, int m, float top, float inverse, u32 key, int wanted) {
   const float* row = w.p->logits + (s64)m * VOCAB;
   const int low = (int)((s64)w.thread * VOCAB / COMPUTE), high = (int)((s64)(w.thread + 1) * VOCAB / COMPUTE);
@@ -84,7 +82,7 @@ DEVICE int find_tie(Worker& w, int m, float top, float inverse, u32 key, int wan
   return counts[WARPS];
 }
 
-// One filter for all rows that ask for it: by count (top-k), or by weight (top-p) over what the first has left.
+// One filter for all rows that use it: by count (top-k), or by weight (top-p) over what the first has left.
 template <bool BY_WEIGHT>
 DEVICE void find_edges(Worker& w) {
   const Control& c = *w.control;
@@ -154,7 +152,7 @@ DEVICE void find_edges(Worker& w) {
       prefix[i] = prefix[i] << 10 | bin;
       if (w.lane == 0) prefixes[m] = prefix[i];
       if (pass == PASSES - 1) {
-        // How many tokens have exactly this key, and how many of them are taken.
+        // How many tokens have exactly this key, and how many of them are kept.
         u64 each = 1;
         if (BY_WEIGHT) {
           u32 more, less;
@@ -183,13 +181,13 @@ DEVICE void find_edges(Worker& w) {
     compute_sync();
   }
 }
-// Long before it is needed, so that a barrier lies in between.
+// Called long before the histogram is needed, so that a barrier is in between.
 DEVICE void clear_histogram(Worker& w) {
   const int each = w.rows * BINS;
   for (int i = blockIdx.x * COMPUTE + w.thread; i < 2 * PASSES * each; i += gridDim.x * COMPUTE)
     w.p->histogram[(s64)(i / each) * MAX_ROWS * BINS + i % each] = 0;
 }
-// After this every row that draws has its edge. Returns the barriers passed.
+// Computes the edge of every row that draws. Returns the barriers passed.
 DEVICE_APART u32 find_all_edges(Worker w) {
   const Control& c = *w.control;
   bool by_count = false, by_weight = false;

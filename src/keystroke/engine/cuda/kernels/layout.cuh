@@ -1,5 +1,5 @@
-// Sizes and structures: what the host and the kernel agree on, and how shared memory is divided.
-// Constants and layouts only. plan.py and step.py say the same in Python; change both or neither.
+// Sizes and structures that the host and the kernel share, and the layout of shared memory.
+// plan.py and step.py define the same in Python: change both together.
 
 // Sizes come as macros (plan.py): HIDDEN HEADS KV_HEADS HEAD_DIM INTERMEDIATE VOCAB LAYERS TILES_N FORMAT VALUE_FORMAT
 // OUTPUT_FORMAT GATE_UP_FORMAT DOWN_FORMAT WIDE_FORMAT WIDE_LOW WIDE_HIGH HEAD_FORMAT O_SPLIT O_ALONE DOWN_SPLIT ACTIVATION_TAGS QUERY_TAGS QK_NORM NORM_EPS SPARSE
@@ -17,8 +17,8 @@ constexpr int GROUP = HEADS / KV_HEADS;
 constexpr int QUERY_WIDTH = HEADS * HEAD_DIM;
 constexpr int QKV_ROWS = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
 constexpr int COLUMNS = 8 * TILES_N;
-// The residual stream is fixed point, in units of 2**-28, above a count of the sums that were added to it: the order of
-// the sums does not matter, and a reader sees by the number itself whether all are there.
+// The residual stream is fixed point in units of 2**-28, above a counter of the sums added to it: the order of the sums does
+// not matter, and a reader can tell whether all have arrived.
 constexpr float FIXED_ONE = 268435456.0f;
 constexpr int COUNT_BITS = 12;
 constexpr float LARGEST_TERM = 1.0e6f;  // eight of these would overflow
@@ -28,12 +28,12 @@ static_assert(1 + LAYERS * SUMS_PER_LAYER < 1 << COUNT_BITS, "the count of a num
 constexpr bool HALF = FORMAT != 0;            // quantised weights meet float16 activations
 constexpr float ACTIVATION_SCALE = HALF ? 0.015625f : 1.0f;  // keeps float16 far from overflow
 
-// Packed weights. A unit is 16 output rows over a range of the inner dimension, cut into blocks whose
-// bytes lie in the order in which a warp's registers want them, then 16 scales and 16 biases.
+// Packed weights. A unit is 16 output rows over a range of the inner dimension, divided into blocks whose bytes are in the
+// order of a warp's registers, then 16 scales and 16 biases.
 constexpr int TAIL = 128;
 constexpr int STAGE = STAGE_BYTES;  // of the ring
-// Formats: 0 bf16; 1 bytes, a scale a row; 2 nibbles, scale and zero of 64 columns. From 3 on as files store them: codes of
-// so many bits, each group of columns with a scale and, if the format has minima, an offset of its own.
+// Formats: 0 bf16; 1 bytes with a scale per row; 2 nibbles with scale and zero per 64 columns; from 3 on the codes of GGUF
+// files, with a scale and, if the format has minima, an offset per group of columns.
 constexpr bool stored(int format) { return format >= 3; }
 constexpr int code_bits(int format) { return format == 3 ? 4 : format <= 5 ? 6 : 8; }
 constexpr bool minima(int format) { return format % 2; }
@@ -44,8 +44,8 @@ constexpr int block_bytes(int format) {
   return format == 0 ? 1024 : format == 1 ? 512 : format == 2 ? 576 : 128 * code_bits(format) + grid_bytes(format);
 }
 
-// Blocks that a chunk holds a multiple of. Of 64 columns every warp has an even number of turns: the loop over chunks then
-// need not be unrolled (multiply.cuh); but where shared memory is small (SMALL_GRAIN), a stage may hold too few.
+// A chunk holds a multiple of so many blocks. With blocks of 64 columns every warp has an even number of turns, so that the
+// loop over chunks need not be unrolled (multiply.cuh); with small shared memory (SMALL_GRAIN) a stage may hold too few.
 constexpr int GRAIN = FORMAT >= 2 && !SMALL_GRAIN ? 2 * WARPS : WARPS;
 
 template <int UNITS, int INNER, int FMT>
@@ -55,21 +55,21 @@ struct Matrix {
   static constexpr int format = FMT;
   static constexpr int blocks = INNER / block_k(FMT);
   static constexpr s64 unit_bytes = (s64)blocks * block_bytes(FMT) + TAIL;
-  // A stage of the ring holds one unit or several; or a unit comes in chunks of which each warp has an even share.
+  // A stage of the ring holds one or more units; larger units are split into chunks with an equal share for each warp.
   static constexpr int together = STAGE / unit_bytes;
   static constexpr int even = (STAGE - TAIL) / block_bytes(FMT) / GRAIN * GRAIN;
   static constexpr int chunks = together ? 1 : (blocks + even - 1) / even;
   static constexpr int per_chunk = together ? blocks : even;
   static constexpr s64 bytes = unit_bytes * UNITS;
 };
-// Queries, keys and values are one matrix; where values are stored in another format, they are the second part of it.
+// Queries, keys and values are one matrix; if values are stored in another format, they are its second part.
 constexpr bool VALUES_APART = VALUE_FORMAT != FORMAT;
 constexpr int QKV_UNITS = QKV_ROWS / 16, QK_UNITS = VALUES_APART ? (HEADS + KV_HEADS) * HEAD_DIM / 16 : QKV_UNITS;
 typedef Matrix<QK_UNITS, HIDDEN, FORMAT> Qkv;
 typedef Matrix<QKV_UNITS - QK_UNITS, HIDDEN, VALUE_FORMAT> ValueRows;
 typedef Matrix<HIDDEN / 16 * O_SPLIT, QUERY_WIDTH / O_SPLIT, OUTPUT_FORMAT> Output;
-// A mixture has EXPERTS feed-forward networks of EXPERT_WIDTH each, stored one behind the other; every row uses TOP_EXPERTS of
-// them. INTERMEDIATE is then the width of all that one row uses, and DOWN_SPLIT the number of them.
+// A mixture has EXPERTS feed-forward networks of EXPERT_WIDTH each, stored consecutively; every row uses TOP_EXPERTS of them.
+// INTERMEDIATE is then the total width of the experts of one row, and DOWN_SPLIT their number.
 #ifndef EXPERTS
 #define EXPERTS 0
 #define TOP_EXPERTS 1
@@ -84,13 +84,13 @@ typedef Matrix<DOWN_UNITS, INTERMEDIATE / DOWN_SPLIT, DOWN_FORMAT> Down;
 typedef Matrix<DOWN_UNITS, INTERMEDIATE / DOWN_SPLIT, WIDE_FORMAT> WideDown;  // of some layers
 typedef Matrix<(VOCAB + 15) / 16, HIDDEN, HEAD_FORMAT> Head;
 constexpr int NORMED = 32;  // in `barrier`: not in its first line
-// Whether a layer's down projection has the wide format: a bit for each.
+// Whether a layer's down projection has the wide format: one bit per layer.
 DEVICE bool wide_down(int layer) {
   return DOWN_FORMAT != WIDE_FORMAT && ((LAYERS > 64 && layer >= 64 ? WIDE_HIGH : WIDE_LOW) >> (layer % 64) & 1);
 }
 
-// Keys and values in pages: bf16, or bytes of 128 + v in steps of their dimension's own size (scales.py). Queries then come in
-// the inverse of those sizes, and both meet as float16, in which bytes are exact.
+// Keys and values in pages: bf16, or bytes of 128 + v in steps whose size depends on the dimension (scales.py). Queries are
+// then scaled by the step sizes, and the products use float16, in which bytes are exact.
 template <int BYTES> struct StoredAs { typedef u16 Type; };
 template <> struct StoredAs<1> { typedef u8 Type; };
 typedef StoredAs<KV_BYTES>::Type Stored;
@@ -219,7 +219,7 @@ DEVICE int chunks_to(int position) {  // chunks that hold keys 0 ... position
   return position < NEAR ? position / PAGE + 1 : NEAR_CHUNKS + (position - NEAR) / CHUNK + 1;
 }
 DEVICE u16 bf16(float v) { return (u16)pack_bf16(v, 0.0f); }
-// What attention multiplies: queries, keys, weights of keys, values.
+// The operands of attention: queries, keys, weights of keys, values.
 DEVICE void mma_attention(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   if (KV8) mma_f16(c, a0, a1, a2, a3, b0, b1);
   else mma_bf16(c, a0, a1, a2, a3, b0, b1);

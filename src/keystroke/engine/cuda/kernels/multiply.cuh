@@ -1,9 +1,9 @@
-// Packed weights times the rows in the operand, on tensor cores, in every format.
-// Knows blocks and units (packing.py), not what a matrix is for; `finish` is the caller's.
+// Packed weights times the rows in the operand, on tensor cores, in every format (packing.py).
+// The caller's `finish` stores the results.
 
-// Weights as a file stores them, 16 rows by 64 columns: code times scale plus offset. A code alone in the low bits of a
-// float16 is the number code * 2**-24, exactly; scales are kept 2**24 times as large, so one multiply-add makes the weight,
-// rounded once, to 11 bits. Rows g + 8 have codes of less than 8 bits sixteen times as large, and scales as much smaller.
+// Weights in the stored formats, 16 rows by 64 columns: code * scale + offset. A code in the low bits of a float16 is the
+// number code * 2**-24, exactly; scales are 2**24 times as large, so one multiply-add gives the weight, rounded once to 11
+// bits. For codes of less than 8 bits, those of rows g + 8 are 16 times as large and their scales 16 times smaller.
 template <int F>
 DEVICE void stored_weights(const u8* block, int lane, u32 (&a)[16]) {
   constexpr int BITS = code_bits(F);
@@ -64,7 +64,7 @@ DEVICE void stored_weights(const u8* block, int lane, u32 (&a)[16]) {
   }
 }
 
-// One block of packed weights against the operand: acc[16 x COLUMNS] += W[16 x k] x[k x COLUMNS].
+// One block of packed weights times the operand: acc[16 x COLUMNS] += W[16 x k] x[k x COLUMNS].
 template <int F>
 DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], int k, int lane, float (&acc)[TILES_N][4]) {
   if (F == 0) {
@@ -108,8 +108,8 @@ DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], int 
     const uint2 grid = *(const uint2*)(block + 512 + (lane >> 2) * 8);  // scale, zero of row g; of row g + 8
     const u32 words[4] = {q.x, q.y, q.z, q.w};
     const u32 zero_low = permute_bytes(grid.x, 0, 0x3232), zero_high = permute_bytes(grid.y, 0, 0x3232);
-    // A nibble under these bits is the float16 1024 + q, or 1024 + 16 q where it lies four bits higher; zeros
-    // are stored as 1024 + z. So row g needs one subtraction, row g + 8 one multiply-add; both are exact.
+    // A nibble below these bits is the float16 1024 + q, or 1024 + 16 q if it is four bits higher; zeros are stored as 1024 + z.
+    // So row g needs one subtraction and row g + 8 one multiply-add; both are exact.
     const u32 unit = 0x64006400u, sixteenth = 0x2c002c00u;
     const u32 offset_high = sub_f16x2(0x63806380u, zero_high);  // 960 - (1024 + z)
     float part[2][TILES_N][4];  // two sums, so that one need not wait for the other
@@ -146,12 +146,11 @@ DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], int 
   }
 }
 
-// Of the unit whose sums this warp has yet to add: scales and biases of rows g and g + 8.
+// Scales and biases of rows g and g + 8 of the unit whose sums this warp adds next.
 struct Tail { float scale_low, scale_high, bias_low, bias_high; };
-// Whether this warp adds the sums of the number-th unit.
+// Whether this warp adds the sums of unit `number`.
 DEVICE bool adds(const Worker& w, int number) { return number % (WARPS / ADDERS) == w.warp / ADDERS; }
-// One unit, the index-th of this block's share, after which `left` follow: the warps share its blocks, and each leaves
-// its sums.
+// One unit, the index-th of this block's share, followed by `left` more: the warps divide its blocks, and each stores its sums.
 template <class M>
 DEVICE void multiply_unit(Worker& w, Tail& mine, int index, int left, int column) {
   constexpr int F = M::format;
@@ -163,12 +162,12 @@ DEVICE void multiply_unit(Worker& w, Tail& mine, int index, int left, int column
   for (int n = 0; n < TILES_N; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc[0][n][i] = acc[1][n][i] = 0.0f;
-    // Columns past the last row repeat it: their sums are never read.
+    // Columns past the last row repeat it; their sums are never read.
     const int m = n * 8 + w.g < w.rows ? n * 8 + w.g : w.rows - 1;
     x[n] = w.operand + m * w.p->x_stride + column + w.warp * block_k(F) + w.j * 8;
   }
-  // A turn's sum is the turn's number in the unit, modulo two, however the unit is cut into chunks. An odd number of turns
-  // in a chunk needs the loop unrolled for that.
+  // A turn adds to the sum of its number in the unit modulo two, independent of the division into chunks. An odd number of turns
+  // in a chunk requires the loop to be unrolled for that.
 #pragma unroll TURNS % 2 ? M::chunks : 1
   for (int chunk = 0; chunk < M::chunks - 1; ++chunk) {
     const u8* stage = w.ring.stages + w.ring.at.stage * STAGE + w.warp * block_bytes(F);
@@ -212,7 +211,7 @@ DEVICE void multiply_unit(Worker& w, Tail& mine, int index, int left, int column
   warp_sync();
   if (w.lane == 0) barrier_arrive(&w.ready[buffer]);
 }
-// The sums of a unit, the number-th of all, added in the order of the warps by those whose turn it is.
+// Adds the sums of unit `number` in the order of the warps; done by the warps whose turn it is.
 template <class Finish>
 DEVICE void add_unit(Worker& w, const Tail& tail, int number, int unit, const Finish& finish) {
   if (!adds(w, number)) return;
@@ -236,9 +235,9 @@ DEVICE void add_unit(Worker& w, const Tail& tail, int number, int unit, const Fi
   if (w.lane == 0) barrier_arrive(&w.freed[buffer]);
 }
 
-// Units low ... high - 1 of a matrix times the operand from column(unit) on. A unit's sums are added when LAG more units
-// are multiplied: the warp that adds would otherwise keep all others waiting for its part of the next. For each row,
-// finish(unit, i, g, m, low, high) has rows g and g + 8 of the unit and row m of the operand (i counts a lane's rows).
+// Units low ... high - 1 of a matrix times the operand from column(unit) on. The sums of a unit are added LAG units later, so
+// that the adding warp does not delay the others. For each row, finish(unit, i, g, m, low, high) gets rows g and g + 8 of the
+// unit and row m of the operand (i counts a lane's rows).
 template <class M, class Column, class Finish>
 DEVICE void multiply(Worker& w, int low, int high, const Column& column, const Finish& finish) {
   Tail tail = {0, 0, 0, 0};
@@ -252,8 +251,8 @@ DEVICE void multiply(Worker& w, int low, int high, const Column& column, const F
 }
 
 constexpr int ALONE_TURNS = 2;  // unrolled: instructions that are used once a layer come from far away, so fewer are better
-// The same for narrow units of which a block has many: each warp multiplies whole ones, and no sums need to meet. Warps take
-// turns from unit `base` on. column(unit, m) is where row m of the operand begins for the unit.
+// The same for narrow units of which a block has many: each warp multiplies whole units, so that no sums are combined. Warps
+// alternate from unit `base` on. column(unit, m) is where row m of the operand begins for the unit.
 template <class M, class Column, class Finish>
 DEVICE void multiply_alone(Worker& w, int low, int high, const Column& column, const Finish& finish, int base) {
   constexpr int F = M::format;

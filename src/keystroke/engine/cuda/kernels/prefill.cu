@@ -1,5 +1,5 @@
-// What prefill does between the libraries' matrix products: one launch for each stretch of row-wise arithmetic.
-// The numbers of between.py's Library, rounded where it rounds. A row's result is its own: no block waits for another.
+// Prefill between torch's matrix products: one launch for each row-wise operation.
+// The same numbers as TorchOps in prefill_kernels.py, with the same rounding. Blocks do not wait for each other.
 
 // Sizes come as macros: HIDDEN HEADS KV_HEADS HEAD_DIM INTERMEDIATE QK_NORM NORM_EPS KV_BYTES.
 #define STRETCH extern "C" __global__ __launch_bounds__(256)
@@ -35,7 +35,7 @@ DEVICE float warp_total(float v) {
   return v;
 }
 
-// A block is a row: what the last product gave joins the residual stream, which is then normalised.
+// One block per row: adds the last product to the residual stream, then normalises it.
 STRETCH void add_and_normalise(const __grid_constant__ Stretch s) {
   constexpr int PAIRS = (HIDDEN / 2 + THREADS - 1) / THREADS;
   __shared__ float parts[THREADS / 32];
@@ -75,7 +75,7 @@ STRETCH void add_and_normalise(const __grid_constant__ Stretch s) {
   }
 }
 
-// What is kept of a key or value, and what attention reads of it.
+// The stored form of a key or value, and what attention reads of it.
 DEVICE u16 keep(u16* to, float v, float) {
   *to = rounded(v);
   return *to;
@@ -88,7 +88,7 @@ template <int BYTES> struct StoredAs { typedef u16 Type; };
 template <> struct StoredAs<1> { typedef u8 Type; };
 typedef StoredAs<KV_BYTES>::Type Stored;
 
-// A block is a row, a warp a head: bias, norm and rotation of Q and K; keys and values go to their page.
+// One block per row, one warp per head: bias, norm and rotation of Q and K; writes keys and values to their pages.
 STRETCH void place_heads(const __grid_constant__ Stretch s) {
   constexpr int EACH = HALF_HEAD / 32;  // pairs of rotary partners that a lane has
   const int lane = threadIdx.x % 32, row = blockIdx.x;
@@ -139,7 +139,7 @@ STRETCH void place_heads(const __grid_constant__ Stretch s) {
   }
 }
 
-// A block is a page of one head: its keys and values as attention wants them, each key's numbers side by side.
+// One block per page of one head: gathers its keys and values for attention, contiguous in each key.
 DEVICE u16 flat(u16 stored) { return stored; }
 DEVICE u16 flat(u8 stored) { return rounded((float)stored - 128.0f); }
 STRETCH void collect_pages(const __grid_constant__ Stretch s) {
@@ -160,7 +160,7 @@ STRETCH void collect_pages(const __grid_constant__ Stretch s) {
     *(u32*)(s.flat_values + to + i) = (u32)turned[i % HEAD_DIM][i / HEAD_DIM] | (u32)turned[i % HEAD_DIM + 1][i / HEAD_DIM] << 16;
 }
 
-// Two numbers a thread: silu(gate) * up, where a row of the product holds all gates, then all ups.
+// Two numbers per thread: silu(gate) * up, where a row of the product holds all gates, then all ups.
 STRETCH void activate(const __grid_constant__ Stretch s) {
   const int at = blockIdx.y * THREADS + threadIdx.x;
   if (at >= INTERMEDIATE / 2) return;

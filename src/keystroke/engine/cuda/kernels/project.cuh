@@ -1,5 +1,5 @@
-// The layer's matrices: what goes into the operand before each, and where its results go.
-// One function for each phase; the order of phases is decode.cu's.
+// The layer's matrix products: what each needs in the operand, and where its results go.
+// One function per phase; decode.cu calls them in order.
 
 // Residual stream: fixed-point sums do not depend on the order in which blocks add to them.
 DEVICE s64 counted(float v) { return to_s64(v * FIXED_ONE) * (1 << COUNT_BITS) + 1; }
@@ -10,7 +10,7 @@ DEVICE void add_residual(Worker& w, int m, int row, float v) {
   add_s64(w.p->residual + (s64)m * HIDDEN + row, counted(v));
 }
 
-// Whether the i-th turn of all threads over `count` things has one for this thread; most turns have one for each.
+// Whether turn i of all threads over `count` items has one for this thread.
 DEVICE bool within(const Worker& w, int i, int count) { return (i + 1) * COMPUTE <= count || i * COMPUTE + w.thread < count; }
 
 constexpr int NORM_PAIRS = (HIDDEN / 2 + COMPUTE - 1) / COMPUTE;
@@ -24,7 +24,7 @@ DEVICE NormWeights load_norm(Worker& w, int index) {
   }
   return n;
 }
-// Numbers short of their sums are asked for again, all at once: the barrier before this does not wait for memory.
+// Numbers that lack sums are loaded again, all at once: the barrier before this does not wait for memory.
 DEVICE void normalise_row(Worker& w, const NormWeights& weights, u32 sums, int m, u16* to) {
   const s64* from = w.p->residual + m * HIDDEN + w.thread * 2;
   uint4 raw[NORM_PAIRS];
@@ -67,8 +67,8 @@ DEVICE void normalise_row(Worker& w, const NormWeights& weights, u32 sums, int m
   }
 }
 
-// `width` columns of rows of 16-bit activations from device memory into the operand, from column `to` on, by the copy engine;
-// each row when ready(m) returns.
+// Copies `width` columns of 16-bit activations from device memory into the operand, from column `to` on; each row after
+// ready(m) returns.
 template <class Ready>
 DEVICE void load_rows(Worker& w, const u16* from, int stride, int to, int width, const Ready& ready) {
   if (w.thread == 0) expect_copies(w.arrival, w.rows * width * 2);
@@ -82,7 +82,7 @@ DEVICE void load_rows(Worker& w, const u16* from, int stride, int to, int width,
   barrier_wait(w.arrival, w.loads++ & 1);
 }
 
-// After this the operand holds the normalised residual rows, of `sums` sums each. Waits for the previous phase.
+// Fills the operand with the normalised residual rows, of `sums` sums each. Waits for the previous phase.
 DEVICE void normalise(Worker& w, int index, int sums, int matrix) {
   const NormWeights weights = load_norm(w, index);
   const Span span = w.spans[matrix];
@@ -92,7 +92,7 @@ DEVICE void normalise(Worker& w, int index, int sums, int matrix) {
     if (needed)
       for (int m = 0; m < w.rows; ++m) normalise_row(w, weights, sums, m, w.operand + (s64)m * w.p->x_stride);
   } else {
-    // Of more rows a block normalises one, if any, and counts it as done: others wait for nothing but that.
+    // With more rows, each block normalises at most one and counts it as done; the others wait for that counter only.
     u32* done = w.p->barrier + NORMED;
     for (int m = blockIdx.x; m < w.rows; m += gridDim.x) {
       normalise_row(w, weights, sums, m, w.p->normed + (s64)m * HIDDEN);
@@ -118,11 +118,11 @@ DEVICE float2 rotate(float2 v, float2 angle) {
   return make_float2(v.x * angle.x - v.y * angle.y, v.y * angle.x + v.x * angle.y);
 }
 
-// Whether queries, and the keys and values of this step's own rows, cross between blocks with the layer's tag: few rows of a
-// small layer. Nobody then waits until memory has them all. (Keys are near ones wherever there is a tag: chunks of one page.)
+// Whether queries, keys and values of this step's rows are passed between blocks with the layer's tag: for few rows of a small
+// layer. No block then waits for memory. (With tags, keys are near ones: chunks of one page.)
 DEVICE bool tags_queries(const Worker& w) { return QUERY_TAGS && w.tag && w.rows <= w.p->direct_rows && w.rows <= SENT_ROWS; }
 DEVICE void send(Worker& w, int m, int at, float v) { w.p->sent[m * QKV_ROWS + at] = (u32)bf16(v) << 16 | w.tag; }
-// Queries and keys that are yet to be normalised keep all bits but those of the tag, whichever way they go.
+// Queries and keys before normalisation keep all bits except those of the tag.
 DEVICE u32 raw_bits(float v, u32 tag) { return ((u32)__float_as_int(v) & ~3u) | tag; }
 DEVICE void send_raw(Worker& w, int m, int at, float v) { w.p->sent[m * QKV_ROWS + at] = raw_bits(v, w.tag); }
 
@@ -180,7 +180,7 @@ DEVICE void project_qkv(Worker& w, int layer) {
   }
 }
 
-// Models that normalise each head of Q and K: one warp per head. A lane has dimensions lane * EACH + e and their rotary partners.
+// For models that normalise each head of Q and K: one warp per head. A lane has dimensions lane * EACH + e and their rotary partners.
 constexpr int HEAD_EACH = HEAD_DIM / 64;
 struct HeadPart { float2 v[HEAD_EACH]; };
 DEVICE void normalise_head(const Worker& w, int layer, int m, int head, HeadPart& part) {
@@ -198,7 +198,7 @@ DEVICE void normalise_head(const Worker& w, int layer, int m, int head, HeadPart
     part.v[e] = rotate(scaled, w.rope[m * (HEAD_DIM / 2) + d]);
   }
 }
-// Between the projection and attention, where heads are not sent to the blocks that attend.
+// Runs between the projection and attention if heads are not sent to the attending blocks.
 DEVICE void normalise_heads(Worker& w, int layer) {
   const int total = w.rows * (HEADS + KV_HEADS);
   for (int at = blockIdx.x + w.warp * gridDim.x; at < total; at += gridDim.x * WARPS) {
@@ -227,7 +227,7 @@ DEVICE void normalise_heads(Worker& w, int layer) {
   }
 }
 
-// A unit of a matrix that adds to the residual stream: sixteen of its rows.
+// A unit of a matrix that adds to the residual stream: 16 of its rows.
 DEVICE void add_rows(Worker& w, int unit, int g, int m, float low, float high) {
   const int row = unit % (HIDDEN / 16) * 16 + g;
   add_residual(w, m, row, low);
@@ -241,7 +241,7 @@ DEVICE void project_output(Worker& w) {
   if constexpr (O_ALONE) multiply_alone<Output>(w, span.low, span.high, column, finish, span.low);
   else multiply<Output>(w, span.low, span.high, column, finish);
 }
-// Whether the operand takes any part of a row of activations at that part's own place; and whether they carry tags.
+// Whether the operand holds any part of a row of activations at its own position; and whether activations are tagged.
 DEVICE bool takes_whole(const Worker& w) { return w.p->x_stride >= INTERMEDIATE + PAD; }
 DEVICE bool tags_activations(const Worker& w) { return ACTIVATION_TAGS && w.tag && w.rows <= w.p->direct_rows && takes_whole(w); }
 DEVICE void project_gate_up(Worker& w) {
@@ -254,9 +254,8 @@ DEVICE void project_gate_up(Worker& w) {
     else w.p->activated[at] = v;
   });
 }
-// Parts of few rows of activations, from `first` on, each to its own place in the operand: they come sooner by the threads
-// themselves than by the copy engine. Those with a tag are asked for until it is this layer's. Waits for the previous
-// phase when it knows where everything lies.
+// Parts of few rows of activations, from `first` on, each at its own position in the operand: threads load them faster than the
+// copy engine. Tagged values are loaded until the tag is this layer's. Waits for the previous phase after computing addresses.
 DEVICE void load_activated(Worker& w, int first, int parts) {
   constexpr int TURNS = (Down::inner / 4 + COMPUTE - 1) / COMPUTE;
   const bool tags = tags_activations(w);
@@ -296,7 +295,7 @@ DEVICE void load_activated(Worker& w, int first, int parts) {
         }
     }
 }
-// Waits for the previous phase. M is what the layer's matrix is stored as; its share and its splits are those of any.
+// Waits for the previous phase. M is the format of this layer's matrix; its share and splits do not depend on it.
 template <class M>
 DEVICE void project_down(Worker& w) {
   constexpr int TILES = HIDDEN / 16;

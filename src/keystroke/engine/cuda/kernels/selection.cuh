@@ -1,6 +1,6 @@
-// Sparse attention: which chunks of keys a row attends to, and the most weight that it thereby leaves out.
-// A row chooses by its own queries and by pages that its step does not write to, so the choice never depends on
-// the rows beside it. With every chunk chosen, the result is that of attend_all, bit for bit.
+// Sparse attention: which chunks of keys a row attends to, and an upper bound of the weight that it omits. A row's choice depends
+// only on its own queries and on pages that its step does not write to, never on other rows. With every chunk chosen, the result
+// equals that of attend_all bit for bit.
 
 constexpr int LOOK = 2 * COMPUTE;     // chunks that all threads look at together while choosing, two each
 constexpr int MOST_CHUNKS = 2 * LOOK;
@@ -8,7 +8,7 @@ constexpr int MOST_CHOSEN = 64;
 constexpr float BOUND_SLACK = 0.01f;  // more than rounding can take from a bound
 constexpr int KEY_SCALE = 512, KEY_MOST = 65533;  // of a chunk that may be chosen; less one: it must be; more: it is not there
 
-// Selection's own shared memory. Attention leaves it alone.
+// Shared memory of the selection; attention does not use it.
 struct Selection {
   uint4 keys[MOST_CHUNKS / 8];  // of chunks, 16 bits each, one more than above: the smallest are chosen
   int chosen[MOST_CHOSEN];
@@ -18,14 +18,14 @@ struct Selection {
 };
 static_assert(sizeof(Selection) <= SELECTION_BYTES, "selection fits its memory");
 
-// A row that may have left out too much says so; its step will be taken again with every chunk. By one warp.
+// Marks a row that may have omitted too much; its step is repeated with every chunk. Done by one warp.
 DEVICE void raise_doubt(Worker& w, int m, int head, float taken) {
   const int s = w.control->sequence[m];
   if (SPARSE && w.lane == 0 && w.control->budget[s] && load4(w.p->omitted + m * HEADS + head) - taken > w.p->most_omitted)
     *(volatile int*)(w.p->doubt + s) = 1;
 }
 
-// log2 of the sum of 2**a and 2**b, and of those of the lane beside this one.
+// log2 of the sum of 2**a and 2**b, and of those of the adjacent lane.
 DEVICE float add_logs(float a, float b) {
   float top = fmaxf(a, b);
   top = fmaxf(top, shuffle_xor(top, 1));
@@ -35,7 +35,7 @@ DEVICE float add_logs(float a, float b) {
   return top + log2f(sum);
 }
 
-// A warp's piece of bounding: eight whole pages for 16 (row, head) pairs of one KV head.
+// A warp's part of the bounds: eight whole pages for 16 (row, head) pairs of one KV head.
 struct Piece {
   Unit unit;
   int from, pages;  // the first page; and all of the sequence
@@ -66,7 +66,7 @@ DEVICE int count_pieces(const Control& c) {
     if (c.budget[s]) pieces += (c.position[c.first[s]] / PAGE + 7) / 8 * ((c.count[s] * GROUP + 15) / 16) * KV_HEADS;
   return pieces;
 }
-// Its bounds, into this warp's part of the first lent stage; past the end the last page comes again.
+// Copies its bounds into this warp's part of the first reserved stage; past the end the last page is repeated.
 constexpr int BOUNDS_WIDTH = 2 * HEAD_DIM, BOUNDS_BYTES = 8 * BOUNDS_WIDTH * 2;
 constexpr int BOUNDING = STAGE / BOUNDS_BYTES < WARPS ? STAGE / BOUNDS_BYTES : WARPS;  // warps that take part
 DEVICE u16* bounds_at(const Worker& w) { return (u16*)(w.ring.stages + w.ring.at.stage * STAGE + w.warp * BOUNDS_BYTES); }
@@ -83,9 +83,9 @@ DEVICE void ask_bounds(const Worker& w, int layer, const Piece& piece) {
                BOUNDS_WIDTH * 2, own_barrier(w));
   end_copies(own_barrier(w));
 }
-// The most that a key of a page can score is a product of the query with the page's largest keys where the query is
-// positive and with its smallest where it is negative: tensor cores give it for eight pages and 16 (row, head) pairs
-// at once. A warp leaves, for each chunk of its piece, log2 of the most weight it may have.
+// A key's score is at most the product of the query with the page's largest keys where the query is positive and with its smallest
+// where it is negative: tensor cores compute that for eight pages and 16 (row, head) pairs at once. A warp stores, for each chunk
+// of its part, log2 of the largest possible weight.
 DEVICE void bound_chunks(Worker& w, const Piece& piece, u32 tag) {
   const Rows rows = rows_of(w, piece.unit);
   const float score_scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
@@ -130,7 +130,7 @@ DEVICE void bound_chunks(Worker& w, const Piece& piece, u32 tag) {
   }
 }
 
-// Sum of what the lanes before this one hold; `all` becomes the sum of the warp.
+// Sum of the values of the lanes before this one; `all` becomes the sum of the warp.
 DEVICE int sum_before(const Worker& w, int value, int& all) {
   int before = 0;
   all = value;
@@ -142,8 +142,8 @@ DEVICE int sum_before(const Worker& w, int value, int& all) {
   }
   return before;
 }
-// By one warp: the `count` smallest of the keys, in the order of their chunks; of equal ones the first. An upper edge is found
-// bit by bit, until as many keys as wanted lie below it, or all bits are known and some of equal keys are wanted.
+// By one warp: the `count` smallest keys, in the order of their chunks; among equal keys the first. Finds an upper edge bit by bit,
+// until exactly as many keys are below it, or all bits are known and only some of the equal keys are needed.
 template <int EACH>  // groups of eight keys that a lane looks at
 DEVICE void choose_smallest(const Worker& w, Selection& sel, int chunks, int count) {
   int keys[EACH * 8];
@@ -160,7 +160,7 @@ DEVICE void choose_smallest(const Worker& w, Selection& sel, int chunks, int cou
   int least = keys[0];
 #pragma unroll
   for (int i = 1; i < EACH * 8; ++i) least = keys[i] < least ? keys[i] : least;
-  // Each lane has a key that is no larger than this: where no more are wanted, the edge is no further.
+  // Each lane has a key that is no larger than this: if no more are needed, the edge is not beyond it.
   int edge = 0, less = 0, bit = count <= 32 ? highest_bit(warp_max(least) | 1) : 15;
 #pragma unroll 1
   for (; bit >= 0 && less < count; --bit) {
@@ -171,7 +171,7 @@ DEVICE void choose_smallest(const Worker& w, Selection& sel, int chunks, int cou
     const int below = -warp_sum(part[0] + part[1] + part[2] + part[3]);
     if (below <= count) { edge = higher; less = below; }
   }
-  // Below the edge all are chosen; of those at the edge, the first.
+  // All below the edge are chosen; of those at the edge, the first.
   u32 below = 0, equal = 0;
 #pragma unroll
   for (int i = 0; i < EACH * 8; ++i) below |= (u32)((keys[i] - edge) >> 31) & 1u << i;
@@ -201,7 +201,7 @@ DEVICE void choose_smallest(const Worker& w, Selection& sel, int chunks, int cou
 }
 
 
-// Pages of all chunks of a sequence, into attention's scratch: nothing need be looked up when one is chosen.
+// Copies the pages of all chunks of a sequence into attention's scratch, so that chosen ones need no lookup.
 DEVICE void list_pages(const Worker& w, int sequence, int chunks) {
   static_assert(MOST_CHUNKS * 16 <= 2 * ATTENTION_BYTES, "attention's scratch holds them");
   uint4* all = (uint4*)w.scratch;
@@ -214,8 +214,8 @@ DEVICE void list_pages(const Worker& w, int sequence, int chunks) {
   }
 }
 
-// What a thread knows of two chunks of a KV head of row m: their bounds for each query head, asked for until all are this
-// layer's (`tag`, 0 where a barrier has seen to that). Chunks that are not chosen among have none.
+// A thread's two chunks of a KV head of row m: their bounds for each query head, loaded until all have this layer's tag (`tag`; 0 if a
+// barrier has ensured that). Chunks that are always attended to have none.
 struct Bounds { float2 of[GROUP]; };
 DEVICE Bounds take_bounds(const Worker& w, int m, int head, int first, int end, u32 tag) {
   const float* from = w.p->chunk_bounds + ((s64)m * HEADS + head * GROUP) * w.p->partial_stride + first;
@@ -235,15 +235,15 @@ DEVICE Bounds take_bounds(const Worker& w, int m, int head, int first, int end, 
   for (int h = 0; h < GROUP; ++h) b.of[h] = make_float2(wanted0 ? untagged(raw[h].x) : -INFINITY, wanted1 ? untagged(raw[h].y) : -INFINITY);
   return b;
 }
-// The best bound of a query head, of what all warps say.
+// The best bound of a query head over all warps.
 DEVICE float best_bound(const Selection& sel, int h) {
   int top = sel.tops[h][0];
 #pragma unroll
   for (int i = 1; i < WARPS; ++i) top = sel.tops[h][i] > top ? sel.tops[h][i] : top;
   return unordered(top);
 }
-// Chunks of the share's KV head for row m, in their order, into `sel.chosen`: the first, the last, and those whose bounds
-// stand out most beside the best of any query head. Then the share has its own.
+// Writes the chunks of the unit's KV head for row m, in order, to `sel.chosen`: the first, the last, and those with the highest
+// bounds relative to the best of any query head. Then picks this unit's chunk.
 template <int LOOKS>
 DEVICE void choose_chunks(Worker& w, Selection& sel, Share& share, int m, u32 tag) {
   const Control& c = *w.control;
@@ -293,7 +293,7 @@ DEVICE void choose_chunks(Worker& w, Selection& sel, Share& share, int m, u32 ta
   }
   compute_sync();
 }
-// What the chunks left out may weigh at most.
+// An upper bound of the weight of the omitted chunks.
 DEVICE void account(Worker& w, Selection& sel, int m, int head, u32 tag) {
   const int chunks = chunks_to(w.control->position[m]), mine = w.thread * 2, last = sel.last, edge = sel.edge;
   const auto left_out = [&](int chunk, int key) { return (key > last || (key == last && chunk > edge)) && key <= KEY_MOST + 1; };
@@ -328,8 +328,8 @@ DEVICE void account(Worker& w, Selection& sel, int m, int head, u32 tag) {
   }
 }
 
-// Every chunk of the sequences that attend to all, then this block's part of the chosen ones. `listed`: the pages of the
-// first share's sequence are.
+// Every chunk of the sequences that attend to all, then this block's part of the chosen ones. `listed`: whether the pages of the
+// first unit's sequence are in the scratch.
 DEVICE void attend_shares(Worker& w, int layer, u32 tag, bool listed) {
   Selection& sel = *(Selection*)((u8*)w.scratch + 2 * ATTENTION_BYTES);
   int chosen_for = -1;

@@ -1,5 +1,5 @@
-// Weights as a file stores them, widened to bf16 matrices: what prefill multiplies with.
-// A warp has a block of 16 rows and 64 columns. The numbers are those that the decode kernel multiplies with.
+// Dequantises stored weights to bf16 matrices for prefill. One warp per block of 16 rows and 64 columns. The numbers are exactly
+// those that the decode kernel multiplies with.
 
 struct Unpacking {
   const u8* packed;     // units, those of each split one behind the other
@@ -10,7 +10,7 @@ struct Unpacking {
   int rows;
 };
 enum { PLAIN_ROWS, GATE_AND_UP, ROTARY };
-// The matrix's row at place g of a tile; `second` is that at place g + 8.
+// The matrix row at position g of a tile; `second` is that at position g + 8.
 DEVICE int row_of(const Unpacking& p, int tile, int g, bool second) {
   if (p.order == GATE_AND_UP) return tile * 8 + g + (second ? p.rows / 2 : 0);
   if (p.order == ROTARY) return tile / (HEAD_DIM / 16) * HEAD_DIM + tile % (HEAD_DIM / 16) * 8 + g + (second ? HEAD_DIM / 2 : 0);

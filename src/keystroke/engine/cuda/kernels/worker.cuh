@@ -1,7 +1,7 @@
-// Who does what in a block: the share of the weights, the ring that brings them, the barrier between blocks.
+// The division of work in a block: its share of the weights, the ring that streams them, the barrier between blocks.
 // Moves bytes and waits; computes nothing.
 
-// The share of each matrix's units that falls to this block. The larger shares move around between matrices.
+// This block's share of each matrix's units. The larger shares rotate over the blocks from matrix to matrix.
 struct Span { int low, high; };
 enum { QKV, OUTPUT, GATE_UP, DOWN, HEAD, MATRICES };
 DEVICE Span share(int units, int matrix) {
@@ -12,7 +12,7 @@ DEVICE Span share(int units, int matrix) {
   return s;
 }
 
-// The parts of a share of the QKV matrix that lie before and behind its unit `middle`.
+// The parts of a share of the QKV matrix before and after its unit `middle`.
 DEVICE Span until(const Span& s, int middle) {
   return Span{s.low < middle ? s.low : middle, s.high < middle ? s.high : middle};
 }
@@ -20,7 +20,7 @@ DEVICE Span beyond(const Span& s, int middle) {
   return Span{s.low > middle ? s.low - middle : 0, s.high > middle ? s.high - middle : 0};
 }
 
-// The ring between the streaming warp and the computing ones.
+// The ring between the streaming warp and the computing warps.
 struct Place {
   int stage;
   u32 phase;
@@ -44,7 +44,7 @@ struct Streamer {
   u64 policy;
 };
 
-// One chunk of bytes into the next stage of the ring, as soon as that is free; or two as long, one behind the other.
+// Copy one chunk of bytes into the next stage of the ring once it is free; or two chunks of this length, adjacent.
 DEVICE void bring(Streamer& s, const void* from, int bytes, const void* second = nullptr) {
   Ring& ring = s.ring;
   const int all = second ? 2 * bytes : bytes, wanted = s.in_flight / all;
@@ -65,7 +65,7 @@ DEVICE void bring(Streamer& s, const void* from, int bytes, const void* second =
   ring.at.advance(ring.count);
 }
 
-// A stage that the computing warps fill themselves, as soon as it is free; weights go on behind it.
+// Reserve a stage that the computing warps fill themselves, once it is free; weights continue after it.
 DEVICE void lend(Streamer& s) {
   Ring& ring = s.ring;
   while (s.under_way >= ring.count - 1) {
@@ -100,8 +100,8 @@ DEVICE void stream(Streamer& s, const u8* matrix, const Span& span) {
   }
 }
 
-// A block's share of attention: 16 (row, head of the group) pairs from `row` on of one KV head of one sequence, over
-// one chunk of its keys. `last` is the position of the sequence's last row.
+// A unit of attention: 16 (row, head of the group) pairs from `row` on of one KV head of one sequence, over one chunk of its
+// keys. `last` is the position of the sequence's last row.
 struct Unit {
   int sequence, head, chunk, row, last;
   int end;   // the pair after the last
@@ -111,7 +111,7 @@ enum { NONE, FIXED, CHOSEN };  // of a share: whether there is one, and whether 
 struct Share { uint4 pages; Unit unit; short kind, part; };  // and the pages of those keys; which part of the dimensions is gathered
 static_assert(sizeof(Share) == SHARE_BYTES, "shares fit their memory");
 
-// Everything a computing warp carries through the step.
+// The state of a computing warp during a step.
 struct Worker {
   const Parameters* p;
   const Span* spans;
@@ -139,8 +139,8 @@ struct Worker {
   int rows, thread, warp, lane, g, j, unit, marks;
 };
 
-// Before each phase: nothing that follows from a worker's place is computed far ahead and kept in registers, of which
-// there are too few for that.
+// Called before each phase, so that values derived from a worker's position are computed again instead of being kept in
+// registers, of which there are too few.
 DEVICE void refresh(Worker& w) {
   w.rows = fresh(w.rows);
   w.few = fresh(w.few);
@@ -158,21 +158,21 @@ DEVICE void mark(Worker& w) {
 #endif
 }
 
-// Numbers in the order of their values, as integers; and back.
+// Maps numbers to integers in the same order, and back.
 DEVICE int ordered(float v) {
   const int bits = __float_as_int(v);
   return bits ^ (bits >> 31 & 0x7fffffff);
 }
 DEVICE float unordered(int v) { return __uint_as_float((u32)(v ^ (v >> 31 & 0x7fffffff))); }
 
-// Between blocks: a phase is announced when this block's part is done, and waited for when all parts are needed.
+// Between blocks: `arrive` announces a phase when this block's part is done, `wait` waits for all parts.
 DEVICE void arrive(Worker& w) {
   compute_sync();
   if (w.thread == 0) release_add(&w.p->barrier[0], 1);
   w.arrivals += gridDim.x;
 }
-// The same without waiting until memory has what was written, or until all warps have: what was sent shows by itself
-// whether it has arrived, and the announcement takes longer than they do.
+// The same without waiting until writes have reached memory or all warps have written: tagged values show whether they have
+// arrived, and the announcement takes longer than the writes.
 DEVICE void arrive_early(Worker& w) {
   if (w.thread == 0) relaxed_add(&w.p->barrier[0], 1);
   w.arrivals += gridDim.x;
@@ -188,11 +188,11 @@ DEVICE void wait_early(Worker& w) {  // for what shows by itself whether it has 
   compute_sync();
 }
 
-// Numbers whose last two bits name the layer that wrote them. A step writes a place in every layer or in none, and
-// leaves the last layer's name, or 0 where it does not tag; so what a layer waits for was never there before.
+// Numbers whose last two bits are a tag of the layer that wrote them. A step writes an address in every layer or in none, and
+// leaves the last layer's tag, or 0 if it does not tag; so a layer never finds its own tag before the value is written.
 DEVICE u32 tag_of(int layer) { return layer == LAYERS - 1 ? 3 : 1 + (layer & 1); }
 DEVICE float tagged(float v, u32 tag) { return __uint_as_float(((u32)__float_as_int(v) & ~3u) | tag); }
 DEVICE float untagged(u32 bits) { return __uint_as_float(bits & ~3u); }
-// 16-bit numbers travel above a tag as wide as they are, four at a time: whether some are not this layer's yet, and the four.
+// 16-bit numbers are stored above a 16-bit tag, four at a time: tests whether some lack this layer's tag, and extracts them.
 DEVICE bool missing(const uint4& v, u32 tag) { return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 0xffff) != 0; }
 DEVICE uint2 upper_halves(const uint4& v) { return make_uint2(permute_bytes(v.x, v.y, 0x7632), permute_bytes(v.z, v.w, 0x7632)); }
