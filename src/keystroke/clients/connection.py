@@ -8,16 +8,14 @@ again and the stream yields `Restarted` first, so that the reader discards what 
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Any
 
 from msgspec import UNSET
 
-from keystroke.clients.gateway_socket import GatewaySocket, websocket_url
+from keystroke.clients.gateway_socket import GatewayConnection, GatewaySocket
 from keystroke.errors import EngineError, KeystrokeError, ProtocolError, RateLimited, Unavailable, UsageError
 from keystroke.protocol import codec, events
 from keystroke.protocol.items import Item, as_input
@@ -175,7 +173,7 @@ class ChainedConversation:
         return response
 
 
-class Client:
+class Client(GatewayConnection):
     """`url` is the server's address, http or https. Use as an async context manager."""
 
     def __init__(
@@ -186,34 +184,22 @@ class Client:
         tls: ssl.SSLContext | None = None,
         attempts: int = len(_BACKOFF),
     ) -> None:
-        self._url = websocket_url(url, "/v1/responses")
-        self._api_key = api_key or os.environ.get("KEYSTROKE_API_KEY") or None
-        self._tls = tls
+        super().__init__(url, "/v1/responses", api_key, tls)
         self._attempts = attempts
-        self._socket: GatewaySocket | None = None
         self._opening = asyncio.Lock()
         self._streams: dict[str, AnswerStream] = {}
         self._free = [f"s{n}" for n in range(STREAMS)]
         self._free_slots = asyncio.Semaphore(STREAMS)
-        self._reconnecting: asyncio.Task[None] | None = None
-        self._closed = False
 
     async def __aenter__(self) -> Client:
         await self._connect()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
-        self._closed = True
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self._disconnect()
         for stream in tuple(self._streams.values()):
             stream._fail(Unavailable("The client was closed."))
 
@@ -264,15 +250,7 @@ class Client:
         if self._socket is not None:
             return self._socket
         async with self._opening:
-            if self._socket is None:
-                self._socket = await GatewaySocket.open(
-                    self._url,
-                    api_key=self._api_key,
-                    on_frame=self._on_frame,
-                    on_lost=self._on_lost,
-                    context=self._tls,
-                )
-            return self._socket
+            return self._socket or await self._open_socket()
 
     def _send(self, event: Any) -> None:
         if self._socket is None:

@@ -7,6 +7,7 @@ ends, unless the owner closed it. The content of frames is not interpreted here.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable
 from typing import Any, cast
@@ -37,6 +38,43 @@ def websocket_url(url: str, path: str) -> str:
     if not base.startswith(("http://", "https://")):
         raise UsageError(f"{url:.100} is not the address of a server; write it like http://127.0.0.1:8012.")
     return f"ws{base.removeprefix('http')}{path}"
+
+
+class GatewayConnection:
+    """The address of a server, and the socket to it while there is one."""
+
+    def __init__(self, url: str, path: str, api_key: str | None, tls: ssl.SSLContext | None) -> None:
+        self._url = websocket_url(url, path)
+        self._api_key = api_key or os.environ.get("KEYSTROKE_API_KEY") or None
+        self._tls = tls
+        self._socket: GatewaySocket | None = None
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def _open_socket(self) -> GatewaySocket:
+        self._socket = await GatewaySocket.open(
+            self._url,
+            api_key=self._api_key,
+            on_frame=self._on_frame,
+            on_lost=self._on_lost,
+            context=self._tls,
+        )
+        return self._socket
+
+    def _disconnect(self) -> None:
+        """Close the socket for good."""
+        self._closed = True
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _on_frame(self, frame: bytes) -> None:
+        raise NotImplementedError
+
+    def _on_lost(self, error: KeystrokeError) -> None:
+        raise NotImplementedError
 
 
 class GatewaySocket(asyncio.Protocol):
@@ -175,11 +213,9 @@ def _handshake_error(failure: Exception, response: Response) -> KeystrokeError:
         return Unauthorized(message or "The server needs a key.")
     if response.status_code == 403:
         return Forbidden(message or "The server refused the connection.")
-    if response.status_code < 500 and response.status_code != 429:
-        return AccessError(
-            message or f"The server refused the connection with status {response.status_code}."
-        )
-    return Unavailable(message or f"The server refused the connection with status {response.status_code}.")
+    retried = response.status_code >= 500 or response.status_code == 429
+    kind = Unavailable if retried else AccessError
+    return kind(message or f"The server refused the connection with status {response.status_code}.")
 
 
 def _message(body: bytes | bytearray | None) -> str:

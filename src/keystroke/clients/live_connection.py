@@ -8,13 +8,11 @@ with `not_shown` and a reason. A lost gateway is reported once, its return once.
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
-from keystroke.clients.gateway_socket import GatewaySocket, websocket_url
+from keystroke.clients.gateway_socket import GatewayConnection
 from keystroke.errors import InputError, KeystrokeError, ProtocolError, Unavailable, UsageError
 from keystroke.protocol import live_messages as live
 from keystroke.protocol.codec import decode_live_event, encode
@@ -28,18 +26,6 @@ OnPartial = Callable[[live.Suggestion], None]
 
 
 @dataclass(slots=True)
-class _Buffer:
-    """The state that opens the buffer on a new connection. A caller's own text is shared, not copied."""
-
-    text: str
-    version: int
-    path: str | None
-    root: str | None
-    language: str | None
-    cursor: int | None = None
-
-
-@dataclass(slots=True)
 class _PendingCompletion:
     buffer: str
     version: int
@@ -47,7 +33,7 @@ class _PendingCompletion:
     on_partial: OnPartial | None
 
 
-class LiveClient:
+class LiveClient(GatewayConnection):
     """`on_event` receives every event except resyncs, which are answered here; `on_notice` receives one
     sentence when the gateway is lost and one when it is back. Use as an async context manager, or call
     `start` and `stop`."""
@@ -61,18 +47,13 @@ class LiveClient:
         on_event: OnEvent | None = None,
         on_notice: OnNotice | None = None,
     ) -> None:
-        self._url = websocket_url(url, "/v1/live")
-        self._api_key = api_key or os.environ.get("KEYSTROKE_API_KEY") or None
-        self._tls = tls
+        super().__init__(url, "/v1/live", api_key, tls)
         self._on_event = on_event or (lambda _event: None)
         self._on_notice = on_notice or (lambda _sentence: None)
-        self._socket: GatewaySocket | None = None
-        self._buffers: dict[str, _Buffer] = {}
+        self._buffers: dict[str, live.BufferOpen] = {}  # what opens each on a new connection
         self._pending: dict[str, _PendingCompletion] = {}
         self._count = 0
-        self._reconnecting: asyncio.Task[None] | None = None
         self._loss_reported = False
-        self._stopped = False
 
     async def start(self) -> bool:
         """Connect, or keep trying in the background if no gateway answers. Returns whether it connected.
@@ -85,21 +66,14 @@ class LiveClient:
         return True
 
     async def stop(self) -> None:
-        self._stopped = True
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self._disconnect()
         self._fail_pending("disconnected")
 
     async def __aenter__(self) -> LiveClient:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     @property
@@ -120,8 +94,10 @@ class LiveClient:
         cursor: int | None = None,
     ) -> None:
         """Open a buffer, or replace its whole text. `cursor`: the user's position, if known."""
-        self._buffers[buffer] = _Buffer(text, version, path, root, language, cursor)
-        self._send_open(buffer)
+        self._buffers[buffer] = live.BufferOpen(
+            buffer=buffer, text=text, version=version, path=path, root=root, language=language, cursor=cursor
+        )
+        self._send(self._buffers[buffer])
 
     def change(
         self,
@@ -145,7 +121,7 @@ class LiveClient:
         base, held.text, held.version = held.version, text, version
         held.cursor = cursor
         if len(edits) > live.MAX_DELTAS:
-            self._send_open(buffer)
+            self._send(held)
             return
         deltas = [live.BufferEdit(e.start, e.end, e.text) for e in edits]
         self._send(live.BufferChange(buffer=buffer, base=base, version=version, edits=deltas, cursor=cursor))
@@ -200,19 +176,13 @@ class LiveClient:
         finally:
             self._pending.pop(name, None)
 
-    def request_next_edit(self, buffer: str, cursor: int) -> None:
-        """Request the next edit; it arrives as a `next_edit` or `next_edit.dropped` event."""
-        self._count += 1
-        version = self._buffer(buffer).version
-        self._send(live.NextEditAsk(id=f"n{self._count}", buffer=buffer, version=version, cursor=cursor))
-
     def feedback(self, suggestion: str, buffer: str, outcome: live.Outcome, length: int = 0) -> None:
         """Report the outcome of a suggestion, by its id."""
         self._send(live.Feedback(id=suggestion, buffer=buffer, outcome=outcome, length=length))
 
     # The socket
 
-    def _buffer(self, buffer: str) -> _Buffer:
+    def _buffer(self, buffer: str) -> live.BufferOpen:
         held = self._buffers.get(buffer)
         if held is None:
             raise InputError(f"the buffer {buffer:.200} is not open; open it first")
@@ -227,30 +197,10 @@ class LiveClient:
             return False  # `on_lost` reports it; a new connection sends all buffers again
         return True
 
-    def _send_open(self, buffer: str) -> None:
-        held = self._buffers[buffer]
-        self._send(
-            live.BufferOpen(
-                buffer=buffer,
-                text=held.text,
-                version=held.version,
-                path=held.path,
-                root=held.root,
-                language=held.language,
-                cursor=held.cursor,
-            )
-        )
-
     async def _connect(self) -> None:
-        self._socket = await GatewaySocket.open(
-            self._url,
-            api_key=self._api_key,
-            on_frame=self._on_frame,
-            on_lost=self._on_lost,
-            context=self._tls,
-        )
-        for buffer in tuple(self._buffers):
-            self._send_open(buffer)
+        await self._open_socket()
+        for held in tuple(self._buffers.values()):
+            self._send(held)
 
     def _on_frame(self, frame: bytes) -> None:
         try:
@@ -259,7 +209,7 @@ class LiveClient:
             return  # an event that only newer clients know
         if isinstance(event, live.Resync):
             if event.buffer in self._buffers:
-                self._send_open(event.buffer)
+                self._send(self._buffers[event.buffer])
             return
         asked = None
         if isinstance(event, (live.Suggestion, live.NotShown, live.LiveError)) and event.id is not None:
@@ -283,7 +233,7 @@ class LiveClient:
     def _on_lost(self, error: KeystrokeError) -> None:
         self._socket = None
         self._fail_pending("disconnected")
-        if self._stopped:
+        if self._closed:
             return
         if not self._loss_reported:
             self._loss_reported = True
@@ -300,7 +250,7 @@ class LiveClient:
 
     async def _reconnect(self) -> None:
         attempt = 0
-        while not self._stopped:
+        while not self._closed:
             await asyncio.sleep(_BACKOFF[min(attempt, len(_BACKOFF) - 1)])
             attempt += 1
             try:

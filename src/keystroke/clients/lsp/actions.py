@@ -143,34 +143,27 @@ class Actions:
     async def refactor(
         self, uri: str, range_: types.Range, kind: live.Refactoring, name: str = ""
     ) -> types.WorkspaceEdit:
-        document = self._require_document(uri)
-        start, end = document.span(range_)
         if kind.startswith("extract") and not name:
             name = "extracted"
-        ask = live.RefactorAsk(
-            id=self._channel.new_id(),
-            buffer=uri,
-            version=document.revision,
-            kind=kind,
-            start=start,
-            end=end,
-            name=name,
-        )
-        return self._to_workspace_edit(document, await self._channel.request(ask))
+        return await self._request(live.RefactorAsk, uri, range_, kind=kind, name=name)
 
     async def edit(self, uri: str, range_: types.Range | None, instruction: str) -> types.WorkspaceEdit:
-        document = self._require_document(uri)
-        start, end = document.span(range_) if range_ is not None else (0, 0)
+        self._require_document(uri)
         if not instruction.strip():
             raise InputError("The instruction is empty; describe what to change.")
-        ask = live.EditAsk(
-            id=self._channel.new_id(),
-            buffer=uri,
-            version=document.revision,
-            start=start,
-            end=end,
-            instruction=instruction.strip(),
-        )
+        return await self._request(live.EditAsk, uri, range_, instruction=instruction.strip())
+
+    async def _request(
+        self,
+        request: type[live.RefactorAsk] | type[live.EditAsk],
+        uri: str,
+        range_: types.Range | None,
+        **fields: Any,
+    ) -> types.WorkspaceEdit:
+        document = self._require_document(uri)
+        start, end = document.span(range_) if range_ is not None else (0, 0)
+        name, version = self._channel.new_id(), document.revision
+        ask = request(id=name, buffer=uri, version=version, start=start, end=end, **fields)
         return self._to_workspace_edit(document, await self._channel.request(ask))
 
     def suppress(self, uri: str, line: int, rule: str, reason: str) -> types.WorkspaceEdit:

@@ -180,11 +180,7 @@ class KeystrokeServer(LanguageServer):
         document = self.documents.open(item)
         self._open_or_refuse(document, document.refusal)
 
-    def change_document(
-        self,
-        identity: types.VersionedTextDocumentIdentifier,
-        changes: Any,
-    ) -> None:
+    def change_document(self, identity: types.VersionedTextDocumentIdentifier, changes: Any) -> None:
         document = self.documents.get(identity.uri)
         if document is None:
             self.log_once(f"ignored a change of {identity.uri}, which is not open")

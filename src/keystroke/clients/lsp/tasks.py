@@ -79,10 +79,8 @@ class EditorTasks:
 
     async def list_tasks(self) -> list[dict[str, Any]]:
         """The tasks of the editor's folders, newest first."""
-        found = [
-            task for root in self._host.documents.roots for task in await self._task_client().list_tasks(root)
-        ]
-        return [_plain(task) for task in found]
+        client, roots = self._task_client(), self._host.documents.roots
+        return [_plain(task) for root in roots for task in await client.list_tasks(root)]
 
     async def diff(self, task: str) -> Any:
         return _plain(await self._task_client().diff(task))
@@ -190,9 +188,7 @@ class EditorTasks:
 
     def _task_client(self) -> TaskClient:
         if self._client is None:
-            from keystroke.clients.task_client import (
-                TaskClient,  # brings in an HTTP client; most sessions need none
-            )
+            from keystroke.clients.task_client import TaskClient  # here: most sessions need no HTTP client
 
             self._client = TaskClient(self._locate)
         return self._client

@@ -1,4 +1,4 @@
-"""Runs the language server exited standard streams, or exited one TCP connection for debugging.
+"""Runs the language server over standard streams, or over one TCP connection for debugging.
 
 A message's handler starts before the next message is read, so every request sees the text it was made for.
 Invalid messages are logged and skipped. Serving ends with the stream or the `exit` notification.
@@ -51,7 +51,7 @@ class _DropReply:
 
 
 async def serve_tcp(protocol: JsonRPCProtocol, exited: asyncio.Event, host: str, port: int) -> None:
-    """One editor exited TCP."""
+    """One editor over TCP."""
     first: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
         asyncio.get_running_loop().create_future()
     )

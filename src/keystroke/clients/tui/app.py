@@ -22,11 +22,9 @@ from textual.widgets import Footer, Input
 from keystroke.clients.gateway_address import GatewayAddress
 from keystroke.clients.task_client import TaskClient
 from keystroke.clients.tui.chat import ChatClient, format_speed
-from keystroke.clients.tui.rewind import rewind
-from keystroke.clients.tui.screens import ChoiceScreen
-from keystroke.clients.tui.session import SessionEntry, SessionStore, TuiSession
+from keystroke.clients.tui.session import SessionEntry, SessionStore, TuiSession, rewind
 from keystroke.clients.tui.task_view import TaskPresenter
-from keystroke.clients.tui.widgets import LogEntry, QuestionPanel, StatusBar
+from keystroke.clients.tui.widgets import ChoiceScreen, LogEntry, QuestionPanel, StatusBar
 from keystroke.errors import KeystrokeError
 from keystroke.protocol import tasks
 

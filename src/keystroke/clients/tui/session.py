@@ -13,7 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from keystroke.errors import InputError
+from keystroke.clients.task_client import TaskClient
+from keystroke.errors import InputError, KeystrokeError
 
 _MAX_SESSIONS = 200  # the oldest are deleted
 
@@ -105,3 +106,22 @@ class SessionStore:
             raise InputError(f"there is no session {name!r:.80}; `/sessions` lists them") from None
         except msgspec.MsgspecError:
             raise InputError(f"{file} is not a valid session; move it away") from None
+
+
+async def rewind(
+    session: TuiSession, point: int, tasks: TaskClient
+) -> tuple[SessionEntry | None, KeystrokeError | None]:
+    """Rewind the conversation and files to before entry `point`: tasks are undone newest first. If one cannot
+    be undone, the session is kept up to and including it. Returns the entry at `point`, and the error that
+    stopped the rewind. The caller saves the session."""
+    refused: KeystrokeError | None = None
+    for task in session.tasks_after(point):
+        try:
+            if (await tasks.get(task)).status == "done":
+                await tasks.act(task, "undo")
+        except KeystrokeError as error:
+            refused = error
+            point = 1 + next(n for n, entry in enumerate(session.entries) if entry.task == task)
+            break
+    first = session.rewind(point) if point < len(session.entries) else None
+    return (first if refused is None else None), refused

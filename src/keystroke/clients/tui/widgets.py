@@ -1,4 +1,4 @@
-"""The widgets: log entries, a task's diff and question, and the status bar.
+"""The widgets: log entries, a task's diff and question, the status bar, and a list to choose from.
 
 Text of models, files and commands is shown without interpreting markup, and its control characters, which
 could move the cursor or set a title, are replaced.
@@ -6,10 +6,16 @@ could move the cursor or set a title, are replaced.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.widgets import SelectionList, Static
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, SelectionList, Static
+from textual.widgets.option_list import Option
 from textual.widgets.selection_list import Selection
 
 from keystroke.protocol.tasks import TaskHunk, TaskQuestion
@@ -116,3 +122,24 @@ class StatusBar(Static):
 
     def _draw(self) -> None:
         self.update(escape_controls(self.body))
+
+
+class ChoiceScreen(ModalScreen[str | None]):
+    """A modal list. Returns the id of the chosen line, or None after Escape."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Back")]
+
+    def __init__(self, title: str, lines: Sequence[tuple[str, str]]) -> None:
+        super().__init__()
+        self._title, self._lines = title, lines
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="choice"):
+            yield Static(Text(escape_controls(self._title), "bold"), markup=False)
+            yield OptionList(*(Option(Text(escape_controls(words)), id=name) for name, words in self._lines))
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(event.option_id)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
