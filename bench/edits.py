@@ -43,7 +43,7 @@ from keystroke.assist.edit import (
     Writer,
     edit_steps,
 )
-from keystroke.assist.edit.propose import propose_edit
+from keystroke.assist.edit.steps import propose_edit
 from keystroke.assist.edit.writer import Messages
 from keystroke.config import load_settings
 from keystroke.engine.generation import GenerationParams

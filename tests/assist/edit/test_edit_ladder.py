@@ -9,10 +9,9 @@ import pytest
 
 from keystroke.assist.edit.completeness import find_doubt
 from keystroke.assist.edit.operations import EditFailure, EditFailureReason
-from keystroke.assist.edit.question import RewriteQuestion
 from keystroke.assist.edit.renaming import apply_renaming
 from keystroke.assist.edit.steps import edit_steps
-from keystroke.assist.edit.task import EditProposal, EditTask
+from keystroke.assist.edit.task import EditProposal, EditTask, RewriteQuestion
 from keystroke.assist.edit.validation import validate_change
 
 CODE = """class Cart:

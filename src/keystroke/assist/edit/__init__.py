@@ -3,11 +3,9 @@
 from keystroke.assist.edit.journal import Journal, JournalEntry
 from keystroke.assist.edit.operations import EditFailure, EditFailureReason
 from keystroke.assist.edit.plan import EditPlan, FileChange, plan_edit, plan_patch
-from keystroke.assist.edit.propose import propose_edit
-from keystroke.assist.edit.question import RewriteQuestion
 from keystroke.assist.edit.rewrite import Region
-from keystroke.assist.edit.steps import edit_steps
-from keystroke.assist.edit.task import EditProposal, EditTask
+from keystroke.assist.edit.steps import edit_steps, propose_edit
+from keystroke.assist.edit.task import EditProposal, EditTask, RewriteQuestion
 from keystroke.assist.edit.workspace import Workspace
 from keystroke.assist.edit.writer import ModelWriter, RemoteWriter, Writer
 

@@ -45,10 +45,11 @@ def block_messages(files: Mapping[str, str], instruction: str, rules: str = "") 
     """The messages that ask for blocks. Files come first, so that their KV cache serves every instruction."""
     system = f"{_SYSTEM}\n\nThe project's rules:\n{rules.strip()}" if rules.strip() else _SYSTEM
     parts = [f"{path}\n{fenced(text)}" for path, text in files.items()]
-    return [
-        {"role": "system", "content": system},
-        {"role": "user", "content": "\n\n".join([*parts, f"Task: {instruction.strip()}"])},
-    ]
+    return chat(system, "\n\n".join([*parts, f"Task: {instruction.strip()}"]))
+
+
+def chat(system: str, user: str) -> list[Message]:
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 def retry_messages(answer: str, failures: Sequence[EditFailure]) -> list[Message]:

@@ -41,18 +41,24 @@ def is_unified(answer: str) -> bool:
 # ── the envelope ──
 
 
-def parse_envelope(answer: str) -> list[Operation] | EditFailure:
+class UnreadablePatch(Exception):
+    """A patch that cannot be parsed, and why."""
+
+    def __init__(self, reason: Reason, path: str, message: str) -> None:
+        super().__init__(message)
+        self.failure = EditFailure(reason, path, message)
+
+
+def parse_envelope(answer: str) -> list[Operation]:
     lines = answer.replace("\r\n", "\n").split("\n")
     start = next(i for i, line in enumerate(lines) if line.strip() == _BEGIN)
     end = next((i for i, line in enumerate(lines) if i > start and line.strip() == _END), None)
     if end is None:
-        return EditFailure(Reason.TRUNCATED, "", f"the patch has no {_END!r} line; write it completely")
+        raise UnreadablePatch(Reason.TRUNCATED, "", f"the patch has no {_END!r} line; write it completely")
     operations: list[Operation] = []
     body = lines[start + 1 : end]
-    heads = [i for i, line in enumerate(body) if _FILE.match(line)]
-    for head, after in zip(heads, [*heads[1:], len(body)], strict=False):
-        found = _FILE.match(body[head])
-        assert found is not None  # heads are the lines that match
+    heads = [(i, found) for i, line in enumerate(body) if (found := _FILE.match(line))]
+    for (head, found), after in zip(heads, [*(i for i, _ in heads[1:]), len(body)], strict=False):
         kind, path, section = found[1], found[2], body[head + 1 : after]
         if kind == "Delete":
             operations.append(Removal(path))
@@ -60,18 +66,14 @@ def parse_envelope(answer: str) -> list[Operation] | EditFailure:
             text = "".join(f"{line[1:]}\n" for line in section if line.startswith("+"))
             operations.append(Addition(path, text))
         else:
-            updated = _updates(path, section)
-            if isinstance(updated, EditFailure):
-                return updated
-            operations += updated
+            operations += _updates(path, section)
     if not operations:
-        return EditFailure(
-            Reason.NO_HUNKS, "", "the patch names no file; begin each part with *** Update File: PATH"
-        )
+        message = "the patch names no file; begin each part with *** Update File: PATH"
+        raise UnreadablePatch(Reason.NO_HUNKS, "", message)
     return operations
 
 
-def _updates(path: str, section: Sequence[str]) -> list[Operation] | EditFailure:
+def _updates(path: str, section: Sequence[str]) -> list[Operation]:
     """The hunks of one file. Several @@ lines one below the other narrow the place down step by step."""
     operations: list[Operation] = []
     to: str | None = None
@@ -79,24 +81,18 @@ def _updates(path: str, section: Sequence[str]) -> list[Operation] | EditFailure
     hunk: list[str] = []
     at_end = False
 
-    def close() -> EditFailure | None:
+    def close() -> None:
         nonlocal within, hunk, at_end
         if hunk:
-            split = _split(hunk)
-            if split is None:
-                return EditFailure(
-                    Reason.TRUNCATED, path, "a hunk line begins with neither ' ', '-' nor '+'; correct it"
-                )
+            split = _split(hunk, path, "; correct it")
             operations.append(Replacement(path, (split,), within=tuple(within), at_end=at_end, in_order=True))
             within, hunk, at_end = [], [], False
-        return None
 
     for line in section:
         if found := _MOVE.match(line):
             to = found[1]
         elif line.startswith("@@"):
-            if problem := close():
-                return problem
+            close()
             if header := re.sub(r"^@@\s?|\s*@@\s*$", "", line):
                 within.append(header)
         elif line.strip() == "*** End of File":
@@ -106,19 +102,19 @@ def _updates(path: str, section: Sequence[str]) -> list[Operation] | EditFailure
     # A blank line before the next file is not part of the hunk.
     while hunk and not hunk[-1]:
         hunk.pop()
-    if problem := close():
-        return problem
+    close()
     if to is not None:
         operations.append(Move(path, to))
     if not operations:
-        return EditFailure(Reason.NO_HUNKS, path, "the patch changes nothing in this file")
+        raise UnreadablePatch(Reason.NO_HUNKS, path, "the patch changes nothing in this file")
     return operations
 
 
-def _split(hunk: Sequence[str]) -> SearchReplace | None:
+def _split(hunk: Sequence[str], path: str, advice: str = "") -> SearchReplace:
     """The two sides of a hunk. An empty line is an empty context line whose space was lost."""
     if any(line[:1] not in ("", " ", "-", "+") for line in hunk):
-        return None
+        message = f"a hunk line begins with neither ' ', '-' nor '+'{advice}"
+        raise UnreadablePatch(Reason.TRUNCATED, path, message)
     search = tuple(line[1:] for line in hunk if line[:1] != "+")
     replace = tuple(line[1:] for line in hunk if line[:1] != "-")
     return SearchReplace(search, replace)
@@ -127,7 +123,7 @@ def _split(hunk: Sequence[str]) -> SearchReplace | None:
 # ── unified diffs ──
 
 
-def parse_unified(answer: str) -> list[Operation] | EditFailure:
+def parse_unified(answer: str) -> list[Operation]:
     lines = answer.replace("\r\n", "\n").split("\n")
     operations: list[Operation] = []
     index = 0
@@ -140,21 +136,14 @@ def parse_unified(answer: str) -> list[Operation] | EditFailure:
         index, hunks = _hunks(lines, index + 2)
         before, after = _stripped(old[1], "a/"), _stripped(new[1], "b/")
         if not hunks:
-            return EditFailure(
-                Reason.TRUNCATED, after, "the diff of this file holds no @@ hunk; write it completely"
-            )
+            message = "the diff of this file holds no @@ hunk; write it completely"
+            raise UnreadablePatch(Reason.TRUNCATED, after, message)
         if before == _NOWHERE:
             operations.append(_added(after, hunks))
         elif after == _NOWHERE:
             operations.append(Removal(before))
         else:
-            for start, hunk in hunks:
-                changed = _changed(before, start, hunk)
-                if changed is None:
-                    return EditFailure(
-                        Reason.TRUNCATED, before, "a hunk line begins with neither ' ', '-' nor '+'"
-                    )
-                operations.append(changed)
+            operations += [_changed(before, start, hunk) for start, hunk in hunks]
             if after != before:
                 operations.append(Move(before, after))
     return operations
@@ -202,7 +191,7 @@ def _added(path: str, hunks: Sequence[tuple[int, list[str]]]) -> Addition:
     return Addition(path, text.removesuffix("\n") if lines and lines[-1].startswith(_NO_NEWLINE) else text)
 
 
-def _changed(path: str, start: int, hunk: Sequence[str]) -> Replacement | None:
+def _changed(path: str, start: int, hunk: Sequence[str]) -> Replacement:
     final_newline: bool | None = None
     for line, following in zip(hunk, [*hunk[1:], ""], strict=False):
         if following.startswith(_NO_NEWLINE):
@@ -210,7 +199,5 @@ def _changed(path: str, start: int, hunk: Sequence[str]) -> Replacement | None:
             final_newline = line[:1] == "-"
             if not final_newline:
                 break
-    split = _split([line for line in hunk if not line.startswith("\\")])
-    if split is None:
-        return None
+    split = _split([line for line in hunk if not line.startswith("\\")], path)
     return Replacement(path, (split,), near=start, in_order=True, final_newline=final_newline)

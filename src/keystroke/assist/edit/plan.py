@@ -11,9 +11,9 @@ from functools import cached_property
 
 from keystroke.assist.edit.journal import InverseChange, Journal, JournalEntry
 from keystroke.assist.edit.operations import EditFailure
-from keystroke.assist.edit.propose import propose_edit
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
 from keystroke.assist.edit.rewrite import Region
+from keystroke.assist.edit.steps import propose_edit
 from keystroke.assist.edit.task import EditTask
 from keystroke.assist.edit.workspace import FileWrite, Workspace, WorkspaceFile, is_auto_executed
 from keystroke.assist.edit.writer import Writer

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from keystroke.analysis.outline import OutlineUnit, outline, walk_units
 from keystroke.analysis.syntax import language_of
-from keystroke.assist.edit.blocks import Message
+from keystroke.assist.edit.blocks import Message, chat
 
 MOST_PARTS = 150  # shown; a small model does not cope with more
 MOST_CHOSEN = 4
@@ -46,10 +46,7 @@ def point_messages(files: Mapping[str, str], parts: list[OutlinePart], instructi
         where = f" (in {owner})" if owner else ""
         shown.append(f"{number}. {part.unit.header[:100]}{where} {said[:100]}".rstrip())
     question = f"Task: {instruction.strip()}\n\nWhich of these parts must be changed for the task? Numbers:"
-    return [
-        {"role": "system", "content": _SYSTEM},
-        {"role": "user", "content": "\n".join(shown) + f"\n\n{question}"},
-    ]
+    return chat(_SYSTEM, "\n".join(shown) + f"\n\n{question}")
 
 
 def parse_pointing(answer: str, parts: list[OutlinePart]) -> list[OutlinePart]:

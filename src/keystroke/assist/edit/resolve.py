@@ -11,7 +11,13 @@ from keystroke.assist.edit.blocks import has_blocks, parse_blocks
 from keystroke.assist.edit.matching import apply_replacement
 from keystroke.assist.edit.operations import Addition, EditFailure, Move, Operation, Removal, Replacement
 from keystroke.assist.edit.operations import EditFailureReason as Reason
-from keystroke.assist.edit.patch import is_envelope, is_unified, parse_envelope, parse_unified
+from keystroke.assist.edit.patch import (
+    UnreadablePatch,
+    is_envelope,
+    is_unified,
+    parse_envelope,
+    parse_unified,
+)
 
 Read = Callable[[str], str | None]  # the text of a file, None where there is none
 
@@ -27,14 +33,18 @@ class Resolution:
 
 def parse_answer(answer: str, paths: Sequence[str]) -> list[Operation] | EditFailure:
     """The operations of an answer in any known format. `paths` are the files the model was shown."""
-    if is_envelope(answer):
-        found = parse_envelope(answer)
-    elif has_blocks(answer):
-        found = parse_blocks(answer, paths)
-    elif is_unified(answer):
-        found = parse_unified(answer)
-    else:
-        found = EditFailure(Reason.NO_HUNKS, "", "the answer holds no search/replace block and no patch")
+    try:
+        if is_envelope(answer):
+            found: list[Operation] | EditFailure = parse_envelope(answer)
+        elif has_blocks(answer):
+            found = parse_blocks(answer, paths)
+        elif is_unified(answer):
+            found = parse_unified(answer)
+        else:
+            message = "the answer holds no search/replace block and no patch"
+            found = EditFailure(Reason.NO_HUNKS, "", message)
+    except UnreadablePatch as error:
+        return error.failure
     return found if isinstance(found, EditFailure) else [_tidy(operation) for operation in found]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from keystroke.analysis.stubs import find_stubs
 from keystroke.analysis.syntax import language_of
-from keystroke.assist.edit.blocks import Message, fenced
+from keystroke.assist.edit.blocks import Message, chat, fenced
 from keystroke.assist.edit.border import fix_borders
 from keystroke.assist.edit.definitions import as_insertion
 from keystroke.assist.edit.operations import EditFailure
@@ -87,10 +87,7 @@ def rewrite_messages(
     if empty:
         named = ", ".join(dict.fromkeys(empty))
         how += f"\n\nStill empty: {named}. Write the code that the task asks for, without placeholders."
-    return [
-        {"role": "system", "content": system},
-        {"role": "user", "content": "\n\n".join([*parts, task, how])},
-    ]
+    return chat(system, "\n\n".join([*parts, task, how]))
 
 
 def parse_rewrite(answer: str, region: Region, text: str) -> str | EditFailure:

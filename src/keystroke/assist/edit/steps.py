@@ -21,14 +21,16 @@ from keystroke.assist.edit.operations import Addition, EditFailure, Operation
 from keystroke.assist.edit.operations import EditFailureReason as Reason
 from keystroke.assist.edit.patch import is_envelope
 from keystroke.assist.edit.pointing import list_parts, parse_pointing, point_messages
-from keystroke.assist.edit.question import RewriteQuestion
 from keystroke.assist.edit.renaming import apply_renaming
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
 from keystroke.assist.edit.rewrite import Region, parse_rewrite, rewrite_messages
-from keystroke.assist.edit.task import EditProposal, EditTask
+from keystroke.assist.edit.task import EditProposal, EditTask, RewriteQuestion
 from keystroke.assist.edit.validation import validate_change
+from keystroke.assist.edit.writer import Writer
+from keystroke.errors import InputError
 
 WHOLE = 120  # lines of a file that is rewritten whole where no part can be chosen
+MAX_ANSWER = 4 << 20  # characters
 LARGEST = 250  # lines that a model is asked to rewrite at once
 # Faults that asking again for the same region can correct; the others need another region.
 _MENDED = (Reason.SYNTAX, Reason.TRUNCATED, Reason.ELIDED, Reason.LOST, Reason.DOUBLED, Reason.NO_HUNKS)
@@ -54,6 +56,48 @@ def edit_steps(
         if not proposal.failures:
             return proposal
     return (yield from asking.by_regions())
+
+
+def propose_edit(
+    task: EditTask,
+    writer: Writer,
+    *,
+    blocks: bool = False,
+    retries: int = 1,
+    on_text: Callable[[str], None] | None = None,
+    exists: Exists = lambda path: False,
+) -> EditProposal:
+    """Let a model perform a task. `blocks`: it writes search/replace blocks well. `exists` tells which paths
+    beyond the task's files exist. Raises InputError for an endless answer, and what the writer raises."""
+    steps = edit_steps(task, blocks=blocks, retries=retries, exists=exists)
+    try:
+        question = next(steps)
+        while True:
+            stream = writer.write(question.messages, question.prediction or None)
+            question = steps.send(_answered(stream, question.end_detector(), on_text))
+    except StopIteration as stop:
+        proposal = stop.value
+        assert isinstance(proposal, EditProposal)
+        return proposal
+
+
+def _answered(
+    stream: Iterator[str], ended: Callable[[str], bool], on_text: Callable[[str], None] | None
+) -> str:
+    pieces: list[str] = []
+    size = 0
+    for piece in stream:
+        pieces.append(piece)
+        size += len(piece)
+        if on_text is not None:
+            on_text(piece)
+        if size > MAX_ANSWER:
+            raise InputError(f"the model wrote more than {MAX_ANSWER:,} characters; ask for a smaller change")
+        if ended(piece):
+            break
+    if isinstance(stream, Generator):
+        stream.close()  # releases the model's session or connection now
+    return "".join(pieces)
 
 
 @dataclass(frozen=True, slots=True)

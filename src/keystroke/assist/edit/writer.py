@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from keystroke.assist.edit.blocks import chat
 from keystroke.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:  # imported late: a patch or an undo needs no engine
@@ -21,6 +22,16 @@ Messages = Sequence[Mapping[str, str]]
 
 class Writer(Protocol):
     def write(self, messages: Messages, prediction: str | None) -> Iterator[str]: ...
+
+
+def read_answer(writer: Writer, system: str, user: str, enough: Callable[[str], bool]) -> str:
+    """The answer to one question, up to the piece with which it is `enough`."""
+    answer = ""
+    for piece in writer.write(chat(system, user), None):
+        answer += piece
+        if enough(answer):
+            break
+    return answer
 
 
 class ModelWriter:

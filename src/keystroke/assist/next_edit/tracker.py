@@ -80,9 +80,11 @@ class RuleSearch:
         language = self.language
         if language is not None:
             name = find_rename(burst, language)
-            visible = _defines_top_level(burst, language)
+            word = burst.words()
+            renamed = word.old.isidentifier() and word.new.isidentifier() and word.old != word.new
+            visible = renamed and is_top_level(burst, language)
             if name is not None or visible:
-                old, new, edits = name or (*_names(burst), [])
+                old, new, edits = name or (word.old, word.new, [])
                 elsewhere = {}
                 if visible:
                     for buffer, other in others.items():
@@ -247,16 +249,6 @@ def proposal_from_model(text: str, found: PredictedEdits) -> NextEditProposal:
     said = next((row.strip() for row in first.text.split("\n") if row.strip()), "")
     title = f"Change line {line} to {said:.40}" if said else f"Take out at line {line}"
     return NextEditProposal("", Cause.MODEL, title, tuple(ProposedEdit(None, edit) for edit in found.edits))
-
-
-def _defines_top_level(burst: Burst, language: str) -> bool:
-    old, new = _names(burst)
-    return old.isidentifier() and new.isidentifier() and old != new and is_top_level(burst, language)
-
-
-def _names(burst: Burst) -> tuple[str, str]:
-    change = burst.words()
-    return change.old, change.new
 
 
 def _moved(place: ProposedEdit, typed: Edit) -> ProposedEdit | Dropped:
