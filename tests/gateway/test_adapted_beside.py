@@ -208,7 +208,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, installed: PathSettings) -> list[tup
         path = weights.parent / "b.gguf" if name == "other" else weights
         return local_entry(name, replace(model, path=path, adapter_facts=learned), role=table.role)
 
-    monkeypatch.setattr(registries, "_entry", entry)
+    monkeypatch.setattr(registries, "load_entry", entry)
     return found
 
 

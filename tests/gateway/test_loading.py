@@ -203,7 +203,7 @@ def test_a_server_offers_what_is_installed_for_instructions(
         model = replace(scripted_model(echo, name), chat=None) if name == "embedded" else scripted_model(echo)
         return local_entry(name, model, role=table.role)
 
-    monkeypatch.setattr(registries, "_entry", entry)
+    monkeypatch.setattr(registries, "load_entry", entry)
     paths = PathSettings(models=tmp_path)
     made = registry_from_settings(Settings(paths=paths))
     assert loaded == [("embedded", "fast")]
