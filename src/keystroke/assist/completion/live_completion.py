@@ -23,7 +23,7 @@ from keystroke.assist.completion.extent import Extent, body_floor, ending_for, e
 from keystroke.assist.completion.reasons import WithheldReason
 from keystroke.assist.completion.stream import SuggestionStream
 from keystroke.assist.completion.tuning import Counts, shift_between, shift_threshold, tune_threshold
-from keystroke.assist.completion.window import ContextFile, PromptWindow, TextWindow, Window, WindowPrompt
+from keystroke.assist.completion.window import ContextFile, PromptWindow, TextWindow, WindowPrompt
 from keystroke.config import AssistSettings
 from keystroke.engine.mixing import Predictor
 from keystroke.engine.model import Model
@@ -92,7 +92,9 @@ class LiveCompletion:
         self._path = path
         self._name = PurePath(path).name if path else ""
         self._budget = budget
-        self._window: Window = PromptWindow(model, budget, path) if model is not None else TextWindow(budget)
+        self._window: PromptWindow | TextWindow = TextWindow(budget)
+        if model is not None:
+            self._window = PromptWindow(model, budget, path)
         self._trained = model is None or model.supports_language(language)
         self._uses_ngrams = model is not None and settings.project_text
         self._conservative = model is not None and language in model.conservative_languages
@@ -100,7 +102,7 @@ class LiveCompletion:
         self.dismissed = gate.DismissedSuggestions()
         self.cache = SuggestionCache()
         self.shift = 0.0  # how much stricter than the settings say, learned from earlier outcomes
-        self._project: TextIndex | None = None
+        self.project: TextIndex | None = None  # what the other files contain
         self._file: FileText | None = None
 
     @property
@@ -129,16 +131,9 @@ class LiveCompletion:
         if now is not None:
             self._rhythm.record_key(now)
 
-    def set_project_rules(self, rules: ProjectRules) -> None:
-        self.rules = rules
-
-    def set_project_index(self, index: TextIndex | None) -> None:
-        """Use what the project's other files contain."""
-        self._project = index
-
     def share_state(self, other: LiveCompletion) -> None:
         """Use the project rules, the project index and the dismissed suggestions of `other`."""
-        self.rules, self._project, self.dismissed = other.rules, other._project, other.dismissed
+        self.rules, self.project, self.dismissed = other.rules, other.project, other.dismissed
 
     def tune(self, counts: Sequence[Counts]) -> None:
         """Set how much stricter than the settings to be, from what became of earlier suggestions."""
@@ -194,7 +189,8 @@ class LiveCompletion:
         """Put a finished stream into the cache. Where its beginning was shown early, an entry that was stored
         since (by the larger model) stays."""
         cached = stream.to_cached(self._fit(stream, stream.text))
-        found = self._find(stream) if stream.visible_end else None
+        shown = stream.visible_end
+        found = self.cache.find(stream.before + stream.below, len(stream.before)) if shown else None
         if found is None or found[1]:
             self.cache.put(stream.before, stream.below, cached)
         return cached
@@ -225,7 +221,7 @@ class LiveCompletion:
 
         self._file = self._file or FileText()
         one_line = extent is not Extent.BLOCK
-        return NgramCache(text, cursor, self._file, self._project, self._path, held=held, ends_line=one_line)
+        return NgramCache(text, cursor, self._file, self.project, self._path, held=held, ends_line=one_line)
 
     def _answer_from(
         self, stream: SuggestionStream, text: str, cursor: int, invoked: bool
@@ -277,9 +273,6 @@ class LiveCompletion:
             return None
         stream.visible_end, stream.rejected_at = cached.visible_end, None
         return early
-
-    def _find(self, stream: SuggestionStream) -> tuple[CachedSuggestion, int] | None:
-        return self.cache.find(stream.before + stream.below, len(stream.before))
 
     def _fit(self, stream: SuggestionStream, text: str) -> str:
         return self.rules.format_insertion(text, stream.before[stream.before.rfind("\n") + 1 :])

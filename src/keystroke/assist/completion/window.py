@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from keystroke.assist.completion.extent import line_at, line_before, only_closers
 from keystroke.assist.completion.prompt import trim_text
@@ -52,20 +51,6 @@ class WindowPrompt:
     prefix: str = ""
     suffix: str = ""
     begin: str = ""
-
-
-class Window(Protocol):
-    """The prompt of a live buffer."""
-
-    lagging: bool
-
-    def set_context(self, files: Sequence[ContextFile]) -> bool: ...
-
-    def resize(self, budget: int) -> None: ...
-
-    def apply_edits(self, edits: Sequence[Edit]) -> None: ...
-
-    def prompt(self, text: str, cursor: int, *, refresh: bool = False) -> WindowPrompt: ...
 
 
 def half_word(before: str) -> str:

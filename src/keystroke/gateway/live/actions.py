@@ -13,9 +13,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from keystroke.analysis.check import Diagnostic
 from keystroke.analysis.rules import project_rules
@@ -26,9 +25,9 @@ from keystroke.errors import Forbidden, InputError, KeystrokeError, UsageError
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.live.checker import CheckProcess
 from keystroke.gateway.live.mirror import BufferMirror
-from keystroke.gateway.live.refactorer import RefactorProcess, to_deltas
+from keystroke.gateway.live.refactorer import RefactorProcess, to_deltas, to_fix
 from keystroke.gateway.work.priority import Priority
-from keystroke.gateway.work.registry import AUTO, ServedModel
+from keystroke.gateway.work.registry import AUTO
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.routing import RoutingRequest
 from keystroke.gateway.work.scheduler import Job
@@ -48,12 +47,11 @@ _ANSWER_ROOM = 512  # tokens an edit may add beyond the text it rewrites
 ActionRequest = live.ProblemsAsk | live.RefactorAsk | live.EditAsk
 
 
-@dataclass(frozen=True, slots=True)
-class BufferLocation:
+class BufferLocation(NamedTuple):
     """The buffer's file and workspace; None where it has no file, or none that may be read."""
 
-    path: Path | None
-    root: Path | None
+    path: Path | None = None
+    root: Path | None = None
 
 
 class LiveActions:
@@ -78,10 +76,9 @@ class LiveActions:
 
     def open(self, request: live.BufferOpen) -> None:
         path, root = request.path, request.root
-        if not path or not self._readable(request):
-            self._locations[request.buffer] = BufferLocation(None, None)
-            return
-        self._locations[request.buffer] = BufferLocation(Path(path), Path(root) if root else None)
+        self.close_buffer(request.buffer)
+        if path and self._readable(request):
+            self._locations[request.buffer] = BufferLocation(Path(path), Path(root) if root else None)
 
     def close_buffer(self, buffer: str) -> None:
         self._locations.pop(buffer, None)
@@ -209,8 +206,10 @@ class LiveActions:
         return question
 
     async def _ask_model(self, question: RewriteQuestion) -> str:
-        """The answer of a model, through its queue."""
-        entry = await self._writer()
+        """The answer of a model that follows instructions, the deep one where there is one, through its
+        queue."""
+        task = RoutingRequest(Priority.EDIT, converses=True, deep=True)
+        entry, _ = await self._service.route(AUTO, lambda: task)
         messages = question.messages
         job: Job | RemoteJob
         if entry.model is not None and entry.model.chat is not None:
@@ -234,12 +233,6 @@ class LiveActions:
                         break
         return "".join(pieces)
 
-    async def _writer(self) -> ServedModel:
-        """A model that follows instructions: the deep one where there is one."""
-        task = RoutingRequest(Priority.EDIT, converses=True, deep=True)
-        entry, _ = await self._service.route(AUTO, lambda: task)
-        return entry
-
     # Refactorings
 
     async def _refactor(self, request: live.RefactorAsk, buffer: BufferMirror) -> live.Changes:
@@ -262,7 +255,7 @@ class LiveActions:
         return found
 
     def _location(self, buffer: BufferMirror) -> BufferLocation:
-        return self._locations.get(buffer.name, BufferLocation(None, None))
+        return self._locations.get(buffer.name, BufferLocation())
 
     def _name(self, buffer: BufferMirror) -> str:
         """The file's name in a prompt."""
@@ -299,5 +292,5 @@ def _problem(found: Diagnostic) -> live.Problem:
         message=found.message,
         start=found.start,
         end=found.end,
-        fixes=[live.LiveFix(title=fix.title, edits=to_deltas(fix.edits)) for fix in found.fixes],
+        fixes=[to_fix(fix) for fix in found.fixes],
     )

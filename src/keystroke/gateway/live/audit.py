@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from keystroke.analysis.audit import LANGUAGES, AuditFix, Finding, LiveAudit
+from keystroke.analysis.audit import LANGUAGES, Finding, LiveAudit
 from keystroke.analysis.audit.worker import MAX_INCREMENTAL_EDITS
 from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.gateway.live.auditor import LARGE, AuditProcess
 from keystroke.gateway.live.mirror import BufferMirror
+from keystroke.gateway.live.refactorer import to_fix
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
@@ -118,10 +119,6 @@ def _wire(found: Finding) -> live.LiveFinding:
         start=found.start,
         end=found.end,
         origin=found.origin,
-        fixes=[_change(fix) for fix in found.fixes],
-        suggestions=[_change(fix) for fix in found.suggestions],
+        fixes=[to_fix(fix) for fix in found.fixes],
+        suggestions=[to_fix(fix) for fix in found.suggestions],
     )
-
-
-def _change(fix: AuditFix) -> live.LiveFix:
-    return live.LiveFix(title=fix.title, edits=[live.BufferEdit(e.start, e.end, e.text) for e in fix.edits])

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from keystroke.analysis.audit import Finding
 from keystroke.analysis.audit.worker import decode_findings
-from keystroke.errors import InputError
 from keystroke.gateway.live.key_process import KeyProcess
-from keystroke.isolation import IsolatedFunction, LimitExceeded
+from keystroke.isolation import IsolatedFunction
 from keystroke.text import Edit
 
 LARGE = 50_000  # characters: parsed in about 30 ms
@@ -25,17 +24,12 @@ class AuditProcess(KeyProcess):
         self, buffer: str, language: str, text: str, edits: Sequence[Edit]
     ) -> tuple[Finding, ...]:
         """The findings of `text`, which `edits` led to. `buffer` names it for this key. Raises InputError."""
-        return await self._run(_look, buffer, language, text, edits)
+        return await self._run(self._look, buffer, language, text, edits)
 
-
-def _look(
-    elsewhere: IsolatedFunction, buffer: str, language: str, text: str, edits: Sequence[Edit]
-) -> tuple[Finding, ...]:
-    plain = [(edit.start, edit.end, edit.text) for edit in edits]
-    try:
-        kind, said = elsewhere.call(buffer, language, text, plain)
-    except LimitExceeded:
-        raise InputError(f"The text could not be audited in {SECONDS:g} s and was left alone.") from None
-    if kind == "refused":
-        raise InputError(said)
-    return decode_findings(said)
+    @classmethod
+    def _look(
+        cls, elsewhere: IsolatedFunction, buffer: str, language: str, text: str, edits: Sequence[Edit]
+    ) -> tuple[Finding, ...]:
+        late = f"The text could not be audited in {SECONDS:g} s and was left alone."
+        plain = [(edit.start, edit.end, edit.text) for edit in edits]
+        return decode_findings(cls._call(elsewhere, late, buffer, language, text, plain))

@@ -32,16 +32,12 @@ class LiveBuffer:
         outcomes: BufferOutcomes | None,
     ) -> None:
         self.mirror, self.completion = mirror, completion
-        self._suggestions, self._send = suggestions, send
+        self.suggestions, self._send = suggestions, send
         self._audit, self._next_edit, self._outcomes = audit, next_edit, outcomes
-
-    @property
-    def busy(self) -> bool:
-        return self._suggestions.busy
 
     def open(self) -> None:
         """Warm the context and audit the text."""
-        self._suggestions.open()
+        self.suggestions.open()
         if self._audit is not None:
             self._audit.apply_edits(self.mirror.text, self.mirror.version, ())
         if self._outcomes is not None:
@@ -60,10 +56,7 @@ class LiveBuffer:
             self._next_edit.apply_edits(before, edits, mirror, others())
         if self._outcomes is not None:
             self._outcomes.apply_edits(edits, mirror.text)
-        self._suggestions.apply_edits(edits, cursor)
-
-    def complete(self, request: live.Complete) -> None:
-        self._suggestions.complete(request)
+        self.suggestions.apply_edits(edits, cursor)
 
     def move_cursor(self, request: live.BufferCursor) -> None:
         mirror = self.mirror
@@ -73,16 +66,13 @@ class LiveBuffer:
             and request.cursor != mirror.cursor
         ):
             mirror.cursor = request.cursor
-            self._suggestions.move_cursor()
-
-    def cancel(self, request: str) -> bool:
-        return self._suggestions.cancel(request)
+            self.suggestions.move_cursor()
 
     def apply_feedback(self, feedback: live.Feedback) -> None:
         if self._outcomes is not None:
             self._outcomes.record_feedback(feedback)
         if self._next_edit is None or not self._next_edit.apply_feedback(feedback, self.mirror.text):
-            self._suggestions.apply_feedback(feedback)
+            self.suggestions.apply_feedback(feedback)
 
     def send_next_edit(self, request: live.NextEditAsk) -> None:
         """Send the current next edit again, or why there is none."""
@@ -94,6 +84,6 @@ class LiveBuffer:
         self._send(live.NextEditDropped(id=request.id, buffer=self.mirror.name, reason=reason))
 
     def close(self) -> None:
-        for part in (self._suggestions, self._audit, self._next_edit, self._outcomes):
+        for part in (self.suggestions, self._audit, self._next_edit, self._outcomes):
             if part is not None:
                 part.close()

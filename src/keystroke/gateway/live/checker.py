@@ -6,9 +6,8 @@ from pathlib import Path
 
 from keystroke.analysis.check import Diagnostic
 from keystroke.analysis.check.check_worker import diagnostics_from_plain
-from keystroke.errors import InputError
 from keystroke.gateway.live.key_process import KeyProcess
-from keystroke.isolation import IsolatedFunction, LimitExceeded
+from keystroke.isolation import IsolatedFunction
 
 SECONDS = 10.0  # a file of thousands of lines takes under one
 MEMORY = 1 << 30
@@ -21,21 +20,12 @@ class CheckProcess(KeyProcess):
 
     async def check(self, text: str, path: Path | None, root: Path | None) -> tuple[Diagnostic, ...]:
         """Raises InputError for a text that is too long, or takes too long."""
-        return await self._run(find_problems, text, path, root)
+        return await self._run(self._find, text, path, root)
 
-
-def find_problems(
-    elsewhere: IsolatedFunction, text: str, path: Path | None, root: Path | None
-) -> tuple[Diagnostic, ...]:
-    """Check in the process. Blocks; raises like `CheckProcess.check`."""
-    try:
-        kind, said = elsewhere.call(
-            text, "" if path is None else str(path), None if root is None else str(root)
-        )
-    except LimitExceeded:
-        raise InputError(
-            f"The text could not be checked in {SECONDS:g} s and was left alone; is it data?", param="buffer"
-        ) from None
-    if kind == "refused":
-        raise InputError(said, param="buffer")
-    return diagnostics_from_plain(said)
+    @classmethod
+    def _find(
+        cls, elsewhere: IsolatedFunction, text: str, path: Path | None, root: Path | None
+    ) -> tuple[Diagnostic, ...]:
+        late = f"The text could not be checked in {SECONDS:g} s and was left alone; is it data?"
+        plain = ("" if path is None else str(path), None if root is None else str(root))
+        return diagnostics_from_plain(cls._call(elsewhere, late, text, *plain, param="buffer"))

@@ -52,6 +52,7 @@ log = logging.getLogger("keystroke.live")
 
 BUFFERS = 256  # open at a time on one connection
 CHARACTERS = 64 << 20  # of all buffers of a connection together
+_FULL = "The open buffers would hold more than {:,} characters; close one first."
 COPIED = 64 << 20  # characters that the edits of one change may copy: about 20 ms of the event loop
 RULES_SECONDS = 2.0  # that reading a project's rules may take
 _LARGEST_IMPORT = 256 * 1024
@@ -92,7 +93,7 @@ class LiveConnection:
     @property
     def busy(self) -> bool:
         """Whether a request is being answered."""
-        return bool(self._tasks) or any(buffer.busy for buffer in self._buffers.values())
+        return bool(self._tasks) or any(buffer.suggestions.busy for buffer in self._buffers.values())
 
     def close_when_idle(self) -> None:
         """Close for a restart as soon as no request is being answered. Idempotent."""
@@ -139,11 +140,14 @@ class LiveConnection:
         elif isinstance(request, live.Complete):
             buffer = self._find(request.buffer)
             if buffer is None:
-                self._stale(request.id, request.buffer, request.version)
+                stale = live.NotShown(
+                    id=request.id, buffer=request.buffer, version=request.version, reason="stale_version"
+                )
+                self.send(stale)
             else:
                 if request.version > buffer.mirror.version:
                     self._resync(request.buffer, "version_gap", buffer.mirror.version)
-                buffer.complete(request)
+                buffer.suggestions.complete(request)
         elif isinstance(request, live.BufferCursor):
             buffer = self._find(request.buffer)
             if buffer is not None:
@@ -158,7 +162,7 @@ class LiveConnection:
             if self._actions.cancel(request.id):
                 return
             for buffer in self._buffers.values():
-                if buffer.cancel(request.id):
+                if buffer.suggestions.cancel(request.id):
                     break
         elif isinstance(request, live.NextEditAsk):
             buffer = self._find(request.buffer)
@@ -179,10 +183,7 @@ class LiveConnection:
                 f"{BUFFERS} buffers are open on this connection; close one first.", param="buffer"
             )
         if held + len(request.text) > CHARACTERS:
-            raise UsageError(
-                f"The open buffers would hold more than {CHARACTERS:,} characters; close one first.",
-                param="text",
-            )
+            raise UsageError(_FULL.format(CHARACTERS), param="text")
         if known is not None:
             known.close()
         cursor = request.cursor
@@ -272,10 +273,7 @@ class LiveConnection:
         each one copies the text."""
         added = sum(len(edit.text) for edit in edits)
         if sum(len(other.text) for other in self._mirrors()) + added > CHARACTERS:
-            raise InputError(
-                f"The open buffers would hold more than {CHARACTERS:,} characters; close one first.",
-                param="edits",
-            )
+            raise InputError(_FULL.format(CHARACTERS), param="edits")
         if len(edits) > 1 and len(edits) * (len(mirror.text) + added) > COPIED:
             raise InputError(
                 f"{len(edits):,} edits of {len(mirror.text):,} characters are too many at once; "
@@ -306,7 +304,7 @@ class LiveConnection:
         assert request.path is not None
         try:
             reading = asyncio.to_thread(project_rules, request.path, request.root, buffer.mirror.language)
-            buffer.completion.set_project_rules(await asyncio.wait_for(reading, RULES_SECONDS))
+            buffer.completion.rules = await asyncio.wait_for(reading, RULES_SECONDS)
         except (OSError, ValueError, TimeoutError) as error:
             log.info("the project's rules were not read: %s", type(error).__name__)
         if self._buffers.get(request.buffer) is buffer:
@@ -324,7 +322,7 @@ class LiveConnection:
             while len(self._projects) >= PROJECTS:
                 del self._projects[next(iter(self._projects))]
             project = self._projects[root] = ProjectIndex(root, self._settings.exclude)
-        buffer.completion.set_project_index(project.latest(language))
+        buffer.completion.project = project.latest(language)
         if project.needs_update(language, path if opened else None):
             self._start_task(self._update_index(project, root, path, language))
 
@@ -339,7 +337,7 @@ class LiveConnection:
             return
         for buffer in self._buffers.values():
             if buffer.mirror.root == root and buffer.mirror.language is not None:
-                buffer.completion.set_project_index(project.latest(buffer.mirror.language))
+                buffer.completion.project = project.latest(buffer.mirror.language)
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -396,9 +394,6 @@ class LiveConnection:
 
     def _resync(self, buffer: str, reason: str, have: int | None) -> None:
         self.send(live.Resync(buffer=buffer, reason=reason, have=have))  # type: ignore[arg-type]
-
-    def _stale(self, request: str, buffer: str, version: int) -> None:
-        self.send(live.NotShown(id=request, buffer=buffer, version=version, reason="stale_version"))
 
     def _fail(self, error: KeystrokeError, request: live.LiveRequest | None = None) -> None:
         self.send(

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary, finalize
 
-from keystroke.isolation import IsolatedFunction
+from keystroke.errors import InputError
+from keystroke.isolation import IsolatedFunction, LimitExceeded
 
 T = TypeVar("T")
 Own = TypeVar("Own", bound="KeyProcess")
@@ -38,6 +39,17 @@ class KeyProcess:
         if found is None:
             found = known[key] = cls()
         return found
+
+    @staticmethod
+    def _call(elsewhere: IsolatedFunction, late: str, *arguments: Any, param: str | None = None) -> Any:
+        """The function's result. Raises InputError where it refuses, or exceeds a limit (`late` says so)."""
+        try:
+            kind, said = elsewhere.call(*arguments)
+        except LimitExceeded:
+            raise InputError(late, param=param) from None
+        if kind == "refused":
+            raise InputError(said, param=param)
+        return said
 
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run `work(process, *arguments)` in this key's thread."""

@@ -69,12 +69,7 @@ class BufferOutcomes:
     """Saves each outcome in `learned`."""
 
     def __init__(
-        self,
-        learned: OutcomeStore,
-        completion: LiveCompletion,
-        mirror: BufferMirror,
-        *,
-        model: str,
+        self, learned: OutcomeStore, completion: LiveCompletion, mirror: BufferMirror, *, model: str
     ) -> None:
         self._learned, self._completion, self._model = learned, completion, model
         self._project = learned.project(mirror.root)
@@ -237,9 +232,9 @@ class BufferOutcomes:
         if not watch.was_shown:
             became = "unseen_right" if became == "typed" else "unseen_wrong"
         outcome = SuggestionOutcome(
-            at=watch.at,
             project=self._project,
             language=self._language,
+            at=watch.at,
             model=watch.model,
             kind="completion",
             extent=watch.extent,
@@ -252,15 +247,22 @@ class BufferOutcomes:
         )
         if not watch.was_shown or not written:
             return outcome
-        return _with_text(outcome, watch, self._path, written)
+        return replace(  # with the code around it
+            outcome,
+            path=self._path,
+            prefix=watch.before,
+            suggestion=watch.suggestion[:LONGEST],
+            written=written[:LONGEST],
+            suffix=watch.after,
+        )
 
     def _keep_edit(self, event: live.NextEdit, *, taken: bool) -> None:
         length = sum(len(change.text) for change in (event.change, *event.others))
         self._learned.save(
             SuggestionOutcome(
-                at=time.time(),
                 project=self._project,
                 language=self._language,
+                at=time.time(),
                 model=self._model,
                 kind="next_edit",
                 extent=event.cause,
@@ -272,20 +274,6 @@ class BufferOutcomes:
                 tunes=False,
             )
         )
-
-
-def _with_text(
-    outcome: SuggestionOutcome, watch: WatchedSuggestion, path: str, written: str
-) -> SuggestionOutcome:
-    """Add the code around it."""
-    return replace(
-        outcome,
-        path=path,
-        prefix=watch.before,
-        suggestion=watch.suggestion[:LONGEST],
-        written=written[:LONGEST],
-        suffix=watch.after,
-    )
 
 
 def _around(text: str, cursor: int) -> tuple[str, str]:

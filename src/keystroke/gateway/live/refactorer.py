@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from keystroke.analysis.audit import AuditFix
+from keystroke.analysis.check.diagnostic import Fix
 from keystroke.errors import InputError
 from keystroke.gateway.live.key_process import KeyProcess
-from keystroke.isolation import IsolatedFunction, LimitExceeded
+from keystroke.isolation import IsolatedFunction
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
@@ -53,15 +55,11 @@ def _plan(
         }
     texts = {known: held for known, (_, held) in names.items()}
     asked = (request.kind, None if home is None else str(home), texts, name)
-    try:
-        kind, said = elsewhere.call(*asked, request.start, request.end, request.name)
-    except LimitExceeded:
-        raise InputError(
-            f"The refactoring took more than {SECONDS:g} s or {MEMORY >> 30} GB and was stopped; nothing "
-            "was changed. Open a smaller folder."
-        ) from None
-    if kind == "refused":
-        raise InputError(said)
+    late = (
+        f"The refactoring took more than {SECONDS:g} s or {MEMORY >> 30} GB and was stopped; nothing "
+        "was changed. Open a smaller folder."
+    )
+    said = RefactorProcess._call(elsewhere, late, *asked, request.start, request.end, request.name)
     plan = refactoring_from_plain(said)
     if plan.moves:
         raise InputError("That would rename files, which an editor must do itself; rename the file there.")
@@ -89,3 +87,7 @@ def _placed(path: Path, root: Path | None) -> tuple[Path, str]:
 
 def to_deltas(edits: tuple[Edit, ...]) -> list[live.BufferEdit]:
     return [live.BufferEdit(edit.start, edit.end, edit.text) for edit in edits]
+
+
+def to_fix(fix: Fix | AuditFix) -> live.LiveFix:
+    return live.LiveFix(title=fix.title, edits=to_deltas(fix.edits))

@@ -37,25 +37,27 @@ SETTLED = 0.12  # seconds without a key before it begins: on a CPU both models u
 READING = 4.0  # seconds that reading its context may take
 LEAST = 256  # tokens of context, however slow the machine
 
-OnOpinion = Callable[["AnsweredRequest", Opinion, Extent, Receipt], None]
+OnOpinion = Callable[["CompletionRequest", Opinion, Extent, Receipt], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnsweredRequest:
-    """A request that the fast model has answered. `shown` is empty where it showed nothing."""
+@dataclass(slots=True)
+class CompletionRequest:
+    """A request for a completion. `text` and `cursor` are the buffer's, or those after the editor's own
+    selected list entry is inserted (`selected`, which the answer then begins with)."""
 
     id: str
     version: int
     text: str
     cursor: int
-    shown: str
     invoked: bool
     arrived: float
+    selected: Edit | None = None
+    shown: str = ""  # by the fast model, so far
 
 
 @dataclass(slots=True)
 class _OpinionRun:
-    request: AnsweredRequest
+    request: CompletionRequest
     stream: SuggestionStream
     work: Work
     typed: bool = False  # keys came that agree with it
@@ -124,7 +126,7 @@ class SecondOpinion:
             if cursor is None or cursor > len(text) or run.stream.typed_length(text, cursor) is None:
                 self._stop()
 
-    def request(self, request: AnsweredRequest) -> None:
+    def request(self, request: CompletionRequest) -> None:
         """Give an opinion on this answer once typing pauses."""
         self._cancel_timer()
         if self._run is None or self._run.request.text != request.text:
@@ -144,7 +146,7 @@ class SecondOpinion:
         if run is not None:
             run.work.cancel(Interrupted("The text went another way."))
 
-    def _begin(self, request: AnsweredRequest) -> None:
+    def _begin(self, request: CompletionRequest) -> None:
         self._timer = None
         self._stop()
         service = self._fast.service

@@ -33,7 +33,7 @@ from keystroke.gateway.access.limits import Permit
 from keystroke.gateway.live.mirror import BufferMirror
 from keystroke.gateway.live.model_access import ModelAccess
 from keystroke.gateway.live.outcomes import BufferOutcomes
-from keystroke.gateway.live.second_opinion import AnsweredRequest, SecondOpinion
+from keystroke.gateway.live.second_opinion import CompletionRequest, SecondOpinion
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.scheduler import Job
@@ -51,21 +51,6 @@ SHOWN = 32  # suggestions for which feedback is still accepted
 _OPEN = (WithheldReason.LOW_CONFIDENCE, WithheldReason.TYPING_FAST, WithheldReason.EMPTY,
          WithheldReason.LOOPS, WithheldReason.BREAKS_SYNTAX, WithheldReason.LINE_TOO_LONG,
          WithheldReason.UNTRAINED_LANGUAGE)  # fmt: skip
-
-
-@dataclass(slots=True)
-class PendingRequest:
-    """A request that waits for its answer. `text` and `cursor` are the buffer's, or those after the editor's
-    own selected list entry is inserted (`selected`, which the answer then begins with)."""
-
-    id: str
-    version: int
-    text: str
-    cursor: int
-    invoked: bool
-    arrived: float
-    selected: Edit | None = None
-    sent: str = ""  # the part of a block that was sent already
 
 
 @dataclass(slots=True)
@@ -101,7 +86,7 @@ class SuggestionRunner:
         self._remote = model.entry.model is None
         self._run: SuggestionRun | None = None
         self._admission: asyncio.Task[None] | None = None  # where the budget is shared with other gateways
-        self._pending: PendingRequest | None = None
+        self._pending: CompletionRequest | None = None
         self._shown: OrderedDict[str, tuple[str, str]] = OrderedDict()  # id: the line, and what was shown
         self._last_key = 0.0  # perf_counter
         self._idle: asyncio.TimerHandle | None = None
@@ -152,7 +137,7 @@ class SuggestionRunner:
         if self._pending is not None:
             self._finish(WithheldCompletion(WithheldReason.SUPERSEDED))
         began = self._last_key if self._last_key and now - self._last_key < 1.0 else now
-        pending = PendingRequest(
+        pending = CompletionRequest(
             request.id, request.version, mirror.text, request.cursor, request.invoked, began
         )
         if request.version == mirror.version:
@@ -224,14 +209,15 @@ class SuggestionRunner:
         announce: bool = False,
     ) -> None:
         self._stop()
+        start = partial(self._start, job, priority, stream, announce)
         if self._model.service.has_shared_budget(self._model.entry):
-            admission = self._admit_then_start(job, priority, stream, announce)
+            admission = self._admit_then_start(job, start, announce)
             self._admission = asyncio.get_running_loop().create_task(admission)
         else:
-            self._start(job, priority, stream, announce)
+            start(None)
 
     async def _admit_then_start(
-        self, job: Job | RemoteJob, priority: Priority, stream: SuggestionStream | None, announce: bool
+        self, job: Job | RemoteJob, start: Callable[[Permit | None], None], announce: bool
     ) -> None:
         """Ask for a budget that other gateways share. Newer work of the buffer cancels this."""
         try:
@@ -240,7 +226,7 @@ class SuggestionRunner:
             self._on_refused(error, announce)
             return
         self._admission = None
-        self._start(job, priority, stream, announce, permit)
+        start(permit)
 
     def _start(
         self,
@@ -248,7 +234,7 @@ class SuggestionRunner:
         priority: Priority,
         stream: SuggestionStream | None,
         announce: bool,
-        permit: Permit | None = None,
+        permit: Permit | None,
     ) -> None:
         try:
             work = self._model.submit(job, priority, buffer=self._scope, permit=permit)
@@ -323,8 +309,8 @@ class SuggestionRunner:
             self._stop()
             self._generate(completion.begin(pending.text, pending.cursor), Priority.GHOST)
         elif isinstance(answer, ShownCompletion) and not answer.done:
-            if answer.text != pending.sent:
-                pending.sent = answer.text
+            if answer.text != pending.shown:
+                pending.shown = answer.text
                 self._send(self._suggestion(pending, answer, run))
         elif isinstance(answer, ShownCompletion) and 0 < answer.typed < visible:
             self._finish(answer)  # it is on the screen already
@@ -342,14 +328,10 @@ class SuggestionRunner:
             if self._outcomes is not None:
                 self._outcomes.record_answer(pending.id, pending.text, pending.cursor, answer)
         if isinstance(answer, WithheldCompletion):
+            receipt = self._receipt(pending, run, "none" if run is None else "computed")
             self._send(
                 live.NotShown(
-                    id=pending.id,
-                    buffer=self._mirror.name,
-                    version=pending.version,
-                    reason=answer.reason,
-                    hidden=answer.text,
-                    receipt=self._receipt(pending, run, "none" if run is None else "computed"),
+                    **self._place(pending), reason=answer.reason, hidden=answer.text, receipt=receipt
                 )
             )
             return
@@ -363,25 +345,15 @@ class SuggestionRunner:
                 self._generate(following, Priority.BACKGROUND)
 
     def _request_second_opinion(
-        self, pending: PendingRequest, answer: ShownCompletion | WithheldCompletion
+        self, request: CompletionRequest, answer: ShownCompletion | WithheldCompletion
     ) -> None:
-        shown = answer.text if isinstance(answer, ShownCompletion) else ""
+        request.shown = answer.text if isinstance(answer, ShownCompletion) else ""
         is_open = isinstance(answer, WithheldCompletion) and answer.reason in _OPEN
-        if self._second is not None and (shown or is_open):
-            self._second.request(
-                AnsweredRequest(
-                    id=pending.id,
-                    version=pending.version,
-                    text=pending.text,
-                    cursor=pending.cursor,
-                    shown=shown,
-                    invoked=pending.invoked,
-                    arrived=pending.arrived,
-                )
-            )
+        if self._second is not None and (request.shown or is_open):
+            self._second.request(request)
 
     def _send_opinion(
-        self, request: AnsweredRequest, opinion: Opinion, extent: Extent, receipt: Receipt
+        self, request: CompletionRequest, opinion: Opinion, extent: Extent, receipt: Receipt
     ) -> None:
         """Send the larger model's opinion if the text it read is still current."""
         if request.version != self._mirror.version:
@@ -391,9 +363,7 @@ class SuggestionRunner:
             self._outcomes.record_revision(request.id, opinion.text, receipt.model)
         self._send(
             live.SuggestionRevised(
-                id=request.id,
-                buffer=self._mirror.name,
-                version=request.version,
+                **self._place(request),
                 verdict=opinion.verdict.value,
                 start=request.cursor,
                 end=request.cursor,
@@ -405,7 +375,7 @@ class SuggestionRunner:
         )
 
     def _suggestion(
-        self, pending: PendingRequest, answer: ShownCompletion, run: SuggestionRun | None
+        self, pending: CompletionRequest, answer: ShownCompletion, run: SuggestionRun | None
     ) -> live.Suggestion:
         if run is not None:
             source = "computed" if run.began >= pending.arrived - 0.001 else "continued"
@@ -413,9 +383,7 @@ class SuggestionRunner:
             source = "typed_through" if answer.typed else "cached"
         put = pending.selected
         return live.Suggestion(
-            id=pending.id,
-            buffer=self._mirror.name,
-            version=pending.version,
+            **self._place(pending),
             start=pending.cursor if put is None else put.start,
             end=pending.cursor if put is None else put.end,
             text=answer.text if put is None else put.text + answer.text,
@@ -425,7 +393,13 @@ class SuggestionRunner:
             receipt=self._receipt(pending, run, source),
         )
 
-    def _receipt(self, pending: PendingRequest, run: SuggestionRun | None, source: Any) -> live.LiveReceipt:
+    def _place(self, request: CompletionRequest) -> dict[str, Any]:
+        """The fields that name a request in its answer."""
+        return {"id": request.id, "buffer": self._mirror.name, "version": request.version}
+
+    def _receipt(
+        self, pending: CompletionRequest, run: SuggestionRun | None, source: Any
+    ) -> live.LiveReceipt:
         total = _milliseconds_since(pending.arrived)
         if run is None:
             return live.LiveReceipt(model=self._model.entry.name, source=source, total_ms=round(total, 3))
@@ -474,7 +448,7 @@ class SuggestionRunner:
             self._warm_up()
 
 
-def _insert_selected(pending: PendingRequest, request: live.Complete) -> None:
+def _insert_selected(pending: CompletionRequest, request: live.Complete) -> None:
     """Insert what the editor's own list has selected. Raises InputError for a cursor outside the text."""
     if request.cursor > len(pending.text):
         raise InputError(
