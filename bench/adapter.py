@@ -1,4 +1,4 @@
-"""What an adapter gains on next edits and fill-in, and what it costs on MBPP+, in batches on one device.
+"""The gain of an adapter on next edits and fill-in, and its cost on MBPP+, in batches on one device.
 
 Regime: `prepare` makes questions of the 300 moments of `bench/data/edits.jsonl.xz`, of MBPP+ (all tasks, one
 greedy answer, the fence already written) and of late Python code to fill in (150 places of each kind, 192

@@ -1,8 +1,8 @@
-"""Small projects whose tests have to pass: how many a small model solves, in how many rounds and seconds.
+"""How many small projects with failing tests a small model repairs, in how many rounds and seconds.
 
-Regime: six modules of 10 to 30 lines, each with 3 or 4 tests of which some fail, and the words that a user
-says: "make the tests in test_x.py pass". One greedy attempt a round, each round told how the one before
-failed. The ceiling is the model; what is measured is what a round leaves to the next.
+Regime: six modules of 10 to 30 lines, each with 3 or 4 tests of which some fail, and the
+instruction "make the tests in test_x.py pass". One greedy attempt per round; each round gets the failures of
+the one before. The ceiling is the model; the benchmark measures how much later rounds add.
 
     python -m bench.agent_rounds --model coder.gguf --tries 3
 """

@@ -1,11 +1,11 @@
-"""The real Codex CLI, opencode and aider over a small model: how much of what they ask is done.
+"""How many tasks the real Codex CLI, opencode and aider solve with a small model on our server.
 
 Regime: twenty small tasks of our own (fix, rename, add, delete, create; `client_rows/tasks.py`), each in a
 fresh folder, each client unchanged and in its usual mode, greedy, `--parallel` tasks at a time over one
-server. A task is done when its files and tests say so. A turn is one answer of the model; of those that call
-a tool, or try to, the well-formed ones became a whole call that the client could read. aider calls no tools:
+server. A task is solved if its check passes. A turn is one answer of the model; of the turns that call a
+tool, or try to, the well-formed ones became a complete call that the client could read. aider calls no tools:
 its turns are well formed when it found an edit to apply. The ceiling is the model: one of 1.5 billion
-parameters fails some tasks however it is held.
+parameters fails some tasks whatever its constraints.
 
     python -m bench.clients --model coder.gguf                       # on this machine's engine
     python -m bench.clients --model coder.gguf --engine cuda --parallel 12 --save results.jsonl

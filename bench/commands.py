@@ -1,4 +1,4 @@
-"""Commands that need a model: seconds from Enter to the end, with a warm gateway and with a cold model.
+"""Seconds that commands with a model take, with a warm gateway and with loading the model each time.
 
 Regime: `keystroke complete`, `edit` and `chat` as a user runs them, each a process of its own, in a home of
 its own; the model is converted before anything is timed. `warm` asks the gateway that the first command

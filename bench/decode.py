@@ -1,4 +1,4 @@
-"""What the host's side of decoding costs: sampling, tokens to text, keystrokes to tokens, drafts.
+"""The cost of decoding on the host: sampling, tokens to text, keystrokes to tokens, drafts.
 
 Regime: one thread, no model, processor time (a busy machine matters less); medians, or the best of five.
 Ceiling: a small model on two laptop cores takes about 8 ms a token, a GPU below 1 ms; this comes on top.

@@ -1,15 +1,15 @@
-"""How sure ghost text must be to be shown: what each threshold shows, and how much of it is right.
+"""What each threshold of ghost text shows, and how much of it is right.
 
-Regime: the late cases of `bench/completion.py` in eight languages, the rest of a line and whole lines, asked
-as the live channel asks (512 tokens of window over the case's text, a half word told again, the file's n-gram
-cache, greedy), nobody typing meanwhile. Every place is written once; then each row judges the same text as
-the gateway does: whole, a confident beginning, or nothing. Rows: the three eagernesses with the least chance
-of a whole line as it ships, and other values of it (`--whole`), which are its peers. Chosen on Python, looked
-at elsewhere: the two are told apart.
+Regime: the late cases of `bench/completion.py` in eight languages, the rest of a line and whole lines, with
+the prompts of the live channel (a window of 512 tokens, token healing, the n-gram cache of the file, greedy),
+without further typing. Every place is completed once; then each row applies the gateway's decision to the
+same text: the whole line, a confident beginning, or nothing. Rows: the three values of `assist.eagerness`
+with the shipped threshold for whole lines, and other thresholds (`--whole`). Thresholds are chosen on Python
+and reported separately for the other languages.
 
-`shown`: texts on the screen; `right`: those equal to what the file has, or a true beginning of it;
-`wrong_chars`: characters shown that the file does not have; `saved_chars`: of right texts; `tokens`: said
-before the verdict, in the mean of those shown. Ceiling: a place with several good lines has one right one.
+`shown`: suggestions shown; `right`: those equal to the file's text or a beginning of it; `wrong_chars`:
+characters shown that the file does not have; `saved_chars`: characters of right suggestions; `tokens`: mean
+number generated before the decision. Ceiling: where several lines would be good, only the file's counts.
 
     python -m bench.display [--model M] [--places N] [--whole CHANCE ...]
 """

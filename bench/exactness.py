@@ -26,8 +26,8 @@ from keystroke.text.cases import CompletionCase
 from keystroke_lab.evaluation.completion import GATE, Share, Suggester
 from keystroke_lab.pretraining.fim import FimCut
 
-SETTLED = 0.12  # seconds without a key before the larger one begins, as the gateway has it
-# What is asked: the kind of place, and whether the text below is in view.
+SETTLED = 0.12  # seconds without a key before the larger model starts, as in the gateway
+# The kind of place, and whether the prompt contains the text below the cursor.
 TASKS = {
     "rest_em": (FimCut.REST_OF_LINE, False),
     "line_em": (FimCut.LINE, False),
@@ -38,8 +38,8 @@ TASKS = {
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """`shown`: sure enough to stand on the screen unasked. `first`: seconds to the first text, which for one
-    model is all of it. `verdict`: what the larger of two made of the smaller one's text."""
+    """`shown`: confident enough to be shown as ghost text. `first`: seconds to the first text; with one
+    model, the whole text. `verdict`: the larger model's verdict on the text of the smaller one."""
 
     text: str
     confidence: float
@@ -123,11 +123,11 @@ def _key(case: CompletionCase, below: bool) -> str:
 
 
 class Cascade:
-    """Two minds: the small model's answer is shown where it is sure and knows the language; the larger one's
-    confirms, lengthens or replaces it, or is offered where nothing is shown, by the rule that the gateway
-    follows. Where neither is sure enough to be shown the larger one's answer counts, as an unsure answer of
-    one model does. The larger one begins after the pause that the gateway waits for, without the draft and
-    the reading in advance that make it faster there."""
+    """Two models. The small model's answer is shown if it is confident and was trained on the language. The
+    larger model confirms, lengthens or replaces it, or is offered where nothing is shown, by the gateway's
+    rule. If neither is confident enough to be shown, the larger model's answer counts, as an unsure answer
+    of a single model does. The larger model starts after the gateway's pause; unlike in the gateway, it
+    uses no draft and has not read the prompt in advance."""
 
     def __init__(self, small: AnswerStore, large: AnswerStore) -> None:
         self._small, self._large = small, large

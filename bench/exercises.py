@@ -1,7 +1,7 @@
 """Exercises with two tries: `keystroke do` beside aider itself, over the same model and in the same run.
 
 Regime: practice exercises in Python as their authors publish them, one stub each; of the tests only what they
-said after the first try is shown. aider is unchanged and asked with the same words, `--parallel` processes of
+said after the first try is shown. aider is unchanged and gets the same instruction, `--parallel` processes of
 it at a time over one server; ours does one exercise after the other. Both greedy, tests in the sandbox. The
 ceiling is the model: what was published for it is of other editions of the exercises.
 

@@ -1,7 +1,7 @@
-"""The reference that a quantised model is held against: its weights widened to 32-bit floats, one pass.
+"""The reference for quantised models: the same weights as 32-bit floats, in one forward pass.
 
-Plain arithmetic, layer after layer, so that no more than one layer's floats are ever in memory; knows
-checkpoints and no engine. Models of the plain Llama shape only.
+Plain arithmetic, layer after layer, with the floats of one layer in memory at a time; independent of
+engines. Models of the plain Llama shape only.
 """
 
 from __future__ import annotations

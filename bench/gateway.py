@@ -1,4 +1,4 @@
-"""What the pipeline itself costs: one open socket against HTTP with server-sent events, in the same run.
+"""The cost of the server's pipeline: one open socket against HTTP with server-sent events, in the same run.
 
 The engine is the echo one, so nothing but the pipeline is measured: read, parse, template, tokenise (a real
 byte-level BPE), schedule, encode, write, and the client's reading. A turn over the socket sends only what is

@@ -1,17 +1,18 @@
-"""What holding a model to a grammar costs, and what it gains.
+"""The cost and gain of constraining a model by a grammar.
 
-Regime: one stream, greedy, drafts off (and, in rows of their own, on), the same engine and prompt free and
-held, taking turns within one run; medians of the rounds. Free answers get as many tokens as the held one.
-The ceiling of a held token is a free one: a mask is computed while the step runs or after it, in
-microseconds, and not at all in free text and, on an engine that runs ahead, in long strings (`masks` counts
-them). Where the grammar leaves no choice, tokens are appended without a step of their own: the whole may be
-faster. On a GPU free text with tools on offer must take as long as text without, since it is the same work.
+Regime: one stream, greedy, without drafts (and, in separate rows, with them). The same engine answers the
+same prompt with and without a constraint, in turns within one run; figures are medians of the rounds.
+Unconstrained answers get as many tokens as the constrained one. Ceiling: a constrained token costs at least
+as much as an unconstrained one. A mask takes microseconds, during or after the step; free text, and long
+strings on an engine that runs ahead, need none (`masks` counts them). Where the grammar leaves one choice,
+tokens are appended without a step, so the whole answer may be faster. On a GPU, free text with tools offered
+must take as long as without tools.
 
 Schemas: each file given by `--schemas` is a JSON Schema, a list of cases of the JSON Schema test suite, or an
-OpenAPI document, whose components are taken one by one; a folder is all of those in it. `--limit` of them are
-drawn, from each path as many; without any, a few of our own are taken. A schema is supported if it compiles
-with nothing left out. Supported ones are answered by a model whose opinions are noise, and every answer that
-ends is judged by another validator.
+OpenAPI document (one schema per component); a folder stands for its files. `--limit` schemas are sampled, the
+same number from each path; without `--schemas`, a few built-in ones are used. A schema is supported if every
+part of it compiles. Supported schemas are answered by a model with random logits that favours end tokens, and
+another validator checks every answer that ends.
 
     python -m bench.grammar                                       # the embedded model, this machine
     python -m bench.grammar --model coder.gguf --engine cuda      # a GPU
@@ -292,7 +293,7 @@ def masks(model: Model, longest: int) -> list[float]:
 
 
 class NoiseEngine(Engine):
-    """A model whose opinions are noise, over a real vocabulary; it likes to bring things to an end."""
+    """A model with random logits over a real vocabulary; it favours closing brackets and end tokens."""
 
     def __init__(self, tokenizer: Tokenizer, info: ModelInfo) -> None:
         self.info = replace(info, context_length=8192)

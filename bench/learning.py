@@ -4,9 +4,9 @@ Regime: each language's cases (late code, text below in view) are answered once 
 drawn again and again in random order, are a day's suggestions: right ones are taken, wrong ones not. Without
 learning one is shown from the default threshold on; with it, the threshold follows what became of those
 before it (shown, or held back and then typed by hand), looked up every 20 as the live channel does. `gain`:
-accepted characters per shown suggestion with learning over without. A language the model was not taught is a
-trace in which it is bad. Ceiling: a threshold only chooses among what the model says; where confidence tells
-nothing, there is nothing to gain.
+accepted characters per shown suggestion with learning over without. A language that the model was not trained
+on is a trace with few right answers. Ceiling: a threshold only chooses among what the model says; if
+confidence does not correlate with correctness, nothing can be gained.
 
     python -m bench.learning [--model M] [--each N] [--length N] [--days N] [--out FILE]
 """

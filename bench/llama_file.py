@@ -1,6 +1,6 @@
-"""The files that llama.cpp runs best, made from the very weights it is compared with.
+"""Makes quantised files for llama.cpp from the same weights that our engine runs.
 
-llama.cpp's own quantiser makes them once for each content of the weights; they stay in the cache. A partial
+llama.cpp's own quantiser makes them once per set of weights; they are cached. A partial
 file is never used.
 """
 

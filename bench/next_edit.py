@@ -1,9 +1,9 @@
-"""How well models foresee the next edit, and how long a question takes on this machine.
+"""How well models predict the next edit, and how long a prediction takes on this machine.
 
 Regime: moments of releases that people made, of projects no model here was trained on
 (`bench/data/edits.jsonl.xz`): what they had changed, the file as it stood, and places of it framed alike
 (mostly six), of which one had to change next (two cases in three) or none had. The real engine, one request
-at a time, greedy. `place`: the place that changed is thought likeliest (chance 1/6); `text_em`: asked about
+at a time, greedy. `place`: the place that changed is ranked first (chance 1/6); `text_em`: asked about
 that place, the new text is right to the letter; `quiet`: nothing is offered where nothing is left to do;
 `offered_right`: of what is offered, how much is the right place. With Wilson's 95 % intervals. `p50_ms`:
 from question to the choice of a place, nothing kept from the case before. `words` ranks by the names that

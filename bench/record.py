@@ -1,4 +1,4 @@
-"""Where benchmarks leave their figures: `record` prints the last JSON line and writes it to bench/results.
+"""Writes the figures of a benchmark: `record` prints the last JSON line and writes it to bench/results.
 
 A result is one file: the command, the machine, the date, the version and the figures, nested names joined by
 dots. BENCH_RESULT names the file where one benchmark has several results (`engine-arm`); BENCH_RESULTS names

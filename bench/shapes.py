@@ -1,4 +1,4 @@
-"""What a model of another shape or precision would cost on this machine, before anybody trains it.
+"""Speed of models of other shapes or precisions on this machine, measured before training one.
 
 Regime: candidates with random weights, exported as the shipped model is and run by the embedded engine; a
 prompt of 512 tokens is read and 24 tokens are written, all candidates in turn, round after round, so that a

@@ -1,7 +1,7 @@
 """Twenty small tasks of our own: fix, rename, add, delete, create.
 
-A task is the files it begins with, what a user would say, and a check of what the folder then holds.
-Checks run the code where there is code to run; none looks at how the change was made.
+A task has initial files, an instruction, and a check of the resulting folder. Checks run the code where there
+is code to run; how the change was made does not matter.
 """
 
 from __future__ import annotations

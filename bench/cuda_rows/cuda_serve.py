@@ -1,8 +1,8 @@
-"""`keystroke serve --engine cuda` as a client sees it: tokens a second over a socket, alone and in company.
+"""`keystroke serve --engine cuda` at a client's socket: tokens per second, with one client and with four.
 
 A real folder of weights (random ones, and a tokenizer of bytes and numbered words), a real server in a
-process of its own, our own client. It speaks with bench/cuda.py as the other parts do. An answer is stopped
-in mid-text, and must end at once and leave the server fit for the next.
+process of its own, our own client. It talks to bench/cuda.py as the other parts do. One answer is
+cancelled; it must end at once, and the next request must succeed.
 """
 
 from __future__ import annotations
