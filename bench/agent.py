@@ -1,18 +1,19 @@
-"""Tasks done by a model, with one attempt and with many: score, seconds a task, tokens a second.
+"""Tasks solved by a model with one and with many attempts: score, seconds per task, tokens per second.
 
 Regime: functions of HumanEval and MBPP+ asked in chat, and exercises of the polyglot benchmark in Python with
 two tries. One attempt is greedy; of several, the first is greedy and the others sampled, all forked from one
-prefilled prompt and stepped together. Attempts are checked by the examples that the description itself shows,
-in the sandbox; the tests that score are never shown (polyglot: the second try sees what they said, as in that
-benchmark). Seconds are from prompt to answer, checks included, one task at a time; scoring is not in them.
-Most attempts go first, so that one attempt finds its prompt in the cache and not the other way round: the
-ratio of times is on the careful side. Ceiling: the score if any attempt that ever passes its examples were
-right is not known; published for one attempt of Qwen2.5-Coder-1.5B-Instruct: HumanEval 70.7, MBPP 69.2.
+prefilled prompt and stepped together. Attempts are checked in the sandbox with the examples of the task's
+description; the tests that decide the score are not shown (polyglot: the second try sees their output, as in
+that benchmark). Seconds are from prompt to answer with checks, one task at a time, without scoring. The run
+with the most attempts comes first, so that single attempts profit from its cached prompts and the ratio of
+times is not flattered. Ceiling: unknown for several attempts; published for one attempt of
+Qwen2.5-Coder-1.5B-Instruct: HumanEval 70.7, MBPP 69.2.
 
     python -m bench.agent --engine cuda --precision int8 --model coder.gguf \\
         --humaneval HumanEval.jsonl.gz --mbpp MbppPlus.jsonl --polyglot polyglot-benchmark/python
 
-Sets that are not given are left out. On a CPU: --limit 8. Results go to --out and a run goes on from there.
+Sets that are not given are left out. On a CPU: --limit 8. Results are written to --out; a stopped run
+resumes.
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ from keystroke.agent.chat.encoder import ConversationEncoder
 from keystroke.agent.chat.local import LocalChatModel
 from keystroke.agent.evaluation.evaluate import EvaluationConfig, evaluate
 from keystroke.agent.evaluation.folder_solver import FolderSolver
-from keystroke.agent.evaluation.function_solver import FunctionSolver
-from keystroke.agent.evaluation.functions import CLOSE, OPEN, FunctionChecker, messages
+from keystroke.agent.evaluation.functions import CLOSE, OPEN, FunctionChecker, FunctionSolver, messages
 from keystroke.agent.evaluation.plot import render_plot
 from keystroke.agent.evaluation.programs import interpreter_pool
 from keystroke.agent.evaluation.report import HEADINGS, Summary, summarise, table_rows

@@ -39,7 +39,6 @@ from typing import Any
 from bench.completion import CASES, LANGUAGES
 from bench.exactness import language
 from bench.record import record
-from keystroke.agent.evaluation.package_index import PackageIndex
 from keystroke.analysis.text_index import Lexicon, TextIndex
 from keystroke.assist.completion import Extent, LiveCompletion, ShownCompletion
 from keystroke.config import load_settings
@@ -52,6 +51,7 @@ from keystroke.gateway.live.project_text import CHARACTERS, LARGEST, language_fa
 from keystroke.text.cases import CompletionCase, read_cases
 from keystroke_lab.corpus.archives import source_files
 from keystroke_lab.corpus.languages import SUFFIXES
+from keystroke_lab.corpus.package_index import PackageIndex
 from keystroke_lab.evaluation.completion import ModelSuggester, Share
 from keystroke_lab.pretraining.fim import FimCut
 
@@ -212,7 +212,7 @@ class PlaceRequest:
             self._model, settings, path=case.path, language=language(case), budget=self._context
         )
         if name in ("project", "stepwise"):
-            completion.set_project_index(index_around(place))
+            completion.project = index_around(place)
         text, cursor = place.before + place.after, len(place.before)
         stream = completion.begin(text, cursor, Extent.REST)
         generation = Generation(

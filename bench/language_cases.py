@@ -1,12 +1,12 @@
-"""Make bench/data/languages.jsonl.xz: places in late JavaScript, TypeScript, Go, Rust, Java, C and C++ code.
+"""Makes bench/data/languages.jsonl.xz: completion cases in JavaScript, TypeScript, Go, Rust, Java, C and C++.
 
-Regime: source archives of projects that the package index pip is set up for first knew in July 2025 or
-later: extensions in Rust and C, front ends in JavaScript and TypeScript, tools that carry Go or Java along.
-Names are drawn by a seed among those that hint at a language; licences are the index's, permissive ones
-kept. As for Python: the rest of a line from a random point, and a whole line; one case a file, a few a
-project. `--language` adds cases of a language to those that stand. Few of these projects carry Go or Java:
-those come from source packages of Debian's testing that its last release does not have and whose copyright
-names no year before 2025. No host is named here.
+Regime: source archives from the package index that pip is configured for, of projects first released in July
+2025 or later: extensions in Rust and C, front ends in JavaScript and TypeScript, tools with parts in Go or
+Java. Projects are sampled with a seed among names that suggest a language; only permissive licences are kept.
+As for Python, a case is the rest of a line from a random point or a whole line; one case per file, a few per
+project. `--language` adds cases of a language to the existing ones. Few of these projects contain Go or Java,
+so cases in those also come from source packages of Debian testing that are not in the last release and whose
+copyright names no year before 2025.
 
     python -m bench.language_cases [--names N] [--cases N] [--language NAME ...]
 """
@@ -29,12 +29,12 @@ from pathlib import Path, PurePath
 
 import httpx
 
-from keystroke.agent.evaluation.package_index import PackageIndex
 from keystroke.errors import KeystrokeError
 from keystroke.text.cases import CompletionCase, read_cases, write_cases
 from keystroke_lab.corpus.copyright import parse
 from keystroke_lab.corpus.debian import DebianPackage, Mirror, copyright_of
 from keystroke_lab.corpus.licences import permissive_licence
+from keystroke_lab.corpus.package_index import PackageIndex
 from keystroke_lab.evaluation.cases import make_cases
 from keystroke_lab.pretraining.documents import SourceText
 from keystroke_lab.pretraining.fim import FimCut

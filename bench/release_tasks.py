@@ -30,7 +30,6 @@ from pathlib import Path
 
 import msgspec
 
-from keystroke.agent.evaluation.package_index import PackageIndex, Release
 from keystroke.agent.evaluation.releases import (
     ENVIRONMENT,
     PYTEST,
@@ -42,6 +41,7 @@ from keystroke.agent.evaluation.releases import (
 )
 from keystroke.agent.sandbox import CommandLimits, Sandbox, SandboxPolicy, find_sandbox
 from keystroke.errors import KeystrokeError
+from keystroke_lab.corpus.package_index import PackageIndex, Release
 
 OUT = Path(__file__).parents[1] / "src" / "keystroke" / "agent" / "evaluation" / "releases.json"
 PAIRS = 14  # of one package that are looked at, newest first

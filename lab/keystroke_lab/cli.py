@@ -58,8 +58,8 @@ def _resumable(run: Invocation) -> Iterator[Progress]:
         raise
 
 
-def _print_counts(run: Invocation, counts: Counts, json: bool) -> None:
-    if run.wants_json(json):
+def _print_counts(run: Invocation, counts: Counts) -> None:
+    if run.json:
         run.console.json(counts)
     else:
         run.console.table(
@@ -68,10 +68,8 @@ def _print_counts(run: Invocation, counts: Counts, json: bool) -> None:
         )
 
 
-def _print_row(
-    run: Invocation, heads: tuple[str, str], counts: Mapping[str, int], result: Any, json: bool
-) -> None:
-    if run.wants_json(json):
+def _print_row(run: Invocation, heads: tuple[str, str], counts: Mapping[str, int], result: Any) -> None:
+    if run.json:
         run.console.json(result)
     else:
         run.console.table(heads, [(name, f"{n:,}") for name, n in counts.items()])
@@ -122,12 +120,12 @@ def corpus(
 ) -> None:
     """Harvest projects from the package index and build the corpus, with what `sources` harvested. Resumes
     where it stopped."""
-    from keystroke.agent.evaluation.package_index import PackageIndex
     from keystroke_lab.corpus import names as lists
     from keystroke_lab.corpus.build import build as build_corpus
     from keystroke_lab.corpus.build import grow as grow_corpus
     from keystroke_lab.corpus.harvest import HarvestLimits, ProjectRecord, harvest, read_record
     from keystroke_lab.corpus.languages import LANGUAGES
+    from keystroke_lab.corpus.package_index import PackageIndex
     from keystroke_lab.corpus.split import LATE
 
     run = invocation_of(ctx)
@@ -192,7 +190,7 @@ def corpus(
             )
             outcomes["files"] = summary["files"]
             outcomes["characters"] = summary["characters"]
-    _print_counts(run, outcomes, json)
+    _print_counts(run, outcomes)
 
 
 @app.command()
@@ -244,7 +242,7 @@ def sources(
     if registry is not None:
         registry.close()
     found = {"packages": dict(outcomes), "characters": dict(queue.characters)}
-    _print_counts(run, found, json)
+    _print_counts(run, found)
 
 
 @app.command()
@@ -260,9 +258,9 @@ def edits(
     json: options.Json = False,
 ) -> None:
     """Collect what changed between consecutive releases of harvested projects. Resumes where it stopped."""
-    from keystroke.agent.evaluation.package_index import PackageIndex
     from keystroke_lab.corpus.edit_shards import pack
     from keystroke_lab.corpus.edits import choose_projects, collect
+    from keystroke_lab.corpus.package_index import PackageIndex
     from keystroke_lab.corpus.split import CorpusPart
 
     run = invocation_of(ctx)
@@ -299,7 +297,7 @@ def edits(
             report=progress,
         )
     summary |= {key: manifest[key] for key in ("train", "heldout", "left_out")}
-    _print_counts(run, summary, json)
+    _print_counts(run, summary)
 
 
 @app.command("npm-edits")
@@ -323,7 +321,7 @@ def npm_edits(
     with _resumable(run) as progress:
         counts = collect_packages(registry, wanted, out, versions=versions, workers=workers, report=progress)
         registry.close()
-    _print_row(run, ("outcome", "packages"), counts, dict(counts), json)
+    _print_row(run, ("outcome", "packages"), counts, dict(counts))
 
 
 @app.command("debian-edits")
@@ -346,7 +344,7 @@ def debian_edits(
         names = shuffled(debian.in_both(releases), "edits")[:packages]
         counts = debian.collect_sources(archive, releases, names, out, workers=workers, report=progress)
         archive.close()
-    _print_row(run, ("outcome", "packages"), counts, dict(counts), json)
+    _print_row(run, ("outcome", "packages"), counts, dict(counts))
 
 
 @app.command()
@@ -606,7 +604,7 @@ def draft_head(
     with _resumable(invocation) as progress:
         path = resolve(model, invocation.settings)
         measured = DraftHeadPipeline(path, code, run, plan, chosen, progress).make()
-    if invocation.wants_json(json):
+    if invocation.json:
         invocation.console.json(measured)
         return
     rows = [("the vocabulary covers", f"{measured['covered']:.1%} of what the target wrote")]
@@ -622,8 +620,8 @@ def draft_head(
     invocation.console.table(("what", "measured"), rows)
 
 
-@app.command("adapter-lessons")
-def adapter_lessons(
+@app.command("adapter-examples")
+def adapter_examples(
     ctx: typer.Context,
     model: Base,
     edits: Annotated[list[Path], typer.Option(help="Folder of collected edits; may be repeated.")],
@@ -644,7 +642,7 @@ def adapter_lessons(
         made = make_examples(
             path, edits, own or (), out, without=without or (), tokens=tokens, seed=seed, report=progress
         )
-    _print_row(run, ("kind", "tokens"), made["tokens"], made, json)
+    _print_row(run, ("kind", "tokens"), made["tokens"], made)
 
 
 @app.command("adapter-data")
@@ -671,10 +669,10 @@ def adapter_data(
 ) -> None:
     """Collect consecutive releases and make an adapter's examples from them, in one step. Resumes where it
     stopped."""
-    from keystroke.agent.evaluation.package_index import PackageIndex
     from keystroke.engine.locate import resolve
     from keystroke_lab.adapters import pipeline as data
     from keystroke_lab.corpus.npm_edits import NpmRegistry
+    from keystroke_lab.corpus.package_index import PackageIndex
 
     run = invocation_of(ctx)
     index, registry = PackageIndex(connections=workers), NpmRegistry() if packages else None
@@ -698,14 +696,14 @@ def adapter_data(
         index.close()
         if registry is not None:
             registry.close()
-    _print_row(run, ("kind", "tokens"), made["tokens"], made, json)
+    _print_row(run, ("kind", "tokens"), made["tokens"], made)
 
 
 @app.command()
 def adapter(
     ctx: typer.Context,
     model: Base,
-    lessons: Annotated[list[Path], typer.Option(help="Examples (.npz); may be repeated.")],
+    examples: Annotated[list[Path], typer.Option(help="Examples (.npz); may be repeated.")],
     run: Run,
     begin: Annotated[
         Path | None, typer.Option(help="An adapter to continue from, with other examples.", exists=True)
@@ -733,8 +731,8 @@ def adapter(
     )
     with _resumable(invocation) as progress:
         path = resolve(model, invocation.settings)
-        made = train_adapter(path, lessons, run, recipe, rank, chosen, LEARNED, progress, begin=begin)
-    if invocation.wants_json(json):
+        made = train_adapter(path, examples, run, recipe, rank, chosen, LEARNED, progress, begin=begin)
+    if invocation.json:
         invocation.console.json(made)
     else:
         invocation.console.note(

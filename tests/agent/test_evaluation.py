@@ -7,12 +7,15 @@ import io
 import json
 import tarfile
 import threading
+import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
+import httpx
 import msgspec
 import pytest
 from test_task import call, in_turn, scripted
@@ -23,8 +26,7 @@ from keystroke.agent.evaluation.examples import examples
 from keystroke.agent.evaluation.folder_sets import folder_tasks, strip_downloads
 from keystroke.agent.evaluation.folder_solver import FolderSolver
 from keystroke.agent.evaluation.function_sets import function_tasks
-from keystroke.agent.evaluation.function_solver import FunctionSolver
-from keystroke.agent.evaluation.functions import FunctionChecker, program_of, score
+from keystroke.agent.evaluation.functions import FunctionChecker, FunctionSolver, program_of, score
 from keystroke.agent.evaluation.interpreter_pool import InterpreterPool
 from keystroke.agent.evaluation.plot import render_plot
 from keystroke.agent.evaluation.programs import interpreter_pool, run_examples, run_program
@@ -38,6 +40,7 @@ from keystroke.agent.evaluation.releases import (
 from keystroke.agent.evaluation.report import summarise, table_rows
 from keystroke.agent.evaluation.result_file import ResultFile, ResultHeader
 from keystroke.agent.evaluation.sets import load_set, select_tasks, with_test_timeout
+from keystroke.agent.evaluation.source_archives import source_archive
 from keystroke.agent.evaluation.tasks import FolderTask, FunctionTask, ResultStatus, Task, TaskResult
 from keystroke.agent.sandbox import find_sandbox
 from keystroke.engine.base import Interrupt
@@ -596,3 +599,30 @@ def test_the_plot_is_a_drawing_with_every_way_in_it() -> None:
 
 def test_a_plot_of_nothing_is_still_a_drawing() -> None:
     assert ElementTree.fromstring(render_plot([], "nothing")) is not None
+
+
+def test_a_source_archive_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    release = [
+        {"packagetype": "bdist_wheel", "filename": "p-1.whl", "url": "/files/p-1.whl"},
+        {"packagetype": "sdist", "filename": "p-1.tar.gz", "url": "/files/p-1.tar.gz"},
+    ]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        if len(asked) == 1:
+            return httpx.Response(503)
+        if request.url.path == "/pypi/some-package/json":
+            return httpx.Response(200, json={"releases": {"1": release}})
+        return httpx.Response(200, content=b"archive")
+
+    client = partial(httpx.Client, transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(httpx, "Client", client)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://index.test/simple")
+    folder = tmp_path / "archives"
+    for _ in range(2):
+        assert source_archive("Some_Package", "1", folder) == b"archive"
+    assert asked == ["/pypi/some-package/json", "/pypi/some-package/json", "/files/p-1.tar.gz"]
+    with pytest.raises(InputError, match="no source archive of Some_Package 2"):
+        source_archive("Some_Package", "2", folder)

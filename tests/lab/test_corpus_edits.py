@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from package_index import Server, module
 
-from keystroke.agent.evaluation.package_index import PackageIndex
 from keystroke.errors import InputError, NotFound
 from keystroke_lab.corpus import edit_shards as edit_pieces
 from keystroke_lab.corpus.collecting import without_sweeps
@@ -30,6 +29,7 @@ from keystroke_lab.corpus.hunks import (
     is_worthwhile,
     trajectory,
 )
+from keystroke_lab.corpus.package_index import PackageIndex
 from keystroke_lab.corpus.split import CorpusPart
 from keystroke_lab.corpus.trajectories import FileEdit, read_edits, write_edits
 

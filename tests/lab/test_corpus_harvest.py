@@ -15,12 +15,12 @@ import httpx
 import pytest
 from package_index import Server, module, sdist
 
-from keystroke.agent.evaluation.package_index import PackageIndex
 from keystroke.errors import InputError, Unavailable
 from keystroke_lab.corpus.archives import python_files
 from keystroke_lab.corpus.build import build, grow, read_manifest
 from keystroke_lab.corpus.dedup import signature, similarity, unique
 from keystroke_lab.corpus.harvest import HarvestLimits, harvest, read_project
+from keystroke_lab.corpus.package_index import PackageIndex
 from keystroke_lab.corpus.shards import read_shard, shard_paths
 from keystroke_lab.corpus.split import LATE
 

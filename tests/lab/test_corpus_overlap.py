@@ -8,7 +8,6 @@ import httpx
 import pytest
 from package_index import Server, module
 
-from keystroke.agent.evaluation.package_index import PackageIndex
 from keystroke.errors import InputError
 from keystroke.text.cases import CompletionCase, read_cases, write_cases
 from keystroke_lab.corpus.build import build, grow
@@ -16,6 +15,7 @@ from keystroke_lab.corpus.edit_shards import pack
 from keystroke_lab.corpus.harvest import harvest
 from keystroke_lab.corpus.hunks import EditHunk
 from keystroke_lab.corpus.overlap import RUN, EvaluationLines
+from keystroke_lab.corpus.package_index import PackageIndex
 from keystroke_lab.corpus.shards import read_shard, shard_paths
 from keystroke_lab.corpus.trajectories import FileEdit, read_edits, write_edits
 from keystroke_lab.evaluation.edit_cases import read_edit_cases

@@ -115,8 +115,8 @@ def predict_edits(
 def score_cases(
     cases: Sequence[TokenText], found: PredictedCases, numbers: Sequence[int], sure: float
 ) -> dict[str, float]:
-    """Shares of the cases. With an edit left: `place` and `text` are right, and `offered` if the probability of
-    an edit is at least `sure`. Without one: `quiet` if it is below `sure`."""
+    """Shares of the cases. With an edit left: `place` and `text` are right, and `offered` if the probability
+    of an edit is at least `sure`. Without one: `quiet` if it is below `sure`."""
     place = text = quiet = offered = 0
     n_open = n_quiet = 0
     for i, case in enumerate(cases):

@@ -16,12 +16,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from keystroke.agent.evaluation.package_index import PackageIndex, normalised
+from keystroke.agent.evaluation.source_archives import normalised
 from keystroke_lab.adapters.dataset import Progress, make_examples
 from keystroke_lab.adapters.examples import LEARNED
 from keystroke_lab.corpus.edits import collect_named
 from keystroke_lab.corpus.names import debian_packages, package_names, project_names, shuffled
 from keystroke_lab.corpus.npm_edits import NpmRegistry, collect_packages
+from keystroke_lab.corpus.package_index import PackageIndex
 
 _SALT = "edits"
 
@@ -68,7 +69,7 @@ def make_data(
     processes: int = 1,
     report: Progress = lambda *_: None,
 ) -> dict[str, Any]:
-    """Collect, then write `lessons.npz`, `lessons-heldout.npz` and `manifest.json` into `folder`; what the
+    """Collect, then write `examples.npz`, `examples-heldout.npz` and `manifest.json` into `folder`; what the
     manifest says. Without a `registry` there are no edits of npm packages. Edits that lie in further folders
     of `collected` are taken along."""
     began = time.monotonic()
@@ -105,7 +106,7 @@ def make_data(
         model,
         sorted(place for place in found.iterdir() if place.is_dir()),
         own,
-        folder / "lessons.npz",
+        folder / "examples.npz",
         without=without,
         tokens=amounts.tokens,
         heldout=amounts.heldout,
@@ -119,7 +120,7 @@ def make_data(
         "learned": LEARNED,
         "collected": counts,
         **made,
-        "sha256": hashlib.sha256((folder / "lessons.npz").read_bytes()).hexdigest(),
+        "sha256": hashlib.sha256((folder / "examples.npz").read_bytes()).hexdigest(),
         "seconds": {"collecting": round(collecting), "all": round(time.monotonic() - began)},
     }
     (folder / "manifest.json").write_text(json.dumps(said, indent=1) + "\n")

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import httpx
 
-from keystroke.agent.evaluation.downloads import Fetcher
 from keystroke.errors import InputError, NotFound, Unavailable
 from keystroke_lab.corpus.archives import source_files
+from keystroke_lab.corpus.downloads import Fetcher
 
 RELEASE = "trixie"  # frozen before the late part begins, and named so that it stays the same
 LARGEST = (

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import httpx
 
-from keystroke.agent.evaluation.downloads import Fetcher
 from keystroke_lab.corpus.archives import text_files
 from keystroke_lab.corpus.collecting import Report, collect_each, store_version_edits
 from keystroke_lab.corpus.debian import configured_mirror
+from keystroke_lab.corpus.downloads import Fetcher
 from keystroke_lab.corpus.hunks import LARGEST_FILE
 from keystroke_lab.corpus.licences import permissive_licence
 from keystroke_lab.corpus.processes import Processes
@@ -133,13 +133,13 @@ def collect_sources(
     that fails is counted and tried again next time."""
     before, after = releases
 
-    def one(name: str, target: Path, crew: Processes) -> str:
+    def one(name: str, target: Path, worker_pool: Processes) -> str:
         licence = stated_licence(archive.fetch(after[name].packaging))
         if licence is None:
             write_edits(target, [])
             return "licence"
         versions = [(p[name].upstream, archive.fetch(p[name].written)) for p in (before, after)]
-        return "collected" if crew.do(_store, name, licence, versions, target) else "no edits"
+        return "collected" if worker_pool.do(_store, name, licence, versions, target) else "no edits"
 
     return collect_each(
         one,

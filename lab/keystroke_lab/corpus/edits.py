@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from keystroke.agent.evaluation.package_index import PackageIndex, Release, normalised
+from keystroke.agent.evaluation.source_archives import normalised
 from keystroke_lab.corpus.archives import python_files
 from keystroke_lab.corpus.collecting import FILES_OF_A_PAIR, Report, collect_each, without_sweeps
 from keystroke_lab.corpus.filters import Refusal, clean
 from keystroke_lab.corpus.harvest import ProjectRecord, read_record
 from keystroke_lab.corpus.hunks import LARGEST_FILE, NoEdit, trajectory
 from keystroke_lab.corpus.licences import permissive_licence
+from keystroke_lab.corpus.package_index import PackageIndex, Release
 from keystroke_lab.corpus.processes import Processes
 from keystroke_lab.corpus.split import CorpusPart, part_of
 from keystroke_lab.corpus.trajectories import FileEdit, write_edits
@@ -160,9 +161,9 @@ def _collect(
     processes: int,
     report: Report,
 ) -> Counter[str]:
-    def one(name: str, target: Path, crew: Processes) -> str:
+    def one(name: str, target: Path, worker_pool: Processes) -> str:
         record, releases = ask(name)
-        edits = crew.do(store_edits, record, releases, target)
+        edits = worker_pool.do(store_edits, record, releases, target)
         return "collected" if edits else "no edits" if record.outcome == "kept" else record.outcome
 
     return collect_each(

@@ -1,8 +1,7 @@
-"""From project names to cleaned files on disk, one compressed file per project.
+"""Downloads projects of the package index and stores their cleaned files, one compressed file per project.
 
-A project is done when its file exists, so a harvest can stop at any moment and go on later. The first
-line of that file is the project's record (licence, dates, why files were refused); each further line is
-one source file.
+A project is done when its file exists, so a stopped harvest resumes. The first line of the file is the
+project's record (licence, dates, refused files by reason); each further line is one source file.
 """
 
 from __future__ import annotations
@@ -19,12 +18,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from keystroke.agent.evaluation.package_index import Download, IndexedProject, PackageIndex, normalised
+from keystroke.agent.evaluation.source_archives import normalised
 from keystroke.errors import InputError, KeystrokeError
 from keystroke_lab.corpus.archives import MAX_FILE, source_files
 from keystroke_lab.corpus.filters import Refusal, clean, is_test
 from keystroke_lab.corpus.languages import SUFFIXES, language_of
 from keystroke_lab.corpus.licences import permissive_licence
+from keystroke_lab.corpus.package_index import Download, IndexedProject, PackageIndex
 from keystroke_lab.corpus.processes import Processes
 
 Item = TypeVar("Item")
@@ -44,7 +44,7 @@ class HarvestedFile:
 
 @dataclass(frozen=True, slots=True)
 class ProjectRecord:
-    """What is known of one harvested project. `outcome` is "kept" or the reason it was not."""
+    """The record of a harvested project. `outcome` is "kept" or the reason why it was not kept."""
 
     name: str
     outcome: str
@@ -62,7 +62,7 @@ class ProjectRecord:
 
 @dataclass(frozen=True, slots=True)
 class HarvestLimits:
-    """What a harvest asks of a project."""
+    """Which projects a harvest keeps."""
 
     first_released_from: datetime | None = None  # only projects at least this young
     first_released_before: datetime | None = None  # only projects older than this
@@ -255,11 +255,11 @@ def harvest(
 
     def one(name: str) -> ProjectRecord:
         try:
-            return harvest_project(index, name, folder, limits, crew)
+            return harvest_project(index, name, folder, limits, worker_pool)
         except (KeystrokeError, OSError, ValueError, ArithmeticError, BrokenExecutor) as error:
             return ProjectRecord(normalised(name), f"failed: {type(error).__name__}")
 
-    with Processes(processes) as crew, ThreadPoolExecutor(workers) as pool:
+    with Processes(processes) as worker_pool, ThreadPoolExecutor(workers) as pool:
         for record in bounded(pool, one, names, workers * 2):
             outcomes[record.outcome] += 1
             report(record)

@@ -1,7 +1,7 @@
-"""npm packages as sources: the latest version of one, its licence and its requirements.
+"""A client of the npm registry: the latest version of a package, its licence, dependencies and archive.
 
-The registry is the one npm is configured for. It has no list of names, so names come from outside and grow by
-what packages require. Nothing from a package is executed.
+The registry is the one npm is configured for. It cannot list its packages; the caller starts with known names
+and adds the dependencies of packages it has fetched. Nothing from a package is executed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import httpx
 
-from keystroke.agent.evaluation.downloads import Fetcher
+from keystroke_lab.corpus.downloads import Fetcher
 from keystroke_lab.corpus.licences import permissive_licence
 from keystroke_lab.corpus.npm_edits import configured_registry
 
-LARGEST = 6_000_000  # bytes unpacked; a registry need not say how many, and then those of the archive count
+LARGEST = 6_000_000  # bytes unpacked; if the registry gives no size, the limit applies to the archive
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class NpmIndex:
         return NpmPackage(name, str(number), licence, str(created), str(archive), tuple(dict.fromkeys(needs)))
 
     def fetch(self, package: NpmPackage) -> bytes:
-        """Raises TooLarge."""
+        """The bytes of the package's archive. Raises DownloadTooLarge."""
         return self._server.download(package.archive, LARGEST)
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class NpmIndex:
 
 
 def without_compiled(paths: list[str]) -> set[str]:
-    """The paths without the scripts that were compiled from TypeScript standing beside them."""
+    """The paths without compiled scripts: those named like a TypeScript file anywhere in the package."""
     typed = {PurePosixPath(p).stem for p in paths if p.endswith((".ts", ".tsx")) and not p.endswith(".d.ts")}
     scripts = (".js", ".mjs", ".cjs", ".jsx")
     return {p for p in paths if not (p.endswith(scripts) and PurePosixPath(p).stem in typed)}

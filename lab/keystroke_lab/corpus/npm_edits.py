@@ -19,10 +19,10 @@ from typing import Any
 
 import httpx
 
-from keystroke.agent.evaluation.downloads import DownloadTooLarge, Fetcher
 from keystroke.errors import InputError, NotFound
 from keystroke_lab.corpus.archives import text_files
 from keystroke_lab.corpus.collecting import Report, collect_each, store_version_edits
+from keystroke_lab.corpus.downloads import DownloadTooLarge, Fetcher
 from keystroke_lab.corpus.hunks import LARGEST_FILE
 from keystroke_lab.corpus.licences import permissive_licence
 from keystroke_lab.corpus.processes import Processes
@@ -41,10 +41,10 @@ _LONGEST_LINE, _MEAN_LINE = 300, 70
 
 
 def configured_registry() -> str:
-    """The registry's address, as npm has it. Raises NotFound without npm."""
+    """The address of the registry that npm is configured for. Raises NotFound without npm."""
     npm = shutil.which("npm")
     if npm is None:
-        raise NotFound("npm is not here; install Node.js to collect edits of JavaScript packages")
+        raise NotFound("npm is not installed; install Node.js to collect edits of JavaScript packages")
     asked = subprocess.run([npm, "config", "get", "registry"], capture_output=True, text=True, check=False)
     address = asked.stdout.strip().rstrip("/")
     if not address.startswith(("http://", "https://")):
@@ -78,7 +78,7 @@ class NpmRegistry:
         if licence is None:
             return "", []
         dates: Mapping[str, str] = data.get("time") or {}
-        last = "9" if until is None else until.isoformat()  # both are of one form, so letters compare
+        last = "9" if until is None else until.isoformat()  # both are ISO dates, which sort as strings
         small = [
             NpmVersion(number, str(version["dist"]["tarball"]))
             for number, version in found.items()
@@ -89,7 +89,7 @@ class NpmRegistry:
         return licence, small[-count:]
 
     def fetch(self, version: NpmVersion) -> bytes:
-        """Raises TooLarge."""
+        """The bytes of the version's archive. Raises DownloadTooLarge."""
         return self._server.download(version.archive, LARGEST_PACKAGE)
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ def collect_packages(
     """Collect the edits of every package not yet in `out`; counts of outcomes. One that fails is counted
     and tried again next time."""
 
-    def one(name: str, target: Path, crew: Processes) -> str:
+    def one(name: str, target: Path, worker_pool: Processes) -> str:
         licence, found = registry.versions(name, versions, until)
         if len(found) < 2:
             return "left out"
@@ -139,7 +139,7 @@ def collect_packages(
             archives = [(version.number, registry.fetch(version)) for version in found]
         except DownloadTooLarge:
             return "left out"
-        return "collected" if crew.do(_store, name, licence, archives, target) else "no edits"
+        return "collected" if worker_pool.do(_store, name, licence, archives, target) else "no edits"
 
     return collect_each(
         one,

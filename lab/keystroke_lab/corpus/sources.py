@@ -21,12 +21,12 @@ from typing import Any
 
 import httpx
 
-from keystroke.agent.evaluation.downloads import DownloadTooLarge
 from keystroke.errors import InputError, KeystrokeError
 from keystroke_lab.corpus import npm
 from keystroke_lab.corpus.archives import source_files
 from keystroke_lab.corpus.copyright import parse
 from keystroke_lab.corpus.debian import DebianPackage, Mirror, contents_of, copyright_of
+from keystroke_lab.corpus.downloads import DownloadTooLarge
 from keystroke_lab.corpus.harvest import (
     ProjectRecord,
     bounded,
@@ -41,13 +41,13 @@ from keystroke_lab.corpus.split import LATE
 
 FROZEN = datetime(2025, 5, 17, tzinfo=UTC)  # trixie's full freeze: what it holds was released before
 CAP = 2 << 20  # characters kept of one package
-LEAST_FREE = 4 << 30  # bytes of disk below which nothing more is fetched
-_HANDY = (60_000, 2_500_000)  # bytes
+LEAST_FREE = 4 << 30  # bytes of free disk below which the harvest stops
+_PREFERRED_SIZE = (60_000, 2_500_000)  # bytes of an archive that is fetched first
 _SUFFIXES = frozenset(SUFFIXES)
 _MANIFEST = "package.json"
 _CRATES = "usr/share/cargo/registry/"  # where a crate's binary package has its source
-# What an ecosystem is asked for, and how it is called here.
-LEARNED = {
+# The languages that are taken from each ecosystem.
+ECOSYSTEM_LANGUAGES = {
     "go": ("go",), "rust": ("rust",), "java": ("java",), "native": ("c", "cpp"),
     "javascript": ("javascript", "typescript"), "npm": ("javascript", "typescript"),
 }  # fmt: skip
@@ -64,12 +64,13 @@ class WantedPackage:
 
 
 def in_order(packages: Iterable[DebianPackage]) -> list[WantedPackage]:
-    """Packages in a fixed order that has nothing to do with their names; those first whose archive is neither
-    so small that asking costs more than it gives nor so large that most of it is over the cap."""
+    """Packages in a fixed pseudo-random order, those with an archive of a preferred size first: smaller ones
+    cost more requests than they give text, and most of a larger one is over the cap."""
 
     def place(package: DebianPackage) -> tuple[bool, bytes]:
-        handy = _HANDY[0] <= package.upstream.size <= _HANDY[1]
-        return not handy, hashlib.blake2b(package.name.encode(), digest_size=8).digest()
+        smallest, largest = _PREFERRED_SIZE
+        preferred = smallest <= package.upstream.size <= largest
+        return not preferred, hashlib.blake2b(package.name.encode(), digest_size=8).digest()
 
     return [WantedPackage(f"debian:{p.name}", p.ecosystem, p) for p in sorted(packages, key=place)]
 
@@ -80,7 +81,7 @@ def stored_path(folder: Path, key: str) -> Path:
 
 @dataclass(slots=True)
 class PackageQueue:
-    """Packages by ecosystem; gives the next of the one that is furthest from its goal."""
+    """Packages by ecosystem. Iterating yields the next package of the ecosystem furthest from its goal."""
 
     goals: Mapping[str, int]  # characters of each language; 0: none wanted
     waiting: dict[str, deque[WantedPackage]] = field(default_factory=dict)
@@ -88,14 +89,16 @@ class PackageQueue:
     _named: set[str] = field(default_factory=set)
 
     def add(self, wanted: WantedPackage) -> None:
-        if wanted.key not in self._named and wanted.ecosystem in LEARNED:
+        if wanted.key not in self._named and wanted.ecosystem in ECOSYSTEM_LANGUAGES:
             self._named.add(wanted.key)
             self.waiting.setdefault(wanted.ecosystem, deque()).append(wanted)
 
     def reached(self, ecosystem: str) -> float:
-        """The share of the goal that the ecosystem's poorest language has."""
+        """The least share of its goal that any language of the ecosystem has reached."""
         shares = [
-            self.characters[name] / goal for name in LEARNED[ecosystem] if (goal := self.goals.get(name, 0))
+            self.characters[name] / goal
+            for name in ECOSYSTEM_LANGUAGES[ecosystem]
+            if (goal := self.goals.get(name, 0))
         ]
         return min(shares, default=1.0)
 
@@ -109,7 +112,8 @@ class PackageQueue:
             yield self.waiting[min(poor)[1]].popleft()
 
     def count(self, record: ProjectRecord) -> None:
-        """Take a harvested package into account; what an npm package of old needs is asked for next."""
+        """Count a harvested package and queue the npm packages that it requires. What a package of a frozen
+        Debian release requires is at least as old as the release."""
         self.characters.update(record.languages)
         if record.outcome != "kept" or not record.requires:
             return
@@ -129,8 +133,8 @@ def harvest_sources(
     processes: int = 0,
     report: Callable[[PackageQueue], None] = lambda queue: None,
 ) -> Counter[str]:
-    """Harvest what the queue gives until its goals are reached, it is empty or time is over; counts of
-    outcomes. Raises InputError when the disk is nearly full."""
+    """Harvest packages of the queue until its goals are reached, it is empty or the time is over. Returns
+    the number of packages by outcome. Raises InputError when the disk is nearly full."""
     folder.mkdir(parents=True, exist_ok=True)
     outcomes: Counter[str] = Counter()
     end = time.monotonic() + seconds if seconds else float("inf")
@@ -141,8 +145,8 @@ def harvest_sources(
             if path.exists():
                 return read_record(path)
             if wanted.debian is not None:
-                return _debian(mirror, wanted.debian, path, crew)
-            return _npm(registry, wanted, path, crew)
+                return _debian(mirror, wanted.debian, path, worker_pool)
+            return _npm(registry, wanted, path, worker_pool)
         except (
             KeystrokeError,
             OSError,
@@ -161,7 +165,7 @@ def harvest_sources(
                 raise InputError(f"less than 4 GB are free where {folder} is; make room and run this again")
             yield wanted
 
-    with Processes(processes) as crew, ThreadPoolExecutor(workers) as pool:
+    with Processes(processes) as worker_pool, ThreadPoolExecutor(workers) as pool:
         for record in bounded(pool, one, allowed(), workers * 2):
             outcomes[record.outcome] += 1
             queue.count(record)
@@ -169,18 +173,18 @@ def harvest_sources(
     return outcomes
 
 
-def _debian(mirror: Mirror, package: DebianPackage, path: Path, crew: Processes) -> ProjectRecord:
-    """The statement first, which is small and says whether anything of the rest may be used."""
+def _debian(mirror: Mirror, package: DebianPackage, path: Path, worker_pool: Processes) -> ProjectRecord:
+    """Fetches the copyright statement first: it is small and decides whether the source is fetched."""
     stated = ""
     for binary in package.stating:
         data = mirror.fetch(binary)
-        if stated := crew.do(copyright_of, data):
+        if stated := worker_pool.do(copyright_of, data):
             break
     if not parse(stated).any_permissive:
         return _refused(path, _record(package, "licence"))
     if binary != package.upstream:
         data = mirror.fetch(package.upstream)
-    return crew.do(_store_debian, path, package, data, stated)
+    return worker_pool.do(_store_debian, path, package, data, stated)
 
 
 def _record(package: DebianPackage, outcome: str) -> ProjectRecord:
@@ -228,7 +232,9 @@ def _needed(manifest: bytes) -> Iterable[str]:
         return ()
 
 
-def _npm(registry: npm.NpmIndex | None, wanted: WantedPackage, path: Path, crew: Processes) -> ProjectRecord:
+def _npm(
+    registry: npm.NpmIndex | None, wanted: WantedPackage, path: Path, worker_pool: Processes
+) -> ProjectRecord:
     package = registry.package(wanted.key.removeprefix("npm:")) if registry is not None else None
     if package is None:
         return _refused(path, ProjectRecord(wanted.key, "absent"))
@@ -250,7 +256,7 @@ def _npm(registry: npm.NpmIndex | None, wanted: WantedPackage, path: Path, crew:
         data = registry.fetch(package) if registry is not None else b""
     except DownloadTooLarge:
         return _refused(path, replace(record, outcome="too_large"))
-    return crew.do(_store_npm, path, record, data)
+    return worker_pool.do(_store_npm, path, record, data)
 
 
 def _store_npm(path: Path, record: ProjectRecord, data: bytes) -> ProjectRecord:

@@ -36,19 +36,11 @@ class _Normaliser(ast.NodeTransformer):
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
 
-    def visit_Module(self, node: ast.Module) -> ast.AST:
+    def visit_Module(self, node: ast.Module | ast.ClassDef) -> ast.AST:
         node.body = _without_docstring(node.body)
         return self.generic_visit(node)
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        node.body = _without_docstring(node.body)
-        return self.generic_visit(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._function(node)
+    visit_ClassDef = visit_Module  # noqa: N815
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         if node.value is None:
@@ -61,7 +53,7 @@ class _Normaliser(ast.NodeTransformer):
     def visit_arg(self, node: ast.arg) -> ast.AST:
         return ast.arg(self._names.get(node.arg, node.arg))
 
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         node.body, node.returns = _without_docstring(node.body), None
         outer = dict(self._names)
         arguments = node.args
@@ -79,6 +71,8 @@ class _Normaliser(ast.NodeTransformer):
         result = self.generic_visit(node)
         self._names = outer
         return result
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
 
 
 def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:

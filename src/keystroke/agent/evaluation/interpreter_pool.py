@@ -14,7 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 
 from keystroke.agent.sandbox import CommandLimits, CompletedCommand, ExitReason, Sandbox, SandboxPolicy
 from keystroke.engine.base import Interrupt
@@ -49,9 +48,7 @@ class InterpreterPool:
     def __enter__(self) -> InterpreterPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def run(self, program: str, seconds: float, interrupt: Interrupt | None = None) -> CompletedCommand:

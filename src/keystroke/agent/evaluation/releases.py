@@ -29,18 +29,7 @@ _MOST_FILES = 5_000
 _TESTS_SHOWN = 12  # failing tests named in an instruction
 
 # A project's settings may require missing plugins, and warnings are not failures.
-PYTEST = (
-    "-m",
-    "pytest",
-    "-q",
-    "--no-header",
-    "-p",
-    "no:cacheprovider",
-    "-o",
-    "addopts=",
-    "-o",
-    "filterwarnings=",
-)
+PYTEST = shlex.split("-m pytest -q --no-header -p no:cacheprovider -o addopts= -o filterwarnings=")
 ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 Fetch = Callable[[str, str], bytes]  # the source archive of a package's version

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,22 +92,24 @@ class TaskStore:
 
     def all(self) -> Iterator[TaskRecord]:
         """Newest first; unreadable records are skipped."""
-        for path in sorted(self._folder.glob("*.json"), reverse=True):
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                yield msgspec.json.decode(path.read_bytes(), type=TaskRecord)
+        return _readable(sorted(self._folder.glob("*.json"), reverse=True))
 
 
 def find_record(state: Path, task: str) -> TaskRecord:
     """A task of any workspace, by its id. NotFound."""
-    for path in (state / "tasks").glob(f"*/{task}.json") if task.isdigit() else ():
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            return msgspec.json.decode(path.read_bytes(), type=TaskRecord)
+    paths = (state / "tasks").glob(f"*/{task}.json") if task.isdigit() else ()
+    if (record := next(_readable(paths), None)) is not None:
+        return record
     raise NotFound(f"there is no task {task:.60} here")
 
 
 def all_records(state: Path) -> Iterator[TaskRecord]:
     """The tasks of all workspaces, newest first; unreadable records are skipped."""
-    for path in sorted((state / "tasks").glob("*/*.json"), key=lambda path: path.name, reverse=True):
+    return _readable(sorted((state / "tasks").glob("*/*.json"), key=lambda path: path.name, reverse=True))
+
+
+def _readable(paths: Iterable[Path]) -> Iterator[TaskRecord]:
+    for path in paths:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             yield msgspec.json.decode(path.read_bytes(), type=TaskRecord)
 

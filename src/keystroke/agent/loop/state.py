@@ -11,16 +11,8 @@ from keystroke.agent.attempts import SelectionPolicy
 from keystroke.agent.chat.model import AnswerOptions, ChatModel
 from keystroke.agent.chat.receipt import StepReceipt, TaskReceipts
 from keystroke.agent.chat.steering import Message, Steering
+from keystroke.agent.loop import events
 from keystroke.agent.loop.approvals import Approvals
-from keystroke.agent.loop.events import (
-    CostEvent,
-    DiffEvent,
-    EventHandler,
-    NoteEvent,
-    OutputEvent,
-    StepEvent,
-    TextEvent,
-)
 from keystroke.agent.loop.record import TaskStore, new_id
 from keystroke.agent.sandbox import CommandLimits, CompletedCommand, Sandbox
 from keystroke.agent.tools import AgentTool, Runner
@@ -86,7 +78,7 @@ class TaskPermissions:
 class TaskControl:
     """How the caller follows, stops and steers a task."""
 
-    on_event: EventHandler = lambda event: None
+    on_event: events.EventHandler = lambda event: None
     interrupt: Interrupt = field(default_factory=Interrupt)
     steering: Steering = field(default_factory=Steering)
 
@@ -125,23 +117,23 @@ class TaskState:
 
     def begin_step(self, line: str) -> None:
         self.control.interrupt.check()
-        self.control.on_event(StepEvent(line))
+        self.control.on_event(events.StepEvent(line))
 
     def note(self, line: str, *, failed: bool = False) -> None:
-        self.control.on_event(NoteEvent(line, failed))
+        self.control.on_event(events.NoteEvent(line, failed))
 
     def add_text(self, text: str) -> None:
-        self.control.on_event(TextEvent(text))
+        self.control.on_event(events.TextEvent(text))
 
     def add_output(self, text: str) -> None:
-        self.control.on_event(OutputEvent(text))
+        self.control.on_event(events.OutputEvent(text))
 
     def add_receipt(self, receipt: StepReceipt) -> None:
         self.receipts.add(receipt)
-        self.control.on_event(CostEvent(receipt))
+        self.control.on_event(events.CostEvent(receipt))
 
     def report_change(self) -> None:
-        self.control.on_event(DiffEvent(self.overlay.diff()))
+        self.control.on_event(events.DiffEvent(self.overlay.diff()))
         self.save()
 
     def run_check(self) -> CompletedCommand:

@@ -20,9 +20,9 @@ from keystroke.analysis.audit.report import AuditedFile, apply_fixes, as_json, a
 from keystroke.analysis.audit.rules.wrappers import project_wrappers
 from keystroke.clients.cli import options
 from keystroke.clients.cli.console import Console, print_error
+from keystroke.clients.cli.installed_version import release
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
-from keystroke.clients.cli.release import release
 from keystroke.errors import InputError, KeystrokeError, UsageError
 
 PROGRESS_FROM = 40  # files; fewer are audited without a progress display
@@ -53,11 +53,11 @@ def audit(
 ) -> None:
     run = invocation_of(ctx)
     if form is None:
-        form = Format.JSON if run.wants_json(json) else Format.TEXT
+        form = Format.JSON if run.json else Format.TEXT
     elif json and form is not Format.JSON:
         raise UsageError(f"--json and --format {form.value} cannot be combined; choose one")
     if rules:
-        _rules(rules, paths or [], as_json=form is Format.JSON)
+        _rules(rules, paths or [], form)
         return
     if language and language not in LANGUAGES:
         raise UsageError(f"--language {language!r} is not known; use one of {', '.join(LANGUAGES)}")
@@ -155,37 +155,32 @@ def _write(found: list[AuditedFile], form: Format) -> None:
         )
         sys.stdout.write("\n".join(lines) + "\n")
     else:
-        report = as_json(found) if form is Format.JSON else as_sarif(found, release())
-        sys.stdout.write(codec.dumps(report, indent=2, ensure_ascii=True) + "\n")
+        _write_json(as_json(found) if form is Format.JSON else as_sarif(found, release()))
 
 
-def _rules(action: str, names: list[str], *, as_json: bool) -> None:
+def _write_json(value: object) -> None:
+    sys.stdout.write(codec.dumps(value, indent=2) + "\n")
+
+
+def _rules(action: str, names: list[str], form: Format) -> None:
     if action == "list" and not names:
         known = sorted(all_rules().values(), key=lambda rule: rule.id)
-        if as_json:
+        if form is Format.JSON:
             records = [
-                {"rule": rule.id, "cwe": rule.cwe, "severity": rule.severity.value, "title": rule.title}
-                for rule in known
+                {"rule": r.id, "cwe": r.cwe, "severity": r.severity.value, "title": r.title} for r in known
             ]
-            sys.stdout.write(codec.dumps({"rules": records}, indent=2) + "\n")
-            return
-        for rule in known:
-            sys.stdout.write(f"{rule.id:36} CWE-{rule.cwe:<5} {rule.severity.value:9} {rule.title}\n")
+            _write_json({"rules": records})
+        else:
+            lines = [f"{r.id:36} CWE-{r.cwe:<5} {r.severity.value:9} {r.title}\n" for r in known]
+            sys.stdout.write("".join(lines))
         return
     if action != "show" or len(names) != 1:
         raise UsageError("--rules takes `list`, or `show` and the name of one rule")
     rule = find_rule(names[0])
-    if as_json:
-        record = {
-            "rule": rule.id,
-            "cwes": [rule.cwe, *rule.also],
-            "severity": rule.severity.value,
-            "title": rule.title,
-            "message": rule.message,
-            "why": rule.why,
-            "references": list(rule.references),
-        }
-        sys.stdout.write(codec.dumps(record, indent=2) + "\n")
+    if form is Format.JSON:
+        names = ("severity", "title", "message", "why", "references")
+        known_fields = {name: getattr(rule, name) for name in names}
+        _write_json({"rule": rule.id, "cwes": [rule.cwe, *rule.also], **known_fields})
         return
     links = "\n".join(rule.references)
     sys.stdout.write(

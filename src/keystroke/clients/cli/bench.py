@@ -35,12 +35,12 @@ def bench(
     if name is None:
         rows = [(QUICK, "prefill and decode of the default model, about two seconds")]
         rows += [(known, _about(file)) for known, file in found.items()]
-        if run.wants_json(json):
+        if run.json:
             run.console.json([{"name": known, "about": about} for known, about in rows])
         else:
             run.console.table(("name", "what it measures"), rows)
     elif name == QUICK:
-        _quick(model, run, as_json=run.wants_json(json))
+        _quick(model, run)
     elif name in found:
         if name == CUDA:
             from keystroke.engine.cuda.backend import check_machine
@@ -76,7 +76,7 @@ def _about(file: Path) -> str:
     return text.partition("\n")[0]
 
 
-def _quick(model: str | None, run: Invocation, *, as_json: bool) -> None:
+def _quick(model: str | None, run: Invocation) -> None:
     from keystroke.agent.chat.local import LocalChatModel
     from keystroke.clients.cli.measure import measure
     from keystroke.clients.cli.open_model import open_model
@@ -87,7 +87,7 @@ def _quick(model: str | None, run: Invocation, *, as_json: bool) -> None:
                 f"{opened.name} runs on a server; the quick benchmark is for models on this machine"
             )
         speed = measure(opened.model.engine)
-    if as_json:
+    if run.json:
         run.console.json({"model": opened.name, **asdict(speed)})
     else:
         costs = ", ".join(f"{rows}: {cost:.1f}" for rows, cost in speed.verify.items())

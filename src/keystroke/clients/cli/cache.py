@@ -43,9 +43,8 @@ def cache(
     if unknown := [name for name in names or () if name not in {kind.name for kind in known}]:
         raise UsageError(f"there is no kind {unknown[0]}; choose from {', '.join(k.name for k in known)}")
     chosen = [kind for kind in known if kind.name in names] if names else known
-    as_json = run.wants_json(json)
     if not clear:
-        _show(run, chosen, as_json)
+        _show(run, chosen)
         return
     doomed = [kind for kind in chosen if names or everything or kind.regenerable]
     total = format_size(sum(kind.measure()[0] for kind in doomed))
@@ -54,13 +53,13 @@ def cache(
     freed = {kind.name: kind.clear() for kind in doomed}
     if everything:
         remove_empty_folders(run.settings, run.environ)
-    if as_json:
+    if run.json:
         run.console.json({"freed": freed})
     else:
         run.console.note(f"{format_size(sum(freed.values()))} freed")
 
 
-def _show(run: Invocation, chosen: list[StoredFiles], as_json: bool) -> None:
+def _show(run: Invocation, chosen: list[StoredFiles]) -> None:
     from keystroke.clients.cli.console import format_size
 
     rows: list[dict[str, Any]] = []
@@ -69,7 +68,7 @@ def _show(run: Invocation, chosen: list[StoredFiles], as_json: bool) -> None:
         where = [str(place) for place in kind.where]
         row = {"name": kind.name, "what": kind.what, "where": where, "bytes": total, "files": count}
         rows.append({**row, "made_again": kind.regenerable})
-    if as_json:
+    if run.json:
         run.console.json(rows)
         return
     cells = [

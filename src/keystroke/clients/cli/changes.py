@@ -55,8 +55,8 @@ def plan_edits(
     return EditPlan(workspace, what, tuple(changes))
 
 
-def show_diff(run: Invocation, plan: EditPlan) -> None:
-    for line in plan.diff().splitlines(keepends=True):
+def show_diff(run: Invocation, diff: str) -> None:
+    for line in diff.splitlines(keepends=True):
         run.console.write(line, _diff_style(line))
 
 

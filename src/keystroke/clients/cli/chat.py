@@ -55,7 +55,7 @@ def chat(
     conversation = ChatConversation.load(load) if load is not None else ChatConversation(system)
     params = generation_params(run.settings, max_tokens=max_tokens, temperature=temperature, seed=seed)
     opened = open_model(chat_model(model, run), run)
-    session = ChatSession(run, opened, conversation, params, as_json=run.wants_json(json))
+    session = ChatSession(run, opened, conversation, params)
     try:
         opened.check_chat()
         if sys.stdin.isatty():
@@ -75,11 +75,8 @@ class ChatSession:
         model: CompletionModel,
         conversation: ChatConversation,
         params: GenerationParams,
-        *,
-        as_json: bool,
     ) -> None:
         self.run, self.model, self.conversation, self.params = run, model, conversation, params
-        self.as_json = as_json
         self.report: AnswerReport | None = None
         self.leaving = False
         self.later: list[str] = []  # commands typed during an answer
@@ -168,7 +165,7 @@ class ChatSession:
             stopped = interrupt.is_set and turn.report is not None and turn.report.finish == "interrupted"
         self.report = turn.report
         if turn.error is not None:
-            if not self.as_json:
+            if not self.run.json:
                 self.run.console.line()
             raise turn.error
         self._close_answer(stopped, turn.looped)
@@ -191,7 +188,7 @@ class ChatSession:
         """An input line below the answer, where the terminal can draw it."""
         from keystroke.clients.cli.input_line import InputLine, can_draw
 
-        if not keyboard or self.as_json or not can_draw():
+        if not keyboard or self.run.json or not can_draw():
             yield None
             return
         with InputLine(sys.stdin.fileno(), sys.stdout.write) as typing:
@@ -213,7 +210,7 @@ class ChatSession:
     def _show(self, text: str, typing: InputLine | None = None) -> None:
         if not text:
             return
-        if self.as_json:
+        if self.run.json:
             self.run.console.json({"type": "text", "text": text})
         elif typing is not None:
             typing.show(self.run.console.plain(text))
@@ -222,7 +219,7 @@ class ChatSession:
             self.run.console.write(text)
 
     def _close_answer(self, stopped: bool, looped: bool) -> None:
-        if self.as_json:
+        if self.run.json:
             self.run.console.json({"type": "end", **(dataclasses.asdict(self.report) if self.report else {})})
             return
         self.run.console.line()

@@ -67,7 +67,7 @@ def complete(
     if apply and source is not None and text:
         source.insert(offset, text)
         run.console.note(f"{where.path}: {len(text)} characters added")
-    if run.wants_json(json):
+    if run.json:
         applied = apply and bool(text)
         run.console.json({"completion": text, "applied": applied, **dataclasses.asdict(report)})
     elif not apply:

@@ -190,6 +190,10 @@ class _Bar:
         self._bar.update(self._tasks[what], completed=done, total=total or None)
 
 
+def format_time(at: float | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at else ""
+
+
 def format_size(count: float) -> str:
     """A number of bytes with a unit."""
     for unit in ("B", "KB", "MB", "GB"):

@@ -66,7 +66,7 @@ def do(
 ) -> None:
     from keystroke.agent.loop import TaskOptions, TaskStore
     from keystroke.agent.loop.record import ALREADY_DONE
-    from keystroke.clients.cli.changes import open_workspace
+    from keystroke.clients.cli.changes import open_workspace, show_diff
 
     run = invocation_of(ctx)
     if not task.strip() and not go_on:
@@ -82,7 +82,7 @@ def do(
         if go_on:
             raise UsageError("a task in the background is continued with `keystroke tasks resume`")
         fields |= {"background": True, "model": model or "auto", "deep": deep, "files": list(file or ())}
-        _run_in_background(run, task, fields, as_json=run.wants_json(json))
+        _run_in_background(run, task, fields)
         return
     workspace, journal = open_workspace(run)
     store = TaskStore(run.settings.paths.state, workspace.root)
@@ -118,14 +118,13 @@ def do(
     from keystroke.agent.sandbox import CommandLimits, find_sandbox
     from keystroke.agent.tools.mcp import load_servers
     from keystroke.clients.cli.do_gateway import GatewayTask
-    from keystroke.clients.cli.do_view import TerminalTaskView, show_diff
+    from keystroke.clients.cli.do_view import TerminalTaskView
     from keystroke.clients.cli.interruption import interruptible
     from keystroke.clients.cli.open_model import gateway_model, open_task_model
     from keystroke.clients.cli.shared_gateway import shared_gateway
 
-    as_json = run.wants_json(json)
     worker, other = _models(run, model, deep)
-    view = TerminalTaskView(run, as_json=as_json)
+    view = TerminalTaskView(run)
     served_name = gateway_model(worker, run)
     with interruptible() as interrupt:
         if served_name is not None:
@@ -162,7 +161,7 @@ def do(
                 opened.close()
     if ended is None:
         raise InputError("the task ended without a result")
-    if not as_json:
+    if not run.json:
         show_diff(run, ended.diff)
         run.console.note(ended.line)
         if ended.receipts:
@@ -173,7 +172,7 @@ def do(
         raise typer.Exit(1)
 
 
-def _run_in_background(run: Invocation, task: str, fields: dict[str, Any], *, as_json: bool) -> None:
+def _run_in_background(run: Invocation, task: str, fields: dict[str, Any]) -> None:
     """Give the task to this machine's gateway and return at once."""
     import msgspec
 
@@ -181,7 +180,7 @@ def _run_in_background(run: Invocation, task: str, fields: dict[str, Any], *, as
     from keystroke.clients.cli.tasks import with_client
 
     given = with_client(run, lambda client: client.create(str(workspace_root()), task, **fields))
-    if as_json:
+    if run.json:
         run.console.json(msgspec.to_builtins(given))
         return
     run.console.note(

@@ -15,17 +15,7 @@ import msgspec
 
 from keystroke.agent.chat.receipt import StepReceipt
 from keystroke.agent.chat.steering import Steering
-from keystroke.agent.loop import ApprovalDecision, ApprovalRequest, EndedEvent, EndStatus
-from keystroke.agent.loop.events import (
-    CostEvent,
-    DiffEvent,
-    Event,
-    NoteEvent,
-    OutputEvent,
-    StartedEvent,
-    StepEvent,
-    TextEvent,
-)
+from keystroke.agent.loop import ApprovalDecision, ApprovalRequest, EndedEvent, EndStatus, Event, events
 from keystroke.agent.loop.record import ALREADY_DONE
 from keystroke.clients.task_client import TaskClient
 from keystroke.engine.base import Interrupt
@@ -100,8 +90,8 @@ class GatewayTask:
         raise NotFound("there is no task in this workspace to continue; say what to do")
 
     async def _follow(self, client: TaskClient, task: str, after: int) -> EndedEvent:
-        async with contextlib.aclosing(client.events(task, after)) as events:
-            async for event in events:
+        async with contextlib.aclosing(client.events(task, after)) as stream:
+            async for event in stream:
                 if isinstance(event, wire.TaskAsked):
                     await self._answer(client, task, event.question)
                 elif isinstance(event, wire.TaskEnded):
@@ -140,21 +130,21 @@ async def _cancel_when_stopped(client: TaskClient, task: str, stopped: asyncio.E
 def _to_event(task: str, event: wire.TaskEvent) -> Event | None:
     """A wire event as an event of the agent; None for those without a counterpart."""
     if isinstance(event, wire.TaskBegan):
-        return StartedEvent(task, "", event.model, event.sandbox)
+        return events.StartedEvent(task, "", event.model, event.sandbox)
     if isinstance(event, wire.TaskDoing):
-        return StepEvent(event.line)
+        return events.StepEvent(event.line)
     if isinstance(event, wire.TaskText):
-        return TextEvent(event.delta)
+        return events.TextEvent(event.delta)
     if isinstance(event, wire.TaskOutput):
-        return OutputEvent(event.delta)
+        return events.OutputEvent(event.delta)
     if isinstance(event, wire.TaskNoted):
-        return NoteEvent(event.line, event.failed)
+        return events.NoteEvent(event.line, event.failed)
     if isinstance(event, wire.TaskChanged):
-        return DiffEvent(event.diff)
+        return events.DiffEvent(event.diff)
     if isinstance(event, wire.TaskSpent):
-        return CostEvent(_receipt(event.receipt))
+        return events.CostEvent(_receipt(event.receipt))
     if isinstance(event, wire.TaskQueued) and event.position:
-        return NoteEvent(f"waiting, number {event.position} in the queue")
+        return events.NoteEvent(f"waiting, number {event.position} in the queue")
     return None
 
 

@@ -19,17 +19,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from keystroke.agent.chat.steering import Steering
-from keystroke.agent.loop import ApprovalDecision, ApprovalRequest, EndedEvent, Event
-from keystroke.agent.loop.events import (
-    CostEvent,
-    DiffEvent,
-    NoteEvent,
-    OutputEvent,
-    StartedEvent,
-    StepEvent,
-    TextEvent,
-)
-from keystroke.clients.cli.console import GREEN, RED
+from keystroke.agent.loop import ApprovalDecision, ApprovalRequest, EndedEvent, Event, events
+from keystroke.clients.cli.console import RED
 from keystroke.clients.cli.input_line import InputLine, can_draw, read_lines
 from keystroke.engine.base import Interrupt
 
@@ -40,11 +31,11 @@ _YES = frozenset({"y", "yes"})
 
 
 class TerminalTaskView:
-    """`as_json` writes one JSON object per event to standard output and asks nothing."""
+    """With --json one JSON object per event goes to standard output, and nothing is asked."""
 
-    def __init__(self, run: Invocation, *, as_json: bool) -> None:
-        self._run, self._as_json = run, as_json
-        self._keyboard = not as_json and sys.stdin.isatty() and sys.stderr.isatty()
+    def __init__(self, run: Invocation) -> None:
+        self._run = run
+        self._keyboard = not run.json and sys.stdin.isatty() and sys.stderr.isatty()
         self._items: queue.SimpleQueue[Event | ApprovalRequest | None] = queue.SimpleQueue()
         self._waker, self._wake = os.pipe()
         self._answers: queue.SimpleQueue[ApprovalDecision] = queue.SimpleQueue()
@@ -119,20 +110,19 @@ class TerminalTaskView:
             for line in item.diff.splitlines():
                 self._print(line)
             self._print(f"{item.text} [y/N]")
-        elif self._as_json:
+        elif self._run.json:
             self._run.console.line(msgspec.json.encode(item).decode())
-        elif isinstance(item, StartedEvent):
+        elif isinstance(item, events.StartedEvent):
             self._print(f"{item.model}, commands in: {item.sandbox}")
-        elif isinstance(item, StepEvent):
+        elif isinstance(item, events.StepEvent):
             self._print(f"→ {item.line}")
-        elif isinstance(item, NoteEvent):
+        elif isinstance(item, events.NoteEvent):
             self._print(f"  {item.line}", RED if item.failed else "")
-        elif isinstance(item, OutputEvent):
+        elif isinstance(item, events.OutputEvent):
             *lines, self._printed = (self._printed + item.text).split("\n")
             for line in lines[-20:]:
                 self._print(f"  | {line}")
-        elif isinstance(item, (DiffEvent, CostEvent, TextEvent)):
-            pass  # the whole change and the sum are shown at the end
+        # The whole change and the sum are shown at the end.
 
     def _print(self, line: str, style: str = "") -> None:
         if self._run.quiet:
@@ -164,10 +154,3 @@ class TerminalTaskView:
         """Refuse an open question on an interrupt."""
         if self._asking:
             self._answer(False)
-
-
-def show_diff(run: Invocation, diff: str) -> None:
-    for line in diff.splitlines(keepends=True):
-        head = line.startswith(("---", "+++"))
-        style = "" if head else GREEN if line.startswith("+") else RED if line.startswith("-") else ""
-        run.console.write(line, style)

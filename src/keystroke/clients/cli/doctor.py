@@ -35,7 +35,7 @@ def doctor(
     quick: Annotated[bool, option("--quick", "Do not load a model or measure its speed.")] = False,
     json: options.Json = False,
 ) -> None:
-    from keystroke.clients.cli.release import release
+    from keystroke.clients.cli.installed_version import release
     from keystroke.engine.backends import BACKENDS
     from keystroke.engine.fetch.staging import folder_bytes
     from keystroke.engine.unsupported_gpu import unsupported_gpu
@@ -69,7 +69,7 @@ def doctor(
             facts["model"] = {"name": model or settings.model.default, "error": str(error)}
         if facts["model"].get("precision") == "stored":
             facts["kernels"] = kernels(settings)
-    if run.wants_json(json):
+    if run.json:
         run.console.json(facts)
     else:
         _print(run, facts)
@@ -128,6 +128,8 @@ def kernels(settings: Settings) -> str:
 
 def gateways(state: Path) -> list[dict[str, Any]]:
     """The shared gateways of this user and the models each has loaded."""
+    import msgspec
+
     from keystroke.clients.cli.fingerprint import fingerprint
     from keystroke.clients.gateway_address import GatewayAddress
     from keystroke.clients.gateway_http import GatewayHttp
@@ -143,9 +145,7 @@ def gateways(state: Path) -> list[dict[str, Any]]:
         except KeystrokeError as error:
             record |= {"models": [], "error": str(error)}
         else:
-            record["models"] = [
-                {name: getattr(model, name) for name in model.__struct_fields__} for model in status.models
-            ]
+            record["models"] = [msgspec.structs.asdict(model) for model in status.models]
         found.append(record)
     return found
 

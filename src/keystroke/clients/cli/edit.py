@@ -43,24 +43,23 @@ def edit(
     from keystroke.clients.cli.changes import UNDO_HINT, as_record, confirm, open_workspace, show_diff
 
     run = invocation_of(ctx)
-    as_json = run.wants_json(json)
     if bool(patch) == bool(instruction.strip()):
         raise UsageError('describe the change with -m "...", or give a patch with --patch')
     workspace, journal = open_workspace(run)
     if patch:
         plan = _plan_by_patch(workspace, patch, files or [])
     else:
-        plan = _plan_by_model(run, workspace, files or [], instruction, lines, model, as_json)
-    if show_answer and not as_json:
+        plan = _plan_by_model(run, workspace, files or [], instruction, lines, model)
+    if show_answer and not run.json:
         for number, answer in enumerate(plan.answers, 1):
             run.console.note(f"answer {number} of {len(plan.answers)}:\n{answer.rstrip()}")
     if plan.failures:
-        if as_json:
+        if run.json:
             run.console.json({"applied": False, **as_record(plan, answers=show_answer)})
         hint = "" if show_answer or patch else "; --show-answer prints what the model wrote"
         raise InputError(f"nothing was changed: {'; '.join(plan.explain().splitlines())}{hint}")
-    if not as_json:
-        show_diff(run, plan)
+    if not run.json:
+        show_diff(run, plan.diff())
     applied = False
     verdict = None
     named = {workspace.name(file) for file in files or []}
@@ -71,11 +70,11 @@ def edit(
         if check and entry is not None:
             verdict = _run_check(run, journal, entry, check, check_seconds, workspace.root)
             applied = verdict is None
-        if applied and not as_json:
+        if applied and not run.json:
             for line in plan.summary():
                 run.console.note(line)
             run.console.note(UNDO_HINT)
-    if as_json:
+    if run.json:
         run.console.json(
             {
                 "applied": applied,
@@ -88,13 +87,7 @@ def edit(
 
 
 def _plan_by_model(
-    run: Invocation,
-    workspace: Workspace,
-    files: list[str],
-    instruction: str,
-    lines: str,
-    model: str | None,
-    as_json: bool,
+    run: Invocation, workspace: Workspace, files: list[str], instruction: str, lines: str, model: str | None
 ) -> EditPlan:
     from keystroke.analysis.rules import project_rules
     from keystroke.assist.edit import plan_edit
@@ -108,7 +101,7 @@ def _plan_by_model(
     for name in names:
         workspace.read(name)  # refuse unusable files before a model is loaded
     rules = project_rules(workspace.root / names[0], workspace.root).prompt_header()
-    show = None if as_json or run.quiet or not sys.stderr.isatty() else _CharacterCounter()
+    show = None if run.json or run.quiet or not sys.stderr.isatty() else _CharacterCounter()
     with interruptible() as interrupt, open_writer(model, run, interrupt) as writer:
         plan = plan_edit(
             workspace,
@@ -200,14 +193,13 @@ def undo(
     from keystroke.clients.cli.changes import open_workspace
 
     run = invocation_of(ctx)
-    as_json = run.wants_json(json)
     _, journal = open_workspace(run)
     if listed:
         entries = list(journal.entries())
         if not entries:
             run.console.note("there is nothing to undo in this workspace")
         for entry in entries:
-            _print_entry(run, entry, as_json=as_json)
+            _print_entry(run, entry)
         return
     for step in range(steps):
         try:
@@ -217,12 +209,12 @@ def undo(
                 raise
             run.console.note(f"there were only {step} edits to undo")
             return
-        _print_entry(run, entry, as_json=as_json, undone=True)
+        _print_entry(run, entry, undone=True)
 
 
-def _print_entry(run: Invocation, entry: JournalEntry, *, as_json: bool, undone: bool = False) -> None:
+def _print_entry(run: Invocation, entry: JournalEntry, *, undone: bool = False) -> None:
     files = [item.path for item in entry.files]
-    if as_json:
+    if run.json:
         run.console.json({"undone" if undone else "edit": entry.instruction, "files": files})
     elif undone:
         run.console.line(f"undone: {entry.instruction}")

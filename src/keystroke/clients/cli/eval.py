@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,12 +17,12 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import argument, option
 from keystroke.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from keystroke.agent.chat.model import ChatModel
     from keystroke.agent.evaluation.evaluate import EvaluationConfig, Solver
-    from keystroke.agent.evaluation.releases import Fetch
     from keystroke.agent.evaluation.report import Summary
     from keystroke.agent.evaluation.result_file import ResultFile
     from keystroke.agent.evaluation.tasks import Task, TaskResult
@@ -29,53 +30,35 @@ if TYPE_CHECKING:
 
 def evaluate(
     ctx: typer.Context,
-    where: Annotated[str, typer.Argument(metavar="SET", help="A file, a folder, an archive, or `releases`.")],
-    model: Annotated[
-        list[str] | None, typer.Option("--model", "-m", help="Models to compare; may be repeated.")
-    ] = None,
-    attempts: Annotated[
-        str, typer.Option("--attempts", metavar="N,N", help="Numbers of attempts to compare.")
-    ] = "1",
+    where: Annotated[str, argument("A file, a folder, an archive, or `releases`.", metavar="SET")],
+    model: Annotated[list[str] | None, option("--model", "-m", "Models to compare; may be repeated.")] = None,
+    attempts: Annotated[str, option("Numbers of attempts to compare.", metavar="N,N")] = "1",
     policy: Annotated[
-        str,
-        typer.Option(
-            "--policy", help="first: the first that passes; agree: what most agree on. May be both."
-        ),
+        str, option("first: the first that passes; agree: what most agree on. May be both.")
     ] = "first",
-    only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="PATTERN", help="Tasks by name; may be repeated.")
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="At most this many tasks, spread evenly.")] = 0,
-    tries: Annotated[int, typer.Option("--tries", min=1, max=10, help="Tries for a folder task.")] = 1,
-    test_seconds: Annotated[
-        float,
-        typer.Option("--test-seconds", min=0, help="Time limit of a folder's tests; 0: the set's own."),
-    ] = 0,
-    jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=0, help="Tasks scored at a time; 0: by cores.")
-    ] = 0,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=16, help="Longest answer.")] = 1024,
+    only: Annotated[list[str] | None, option("Tasks by name; may be repeated.", metavar="PATTERN")] = None,
+    limit: Annotated[int, option("At most this many tasks, spread evenly.", min=0)] = 0,
+    tries: Annotated[int, option("Tries for a folder task.", min=1, max=10)] = 1,
+    test_seconds: Annotated[float, option("Time limit of a folder's tests; 0: the set's own.", min=0)] = 0,
+    jobs: Annotated[int, option("--jobs", "-j", "Tasks scored at a time; 0: by cores.", min=0)] = 0,
+    max_tokens: Annotated[int, option("Longest answer.", min=16)] = 1024,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=5.0)] = 0.8,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="FILE", help="Results, one JSON line each; continues an existing file."
-        ),
+        Path | None, option("Results, one JSON line each; continues an existing file.", metavar="FILE")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw score against time.")
-    ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List the tasks; do none.")] = False,
+    plot: Annotated[Path | None, option("Draw score against time.", metavar="FILE.svg")] = None,
+    listed: Annotated[bool, option("--list", "List the tasks; do none.")] = False,
     json: options.Json = False,
 ) -> None:
     from keystroke.agent.evaluation.report import HEADINGS, summarise, table_rows
     from keystroke.agent.evaluation.result_file import ResultFile, ResultHeader
     from keystroke.agent.evaluation.sets import load_set, select_tasks, with_test_timeout
+    from keystroke.agent.evaluation.source_archives import source_archive
     from keystroke.clients.cli.open_model import chat_model
 
     run = invocation_of(ctx)
-    as_json = run.wants_json(json)
-    name, every = load_set(where, run.settings.paths.cache / "eval", _fetch(run))
+    cache = run.settings.paths.cache / "eval"
+    name, every = load_set(where, cache, partial(source_archive, folder=cache / "archives"))
     tasks = with_test_timeout(select_tasks(every, only or [], limit), test_seconds)
     if listed:
         for task in tasks:
@@ -97,7 +80,7 @@ def evaluate(
         )
         raise
     summaries = summarise(record.rows)
-    if as_json:
+    if run.json:
         run.console.json({"set": name, "ways": summaries, "results": record.rows})
     else:
         run.console.table(HEADINGS, table_rows(summaries))
@@ -185,7 +168,7 @@ def _evaluate_model(
 def _solver(model: ChatModel, tasks: list[Task]) -> Solver:
     from keystroke.agent.chat.local import LocalChatModel
     from keystroke.agent.evaluation.folder_solver import FolderSolver
-    from keystroke.agent.evaluation.function_solver import FunctionSolver
+    from keystroke.agent.evaluation.functions import FunctionSolver
     from keystroke.agent.evaluation.tasks import FunctionTask
     from keystroke.agent.sandbox import find_sandbox
 
@@ -194,34 +177,6 @@ def _solver(model: ChatModel, tasks: list[Task]) -> Solver:
     if not isinstance(model, LocalChatModel):
         raise UsageError("function tasks need a local model; a server's model solves folder tasks")
     return FunctionSolver(model, find_sandbox())
-
-
-def _fetch(run: Invocation) -> Fetch:
-    """Source archives from pip's index, kept once fetched."""
-    folder = run.settings.paths.cache / "eval" / "archives"
-
-    def fetch(package: str, version: str) -> bytes:
-        kept = folder / f"{package}-{version}"
-        if kept.is_file():
-            return kept.read_bytes()
-        from keystroke.agent.evaluation.package_index import PackageIndex
-
-        index = PackageIndex()
-        try:
-            project = index.project(package)
-            for release in project.releases if project is not None else ():
-                if release.version == version and release.download.sdist:
-                    data = index.fetch(release.download)
-                    folder.mkdir(parents=True, exist_ok=True)
-                    part = kept.with_name(f"{kept.name}.part")
-                    part.write_bytes(data)
-                    part.replace(kept)
-                    return data
-        finally:
-            index.close()
-        raise InputError(f"the package index has no source archive of {package} {version}")
-
-    return fetch
 
 
 def _draw(plot: Path, summaries: list[Summary], name: str) -> None:

@@ -42,16 +42,15 @@ def generate(
     params = generation_params(
         run.settings, max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ()
     )
-    as_json = run.wants_json(json)
     with open_model(model, run) as opened, interruptible() as interrupt:
         with opened.generate(prompt, AnswerOptions(params, interrupt=interrupt)) as answer:
             for piece in answer:
-                if as_json:
+                if run.json:
                     run.console.json({"type": "text", "text": piece})
                 else:
                     run.console.write(piece)
         report = answer.report()
-    if as_json:
+    if run.json:
         run.console.json({"type": "end", **dataclasses.asdict(report)})
     else:
         run.console.line()

@@ -13,7 +13,6 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 PROMPT = "> "
@@ -42,9 +41,7 @@ class InputLine:
         termios.tcsetattr(self._fd, termios.TCSADRAIN, mode)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         import termios
 
         self._hide()

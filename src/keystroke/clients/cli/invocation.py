@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Invocation:
-    json: bool = False
+    json: bool = False  # `--json` was given, before or after the command's name
     quiet: bool = False
     config: Path | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
@@ -62,13 +62,9 @@ class Invocation:
         """Whether local models run in the gateway that all commands share."""
         return self.settings.sharing.enabled and not self.local
 
-    def wants_json(self, flag: bool) -> bool:
-        """Whether `--json` was given, before or after the command's name."""
-        return self.json or flag
-
-    def report(self, json: bool, value: Any, text: str) -> None:
+    def report(self, value: Any, text: str) -> None:
         """Print a result: `value` as JSON if wanted, else `text` as a note."""
-        if self.wants_json(json):
+        if self.json:
             self.console.json(value)
         else:
             self.console.note(text)
@@ -76,5 +72,5 @@ class Invocation:
 
 def invocation_of(ctx: Any) -> Invocation:
     """The invocation in a command's context."""
-    found = ctx.find_object(Invocation)
-    return found if found is not None else Invocation()
+    found: Invocation = ctx.ensure_object(Invocation)
+    return found

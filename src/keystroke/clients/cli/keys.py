@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from keystroke.clients.cli import options
+from keystroke.clients.cli.console import format_time
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
 
@@ -32,7 +32,7 @@ def create(
     with _store(run) as store:
         key, token = make_key(name, priority=priority)
         store.add_key(key)
-    if run.wants_json(json):
+    if run.json:
         run.console.json({"id": key.id, "name": key.name, "key": token, "priority": key.priority})
         return
     run.console.line(token)
@@ -45,28 +45,12 @@ def list_(ctx: typer.Context, json: options.Json = False) -> None:
     run = invocation_of(ctx)
     with _store(run) as store:
         keys = store.keys()
-    if run.wants_json(json):
-        run.console.json(
-            [
-                {
-                    "id": k.id,
-                    "name": k.name,
-                    "created_at": k.created_at,
-                    "revoked_at": k.revoked_at,
-                    "priority": k.priority,
-                }
-                for k in keys
-            ]
-        )
+    if run.json:
+        shown = ("id", "name", "created_at", "revoked_at", "priority")
+        run.console.json([{name: getattr(key, name) for name in shown} for key in keys])
         return
     rows = [
-        (
-            k.id,
-            k.name,
-            "yes" if k.priority else "",
-            _day(k.created_at),
-            _day(k.revoked_at) if k.revoked_at else "",
-        )
+        (k.id, k.name, "yes" if k.priority else "", format_time(k.created_at), format_time(k.revoked_at))
         for k in keys
     ]
     run.console.table(("id", "name", "priority", "created", "revoked"), rows)
@@ -85,7 +69,3 @@ def _store(run: Invocation) -> closing[Store]:
     from keystroke.gateway.record.store import open_store
 
     return closing(open_store(run.settings))
-
-
-def _day(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

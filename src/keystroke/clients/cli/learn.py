@@ -35,13 +35,13 @@ _KIND = {"rest": "rest_of_line", "line": "line", "block": "block"}  # the names 
 @app.command("on")
 def turn_on(ctx: typer.Context, json: options.Json = False) -> None:
     """Record the outcomes of suggestions, and adapt how confident a suggestion must be to be shown."""
-    _switch(invocation_of(ctx), True, json)
+    _switch(invocation_of(ctx), True)
 
 
 @app.command("off")
 def turn_off(ctx: typer.Context, json: options.Json = False) -> None:
     """Stop recording at once. Existing records stay; `forget` deletes them."""
-    _switch(invocation_of(ctx), False, json)
+    _switch(invocation_of(ctx), False)
 
 
 @app.command()
@@ -63,7 +63,7 @@ def status(ctx: typer.Context, json: options.Json = False) -> None:
                 rows.append({**dataclasses.asdict(group), "threshold": threshold, "default": default})
     file = _file(run)
     total = file.stat().st_size if file.exists() else 0
-    if run.wants_json(json):
+    if run.json:
         run.console.json(
             {"enabled": settings.learn.enabled, "file": str(file), "bytes": total, "groups": rows}
         )
@@ -100,7 +100,7 @@ def show(
     found = _outcomes(run, language=language, project=project, number=number, limit=limit)
     if number is not None and not found:
         raise InputError(f"there is no suggestion {number}; `keystroke learn show` lists them")
-    if run.wants_json(json):
+    if run.json:
         run.console.json([dataclasses.asdict(outcome) for outcome in found])
     elif number is not None:
         _describe(run, found[0])
@@ -156,7 +156,6 @@ def export(
             draft.unlink(missing_ok=True)
         raise InputError(f"{file} cannot be written: {error.strerror}; choose another place") from None
     run.report(
-        json,
         {"file": str(file), "cases": len(cases)},
         f"wrote {len(cases):,} cases to {file}; it contains your code, and only you can read it",
     )
@@ -183,10 +182,10 @@ def forget(
     if (records := _records(run)) is not None:
         with closing(records):
             gone = records.delete(language=language, project=project, before=before, number=number)
-    run.report(json, {"forgotten": gone}, f"deleted {gone:,} suggestions")
+    run.report({"forgotten": gone}, f"deleted {gone:,} suggestions")
 
 
-def _switch(run: Invocation, on: bool, json: bool) -> None:
+def _switch(run: Invocation, on: bool) -> None:
     from keystroke.config.write import write_setting
     from keystroke.gateway.record.outcome_store import open_outcome_store
 
@@ -194,7 +193,7 @@ def _switch(run: Invocation, on: bool, json: bool) -> None:
         with closing(open_outcome_store(run.settings)) as records:
             records.set_paused(not on)
     file = write_setting("learn.enabled", on, run.environ)
-    if run.wants_json(json):
+    if run.json:
         run.console.json({"enabled": on, "settings": str(file), "file": str(_file(run))})
         return
     if on:

@@ -35,7 +35,7 @@ def list_(ctx: typer.Context, json: options.Json = False) -> None:
     roles = {role: default if role is Role.FAST else model_for(role, settings) for role in Role}
     for row in rows:
         row["roles"] = [str(role) for role in Role if roles[role] == row["name"]]
-    if run.wants_json(json):
+    if run.json:
         run.console.json([{**row, "default": row["name"] == default} for row in rows])
         return
     shown = [
@@ -54,11 +54,11 @@ def list_(ctx: typer.Context, json: options.Json = False) -> None:
 def _rows(run: Invocation) -> list[dict[str, Any]]:
     from keystroke.engine.builtin import BUILT_IN
     from keystroke.engine.fetch.staging import folder_bytes
-    from keystroke.engine.library import BrokenEntry, ModelLibrary
+    from keystroke.engine.library import BrokenEntry
     from keystroke.engine.locate import shipped_model
 
     settings = run.settings
-    library = ModelLibrary(settings.paths.models)
+    library = _library(run)
     rows: list[dict[str, Any]] = []
     if (own := shipped_model()) is not None:
         rows.append({"name": "embedded", "kind": "shipped", "size": folder_bytes(own), "where": str(own)})
@@ -105,11 +105,10 @@ def add(
 ) -> None:
     """Add a model under a name. Local files stay where they are unless --copy is given. Repeat the command to
     resume an interrupted download."""
-    from keystroke.engine.library import ModelLibrary
     from keystroke.engine.locate import resolve
 
     run = invocation_of(ctx)
-    library = ModelLibrary(run.settings.paths.models)
+    library = _library(run)
     try:
         with run.console.progress() as progress:
             if if_missing and (wanted := name or source) in library.names():
@@ -120,7 +119,7 @@ def add(
         if any(known in (name, source) for known, _ in library.partial_downloads()):
             run.console.note("stopped; repeat the command to resume the download")
         raise
-    if run.wants_json(json):
+    if run.json:
         run.console.json(entry)
         return
     run.console.note(f"added {entry.name}; {_next_step(entry, run)}")
@@ -197,7 +196,7 @@ def use(
         file = write_setting(keys[one], value, run.environ)
     after = load_settings(run.flags, environ=run.environ)
     chosen = {one: after.get(keys[one]) for one in wanted}
-    if run.wants_json(json):
+    if run.json:
         run.console.json({"file": str(file), "roles": chosen})
         return
     for one in wanted:
@@ -246,7 +245,7 @@ def show(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
         }
     else:
         facts = _local_facts(name, run)
-    if run.wants_json(json):
+    if run.json:
         run.console.json(facts)
         return
     for key, value in facts.items():
@@ -260,14 +259,13 @@ def show(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
 def _local_facts(name: str, run: Invocation) -> dict[str, Any]:
     from keystroke.engine.checkpoint import open_checkpoint
     from keystroke.engine.fetch.staging import folder_bytes
-    from keystroke.engine.library import ModelLibrary
     from keystroke.engine.locate import resolve
 
     with run.console.progress() as progress:
         place = resolve(name, run.settings, progress)
     with open_checkpoint(place) as checkpoint:
         spec = checkpoint.spec
-    library = ModelLibrary(run.settings.paths.models)
+    library = _library(run)
     entry = library.get(name) if name in library.names() else None
     facts: dict[str, Any] = {
         "name": name,
@@ -295,24 +293,24 @@ def verify(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
     run = invocation_of(ctx)
     if name == EMBEDDED:
         if (own := shipped_model()) is not None:
-            _verify_shipped(own, run, run.wants_json(json))
+            _verify_shipped(own, run)
             return
         name = SMOLLM2.name
     with run.console.progress() as progress:
         entry = _library(run).verify(name, progress)
-    if run.wants_json(json):
+    if run.json:
         run.console.json({"name": name, "ok": True, "files": len(entry.files), "size": entry.size})
     else:
         run.console.line(f"{name}: all {len(entry.files)} files are intact")
 
 
-def _verify_shipped(own: Path, run: Invocation, json: bool) -> None:
+def _verify_shipped(own: Path, run: Invocation) -> None:
     from keystroke.engine.checksums import verify_checksums
 
     folder = own if own.is_dir() else own.parent
     with run.console.progress() as progress:
         files = verify_checksums(folder, progress)
-    if json:
+    if run.json:
         run.console.json({"name": folder.name, "ok": True, "files": len(files)})
     else:
         run.console.line(f"{folder.name}: {', '.join(files)} intact")
@@ -326,7 +324,7 @@ def remove(ctx: typer.Context, name: Name) -> None:
     run.console.note(f"removed {name}")
 
 
-def _library(run: Invocation) -> Any:
+def _library(run: Invocation) -> ModelLibrary:
     from keystroke.engine.library import ModelLibrary
 
     return ModelLibrary(run.settings.paths.models)

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from keystroke.clients.cli.invocation import invocation_of
+
 
 def option(*names_and_help: str, **more: Any) -> Any:
     """An option: its names, where they are not the parameter's own, then its help."""
@@ -20,6 +22,11 @@ def argument(text: str, **more: Any) -> Any:
 def command_group(name: str, summary: str) -> typer.Typer:
     """A group of subcommands, which prints its help when called without one."""
     return typer.Typer(name=name, help=summary, no_args_is_help=True, rich_markup_mode=None)
+
+
+def _print_json(ctx: typer.Context, wanted: bool) -> bool:
+    invocation_of(ctx).json |= wanted
+    return wanted
 
 
 def _known_models(incomplete: str) -> list[str]:
@@ -47,7 +54,7 @@ Model = Annotated[
         autocompletion=_known_models,
     ),
 ]
-Json = Annotated[bool, option("--json", "Print JSON for programs.")]
+Json = Annotated[bool, option("--json", "Print JSON for programs.", callback=_print_json)]
 Temperature = Annotated[float | None, option("0 is deterministic; higher is more varied.", min=0.0, max=5.0)]
 Seed = Annotated[int | None, option("Seed for sampling.", min=0)]
 MaxTokens = Annotated[int | None, option("Maximum length of the answer in tokens.", min=1)]

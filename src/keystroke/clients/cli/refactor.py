@@ -40,7 +40,7 @@ def _refactoring(plan: Callable[..., RefactoringPlan]) -> Callable[..., None]:
 
     def command(ctx: typer.Context, dry_run: bool, yes: bool, json: bool, **asked: Any) -> None:
         session = RefactorSession.open(ctx)
-        session.finish(plan(session, **asked), dry_run, yes, json)
+        session.finish(plan(session, **asked), dry_run, yes)
 
     del plan.__annotations__["return"]  # for type checkers only: its module is not loaded yet
     own = list(inspect.signature(plan, eval_str=True).parameters.values())[1:]
@@ -118,18 +118,17 @@ class RefactorSession:
             )
         return first + column - 1
 
-    def finish(self, done: RefactoringPlan, dry_run: bool, yes: bool, json: bool) -> None:
+    def finish(self, done: RefactoringPlan, dry_run: bool, yes: bool) -> None:
         from keystroke.clients.cli.changes import apply_plan, as_record, confirm, show_diff
 
         plan = self._plan(done)
         self.work.close()
-        as_json = self.run.wants_json(json)
-        if not as_json:
-            show_diff(self.run, plan)
+        if not self.run.json:
+            show_diff(self.run, plan.diff())
         applied = not dry_run and confirm(f"{done.title}?", yes=yes)
         if applied:
             apply_plan(self.run, plan, self.journal)
-        if as_json:
+        if self.run.json:
             self.run.console.json({"title": done.title, "applied": applied, **as_record(plan)})
 
     def _plan(self, done: RefactoringPlan) -> EditPlan:

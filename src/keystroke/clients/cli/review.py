@@ -43,7 +43,6 @@ def review(
     run = invocation_of(ctx)
     if staged and revision:
         raise UsageError("--staged and a revision cannot be combined; choose one")
-    as_json = run.wants_json(json)
     workspace, journal = open_workspace(run)
     files, left_out = changed_files(workspace, staged=staged, revision=revision)
     for item in left_out:
@@ -55,10 +54,10 @@ def review(
                 run.console.note(item)
             elif item.severity.rank >= severity.rank:
                 found.append(item)
-                run.console.json(_record(item)) if as_json else run.console.line(_describe(item))
+                run.console.json(_record(item)) if run.json else run.console.line(_describe(item))
     found = sort_findings(found)
-    fixed = _apply_fixes(run, workspace, journal, files, found, fix=fix, ask=not as_json)
-    if as_json:
+    fixed = _apply_fixes(run, workspace, journal, files, found, fix=fix, ask=not run.json)
+    if run.json:
         summary = {"findings": len(found), "files": len(files), "fixed": len(fixed)}
         run.console.json({"type": "summary", **summary})
     else:
@@ -107,19 +106,9 @@ def _describe(item: ReviewFinding) -> str:
 def _record(item: ReviewFinding) -> dict[str, Any]:
     from keystroke.clients.cli.changes import edit_records
 
-    return {
-        "type": "finding",
-        "source": item.source,
-        "code": item.code,
-        "severity": item.severity.value,
-        "message": item.message,
-        "path": item.path,
-        "line": item.line,
-        "column": item.column,
-        "start": item.start,
-        "end": item.end,
-        "fix": None if item.fix is None else {"title": item.fix.title, "edits": edit_records(item.fix.edits)},
-    }
+    names = ("source", "code", "severity", "message", "path", "line", "column", "start", "end")
+    fix = item.fix and {"title": item.fix.title, "edits": edit_records(item.fix.edits)}
+    return {"type": "finding", **{name: getattr(item, name) for name in names}, "fix": fix}
 
 
 def _apply_fixes(

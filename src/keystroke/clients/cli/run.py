@@ -54,7 +54,7 @@ def run(
     invocation = invocation_of(ctx)
     if not command:
         raise UsageError("give the command to run after --, for example: `keystroke run -- python app.py`")
-    fixer = FailureFixer(invocation, model, as_json=invocation.wants_json(json))
+    fixer = FailureFixer(invocation, model)
     live = LiveRun(fixer.diagnose, fixer.describe)
     code = run_command(command, listener=live)
     found = live.finish()
@@ -84,8 +84,8 @@ def _leave(code: int) -> None:
 class FailureFixer:
     """Diagnoses the failures of a command and applies fixes."""
 
-    def __init__(self, invocation: Invocation, model: str | None, *, as_json: bool) -> None:
-        self.invocation, self.model, self.as_json = invocation, model, as_json
+    def __init__(self, invocation: Invocation, model: str | None) -> None:
+        self.invocation, self.model = invocation, model
         self.texts: dict[str, str] = {}  # files as they were when diagnosed
         self._opened: tuple[Workspace, Journal] | None = None
         self._hinted = False
@@ -139,7 +139,7 @@ class FailureFixer:
         if text is None:
             return found
         if name is None:
-            if not self.as_json and not self._hinted:
+            if not self.invocation.json and not self._hinted:
                 advice = chat_model_advice(self.invocation.settings)
                 note(f"  no rule fixes this; to let a model try, {advice}")
             self._hinted = True
@@ -154,7 +154,7 @@ class FailureFixer:
         if repair is None:
             return found
         found = dataclasses.replace(found, repairs=(repair,))
-        if self.as_json:
+        if self.invocation.json:
             sys.stderr.write(f"{self._record(found)}\n")
         else:
             note(f"  1. {repair.fix.title} ({repair.path}; {CHECKED[repair.checked]})")
@@ -162,7 +162,7 @@ class FailureFixer:
 
     def describe(self, found: Diagnosis) -> str:
         """The report of a failure: some lines of text, or one of JSON. Empty with --quiet."""
-        if self.as_json:
+        if self.invocation.json:
             return self._record(found)
         if self.invocation.quiet:
             return ""
@@ -212,7 +212,7 @@ class FailureFixer:
         from keystroke.clients.cli.changes import UNDO_HINT, plan_edits, preview, read_key
 
         note = self.invocation.console.note
-        asked = sys.stdin.isatty() and sys.stderr.isatty() and not self.as_json
+        asked = sys.stdin.isatty() and sys.stderr.isatty() and not self.invocation.json
         if not found.repairs and found.path and not found.failure.compiled:
             found = self._repair_by_model(found)
         if not found.repairs or not (fix or asked):
@@ -233,7 +233,7 @@ class FailureFixer:
             plan = plan_edits(
                 self.workspace, f"fix {found.title[:80]}", {repair.path: repair.fix.edits}, self.texts
             )
-            if fix and not self.as_json:
+            if fix and not self.invocation.json:
                 preview(self.invocation, repair.path, self.texts[repair.path], repair.fix.edits)
             entry = plan.apply(self.journal)
             note(f"  applied: {repair.fix.title}; {UNDO_HINT}")

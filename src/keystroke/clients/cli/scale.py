@@ -65,7 +65,7 @@ def up(
         from keystroke.scale.rollout import deploy
 
         made = application(settings, echo=EchoLoader() if echo else None)
-        if not run.wants_json(json):
+        if not run.json:
             run.console.note("starting replicas; this takes a few seconds")
         deploy(
             serve,
@@ -76,7 +76,7 @@ def up(
             final=settings.scale.address is None,
             say=run.console.note,
         )
-        _print_address(run, settings, json)
+        _print_address(run, settings)
         if settings.scale.address is None:
             _wait_for_signal()
             run.console.note("waiting for running answers to finish")
@@ -99,7 +99,7 @@ def status(ctx: typer.Context, address: Address = None, json: options.Json = Fal
             }
             for name, d in found.deployments.items()
         }
-    if run.wants_json(json):
+    if run.json:
         run.console.json({"status": str(found.status.value), "deployments": rows})
         return
     run.console.line(f"{found.status.value}")
@@ -185,10 +185,10 @@ def _wait_for_signal() -> None:
     stop.wait()
 
 
-def _print_address(run: Invocation, settings: Settings, json: bool) -> None:
+def _print_address(run: Invocation, settings: Settings) -> None:
     server = settings.server
     url = f"{'https' if server.tls_certificate else 'http'}://{server.host}:{server.port}"
-    if run.wants_json(json):
+    if run.json:
         run.console.json({"url": url, "gateways": settings.scale.gateways, "address": settings.scale.address})
     elif settings.scale.address is None:
         run.console.note(f"serving at {url} (OpenAI base URL: {url}/v1); Ctrl-C stops")

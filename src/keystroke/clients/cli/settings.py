@@ -45,7 +45,7 @@ def show(
     rows = [r for r in run.settings.describe() if not keys or any(_under(r.key, k) for k in keys)]
     if not rows:
         raise ConfigError(f"{', '.join(keys or ())} is not a setting; see `keystroke config show`")
-    if run.wants_json(json):
+    if run.json:
         run.console.json({r.key: {"value": r.value, "origin": str(r.origin), "help": r.help} for r in rows})
     else:
         run.console.table(("key", "value", "from"), [(r.key, r.value, str(r.origin)) for r in rows])
@@ -58,7 +58,7 @@ def path(ctx: typer.Context, json: options.Json = False) -> None:
 
     run = invocation_of(ctx)
     own, project = _own(run), project_file(Path.cwd())
-    if run.wants_json(json):
+    if run.json:
         run.console.json(
             {"user": str(own), "exists": own.exists(), "project": str(project) if project else None}
         )

@@ -31,7 +31,7 @@ def backup(
     run = invocation_of(ctx)
     with closing(open_store(run.settings)) as store, run.console.progress() as progress:
         rows = write_backup(store, file, progress)
-    run.report(json, {"file": str(file), "rows": rows}, f"wrote {sum(rows.values()):,} rows to {file}")
+    run.report({"file": str(file), "rows": rows}, f"wrote {sum(rows.values()):,} rows to {file}")
 
 
 @app.command()
@@ -47,4 +47,4 @@ def restore(
     run = invocation_of(ctx)
     with closing(open_store(run.settings)) as store, run.console.progress() as progress:
         rows = read_backup(store, file, progress)
-    run.report(json, {"file": str(file), "rows": rows}, f"restored {sum(rows.values()):,} rows from {file}")
+    run.report({"file": str(file), "rows": rows}, f"restored {sum(rows.values()):,} rows from {file}")

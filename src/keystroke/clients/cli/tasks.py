@@ -6,7 +6,6 @@ A task is named by its id or the end of it; without a name the folder's newest t
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +15,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.changes import workspace_root
-from keystroke.clients.cli.console import RED
+from keystroke.clients.cli.console import RED, format_time
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
 from keystroke.errors import NotFound
@@ -40,10 +39,12 @@ def list_(ctx: typer.Context, json: options.Json = False) -> None:
         return
     run = invocation_of(ctx)
     tasks = with_client(run, lambda client: client.list_tasks(str(workspace_root())))
-    if run.wants_json(json):
+    if run.json:
         run.console.json(msgspec.to_builtins(tasks))
         return
-    rows = [(task.id[-8:], task.status, _when(task.created_at), task.instruction[:60]) for task in tasks]
+    rows = [
+        (task.id[-8:], task.status, format_time(task.created_at), task.instruction[:60]) for task in tasks
+    ]
     run.console.table(("task", "status", "given", "what"), rows)
 
 
@@ -56,7 +57,7 @@ def show(ctx: typer.Context, task: Which = "", json: options.Json = False) -> No
         known = await _find(client, task)
         async with aclosing(client.events(known.id)) as events:
             async for event in events:
-                if run.wants_json(json):
+                if run.json:
                     run.console.line(msgspec.json.encode(event).decode())
                 else:
                     _show(run, event)
@@ -166,7 +167,3 @@ def _numbers(hunks: str) -> dict[str, Any]:
     if not all(part.isdigit() for part in parts):
         raise typer.BadParameter("hunks are numbers, such as 0,2")
     return {"hunks": [int(part) for part in parts]} if parts else {}
-
-
-def _when(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

@@ -26,7 +26,7 @@ def usage(
     since = time.time() - days * 86_400 if days else 0.0
     with closing(open_store(run.settings)) as store:
         rows = store.usage(since, key)
-    if run.wants_json(json):
+    if run.json:
         run.console.json([{f: getattr(r, f) for f in r.__dataclass_fields__} for r in rows])
         return
     if not rows:

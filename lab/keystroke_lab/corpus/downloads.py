@@ -1,6 +1,6 @@
-"""Files from a server that somebody else pays for: few connections, tried again politely, hashes checked.
+"""Downloads from a public server: few connections, retries with increasing delays, hashes checked.
 
-Knows addresses and bytes, nothing of packages. What does not come is one error that says so.
+A download that fails after all retries raises one error, which names the server.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _AGENT = "keystroke-corpus (research crawl of source releases; sequential per pr
 
 
 class DownloadTooLarge(InputError):
-    """A file has more bytes than were wanted; the rest was not fetched."""
+    """A file is larger than the limit; the rest was not downloaded."""
 
 
 class Fetcher:
-    """A client of one server. Thread-safe as httpx's client is. `what` is how an error calls the server."""
+    """A client of one server. Thread-safe as httpx's client is. `what` names the server in error messages."""
 
     def __init__(
         self, what: str, *, connections: int = 8, transport: httpx.BaseTransport | None = None

@@ -1,15 +1,12 @@
 """The package index this machine's pip is set up for, read through its JSON interface.
 
-Knows projects, releases and downloads with checked hashes. It keeps nothing on disk and names no host:
-the index is whatever pip would ask. Requests are few at a time and are tried again politely.
+Lists projects and releases and downloads archives with checked hashes. Stores nothing and names no host:
+the index is the one pip uses. Few requests run at a time; failed ones are retried with increasing delays.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,38 +15,10 @@ from urllib.parse import urljoin
 
 import httpx
 
-from keystroke.agent.evaluation.downloads import Fetcher
-from keystroke.errors import InputError
+from keystroke.agent.evaluation.source_archives import configured_index, normalised
+from keystroke_lab.corpus.downloads import Fetcher
 
 _UNSTABLE = re.compile(r"(a|b|c|rc|alpha|beta|dev|pre|post)\d*", re.I)
-
-
-def normalised(name: str) -> str:
-    """The form under which an index knows a project."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def configured_index() -> str:
-    """The base address of pip's index, without `/simple`: from the environment, pip's settings, or pip's own
-    words about its default."""
-    address = os.environ.get("PIP_INDEX_URL", "").strip() or _pip("config", "get", "global.index-url")
-    if not address:
-        said = re.search(
-            r"--index-url <url>[^(]*\(default (\S+)\)", " ".join(_pip("download", "--help").split())
-        )
-        address = said[1] if said else ""
-    if not address.startswith(("http://", "https://")):
-        raise InputError(
-            f"pip's index {address!r} is not a web address; set index-url to one that serves JSON metadata"
-        )
-    return address.rstrip("/").removesuffix("/simple")
-
-
-def _pip(*arguments: str) -> str:
-    asked = subprocess.run(
-        [sys.executable, "-P", "-m", "pip", *arguments], capture_output=True, text=True, check=False
-    )
-    return asked.stdout.strip()
 
 
 @dataclass(frozen=True, slots=True)

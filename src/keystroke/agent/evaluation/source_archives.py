@@ -1,0 +1,84 @@
+"""Source archives of releases, from the package index that this machine's pip is set up for."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urljoin
+
+import httpx
+
+from keystroke.errors import InputError, Unavailable
+
+_TRIES = 4
+
+
+def normalised(name: str) -> str:
+    """The form under which an index knows a project."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def configured_index() -> str:
+    """The base address of pip's index, without `/simple`: from the environment, pip's settings, or pip's own
+    words about its default."""
+    address = os.environ.get("PIP_INDEX_URL", "").strip() or _pip("config", "get", "global.index-url")
+    if not address:
+        said = re.search(
+            r"--index-url <url>[^(]*\(default (\S+)\)", " ".join(_pip("download", "--help").split())
+        )
+        address = said[1] if said else ""
+    if not address.startswith(("http://", "https://")):
+        raise InputError(
+            f"pip's index {address!r} is not a web address; set index-url to one that serves JSON metadata"
+        )
+    return address.rstrip("/").removesuffix("/simple")
+
+
+def _pip(*arguments: str) -> str:
+    asked = subprocess.run(
+        [sys.executable, "-P", "-m", "pip", *arguments], capture_output=True, text=True, check=False
+    )
+    return asked.stdout.strip()
+
+
+def source_archive(package: str, version: str, folder: Path) -> bytes:
+    """The archive, kept in `folder` once downloaded. The caller checks its hash."""
+    kept = folder / f"{package}-{version}"
+    if kept.is_file():
+        return kept.read_bytes()
+    page = f"{configured_index()}/pypi/{normalised(package)}/json"
+    with httpx.Client(timeout=60, follow_redirects=True) as client:
+        described = _get(client, page)
+        known = described.json().get("releases", {}) if described.status_code == 200 else {}
+        for file in known.get(version, ()):
+            name = str(file.get("filename", ""))
+            if file.get("packagetype") == "sdist" and name.endswith((".tar.gz", ".zip", ".tgz")):
+                data = _get(client, urljoin(page, file["url"])).raise_for_status().content
+                folder.mkdir(parents=True, exist_ok=True)
+                part = kept.with_name(f"{kept.name}.part")
+                part.write_bytes(data)
+                part.replace(kept)
+                return data
+    raise InputError(f"the package index has no source archive of {package} {version}")
+
+
+def _get(client: httpx.Client, url: str) -> httpx.Response:
+    """The answer, whatever it says, unless the server is in trouble. Raises Unavailable then."""
+    for attempt in range(_TRIES):
+        try:
+            response = client.get(url)
+        except httpx.HTTPError as error:
+            problem = f"{type(error).__name__}: {error}"
+        else:
+            if response.status_code < 500 and response.status_code != 429:
+                return response
+            problem = f"status {response.status_code}"
+        if attempt + 1 < _TRIES:
+            time.sleep(2.0**attempt)
+    raise Unavailable(
+        f"the package index does not answer ({problem}); run the command again to go on where it stopped"
+    )
