@@ -11,6 +11,7 @@ from keystroke.analysis.outline import UnitKind, outline, walk_units
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit import Writer
 from keystroke.assist.edit.blocks import fenced
+from keystroke.assist.edit.writer import read_answer
 from keystroke.assist.review.changes import ChangedFile
 from keystroke.text.compare import compare
 
@@ -41,12 +42,7 @@ def _version_question(path: str, claim: str, first: str, second: str) -> str:
 
 
 def _asked(writer: Writer, question: str) -> str:
-    messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": question}]
-    answer = ""
-    for piece in writer.write(messages, None):
-        answer += piece
-        if len(answer) > 40:
-            break
+    answer = read_answer(writer, _SYSTEM, question, lambda text: len(text) > 40)
     found = _LETTER.search(answer)
     return found[1].lower() if found is not None else ""
 

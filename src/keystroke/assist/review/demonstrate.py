@@ -196,13 +196,7 @@ def _seen(plan: list[Any], skipped: list[int], call: str, outcomes: list[Any]) -
 
 def _run(before: str, after: str, plans: list[Any]) -> list[Any]:
     job = json.dumps(
-        {
-            "before": before,
-            "after": after,
-            "plans": plans,
-            "modules": sorted(MODULES),
-            "seconds": SECONDS / 2,
-        }
+        {"before": before, "after": after, "plans": plans, "modules": sorted(MODULES), "seconds": SECONDS / 2}
     )
     try:
         done = subprocess.run(

@@ -19,6 +19,22 @@ _TEXTS = ["", "a", "Hello, World!", "ab  ab", " x ", "A man a plan", "1,2,x", "/
 _INTS = [0, 1, 2, -1, 3, 5, 10]
 _FLOATS = [0.0, 1.0, 2.5, -1.0, 90.0]
 _DATES = [[2024, 1, 31], [2024, 3, 1], [2023, 12, 31], [2000, 6, 15], [2024, 6, 14]]
+_VALUES: dict[str, list[Any]] = {
+    "int": _INTS,
+    "float": [*_FLOATS, *_INTS],
+    "bool": [True, False],
+    "rows": [[[1, 2], [3, 4]], [[1]], [[1, 2, 3]], [["a", "12"], ["bcd", "3"]], []],
+    "list[str]": [[], ["a"], ["b", "a", "c"], ["x", "x"]],
+    "list[int]": [[], [1], [3, 1, 2], [5, 5], [-2, -1]],
+    "list[float]": [[], [1], [3, 1, 2], [5, 5], [-2, -1]],
+}
+_TAGGED: dict[str, tuple[str, list[Any]]] = {
+    "date": ("date", _DATES),
+    "Decimal": ("decimal", ["0", "1", "10", "2.50", "-1"]),
+    "clock": ("function", ["zero", "ten"]),
+    **dict.fromkeys(("time", "datetime"), ("time", _DATES)),
+    **dict.fromkeys(("function", "Callable"), ("function", ["nothing", "same", "zero"])),
+}
 _WORDS = {
     "text": (
         "text name title word line path sku email message topic key s isbn author separator prefix "
@@ -95,11 +111,8 @@ class PlanGenerator:
         return {"on": made, "call": method.name, "arguments": arguments}
 
     def _methods(self, owner: str) -> list[ast.FunctionDef]:
-        return (
-            [node for node in self._classes[owner].body if isinstance(node, ast.FunctionDef)]
-            if owner in self._classes
-            else []
-        )
+        body = self._classes[owner].body if owner in self._classes else []
+        return [node for node in body if isinstance(node, ast.FunctionDef)]
 
     def _object(self, name: str, plan: list[Any], depth: int) -> int | None:
         """Add a step that creates an object of a class; its number."""
@@ -110,8 +123,7 @@ class PlanGenerator:
         if init is not None:
             arguments = self._arguments(init.args, plan, 1, depth + 1)
         elif any(_decorator(d) == "dataclass" for d in node.decorator_list):
-            fields = [f for f in node.body if isinstance(f, ast.AnnAssign) and isinstance(f.target, ast.Name)]
-            needed = [f for f in fields if f.value is None]
+            needed = [f for f in node.body if isinstance(f, ast.AnnAssign) and f.value is None]
             arguments = [
                 self._argument(f.target.id, f.annotation, plan, depth + 1)
                 for f in needed
@@ -158,43 +170,25 @@ class PlanGenerator:
 
     def _value(self, kind: str, name: str, plan: list[Any], depth: int) -> Any:
         pick = self._random.choice
+        if kind in _VALUES:
+            return pick(_VALUES[kind])
+        if kind in _TAGGED:
+            tag, values = _TAGGED[kind]
+            return {tag: pick(values)}
         match kind:
             case "text" | "str":
                 return pick([*_TEXTS, *self._words, *self._quoted, *3 * self._matching])
-            case "int":
-                return pick(_INTS)
-            case "float":
-                return pick([*_FLOATS, *_INTS])
-            case "bool":
-                return pick([True, False])
-            case "date":
-                return {"date": pick(_DATES)}
-            case "time" | "datetime":
-                return {"time": pick(_DATES)}
-            case "Decimal":
-                return {"decimal": pick(["0", "1", "10", "2.50", "-1"])}
-            case "clock":
-                return {"function": pick(["zero", "ten"])}
-            case "function" | "Callable":
-                return {"function": pick(["nothing", "same", "zero"])}
-            case "rows":
-                return pick([[[1, 2], [3, 4]], [[1]], [[1, 2, 3]], [["a", "12"], ["bcd", "3"]], []])
             case "objects":
                 return self._objects(name, plan, depth)
             case "dict" | "mapping":
                 return self._dict()
-            case "list[str]":
-                return pick([[], ["a"], ["b", "a", "c"], ["x", "x"]])
-            case "list[int]" | "list[float]":
-                return pick([[], [1], [3, 1, 2], [5, 5], [-2, -1]])
             case "texts or ints" | "list":
                 told = self._random.choices(self._words, k=self._random.randint(1, 4)) if self._words else []
                 return pick(
                     [[], [1], [3, 1, 2], ["a", "b"], ["x"], list(range(50)), told, told, self._matching]
                 )
-            case _:
-                self.doubtful = True
-                return pick([*_INTS, *_TEXTS[:4], [1, 2, 3], [], None])
+        self.doubtful = True
+        return pick([*_INTS, *_TEXTS[:4], [1, 2, 3], [], None])
 
     def _dict(self) -> Any:
         """Keys that occur in the module, with values of all kinds."""
@@ -205,9 +199,7 @@ class PlanGenerator:
 
     def _objects(self, name: str, plan: list[Any], depth: int) -> Any:
         single = name.rstrip("s").lower()
-        known = next((c for c in self._classes if c.lower() == single), None)
-        if known is None:
-            known = next(iter(self._classes), None)
+        known = next((c for c in self._classes if c.lower() == single), next(iter(self._classes), None))
         if known is None or depth > 1:
             return self._random.choice([[], [1, 2], ["a"]])
         steps = [self._object(known, plan, depth + 1) for _ in range(self._random.randint(0, 3))]
@@ -218,11 +210,9 @@ def _annotated(annotation: ast.expr | None) -> str:
     if annotation is None:
         return ""
     text = ast.unparse(annotation).strip("'\"")
-    return (
-        text.removesuffix(" | None").removeprefix("Optional[").removesuffix("]")
-        if "[" not in text or text.startswith("Optional[")
-        else text
-    )
+    if "[" in text and not text.startswith("Optional["):
+        return text
+    return text.removesuffix(" | None").removeprefix("Optional[").removesuffix("]")
 
 
 def _defaulted(default: ast.expr | None) -> str:
@@ -330,9 +320,7 @@ def format_plan(plan: Sequence[Any], skipped: Collection[int] = ()) -> str:
 
 def _uses(item: Any, step: int) -> bool:
     if isinstance(item, dict):
-        return (
-            item.get("step") == step or item.get("on") == step or any(_uses(v, step) for v in item.values())
-        )
+        return step in (item.get("step"), item.get("on")) or any(_uses(v, step) for v in item.values())
     return isinstance(item, list) and any(_uses(part, step) for part in item)
 
 
@@ -349,10 +337,9 @@ def _step(item: Any, plan: Sequence[Any], names: Mapping[int, str]) -> str:
         return repr(item)
     if "step" in item:
         return made(item["step"])
-    if "date" in item:
-        return f"date({', '.join(map(str, item['date']))})"
-    if "time" in item:
-        return f"datetime({', '.join(map(str, item['time']))})"
+    for tag, name in (("date", "date"), ("time", "datetime")):
+        if tag in item:
+            return f"{name}({', '.join(map(str, item[tag]))})"
     if "decimal" in item:
         return f"Decimal({item['decimal']!r})"
     if "function" in item:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from keystroke.assist.edit import Writer
 from keystroke.assist.edit.blocks import fenced
+from keystroke.assist.edit.writer import read_answer
 from keystroke.assist.review.scripts import Claim, docstring_examples, parse_claims
 
 TESTS = 40  # test files that are read
@@ -65,12 +66,9 @@ def claims_from_model(text: str, name: str, names: Collection[str], writer: Writ
         f"of {short} that follow from its name and its documentation, among them the smallest and the empty "
         "case. Write each as `assert call == value`, with plain values and no imports, loops or comments."
     )
-    messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": question}]
-    answer = ""
-    for piece in writer.write(messages, None):
-        answer += piece
-        if len(answer) > _ANSWER or answer.rstrip().count("```") > 1:
-            break
+    answer = read_answer(
+        writer, _SYSTEM, question, lambda text: len(text) > _ANSWER or text.rstrip().count("```") > 1
+    )
     code = answer.partition("```")[2].partition("\n")[2].partition("```")[0] or answer
     # If the whole does not parse, each line is tried alone.
     whole = parse_claims(code, names)

@@ -15,6 +15,7 @@ import msgspec
 from keystroke.analysis.audit import Severity
 from keystroke.analysis.check import Level, Project, can_check, check
 from keystroke.assist.edit import Writer
+from keystroke.assist.edit.blocks import chat
 from keystroke.assist.review.changes import ChangedFile
 from keystroke.assist.review.confirm import new_has_defect
 from keystroke.assist.review.finding import ReviewFinding, ReviewFix
@@ -42,10 +43,9 @@ class _Remark(msgspec.Struct):
 def model_findings(file: ChangedFile, root: Path, writer: Writer, rules: str = "") -> Iterator[ReviewFinding]:
     """The model's remarks on one file that it confirms in a second question."""
     system = f"{_SYSTEM}\n\nThe project's rules:\n{rules.strip()}" if rules.strip() else _SYSTEM
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": _shown(file)}]
     document = Document(file.text)
     told: list[ReviewFinding] = []
-    for text in _objects(writer.write(messages, None)):
+    for text in _objects(writer.write(chat(system, _shown(file)), None)):
         finding = _read(text, file, document, root)
         if finding is not None and finding.line not in {other.line for other in told}:
             told.append(finding)
@@ -109,12 +109,9 @@ def _read(text: str, file: ChangedFile, document: Document, root: Path) -> Revie
 
 def _fix(replacement: str | None, file: ChangedFile, start: int, end: int, root: Path) -> ReviewFix | None:
     old = file.text[start:end]
-    if (
-        not replacement
-        or "\n" in replacement
-        or replacement.strip() == old.strip()
-        or not can_check(file.path)
-    ):
+    if not replacement or "\n" in replacement or replacement.strip() == old.strip():
+        return None
+    if not can_check(file.path):
         return None
     indent = old[: len(old) - len(old.lstrip())]
     edit = Edit(start, end, indent + replacement.strip())

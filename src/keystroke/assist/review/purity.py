@@ -35,8 +35,6 @@ attrgetter methodcaller get_type_hints ForwardRef Formatter singledispatch singl
 FunctionType CodeType ModuleType sys os codecs
 """)
 
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
 
 def pure_part(text: str) -> ast.Module | None:
     """The pure part of the module; None where the text does not parse."""
@@ -49,13 +47,8 @@ def pure_part(text: str) -> ast.Module | None:
 
 
 def _kept(node: ast.stmt) -> bool:
-    if isinstance(node, ast.Import):
-        return all(alias.name.partition(".")[0] in MODULES for alias in node.names)
-    if isinstance(node, ast.ImportFrom):
-        return _computing_import(node)
-    if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign):
-        return is_pure(node)
-    return False
+    kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
+    return isinstance(node, kinds) and is_pure(node)
 
 
 def is_pure(node: ast.AST) -> bool:

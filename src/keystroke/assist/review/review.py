@@ -71,23 +71,24 @@ def review(
             seen.add(finding.subject)
             yield finding
         if run:
-            try:
-                for finding, lines in _demonstrated(file, root, writer, wrong):
-                    shown.setdefault(file.path, set()).update(lines)
-                    yield finding
-            except Interrupted:
-                raise
-            except KeystrokeError as error:
-                yield f"the model did not judge the examples of {file.path}: {error}"
+            examples = _demonstrated(file, root, writer, wrong, shown.setdefault(file.path, set()))
+            yield from _or_reason(examples, f"the model did not judge the examples of {file.path}")
     for file in files if writer is not None and remark else ():
-        try:
-            for finding in model_findings(file, root, writer, rules):  # type: ignore[arg-type]
-                known = finding.line in shown.get(file.path, ())
-                yield finding if known else _suspicion(finding)
-        except Interrupted:
-            raise
-        except KeystrokeError as error:
-            yield f"the model did not review {file.path}: {error}"
+        remarks = model_findings(file, root, writer, rules)  # type: ignore[arg-type]
+        for finding in _or_reason(remarks, f"the model did not review {file.path}"):
+            if isinstance(finding, ReviewFinding) and finding.line not in shown.get(file.path, ()):
+                finding = _suspicion(finding)
+            yield finding
+
+
+def _or_reason(findings: Iterator[ReviewFinding], reason: str) -> Iterator[ReviewFinding | str]:
+    """The findings; where the reviewer fails, a sentence with the reason ends them."""
+    try:
+        yield from findings
+    except Interrupted:
+        raise
+    except KeystrokeError as error:
+        yield f"{reason}: {error}"
 
 
 def _of_file(
@@ -96,14 +97,8 @@ def _of_file(
     if any(len(line) > MAX_LINE for line in file.text.split("\n")):
         yield f"{file.path} was left out: it has a line of more than {MAX_LINE} characters"
         return
-    try:
-        yield from _checked(file, root, project)
-    except KeystrokeError as error:
-        yield f"{file.path} was not checked: {error}"
-    try:
-        yield from _audited(file)
-    except KeystrokeError as error:
-        yield f"{file.path} was not audited: {error}"
+    yield from _or_reason(_checked(file, root, project), f"{file.path} was not checked")
+    yield from _or_reason(_audited(file), f"{file.path} was not audited")
     if program is not None and file.path.endswith((".py", ".pyi")):
         try:
             yield from lint(program, root, file)
@@ -115,11 +110,8 @@ def _checked(file: ChangedFile, root: Path, project: Project) -> Iterator[Review
     if not can_check(file.path) or not Path(file.path).suffix:
         return
     language = other_language(file.path)
-    if (
-        language is not None
-        and (base := committed_text(root, file.path))
-        and not find_syntax_slips(base, language)
-    ):
+    base = committed_text(root, file.path) if language is not None else None
+    if language is not None and base and not find_syntax_slips(base, language):
         mark_parsed(root / file.path)  # the grammar parses this file
     document = Document(file.text)
     for item in check(file.text, root / file.path, project=project):
@@ -169,11 +161,11 @@ def _suspicion(finding: ReviewFinding) -> str:
 
 
 def _demonstrated(
-    file: ChangedFile, root: Path, writer: Writer | None, wrong: Set[int]
-) -> Iterator[tuple[ReviewFinding, Iterable[int]]]:
-    """Findings from running both versions, with the lines of their definition: claims of tests or
-    documentation that no longer hold, calls that fail now or lose a common property, and results that a
-    model, without seeing the code, expects to be as before. Definitions with `wrong` lines are skipped."""
+    file: ChangedFile, root: Path, writer: Writer | None, wrong: Set[int], shown: set[int]
+) -> Iterator[ReviewFinding]:
+    """Findings from running both versions: claims of tests or documentation that no longer hold, calls that
+    fail now or lose a common property, and results that a model, without seeing the code, expects to be as
+    before. Definitions with `wrong` lines are skipped; the lines of those with a finding go to `shown`."""
     if file.before is None or not is_python(file.path):
         return
     changed = changed_definitions(file.before, file.text)
@@ -184,7 +176,8 @@ def _demonstrated(
         line = min(file.lines.intersection(lines), default=lines.start)
         start, end = Document(file.text).line_span(line - 1)
         text = " ".join(message.split())[:400]
-        yield ReviewFinding("example", "regression", severity, text, file.path, line, 1, start, end), lines
+        shown.update(lines)
+        yield ReviewFinding("example", "regression", severity, text, file.path, line, 1, start, end)
 
 
 def _shown_by_running(
