@@ -1,9 +1,9 @@
 """WebSocket conformance: the Autobahn test suite against the frame protocol that serves our sockets.
 
 Regime: the suite's fuzzing client (`wstest`, a Python 2.7 program: `pip install "autobahntestsuite<1"` there)
-asks an echo application that runs on the gateway's own protocol classes: reading in slices, joined fragments,
-frames written at once. Compression is declined, as the gateway declines it, so cases 12 and 13 are not
-offered. The ceiling is every case OK; INFORMATIONAL and NON-STRICT are the suite's own words for behaviour
+tests an echo application that runs on the gateway's own protocol classes: reading in slices, joined
+fragments, frames written at once. Compression is declined, as the gateway declines it, so cases 12 and 13 are
+not offered. The ceiling is every case OK; INFORMATIONAL and NON-STRICT are the suite's results for behaviour
 that the RFC leaves open.
 
 `python -m bench.autobahn --wstest "python2.7 -m autobahntestsuite.wstest" [--cases 1.*,2.*]`; last line JSON

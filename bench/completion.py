@@ -17,13 +17,13 @@ offered where nothing was left to do. The baseline ranks by the names that went,
 
 By language (`--each N` cases of each kind and language; `bench/data/languages.jsonl.xz` holds those that are
 not Python): `rest_em`, `line_em`, `fim_rest_em`, `fim_line_em` and `p50_ms`, from the question to the whole
-answer, nothing warm; `shown`: sure enough for ghost text, in a language that the model has learned, and
-`shown_right` of these. `SMALL>LARGE` as a model is the cascade of both: the larger one confirms, lengthens or
-replaces what the smaller shows, or is offered where it shows nothing (`bench/exactness.py`). `against_first`
-compares each further model with the first at the same places: `only_first` and `only_second` have it right,
-`gained` is the difference of their shares. `--answers` keeps answers, which may come from another machine;
-`--timed N` asks the first N places of each kind anew, for times of this one. `--plot` draws exactness with
-the text below in view against milliseconds.
+answer, nothing warm; `shown`: confident enough for ghost text, in a language that the model was trained on,
+and `shown_right` of these. `SMALL>LARGE` as a model is the cascade of both: the larger one confirms,
+lengthens or replaces what the smaller shows, or is offered where it shows nothing (`bench/exactness.py`).
+`against_first` compares each further model with the first at the same places: `only_first` and `only_second`
+have it right, `gained` is the difference of their shares. `--answers` keeps answers, which may come from
+another machine; `--timed N` asks the first N places of each kind anew, for times of this one. `--plot` draws
+exactness with the text below in view against milliseconds.
 
     python -m bench.completion [--cases N] [--context N] [--typed N] [--bytes N] [--edits N] [--model M ...]
                                [--each N] [--language L ...] [--task T ...] [--answers DIR] [--timed N]

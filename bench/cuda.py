@@ -1,15 +1,16 @@
 """Speed of the CUDA engine on one GPU, with transformers' compiled static cache beside it.
 
 Regime: batch 1 unless a row says otherwise, bf16 KV but for rows with `kv`, greedy, weights random (speed
-does not depend on them) but for the speculative edit, which needs a real model. 1,024 tokens of context, 32
-more let go by, then 128 timed, three times, the median: ours and the peer's. A step must read every weight
-once and the context's KV once; that many bytes over the bandwidth of a large copy, measured in the same run,
-is the ceiling, and `fraction_of_limit` is how near a row comes. `peer_tok_s` is transformers' in the same
-run; `quoted_tok_s` was measured once on such a GPU with another program.
+does not depend on them) but for the speculative edit, which needs a real model. 1,024 tokens of context and
+32 steps of warm-up, then 128 timed steps; the median of three runs, for ours and the peer. A step must read
+every weight once and the context's KV once; that many bytes over the bandwidth of a large copy, measured in
+the same run, is the ceiling; `fraction_of_limit` is a row's share of it. `peer_tok_s` is transformers' in the
+same run; `quoted_tok_s` was measured once on such a GPU with another program.
 
-Kernels and the peers' graphs are compiled first, all at once; then nothing runs beside what is timed. Every
-part has a process of its own, so one that fails or hangs costs its own rows only. The last line is JSON, with
-what failed or was left out, and goes to bench/results/cuda-rows.json; the exit code is 1 if anything was.
+Kernels and the peers' graphs are compiled first, in parallel; nothing else runs while a row is timed. Every
+part has its own process, so a part that fails or hangs loses only its own rows. The last line is JSON, with
+the parts that failed or were left out, and is written to bench/results/cuda-rows.json; the exit code is 1 if
+anything was.
 
     python -m bench.cuda                   every part; bench/cuda_rows holds them
     python -m bench.cuda 135m 7b-int4      some of: 135m 1.5b 7b 7b-int8 7b-stored 120k serve-135m ... edit

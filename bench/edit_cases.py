@@ -1,10 +1,10 @@
-"""The labelled edits of `bench/edits.py`: what is asked, who decides, and which lines may change.
+"""The labelled edits of `bench/edits.py`: the instruction, the check, and which lines may change.
 
 A case is files, an instruction, a reference change and a check. The check runs the edited files
 (Python, or the language's own tools where this machine has them; else the answer must equal the reference
 but for layout and comments). Lines that no reference touches need not change: an answer that changes one is
-not minimal. Answers are programs a model wrote, so they run in a folder of their own, for seconds, with
-limits.
+not minimal. Answers are programs written by a model, so they run in a separate folder with limits
+on time and memory.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ one request at a time, greedy, drafts on; a check that runs the edited file deci
 each: `auto` is `keystroke edit FILE -m "..."`: the program chooses the region; `lines` the same with the
 lines given by a person (the part of the file that the reference changes): the ceiling of any choice;
 `whole` the file is written anew; `blocks` search/replace hunks, what `edit` did before. Half of the cases
-(`held`) was not looked at while the feature was made. `minimal`: of the right ones, no line changed that no
-reference changes, and no remark or demonstration came that nobody asked for. Ceiling: 1.0; the references
+(`held`) were not used during development. `minimal`: of the right ones, no line changed that no
+reference changes, and no unrequested comment or example was added. Ceiling: 1.0; the references
 themselves reach it.
 
     python -m bench.edits --model PATH [--engine cuda] [--way auto ...] [--half all|seen|held]

@@ -1,14 +1,14 @@
-"""What ghost text gains from the file and the project around it, on this machine's CPU.
+"""The gain of ghost text from the text of the file and the project, on this machine's CPU.
 
 Regime: the late cases of `bench/completion.py`, each in its own project: the release it was taken from is
-fetched (from the package index that pip is set up for) and kept in a folder. Asked as an editor asks: the
-prompt window over the whole file, a half word told again, greedy, one line. Five rows a model, at the same
-places: `place` is how `bench/completion.py` asks (the case's own 1,900 characters, the cursor's half word cut
-as it stands); `editor` the same model asked by the live channel; `file` with the n-gram cache of the file
-above and below the cursor's line; `project` with the other files of the language, too, nearest first;
-`stepwise` the same without drafts from the cache, a token a step: the same text, later. Files that share more
-than half of the case's lines are copies or forms of it and are left out of the last two rows.
-A project is as it was released: other files may have been written after the line was.
+fetched (from the package index that pip is set up for) and kept in a folder. Prompts are those of an editor:
+the prompt window over the whole file, token healing, greedy, one line. Five rows a model, at the same places:
+`place` is how `bench/completion.py` asks (the case's own 1,900 characters, the cursor's half word cut as it
+stands); `editor` the same model asked by the live channel; `file` with the n-gram cache of the file above and
+below the cursor's line; `project` with the other files of the language, too, nearest first; `stepwise` the
+same without drafts from the cache, a token a step: the same text, later. Files that share more than half of
+the case's lines are copies or forms of it and are left out of the last two rows. A project is as it was
+released: other files may have been written after the line was.
 
 `rest_em`, `line_em`: right to the letter after trailing spaces are dropped, with Wilson's 95 % interval.
 `shown`: what the gate lets through, whole lines or a confident beginning of one, and `shown_right` of these.

@@ -3,8 +3,8 @@
 
 A variant is a set of macros, and of parameters of a launch (lower case). All variants of a part share
 one engine and one process and are timed in turns, launches one after another, so that a difference is
-the kernel's. Logits are compared bit for bit with the first variant's. A variant that hangs or fails costs
-itself: its process ends, and the part goes on without it.
+the kernel's. Logits are compared bit for bit with the first variant's. If a variant hangs or
+fails, its process ends and the part continues without it.
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ starting the programs and warming each file are counted apart.
                      then it too computes only what a key added
   start_s, open_ms   until the first answer of the editor's program; until a file opened is warm, p50
 
-llama.cpp takes part through `llama-cpp-python`, in this process and without HTTP, which flatters it: what its
-`/infill` server does for one client, less the wire. Same weights as GGUF (the faster of Q4_0 and Q8_0 on the
+llama.cpp takes part through `llama-cpp-python`, in this process and without HTTP, an advantage over its
+`/infill` server for one client. Same weights as GGUF (the faster of Q4_0 and Q8_0 on the
 first file), all cores, greedy, its prompt cache on (the longest common prefix of tokens stays in the KV
 cache), prefix, suffix, middle as its template has them (the prefix alone for a model that knows no such
-order), up to the end of the line. It has the machine to itself, after ours on each file.
+order), up to the end of the line. It runs alone on the machine, after ours on each file.
 Ceiling: a line of ten tokens cannot come sooner than ten decode steps; on two cores that is 70 to 90 ms for a
 model of 135M parameters at four bits.
 

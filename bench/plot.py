@@ -1,4 +1,4 @@
-"""Exactness against milliseconds, as an SVG: one point a model, a bar for the interval; time on a log scale.
+"""Exactness against milliseconds, as an SVG: one point and interval per model, time on a log scale.
 
 Written without a plotting library, so a figure can be made wherever a benchmark runs.
 """

@@ -4,12 +4,12 @@ Regime: for each package its newest consecutive pairs of small, pure-Python rele
 hold tests. Of each pair the new tests are run in the sandbox, without a network, on the old source and on the
 new one, each twice: a test counts as failing if it failed both times on the old source and passed both times
 on the new one. Pairs that change much or only a version number are left out. Ceiling: every task of the set
-can be done, for the new release does it.
+can be solved, since the new release solves it.
 
     python -P bench/release_tasks.py --packages bench/data/release_packages.txt --want 60
 
-Needs the package index that pip is set up for; goes on where it stopped. The result names packages, versions
-and tests, and holds nothing of their code. Prints a table and one JSON line last.
+Needs the package index that pip is configured for; a stopped run resumes. The result names packages, versions
+and tests and contains none of their code. Prints a table and one JSON line last.
 """
 
 from __future__ import annotations

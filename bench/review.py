@@ -1,11 +1,11 @@
-"""Review: how many of its findings are defects, and how many of the defects it finds.
+"""Precision and recall of `keystroke review`: findings that are defects, and defects that are found.
 
-Regime: 60 labelled diffs (30 bring a defect in, 16 are right changes, 14 keep what the file does), or with
-`--held` 31 others on which nothing was tuned (17 bring a defect in, 4 mend one, 4 change what was meant to
-change, 6 keep what the file does), each reviewed alone, with a model or without. A finding counts as right if
-its diff brings a defect in and it points into what the diff changed; every finding in a harmless diff is a
-false alarm. Ceiling: precision 1, every defect. Each answer of the model is kept (`--record`), so a run that
-was cut goes on where it stopped; diffs that were not asked about are not counted, and how many were is said.
+Regime: 60 labelled diffs (30 introduce a defect, 16 are correct changes, 14 are refactorings), or with
+`--held` 31 others on which nothing was tuned (17 introduce a defect, 4 fix one, 4 are intended changes,
+6 are refactorings), each reviewed alone, with a model or without. A finding counts as right if
+its diff introduces a defect and it points at changed lines; every finding in a harmless diff is a
+false alarm. Ceiling: precision 1, every defect. Each answer of the model is kept (`--record`), so a stopped
+run resumes; diffs that were not reviewed are not counted, and the number of reviewed ones is printed.
 
     python -m bench.review --model coder --record answers.jsonl --seconds 240
     python -m bench.review --model none      # checks, rules and examples alone

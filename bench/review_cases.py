@@ -1,8 +1,8 @@
-"""The labelled diffs of `bench/review.py`: a file before and after, and whether the change brings a defect.
+"""The labelled diffs of `bench/review.py`: a file before and after, and whether it gains a defect.
 
-Made from the edits of `bench/edit_cases.py`, whose checks have decided what is right. `fix`: an edit
-that mends a defect, taken back: the diff brings it in. `change`: an edit as it is, which is right.
-`refactor`: a change that keeps what the file does, written in `data/review.toml`. A second set, in
+Made from the edits of `bench/edit_cases.py`, whose checks decide what is right. `fix`: an edit that fixes a
+defect, reverted, so that the diff introduces it. `change`: an edit as it is, which is right.
+`refactor`: a change that keeps the behaviour, written in `data/review.toml`. A second set, in
 `data/review_held.toml`, has other files and other kinds of defects; nothing was tuned on it.
 """
 

@@ -1,4 +1,4 @@
-"""Replicas on a local Ray: does throughput grow with them, are prefixes found again, what does Ray cost?
+"""Replicas on a local Ray: growth of throughput, reuse of prefixes, and the overhead of Ray.
 
 Regime: one machine, a Ray of its own on loopback, gateways and echo engines of fixed step time as separate
 processes. The engines sleep, so the cores are not the limit until the pipeline itself takes them all: what is

@@ -1,16 +1,16 @@
 """Soak test with faults: cancels, steers, drops, slow readers, garbage, a failing engine, a full disk.
 
 Regime: one server with the echo engine (a token in half a millisecond), its database and all clients in this
-process. Every client counts what it asked and what ended it. From time to time the engine fails in the middle
-of answers and the database cannot be written. The ceiling: `lost` 0 (requests without a terminal event while
-their connection lived or could be taken up again, and responses acknowledged as stored that are not there),
-`doubled` 0 (a second terminal event), memory and handles flat, and no callback of the loop that takes long
-(`worst_stall_ms`, in time of this thread, so that a busy machine is not counted; the garbage collector's
+process. Every client counts its requests and their terminal events. From time to time the engine fails in the
+middle of answers and the database cannot be written. The ceiling: `lost` 0 (requests without a terminal event
+while their connection lived or could be taken up again, and responses acknowledged as stored that are not
+there), `doubled` 0 (a second terminal event), memory and handles flat, and no callback of the loop that takes
+long (`worst_stall_ms`, in time of this thread, so that a busy machine is not counted; the garbage collector's
 longest look at server and clients together is `worst_collection_ms`).
 
 `make bench-soak ARGS="--seconds 600 --clients 12"`; last line JSON with `requests`, `lost`, `doubled`,
-`rss_growth_mb`, `worst_stall_ms`; exit code 1 where one of the first three is wrong or something was left
-behind.
+`rss_growth_mb`, `worst_stall_ms`; exit code 1 if one of the first three is wrong or a resource was not
+released.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A GGUF file as it is stored, in the embedded engine and in llama.cpp.
+"""Speed and quality of a GGUF file as stored, in the embedded engine and in llama.cpp.
 
 Regime: one file, batch 1, all cores, a prompt of 150 tokens, then single steps; prefill of 512 tokens. A step
 reads every weight once, so memory bandwidth over the file's size is the ceiling of both; prefill is bound by

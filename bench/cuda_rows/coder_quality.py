@@ -1,11 +1,11 @@
 """What a real code model loses to fewer bits, drafts, 8-bit keys and sparse attention, on one Hopper GPU.
 
 Regime: real weights (a GGUF file), text is an old state of the program's own source, so it is always the
-same. The truth for divergence is the file's weights widened to float32 and multiplied in float32
+same. The reference for divergence is the file's weights as float32 and multiplied in float32
 (reference.py); every position's logits come from the decode kernel, sixteen rows a step, once over KV that it
 wrote itself and once over KV that prefill wrote. The floor is 0 nats; bf16 says what 16 bits cost.
 
-Functions return plain rows, so that tests can hold them against limits. Nothing here is timed but `speed`.
+Functions return plain rows, which tests compare with limits. Only `speed` is timed.
 
     python -P bench/cuda.py --model FILE --only coder-quality         through the whole benchmark
     python -m bench.cuda_rows.coder_quality FILE [SECTION ...]          kl drafts speed long

@@ -1,6 +1,6 @@
 """What bench/cuda.py measures: each part is one engine and its rows, in a process of its own.
 
-The process says READY, waits for one line on standard input (the GPU's bandwidth), then prints one JSON
+The process prints READY, waits for one line on standard input (the GPU's bandwidth), then prints one JSON
 object a row. A row that fails is an object with `error`, and the next one is tried. Everything goes through
 `Session`, host included, but for what is called `us`: the device's own time.
 

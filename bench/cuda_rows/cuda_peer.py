@@ -1,7 +1,7 @@
 """transformers with a compiled static cache, the peer of bench/cuda.py: one shape, in a process of its own.
 
-The same prompt length, the same tokens let go by and timed, as often, as for our own engine. It compiles
-before it says READY, and measures when told to. Weights are random, bf16.
+The prompt length and the numbers of warm-up steps, timed steps and repetitions are those of our engine. It
+compiles before it prints READY, and measures on request. Weights are random, bf16.
 """
 
 from __future__ import annotations
