@@ -169,8 +169,4 @@ def _signature(call: Item) -> tuple[Any, ...]:
 
 
 def _output(item: Item) -> str:
-    return (
-        item.output
-        if isinstance(item.output, str)
-        else content_text(item.output if isinstance(item.output, list) else None)
-    )
+    return content_text(None if isinstance(item.output, dict) else item.output)

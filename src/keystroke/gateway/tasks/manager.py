@@ -241,7 +241,9 @@ class TaskManager:
         whose = self._owner_of(caller)
         found = {task.id: task for task in await asyncio.to_thread(self._archive.all, whose, workspace)}
         for name, run in self._runs.items():
-            if run.owner == whose and (workspace is None or name in found or run.is_in_workspace(workspace)):
+            if run.owner == whose and (
+                workspace is None or name in found or run.task.workspace == workspace.rstrip("/")
+            ):
                 found[name] = run.snapshot()
         return sorted(found.values(), key=lambda task: task.id, reverse=True)
 

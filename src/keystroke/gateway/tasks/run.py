@@ -62,9 +62,6 @@ class TaskRun:
         self.thread = threading.Thread(target=self._run, args=(work,), name=self.task.id, daemon=True)
         self.thread.start()
 
-    def is_in_workspace(self, workspace: str) -> bool:
-        return self.task.workspace == workspace.rstrip("/")
-
     def snapshot(self, ahead: int = 0) -> wire.Task:
         """The current task; `ahead` 1 for an event that is about to be appended."""
         return msgspec.structs.replace(self.task, sequence_number=self.log.last + ahead)
