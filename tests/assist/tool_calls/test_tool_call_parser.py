@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from keystroke.assist.tool_calls import whole_calls
 from keystroke.assist.tool_calls.json_scan import StringReader, ValueScanner
-from keystroke.assist.tool_calls.parser import (
-    AnswerParser,
+from keystroke.assist.tool_calls.parser import AnswerParser
+from keystroke.assist.tool_calls.segments import (
     ReasoningSegment,
     Segment,
     TextSegment,

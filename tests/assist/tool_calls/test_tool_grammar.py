@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from keystroke.assist.tool_calls.forms import HERMES, LLAMA, MISTRAL, CallForm, call_form
 from keystroke.assist.tool_calls.grammar import calls_constraint
-from keystroke.assist.tool_calls.parser import (
-    AnswerParser,
+from keystroke.assist.tool_calls.parser import AnswerParser
+from keystroke.assist.tool_calls.segments import (
     TextSegment,
     ToolArgumentsDelta,
     ToolCallEnd,

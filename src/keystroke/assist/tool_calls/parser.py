@@ -28,17 +28,6 @@ from keystroke.assist.tool_calls.segments import (
 from keystroke.assist.tool_calls.tools import ShownTool, Toolset
 from keystroke.assist.tool_calls.whole_calls import parse_whole_calls
 
-__all__ = [
-    "AnswerParser",
-    "ReasoningSegment",
-    "Segment",
-    "TextSegment",
-    "ToolArgumentsDelta",
-    "ToolCallEnd",
-    "ToolCallSegment",
-    "ToolCallStart",
-]
-
 THINK, THINK_END = "<think>", "</think>"
 _TAG, _FENCE = "<|python_tag|>", "```"
 _MARKS = (CALL, LIST, _TAG, "<function=", '<invoke name="', _FENCE)
