@@ -4,7 +4,7 @@ A case is files, an instruction, a reference change and a check. The check runs 
 (Python, or the language's own tools where this machine has them; else the answer must equal the reference
 but for layout and comments). Lines that no reference touches need not change: an answer that changes one is
 not minimal. Answers are programs written by a model, so they run in a separate folder with limits
-on time and memory.
+on time and file size.
 """
 
 from __future__ import annotations
