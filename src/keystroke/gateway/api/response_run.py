@@ -134,6 +134,11 @@ class ResponseRun:
         if self.work is not None:
             self.work.cancel(reason)
 
+    def _repeat_cancel(self) -> None:
+        """Apply a cancel that came while the prompt was made and there was no work to stop."""
+        if self._cancelled:
+            self.cancel()
+
     def resume(self) -> None:
         """Continue generating after the reader was behind."""
         if self.work is not None:
@@ -466,8 +471,7 @@ class ResponseRun:
                     raise Interrupted("The turn was cancelled before its successor began.")
                 self._request.previous_response_id = previous_id
                 await self.start(turn)
-                if self._cancelled:  # while the prompt was made and there was no work to stop
-                    self.cancel()
+                self._repeat_cancel()
             except KeystrokeError as error:
                 number = self._serializer.next_number()
                 code = "successor_creation_failed"
