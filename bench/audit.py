@@ -492,7 +492,7 @@ def fixes() -> dict[str, Any]:
         found = [
             finding
             for rule in load_rules(language)
-            for text in rule.bad
+            for text in rule.tests.bad
             for finding in Auditor(rule.language).audit(text)
         ]
         shares[language] = round(sum(bool(item.fixes) for item in found) / len(found), 3)

@@ -64,9 +64,6 @@ def unified_diff(old: str, new: str, old_name: str = "a", new_name: str = "b", c
     return "".join([f"--- {old_name}\n", f"+++ {new_name}\n", *out]) if out else ""
 
 
-# ── unified rendering ─────────────────────────────────────────────────────────────────────────
-
-
 def _plain_lines(text: str) -> list[str]:
     """Lines as `diff` sees them: ended by LF alone."""
     lines = text.split("\n")
@@ -95,9 +92,6 @@ def _range(start: int, end: int) -> str:
 def _marked(mark: str, lines: Sequence[str]) -> Iterator[str]:
     for line in lines:
         yield f"{mark}{line}" if line.endswith("\n") else f"{mark}{line}\n\\ No newline at end of file\n"
-
-
-# ── from lines to words to characters ─────────────────────────────────────────────────────────
 
 
 def _line_hunks(old: str, new: str) -> list[Hunk]:

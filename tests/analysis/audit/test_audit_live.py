@@ -16,7 +16,7 @@ from keystroke.errors import InputError
 
 SAMPLES = {
     language: "\n".join(
-        text for rule in list(all_rules().values()) if rule.language == kind for text in rule.bad[:1]
+        text for rule in list(all_rules().values()) if rule.language == kind for text in rule.tests.bad[:1]
     )[:4000]
     for language, kind in (
         ("python", "python"),
@@ -139,7 +139,10 @@ def test_functions_without_a_word_any_rule_waits_for_are_silent_when_walked_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     texts = [
-        text for rule in all_rules().values() if rule.language == "python" for text in (*rule.bad, *rule.good)
+        text
+        for rule in all_rules().values()
+        if rule.language == "python"
+        for text in (*rule.tests.bad, *rule.tests.good)
     ]
     expected = [Auditor("python").audit(text) for text in texts]
     monkeypatch.setattr(Triggers, "required_analysis", lambda *_: FLOW)

@@ -21,10 +21,10 @@ def found(rule: Rule, text: str) -> bool:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_a_rule_finds_its_bad_snippets_and_leaves_the_good_ones_alone(rule: Rule) -> None:
-    assert len(rule.bad) >= 2
-    assert len(rule.good) >= 2
-    assert [found(rule, text) for text in rule.bad] == [True] * len(rule.bad)
-    assert [found(rule, text) for text in rule.good] == [False] * len(rule.good)
+    assert len(rule.tests.bad) >= 2
+    assert len(rule.tests.good) >= 2
+    assert [found(rule, text) for text in rule.tests.bad] == [True] * len(rule.tests.bad)
+    assert [found(rule, text) for text in rule.tests.good] == [False] * len(rule.tests.good)
 
 
 def test_there_are_rules_for_every_language_and_each_names_a_weakness() -> None:

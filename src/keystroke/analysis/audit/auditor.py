@@ -23,7 +23,7 @@ from keystroke.analysis.audit.fixes.placement import UnitFix, with_fixes
 from keystroke.analysis.audit.fixes.site import FixEdits, FixSite
 from keystroke.analysis.audit.flow.base import Env, ExhaustedError
 from keystroke.analysis.audit.flow.data_flow import DataFlow
-from keystroke.analysis.audit.flow.knowledge import load_knowledge
+from keystroke.analysis.audit.flow.knowledge import family_of, load_knowledge
 from keystroke.analysis.audit.flow.memo import StatementMemo
 from keystroke.analysis.audit.flow.values import Memory, Value
 from keystroke.analysis.audit.go_numbers import GoDetectors
@@ -55,10 +55,7 @@ MAX_KEPT_RESULTS = 400  # results of units no longer in the text, kept for undo
 _LOWERINGS: dict[str, type[Lowering]] = {
     "python": PythonLowering,
     "javascript": ScriptLowering,
-    "typescript": ScriptLowering,
-    "tsx": ScriptLowering,
     "c": CLowering,
-    "cpp": CLowering,
     "go": GoLowering,
     "java": JavaLowering,
 }
@@ -77,9 +74,7 @@ class _Result:
     found: tuple[_Found, ...]
     names: frozenset[str]
     called: dict[str, str]  # functions of the same file that it names, with their text
-    reach: frozenset[
-        str
-    ]  # names whose meaning outside the unit matters: its own and those of the called functions
+    reach: frozenset[str]  # names whose meaning outside the unit matters: its own and those of `called`
 
 
 class Auditor:
@@ -120,7 +115,7 @@ class LiveAudit:
         self.honour_others = honour_others
         self.abandoned = abandoned  # called between units; True stops the audit
         self._remember = remember  # keeps the effects of statements for the next edit
-        self._lowering = _LOWERINGS[language]()
+        self._lowering = _LOWERINGS[family_of(language)]()
         self._index = index_of(language)
         self._triggers = triggers_of(language)
         self._knowledge = load_knowledge(language)
@@ -277,7 +272,7 @@ class LiveAudit:
             if len(self._alone) > MAX_KEPT_RESULTS:
                 self._alone.clear()
             table, self._functions = self._functions, {}
-            lowering, self._lowering = self._lowering, _LOWERINGS[self.language]()
+            lowering, self._lowering = self._lowering, _LOWERINGS[family_of(self.language)]()
             try:
                 matches, _, _ = self._walk(source, self._context, 0)
             finally:
@@ -328,7 +323,7 @@ class LiveAudit:
                 self._lowered.clear()
             # A separate lowering: self._lowering may be in the middle of another unit.
             self._lowered[source] = _first_function(
-                _LOWERINGS[self.language]().stmt(_parse(source, self.language)), name
+                _LOWERINGS[family_of(self.language)]().stmt(_parse(source, self.language)), name
             )
         return self._lowered[source]
 

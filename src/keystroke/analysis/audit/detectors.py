@@ -99,14 +99,7 @@ class _Secrets(RuleMatcher):
     def on_comparison(self, test: ir.OpExpr, args: list[Value]) -> None:
         self.check_timing(test, args)
         for side, other in ((0, 1), (1, 0)):
-            expr = test.args[side]
-            name = (
-                expr.id
-                if isinstance(expr, ir.NameExpr)
-                else expr.name
-                if isinstance(expr, ir.AttrExpr)
-                else ""
-            )
+            name = ir.last_name(test.args[side])
             if name and isinstance(test.args[other], ir.ConstExpr):
                 self.check_named_secret(name, args[other], test.node)
 

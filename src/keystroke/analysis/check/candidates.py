@@ -65,9 +65,6 @@ def candidates(
         yield from compare_by_value(source, found)
 
 
-# ── names ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def undefined_name_fixes(source: PythonSource, found: Diagnostic) -> Iterator[Fix]:
     name, line = found.subject, source.document.position(found.start).line + 1
     seen = visible_names(source.tree, line)
@@ -148,9 +145,6 @@ def similar_name_fixes(found: Diagnostic, names: Iterable[str]) -> Iterator[Fix]
 
 def _replaced(found: Diagnostic, name: str) -> Fix:
     return Fix(f"Change to `{name}`", (Edit(found.start, found.end, name),))
-
-
-# ── imports ───────────────────────────────────────────────────────────────────────────────────
 
 
 def line_end(text: str) -> str:
@@ -336,9 +330,6 @@ def _is_code(source: PythonSource, offset: int) -> bool:
     return any((n.lineno, n.col_offset) == here for n in source.nodes(ast.Name)) or any(
         (n.lineno, n.col_offset) == here for n in source.nodes(ast.alias)
     )
-
-
-# ── strings and comparisons ───────────────────────────────────────────────────────────────────
 
 
 def remove_f_prefix(source: PythonSource, found: Diagnostic) -> Iterator[Fix]:

@@ -198,9 +198,6 @@ class _Module:
         return document.line(document.position(offset, "utf-32").line)
 
 
-# ── names ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def _flakes(module: _Module, path: str | Path) -> _Found:
     name = Path(path).name if str(path) else "text.py"
     for at, message, origin in run_pyflakes(module.pieces, str(path) or "text.py"):
@@ -227,9 +224,6 @@ def _flakes(module: _Module, path: str | Path) -> _Found:
             words = words[:1].upper() + words[1:]
             end = max(end, start)
         yield at, Diagnostic(code, level, words, start, end, subject)
-
-
-# ── imports and attributes of modules ─────────────────────────────────────────────────────────
 
 
 def _imports(module: _Module, project: Project, origin: Path | None) -> _Found:
@@ -290,9 +284,6 @@ def _attributes(module: _Module, project: Project, origin: Path | None) -> _Foun
             names = held[meant]
             if names is not None and attribute not in names:
                 yield at, _no_member("unknown-module-attribute", Level.ERROR, end, attribute, meant)
-
-
-# ── objects of this file ──────────────────────────────────────────────────────────────────────
 
 
 def _own_attributes(module: _Module) -> _Found:

@@ -122,9 +122,6 @@ def separable(pieces: list[CodePiece]) -> bool:
     return True
 
 
-# ── one piece ─────────────────────────────────────────────────────────────────────────────────
-
-
 def _names(piece: CodePiece) -> PieceBindings:
     found = piece.cache.get("names")
     if not isinstance(found, PieceBindings):

@@ -120,9 +120,6 @@ def _candidates(text: str, found: Diagnostic, language: str) -> Iterator[Fix]:
                 yield Fix(f"Close with `{_OPENERS[opener]}`", (Edit(at, at, new),))
 
 
-# ── when to report nothing ───────────────────────────────────────────────────────────────────────
-
-
 _clean: OrderedDict[str, None] = OrderedDict()  # files that parsed whole at some time
 _REMEMBERED = 1000
 
@@ -167,9 +164,6 @@ def _understood(path: Path, language: str, _stamp: int, _size: int) -> bool:
     except (OSError, ValueError):
         return False
     return not find_syntax_slips(text, language)
-
-
-# ── the parsers ───────────────────────────────────────────────────────────────────────────────
 
 
 def _json(text: str) -> Iterator[SyntaxSlip]:

@@ -125,9 +125,6 @@ def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-# ── one generator for each kind of error ───────────────────────────────────────────────────────────
-
-
 def _characters(text: str, document: Document, error: ParseFailure, message: str) -> Iterator[_Candidate]:
     """Typographic characters of pasted code."""
     if "invalid character" not in message and "non-printable" not in message:

@@ -51,8 +51,6 @@ class Refactoring:
         self._sources = OverlaySources(root, overlay or {})
         self._project: Any = None
 
-    # ── refactorings ─────────────────────────────────────────────────────────────────────
-
     def rename(self, path: str, offset: int, name: str) -> RefactoringPlan:
         """Rename the name at `offset` and all its uses. Also modules, at their imports."""
         from rope.refactor.rename import Rename
@@ -154,8 +152,6 @@ class Refactoring:
         if self._project is not None:
             self._project.close()
             self._project = None
-
-    # ── implementation ────────────────────────────────────────────────────────────────────────
 
     def _extract(self, path: str, start: int, end: int, name: str, kind: str) -> RefactoringPlan:
         from rope.refactor import extract

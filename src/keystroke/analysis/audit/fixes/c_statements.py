@@ -175,7 +175,7 @@ def check_arithmetic(site: FixSite, spec: FixSpec) -> FixEdits | None:
     kind = node.kind()
     if kind == "binary_expression":
         left, right, op = node.field("left"), node.field("right"), node.field("operator").text()
-        holder = needed(site.outside_casts(node))
+        holder = needed(ir.outside_casts(node))
         require(holder.kind() in ("init_declarator", "assignment_expression"))
         target = holder.field("declarator") or holder.field("left")
     elif kind == "assignment_expression":
@@ -232,7 +232,7 @@ def initialise(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def release_before_end(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Releases a block at the end of the scope of its variable."""
     node = site.match.node
-    holder = needed(site.outside_casts(node))
+    holder = needed(ir.outside_casts(node))
     require(holder.kind() in ("init_declarator", "assignment_expression"))
     target = holder.field("declarator") or holder.field("left")
     name = target.text().lstrip("* ")

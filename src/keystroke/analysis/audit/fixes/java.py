@@ -19,7 +19,7 @@ from keystroke.analysis.audit.fixes.site import (
     require,
     span,
 )
-from keystroke.analysis.audit.fixes.text_parts import TextComposition, compose
+from keystroke.analysis.audit.fixes.text_parts import TextComposition
 from keystroke.analysis.audit.flow.knowledge import XML_FACTORIES
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
@@ -38,13 +38,8 @@ def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
     call, given = needed(site.call), site.arguments()
     if not given or not isinstance(call.func, ir.AttrExpr):
         raise NoFix
-    written = sql.resolve_variable(site, given[0])
-    statement = needed(compose(written, site.language, site.text))
+    statement = sql.composed_text(site, given[0])
     require(statement.holes)
-    require(
-        span(written) == span(given[0])
-        or all(site.is_unchanged(hole.node, written) for hole in statement.holes)
-    )
     bound = sql.bindable_values(site, statement)
     first = _marks(statement, bound)
     method = site.method
@@ -124,7 +119,7 @@ def _set_behind(
     site: FixSite, call: ir.CallExpr, edits: list[Edit], bound: list[sql.BoundValue], first: int
 ) -> FixEdits | None:
     """Sets the parameters of a prepared statement after its declaration."""
-    declared = needed(site.outside_casts(call.node))
+    declared = needed(ir.outside_casts(call.node))
     if declared.kind() == "resource":
         name, tried = declared.field("name"), declared.parent()
         body = tried.parent().field("body") if tried is not None and tried.parent() is not None else None

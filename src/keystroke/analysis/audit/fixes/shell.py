@@ -19,8 +19,8 @@ from keystroke.analysis.audit.fixes.site import (
     span,
     without_parentheses,
 )
-from keystroke.analysis.audit.fixes.sql import is_text, resolve_variable
-from keystroke.analysis.audit.fixes.text_parts import TextChar, TextComposition, TextHole, compose
+from keystroke.analysis.audit.fixes.sql import composed_text, is_text
+from keystroke.analysis.audit.fixes.text_parts import TextChar, TextComposition, TextHole
 from keystroke.analysis.audit.flow.values import CONSTANT, HOLE
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
@@ -78,10 +78,8 @@ def hole_positions(skeleton: str) -> dict[int, HolePosition]:
 
 def composed_command(site: FixSite, node: ir.Syntax) -> TextComposition:
     """The command composed in a call or in a variable used only there."""
-    written = resolve_variable(site, node)
-    text = needed(compose(written, site.language, site.text))
+    text = composed_text(site, node)
     require(text.holes)
-    require(span(written) == span(node) or all(site.is_unchanged(hole.node, written) for hole in text.holes))
     before = text.skeleton.rsplit(HOLE, 1)[0]
     require(_AGAIN.search(f"{before} ") is None)
     return text

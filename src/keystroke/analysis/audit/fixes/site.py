@@ -112,10 +112,7 @@ class FixSite:
     @property
     def method(self) -> str:
         """The last part of the name of the callee."""
-        func = self.call.func if self.call is not None else None
-        return (
-            func.name if isinstance(func, ir.AttrExpr) else func.id if isinstance(func, ir.NameExpr) else ""
-        )
+        return ir.last_name(self.call.func) if self.call is not None else ""
 
     @property
     def path(self) -> str:
@@ -174,13 +171,6 @@ class FixSite:
         return FixEdits((Edit(offset, offset, text),))
 
     # Enclosing syntax
-
-    def outside_casts(self, node: ir.Syntax) -> ir.Syntax | None:
-        """The closest ancestor that is neither a cast nor a parenthesis."""
-        parent = node.parent()
-        while parent is not None and parent.kind() in ("cast_expression", "parenthesized_expression"):
-            parent = parent.parent()
-        return parent
 
     def enclosing_function(self, node: ir.Syntax) -> ir.Syntax:
         """The innermost enclosing function, or the whole unit."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, needed, require, span
-from keystroke.analysis.audit.fixes.sql import as_text, resolve_variable
+from keystroke.analysis.audit.fixes.sql import as_text, composed_text
 from keystroke.analysis.audit.fixes.text_parts import TextHole, compose
 from keystroke.analysis.audit.flow.values import CONSTANT, HOLE, LOCAL
 from keystroke.analysis.audit.rules.catalog import FixSpec
@@ -63,11 +63,7 @@ def bind_xpath_variables(site: FixSite, spec: FixSpec) -> FixEdits | None:
     call, given = needed(site.call), site.arguments()
     require(not call.kwargs and len(given) == 1 and site.method == "xpath")
     require(any(path == "lxml" or path.startswith("lxml.") for path in site.imports))
-    written = resolve_variable(site, given[0])
-    text = needed(compose(written, site.language, site.text))
-    require(
-        span(written) == span(given[0]) or all(site.is_unchanged(hole.node, written) for hole in text.holes)
-    )
+    text = composed_text(site, given[0])
     skeleton = text.skeleton
     edits: list[Edit] = []
     values: list[str] = []

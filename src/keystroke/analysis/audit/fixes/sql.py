@@ -60,10 +60,8 @@ def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
     require(at < len(given))
     holder, behind = given[at], given[at + 1 :]
     wrapped = _wrapper(site, holder)
-    written = resolve_variable(site, wrapped or holder)
-    statement = needed(compose(written, site.language, site.text))
+    statement = composed_text(site, wrapped or holder)
     require(not behind or _callback_only(site, behind))
-    require(span(written) == span(wrapped or holder) or _still(site, statement))
     mark = needed(_mark(site, wrapped is not None) or ("?" if spec.suggest else None))
     bound = bindable_values(site, statement)
     edits = place_marks(statement, bound, mark)
@@ -71,16 +69,12 @@ def bind_parameters(site: FixSite, spec: FixSpec) -> FixEdits | None:
     return FixEdits((*edits, Edit(end, end, _handed(site, [item.value for item in bound], mark))))
 
 
-def resolve_variable(site: FixSite, node: ir.Syntax) -> ir.Syntax:
-    """The expression itself, or the one assigned to a variable used only here."""
-    if node.kind() == "identifier":
-        return site.definition(node) or node
-    return node
-
-
-def _still(site: FixSite, statement: TextComposition) -> bool:
-    """Whether the values of a statement built earlier are unchanged where it is executed."""
-    return all(site.is_unchanged(hole.node, statement.node) for hole in statement.holes)
+def composed_text(site: FixSite, node: ir.Syntax) -> TextComposition:
+    """The text composed here, or in a variable used only here if its values are unchanged since."""
+    written = (site.definition(node) if node.kind() == "identifier" else None) or node
+    text = needed(compose(written, site.language, site.text))
+    require(span(written) == span(node) or all(site.is_unchanged(hole.node, written) for hole in text.holes))
+    return text
 
 
 def _wrapper(site: FixSite, node: ir.Syntax) -> ir.Syntax | None:

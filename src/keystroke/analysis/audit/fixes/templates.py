@@ -91,14 +91,7 @@ def _fill(template: str, call: ir.CallExpr, text: str) -> str:
         if name == "base" and isinstance(call.func, ir.AttrExpr):
             return _source(call.func.base.node, text)
         if name == "method":
-            func = call.func
-            return (
-                func.name
-                if isinstance(func, ir.AttrExpr)
-                else func.id
-                if isinstance(func, ir.NameExpr)
-                else ""
-            )
+            return ir.last_name(call.func)
         if name == "callee":
             start, end = callee_span(call)
             return text[start:end]

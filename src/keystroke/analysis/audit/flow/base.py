@@ -48,9 +48,8 @@ class CallEvent:
 class FlowListener:
     """Receives the events of a walk; every method may be left unimplemented."""
 
-    call_site: tuple[ir.Syntax, frozenset[str]] | None = (
-        None  # the inlined call, and the rules reported in the called function itself
-    )
+    # The inlined call, and the rules reported in the called function itself.
+    call_site: tuple[ir.Syntax, frozenset[str]] | None = None
     match_count = 0  # grows with each match
 
     def on_call(self, event: CallEvent) -> Value | None:
@@ -85,6 +84,18 @@ class FlowListener:
 
 class FlowBase:
     """State and helpers of a walk."""
+
+    # Subclasses implement these.
+    eval: Callable[[ir.Expr], Value]
+    declared_value: Callable[[str, Value], Value]
+    run: Callable[[list[ir.Stmt]], bool]
+    narrow: Callable[[ir.Expr, bool], None]
+    mark_clean: Callable[[ir.Expr, frozenset[str]], None]
+    element_of: Callable[[Value], Value]
+    join_path: Callable[[list[Value]], Value]
+    store_item: Callable[[str, Any, Value], None]
+    eval_closure: Callable[[ir.ClosureExpr, Value | None, tuple[str, ...]], Value]
+    inline_call: Callable[[ir.Function, list[Value]], Value | None]
 
     def __init__(
         self, language: str, knowledge: Knowledge, listener: FlowListener, env: Env | None = None
@@ -140,11 +151,6 @@ class FlowBase:
         finally:
             self.silent -= 1
 
-    # Implemented by subclasses
-
-    def eval(self, expr: ir.Expr) -> Value:
-        raise NotImplementedError
-
     def pointed_variable(self, expr: ir.Expr) -> str | None:
         """The variable whose memory an expression points into."""
         return key_of(expr)
@@ -152,32 +158,3 @@ class FlowBase:
     def aliases_of(self, block: int) -> list[str]:
         """The variables that point into a block of memory."""
         return []
-
-    def declared_value(self, kind: str, value: Value) -> Value:
-        raise NotImplementedError
-
-    def run(self, stmts: list[ir.Stmt]) -> bool:
-        raise NotImplementedError
-
-    def narrow(self, test: ir.Expr, truth: bool) -> None:
-        raise NotImplementedError
-
-    def mark_clean(self, expr: ir.Expr, uses: frozenset[str]) -> None:
-        raise NotImplementedError
-
-    def element_of(self, whole: Value) -> Value:
-        raise NotImplementedError
-
-    def join_path(self, args: list[Value]) -> Value:
-        raise NotImplementedError
-
-    def store_item(self, holder: str, key: Any, value: Value) -> None:
-        raise NotImplementedError
-
-    def eval_closure(
-        self, expr: ir.ClosureExpr, first: Value | None = None, roles: tuple[str, ...] = ()
-    ) -> Value:
-        raise NotImplementedError
-
-    def inline_call(self, function: ir.Function, args: list[Value]) -> Value | None:
-        raise NotImplementedError

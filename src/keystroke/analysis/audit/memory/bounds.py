@@ -52,7 +52,7 @@ class BoundsMatcher(RuleMatcher):
                 continue
             bound = flow.eval_silently(other)
             if isinstance(side, ir.CallExpr) and isinstance(side.func, ir.NameExpr | ir.AttrExpr):
-                name = side.func.id if isinstance(side.func, ir.NameExpr) else side.func.name
+                name = ir.last_name(side.func)
                 if name in LIBRARY.lengths and effective in ("<", "<=", "=="):
                     inner = (
                         side.args[0]

@@ -80,7 +80,7 @@ class LifetimeMatcher(CopyMatcher):
 
     def check_sizeof_pointer(self, event: CallEvent) -> None:
         """Reports `p = malloc(sizeof(p))`, which allocates the size of a pointer."""
-        node = _outside_casts(event.call.node)
+        node = ir.outside_casts(event.call.node)
         if node is None or node.kind() not in ("assignment_expression", "init_declarator"):
             return
         target = (node.field("left") or node.field("declarator")).text().lstrip("* ")
@@ -113,7 +113,7 @@ class LifetimeMatcher(CopyMatcher):
     def check_realloc(self, event: CallEvent) -> None:
         """Reports `p = realloc(p, n)`, which loses the old block on failure; otherwise the block escapes."""
         old = event.args[0]
-        node = _outside_casts(event.call.node)
+        node = ir.outside_casts(event.call.node)
         if (
             node is not None
             and node.kind() == "assignment_expression"
@@ -337,13 +337,6 @@ class LifetimeMatcher(CopyMatcher):
             and bool(self.flow.functions)
             and (stmt.pointer or _SCALAR.fullmatch(stmt.type.strip()) is not None)
         )
-
-
-def _outside_casts(node: ir.Syntax) -> ir.Syntax | None:
-    parent = node.parent()
-    while parent is not None and parent.kind() in ("cast_expression", "parenthesized_expression"):
-        parent = parent.parent()
-    return parent
 
 
 def _tested(node: ir.Syntax) -> bool:

@@ -31,10 +31,8 @@ class PointerFlow(DataFlow):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.call_stack: list[ir.CallExpr] = []
-        self.inlined_calls = 0  # number of inlined calls
-        self.rules_broken_by: Callable[[str], frozenset[str]] | None = (
-            None  # the rules that a function breaks by itself
-        )
+        self.inlined_calls = 0
+        self.rules_broken_by: Callable[[str], frozenset[str]] | None = None  # by a function itself
 
     def pointed_variable(self, expr: ir.Expr) -> str | None:
         """The variable whose memory an expression points into."""

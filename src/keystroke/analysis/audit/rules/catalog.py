@@ -16,20 +16,10 @@ from typing import Any
 import msgspec
 
 from keystroke.analysis.audit.finding import Severity
-from keystroke.analysis.audit.flow.knowledge import Globs
+from keystroke.analysis.audit.flow.knowledge import Globs, family_of
 from keystroke.errors import ConfigError, NotFound
 
-_FOLDERS = {
-    "python": ("python",),
-    "javascript": ("javascript",),
-    "typescript": ("javascript",),
-    "tsx": ("javascript",),
-    "c": ("c",),
-    "cpp": ("c", "cpp"),
-    "go": ("go",),
-    "java": ("java",),
-}
-LANGUAGES = tuple(_FOLDERS)
+LANGUAGES = ("python", "javascript", "typescript", "tsx", "c", "cpp", "go", "java")
 _TEST_WORDS = """
 any missing present const literal true false none falsy truthy numeric text single runaway foreign dynamic
 tainted remote built built-tainted built-remote built-dynamic
@@ -141,22 +131,14 @@ class Rule(_RuleTable, frozen=True, rename={"conditions": "when", "fixes": "fix"
         if not re.fullmatch(r"[a-z]+(?:-[a-z0-9]+)+", self.id):
             raise ValueError("an id is lower-case words joined by hyphens")
 
-    @property
-    def bad(self) -> tuple[str, ...]:
-        return self.tests.bad
-
-    @property
-    def good(self) -> tuple[str, ...]:
-        return self.tests.good
-
 
 @cache
 def load_rules(language: str) -> tuple[Rule, ...]:
     """All rules for a language, ordered by id."""
-    if language not in _FOLDERS:
+    if language not in LANGUAGES:
         raise NotFound(f"there are no audit rules for {language!r}; known languages: {', '.join(LANGUAGES)}")
     rules: list[Rule] = []
-    for folder in _FOLDERS[language]:
+    for folder in ("c", "cpp") if language == "cpp" else (family_of(language),):
         for source in files(__package__).joinpath(folder).iterdir():
             if source.name.endswith(".toml"):
                 rules.extend(parse_rules(source.read_text(encoding="utf-8"), folder, source.name))

@@ -62,8 +62,8 @@ def _numbers(rule: Rule) -> str:
 def _section(rule: Rule) -> list[str]:
     fence = {"javascript": "javascript", "cpp": "cpp"}.get(rule.language, rule.language)
     lines = [f"### {rule.id}", "", f"{rule.message} {rule.why}", ""]
-    lines += ["Found:", "", f"```{fence}", rule.bad[0].strip("\n"), "```", ""]
-    lines += ["Not found:", "", f"```{fence}", rule.good[0].strip("\n"), "```", ""]
+    lines += ["Found:", "", f"```{fence}", rule.tests.bad[0].strip("\n"), "```", ""]
+    lines += ["Not found:", "", f"```{fence}", rule.tests.good[0].strip("\n"), "```", ""]
     if rule.fixes:
         lines += [f"Fix: {'; '.join(fix.title for fix in rule.fixes)}.", ""]
     lines += [" · ".join(f"<{link}>" for link in rule.references), ""]

@@ -227,3 +227,16 @@ class Function:
     body: list[Stmt]
     decorators: list[Expr] = field(default_factory=list)
     returns: str = ""
+
+
+def last_name(expr: Expr | None) -> str:
+    """The name, or the last part of a dotted name; "" for other expressions."""
+    return expr.name if isinstance(expr, AttrExpr) else expr.id if isinstance(expr, NameExpr) else ""
+
+
+def outside_casts(node: Syntax) -> Syntax | None:
+    """The closest ancestor that is neither a cast nor a parenthesis."""
+    parent = node.parent()
+    while parent is not None and parent.kind() in ("cast_expression", "parenthesized_expression"):
+        parent = parent.parent()
+    return parent
