@@ -620,6 +620,7 @@ def draft_head(
     invocation.console.table(("what", "measured"), rows)
 
 
+@app.command("adapter-lessons", hidden=True)  # the name of earlier releases
 @app.command("adapter-examples")
 def adapter_examples(
     ctx: typer.Context,
@@ -703,7 +704,9 @@ def adapter_data(
 def adapter(
     ctx: typer.Context,
     model: Base,
-    examples: Annotated[list[Path], typer.Option(help="Examples (.npz); may be repeated.")],
+    examples: Annotated[
+        list[Path], typer.Option("--examples", "--lessons", help="Examples (.npz); may be repeated.")
+    ],
     run: Run,
     begin: Annotated[
         Path | None, typer.Option(help="An adapter to continue from, with other examples.", exists=True)

@@ -128,6 +128,18 @@ def test_the_programs_own_folders_are_hidden_from_every_command(
     assert "ended" in ended.output
 
 
+def test_a_folder_beside_thousands_of_others_can_be_hidden(sandbox: Sandbox, tmp_path: Path) -> None:
+    for number in range(1500):
+        (tmp_path / f"{number:04}-{'x' * 120}").mkdir()
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "key").write_text("hush")
+    (tmp_path / "workspace").mkdir()
+    policy = SandboxPolicy(tmp_path / "workspace", hidden=(tmp_path / "secret",))
+    ended = sandbox.run(["sh", "-c", f"cat {tmp_path}/secret/key; echo ended"], policy, QUICK)
+    assert "hush" not in ended.output
+    assert "ended" in ended.output
+
+
 def test_a_workspace_inside_a_folder_of_the_program_stays_usable(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

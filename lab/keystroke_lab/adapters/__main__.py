@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda")
     steps = parser.add_subparsers(dest="step", required=True)
     train = steps.add_parser("train")
-    train.add_argument("--examples", type=Path, action="append", required=True)
+    train.add_argument("--examples", "--lessons", type=Path, action="append", required=True)
     train.add_argument("--run", type=Path, required=True)
     train.add_argument("--facts", type=Path, required=True, help="the manifest that was written with them")
     train.add_argument("--seconds", type=float, default=600.0)

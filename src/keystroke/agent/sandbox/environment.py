@@ -7,6 +7,7 @@ are known to be harmless are passed on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
@@ -64,11 +65,10 @@ def program_folders() -> tuple[Path, ...]:
         platformdirs.user_cache_path("keystroke", appauthor=False),
         platformdirs.user_state_path("keystroke", appauthor=False),
     )
-    try:
+    chosen: tuple[Path, ...] = ()
+    with contextlib.suppress(ConfigError):  # reported elsewhere; the usual folders are hidden all the same
         paths = load_settings().paths
         chosen = (paths.models, paths.cache, paths.state)
-    except ConfigError:  # the command line has said so; the usual folders are hidden all the same
-        chosen = ()
     return tuple({path.resolve(): None for path in (*usual, *chosen) if path.is_dir()})
 
 

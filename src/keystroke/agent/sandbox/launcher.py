@@ -45,8 +45,12 @@ _LL_SCOPES = 0b11  # abstract sockets, signals
 
 
 def main() -> None:
-    spec = json.loads(sys.argv[1])
-    command = sys.argv[2:]
+    given, command = sys.argv[1], sys.argv[2:]
+    if given.startswith("@"):  # too long for an argument
+        with open(given[1:], encoding="utf-8") as file:
+            given = file.read()
+        os.unlink(file.name)
+    spec = json.loads(given)
     try:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         _limit(spec)

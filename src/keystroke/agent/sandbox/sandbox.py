@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import socket
 import sys
@@ -37,6 +38,7 @@ from keystroke.engine.base import Interrupt
 from keystroke.errors import InputError, KeystrokeError, UsageError
 
 FORCE = "KEYSTROKE_SANDBOX"  # selects a mechanism, or none
+_LONGEST_ARGUMENT = 100_000  # Linux takes 128 KiB; a longer policy is handed over in a file
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
 _EMPTIED = ("/tmp", "/run", "/var/tmp", "/dev/shm")
 _PROBE = """
@@ -161,7 +163,12 @@ class Sandbox:
             spec["readable"] = [str(path) for path in paths_excluding(policy.hidden)]
             spec["writable"] = [str(policy.root), str(scratch), *(f"/dev/{name}" for name in _DEVICES)]
         own = 2 if self.kind is SandboxKind.NAMESPACES else 1
-        return [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec), *argv], own
+        given = json.dumps(spec)
+        if len(given) > _LONGEST_ARGUMENT:
+            handed = scratch / f".policy-{secrets.token_hex(8)}"
+            handed.write_text(given, encoding="utf-8")
+            given = f"@{handed}"
+        return [sys.executable, "-I", "-S", launcher.__file__, given, *argv], own
 
 
 def _without_program_folders(policy: SandboxPolicy) -> SandboxPolicy:

@@ -45,6 +45,8 @@ class JournalEntry(msgspec.Struct, frozen=True):
 
 
 class Journal:
+    """The edits of one workspace that can be undone, one file each, newest last."""
+
     def __init__(self, state: Path, workspace: Workspace) -> None:
         self._workspace = workspace
         self._folder = state / "undo" / digest(os.fsencode(workspace.root))[:16]

@@ -178,8 +178,8 @@ def _rules(action: str, names: list[str], form: Format) -> None:
         raise UsageError("--rules takes `list`, or `show` and the name of one rule")
     rule = find_rule(names[0])
     if form is Format.JSON:
-        names = ("severity", "title", "message", "why", "references")
-        known_fields = {name: getattr(rule, name) for name in names}
+        fields = ("severity", "title", "message", "why", "references")
+        known_fields = {name: getattr(rule, name) for name in fields}
         _write_json({"rule": rule.id, "cwes": [rule.cwe, *rule.also], **known_fields})
         return
     links = "\n".join(rule.references)
