@@ -37,11 +37,11 @@ SETTLED = 0.12  # seconds without a key before it begins: on a CPU both models u
 READING = 4.0  # seconds that reading its context may take
 LEAST = 256  # tokens of context, however slow the machine
 
-OnOpinion = Callable[["CompletionRequest", Opinion, Extent, Receipt], None]
+OnOpinion = Callable[["SuggestionRequest", Opinion, Extent, Receipt], None]
 
 
 @dataclass(slots=True)
-class CompletionRequest:
+class SuggestionRequest:
     """A request for a completion. `text` and `cursor` are the buffer's, or those after the editor's own
     selected list entry is inserted (`selected`, which the answer then begins with)."""
 
@@ -57,7 +57,7 @@ class CompletionRequest:
 
 @dataclass(slots=True)
 class _OpinionRun:
-    request: CompletionRequest
+    request: SuggestionRequest
     stream: SuggestionStream
     work: Work
     typed: bool = False  # keys came that agree with it
@@ -126,7 +126,7 @@ class SecondOpinion:
             if cursor is None or cursor > len(text) or run.stream.typed_length(text, cursor) is None:
                 self._stop()
 
-    def request(self, request: CompletionRequest) -> None:
+    def request(self, request: SuggestionRequest) -> None:
         """Give an opinion on this answer once typing pauses."""
         self._cancel_timer()
         if self._run is None or self._run.request.text != request.text:
@@ -146,7 +146,7 @@ class SecondOpinion:
         if run is not None:
             run.work.cancel(Interrupted("The text went another way."))
 
-    def _begin(self, request: CompletionRequest) -> None:
+    def _begin(self, request: SuggestionRequest) -> None:
         self._timer = None
         self._stop()
         service = self._fast.service

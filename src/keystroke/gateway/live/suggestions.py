@@ -33,7 +33,7 @@ from keystroke.gateway.access.limits import Permit
 from keystroke.gateway.live.mirror import BufferMirror
 from keystroke.gateway.live.model_access import ModelAccess
 from keystroke.gateway.live.outcomes import BufferOutcomes
-from keystroke.gateway.live.second_opinion import CompletionRequest, SecondOpinion
+from keystroke.gateway.live.second_opinion import SecondOpinion, SuggestionRequest
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.scheduler import Job
@@ -86,7 +86,7 @@ class SuggestionRunner:
         self._remote = model.entry.model is None
         self._run: SuggestionRun | None = None
         self._admission: asyncio.Task[None] | None = None  # where the budget is shared with other gateways
-        self._pending: CompletionRequest | None = None
+        self._pending: SuggestionRequest | None = None
         self._shown: OrderedDict[str, tuple[str, str]] = OrderedDict()  # id: the line, and what was shown
         self._last_key = 0.0  # perf_counter
         self._idle: asyncio.TimerHandle | None = None
@@ -137,7 +137,7 @@ class SuggestionRunner:
         if self._pending is not None:
             self._finish(WithheldCompletion(WithheldReason.SUPERSEDED))
         began = self._last_key if self._last_key and now - self._last_key < 1.0 else now
-        pending = CompletionRequest(
+        pending = SuggestionRequest(
             request.id, request.version, mirror.text, request.cursor, request.invoked, began
         )
         if request.version == mirror.version:
@@ -345,7 +345,7 @@ class SuggestionRunner:
                 self._generate(following, Priority.BACKGROUND)
 
     def _request_second_opinion(
-        self, request: CompletionRequest, answer: ShownCompletion | WithheldCompletion
+        self, request: SuggestionRequest, answer: ShownCompletion | WithheldCompletion
     ) -> None:
         request.shown = answer.text if isinstance(answer, ShownCompletion) else ""
         is_open = isinstance(answer, WithheldCompletion) and answer.reason in _OPEN
@@ -353,7 +353,7 @@ class SuggestionRunner:
             self._second.request(request)
 
     def _send_opinion(
-        self, request: CompletionRequest, opinion: Opinion, extent: Extent, receipt: Receipt
+        self, request: SuggestionRequest, opinion: Opinion, extent: Extent, receipt: Receipt
     ) -> None:
         """Send the larger model's opinion if the text it read is still current."""
         if request.version != self._mirror.version:
@@ -375,7 +375,7 @@ class SuggestionRunner:
         )
 
     def _suggestion(
-        self, pending: CompletionRequest, answer: ShownCompletion, run: SuggestionRun | None
+        self, pending: SuggestionRequest, answer: ShownCompletion, run: SuggestionRun | None
     ) -> live.Suggestion:
         if run is not None:
             source = "computed" if run.began >= pending.arrived - 0.001 else "continued"
@@ -393,12 +393,12 @@ class SuggestionRunner:
             receipt=self._receipt(pending, run, source),
         )
 
-    def _place(self, request: CompletionRequest) -> dict[str, Any]:
+    def _place(self, request: SuggestionRequest) -> dict[str, Any]:
         """The fields that name a request in its answer."""
         return {"id": request.id, "buffer": self._mirror.name, "version": request.version}
 
     def _receipt(
-        self, pending: CompletionRequest, run: SuggestionRun | None, source: Any
+        self, pending: SuggestionRequest, run: SuggestionRun | None, source: Any
     ) -> live.LiveReceipt:
         total = _milliseconds_since(pending.arrived)
         if run is None:
@@ -448,7 +448,7 @@ class SuggestionRunner:
             self._warm_up()
 
 
-def _insert_selected(pending: CompletionRequest, request: live.Complete) -> None:
+def _insert_selected(pending: SuggestionRequest, request: live.Complete) -> None:
     """Insert what the editor's own list has selected. Raises InputError for a cursor outside the text."""
     if request.cursor > len(pending.text):
         raise InputError(
