@@ -1,4 +1,4 @@
-"""Where gateways share a store, whoever is told that a response has ended finds it there."""
+"""Whoever is told that a stored response has ended finds it stored, or is told that it is not."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ ENDS = ("response.completed", "response.incomplete", "response.failed", "respons
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RunningServer]:
     with serving(scripted_model(echo, step_cost=0.005), folder=tmp_path) as running:
-        assert running.gateway.store is not None
-        running.gateway.store.durable = True
         yield running
 
 
@@ -56,6 +54,29 @@ def test_a_whole_response_is_stored_when_it_is_given(server: RunningServer, tmp_
     told = httpx.post(f"{server.url}/v1/responses", json={"model": "auto", "input": "hello"}).json()
     assert told["status"] == "completed"
     assert stored(tmp_path, told["id"])
+
+
+def test_what_cannot_be_committed_is_not_called_stored(server: RunningServer, tmp_path: Path) -> None:
+    def answer() -> dict[str, Any]:
+        body = {"model": "auto", "input": "hello", "store": True}
+        given: dict[str, Any] = httpx.post(f"{server.url}/v1/responses", json=body, timeout=60).json()
+        return given
+
+    assert answer()["store"] is True
+    other = sqlite3.connect(tmp_path / "gateway.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    try:
+        locked = answer()
+        assert locked["status"] == "completed"
+        assert locked["store"] is False
+        assert "cannot be stored" in answer()["error"]["message"]
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+    for _ in range(600):
+        if (again := answer()).get("store"):
+            break
+    assert stored(tmp_path, again["id"])
 
 
 async def test_a_steered_turn_and_its_successor_each_end_once_and_in_order(

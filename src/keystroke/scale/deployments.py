@@ -97,7 +97,6 @@ class GatewayDeployment:
         name = serve.get_replica_context().replica_id.unique_id
         start_tracing(settings.scale.traces, "gateway")
         store = await asyncio.to_thread(open_store, settings)
-        store.durable = True
         entries = []
         for at, (model, table) in enumerate(tables.items()):
             if table.engine == "remote":

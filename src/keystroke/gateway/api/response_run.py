@@ -375,10 +375,10 @@ class ResponseRun:
     # Ending
 
     def _send(self, messages: list[Any]) -> None:
-        """Send messages to the client. Where other gateways read the same store, a final event waits until
-        the response is committed: a client that saw it end finds it, whatever happens to this gateway."""
+        """Send messages to the client. The final event of a response that is stored waits for the commit: a
+        client that saw it end finds it, whatever happens to this gateway."""
         store, answer = self._owner.store, self._answer
-        durable = store is not None and store.durable and bool(self.response.store)
+        durable = store is not None and store.retention_days > 0 and bool(self.response.store)
         # A steered response has a successor: its end is not the last event.
         if answer is not None and not answer.ended:
             self._stored = False
@@ -403,9 +403,14 @@ class ResponseRun:
         store = self._owner.store
         assert store is not None
         store.save_response(self.caller.id, self._own_items, self.response)
-        await store.flush()
+        committed = await store.flush()
         held, self._held = self._held or [], None
         self._stored = True
+        if not committed:  # locked or full: the client must not rely on it
+            self.response.store = False
+            for event in held:
+                if isinstance(event, events.TERMINAL):
+                    event.response.store = False
         self._sink(held)
         self._end_response(outcome, item)
 

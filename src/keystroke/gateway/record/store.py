@@ -27,7 +27,7 @@ from keystroke.config import Settings
 from keystroke.errors import NotFound, Unavailable
 from keystroke.gateway.access.keys import Key
 from keystroke.gateway.record.tables import KEYS, RESPONSES, USAGE, open_database
-from keystroke.gateway.record.writer import ResponseRecord, StoreWriter, UsageRecord
+from keystroke.gateway.record.writer import FLUSH_SECONDS, ResponseRecord, StoreWriter, UsageRecord
 from keystroke.protocol.faults import PreviousResponseNotFound
 from keystroke.protocol.items import Item
 from keystroke.protocol.response import Incomplete, Receipt, Response
@@ -78,7 +78,6 @@ class Store:
 
     def __init__(self, url: str, *, retention_days: int = 30, quota_mb: int = 0) -> None:
         self.retention_days = retention_days
-        self.durable = False  # other gateways read it: commit a response before reporting its end
         self.engine = open_database(url)
         self._writer = StoreWriter(self.engine, quota_mb << 20)
         self._me = f"{socket.gethostname()[:80]}:{os.getpid()}"
@@ -119,8 +118,20 @@ class Store:
         self._writer.put(UsageRecord(identity, key_id, key_name, status, paid, time.time(), live))
 
     async def flush(self) -> bool:
-        """Wait until everything queued so far was tried; whether it is committed."""
-        return await self.run_in_thread(self._writer.flush)
+        """Wait until everything queued so far was tried; whether it is committed. Calls that wait at the same
+        time share a commit."""
+        loop = asyncio.get_running_loop()
+        committed: asyncio.Future[bool] = loop.create_future()
+
+        def report(result: bool) -> None:
+            if not committed.done():
+                committed.set_result(result)
+
+        self._writer.notify(lambda result: loop.call_soon_threadsafe(report, result))
+        try:
+            return await asyncio.wait_for(committed, FLUSH_SECONDS)
+        except TimeoutError:
+            return False
 
     async def run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run a blocking method of this store in one of its own threads."""

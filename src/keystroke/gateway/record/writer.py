@@ -6,13 +6,14 @@ with growing pauses; `failing` is True meanwhile. A key over its quota loses its
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from keystroke.protocol.response import Receipt, Response
 
 log = logging.getLogger("keystroke.store")
 
+FLUSH_SECONDS = 30.0  # that a caller waits for a commit
 LAST_TRIES = 10.0  # seconds for uncommitted rows at shutdown
 WAITING = 100_000  # usage rows kept in memory while the database cannot be written
 _PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -95,9 +97,19 @@ class StoreWriter:
 
     def flush(self) -> bool:
         """Wait until everything queued so far was tried; whether it is committed."""
-        flush = _Flush()
-        self._queue.put(flush)
-        return self._thread.is_alive() and flush.done.wait(30) and flush.committed
+        done, results = threading.Event(), [False]
+
+        def report(result: bool) -> None:
+            results[0] = result
+            done.set()
+
+        self.notify(report)
+        return self._thread.is_alive() and done.wait(FLUSH_SECONDS) and results[0]
+
+    def notify(self, on_tried: Callable[[bool], object]) -> None:
+        """Call `on_tried` on the writer's thread once everything queued so far was tried, with whether it is
+        committed."""
+        self._queue.put(_Flush(on_tried))
 
     def close(self) -> None:
         self._queue.put(None)
@@ -118,8 +130,8 @@ class StoreWriter:
             else:
                 tries, self.failing = tries + 1, True
             for flush in flushes:
-                flush.committed = not self.failing
-                flush.done.set()
+                with contextlib.suppress(RuntimeError):  # whoever waited has closed its loop
+                    flush.on_tried(not self.failing)
             if deadline < float("inf") and (not batch.rows or time.monotonic() > deadline):
                 if batch.rows:
                     log.error("%d rows could not be stored before the end", batch.rows)
@@ -218,10 +230,9 @@ class StoreWriter:
                 del self.pending[identity]
 
 
+@dataclass(frozen=True, slots=True)
 class _Flush:
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.committed = False
+    on_tried: Callable[[bool], object]
 
 
 def _replace(connection: sa.Connection, table: sa.Table, rows: Mapping[str, Mapping[str, Any]]) -> None:
