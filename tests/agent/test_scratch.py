@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from keystroke.agent.workspace.scratch import PREFIX, _make_writable, remove_abandoned, task_folder
+from keystroke.agent.workspace.scratch import PREFIX, remove, remove_abandoned, task_folder
 
 _HOLDS = """
 import sys
@@ -66,9 +66,35 @@ def test_removing_a_folder_changes_nothing_behind_its_links(tmp_path: Path) -> N
     inside = tmp_path / "folder" / "link"
     inside.parent.mkdir()
     inside.symlink_to(outside)
-    _make_writable(os.unlink, str(inside), None)
-    assert not inside.is_symlink()
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "folder" / "to-a-folder").symlink_to(tmp_path / "kept")
+    remove(inside.parent)
+    assert not inside.parent.exists()
     assert outside.stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "kept").is_dir()
+
+
+def test_a_nest_of_folders_deeper_than_any_path_is_removed(tmp_path: Path) -> None:
+    top = tmp_path / "folder"
+    top.mkdir()
+    here = os.open(top, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("a-folder-in-a-folder", dir_fd=here)
+        below = os.open("a-folder-in-a-folder", os.O_RDONLY, dir_fd=here)
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=below))
+        os.fchmod(here, 0o500)
+        os.close(here)
+        here = below
+    os.close(here)
+    remove(top)
+    assert not top.exists()
+
+
+def test_removing_what_is_not_there_is_no_error(tmp_path: Path) -> None:
+    remove(tmp_path / "nothing")
+    (tmp_path / "file").write_text("")
+    remove(tmp_path / "file")
+    assert (tmp_path / "file").exists()
 
 
 # ── a disk that is really full ────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ from keystroke.errors import InputError
 
 PREFIX = "keystroke-task-"
 _LOCK = ".lock"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
@@ -51,8 +52,44 @@ def remove_abandoned(parent_folder: Path) -> list[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with its contents, also read-only ones. Never raises."""
-    shutil.rmtree(folder, onerror=_make_writable)
+    """Remove a folder with its contents, also read-only ones and nests of any depth. Never raises, never
+    follows a link, and does not recurse: folders inside others are moved to the top first."""
+    with contextlib.suppress(OSError):
+        top = os.open(folder, _FOLDER)
+        try:
+            waiting = _empty(top, top)
+            while waiting:
+                name = waiting.pop()
+                with contextlib.suppress(OSError):
+                    inner = os.open(name, _FOLDER, dir_fd=top)
+                    try:
+                        waiting += _empty(inner, top)
+                    finally:
+                        os.close(inner)
+                    os.rmdir(name, dir_fd=top)
+        finally:
+            os.close(top)
+        os.rmdir(folder)
+
+
+def _empty(folder: int, top: int) -> list[str]:
+    """Remove the files of an open folder and move its folders to `top`; returns the names they have there."""
+    os.fchmod(folder, 0o700)
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    moved = []
+    for name, is_folder in found:
+        with contextlib.suppress(OSError):
+            if not is_folder:
+                os.unlink(name, dir_fd=folder)
+                continue
+            os.chmod(name, 0o700, dir_fd=folder)  # a folder that cannot be written cannot be moved or opened
+            if folder != top:
+                place = f".{secrets.token_hex(8)}"
+                os.rename(name, place, src_dir_fd=folder, dst_dir_fd=top)
+                name = place
+            moved.append(name)
+    return moved
 
 
 def _create(parent_folder: Path) -> tuple[Path, int]:
@@ -95,11 +132,3 @@ def _is_abandoned(folder: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
-
-
-def _make_writable(_act: object, path: str, _error: object) -> None:
-    with contextlib.suppress(OSError):
-        os.chmod(os.path.dirname(path), 0o700)
-        if not os.path.islink(path):  # never change the target of a link
-            os.chmod(path, 0o700)
-        (os.rmdir if os.path.isdir(path) and not os.path.islink(path) else os.unlink)(path)
