@@ -121,6 +121,7 @@ def test_the_programs_own_folders_are_hidden_from_every_command(
         secrets.append((folder if name == "elsewhere" else folder / "keystroke") / "gateways" / "token")
         secrets[-1].parent.mkdir(parents=True)
         secrets[-1].write_text("hush")
+    (tmp_path / "data" / "keystroke" / "models").mkdir()  # a folder inside a hidden one
     (tmp_path / "workspace").mkdir()
     policy = SandboxPolicy(tmp_path / "workspace", network=True)
     ended = sandbox.run(["sh", "-c", f"cat {' '.join(map(str, secrets))}; echo ended"], policy, QUICK)

@@ -69,7 +69,8 @@ def program_folders() -> tuple[Path, ...]:
     with contextlib.suppress(ConfigError):  # reported elsewhere; the usual folders are hidden all the same
         paths = load_settings().paths
         chosen = (paths.models, paths.cache, paths.state)
-    return tuple({path.resolve(): None for path in (*usual, *chosen) if path.is_dir()})
+    found = {path.resolve() for path in (*usual, *chosen) if path.is_dir()}
+    return tuple(path for path in sorted(found) if found.isdisjoint(path.parents))
 
 
 def secret_files(folder: Path, patterns: Iterable[str], most: int = 200_000) -> tuple[Path, ...]:

@@ -178,7 +178,7 @@ def _enter_namespaces(spec: dict[str, Any]) -> None:
     for hidden in spec["hidden"]:
         if os.path.isdir(hidden):
             _mount("tmpfs", hidden, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=4096,mode=700")
-        else:
+        elif os.path.lexists(hidden):  # a mount above may have covered it already
             _mount("/dev/null", hidden, None, _MS_BIND)
     for descriptor in sources.values():
         os.close(descriptor)

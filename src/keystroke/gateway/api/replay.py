@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from keystroke.errors import Interrupted
+from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api.answer import Sink
 from keystroke.protocol.events import Created, TextDelta
 from keystroke.protocol.faults import ResponseNotFound
-
-if TYPE_CHECKING:
-    from keystroke.gateway.api.response_run import ResponseRun
 
 WINDOW = 60.0  # seconds within which a client has to reconnect
 BYTES = 16 << 20  # of one run's events; the oldest are dropped first
@@ -26,10 +23,24 @@ ALL = 256 << 20  # of all runs' events together
 _EVENT = 400  # bytes of an event beside its text
 
 
-class Replay:
+class ResumableRun(Protocol):
+    """The run whose events are kept."""
+
+    caller: Caller
+    over: asyncio.Event
+
+    def cancel(self, reason: KeystrokeError | None = None) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+RunT = TypeVar("RunT", bound=ResumableRun)
+
+
+class Replay(Generic[RunT]):
     """`outlives`: the run continues without a reader (a background response)."""
 
-    def __init__(self, run: ResponseRun, owner: Replays, sink: Sink, *, outlives: bool) -> None:
+    def __init__(self, run: RunT, owner: Replays[RunT], sink: Sink, *, outlives: bool) -> None:
         self.run = run
         self.bytes = 0
         self._owner, self._outlives = owner, outlives
@@ -120,14 +131,14 @@ class Replay:
         self._cut = True
 
 
-class Replays:
+class Replays(Generic[RunT]):
     """The replays of all runs, by response id."""
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._by_id: OrderedDict[str, Replay] = OrderedDict()
+        self._by_id: OrderedDict[str, Replay[RunT]] = OrderedDict()
 
-    def register(self, response_id: str, replay: Replay) -> None:
+    def register(self, response_id: str, replay: Replay[RunT]) -> None:
         self._by_id[response_id] = replay
         while self.bytes > ALL:
             over = next((r for r in self._by_id.values() if r.run.over.is_set()), None)
@@ -135,7 +146,7 @@ class Replays:
                 return
             self.discard(over)
 
-    def find_run(self, response_id: str, caller: Caller) -> ResponseRun:
+    def find_run(self, response_id: str, caller: Caller) -> RunT:
         """The run whose events can be resumed. Raises ResponseNotFound, also for one of another caller."""
         replay = self._by_id.get(response_id)
         if replay is None or replay.run.caller.id != caller.id:
@@ -145,7 +156,7 @@ class Replays:
             )
         return replay.run
 
-    def discard(self, replay: Replay) -> None:
+    def discard(self, replay: Replay[RunT]) -> None:
         replay.close()
         for name in [name for name, held in self._by_id.items() if held is replay]:
             del self._by_id[name]

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from msgspec import UNSET
 
@@ -23,8 +23,9 @@ from keystroke.gateway.access.limits import Permit
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import RunningAnswer, Sink
 from keystroke.gateway.api.answer_form import AnswerForm, answer_form, constrain
+from keystroke.gateway.api.conversations import Conversations
 from keystroke.gateway.api.prompts import ConversationTurn
-from keystroke.gateway.api.replay import Replay
+from keystroke.gateway.api.replay import Replay, Replays
 from keystroke.gateway.api.response_request import (
     new_response,
     requested_format,
@@ -32,20 +33,18 @@ from keystroke.gateway.api.response_request import (
     routing_request,
 )
 from keystroke.gateway.api.serializers import ResponseSerializer
+from keystroke.gateway.record.store import Store
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.scheduler import Job
-from keystroke.gateway.work.service import new_id
+from keystroke.gateway.work.service import Service, new_id
 from keystroke.gateway.work.ticket import Redirected, TicketEnded, TicketSteered
 from keystroke.gateway.work.work import Work, WorkOutcome
 from keystroke.protocol import events
 from keystroke.protocol.items import CustomToolCall, FunctionCall, Item, as_input
 from keystroke.protocol.requests import CreateRequest, ResponseCreate
 from keystroke.protocol.response import Response, ResponseUsage, Routing
-
-if TYPE_CHECKING:
-    from keystroke.gateway.api.responses import Responses
 
 OnTurn = Callable[[tuple[str, ConversationTurn | None]], None]
 
@@ -56,13 +55,23 @@ class PendingSteer:
     items: list[Item]
 
 
+class RunOwner(Protocol):
+    """What the runs of one server share."""
+
+    service: Service
+    store: Store | None
+    conversations: Conversations
+    runs: dict[str, ResponseRun]
+    replays: Replays[ResponseRun]
+
+
 class ResponseRun:
     """One request in progress. Events go to `sink`; `set_listeners` reports the ends of its responses.
     Raises InputError for a request without input."""
 
     def __init__(
         self,
-        owner: Responses,
+        owner: RunOwner,
         request: CreateRequest,
         caller: Caller,
         sink: Sink,
@@ -75,7 +84,9 @@ class ResponseRun:
         self.work: Work | None = None
         self.latest: tuple[str, ConversationTurn | None] | None = None  # the last response that ended
         self.over = asyncio.Event()  # the last response ended and no successor follows
-        self.replay: Replay | None = None  # lets a client resume the events after its connection broke
+        self.replay: Replay[ResponseRun] | None = (
+            None  # lets a client resume the events after its connection broke
+        )
         self._owner = owner
         self._request = request
         self._sink = sink

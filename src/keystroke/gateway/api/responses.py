@@ -29,7 +29,7 @@ class Responses:
         self.store = service.store
         self.conversations = Conversations(service.store)
         self.runs: dict[str, ResponseRun] = {}
-        self.replays = Replays()
+        self.replays: Replays[ResponseRun] = Replays()
 
     async def create(
         self,

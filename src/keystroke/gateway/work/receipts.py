@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from keystroke.gateway.work.ticket import CounterSnapshot
+from keystroke.gateway.work.ticket import CounterSnapshot, Ticket
 from keystroke.protocol.response import InputTokenDetails, Receipt, ResponseUsage
-
-if TYPE_CHECKING:
-    from keystroke.gateway.work.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +26,18 @@ class TokenPrices:
         return (computed * self.input + reused * self.cached + output * self.output) / 1e6
 
 
-def span_receipt(work: Work, input_tokens: int, until: CounterSnapshot | None) -> Receipt:
+class MeasuredWork(Protocol):
+    """The parts of a work that its receipts are made from."""
+
+    ticket: Ticket
+    model: str
+    price: TokenPrices
+    kept: int | None
+    since: CounterSnapshot | None
+    network_seconds: float
+
+
+def span_receipt(work: MeasuredWork, input_tokens: int, until: CounterSnapshot | None) -> Receipt:
     """The receipt of a work's current span, up to a snapshot (None: the ticket's own end, or now)."""
     ticket, kept = work.ticket, work.kept
     stats, timing = ticket.stats, ticket.timing
