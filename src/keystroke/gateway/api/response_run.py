@@ -423,9 +423,11 @@ class ResponseRun:
                 if isinstance(event, events.TERMINAL):
                     event.response.store = False
         self._sink(held)
-        self._end_response(outcome, item)
+        self._end_response(outcome, item, saved=True)
 
-    def _end_response(self, outcome: WorkOutcome, item: TicketEnded | TicketSteered) -> None:
+    def _end_response(
+        self, outcome: WorkOutcome, item: TicketEnded | TicketSteered, *, saved: bool = False
+    ) -> None:
         """Record the turn of a response that ended; continue where steering input is pending."""
         response = self.response
         self._owner.runs.pop(response.id, None)
@@ -433,7 +435,7 @@ class ResponseRun:
         if outcome.status != "failed":
             items = [*self._items, *map(as_input, response.output)]
             turn = ConversationTurn(response.id, self.entry.name, items, tokens=item.tokens or None)
-        self._record_turn(response, turn)
+        self._record_turn(response, turn, saved=saved)
         if isinstance(item, TicketSteered):
             return
         if self._pending and turn is not None and outcome.status != "cancelled" and not self._cancelled:
@@ -443,12 +445,12 @@ class ResponseRun:
         if not self._pending:
             self._finish()
 
-    def _record_turn(self, response: Response, turn: ConversationTurn | None) -> None:
+    def _record_turn(self, response: Response, turn: ConversationTurn | None, *, saved: bool = False) -> None:
         if turn is not None:
             turn.instructions, turn.tools = self._request.instructions, self._request.tools
             if response.store:
                 self._owner.conversations.remember(self.caller, turn)
-        if response.store and self._owner.store is not None:
+        if response.store and self._owner.store is not None and not saved:
             self._owner.store.save_response(self.caller.id, self._own_items, response)
         self.latest = (response.id, turn)
         self._on_turn(self.latest)
