@@ -6,15 +6,13 @@ A download that fails after all retries raises one error, which names the server
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 
-from keystroke.errors import InputError, Unavailable
+from keystroke.agent.evaluation.source_archives import with_retries
+from keystroke.errors import InputError
 
-_TRIES = 4
 _AGENT = "keystroke-corpus (research crawl of source releases; sequential per project)"
 
 
@@ -40,11 +38,11 @@ class Fetcher:
 
     def get(self, url: str, **kwargs: Any) -> httpx.Response:
         """The answer, whatever it says, unless the server is in trouble. Raises Unavailable then."""
-        return self._tried(lambda: self._client.get(url, **kwargs))
+        return with_retries(lambda: self._client.get(url, **kwargs), self._what)
 
     def download(self, url: str, most: int) -> bytes:
-        """A file's bytes. Raises TooLarge as soon as there are more than `most`: a server need not say how
-        many will come."""
+        """A file's bytes. Raises DownloadTooLarge as soon as there are more than `most`: a server need not
+        say how many will come."""
         found = bytearray()
 
         def asked() -> httpx.Response:
@@ -56,24 +54,8 @@ class Fetcher:
                         raise DownloadTooLarge(f"{url} has more than {most:,} bytes; it is left out")
                 return response
 
-        self._tried(asked).raise_for_status()
+        with_retries(asked, self._what).raise_for_status()
         return bytes(found)
-
-    def _tried(self, ask: Callable[[], httpx.Response]) -> httpx.Response:
-        for attempt in range(_TRIES):
-            try:
-                response = ask()
-            except httpx.HTTPError as error:
-                problem = f"{type(error).__name__}: {error}"
-            else:
-                if response.status_code < 500 and response.status_code != 429:
-                    return response
-                problem = f"status {response.status_code}"
-            if attempt + 1 < _TRIES:
-                time.sleep(2.0**attempt)
-        raise Unavailable(
-            f"{self._what} does not answer ({problem}); run the command again to go on where it stopped"
-        )
 
     def fetch(self, url: str, sha256: str, name: str) -> bytes:
         """A file's bytes. Raises InputError where they are not the ones stated."""

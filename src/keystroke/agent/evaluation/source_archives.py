@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -67,10 +68,15 @@ def source_archive(package: str, version: str, folder: Path) -> bytes:
 
 
 def _get(client: httpx.Client, url: str) -> httpx.Response:
-    """The answer, whatever it says, unless the server is in trouble. Raises Unavailable then."""
+    return with_retries(lambda: client.get(url), "the package index")
+
+
+def with_retries(ask: Callable[[], httpx.Response], server: str) -> httpx.Response:
+    """The answer of `ask`, whatever it says; asked again, with growing pauses, while the server fails. Raises
+    Unavailable, which names the `server`, after the last try."""
     for attempt in range(_TRIES):
         try:
-            response = client.get(url)
+            response = ask()
         except httpx.HTTPError as error:
             problem = f"{type(error).__name__}: {error}"
         else:
@@ -80,5 +86,5 @@ def _get(client: httpx.Client, url: str) -> httpx.Response:
         if attempt + 1 < _TRIES:
             time.sleep(2.0**attempt)
     raise Unavailable(
-        f"the package index does not answer ({problem}); run the command again to go on where it stopped"
+        f"{server} does not answer ({problem}); run the command again to go on where it stopped"
     )
