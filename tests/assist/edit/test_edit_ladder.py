@@ -155,7 +155,7 @@ def test_a_name_of_the_task_that_is_missing_is_asked_for_once_more() -> None:
     second = fence("def area(r):\n    return math.prod((3, r, r))\n")
     proposal, asked = climbed({"a.py": CODE}, "area should use math.prod", [first, second])
     assert "the task names math.prod" in last_words(asked[1])
-    assert proposal.texts["a.py"] == "import math\n" + full
+    assert proposal.texts["a.py"] == "import math\n\n" + full
     # Where the second answer is no better, the first one stands.
     proposal, _ = climbed({"a.py": CODE}, "area should use math.prod", [first, first])
     assert proposal.texts["a.py"] == half

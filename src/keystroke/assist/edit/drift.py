@@ -7,6 +7,7 @@ reverted. If nothing but comments and layout changed, or the instruction speaks 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -66,52 +67,120 @@ def remove_drift(old: str, new: str, path: str, instruction: str) -> str:
     return "".join(after)
 
 
-# ── comments stay with the line below them ──
+# ── comments stay with the line below them, docstrings with the line above ──
+
+
+@dataclass(frozen=True, slots=True)
+class _Remark:
+    """A comment, a docstring or a blank line: whole lines."""
+
+    text: str
+    docstring: bool = False
+
+    @property
+    def blank(self) -> bool:
+        return not self.text.strip()
+
+    @property
+    def key(self) -> str:
+        return " ".join(self.text.split())
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of code with the comments and blank lines above it. `key` is its code."""
+    """A line of code with the remarks above it. `key` is its code."""
 
-    above: tuple[tuple[str, bool], ...]  # text, and whether it is a docstring's
+    above: tuple[_Remark, ...]
     text: str
     key: str
     defines: bool
 
 
 def _with_old_remarks(old: str, new: str, language: str) -> str:
-    before, end = _code_lines(old, language)
-    after, _ = _code_lines(new, language)
+    """`new` with the remarks of `old` wherever its code stays. A remark that both texts have stays where the
+    new one has it; a lost one returns, unless the code it belongs to is gone; an added one is dropped outside
+    new definitions."""
+    before, before_end = _code_lines(old, language)
+    after, after_end = _code_lines(new, language)
     out: list[str] = []
-    i = j = 0
+    i = 0
     spans = compare([line.key for line in before], [line.key for line in after])
+    # A last line without text carries what follows the code.
+    before.append(_Line(tuple(before_end), "", "", False))
+    after.append(_Line(tuple(after_end), "", "", False))
     for a0, a1, b0, b1 in [*spans, (len(before), len(before), len(after), len(after))]:
-        for k in range(i, a0):
-            # After an insertion, keep the model's blank lines.
-            inserted = k == i and bool(out) and i > 0 and j > 0 and _only_blank(before[k].above)
-            out += [text for text, _ in (after[j].above if inserted else before[k].above)]
-            out.append(before[k].text)
-            j += 1
-        for k in range(b0, b1):
-            twin = before[a0 + k - b0] if a0 + k - b0 < a1 else None
-            out += _above(after, k, b0, twin)
-            out.append(_with_trailing(after[k], twin, language))
-        i, j = a1, b1
-    return "".join([*out, *end])
+        for line in before[i:a0]:
+            out += [*(remark.text for remark in line.above), line.text]
+        if b1 > b0 or a1 > a0:
+            if b1 > b0:
+                out += _changed(before[a0 : a1 + 1], after[b0 : b1 + 1], language)
+            else:
+                out += _joined(before[a0:a1], before[a1])
+            out.append(before[a1].text)
+            a1 += 1
+        i = a1
+    return "".join(out)
 
 
-def _only_blank(above: Sequence[tuple[str, bool]]) -> bool:
-    return not any(text.strip() for text, _ in above)
+def _changed(before: Sequence[_Line], after: Sequence[_Line], language: str) -> list[str]:
+    """The text of changed lines `after`, all but the text of the last, which both have."""
+    twins = _twins(before[:-1], after[:-1])
+    owner = {**{old: new for new, old in twins.items()}, len(before) - 1: len(after) - 1}
+    there = Counter(remark.key for line in after for remark in line.above)
+    lost: dict[int, list[_Remark]] = {}
+    for number, line in enumerate(before):
+        for remark in line.above:
+            if remark.blank:
+                continue
+            if there[remark.key] > 0:
+                there[remark.key] -= 1
+            elif remark.docstring:  # belongs to the line above it
+                lost.setdefault(owner.get(number - 1, -1) + 1 if number else 0, []).append(remark)
+            elif number in owner:
+                lost.setdefault(owner[number], []).append(remark)
+    known = Counter(remark.key for line in before for remark in line.above)
+    out: list[str] = []
+    inside = False  # a new definition, whose comments are part of the task
+    for number, line in enumerate(after):
+        inside = inside or (line.defines and number not in twins and number < len(after) - 1)
+        back = lost.get(number, [])
+        out += [remark.text for remark in back if remark.docstring]
+        for remark in line.above:
+            keep = remark.blank or known[remark.key] > 0 or (inside and number < len(after) - 1)
+            out += [remark.text] if keep else []
+            known[remark.key] -= not remark.blank
+        out += [remark.text for remark in back if not remark.docstring]
+        if number < len(after) - 1:
+            twin = before[twins[number]] if number in twins else None
+            out.append(_with_trailing(line, twin, language))
+    return out
 
 
-def _above(after: Sequence[_Line], at: int, first: int, twin: _Line | None) -> list[str]:
-    """What goes above a new line: the comments of the line it replaces, else blank lines, and comments only
-    in a new definition."""
-    line = after[at]
-    if twin is not None:
-        return [text for text, _ in twin.above]
-    within = line.defines or any(other.defines for other in after[first:at])
-    return [text for text, _ in line.above if not text.strip() or within]
+def _joined(removed: Sequence[_Line], line: _Line) -> list[str]:
+    """What is above a line whose predecessors were removed: its own remarks, and the docstring of the
+    definition that begins before them."""
+    docstrings = [remark.text for remark in (removed[0].above if removed else ()) if remark.docstring]
+    return [*docstrings, *(remark.text for remark in line.above)]
+
+
+def _twins(before: Sequence[_Line], after: Sequence[_Line]) -> dict[int, int]:
+    """Which old line each new one replaces, in order: the most similar, or its position where as many lines
+    come as go."""
+    if len(before) == len(after):
+        return {number: number for number in range(len(after))}
+    found: dict[int, int] = {}
+    at = 0
+    for number, line in enumerate(after):
+        ratios = [
+            (SequenceMatcher(None, other.text, line.text, autojunk=False).ratio(), -index, index)
+            for index, other in enumerate(before)
+            if index >= at
+        ]
+        best = max(ratios, default=(0.0, 0, 0))
+        if best[0] >= _ALIKE:
+            found[number] = best[2]
+            at = best[2] + 1
+    return found
 
 
 def _with_trailing(line: _Line, twin: _Line | None, language: str) -> str:
@@ -126,10 +195,10 @@ def _with_trailing(line: _Line, twin: _Line | None, language: str) -> str:
     return f"{bare}  {mark}{remark}{line.text[len(bare) :]}"
 
 
-def _code_lines(text: str, language: str) -> tuple[list[_Line], list[str]]:
-    """The lines with code, and the lines after the last of them."""
+def _code_lines(text: str, language: str) -> tuple[list[_Line], list[_Remark]]:
+    """The lines with code, and the remarks after the last of them."""
     lines = text.splitlines(keepends=True)
-    remark: dict[int, bool] = {}
+    remarks: dict[int, tuple[int, bool]] = {}  # first line: the line after the last, whether a docstring
     trailing: dict[int, int] = {}
     defines: set[int] = set()
     for node in walk(parse_tree(text, language)):
@@ -141,24 +210,28 @@ def _code_lines(text: str, language: str) -> tuple[list[_Line], list[str]]:
                 trailing[span.start.line] = span.start.column
                 continue
             last = span.end.line - (span.end.column == 0 and span.end.line > span.start.line)
-            for number in range(span.start.line, last + 1):
-                remark[number] = docstring
+            remarks.setdefault(span.start.line, (last + 1, docstring))
         elif re.search(r"(?:function|method|class|struct|constructor|impl|interface)_?", node.kind()) and (
             node.kind().endswith(("definition", "declaration", "item", "specifier"))
         ):
             defines.add(span.start.line)
     found: list[_Line] = []
-    above: list[tuple[str, bool]] = []
-    for number, line in enumerate(lines):
-        if number in remark or not line.strip():
-            above.append((line, remark.get(number, False)))
+    above: list[_Remark] = []
+    number = 0
+    while number < len(lines):
+        line = lines[number]
+        end, docstring = remarks.get(number, (number + 1, False))
+        if number in remarks or not line.strip():
+            above.append(_Remark("".join(lines[number:end]), docstring))
+            number = end
             continue
         code = line[: trailing.get(number, len(line))]
         indent = line[: len(line) - len(line.lstrip())]
         key = indent + " ".join(code.split()).replace("'", '"')
         found.append(_Line(tuple(above), line, key, number in defines))
         above = []
-    return found, [line for line, _ in above]
+        number += 1
+    return found, above
 
 
 # ── code tokens ──
