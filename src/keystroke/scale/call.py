@@ -27,8 +27,8 @@ _OPENING = 64  # first tokens that identify a prompt without an affinity
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCall:
-    """One answer to generate, or to continue after the tokens `generated`. `steers` have not been spliced in
-    yet. `trace` is its span, as W3C headers."""
+    """One answer to generate, or to continue after the tokens `generated`. `resumed`: it had begun on another
+    replica. `steers` have not been spliced in yet. `trace` is its span, as W3C headers."""
 
     id: str
     key: str
@@ -43,6 +43,7 @@ class ReplicaCall:
     generated: tuple[int, ...] = ()
     steers: tuple[tuple[str, tuple[int, ...]], ...] = ()
     trace: Mapping[str, str] = field(default_factory=dict)
+    resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,12 @@ class EngineReplica:
     def _submit(self, call: ReplicaCall) -> Ticket:
         job = Job(call.prompt, call.params, self._drafter(call.drafter), call.warm, call.generated)
         return self._entry.scheduler.submit(
-            job, priority=call.priority, tier=call.tier, key=call.key, supersedes=call.buffer
+            job,
+            priority=call.priority,
+            tier=call.tier,
+            key=call.key,
+            supersedes=call.buffer,
+            resumed=call.resumed,
         )
 
     def _drafter(self, sent: Drafter | None) -> Drafter | None:

@@ -273,6 +273,7 @@ class ReplicaQueue(WorkQueue):
             tuple(turn.generated),
             tuple(turn.steers.items()),
             trace,
+            resumed=ticket in self._started,
         )
 
     def _handle_reply(self, ticket: Ticket, turn: _Progress, reply: ReplicaReply) -> TicketEnded | None:

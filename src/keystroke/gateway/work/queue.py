@@ -40,10 +40,13 @@ class WorkQueue(ABC):
         tier: Tier = Tier.DEFAULT,
         key: str = "local",
         supersedes: str | None = None,
+        resumed: bool = False,
     ) -> Ticket:
-        """Queue a job. `supersedes` names a buffer: older work for it is cancelled. Raises QueueFull, also
+        """Queue a job. `supersedes` names a buffer: older work for it is cancelled. `resumed`: it had begun on
+        another engine, so it goes before equals and is not refused for lack of room. Raises QueueFull, also
         for a key that has its share, or Unavailable."""
         ticket = Ticket(job, priority, tier, key, supersedes)
+        ticket.resumed = resumed
         self._enqueue(ticket)
         return ticket
 
@@ -86,7 +89,7 @@ def check_room(key: str, waiting: Sequence[Ticket], most: int, name: str, *, fre
 def insert_ticket(waiting: list[Ticket], ticket: Ticket, running: Iterable[Ticket]) -> int:
     """Insert a ticket behind those of better rank and behind equals of an earlier round: a key's first ticket
     goes before another's second. Returns its index."""
-    ticket.round = _next_round(waiting, ticket, running)
+    ticket.round = -1 if ticket.resumed else _next_round(waiting, ticket, running)
     at, position = len(waiting), (ticket.rank, ticket.round)
     while at and (waiting[at - 1].rank, waiting[at - 1].round) > position:
         at -= 1

@@ -125,7 +125,8 @@ class Scheduler(WorkQueue):
                 self._supersede(ticket.buffer)
             # Tickets with a free place only wait for the thread; they do not count as queued.
             free = max(0, self.concurrent - self._rivals(ticket))
-            check_room(ticket.key, self._waiting, self.max_queue, self.model.name, free=free)
+            if not ticket.resumed:
+                check_room(ticket.key, self._waiting, self.max_queue, self.model.name, free=free)
             at = insert_ticket(self._waiting, ticket, (r.ticket for r in self._running))
             if at or not self._has_room(ticket):
                 self._report_positions()
@@ -150,8 +151,9 @@ class Scheduler(WorkQueue):
                 ticket.interrupt.set()
 
     def _has_room(self, ticket: Ticket) -> bool:
-        """Capacity is counted among equal and better ranks, so lower work never delays higher work."""
-        return self._rivals(ticket) < self.concurrent
+        """Capacity is counted among equal and better ranks, so lower work never delays higher work. A resumed
+        answer has a place at once and takes turns with those that run: its reader saw it begin."""
+        return ticket.resumed or self._rivals(ticket) < self.concurrent
 
     def _rivals(self, ticket: Ticket) -> int:
         return sum(r.ticket.rank <= ticket.rank for r in self._running)

@@ -117,6 +117,7 @@ class Ticket:
         self.priority, self.tier, self.key, self.buffer = priority, tier, key, buffer
         self.rank = rank(priority, tier)
         self.round = 0  # number of earlier tickets of its key; equals of a lower round go first
+        self.resumed = False  # it had begun on another engine: it does not wait behind equals again
         self.timing = Timing()
         self.stats = GenerationStats()
         self.preemptions = 0
