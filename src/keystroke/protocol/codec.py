@@ -16,6 +16,9 @@ from keystroke.errors import InputError, KeystrokeError
 from keystroke.protocol.events import Event, event_type
 from keystroke.protocol.faults import InvalidJson, UnknownEvent
 from keystroke.protocol.live_messages import LiveEvent, LiveRequest
+from keystroke.protocol.llama_server import DetokenizeRequest, TemplateRequest, TokenizeRequest
+from keystroke.protocol.messages import MessagesPrompt, MessagesRequest
+from keystroke.protocol.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaModelRequest
 from keystroke.protocol.requests import (
     ChatRequest,
     ClientEvent,
@@ -36,6 +39,14 @@ _BODIES: dict[type, msgspec.json.Decoder[Any]] = {
         ChatRequest,
         CompletionRequest,
         InfillRequest,
+        MessagesRequest,
+        MessagesPrompt,
+        OllamaChatRequest,
+        OllamaGenerateRequest,
+        OllamaModelRequest,
+        TokenizeRequest,
+        DetokenizeRequest,
+        TemplateRequest,
         LoadRequest,
         TaskCreate,
         TaskSteer,
@@ -70,6 +81,11 @@ def encode_numbered(event: TaskEvent) -> bytes:
 def encode_data(body: Any) -> bytes:
     """A body as a server-sent event without a name, as chat and completion clients read it."""
     return b"data: %b\n\n" % _encoder.encode(body)
+
+
+def encode_line(body: Any) -> bytes:
+    """A body as a line of JSON."""
+    return _encoder.encode(body) + b"\n"
 
 
 def encode_comment(body: Any) -> bytes:

@@ -6,9 +6,20 @@ because clients differ. Output is strict: one tagged struct per kind.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+
+# How long a marked prefix is protected from eviction: `30m`, `12h`, in general a number of seconds, minutes or hours.
+CacheTtl = Annotated[str, Meta(pattern=r"^[0-9]{1,4}[smh]$")]
+
+
+class CacheBreakpoint(Struct, omit_defaults=True, frozen=True):
+    """The prompt up to the end of the part that has it is protected in the prompt cache."""
+
+    mode: str = "explicit"
+    ttl: CacheTtl | None = None
 
 
 class ContentPart(Struct, omit_defaults=True, frozen=True):
@@ -17,6 +28,7 @@ class ContentPart(Struct, omit_defaults=True, frozen=True):
     type: str = "input_text"
     text: str | None = None
     refusal: str | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class Item(Struct, omit_defaults=True, frozen=True):
@@ -34,6 +46,8 @@ class Item(Struct, omit_defaults=True, frozen=True):
     input: str | None = None
     output: str | list[ContentPart] | dict[str, Any] | None = None
     phase: str | None = None
+    encrypted_content: str | None = None  # of `reasoning` and `compaction` items
+    tools: list[Tool] | None = None  # of `additional_tools` items
 
 
 class Tool(Struct, omit_defaults=True, frozen=True):

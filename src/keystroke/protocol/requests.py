@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from keystroke.protocol.items import ContentPart, Item, Tool
+from keystroke.protocol.items import CacheTtl, ContentPart, Item, Tool
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
@@ -21,7 +21,8 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Name = Annotated[str, Meta(max_length=256)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 Stop = StopString | Annotated[list[StopString], Meta(max_length=16)]
-Tier = Literal["auto", "default", "priority", "flex"]
+# auto, default, priority, fast, ultrafast and flex are known; a tier of a newer client counts as default.
+TierName = Annotated[str, Meta(min_length=1, max_length=64)]
 PriorityName = Literal["ghost", "next_edit", "edit", "audit", "chat", "background"]
 
 
@@ -34,6 +35,34 @@ class Prediction(Struct, frozen=True):
 
 class StreamOptions(Struct, frozen=True):
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ContextManagement(Struct, frozen=True):
+    """`compaction`: where the input has more tokens than the threshold, older turns become a summary."""
+
+    type: Literal["compaction"]
+    compact_threshold: Tokens | None = None
+
+
+class PromptCacheOptions(Struct, frozen=True, omit_defaults=True):
+    """`explicit`: only prefixes that a `prompt_cache_breakpoint` marks are protected from eviction. `ttl`: for how
+    long (`30m`, `12h`)."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: CacheTtl | None = None
+    prewarm: bool | None = None
+    comparison_response_id: Name | None = None
+
+
+class ReasoningOptions(Struct, frozen=True, omit_defaults=True):
+    """How much a model reasons, and what of it is returned. Efforts of newer clients are accepted."""
+
+    effort: Annotated[str, Meta(min_length=1, max_length=32)] | None = None
+    summary: Annotated[str, Meta(max_length=32)] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: Annotated[str, Meta(max_length=32)] | None = None
+    generate_summary: Annotated[str, Meta(max_length=32)] | None = None
 
 
 class SamplingFields(Struct, kw_only=True):
@@ -53,7 +82,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     vLLM), `priority`, `drafts` and `buffer` are extensions where the API of a request does not have them."""
 
     model: Name = "auto"
-    service_tier: Tier | None = None
+    service_tier: TierName | None = None
     prediction: Prediction | None = None
     structured_outputs: dict[str, Any] | None = None
     user: str | None = None
@@ -88,15 +117,21 @@ class CreateRequest(GenerationFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     top_logprobs: Logprobs | None = None
     max_output_tokens: Tokens | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     include: list[str] | None = None
     store: bool | None = None
     background: bool | None = None
     conversation: Any = None
+    prompt: Any = None
     metadata: dict[str, str] | None = None
-    reasoning: dict[str, Any] | None = None
+    moderation: Any = None
+    reasoning: ReasoningOptions | None = None
     text: dict[str, Any] | None = None
-    truncation: str | None = None
-    prompt_cache_key: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    context_management: list[ContextManagement] | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    safety_identifier: Name | None = None
     # "continue": the response goes on for a while after its connection breaks and can be resumed.
     on_disconnect: Literal["cancel", "continue"] | None = None
 

@@ -149,7 +149,8 @@ class AnswerForm:
 
 
 def tool_choice(wanted: Any, offered: Sequence[OfferedTool]) -> ToolChoice:
-    """Raises InputError for an invalid choice, or one that names a tool that is not offered."""
+    """The choice in any form of the OpenAI APIs. Raises InputError for a malformed choice, or one that names a
+    tool that is not offered."""
     if wanted in (None, "auto"):
         return ToolChoice()
     if wanted == "none":
@@ -158,30 +159,45 @@ def tool_choice(wanted: Any, offered: Sequence[OfferedTool]) -> ToolChoice:
         return ToolChoice("required")
     if not isinstance(wanted, dict):
         raise InputError("tool_choice must be auto, required, none or name a tool.", param="tool_choice")
-    if wanted.get("type") == "allowed_tools":
-        nested = wanted.get("allowed_tools")
-        inner: dict[str, Any] = nested if isinstance(nested, dict) else wanted
-        names = frozenset(_named(tool) for tool in inner.get("tools") or ())
-        mode = "required" if inner.get("mode") == "required" else "auto"
-    else:
-        names, mode = frozenset({_named(wanted)}), "required"
-        if names == {""}:  # a server-side tool: there are none
+    kind = wanted.get("type", "function")
+    if kind == "allowed_tools":
+        inner = wanted.get("allowed_tools", wanted)
+        tools = inner.get("tools") if isinstance(inner, dict) else None
+        if not isinstance(tools, list) or not tools:
+            raise InputError(
+                "tool_choice.tools must list the tools that are allowed.", param="tool_choice.tools"
+            )
+        names = frozenset(_chosen_name(tool, f"tool_choice.tools[{at}]") for at, tool in enumerate(tools))
+        mode = inner.get("mode", "auto")
+        if mode not in ("auto", "required"):
+            raise InputError("tool_choice.mode must be auto or required.", param="tool_choice.mode")
+    elif kind in ("function", "custom"):
+        names, mode = frozenset({_chosen_name(wanted, "tool_choice")}), "required"
+    elif isinstance(
+        kind, str
+    ):  # a tool that the original runs itself: there are none, unless one has its name
+        names, mode = frozenset({kind} & {tool.name for tool in offered}), "required"
+        if not names:
             return ToolChoice()
+    else:
+        raise InputError("tool_choice.type must be a text such as function.", param="tool_choice.type")
     unknown = sorted(names - {tool.name for tool in offered})
-    if unknown or not names:
+    if unknown and offered:
         raise InputError(
-            f"tool_choice names {unknown[0] if unknown else 'no tool'}, which is not among the tools.",
-            param="tool_choice",
+            f"tool_choice names {unknown[0]}, which is not among the tools.", param="tool_choice"
         )
     return ToolChoice(mode, names)
 
 
-def _named(tool: Any) -> str:
-    if not isinstance(tool, dict):
-        return ""
-    function = tool.get("function")
-    name = tool.get("name") or (function.get("name") if isinstance(function, dict) else None)
-    return name if isinstance(name, str) else ""
+def _chosen_name(tool: Any, param: str) -> str:
+    """The name in `{name}`, `{function: {name}}` or `{custom: {name}}`."""
+    inner = tool
+    if isinstance(tool, dict) and "name" not in tool:
+        inner = tool.get("function", tool.get("custom"))
+    name = inner.get("name") if isinstance(inner, dict) else None
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{param}.name must be the name of a tool.", param=f"{param}.name")
+    return name
 
 
 def offered_tools(tools: Sequence[Tool] | None) -> list[OfferedTool]:
@@ -225,8 +241,10 @@ def answer_form(
     """The form of an answer by a model with so many `parameters` (0: unknown). `declarations`: the setting
     for short tool declarations."""
     offered = offered_tools(tools)
-    chosen = tool_choice(request.tool_choice, offered) if offered else ToolChoice()
-    if chosen.mode == "none":
+    chosen = tool_choice(request.tool_choice, offered)
+    if not offered:
+        chosen = ToolChoice()
+    elif chosen.mode == "none":
         offered = []
     short = declarations == "short" or (declarations == "auto" and 0 < parameters < SMALL_MODEL)
     if chosen.only is not None and chosen.mode == "required":

@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from keystroke.errors import Forbidden, InputError
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer_form import TextFormat, text_format
@@ -32,6 +34,11 @@ def check_request(request: CreateRequest) -> None:
         raise InputError(
             "conversation is not supported; chain turns by previous_response_id.", param="conversation"
         )
+    if request.prompt is not None:
+        raise InputError(
+            "prompt is not supported, no prompt templates are stored here; send instructions and input.",
+            param="prompt",
+        )
     if request.background and request.store is False:
         raise Forbidden(
             "A background response must be stored to be found again; leave store out.", param="store"
@@ -55,7 +62,7 @@ def routing_request(
     request: CreateRequest, items: Sequence[Item], own_items: Sequence[Item], priority: Priority
 ) -> RoutingRequest:
     words = next((content_text(i.content) for i in reversed(own_items) if i.role == "user"), "")
-    effort = (request.reasoning or {}).get("effort")
+    effort = None if request.reasoning is None else request.reasoning.effort
     return RoutingRequest(
         priority, words, prompts.text_length(items), bool(request.background), effort, converses=True
     )
@@ -75,7 +82,7 @@ def new_response(request: CreateRequest, model: str, routing: Routing, *, tier: 
         parallel_tool_calls=request.parallel_tool_calls is not False,
         previous_response_id=request.previous_response_id,
         prompt_cache_key=request.prompt_cache_key,
-        reasoning=request.reasoning,
+        reasoning=None if request.reasoning is None else msgspec.to_builtins(request.reasoning),
         service_tier=tier,
         store=store,
         temperature=request.temperature or 0.0,

@@ -19,9 +19,10 @@ class Priority(IntEnum):
 
 
 class Tier(IntEnum):
-    PRIORITY = 0
-    DEFAULT = 1
-    FLEX = 2
+    ULTRAFAST = 0
+    PRIORITY = 1
+    DEFAULT = 2
+    FLEX = 3
 
     @property
     def label(self) -> str:
@@ -29,6 +30,7 @@ class Tier(IntEnum):
 
 
 _TIERS = len(Tier)
+_TIER_NAMES = {tier.label: tier for tier in Tier} | {"fast": Tier.PRIORITY}
 
 
 def priority_named(name: str | None, default: Priority) -> Priority:
@@ -36,7 +38,8 @@ def priority_named(name: str | None, default: Priority) -> Priority:
 
 
 def tier_named(name: str | None) -> Tier:
-    return Tier.DEFAULT if name in (None, "auto") else Tier[str(name).upper()]
+    """`fast` is another name of `priority`; a tier of a newer client counts as the default."""
+    return _TIER_NAMES.get(name or "auto", Tier.DEFAULT)
 
 
 def rank(priority: Priority, tier: Tier) -> int:
