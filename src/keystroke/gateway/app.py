@@ -186,10 +186,10 @@ class Gateway:
 
     # HTTP
 
-    async def _refused(self, _request: Request, error: Exception) -> HttpResponse:
+    async def _refused(self, request: Request, error: Exception) -> HttpResponse:
         assert isinstance(error, KeystrokeError)
         self.service.metrics.rejected.labels(error.code).inc()
-        return error_response(error)
+        return error_response(error, request.url.path)
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -266,21 +266,22 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
     return [cors] if origins else []
 
 
-async def _http_failed(_request: Request, error: Exception) -> HttpResponse:
+async def _http_failed(request: Request, error: Exception) -> HttpResponse:
     assert isinstance(error, HTTPException)
     kind = NotFound if error.status_code == 404 else ProtocolError
     wrapped = kind(
         "There is nothing at this address; see /openapi.json." if kind is NotFound else error.detail
     )
-    response = error_response(wrapped)
+    response = error_response(wrapped, request.url.path)
     response.status_code = error.status_code
     response.headers.update(error.headers or {})
     return response
 
 
-async def _crashed(_request: Request, error: Exception) -> HttpResponse:
+async def _crashed(request: Request, error: Exception) -> HttpResponse:
     log.error("a request failed", exc_info=error)
-    return error_response(KeystrokeError("The server failed on this request; its log says how."))
+    failure = KeystrokeError("The server failed on this request; its log says how.")
+    return error_response(failure, request.url.path)
 
 
 def check_exposure(server: ServerSettings, stored: Iterable[Key]) -> None:

@@ -97,6 +97,12 @@ def bearer_from_subprotocols(subprotocols: Sequence[str]) -> str | None:
     return None
 
 
+def _api_key(headers: Mapping[str, str]) -> str | None:
+    """The value of the Authorization header from `x-api-key`, which Anthropic's clients send."""
+    key = headers.get("x-api-key")
+    return f"Bearer {key}" if key else None
+
+
 def check_origin(origin: str | None, host: str | None, allowed: Iterable[str] = ()) -> None:
     """Raises Forbidden for a page of another site."""
     if origin is None or origin in allowed or "*" in allowed:
@@ -184,7 +190,7 @@ class AccessControl:
             return ANONYMOUS
         check_origin(origin, host, self._origins)
         caller = self._keys.authenticate(
-            headers.get("authorization") or bearer_from_subprotocols(subprotocols)
+            headers.get("authorization") or _api_key(headers) or bearer_from_subprotocols(subprotocols)
         )
         if access is Access.FILES:
             check_page(origin, host, self._origins)

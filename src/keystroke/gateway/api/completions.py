@@ -21,7 +21,7 @@ from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import RunningAnswer, Sink
 from keystroke.gateway.api.answer_form import AnswerForm, answer_form, constrain, text_format
 from keystroke.gateway.api.foreign_edits import ForeignEdits, handles_natively
-from keystroke.gateway.api.serializers import ChatSerializer, CompletionSerializer, Serializer
+from keystroke.gateway.api.serializers import ChatSerializer, CompletionSerializer, TextSerializer
 from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.registry import AUTO, ServedModel
 from keystroke.gateway.work.remote import RemoteJob
@@ -32,6 +32,8 @@ from keystroke.gateway.work.work import Work
 from keystroke.protocol.chat import TextCompletion
 from keystroke.protocol.items import Item, Tool, content_text
 from keystroke.protocol.requests import ChatMessage, ChatRequest, CompletionRequest
+
+SerializerMaker = Callable[..., TextSerializer]
 
 
 @dataclass(slots=True)
@@ -67,8 +69,10 @@ class TextCompletions:
         sink: Sink,
         *,
         on_done: Callable[[], None] | None = None,
+        serializer: SerializerMaker = ChatSerializer,
     ) -> TextRun:
-        """`on_done` is called when the last message has gone to the sink."""
+        """`on_done` is called when the last message has gone to the sink; `serializer` makes the messages of
+        the API that was called."""
         service = self.service
         answer_format = text_format(request.response_format, "response_format", request)
         items, tools = chat_items(request.messages), chat_tools(request)
@@ -112,7 +116,7 @@ class TextCompletions:
         else:
             messages = prompts.messages_of(None, message_items, toolset=form.toolset, words=words)
             job = RemoteJob(params, messages, specs or None, form.remote, form.check)
-        serializer = ChatSerializer(
+        messages_out = serializer(
             new_id("chatcmpl"),
             entry.name,
             routing,
@@ -122,7 +126,7 @@ class TextCompletions:
         return await self._run(
             entry,
             job,
-            serializer,
+            messages_out,
             caller,
             sink,
             on_done,
@@ -158,6 +162,7 @@ class TextCompletions:
         priority: Priority = Priority.GHOST,
         extra: str = "",
         on_done: Callable[[], None] | None = None,
+        serializer: SerializerMaker = CompletionSerializer,
     ) -> TextRun:
         """`extra`, the text of other files, goes before the prompt."""
         service = self.service
@@ -199,7 +204,7 @@ class TextCompletions:
             job = RemoteJob(
                 params, fields=form.remote, check=form.check, prompt=extra + prefix, suffix=suffix
             )
-        serializer = CompletionSerializer(
+        messages_out = serializer(
             new_id("cmpl"),
             entry.name,
             routing,
@@ -209,7 +214,7 @@ class TextCompletions:
         return await self._run(
             entry,
             job,
-            serializer,
+            messages_out,
             caller,
             sink,
             on_done,
@@ -222,7 +227,7 @@ class TextCompletions:
         self,
         entry: ServedModel,
         job: Job | RemoteJob,
-        serializer: Serializer,
+        serializer: TextSerializer,
         caller: Caller,
         sink: Sink,
         on_done: Callable[[], None] | None,
@@ -244,6 +249,7 @@ class TextCompletions:
             permit=permit,
         )
         over = asyncio.Event()
+        serializer.input_tokens = job.input_tokens
         answer = RunningAnswer(
             work,
             serializer,

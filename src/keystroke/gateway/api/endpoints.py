@@ -27,8 +27,12 @@ from keystroke.gateway.api.status import load_lines, server_status
 from keystroke.gateway.record import metrics
 from keystroke.gateway.tasks.manager import TaskManager
 from keystroke.gateway.transport.http import (
+    CHAT,
     PROGRESS,
+    PROGRESS_INTERVAL,
+    RESPONSES,
     EventStream,
+    StreamFormat,
     json_response,
     run_or_cancel,
     text_response,
@@ -71,7 +75,7 @@ class Endpoints:
     async def create_response(self, call: ApiRequest[CreateRequest]) -> HttpResponse:
         request, caller = call.body, call.caller
         if request.stream:
-            stream = EventStream(named=True)
+            stream = EventStream(RESPONSES)
             run = await self.responses.create(request, caller, stream.sink, on_done=stream.finish)
             stream.attach(run, self.service.limit_headers(caller, run.entry.name))
             return stream
@@ -93,7 +97,7 @@ class Endpoints:
         if not after.removeprefix("-").isdecimal() or len(after) > 12:
             raise InputError("starting_after must be the number of an event.", param="starting_after")
         run = self.responses.replays.find_run(response_id, call.caller)
-        stream = EventStream(named=True)
+        stream = EventStream(RESPONSES)
         stream.attach(run, {})
         run.resume_events(stream.sink, response_id, int(after), on_done=stream.finish)
         if run.over.is_set():
@@ -111,14 +115,14 @@ class Endpoints:
     # Chat, completions, infill
 
     async def chat(self, call: ApiRequest[ChatRequest]) -> HttpResponse:
-        return await self._answer(call, self.texts.chat)
+        return await self.answer_text(call, self.texts.chat)
 
     async def completions(self, call: ApiRequest[CompletionRequest]) -> HttpResponse:
         request, caller = call.body, call.caller
         edit = await run_or_cancel(call.http, self.texts.foreign(request, caller))
         if edit is not None:
             return text_response(edit, stream=bool(request.stream))
-        return await self._answer(call, self.texts.complete)
+        return await self.answer_text(call, self.texts.complete)
 
     async def infill(self, call: ApiRequest[InfillRequest]) -> HttpResponse:
         completion, extra = infill_request(call.body)
@@ -130,9 +134,20 @@ class Endpoints:
             raise run.error
         return json_response(infill_body(run))
 
-    async def _answer(self, call: ApiRequest[Any], start: Callable[..., Awaitable[TextRun]]) -> HttpResponse:
+    async def answer_text(
+        self,
+        call: ApiRequest[Any],
+        start: Callable[..., Awaitable[TextRun]],
+        form: StreamFormat = CHAT,
+        *,
+        progress: float | None = None,
+    ) -> HttpResponse:
+        """The reply to a request that `start` runs: a stream in the given form, or the whole answer.
+        `progress`: seconds between notices before the first token, for clients that do not ask for them."""
         if call.body.stream:
-            stream = EventStream(named=False, progress=PROGRESS in call.http.headers)
+            if PROGRESS in call.http.headers:
+                progress = PROGRESS_INTERVAL
+            stream = EventStream(form, progress=progress)
             run = await start(call.body, call.caller, stream.sink, on_done=stream.finish)
             stream.attach(run, self.service.limit_headers(call.caller, run.work.model))
             return stream

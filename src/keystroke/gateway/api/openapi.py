@@ -52,11 +52,12 @@ class RouteSpec:
     stream: bool = False
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     cached: bool = False  # may be answered with 304
+    failure: type = ErrorBody  # the body of an error
 
 
 def document(routes: Sequence[RouteSpec]) -> dict[str, Any]:
-    types = {kind: None for spec in routes for kind in (spec.body, spec.reply) if kind is not None}
-    _, schemas = components((*types, ErrorBody), "#/components/schemas/{name}")
+    types = {k: None for spec in routes for k in (spec.body, spec.reply, spec.failure) if k is not None}
+    _, schemas = components(tuple(types), "#/components/schemas/{name}")
     paths: dict[str, Any] = {}
     for spec in routes:
         paths.setdefault(spec.path, {})[spec.method.lower()] = _operation(spec)
@@ -85,7 +86,7 @@ def _operation(spec: RouteSpec) -> dict[str, Any]:
     replies: dict[str, Any] = {"200": {"description": spec.summary, "content": content}}
     if spec.cached:
         replies["304"] = {"description": "Not modified"}
-    failure = {JSON: {"schema": _ref(ErrorBody)}}
+    failure = {JSON: {"schema": _ref(spec.failure)}}
     replies |= {code: {"description": text, "content": failure} for code, text in _ERRORS.items()}
     operation: dict[str, Any] = {
         "operationId": spec.operation,

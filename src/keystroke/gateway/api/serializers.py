@@ -85,7 +85,10 @@ def chat_usage(paid: Receipt) -> chat.ChatUsage:
 
 
 class TextSerializer(Serializer):
-    """What chat and completions share; `body` is the whole completion once it ended."""
+    """What the APIs without stored responses share; `body` is the whole answer once it ended, `input_tokens`
+    the length of the prompt (0: a remote server counts it)."""
+
+    input_tokens = 0
 
     def __init__(
         self,

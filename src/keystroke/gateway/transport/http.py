@@ -10,6 +10,8 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from secrets import token_hex
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -19,8 +21,10 @@ from starlette.types import Receive, Scope, Send
 from keystroke.errors import Interrupted, KeystrokeError, RateLimited
 from keystroke.gateway.transport.frames import EXTENSION
 from keystroke.gateway.transport.outbox import Outbox
-from keystroke.protocol.codec import SSE_DONE, encode, encode_comment, encode_data, encode_sse
+from keystroke.protocol.codec import SSE_DONE, encode, encode_comment, encode_data, encode_line, encode_sse
 from keystroke.protocol.faults import RequestTooLarge, SlowClient, error_detail
+from keystroke.protocol.messages import MessagesPing, messages_error
+from keystroke.protocol.ollama import OllamaError
 from keystroke.protocol.response import ErrorBody
 from keystroke.protocol.status import WaitingNotice
 
@@ -28,6 +32,7 @@ Result = TypeVar("Result")
 JSON = "application/json"
 PROGRESS = "x-keystroke-progress"  # header that requests progress comments before the first token
 PROGRESS_INTERVAL = 0.25  # seconds
+PING_INTERVAL = 5.0  # seconds; clients of the Messages API give up on a stream that is silent for long
 STALL_TIMEOUT = 30.0  # seconds a client may read nothing while an answer waits for it
 
 
@@ -42,14 +47,25 @@ def text_response(body: Any, *, stream: bool) -> HttpResponse:
     return HttpResponse(encode_data(body) + SSE_DONE, 200, {"cache-control": "no-store"}, "text/event-stream")
 
 
-def error_response(error: KeystrokeError) -> HttpResponse:
+def error_response(error: KeystrokeError, path: str = "") -> HttpResponse:
+    """The error in the shape of the API that `path` belongs to."""
     headers = {}
     if isinstance(error, RateLimited):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
         headers["retry-after-ms"] = str(max(1, math.ceil(error.retry_after * 1000)))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return json_response(ErrorBody(error_detail(error)), error.status, headers)
+    body: Any = ErrorBody(error_detail(error))
+    if path.startswith("/v1/messages"):
+        headers["request-id"] = request_id = new_request_id()
+        body = messages_error(error, request_id)
+    elif path.startswith("/api/"):
+        body = OllamaError(error.message)
+    return json_response(body, error.status, headers)
+
+
+def new_request_id() -> str:
+    return f"req_{token_hex(12)}"
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -109,15 +125,30 @@ class StreamedRun(Protocol):
         """The reader is gone: stop the answer, unless it may continue without one."""
 
 
-class EventStream(HttpResponse):
-    """Server-sent events of one answer. `named` writes `event:` lines (Responses); otherwise `data:` lines
-    that end with [DONE] (chat, completions). `progress`: until the first token, comments report how far the
-    prompt has been read."""
+@dataclass(frozen=True, slots=True)
+class StreamFormat:
+    """How an API writes the messages of a stream, its end, and the notices before the first token."""
 
-    def __init__(self, *, named: bool, progress: bool = False) -> None:
-        super().__init__(media_type="text/event-stream")
-        self._encode_event: Callable[[Any], bytes] = encode_sse if named else encode_data
-        self._named = named
+    encode: Callable[[Any], bytes]
+    end: bytes = b""
+    notice: Callable[[Any], bytes] = encode_comment
+    media_type: str = "text/event-stream"
+
+
+_PING = encode_sse(MessagesPing())  # type: ignore[arg-type]
+RESPONSES = StreamFormat(encode_sse)
+CHAT = StreamFormat(encode_data, SSE_DONE)
+MESSAGES = StreamFormat(encode_sse, notice=lambda _notice: _PING)
+OLLAMA = StreamFormat(encode_line, media_type="application/x-ndjson")
+
+
+class EventStream(HttpResponse):
+    """The messages of one answer as a stream. `progress`: until the first token a notice every so many
+    seconds reports how far the prompt has been read."""
+
+    def __init__(self, form: StreamFormat, *, progress: float | None = None) -> None:
+        super().__init__(media_type=form.media_type)
+        self._form = form
         self._progress = progress
         self._outbox = Outbox(self._pause, self._resume)
         self._writing_since = 0.0
@@ -145,8 +176,8 @@ class EventStream(HttpResponse):
         ]
         self._abort = scope.get("extensions", {}).get(EXTENSION, {}).get("abort", self._abort)
         watchers = [self._watch_disconnect(receive), self._watch_stall()]
-        if self._progress:
-            watchers.append(self._report_progress())
+        if self._progress is not None:
+            watchers.append(self._report_progress(self._progress))
         tasks = [asyncio.create_task(watcher) for watcher in watchers]
         clock = time.perf_counter
         try:
@@ -160,20 +191,20 @@ class EventStream(HttpResponse):
                 if owner is not None:
                     owner.network_seconds += clock() - began
                 self._outbox.mark_written()
-            await send({"type": "http.response.body", "body": b"" if self._named else SSE_DONE})
+            await send({"type": "http.response.body", "body": self._form.end})
         finally:
             for task in tasks:
                 task.cancel()
             self._disconnect(Interrupted("The client went away."))
 
     def _encode(self, message: Any) -> bytes:
-        return encode_comment(message) if type(message) is WaitingNotice else self._encode_event(message)
+        return self._form.notice(message) if type(message) is WaitingNotice else self._form.encode(message)
 
-    async def _report_progress(self) -> None:
+    async def _report_progress(self, interval: float) -> None:
         assert self._run is not None
         ticket = self._run.work.ticket
         while True:
-            await asyncio.sleep(PROGRESS_INTERVAL)
+            await asyncio.sleep(interval)
             if ticket.timing.first or ticket.done:
                 return
             read = ticket.read() if ticket.timing.started else 0
