@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 
 from keystroke.config import load_settings
 from keystroke.engine.onnx import native
+from keystroke.engine.onnx.kv import KEY_BLOCK, whole_blocks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
 from stored_models import KINDS, random_blocks, widened
@@ -242,7 +243,7 @@ def test_attention_is_that_of_the_kept_keys_however_it_is_cut(
     library: Path, heads: int, kv_heads: int, width: int, rows: int, past: int, window: int
 ) -> None:
     dice = np.random.default_rng(4)
-    capacity, group = past + rows + 9, heads // kv_heads
+    capacity, group = whole_blocks(past + rows + 9), heads // kv_heads
     names = {"x": 1, "cos": 1, "sin": 1, "keys": 10, "values": 10, "last": 6}
     shape: dict[str, Any] = {
         "heads": heads,
@@ -265,7 +266,14 @@ def test_attention_is_that_of_the_kept_keys_however_it_is_cut(
             found.append(run.run(None, {**feeds, "last": last})[0])
         return np.concatenate(found, axis=1), keys, values
 
+    def by_token(blocks: Array) -> Array:
+        """Keys as attention stores them, token by token: each block is transposed."""
+        shape = (1, kv_heads, capacity // KEY_BLOCK, width, KEY_BLOCK)
+        return blocks.reshape(shape).swapaxes(3, 4).reshape(1, kv_heads, capacity, width)
+
     y, keys, values = attended([])
+    stored = keys
+    keys = by_token(keys)
     split = x[0].reshape(rows, heads + 2 * kv_heads, width).astype(np.float64)
     place = np.arange(past, past + rows)
 
@@ -279,7 +287,7 @@ def test_attention_is_that_of_the_kept_keys_however_it_is_cut(
     assert np.abs(kept - turned(split[:, heads : heads + kv_heads])).max() < 2e-3
     fresh = values[0, :, past : past + rows].transpose(1, 0, 2)
     assert np.array_equal(fresh, split[:, heads + kv_heads :].astype(np.float16))
-    for each, old in ((keys, before[0]), (values, before[1])):
+    for each, old in ((keys, by_token(before[0])), (values, before[1])):
         assert np.array_equal(each[:, :, :past], old[:, :, :past]), "what was there is left alone"
         assert np.array_equal(each[:, :, past + rows :], old[:, :, past + rows :])
     for row in range(rows):
@@ -293,7 +301,7 @@ def test_attention_is_that_of_the_kept_keys_however_it_is_cut(
             assert np.abs(actual - expected).max() < 2e-6
     for cuts in ([1], [2, 3], [rows - 1], list(range(1, rows))):
         if all(0 < cut < rows for cut in cuts):
-            assert all(map(np.array_equal, attended(cuts), (y, keys, values)))
+            assert all(map(np.array_equal, attended(cuts), (y, stored, values)))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -363,9 +371,15 @@ def test_what_does_not_fit_is_an_error_and_not_a_crash(library: Path) -> None:
         session(library, "StoredMatMul", {"x": 1, "b": 1, "w": 2}, optional="b", types=[10], gated=0)
     names = {"x": 1, "cos": 1, "sin": 1, "keys": 10, "values": 10, "last": 6}
     run = session(library, "HalfAttention", names, heads=2, kv_heads=1, scale=1.0, window=0)
-    keys = np.zeros((1, 1, 8, 16), np.float16)
-    feeds = {"x": np.zeros((1, 2, 64), np.float32), "keys": keys, "values": keys.copy()}
-    for last, positions in ((8, 99), (0, 99), (-5, 99), (7, 4)):
+    for capacity, last, positions, message in (
+        (KEY_BLOCK, KEY_BLOCK, 99, "outside of its memory"),
+        (KEY_BLOCK, 0, 99, "outside of its memory"),
+        (KEY_BLOCK, -5, 99, "outside of its memory"),
+        (KEY_BLOCK, 7, 4, "outside of its memory"),
+        (KEY_BLOCK + 1, 7, 99, "whole blocks of keys"),
+    ):
         table = np.zeros((positions, 8), np.float32)
-        with pytest.raises(Exception, match="outside of its memory"):
+        keys = np.zeros((1, 1, capacity, 16), np.float16)
+        feeds = {"x": np.zeros((1, 2, 64), np.float32), "keys": keys, "values": keys.copy()}
+        with pytest.raises(Exception, match=message):
             run.run(None, {**feeds, "cos": table, "sin": table, "last": np.array([last], np.int32)})

@@ -17,13 +17,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from keystroke.engine.onnx.kv import KvBuffers
+from keystroke.engine.onnx.kv import KvBuffers, whole_blocks
 from keystroke.engine.prefix import common_prefix
 
 log = logging.getLogger("keystroke.engine")
 
 WORTH_KEEPING = 256  # tokens: fewer are quickly computed again
-_MAGIC = b"keystroke-kv-1\n"
+_MAGIC = b"keystroke-kv-2\n"
 _SUFFIX = ".kv"
 
 
@@ -71,10 +71,10 @@ class DiskPrefixes:
             first = buffers.arrays[0]
             if first.dtype.name != entry.about.dtype or first.shape[1::2] != (heads, width):
                 raise ValueError("it is of another kind")
-            shape = (arrays, heads, len(entry.about.tokens), width)
+            shape = (arrays, heads, whole_blocks(len(entry.about.tokens)), width)
             values = np.frombuffer(data[entry.body : -32], dtype=np.dtype(entry.about.dtype)).reshape(shape)
             for array, value in zip(buffers.arrays, values, strict=True):
-                array[0, :, :length] = value[:, :length]
+                array[0, :, : whole_blocks(length)] = value[:, : whole_blocks(length)]
             os.utime(entry.file)
         except (OSError, ValueError) as error:
             log.warning("a KV prefix on disk was not usable and is deleted: %s", error)
@@ -86,7 +86,7 @@ class DiskPrefixes:
         """Write one prefix. Errors are logged and ignored."""
         if len(tokens) < WORTH_KEEPING:
             return
-        held, first = len(tokens), buffers.arrays[0]
+        held, first = whole_blocks(len(tokens)), buffers.arrays[0]
         about = _About(
             self._model,
             _digest(scope),

@@ -15,12 +15,21 @@ from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS
 from keystroke.errors import NotEnoughMemory
 
+KEY_BLOCK = 64  # tokens; native attention stores keys in transposed blocks: see native/attention.h
 FIRST_CAPACITY = 256  # tokens; small, so that an idle session costs little
 NARROW_ROOM = 64  # tokens of room to grow when the budget is nearly used up
 
 
+def whole_blocks(tokens: int) -> int:
+    """The number of tokens in the blocks of keys that hold the first `tokens`."""
+    return -(-tokens // KEY_BLOCK) * KEY_BLOCK
+
+
 class KvBuffers:
-    """Keys and values of every layer, [1, kv_heads, capacity, head_dim] each."""
+    """Keys and values of every layer, [1, kv_heads, capacity, head_dim] each.
+
+    The capacity is a number of whole blocks, and only whole blocks are copied.
+    """
 
     __slots__ = ("arrays", "capacity", "nbytes", "owners", "values")
 
@@ -39,7 +48,7 @@ class KvBuffers:
         for index, held in enumerate(self.arrays):
             one, heads, _, width = held.shape
             array = np.zeros((one, heads, capacity, width), dtype=held.dtype)
-            array[:, :, :keep] = held[:, :, :keep]
+            array[:, :, : whole_blocks(keep)] = held[:, :, : whole_blocks(keep)]
             self.values[index], self.arrays[index] = ort.OrtValue.ortvalue_from_numpy(array), array
         self.capacity = capacity
         self.nbytes = sum(array.nbytes for array in self.arrays)
@@ -71,7 +80,7 @@ class KvPool:
         capacity = FIRST_CAPACITY
         while capacity < length:
             capacity += max(capacity // 2, FIRST_CAPACITY)
-        return min(capacity, max(self.spec.context_length + MIN_ATTENTION_ROWS, length))
+        return whole_blocks(min(capacity, max(self.spec.context_length + MIN_ATTENTION_ROWS, length)))
 
     def allocate(self, length: int) -> KvBuffers:
         capacity = self._afforded(length, 0)
@@ -86,7 +95,7 @@ class KvPool:
         """New buffers for `length` tokens with a copy of the first `keep`."""
         fresh = self.allocate(length)
         for source, target in zip(buffers.arrays, fresh.arrays, strict=True):
-            target[:, :, :keep] = source[:, :, :keep]
+            target[:, :, : whole_blocks(keep)] = source[:, :, : whole_blocks(keep)]
         return fresh
 
     def grow(self, buffers: KvBuffers, keep: int, length: int) -> None:
@@ -111,7 +120,7 @@ class KvPool:
     def _afforded(self, length: int, returned: int) -> int:
         """The capacity for `length` tokens, with room to grow if the budget allows. `returned` bytes are
         freed in exchange."""
-        for capacity in (self.capacity_for(length), length + NARROW_ROOM):
+        for capacity in (self.capacity_for(length), whole_blocks(length + NARROW_ROOM)):
             need = self.bytes_for(capacity) - returned
             while self.used + need > self.budget and self._make_room():
                 pass

@@ -3,6 +3,9 @@
  * The result of a row depends only on that row and the keys and values before it. Keys are processed in chunks of
  * CHUNK at fixed positions, chunks in spans of SPAN; each span has its own maximum and sum, and spans are merged in
  * order. So the number of rows and threads never changes the bits of a result.
+ *
+ * Keys are stored in blocks of KEY_BLOCK tokens, each block transposed: one dimension of all its keys is contiguous,
+ * so that the scores of several keys are computed without rearranging anything. Values are stored token by token.
  */
 #pragma once
 #include "vector.h"
@@ -10,6 +13,7 @@
 
 enum {
     CHUNK = 4 * LANES, /* keys at once */
+    KEY_BLOCK = 64,    /* keys stored together; a multiple of CHUNK that divides SPAN */
     SPAN = 1024,       /* keys that one thread goes through */
     MOST_QUERIES = 64, /* queries that share a chunk while it is unpacked */
     MOST_WIDTH = 256,  /* of a head; a multiple of LANES */
@@ -20,7 +24,7 @@ typedef struct {
     size_t window; /* how many keys back, its own included, a row sees; 0: all */
     const float *mixed; /* [rows][(heads + 2 * kv_heads) * width]: queries, keys, values */
     const float *cosines, *sines; /* [positions][width / 2] */
-    uint16_t *keys, *values; /* [kv_heads][capacity][width] */
+    uint16_t *keys, *values; /* [kv_heads][capacity / KEY_BLOCK][width][KEY_BLOCK], [kv_heads][capacity][width] */
     float *out; /* [rows][heads * width] */
     float scale;
     /* intermediate results */
@@ -41,6 +45,11 @@ INLINE void rotated(const Attention *a, const float *head, size_t position, floa
     }
 }
 
+/* The first dimension of the key at `position`; the next ones follow KEY_BLOCK apart. */
+INLINE uint16_t *keys_at(const Attention *a, size_t kv_head, size_t position) {
+    return a->keys + (kv_head * a->capacity + position / KEY_BLOCK * KEY_BLOCK) * a->width + position % KEY_BLOCK;
+}
+
 /* Rotates the queries of one row, and appends its key and value. */
 static void take_in(void *data, size_t row) {
     Attention *a = data;
@@ -53,10 +62,14 @@ static void take_in(void *data, size_t row) {
         rotated(a, head, position, a->scale, out);
     }
     for (size_t h = 0; h < 2 * a->kv_heads; h++, head += a->width) {
-        uint16_t *kept = (h < a->kv_heads ? a->keys : a->values) + (h % a->kv_heads * a->capacity + position) * a->width;
-        if (h < a->kv_heads) rotated(a, head, position, 1.0f, key);
-        else memcpy(key, head, a->width * sizeof *key);
-        for (size_t i = 0; i < a->width; i++) kept[i] = half_of(key[i]);
+        if (h < a->kv_heads) {
+            uint16_t *column = keys_at(a, h, position);
+            rotated(a, head, position, 1.0f, key);
+            for (size_t i = 0; i < a->width; i++) column[i * KEY_BLOCK] = half_of(key[i]);
+        } else {
+            uint16_t *row = a->values + ((h - a->kv_heads) * a->capacity + position) * a->width;
+            for (size_t i = 0; i < a->width; i++) row[i] = half_of(head[i]);
+        }
     }
 }
 
@@ -68,40 +81,43 @@ INLINE floats kept_at(const uint16_t *row, size_t d, size_t width) {
     return halves_at(rest);
 }
 
-/* Loads `count` keys and values from `from` on. Keys are transposed: keys[d] holds dimension d of every key. */
-INLINE void unpack_chunk(const Attention *a, size_t kv_head, size_t from, size_t count,
-                         float (*keys)[CHUNK], float *values) {
-    float row[LANES][MOST_WIDTH] __attribute__((aligned(64)));
-    size_t start = (kv_head * a->capacity + from) * a->width;
-    for (size_t k = 0; k < count; k += LANES) {
-        size_t some = count - k < LANES ? count - k : LANES;
-        for (size_t i = 0; i < LANES; i++) {
-            size_t at = start + (k + (i < some ? i : 0)) * a->width; /* behind the last, any will do: unseen */
-            for (size_t d = 0; d < a->padded; d += LANES) {
-                put_floats(row[i] + d, kept_at(a->keys + at, d, a->width));
-                if (i < some) put_floats(values + (k + i) * a->padded + d, kept_at(a->values + at, d, a->width));
-            }
-        }
-        for (size_t d = 0; d < a->padded; d += 4) {
-            ints column[4];
-            turned((const uint8_t *)(row[0] + d), sizeof row[0], column);
-            for (size_t i = 0; i < 4; i++) put_ints(keys[d + i] + k, column[i]);
-        }
+/* A chunk of keys and values: as stored, or widened once for many queries. */
+typedef struct {
+    const uint16_t *keys, *values; /* `keys`: dimensions KEY_BLOCK apart; `values`: tokens `width` apart */
+    const float *wide_keys, *wide_values; /* [width][CHUNK], [CHUNK][padded]; or NULL */
+    size_t count, width, padded;
+} Chunk;
+
+INLINE void widen_chunk(Chunk *chunk, float *keys, float *values) {
+    for (size_t d = 0; d < chunk->width; d++) {
+        for (size_t i = 0; i < 4; i++)
+            put_floats(keys + d * CHUNK + i * LANES, halves_at(chunk->keys + d * KEY_BLOCK + i * LANES));
     }
+    for (size_t k = 0; k < chunk->count; k++) {
+        for (size_t d = 0; d < chunk->padded; d += LANES)
+            put_floats(values + k * chunk->padded + d, kept_at(chunk->values + k * chunk->width, d, chunk->width));
+    }
+    chunk->wide_keys = keys, chunk->wide_values = values;
 }
 
-enum { SCORED = REGISTERS / 8 }; /* queries whose scores stay in registers */
+enum {
+    SCORED = REGISTERS / 8, /* queries whose scores stay in registers; at most 4 */
+    MOST_NARROW = 16,       /* queries for which keys and values are widened anew instead of once for all */
+};
 
-INLINE void score(const float (*keys)[CHUNK], const float *query, size_t padded, const int count, float (*scores)[CHUNK]) {
+INLINE void score(const Chunk *chunk, const float *query, const int wide, const int count, float (*scores)[CHUNK]) {
     floats total[SCORED][4];
     for (int q = 0; q < count; q++) {
         for (int i = 0; i < 4; i++) total[q][i] = same(0);
     }
-    for (size_t d = 0; d < padded; d++) {
+    for (size_t d = 0; d < chunk->width; d++) {
         floats key[4];
-        for (int i = 0; i < 4; i++) key[i] = floats_at(keys[d] + i * LANES);
+        for (int i = 0; i < 4; i++) {
+            key[i] = wide ? floats_at(chunk->wide_keys + d * CHUNK + (size_t)i * LANES)
+                          : halves_at(chunk->keys + d * KEY_BLOCK + (size_t)i * LANES);
+        }
         for (int q = 0; q < count; q++) {
-            floats number = same(query[(size_t)q * padded + d]);
+            floats number = same(query[(size_t)q * chunk->padded + d]);
             for (int i = 0; i < 4; i++) total[q][i] = times_plus(number, key[i], total[q][i]);
         }
     }
@@ -110,16 +126,21 @@ INLINE void score(const float (*keys)[CHUNK], const float *query, size_t padded,
     }
 }
 
-/* out [count][padded] += weights [count][CHUNK] . values [keys][padded], four vectors of the width at a time. */
-INLINE void weigh(const float *values, size_t keys, size_t padded, const float (*weights)[CHUNK], const int count,
+/* out [count][padded] += weights [count][CHUNK] . values, `vectors` vectors of the width at a time. */
+INLINE void weigh(const Chunk *chunk, const float (*weights)[CHUNK], const int wide, const int count,
                   const int vectors, size_t d, float *out, size_t stride) {
     floats total[SCORED][4];
     for (int q = 0; q < count; q++) {
         for (int i = 0; i < vectors; i++) total[q][i] = floats_at(out + (size_t)q * stride + d + (size_t)i * LANES);
     }
-    for (size_t k = 0; k < keys; k++) {
+    for (size_t k = 0; k < chunk->count; k++) {
         floats value[4];
-        for (int i = 0; i < vectors; i++) value[i] = floats_at(values + k * padded + d + (size_t)i * LANES);
+        for (int i = 0; i < vectors; i++) {
+            size_t at = d + (size_t)i * LANES;
+            value[i] = wide ? floats_at(chunk->wide_values + k * chunk->padded + at)
+                     : vectors == 4 ? halves_at(chunk->values + k * chunk->width + at)
+                                    : kept_at(chunk->values + k * chunk->width, at, chunk->width);
+        }
         for (int q = 0; q < count; q++) {
             floats weight = same(weights[q][k]);
             for (int i = 0; i < vectors; i++) total[q][i] = times_plus(weight, value[i], total[q][i]);
@@ -130,11 +151,32 @@ INLINE void weigh(const float *values, size_t keys, size_t padded, const float (
     }
 }
 
-INLINE void weigh_all(const float *values, size_t keys, size_t padded, const float (*weights)[CHUNK], const int count,
-                      float *out, size_t stride) {
+INLINE void weigh_all(const Chunk *chunk, const float (*weights)[CHUNK], const int wide, const int count, float *out,
+                      size_t stride) {
     size_t d = 0;
-    for (; d + 4 * LANES <= padded; d += 4 * LANES) weigh(values, keys, padded, weights, count, 4, d, out, stride);
-    for (; d < padded; d += LANES) weigh(values, keys, padded, weights, count, 1, d, out, stride);
+    for (; d + 4 * LANES <= chunk->width; d += 4 * LANES) weigh(chunk, weights, wide, count, 4, d, out, stride);
+    for (; d < chunk->padded; d += LANES) weigh(chunk, weights, wide, count, 1, d, out, stride);
+}
+
+/* Calls `work` with a constant number of queries, at most SCORED, until all are done: loads are shared by those. */
+#define BY_QUERIES(count, work)                          \
+    do {                                                 \
+        size_t q = 0;                                    \
+        for (; q + SCORED <= (count); q += SCORED) work(SCORED); \
+        if ((count) - q == 3) work(3);                   \
+        else if ((count) - q == 2) work(2);              \
+        else if ((count) - q == 1) work(1);              \
+    } while (0)
+
+INLINE void score_queries(const Chunk *chunk, const float *queries, const int wide, size_t count, float (*scores)[CHUNK]) {
+#define SCORE(some) score(chunk, queries + q * chunk->padded, wide, some, scores + q)
+    BY_QUERIES(count, SCORE);
+}
+
+INLINE void weigh_queries(const Chunk *chunk, const float (*weights)[CHUNK], const int wide, size_t count, float *out,
+                          size_t stride) {
+#define WEIGH(some) weigh_all(chunk, weights + q, wide, some, out + q * stride, stride)
+    BY_QUERIES(count, WEIGH);
 }
 
 /* Processes one span for the queries of some rows and one key-value head. */
@@ -145,8 +187,8 @@ static void attend(void *data, size_t task) {
     size_t count = rows * a->group, last = a->first + row + rows - 1, from = span * SPAN;
     if (from > last) return;
     size_t end = last + 1 < from + SPAN ? last + 1 : from + SPAN;
-    static _Thread_local float keys[MOST_WIDTH][CHUNK] __attribute__((aligned(64)));
-    static _Thread_local float values[CHUNK * (MOST_WIDTH)] __attribute__((aligned(64)));
+    static _Thread_local float keys[MOST_WIDTH * CHUNK] __attribute__((aligned(64)));
+    static _Thread_local float values[CHUNK * MOST_WIDTH] __attribute__((aligned(64)));
     float scores[MOST_QUERIES][CHUNK] __attribute__((aligned(64)));
     const float *queries = a->queries + (kv_head * a->rows + row) * a->group * a->padded;
     size_t stride = part_size(a) * a->spans;
@@ -154,11 +196,14 @@ static void attend(void *data, size_t task) {
         size_t present = end - at < CHUNK ? end - at : CHUNK;
         int unseen = a->window && at + present + a->window <= a->first + row + 1; /* by the first row, so by all */
         if (unseen && at != from) continue;
-        unpack_chunk(a, kv_head, at, present, keys, values);
-        size_t q = 0;
-        for (; q + SCORED <= count; q += SCORED) score(keys, queries + q * a->padded, a->padded, SCORED, scores + q);
-        for (; q < count; q++) score(keys, queries + q * a->padded, a->padded, 1, scores + q);
-        for (q = 0; q < count; q++) {
+        Chunk chunk = {keys_at(a, kv_head, at), a->values + (kv_head * a->capacity + at) * a->width, NULL, NULL,
+                       present, a->width, a->padded};
+        const int wide = count > MOST_NARROW;
+        if (wide) {
+            widen_chunk(&chunk, keys, values);
+            score_queries(&chunk, queries, 1, count, scores);
+        } else score_queries(&chunk, queries, 0, count, scores);
+        for (size_t q = 0; q < count; q++) {
             size_t r = row + q / a->group, head = kv_head * a->group + q % a->group;
             float *part = a->parts + ((r * a->heads + head) * a->spans + span) * part_size(a);
             size_t end_of_row = a->first + r + 1, seen = end_of_row > at ? end_of_row - at : 0;
@@ -196,16 +241,12 @@ static void attend(void *data, size_t task) {
             part[a->padded] = maximum;
             part[a->padded + 1] = part[a->padded + 1] * shrink + sum(total);
         }
-        /* The heads of a group are adjacent, so that two or more of a row share each load of a value. */
+        /* The heads of a group are adjacent, so that those of a row share each load of a value. */
         for (size_t r = 0; r < rows; r++) {
             float *part = a->parts + (((row + r) * a->heads + kv_head * a->group) * a->spans + span) * part_size(a);
             const float(*weights)[CHUNK] = (const float(*)[CHUNK])scores + r * a->group;
-            size_t h = 0;
-            for (; h + SCORED <= a->group; h += SCORED)
-                weigh_all(values, present, a->padded, weights + h, SCORED, part + h * stride, stride);
-            for (; h + 2 <= a->group; h += 2)
-                weigh_all(values, present, a->padded, weights + h, 2, part + h * stride, stride);
-            for (; h < a->group; h++) weigh_all(values, present, a->padded, weights + h, 1, part + h * stride, stride);
+            if (wide) weigh_queries(&chunk, weights, 1, a->group, part, stride);
+            else weigh_queries(&chunk, weights, 0, a->group, part, stride);
         }
     }
 }

@@ -54,7 +54,7 @@ static int product_is_right(const Format *format, const Activations *a, uint8_t 
 
 /* Attention over a single value must return it. */
 static int attention_is_right(void) {
-    enum { WIDTH = 64, CAPACITY = 8 };
+    enum { WIDTH = 64, CAPACITY = KEY_BLOCK };
     static float mixed[CHECKED_ROWS][3 * WIDTH], out[CHECKED_ROWS][WIDTH], queries[CHECKED_ROWS * WIDTH];
     static float parts[CHECKED_ROWS * (WIDTH + 2)], cosines[CAPACITY * WIDTH / 2], sines[CAPACITY * WIDTH / 2];
     static uint16_t keys[CAPACITY * WIDTH], values[CAPACITY * WIDTH];

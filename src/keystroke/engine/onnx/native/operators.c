@@ -267,7 +267,8 @@ static Status *run_rows(void *kernel, Context *context) {
 }
 
 /* HalfAttention: mixed queries, keys and values [1, rows, ...], cosines, sines [positions, width / 2], keys,
- * values [1, kv heads, capacity, width] (half precision; appended in place), last [1] (the last row's position)
+ * values [1, kv heads, capacity, width] (half precision; appended in place, keys as attention.h stores them), last
+ * [1] (the last row's position)
  * -> [1, rows, heads * width]. */
 
 typedef struct {
@@ -306,6 +307,7 @@ static Status *run_attention(void *kernel, Context *context) {
         return failure(api, "attention needs mixed rows, keys and values of one shape, and a position");
     a.rows = mixed.sizes[1], a.capacity = keys.sizes[2], a.width = keys.sizes[3];
     int64_t end = (int64_t)*(const int32_t *)last.data + 1;
+    if (a.capacity % KEY_BLOCK) return failure(api, "the memory of attention does not hold whole blocks of keys");
     if (keys.sizes[1] != a.kv_heads || mixed.sizes[2] != (a.heads + 2 * a.kv_heads) * a.width || a.width % 2 || a.width > MOST_WIDTH)
         return failure(api, "the heads of attention do not have the sizes of its keys");
     if (end < (int64_t)a.rows || (size_t)end > a.capacity || (size_t)end * a.width / 2 > cosines.elements || sines.elements != cosines.elements)
