@@ -16,11 +16,12 @@ from starlette.routing import Route
 
 from keystroke.gateway.access.security import Access, AccessControl
 from keystroke.gateway.api.endpoints import ApiRequest, Endpoints
+from keystroke.gateway.api.messages import count_message_tokens, create_message
 from keystroke.gateway.api.openapi import RouteSpec, document
 from keystroke.gateway.api.tasks import create_task, list_tasks, task_events, task_handler
 from keystroke.gateway.tasks.manager import TaskManager
 from keystroke.gateway.transport.http import json_response, read_body
-from keystroke.protocol import chat, requests, response, status
+from keystroke.protocol import chat, messages, requests, response, status
 from keystroke.protocol import tasks as wire
 from keystroke.protocol.codec import decode_body
 
@@ -63,6 +64,12 @@ ROUTES = (
               body=requests.CompletionRequest, reply=chat.TextCompletion, stream=True),
     RouteSpec("POST", "/infill", Endpoints.infill, "infill", "Fill in the middle (llama.vim)",
               body=requests.InfillRequest, reply=chat.Infill),
+    RouteSpec("POST", "/v1/messages", create_message, "createMessage", "Chat, as Anthropic's clients ask",
+              body=messages.MessagesRequest, reply=messages.MessagesReply, stream=True,
+              failure=messages.MessagesError),
+    RouteSpec("POST", "/v1/messages/count_tokens", count_message_tokens, "countMessageTokens",
+              "The length of a prompt", body=messages.MessagesPrompt, reply=messages.MessagesTokenCount,
+              failure=messages.MessagesError),
     RouteSpec("GET", "/v1/models", Endpoints.models, "listModels", "Models on offer"),
     RouteSpec("POST", "/v1/models/load", Endpoints.load, "loadModel",
               "Load a model; lines report its progress", body=status.LoadRequest, reply=status.LoadStep,

@@ -27,7 +27,7 @@ class TokenPiece(Struct, frozen=True):
 
 
 class TokenizeReply(Struct, frozen=True):
-    tokens: list[int] | list[TokenPiece]
+    tokens: list[int | TokenPiece]
 
 
 class DetokenizeRequest(Struct, kw_only=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from keystroke.errors import ContextOverflow, Interrupted, KeystrokeError
 from keystroke.protocol.requests import Name, StopString, Temperature, Tokens, TopK, TopP
@@ -219,15 +219,19 @@ class MessagesErrorDetail(Struct, frozen=True):
     type: str
     message: str
     code: str | UnsetType = UNSET
-    param: str | None | UnsetType = UNSET
+    param: str | UnsetType | None = UNSET
 
 
 class MessagesError(Struct, tag_field="type", tag="error"):
     """The body of an error, and the event that ends a stream which failed."""
 
     error: MessagesErrorDetail
-    request_id: str | None = field(default=None)
+    request_id: str | None = None
 
+
+MessagesEvent = (
+    MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessagesPing | MessagesError
+)  # fmt: skip
 
 _ERROR_TYPES = {
     400: "invalid_request_error",

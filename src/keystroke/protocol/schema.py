@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from keystroke.protocol import chat, events, requests, response, status, tasks
+from keystroke.protocol import chat, events, llama_server, messages, ollama, requests, response, status, tasks
 from keystroke.protocol import live_messages as live
 
 DOCUMENTS: dict[str, tuple[Any, ...]] = {
@@ -24,6 +24,14 @@ DOCUMENTS: dict[str, tuple[Any, ...]] = {
         requests.ChatRequest,
         requests.CompletionRequest,
         requests.InfillRequest,
+        messages.MessagesRequest,
+        messages.MessagesPrompt,
+        ollama.OllamaChatRequest,
+        ollama.OllamaGenerateRequest,
+        ollama.OllamaModelRequest,
+        llama_server.TokenizeRequest,
+        llama_server.DetokenizeRequest,
+        llama_server.TemplateRequest,
         status.LoadRequest,
     ),
     "bodies": (
@@ -32,11 +40,27 @@ DOCUMENTS: dict[str, tuple[Any, ...]] = {
         chat.ChatChunk,
         chat.TextCompletion,
         chat.Infill,
+        messages.MessagesReply,
+        messages.MessagesTokenCount,
+        messages.MessagesError,
+        ollama.OllamaChatReply,
+        ollama.OllamaGenerateReply,
+        ollama.OllamaModels,
+        ollama.OllamaShown,
+        ollama.OllamaVersion,
+        ollama.OllamaStatus,
+        ollama.OllamaError,
+        llama_server.TokenizeReply,
+        llama_server.DetokenizeReply,
+        llama_server.TemplateReply,
+        llama_server.ServerProps,
+        llama_server.ServerSlot,
         response.ErrorBody,
         status.GatewayStatus,
         status.LoadStep,
         status.WaitingNotice,
     ),
+    "message_events": (messages.MessagesEvent,),
     "task_requests": (
         tasks.TaskCreate,
         tasks.TaskSteer,

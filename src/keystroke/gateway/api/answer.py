@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ from keystroke.assist.tool_calls.segments import (
 )
 from keystroke.assist.tool_calls.tools import OfferedTool, Toolset
 from keystroke.engine.base import TokenLogprob
-from keystroke.engine.generation import Chunk
+from keystroke.engine.generation import Chunk, Finish
 from keystroke.engine.remote.wire import RemoteReasoning
 from keystroke.engine.remote.wire import ToolCallDelta as RemoteToolCallDelta
 from keystroke.engine.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ from keystroke.protocol.items import ChosenToken, TokenChoice
 log = logging.getLogger("keystroke.answer")
 
 Sink = Callable[[list[Any]], None]
+_LONGEST_STOP = 256  # tokens
 
 
 class RunningAnswer:
@@ -71,6 +73,8 @@ class RunningAnswer:
         self._toolset = toolset
         self._new_parser = parser
         self._parser = None if parser is None else parser()
+        self._stops = work.ticket.job.params.stop
+        self._last_tokens: list[int] = []
         self._calls: dict[int, tuple[str, list[str]]] = {}  # a remote server's calls, by index
         self._on_end = on_end
         self._on_steered = on_steered
@@ -113,6 +117,8 @@ class RunningAnswer:
 
     def _handle_chunk(self, chunk: Chunk, out: list[Any]) -> None:
         logprobs = [self._chosen(c) for c in chunk.logprobs] if chunk.logprobs else ()
+        if len(self._stops) > 1:
+            self._last_tokens = [*self._last_tokens[-_LONGEST_STOP:], *chunk.tokens]
         if self._parser is None:
             if chunk.text or logprobs:
                 out += self.serializer.on_text(chunk.text, logprobs)
@@ -172,10 +178,19 @@ class RunningAnswer:
 
     def _end(self, item: TicketEnded, out: list[Any]) -> None:
         self._flush(out)
-        outcome = self.outcome = self.work.final_outcome(item)
+        outcome = self.work.final_outcome(item)
+        if self.work.ticket.finish is Finish.STOP_STRING and outcome.error is None:
+            outcome = replace(outcome, stop_string=self._matched_stop())
+        self.outcome = outcome
         out += self.serializer.on_end(outcome)
         # Storing waits until the client has its answer.
         asyncio.get_running_loop().call_soon(self._on_end, self, outcome, item)
+
+    def _matched_stop(self) -> str | None:
+        """The stop string that ended the answer; its tokens are the last ones."""
+        if self._tokenizer is None or len(self._stops) < 2:
+            return next(iter(self._stops), None)
+        return max(self._stops, key=self._tokenizer.decode(self._last_tokens).rfind)
 
     def _flush(self, out: list[Any]) -> None:
         for segment in self._parser.finish() if self._parser is not None else ():

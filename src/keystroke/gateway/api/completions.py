@@ -14,6 +14,7 @@ from keystroke.assist.completion import Ending
 from keystroke.assist.completion.run import EndingDetector, build_question
 from keystroke.assist.next_edit.foreign import parse_prompt
 from keystroke.config import AssistSettings
+from keystroke.engine.generation import GenerationParams
 from keystroke.engine.model import Model
 from keystroke.errors import KeystrokeError, UnsupportedModel
 from keystroke.gateway.access.keys import Caller
@@ -32,6 +33,7 @@ from keystroke.gateway.work.work import Work
 from keystroke.protocol.chat import TextCompletion
 from keystroke.protocol.items import Item, Tool, content_text
 from keystroke.protocol.requests import ChatMessage, ChatRequest, CompletionRequest
+from keystroke.protocol.response import Routing
 
 SerializerMaker = Callable[..., TextSerializer]
 
@@ -57,6 +59,24 @@ class TextRun:
         self.work.cancel(reason)
 
 
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """A chat request after routing: its model, the form of its answer and what the prompt is made of."""
+
+    entry: ServedModel
+    routing: Routing
+    form: AnswerForm
+    items: list[Item]
+    tools: list[Tool] | None
+    read: list[Item]  # the items that the prompt contains
+    size: int  # characters
+    rank: tuple[Priority, Tier]
+
+    def messages(self, form: AnswerForm, *, apart: bool = False) -> list[prompts.Message]:
+        words = "" if form.text is None else form.text.words
+        return prompts.messages_of(None, self.read, toolset=form.toolset, words=words, apart=apart)
+
+
 class TextCompletions:
     def __init__(self, service: Service, assist: AssistSettings | None = None) -> None:
         self.service = service
@@ -73,53 +93,27 @@ class TextCompletions:
     ) -> TextRun:
         """`on_done` is called when the last message has gone to the sink; `serializer` makes the messages of
         the API that was called."""
-        service = self.service
-        answer_format = text_format(request.response_format, "response_format", request)
-        items, tools = chat_items(request.messages), chat_tools(request)
-        priority, tier = service.priority_and_tier(
-            caller, request.priority or request.lane, Priority.CHAT, request.service_tier
-        )
-        size = sum(len(content_text(i.content)) for i in items)
-        words = next((content_text(i.content) for i in reversed(items) if i.role == "user"), "")
-        entry, routing = await service.route(
-            request.model, lambda: RoutingRequest(priority, words, size, converses=True)
-        )
-        form = answer_form(
-            request,
-            tools,
-            answer_format,
-            items,
-            declarations=service.tool_declarations,
-            parameters=entry.parameters,
-        )
-        words = "" if answer_format is None else answer_format.words
-        message_items = prompts.items_of(items)
+        service, plan = self.service, await self._plan_chat(request, caller)
+        entry, form, items = plan.entry, plan.form, plan.items
         params = service.generation_params(
             request,
             request.max_completion_tokens or request.max_tokens,
             (request.top_logprobs or 0) if request.logprobs else None,
         )
-        model, specs = entry.model, form.toolset.specs
+        model = entry.model
         job: Job | RemoteJob
         if model is not None:
-            params, form = await constrain(model, params, form, items, tools)
-            toolset = form.toolset
-
-            def tokenised() -> list[int]:
-                apart = prompts.keeps_later_system(model)
-                messages = prompts.messages_of(None, message_items, toolset=toolset, words=words, apart=apart)
-                return prompts.render_conversation(model, messages, specs)
-
-            tokens = await service.run_off_loop(size, tokenised, model)
+            params, form = await constrain(model, params, form, items, plan.tools)
+            tokens = await self._chat_tokens(model, plan, form)
             drafter = service.make_drafter(model, request.prediction, len(tokens), request.drafts)
             job = Job(tokens, params, drafter, affinity=prompts.affinity(None, items))
         else:
-            messages = prompts.messages_of(None, message_items, toolset=form.toolset, words=words)
-            job = RemoteJob(params, messages, specs or None, form.remote, form.check)
+            specs = form.toolset.specs or None
+            job = RemoteJob(params, plan.messages(form), specs, form.remote, form.check)
         messages_out = serializer(
             new_id("chatcmpl"),
             entry.name,
-            routing,
+            plan.routing,
             include_usage=_wants_usage(request.stream_options),
             shortened=prompts.shortened(items, form.toolset),
         )
@@ -130,11 +124,50 @@ class TextCompletions:
             caller,
             sink,
             on_done,
-            rank=(priority, tier),
+            rank=plan.rank,
             buffer=request.buffer,
             toolset=form.toolset,
             parser=lambda: form.parser(local=model is not None),
         )
+
+    async def count_chat(self, request: ChatRequest, caller: Caller) -> int:
+        """The tokens of the prompt that `chat` would use; for a remote model an estimate."""
+        plan = await self._plan_chat(request, caller)
+        if plan.entry.model is None:
+            specs = plan.form.toolset.specs or None
+            return RemoteJob(GenerationParams(), plan.messages(plan.form), specs).estimate
+        return len(await self._chat_tokens(plan.entry.model, plan, plan.form))
+
+    async def _plan_chat(self, request: ChatRequest, caller: Caller) -> ChatPlan:
+        """Choose the model and the form of the answer. Raises what an invalid request raises."""
+        service = self.service
+        answer_format = text_format(request.response_format, "response_format", request)
+        items, tools = chat_items(request.messages), chat_tools(request)
+        rank = service.priority_and_tier(
+            caller, request.priority or request.lane, Priority.CHAT, request.service_tier
+        )
+        size = sum(len(content_text(i.content)) for i in items)
+        words = next((content_text(i.content) for i in reversed(items) if i.role == "user"), "")
+        entry, routing = await service.route(
+            request.model, lambda: RoutingRequest(rank[0], words, size, converses=True)
+        )
+        form = answer_form(
+            request,
+            tools,
+            answer_format,
+            items,
+            declarations=service.tool_declarations,
+            parameters=entry.parameters,
+        )
+        return ChatPlan(entry, routing, form, items, tools, prompts.items_of(items), size, rank)
+
+    async def _chat_tokens(self, model: Model, plan: ChatPlan, form: AnswerForm) -> list[int]:
+        def tokenised() -> list[int]:
+            messages = plan.messages(form, apart=prompts.keeps_later_system(model))
+            return prompts.render_conversation(model, messages, form.toolset.specs)
+
+        tokens: list[int] = await self.service.run_off_loop(plan.size, tokenised, model)
+        return tokens
 
     async def foreign(self, request: CompletionRequest, caller: Caller) -> TextCompletion | None:
         """The answer to a prompt in the format of Zeta 2 or Sweep's models; None for other prompts, or where

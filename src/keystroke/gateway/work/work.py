@@ -36,6 +36,7 @@ class WorkOutcome:
     receipt: Receipt
     finish: str = "stop"  # stop, length, steered, grammar
     error: KeystrokeError | None = None
+    stop_string: str | None = None  # the requested text that ended it
 
 
 OnSpanEnd = Callable[["Work", str, WorkOutcome], None]
