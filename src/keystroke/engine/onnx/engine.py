@@ -31,6 +31,7 @@ LOGIT_ROWS = 64  # more than any drafter's longest draft
 WORTH_COPYING = 16  # tokens: below this, recomputing is as fast
 WORTH_SPARING = 256  # tokens beyond the shared prefix that justify a copy, if memory allows
 FEW_CORES = 4
+BRIEF_SPIN_US = 50
 RESERVE = 1 << 30  # free memory in bytes below which cached prefixes are dropped
 
 
@@ -391,11 +392,10 @@ def _open(model: Path, threads: int, stored: NativeWeights | None) -> ort.Infere
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     # Threads may spin inside a run but not between runs, so that an idle engine uses no CPU. With few cores
-    # they do not spin at all: they would block the editor or the other threads.
+    # they spin only as long as waking a thread would take: the editor needs the processor too.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.add_session_config_entry(
-        "session.intra_op.allow_spinning", "1" if usable_cores() > FEW_CORES else "0"
-    )
+    if usable_cores() <= FEW_CORES:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(BRIEF_SPIN_US))
     try:
         if stored is not None:
             options.register_custom_ops_library(str(stored.library))
