@@ -73,6 +73,30 @@ def find_duplicate(old: str, new: str, language: str | None) -> str | None:
     return None
 
 
+def find_stray_method(old: str, new: str, language: str | None) -> str | None:
+    """A new Python function that takes `self` and is in no class, in a file that had none of that kind."""
+    if language != "python":
+        return None
+    before = {unit.name for unit in _loose_methods(old)}
+    return (
+        next((unit.name for unit in _loose_methods(new) if unit.name not in before), None)
+        if not before
+        else None
+    )
+
+
+def _loose_methods(text: str) -> list[OutlineUnit]:
+    lines = text.split("\n")
+    return [
+        unit
+        for unit in outline(text, "python")
+        if unit.kind is UnitKind.FUNCTION
+        and re.search(
+            r"^(?:async\s+)?def \w+\(\s*self\b", "\n".join(lines[unit.start : unit.end]), re.MULTILINE
+        )
+    ]
+
+
 def _put_back(old: str, new: str, unit: OutlineUnit, language: str | None) -> str:
     source, target = old.splitlines(keepends=True), new.splitlines(keepends=True)
     text = source[unit.start : unit.end]

@@ -67,6 +67,19 @@ def remove_drift(old: str, new: str, path: str, instruction: str) -> str:
     return "".join(after)
 
 
+def restore_remarks(old: str, new: str, path: str, instruction: str) -> str:
+    """`new` with the comments and docstrings that it lost although their code stayed; those that it adds or
+    words anew stay, too."""
+    language = language_of(path)
+    if language is None or old == new or _ABOUT_REMARKS.search(instruction):
+        return new
+    restored = _with_old_remarks(old, new, language, additions=True)
+    wanted = code_tokens(new, language)
+    if code_tokens(old, language) == wanted or code_tokens(restored, language) != wanted:
+        return new
+    return restored
+
+
 # ── comments stay with the line below them, docstrings with the line above ──
 
 
@@ -96,33 +109,36 @@ class _Line:
     defines: bool
 
 
-def _with_old_remarks(old: str, new: str, language: str) -> str:
+def _with_old_remarks(old: str, new: str, language: str, *, additions: bool = False) -> str:
     """`new` with the remarks of `old` wherever its code stays. A remark that both texts have stays where the
     new one has it; a lost one returns, unless the code it belongs to is gone; an added one is dropped outside
-    new definitions."""
+    new definitions. With `additions`, added ones stay, and replace lost ones at the same place."""
     before, before_end = _code_lines(old, language)
     after, after_end = _code_lines(new, language)
     out: list[str] = []
-    i = 0
+    i = j = 0
     spans = compare([line.key for line in before], [line.key for line in after])
     # A last line without text carries what follows the code.
     before.append(_Line(tuple(before_end), "", "", False))
     after.append(_Line(tuple(after_end), "", "", False))
     for a0, a1, b0, b1 in [*spans, (len(before), len(before), len(after), len(after))]:
-        for line in before[i:a0]:
-            out += [*(remark.text for remark in line.above), line.text]
+        for line, other in zip(before[i:a0], after[j:b0], strict=True):
+            above = (
+                other.above if additions and any(not remark.blank for remark in other.above) else line.above
+            )
+            out += [*(remark.text for remark in above), line.text]
         if b1 > b0 or a1 > a0:
             if b1 > b0:
-                out += _changed(before[a0 : a1 + 1], after[b0 : b1 + 1], language)
+                out += _changed(before[a0 : a1 + 1], after[b0 : b1 + 1], language, additions)
             else:
                 out += _joined(before[a0:a1], before[a1])
             out.append(before[a1].text)
-            a1 += 1
-        i = a1
+            a1, b1 = a1 + 1, b1 + 1
+        i, j = a1, b1
     return "".join(out)
 
 
-def _changed(before: Sequence[_Line], after: Sequence[_Line], language: str) -> list[str]:
+def _changed(before: Sequence[_Line], after: Sequence[_Line], language: str, additions: bool) -> list[str]:
     """The text of changed lines `after`, all but the text of the last, which both have."""
     twins = _twins(before[:-1], after[:-1])
     owner = {**{old: new for new, old in twins.items()}, len(before) - 1: len(after) - 1}
@@ -139,6 +155,8 @@ def _changed(before: Sequence[_Line], after: Sequence[_Line], language: str) -> 
             elif number in owner:
                 lost.setdefault(owner[number], []).append(remark)
     known = Counter(remark.key for line in before for remark in line.above)
+    if additions and any(not known[r.key] for line in after for r in line.above if not r.blank):
+        lost = {}  # worded anew
     out: list[str] = []
     inside = False  # a new definition, whose comments are part of the task
     for number, line in enumerate(after):
@@ -146,7 +164,8 @@ def _changed(before: Sequence[_Line], after: Sequence[_Line], language: str) -> 
         back = lost.get(number, [])
         out += [remark.text for remark in back if remark.docstring]
         for remark in line.above:
-            keep = remark.blank or known[remark.key] > 0 or (inside and number < len(after) - 1)
+            keep = additions or remark.blank or known[remark.key] > 0
+            keep = keep or (inside and number < len(after) - 1)
             out += [remark.text] if keep else []
             known[remark.key] -= not remark.blank
         out += [remark.text for remark in back if not remark.docstring]

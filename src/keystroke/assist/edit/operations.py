@@ -27,6 +27,9 @@ class EditFailureReason(StrEnum):
     LOST = "lost"  # a definition is gone that nobody asked to remove
     DOUBLED = "doubled"  # a definition is there twice
     UNDEFINED = "undefined"  # the change uses a name that is not there
+    UNUSED = "unused"  # the change adds a parameter that nothing uses
+    FOREIGN = "foreign_text"  # markup, prompt text or escaped line ends that do not belong into a file
+    RULES = "rules"  # the change breaks a rule of the project
     NO_PLACE = "no_place"  # nothing in the files answers to the instruction
 
 

@@ -33,7 +33,10 @@ WHOLE = 120  # lines of a file that is rewritten whole where no part can be chos
 MAX_ANSWER = 4 << 20  # characters
 LARGEST = 250  # lines that a model is asked to rewrite at once
 # Faults that asking again for the same region can correct; the others need another region.
-_MENDED = (Reason.SYNTAX, Reason.TRUNCATED, Reason.ELIDED, Reason.LOST, Reason.DOUBLED, Reason.NO_HUNKS)
+_MENDED = (
+    Reason.SYNTAX, Reason.TRUNCATED, Reason.ELIDED, Reason.LOST, Reason.DOUBLED, Reason.NO_HUNKS,
+    Reason.UNUSED, Reason.FOREIGN, Reason.RULES,
+)  # fmt: skip
 
 Exists = Callable[[str], bool]
 Steps = Generator[RewriteQuestion, str, EditProposal]
@@ -290,7 +293,20 @@ def read_operations(task: EditTask, answer: str, exists: Exists) -> Resolution:
             message = "this file is not part of the task"
             unseen = EditFailure(Reason.UNKNOWN_FILE, operation.path, message)
             return Resolution(failures=(unseen,))
-    return resolve(operations, task.files.get)
+    return _validated(task, resolve(operations, task.files.get))
+
+
+def _validated(task: EditTask, found: Resolution) -> Resolution:
+    """The resolution with every text checked and repaired, or its faults."""
+    texts: dict[str, str | None] = dict(found.texts)
+    for path, text in found.texts.items():
+        if text is None or path in found.moves.values():
+            continue
+        result = validate_change(task.files.get(path, ""), text, path, task.instruction)
+        if isinstance(result, EditFailure):
+            return Resolution(failures=(result,))
+        texts[path] = result
+    return dataclasses.replace(found, texts=texts)
 
 
 def _meant(task: EditTask, operation: Operation, exists: Exists) -> Operation:

@@ -1,7 +1,8 @@
-"""Checks that a changed file still holds together, and repairs what needs no question.
+"""The checks that every change of a user's file passes, whoever wrote it: no file is worse than before.
 
-Only what the change did is judged: a file that was broken before may stay so. Missing definitions are
-restored and names of the standard library are imported. Nothing is run.
+Only what the change did is judged: a file that was broken before may stay so. What needs no question is
+repaired: missing definitions, missing imports of the standard library, foreign text on lines of its own.
+Nothing is run.
 """
 
 from __future__ import annotations
@@ -10,11 +11,21 @@ import re
 
 from keystroke.analysis.check import Diagnostic, check
 from keystroke.analysis.check.check import is_python
-from keystroke.analysis.syntax import error_count, language_of
-from keystroke.assist.edit.definitions import find_duplicate, find_lost, restore_lost
+from keystroke.analysis.check.javascript_names import LANGUAGES as JAVASCRIPT
+from keystroke.analysis.check.javascript_names import javascript_names
+from keystroke.analysis.syntax import language_of
+from keystroke.assist.edit.definitions import find_duplicate, find_lost, find_stray_method, restore_lost
+from keystroke.assist.edit.drift import restore_remarks
+from keystroke.assist.edit.foreign_text import (
+    compile_error,
+    find_foreign_text,
+    remove_foreign_text,
+    syntax_error_count,
+)
 from keystroke.assist.edit.mentions import read_mentions
 from keystroke.assist.edit.operations import EditFailure
 from keystroke.assist.edit.operations import EditFailureReason as Reason
+from keystroke.assist.edit.parameters import find_unused_parameter
 from keystroke.assist.edit.rewrite import LONG_TASK
 from keystroke.text import apply_edits
 from keystroke.text.compare import compare
@@ -25,7 +36,10 @@ _REMOVING = re.compile(
     re.IGNORECASE,
 )
 _NAMES = ("undefined-name", "undefined-local")
+_MODULE = re.compile(r"^\s*(?:import|export)\b|\brequire\(|\bmodule\.exports\b", re.MULTILINE)
 _MOST_IMPORTS = 4
+_SHORT = 8  # lines; of a shorter file nothing may be left
+_LEAST_LEFT = 0.25  # of the lines of a file that a change leaves as they are
 _ADDED = re.compile(r"\b(?:add|define|introduce|create|declare)\b([^.;,]*)", re.IGNORECASE)
 # How names are defined in the supported languages: declared, assigned, imported, a parameter, a field, a
 # method; or the name only occurs in a string.
@@ -50,24 +64,53 @@ _STILL = (
 )
 
 
-def validate_change(old: str, new: str, path: str, instruction: str) -> str | EditFailure:
-    """The new text with simple repairs, or what is wrong with it."""
-    if not _REMOVING.search(instruction):
-        complete = _complete(old, new, path)
-        if isinstance(complete, EditFailure):
-            return complete
-        new = complete
-    if (problem := _syntax(old, new, path)) is not None:
+def validate_change(
+    old: str, new: str, path: str, instruction: str, *, complete: bool = True
+) -> str | EditFailure:
+    """The new text with simple repairs, or what is wrong with it. `old` is empty for a new file. With
+    `complete` False the change may be one of several that belong together, or one that a command made: then
+    only faults count that no further step can be meant to mend."""
+    language = language_of(path)
+    if new == old:
+        return new
+    new = remove_foreign_text(old, new, path, language, instruction)
+    if (foreign := find_foreign_text(old, new, path, language, instruction)) is not None:
+        return EditFailure(Reason.FOREIGN, path, f"the answer is not only the file: {foreign}")
+    if (problem := _gone(old, new, path, instruction)) is not None:
         return problem
-    if (name := find_duplicate(old, new, language_of(path))) is not None:
-        return EditFailure(
-            Reason.DOUBLED, path, f"the answer defines {name} twice; change the one that is there"
-        )
-    if (name := _undeclared(old, new, path)) is not None:
-        return EditFailure(Reason.LOST, path, f"the answer still uses {name!r} and no longer declares it")
-    if (name := _only_used(old, new, path, instruction)) is not None:
-        return EditFailure(Reason.UNDEFINED, path, f"the answer uses {name!r} and does not define it")
+    if complete and not _REMOVING.search(instruction):
+        restored = _complete(old, new, path)
+        if isinstance(restored, EditFailure):
+            return restored
+        new = restored
+    problem = _syntax(old, new, path) or _twice(old, new, path)
+    if problem is not None or not complete:
+        return problem or new
+    if not _REMOVING.search(instruction):
+        new = restore_remarks(old, new, path, instruction)
+    problem = _missing_name(old, new, path, instruction) or _misplaced(old, new, path, instruction)
+    if problem is not None:
+        return problem
     return _with_imports(old, new, path) if path.endswith((".py", ".pyi")) else new
+
+
+# ── the whole file ──
+
+
+def _gone(old: str, new: str, path: str, instruction: str) -> EditFailure | None:
+    """A file that is emptied, or of which hardly a line is left, without being asked for."""
+    before = [line.strip() for line in old.split("\n") if line.strip()]
+    after = {line.strip() for line in new.split("\n") if line.strip()}
+    if before and not after:
+        return EditFailure(Reason.LOST, path, "the answer empties the file; write all of it")
+    if len(before) < _SHORT or _REMOVING.search(instruction) or len(instruction) > LONG_TASK:
+        return None
+    left = sum(line in after for line in before)
+    if left < _LEAST_LEFT * len(before) and len(after) < len(before) / 2:
+        return EditFailure(
+            Reason.LOST, path, f"the answer has only {left} of the {len(before)} lines; write all of it"
+        )
+    return None
 
 
 # ── syntax ──
@@ -75,27 +118,55 @@ def validate_change(old: str, new: str, path: str, instruction: str) -> str | Ed
 
 def _syntax(old: str, new: str, path: str) -> EditFailure | None:
     if path.endswith((".py", ".pyi")):
-        if (error := _compiled(new)) is None or _compiled(old) is not None:
+        if (error := compile_error(new)) is None or compile_error(old) is not None:
             return None
         line = new.split("\n")[(error.lineno or 1) - 1].strip() if error.lineno else ""
         return EditFailure(
             Reason.SYNTAX, path, f"the code does not parse: {error.msg} at the line {line[:80]!r}"
         )
     language = language_of(path)
-    if language is None or error_count(new, language) <= error_count(old, language):
+    if syntax_error_count(new, language, path) <= syntax_error_count(old, language, path):
         return None
     return EditFailure(Reason.SYNTAX, path, "the code does not parse; check its brackets and its last lines")
 
 
-def _compiled(text: str) -> SyntaxError | None:
-    try:
-        compile(text, "text", "exec", dont_inherit=True)
-    except SyntaxError as error:
-        return error
-    except ValueError:  # null bytes
-        return SyntaxError("null bytes")
-    except (MemoryError, RecursionError):  # raised for extremely nested texts
-        return SyntaxError("too long or too deeply nested")
+def _twice(old: str, new: str, path: str) -> EditFailure | None:
+    language = language_of(path)
+    name = find_duplicate(old, new, language)
+    if name is None and language in JAVASCRIPT:
+        before = javascript_names(old, language).twice
+        after = javascript_names(new, language).twice
+        name = next((name for name, count in after.items() if count > before.get(name, 1)), None)
+    if name is None:
+        return None
+    return EditFailure(Reason.DOUBLED, path, f"the answer defines {name} twice; change the one that is there")
+
+
+def _missing_name(old: str, new: str, path: str, instruction: str) -> EditFailure | None:
+    if (name := _undeclared(old, new, path)) is not None:
+        return EditFailure(Reason.LOST, path, f"the answer still uses {name!r} and no longer declares it")
+    if (name := _only_used(old, new, path, instruction)) is not None:
+        return EditFailure(Reason.UNDEFINED, path, f"the answer uses {name!r} and does not define it")
+    if (name := _free(old, new, path, instruction)) is not None:
+        return EditFailure(
+            Reason.UNDEFINED,
+            path,
+            f"the answer uses {name!r}, which is not defined there; define or import it",
+        )
+    return None
+
+
+def _misplaced(old: str, new: str, path: str, instruction: str) -> EditFailure | None:
+    language = language_of(path)
+    if (method := find_stray_method(old, new, language)) is not None:
+        return EditFailure(
+            Reason.UNDEFINED, path, f"the answer has the method {method} outside of its class; put it inside"
+        )
+    if (unused := find_unused_parameter(old, new, language, instruction)) is not None:
+        function, parameter = unused
+        return EditFailure(
+            Reason.UNUSED, path, f"the answer gives {function} the parameter {parameter} and never uses it"
+        )
     return None
 
 
@@ -136,7 +207,7 @@ def _with_imports(old: str, new: str, path: str) -> str | EditFailure:
 
 def _only_used(old: str, new: str, path: str, instruction: str) -> str | None:
     """A name that the instruction asks to add, and which the new text uses without defining it."""
-    if len(instruction) > LONG_TASK:
+    if len(instruction) > LONG_TASK or language_of(path) is None:
         return None  # a long description names many things that are not to be defined
     code = {mention.text for mention in read_mentions(instruction) if mention.code}
     for clause in _ADDED.findall(instruction):
@@ -162,6 +233,20 @@ def _undeclared(old: str, new: str, path: str) -> str | None:
         if name and re.search(rf"\b{name}\b", new) and not re.search(_STILL.replace("NAME", name), new):
             return name
     return None
+
+
+def _free(old: str, new: str, path: str, instruction: str) -> str | None:
+    """A name of JavaScript or TypeScript that the change uses where it is not visible. In a script without
+    modules a name of the instruction may come from another script."""
+    language = language_of(path)
+    if language not in JAVASCRIPT or not old.strip():
+        return None
+    fresh = javascript_names(new, language).free - javascript_names(old, language).free
+    if not _MODULE.search(new):
+        fresh = {
+            name for name in fresh if not re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", instruction)
+        }
+    return min(fresh, default=None)
 
 
 def _undefined(text: str, path: str, *, fixes: bool = False) -> list[Diagnostic]:
