@@ -230,8 +230,11 @@ def test_both_layouts_give_what_transformers_computes(tmp_path: Path) -> None:
 
 def test_layers_without_experts_between_those_with_are_refused(tmp_path: Path) -> None:
     qwen3_moe(mlp_only_layers=[1]).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModel, match="layers without experts"):
-        open_checkpoint(tmp_path)
+    with (
+        open_checkpoint(tmp_path) as checkpoint,
+        pytest.raises(UnsupportedModel, match="layers without experts"),
+    ):
+        engine_for(checkpoint)
 
 
 def test_the_embedded_engine_says_that_it_does_not_run_mixtures(tmp_path: Path) -> None:

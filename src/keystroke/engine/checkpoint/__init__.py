@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from keystroke.engine.checkpoint.huggingface import HuggingFaceCheckpoint
 from keystroke.engine.checkpoint.rope import extend_context, inverse_frequencies, rope_tables
 from keystroke.engine.checkpoint.spec import (
     EMBEDDING,
@@ -40,6 +39,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
             raise InputError(f"{path} is only a part of a model; give its folder, the one with config.json")
         return _gguf(path)
     if (path / "config.json").is_file():
+        # Imported here: families, which both readers use, import the modules of this package.
+        from keystroke.engine.checkpoint.huggingface import HuggingFaceCheckpoint
+
         return HuggingFaceCheckpoint(path.resolve())
     files = sorted(path.glob("*.gguf"))
     if len(files) == 1:

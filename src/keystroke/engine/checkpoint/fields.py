@@ -86,6 +86,10 @@ class Fields:
             raise self.error(key, "a table")
         return Fields(value, self.origin)
 
+    def merged(self, values: Mapping[str, object]) -> Fields:
+        """These fields and `values`, which take precedence."""
+        return Fields({**self._values, **values}, self.origin)
+
     def error(self, key: str, expected: str) -> ModelDamaged:
         value = self._values.get(key)
         if value is None:

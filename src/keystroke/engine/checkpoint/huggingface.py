@@ -6,7 +6,6 @@ A model that the spec cannot express raises UnsupportedModel.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,83 +13,106 @@ import numpy.typing as npt
 
 from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.checkpoint.fields import Fields
-from keystroke.engine.checkpoint.rope import yarn_attention_factor
-from keystroke.engine.checkpoint.safetensors_file import SafetensorsFile
-from keystroke.engine.checkpoint.spec import (
-    HEAD,
-    Architecture,
-    Checkpoint,
-    ExpertsSpec,
-    ModelSpec,
-    RopeSpec,
-    check_shapes,
-)
+from keystroke.engine.checkpoint.quantised_folder import BlockScales, read_fp8, read_mxfp4
+from keystroke.engine.checkpoint.safetensors_file import SafetensorsFile, to_float32
+from keystroke.engine.checkpoint.spec import HEAD, Checkpoint, ModelSpec, check_shapes
+from keystroke.engine.families import family_of, family_of_config
+from keystroke.engine.families.config_file import quantisation_method
+from keystroke.engine.families.family import ConfigFile, Family, TensorSource
 from keystroke.errors import ModelDamaged, UnsupportedModel
 
-_ARCHITECTURES: dict[str, Architecture] = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",  # the same arithmetic once no sliding window is active
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "SmolLM3ForCausalLM": "smollm3",
-    "MinistralForCausalLM": "llama",  # Mistral with some layers windowed
-    "Gemma3ForCausalLM": "gemma3",
-}
 _JSON_LIMIT = 64 << 20
-RUNNABLE = "Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, SmolLM3 and Gemma 3 (text)"
-ELSEWHERE = "serve it with llama.cpp's server, Ollama or vLLM and add it as a remote model"
+# How models with pictures or sound call their text part.
+_TEXT_PARTS = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.": ""}
 
 
 class HuggingFaceCheckpoint(Checkpoint):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         config, extra = _configuration(folder)
-        _architecture(config)  # report an unsupported model before missing files
+        _family(config)  # report an unsupported model before missing files
         self._paths = _weight_files(folder)
-        self._home: dict[str, SafetensorsFile] = {}
+        self._home: dict[str, tuple[SafetensorsFile, str]] = {}  # by name without the text part's prefix
         for path in self._paths:
             file = SafetensorsFile(path)
-            self._home.update(dict.fromkeys(file.entries, file))
+            self._home.update({_text_name(name): (file, name) for name in file.entries})
         self.spec = read_spec(config, extra, _name(folder), tied=HEAD not in self._home)
+        self._scales = BlockScales.of(config) if quantisation_method(config) == "fp8" else None
         check_shapes(self.spec, self._shape)
 
-    def _shape(self, name: str) -> tuple[int, ...] | None:
-        if (parts := self._expert_names(name)) is not None:
-            shapes = {self._home[part].entries[part].shape if part in self._home else None for part in parts}
-            shape = shapes.pop()
-            return None if shapes or shape is None or len(shape) != 2 else (len(parts) * shape[0], shape[1])
-        file = self._home.get(name)
-        return file.entries[name].shape if file else None
+    def _source(self, name: str) -> TensorSource:
+        return family_of(self.spec.architecture).source(self.spec, name, self._home)
 
-    def _expert_names(self, name: str) -> list[str] | None:
-        """The stored tensors that the stacked experts `name` consist of; None for any other tensor."""
-        if self.spec.experts is None or ".mlp.experts." not in name:
+    def _shape(self, name: str) -> tuple[int, ...] | None:
+        source = self._source(name)
+        shapes = {self._stored_shape(part, source) for part in source.names}
+        shape = shapes.pop()
+        if shapes or shape is None:
             return None
-        before, _, after = name.partition(".experts.")
-        return [f"{before}.experts.{expert}.{after}" for expert in range(self.spec.experts.count)]
+        rows = len(source.names) * shape[0] if source.rows is None else len(source.rows)
+        return (rows, *shape[1:])
+
+    def _stored_shape(self, name: str, source: TensorSource) -> tuple[int, ...] | None:
+        """The shape of a stored tensor as rows: experts one below the other."""
+        if (found := self._home.get(name)) is None:
+            if f"{name}_blocks" not in self._home:
+                return None
+            file, stored = self._home[f"{name}_blocks"]  # MXFP4: [experts, rows, blocks, 16]
+            *above, blocks, _ = file.entries[stored].shape
+            return (int(np.prod(above)), blocks * 32)
+        shape = found[0].entries[found[1]].shape
+        if source.transposed:
+            shape = (*shape[:-2], shape[-1], shape[-2])
+        return (shape[0] * shape[1], *shape[2:]) if len(shape) == 3 else shape
 
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
-        if (parts := self._expert_names(name)) is not None:
-            return np.concatenate([self._home[part].tensor(part) for part in parts])
-        values = self._home[name].tensor(name)
-        return values + np.float32(1) if self._stored_less_one(name) else values
+        values, kind = self.raw(name)
+        if kind != "MXFP4":
+            return to_float32(values, kind)
+        from gguf.constants import GGMLQuantizationType  # imported here: only this type needs it
+        from gguf.quants import dequantize
+
+        wide: npt.NDArray[np.float32] = dequantize(np.asarray(values), GGMLQuantizationType.MXFP4)
+        return wide
 
     def raw(self, name: str) -> tuple[npt.NDArray[np.generic], str]:
-        if self._stored_less_one(name):
-            return self.tensor(name), "F32"
-        if (parts := self._expert_names(name)) is not None:
-            stored = [self._home[part].raw(part) for part in parts]
-            return np.concatenate([array for array, _ in stored]), stored[0][1]
-        return self._home[name].raw(name)
+        source = self._source(name)
+        parts = [self._raw_part(part, source) for part in source.names]
+        kind = parts[0][1]
+        values = parts[0][0] if len(parts) == 1 else np.concatenate([array for array, _ in parts])
+        if source.rows is not None:
+            values = values[source.rows]
+        if source.change:
+            wide = to_float32(values, kind)
+            return (wide + np.float32(1) if source.change == "plus one" else -np.exp(wide)), "F32"
+        return values, kind
+
+    def _raw_part(self, name: str, source: TensorSource) -> tuple[npt.NDArray[np.generic], str]:
+        """One stored tensor as rows."""
+        if name not in self._home:
+            blocks, scales = (self._home[f"{name}_{part}"] for part in ("blocks", "scales"))
+            return read_mxfp4(blocks[0].array(blocks[1]), scales[0].array(scales[1])), "MXFP4"
+        file, stored = self._home[name]
+        if self._scales is not None and file.entries[stored].type == "F8_E4M3":
+            scale = self._home.get(self._scales.name(name))
+            if scale is None:
+                raise ModelDamaged(f"{self.spec.name} lacks the scales of {name}; download the model again")
+            return read_fp8(file.array(stored), scale[0].tensor(scale[1]), self._scales), "F32"
+        values, kind = file.raw(stored)
+        if source.transposed:
+            values = values.swapaxes(-1, -2)
+        return (values.reshape(-1, *values.shape[2:]) if values.ndim == 3 else values), kind
 
     def storage(self, name: str) -> str:
-        parts = self._expert_names(name)
-        return super().storage(name) if parts is None else self._home[parts[0]].raw(parts[0])[1]
-
-    def _stored_less_one(self, name: str) -> bool:
-        """Whether a weight is stored minus one, as Gemma's norms are."""
-        return self.spec.architecture == "gemma3" and name.endswith("norm.weight")
+        source = self._source(name)
+        first = source.names[0]
+        if source.change:
+            return "F32"
+        if first not in self._home:
+            return "MXFP4"
+        file, stored = self._home[first]
+        kind = file.entries[stored].type
+        return "F32" if kind == "F8_E4M3" and self._scales is not None else kind
 
     def fingerprint(self) -> str:
         small = [self._folder / "config.json", self._folder / "generation_config.json"]
@@ -98,6 +120,13 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     def close(self) -> None:
         self._home.clear()
+
+
+def _text_name(name: str) -> str:
+    for prefix, instead in _TEXT_PARTS.items():
+        if name.startswith(prefix):
+            return instead + name.removeprefix(prefix)
+    return name
 
 
 def configured_spec(folder: Path) -> ModelSpec:
@@ -113,213 +142,19 @@ def _configuration(folder: Path) -> tuple[Fields, Fields]:
 
 def read_spec(config: Fields, generation: Fields, name: str, *, tied: bool = False) -> ModelSpec:
     """The spec of a config.json and generation_config.json. `tied`: the default of tie_word_embeddings."""
-    architecture = _architecture(config)
-    hidden = config.integer("hidden_size", 1 << 20)
-    heads = config.integer("num_attention_heads", 4096)
-    derived = 128 if architecture in ("qwen3", "qwen3_moe") else max(hidden // heads, 1)
-    head_dim = config.integer("head_dim", 4096, default=derived)
-    if "head_dim" not in config and architecture not in ("qwen3", "qwen3_moe") and hidden % heads:
-        raise ModelDamaged(
-            f"{config.origin} has {hidden} dimensions that {heads} heads cannot share; download it again"
-        )
-    layers = config.integer("num_hidden_layers", 1024)
-    vocab_size = config.integer("vocab_size", 1 << 24)
-    _refuse_variants(config)
-    context = config.integer("max_position_embeddings", 1 << 30)
-    window, windowed = _windows(config, layers, context)
-    gemma = architecture == "gemma3"
-    rope, window_rope = _gemma_ropes(config, context) if gemma else (_rope(config, context), None)
-    if rope.scaling == "yarn":  # the stated context may be the one before or after scaling
-        context = max(context, round(rope.factor * rope.original_context))
-    bias = config.flag("attention_bias", False) if architecture != "qwen2" else False
-    eos = {*config.tokens("eos_token_id", vocab_size), *generation.tokens("eos_token_id", vocab_size)}
-    bos = config.tokens("bos_token_id", vocab_size) or generation.tokens("bos_token_id", vocab_size)
-    return ModelSpec(
-        architecture=architecture,
-        name=name,
-        vocab_size=vocab_size,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=config.integer("num_key_value_heads", 4096, default=heads),
-        head_dim=head_dim,
-        intermediate=config.integer("intermediate_size", 1 << 22),
-        norm_eps=config.number("rms_norm_eps", 1e-6),
-        rope=rope,
-        context_length=context,
-        tied=config.flag("tie_word_embeddings", tied or gemma),
-        qkv_bias=architecture == "qwen2" or bias,
-        o_bias=bias,
-        mlp_bias=config.flag("mlp_bias", False) if architecture == "llama" else False,
-        qk_norm=architecture in ("qwen3", "qwen3_moe", "gemma3"),
-        bos=bos[0] if bos else None,
-        eos=frozenset(eos),
-        window=window,
-        windowed=windowed,
-        window_rope=window_rope if windowed else None,
-        unrotated=_unrotated(config, layers) if architecture == "smollm3" else frozenset(),
-        activation="gelu" if gemma else "silu",
-        post_norms=gemma,
-        embedding_scale=float(hidden**0.5) if gemma else 1.0,
-        attention_scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5 if gemma else 0.0,
-        experts=_experts(config) if architecture == "qwen3_moe" else None,
-    )
+    family = _family(config)
+    if "text_config" in config:  # with pictures or sound: the text part alone
+        above = {key: config.get(key) for key in ("architectures", "quantization_config") if key in config}
+        config = config.table("text_config").merged(above)
+    return family.read_config(ConfigFile(config, generation, name, tied))
 
 
-def _experts(config: Fields) -> ExpertsSpec:
-    """The mixture of a Qwen3-MoE. Models with ordinary layers between those of experts are refused."""
-    if config.integer("decoder_sparse_step", 1024, default=1) != 1 or config.get("mlp_only_layers"):
-        raise UnsupportedModel(
-            f"{config.origin} has layers without experts between those with, which this engine does not run; "
-            f"{ELSEWHERE}"
-        )
-    return ExpertsSpec(
-        count=config.integer(
-            "num_local_experts" if "num_local_experts" in config else "num_experts", 1 << 16
-        ),
-        top=config.integer("num_experts_per_tok", 1 << 10),
-        width=config.integer("moe_intermediate_size", 1 << 22),
-        normalised=config.flag("norm_topk_prob", False),
-    )
-
-
-def _architecture(config: Fields) -> Architecture:
+def _family(config: Fields) -> Family:
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if not isinstance(name, str) or not name.isprintable():
         raise config.error("architectures", "a list that names the model's architecture")
-    return known_architecture(_ARCHITECTURES, name)
-
-
-def known_architecture(known: Mapping[str, Architecture], name: str) -> Architecture:
-    """The architecture that a file calls `name`. Raises UnsupportedModel."""
-    if name not in known:
-        raise UnsupportedModel(
-            f"{name} is not an architecture this engine runs ({RUNNABLE} are); {ELSEWHERE}"
-        )
-    return known[name]
-
-
-def _refuse_variants(config: Fields) -> None:
-    if config.get("quantization_config") is not None:
-        raise UnsupportedModel(
-            f"{config.origin} describes weights that are already quantised in another program's format; "
-            f"use the original model or a GGUF file, or {ELSEWHERE}"
-        )
-    gemma = config.get("architectures") == ["Gemma3ForCausalLM"]
-    key, usual = ("hidden_activation", "gelu_pytorch_tanh") if gemma else ("hidden_act", "silu")
-    known = ("gelu_pytorch_tanh",) if gemma else ("silu", "swish")
-    if (activation := config.text(key, usual)) not in known:
-        raise UnsupportedModel(f"the activation {activation} is not one this engine runs; {ELSEWHERE}")
-    for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
-        if config.get(key):
-            raise UnsupportedModel(f"{config.origin} sets {key}, which this engine does not run; {ELSEWHERE}")
-
-
-def _windows(config: Fields, layers: int, context: int) -> tuple[int, frozenset[int]]:
-    """The size of the sliding window and the layers that have one. A window as long as the context is
-    ignored."""
-    architecture, kinds = config.get("architectures"), config.get("layer_types")
-    mistral = architecture in (["MistralForCausalLM"], ["MinistralForCausalLM"])
-    if isinstance(kinds, list):
-        if len(kinds) < layers:
-            raise config.error("layer_types", "a list with one kind for each layer")
-        if any(kind not in ("full_attention", "sliding_attention") for kind in kinds[:layers]):
-            raise UnsupportedModel(f"{config.origin} has layer_types this engine does not run; {ELSEWHERE}")
-        windowed = frozenset(n for n, kind in enumerate(kinds[:layers]) if kind == "sliding_attention")
-    elif mistral:
-        windowed = frozenset(range(layers))
-    elif architecture == ["Gemma3ForCausalLM"]:
-        every = config.integer("sliding_window_pattern", 1024, default=6)
-        windowed = frozenset(n for n in range(layers) if (n + 1) % every)
-    elif config.flag("use_sliding_window", False):
-        windowed = frozenset(range(config.integer("max_window_layers", 4096, layers), layers))
-    else:
-        windowed = frozenset()
-    # The default of Mistral and Gemma is 4096; null means no window.
-    silent = 4096 if mistral or architecture == ["Gemma3ForCausalLM"] else context
-    unbounded = config.has("sliding_window") and "sliding_window" not in config
-    window = context if unbounded else config.integer("sliding_window", 1 << 30, default=silent)
-    return (window, windowed) if windowed and window < context else (0, frozenset())
-
-
-def _unrotated(config: Fields, layers: int) -> frozenset[int]:
-    """The layers of a SmolLM3 without rotary embedding."""
-    listed = config.get("no_rope_layers")
-    if isinstance(listed, list):
-        if len(listed) < layers or any(each not in (0, 1) for each in listed):
-            raise config.error("no_rope_layers", "a list of 0 and 1, one for each layer")
-        return frozenset(n for n, rotated in enumerate(listed[:layers]) if not rotated)
-    every = config.integer("no_rope_layer_interval", 4096, default=4)
-    return frozenset(n for n in range(layers) if (n + 1) % every == 0)
-
-
-def _gemma_ropes(config: Fields, context: int) -> tuple[RopeSpec, RopeSpec]:
-    """The rotary embeddings of full and windowed layers, in both formats of the configuration."""
-    both = config.table("rope_parameters")
-    if "full_attention" in both or "sliding_attention" in both:
-        near, far = both.table("sliding_attention"), both.table("full_attention")
-        return (
-            _scaled_rope(far, far.number("rope_theta", 1_000_000.0), context),
-            _scaled_rope(near, near.number("rope_theta", 10_000.0), context),
-        )
-    theta = config.number("rope_theta", 1_000_000.0)
-    local = RopeSpec(config.number("rope_local_base_freq", 10_000.0))
-    return _scaled_rope(config.table("rope_scaling"), theta, context), local
-
-
-def _rope(config: Fields, context: int) -> RopeSpec:
-    """Supports both formats: `rope_theta` with `rope_scaling`, and `rope_parameters`."""
-    table = config.table("rope_parameters" if "rope_parameters" in config else "rope_scaling")
-    usual = 2_000_000.0 if config.get("architectures") == ["SmolLM3ForCausalLM"] else 10_000.0
-    theta = table.number("rope_theta", config.number("rope_theta", usual))
-    partial = table.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise UnsupportedModel(
-            f"the model rotates only a part of each head, which this engine does not run; {ELSEWHERE}"
-        )
-    return _scaled_rope(table, theta, context)
-
-
-def _scaled_rope(table: Fields, theta: float, context: int) -> RopeSpec:
-    kind = table.text("rope_type", table.text("type", "default"))
-    match kind:
-        case "default":
-            return RopeSpec(theta)
-        case "linear":
-            return RopeSpec(theta, "linear", table.number("factor"))
-        case "llama3":
-            low, high = table.number("low_freq_factor"), table.number("high_freq_factor")
-            if high <= low:
-                raise ModelDamaged(
-                    f"{table.origin} has high_freq_factor no larger than low_freq_factor; download it again"
-                )
-            original = table.integer("original_max_position_embeddings", 1 << 30, default=context)
-            return RopeSpec(
-                theta, "llama3", table.number("factor"), original, low_freq_factor=low, high_freq_factor=high
-            )
-        case "yarn":
-            original = table.integer("original_max_position_embeddings", 1 << 30, default=context)
-            factor = table.number("factor", context / original)
-            implied = yarn_attention_factor(
-                factor, _optional(table, "mscale"), _optional(table, "mscale_all_dim")
-            )
-            return RopeSpec(
-                theta,
-                "yarn",
-                factor,
-                original,
-                beta_fast=table.number("beta_fast", 32.0),
-                beta_slow=table.number("beta_slow", 1.0),
-                truncate=table.flag("truncate", True),
-                attention_factor=table.number("attention_factor", implied),
-            )
-        case _:
-            raise UnsupportedModel(f"the rotary scaling {kind!r} is not one this engine runs; {ELSEWHERE}")
-
-
-def _optional(table: Fields, key: str) -> float:
-    return table.number(key) if table.get(key) else 0.0
+    return family_of_config(name)
 
 
 def _name(folder: Path) -> str:

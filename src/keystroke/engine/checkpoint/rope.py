@@ -19,7 +19,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def rope_tables(spec: ModelSpec, length: int) -> tuple[Float32, Float32]:
-    """Cosine and sine, each [length, head_dim / 2], for positions 0 to length - 1. For windowed
+    """Cosine and sine, each [length, rotated dimensions / 2], for positions 0 to length - 1. For windowed
     layers with another rotary embedding, pass a spec with that one."""
     angles = np.arange(length, dtype=np.float64)[:, None] * inverse_frequencies(spec)[None, :]
     scale = spec.rope.attention_factor if spec.rope.scaling == "yarn" else 1.0
@@ -27,8 +27,8 @@ def rope_tables(spec: ModelSpec, length: int) -> tuple[Float32, Float32]:
 
 
 def inverse_frequencies(spec: ModelSpec) -> Float64:
-    """Radians per position for each pair of dimensions, [head_dim / 2]."""
-    rope, size = spec.rope, spec.head_dim
+    """Radians per position for each pair of dimensions, [rotated dimensions / 2]."""
+    rope, size = spec.rope, spec.rotated
     frequencies = rope.theta ** -(np.arange(0, size, 2, dtype=np.float64) / size)
     if rope.divisors:
         frequencies = frequencies / np.asarray(rope.divisors, dtype=np.float64)

@@ -57,6 +57,13 @@ class SafetensorsFile:
             )
         return self._bytes[entry.start : entry.end].view(dtype).reshape(entry.shape), entry.type
 
+    def array(self, name: str) -> npt.NDArray[np.uint8]:
+        """One tensor of single bytes, in its shape."""
+        entry = self.entries[name]
+        if entry.end - entry.start != math.prod(entry.shape):
+            raise _damaged(self.path, f"does not hold tensor {name!r} in bytes")
+        return self.stored(name).reshape(entry.shape)
+
     def stored(self, name: str) -> npt.NDArray[np.uint8]:
         """The bytes of one tensor, whatever its type."""
         entry = self.entries[name]

@@ -16,7 +16,21 @@ import numpy.typing as npt
 
 from keystroke.errors import ModelDamaged
 
-Architecture = Literal["llama", "qwen2", "qwen3", "qwen3_moe", "smollm3", "gemma3"]
+Architecture = Literal[
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+    "gemma3",
+    "gpt_oss",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "mellum",
+    "ministral3",
+    "glm4_moe_lite",
+]
 Activation = Literal["silu", "gelu"]  # gelu: by its tanh approximation
 Scaling = Literal["linear", "llama3", "yarn"]
 
@@ -40,17 +54,33 @@ class RopeSpec:
     truncate: bool = True  # yarn: round the correction range to whole dimensions
     attention_factor: float = 1.0  # yarn: multiplies cos and sin
     divisors: tuple[float, ...] = ()  # per frequency, if the file contains them instead of the rule
+    query_growth: float = 0.0  # queries grow by this times ln(1 + position // original_context)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """A mixture of experts in place of the feed-forward network of every layer. A router scores all experts;
-    each token uses the `top` best, weighted by the softmax of their scores."""
+    """A mixture of experts in place of the feed-forward network of every layer but the `dense` ones. A router
+    scores all experts; each token uses the `top` best, weighted by the softmax of their scores."""
 
     count: int
     top: int
     width: int  # intermediate size of one expert
-    normalised: bool = True  # the softmax is over the chosen experts; otherwise over all
+    normalised: bool = True  # the weights of the chosen experts add up to one
+    dense: frozenset[int] = frozenset()  # the layers with an ordinary feed-forward network
+    sigmoid: bool = False  # scores are sigmoids instead of a softmax
+    selection_bias: bool = False  # a bias decides which experts are chosen, not how much they weigh
+    router_bias: bool = False
+    scale: float = 1.0  # multiplies the weights of the chosen experts
+    bias: bool = False  # the experts' matrices have biases
+    limit: float = 0.0  # above 0: gate and up are clamped, and the gate's sigmoid is steeper (gpt-oss)
+    shared: int = 0  # intermediate size of an expert that every token uses
+    shared_gate: bool = False  # a sigmoid weighs the shared expert
+    fused: bool = False  # gate and up are one tensor, expert after expert
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether only sizes and normalisation differ from Qwen3-MoE."""
+        return self == ExpertsSpec(self.count, self.top, self.width, self.normalised)
 
     def __post_init__(self) -> None:
         if not 0 < self.top <= self.count:
@@ -58,6 +88,52 @@ class ExpertsSpec:
                 f"the model uses {self.top} of {self.count} experts, which cannot be; its configuration is "
                 "inconsistent, so download it again"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSpec:
+    """Gated delta net (linear attention) in place of the attention of some layers: a short convolution, then
+    a state per value head, [key_size, value_size], that decays and is corrected by each token."""
+
+    layers: frozenset[int]
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    kernel: int  # tokens of the convolution, including the current one
+    tiled: bool = False  # value head v reads key head v % key_heads; otherwise neighbours share one
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_size
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_size
+
+    @property
+    def channels(self) -> int:
+        """Queries, keys and values, which pass the convolution."""
+        return 2 * self.keys + self.values
+
+    def __post_init__(self) -> None:
+        if self.value_heads % self.key_heads:
+            raise ModelDamaged(
+                f"the model's {self.value_heads} linear attention heads cannot share {self.key_heads} keys; "
+                "its configuration is inconsistent, so download it again"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention: queries, keys and values are made from two short vectors, of which only
+    that of keys and values is kept. Heads have a part without rotation and a rotated part that keys share."""
+
+    query_rank: int  # 0: queries come straight from the hidden state
+    rank: int  # of keys and values
+    plain: int  # dimensions of a head without rotation
+    rotated: int
+    value_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +169,11 @@ class ModelSpec:
     embedding_scale: float = 1.0
     attention_scale: float = 0.0  # 0: one over the root of the head size
     experts: ExpertsSpec | None = None  # `intermediate` means nothing where there are some
+    rotary: int = 0  # dimensions of a head that are rotated; 0: all
+    sinks: bool = False  # every head has a score of its own that takes a part of attention
+    gated_attention: bool = False  # the query projection also makes a gate of attention's output
+    delta: DeltaSpec | None = None
+    latent: LatentSpec | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -104,11 +185,30 @@ class ModelSpec:
             raise ModelDamaged(
                 f"the model's head size {self.head_dim} is odd, which rotary embedding cannot use"
             )
-        if self.rope.divisors and len(self.rope.divisors) != self.head_dim // 2:
+        if self.rope.divisors and len(self.rope.divisors) != self.rotated // 2:
             raise ModelDamaged(
                 f"the model carries {len(self.rope.divisors)} rotary factors where its head size "
-                f"{self.head_dim} needs {self.head_dim // 2}; download it again"
+                f"{self.rotated} needs {self.rotated // 2}; download it again"
             )
+        if self.rotated % 2 or self.rotated > self.head_dim:
+            raise ModelDamaged(
+                f"the model rotates {self.rotated} of {self.head_dim} dimensions, which cannot be; its "
+                "configuration is inconsistent, so download it again"
+            )
+
+    @property
+    def rotated(self) -> int:
+        """How many dimensions of a head are rotated."""
+        return self.rotary or self.head_dim
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers with keys and values."""
+        recurrent = self.delta.layers if self.delta is not None else frozenset()
+        return tuple(layer for layer in range(self.layers) if layer not in recurrent)
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and layer not in self.experts.dense
 
     @property
     def query_scale(self) -> float:
@@ -125,6 +225,12 @@ class ModelSpec:
             ("norms after attention", self.post_norms),
             ("a scaled embedding", self.embedding_scale != 1.0),
             ("a scale of its own for attention", self.query_scale != float(self.head_dim**-0.5)),
+            ("attention with sinks", self.sinks),
+            ("linear attention", self.delta is not None),
+            ("latent attention", self.latent is not None),
+            ("gated attention", self.gated_attention),
+            ("heads that are rotated in part", self.rotated != self.head_dim),
+            ("queries that grow with their position", self.rope.query_growth != 0.0),
             ("a mixture of experts", self.experts is not None),
         )
         return next((name for name, there in named if there), None)
@@ -155,23 +261,27 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     for layer in range(spec.layers):
         at = f"model.layers.{layer}"
         shapes[f"{at}.input_layernorm.weight"] = (spec.hidden,)
-        linear(f"{at}.self_attn.q_proj", queries, spec.hidden, spec.qkv_bias)
-        linear(f"{at}.self_attn.k_proj", keys, spec.hidden, spec.qkv_bias)
-        linear(f"{at}.self_attn.v_proj", keys, spec.hidden, spec.qkv_bias)
-        if spec.qk_norm:
-            shapes[f"{at}.self_attn.q_norm.weight"] = (spec.head_dim,)
-            shapes[f"{at}.self_attn.k_norm.weight"] = (spec.head_dim,)
-        linear(f"{at}.self_attn.o_proj", spec.hidden, queries, spec.o_bias)
+        if spec.delta is not None and layer in spec.delta.layers:
+            shapes.update(_delta_shapes(spec.delta, f"{at}.linear_attn", spec.hidden))
+        elif spec.latent is not None:
+            shapes.update(_latent_shapes(spec, spec.latent, f"{at}.self_attn"))
+        else:
+            gates = 2 if spec.gated_attention else 1
+            linear(f"{at}.self_attn.q_proj", gates * queries, spec.hidden, spec.qkv_bias)
+            linear(f"{at}.self_attn.k_proj", keys, spec.hidden, spec.qkv_bias)
+            linear(f"{at}.self_attn.v_proj", keys, spec.hidden, spec.qkv_bias)
+            if spec.qk_norm:
+                shapes[f"{at}.self_attn.q_norm.weight"] = (spec.head_dim,)
+                shapes[f"{at}.self_attn.k_norm.weight"] = (spec.head_dim,)
+            if spec.sinks:
+                shapes[f"{at}.self_attn.sinks"] = (spec.heads,)
+            linear(f"{at}.self_attn.o_proj", spec.hidden, queries, spec.o_bias)
         shapes[f"{at}.post_attention_layernorm.weight"] = (spec.hidden,)
         if spec.post_norms:
             shapes[f"{at}.pre_feedforward_layernorm.weight"] = (spec.hidden,)
             shapes[f"{at}.post_feedforward_layernorm.weight"] = (spec.hidden,)
-        if spec.experts is not None:  # the experts' matrices one below the other
-            count, width = spec.experts.count, spec.experts.width
-            shapes[f"{at}.mlp.gate.weight"] = (count, spec.hidden)
-            linear(f"{at}.mlp.experts.gate_proj", count * width, spec.hidden, False)
-            linear(f"{at}.mlp.experts.up_proj", count * width, spec.hidden, False)
-            linear(f"{at}.mlp.experts.down_proj", count * spec.hidden, width, False)
+        if spec.experts is not None and layer not in spec.experts.dense:
+            shapes.update(_expert_shapes(spec.experts, f"{at}.mlp", spec.hidden))
             continue
         linear(f"{at}.mlp.gate_proj", spec.intermediate, spec.hidden, spec.mlp_bias)
         linear(f"{at}.mlp.up_proj", spec.intermediate, spec.hidden, spec.mlp_bias)
@@ -180,6 +290,60 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     if not spec.tied:
         shapes[HEAD] = (spec.vocab_size, spec.hidden)
     return shapes
+
+
+def _expert_shapes(experts: ExpertsSpec, at: str, hidden: int) -> dict[str, tuple[int, ...]]:
+    """A router, and the experts' matrices one below the other."""
+    count, width = experts.count, experts.width
+    shapes: dict[str, tuple[int, ...]] = {f"{at}.gate.weight": (count, hidden)}
+    if experts.router_bias:
+        shapes[f"{at}.gate.bias"] = (count,)
+    if experts.selection_bias:
+        shapes[f"{at}.gate.e_score_correction_bias"] = (count,)
+    rows = {"gate_up": 2 * width} if experts.fused else {"gate": width, "up": width}
+    for name, each, columns in (*((n, r, hidden) for n, r in rows.items()), ("down", hidden, width)):
+        shapes[f"{at}.experts.{name}_proj.weight"] = (count * each, columns)
+        if experts.bias:
+            shapes[f"{at}.experts.{name}_proj.bias"] = (count * each,)
+    if experts.shared:
+        shapes[f"{at}.shared_expert.gate_proj.weight"] = (experts.shared, hidden)
+        shapes[f"{at}.shared_expert.up_proj.weight"] = (experts.shared, hidden)
+        shapes[f"{at}.shared_expert.down_proj.weight"] = (hidden, experts.shared)
+        if experts.shared_gate:
+            shapes[f"{at}.shared_expert_gate.weight"] = (1, hidden)
+    return shapes
+
+
+def _delta_shapes(delta: DeltaSpec, at: str, hidden: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{at}.in_proj_qkv.weight": (delta.channels, hidden),
+        f"{at}.in_proj_z.weight": (delta.values, hidden),
+        f"{at}.in_proj_b.weight": (delta.value_heads, hidden),
+        f"{at}.in_proj_a.weight": (delta.value_heads, hidden),
+        f"{at}.conv1d.weight": (delta.channels, delta.kernel),
+        f"{at}.dt_bias": (delta.value_heads,),
+        f"{at}.decay": (delta.value_heads,),
+        f"{at}.norm.weight": (delta.value_size,),
+        f"{at}.out_proj.weight": (hidden, delta.values),
+    }
+
+
+def _latent_shapes(spec: ModelSpec, latent: LatentSpec, at: str) -> dict[str, tuple[int, ...]]:
+    queries = spec.heads * (latent.plain + latent.rotated)
+    shapes: dict[str, tuple[int, ...]] = {}
+    if latent.query_rank:
+        shapes[f"{at}.q_a_proj.weight"] = (latent.query_rank, spec.hidden)
+        shapes[f"{at}.q_a_layernorm.weight"] = (latent.query_rank,)
+        shapes[f"{at}.q_b_proj.weight"] = (queries, latent.query_rank)
+    else:
+        shapes[f"{at}.q_proj.weight"] = (queries, spec.hidden)
+    return shapes | {
+        f"{at}.kv_a_proj_with_mqa.weight": (latent.rank + latent.rotated, spec.hidden),
+        f"{at}.kv_a_layernorm.weight": (latent.rank,),
+        f"{at}.k_b_proj.weight": (spec.heads * latent.rank, latent.plain),
+        f"{at}.v_b_proj.weight": (spec.heads * latent.value_size, latent.rank),
+        f"{at}.o_proj.weight": (spec.hidden, spec.heads * latent.value_size),
+    }
 
 
 class Checkpoint(ABC):

@@ -138,7 +138,10 @@ class Plan:
         wrong = [name for name, size in sizes.items() if size % 64]
         if spec.experts is not None and (spec.experts.count % 32 or spec.layers < 2):
             wrong.append("number of experts")
-        if (strange := replace(spec, experts=None).unsupported_feature()) is not None:
+        strange = replace(spec, experts=None).unsupported_feature()
+        if strange is None and spec.experts is not None and not spec.experts.is_plain:
+            strange = "layers without experts, shared experts or another router"
+        if strange is not None:
             raise UnsupportedModel(
                 f"the CUDA engine does not run {strange}, which {spec.name} has; use the CPU engine for "
                 "this model"

@@ -26,7 +26,7 @@ from onnx import TensorProto, helper
 
 from keystroke.engine.adapter import PRODUCTS, AdapterShape, product_sizes
 from keystroke.engine.checkpoint import Checkpoint, ModelSpec, rope_tables
-from keystroke.engine.checkpoint.huggingface import ELSEWHERE
+from keystroke.engine.families.family import ELSEWHERE
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS, Precision
 from keystroke.engine.onnx.quantise import quantise
 from keystroke.errors import UnsupportedModel

@@ -1,0 +1,45 @@
+"""Model families, one file each: names, sizes, tensors and layers, for every engine and both file formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from keystroke.engine.checkpoint.spec import Architecture
+from keystroke.engine.families import gemma3, llama, qwen2, qwen3, qwen3_moe, smollm3
+from keystroke.engine.families.family import ELSEWHERE, Family
+from keystroke.errors import UnsupportedModel
+
+FAMILIES: tuple[Family, ...] = (
+    llama.FAMILY,
+    qwen2.FAMILY,
+    qwen3.FAMILY,
+    qwen3_moe.FAMILY,
+    smollm3.FAMILY,
+    gemma3.FAMILY,
+)
+_BY_NAME = {family.name: family for family in FAMILIES}
+_BY_CONFIG = {name: family for family in FAMILIES for name in family.huggingface}
+BY_GGUF = {family.gguf: family for family in FAMILIES}
+
+
+def family_of(architecture: Architecture) -> Family:
+    return _BY_NAME[architecture]
+
+
+def family_of_config(name: str) -> Family:
+    """The family of an architecture in config.json. Raises UnsupportedModel."""
+    return _known(_BY_CONFIG, name)
+
+
+def family_of_gguf(name: str) -> Family:
+    """The family of an architecture in a GGUF file. Raises UnsupportedModel."""
+    return _known(BY_GGUF, name)
+
+
+def _known(known: Mapping[str, Family], name: str) -> Family:
+    if name not in known:
+        *most, last = (family.title for family in FAMILIES)
+        raise UnsupportedModel(
+            f"{name} is not an architecture this engine runs ({', '.join(most)} and {last} are); {ELSEWHERE}"
+        )
+    return known[name]
