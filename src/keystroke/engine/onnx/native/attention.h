@@ -158,14 +158,14 @@ INLINE void weigh_all(const Chunk *chunk, const float (*weights)[CHUNK], const i
     for (; d < chunk->padded; d += LANES) weigh(chunk, weights, wide, count, 1, d, out, stride);
 }
 
-/* Calls `work` with a constant number of queries, at most SCORED, until all are done: loads are shared by those. */
-#define BY_QUERIES(count, work)                          \
-    do {                                                 \
-        size_t q = 0;                                    \
-        for (; q + SCORED <= (count); q += SCORED) work(SCORED); \
-        if ((count) - q == 3) work(3);                   \
-        else if ((count) - q == 2) work(2);              \
-        else if ((count) - q == 1) work(1);              \
+/* Calls `work` with a constant number of queries, at most SCORED, until all are done: they share their loads. */
+#define BY_QUERIES(count, work)                                   \
+    do {                                                          \
+        size_t q = 0;                                             \
+        for (; q + SCORED <= (count); q += SCORED) work(SCORED);  \
+        if (SCORED > 3 && (count) - q == 3) work(3);              \
+        else if (SCORED > 2 && (count) - q == 2) work(2);         \
+        else if ((count) - q == 1) work(1);                       \
     } while (0)
 
 INLINE void score_queries(const Chunk *chunk, const float *queries, const int wide, size_t count, float (*scores)[CHUNK]) {
