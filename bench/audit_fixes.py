@@ -107,7 +107,10 @@ def fixed(trial: FixTrial) -> str | None:
         found = [item for item in Auditor(trial.language).audit(text) if item.rule == trial.rule]
         if not found:
             return text if text != trial.program else None
-        fix = next((fix for item in found for fix in item.fixes if trial.title in fix.title), None)
+        fix = next(
+            (fix for item in found for fix in (*item.fixes, *item.suggestions) if trial.title in fix.title),
+            None,
+        )
         if fix is None:
             return None
         text = apply_edits(text, fix.edits)

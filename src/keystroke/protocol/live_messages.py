@@ -263,6 +263,7 @@ class NextEditDropped(Struct, tag_field="type", tag="next_edit.dropped", kw_only
 class LiveFix(Struct, frozen=True, kw_only=True):
     title: str
     edits: list[BufferEdit]
+    changes: str = ""  # of a suggestion: what it may change besides the weakness
 
 
 class LiveFinding(Struct, frozen=True, kw_only=True):

@@ -91,4 +91,4 @@ def test_a_fix_adds_the_fields_a_literal_lacks() -> None:
     text = 'package m\nimport "net/http"\nvar c = http.Cookie{Name: "a"}\n'
     (finding,) = Auditor("go").audit(text)
     assert finding.rule == "go-insecure-cookie"
-    assert '{Name: "a", Secure: true, HttpOnly: true}' in apply_edits(text, finding.fixes[0].edits)
+    assert '{Name: "a", Secure: true, HttpOnly: true}' in apply_edits(text, finding.suggestions[0].edits)

@@ -18,6 +18,7 @@ from ast_grep_py import SgRoot
 from keystroke.analysis.audit.detectors import Detectors, MemoryDetectors
 from keystroke.analysis.audit.finding import Finding
 from keystroke.analysis.audit.fixes.build import build
+from keystroke.analysis.audit.fixes.evidence import missing_evidence
 from keystroke.analysis.audit.fixes.imports import bound_name, imported
 from keystroke.analysis.audit.fixes.placement import UnitFix, with_fixes
 from keystroke.analysis.audit.fixes.site import FixEdits, FixSite
@@ -29,6 +30,7 @@ from keystroke.analysis.audit.flow.values import Memory, Value
 from keystroke.analysis.audit.go_numbers import GoDetectors
 from keystroke.analysis.audit.memory.control import thread_and_signal_functions
 from keystroke.analysis.audit.memory.pointers import PointerFlow
+from keystroke.analysis.audit.project import ProjectFacts
 from keystroke.analysis.audit.rules.catalog import LANGUAGES
 from keystroke.analysis.audit.rules.match import RuleMatch, RuleMatcher, index_of
 from keystroke.analysis.audit.rules.triggers import FLOW, SILENT, WORD, triggers_of, words_of
@@ -81,9 +83,18 @@ class Auditor:
     """Audits texts of one language."""
 
     def __init__(
-        self, language: str, *, honour_others: bool = False, helpers: Mapping[str, str] | None = None
+        self,
+        language: str,
+        *,
+        honour_others: bool = False,
+        helpers: Mapping[str, str] | None = None,
+        project: ProjectFacts | None = None,
     ) -> None:
-        """`helpers` maps functions of the project to what a call of each runs; see rules/wrappers.py."""
+        """`helpers` maps functions of the project to what a call of each runs; see rules/wrappers.py.
+
+        `project`: evidence for safe fixes; without it some fixes are only suggested.
+        """
+        self.project = project
         _check_language(language)
         self.language = language
         self.honour_others = honour_others
@@ -91,7 +102,12 @@ class Auditor:
 
     def audit(self, text: str) -> tuple[Finding, ...]:
         live = LiveAudit(
-            self.language, text, honour_others=self.honour_others, remember=False, helpers=self.helpers
+            self.language,
+            text,
+            honour_others=self.honour_others,
+            remember=False,
+            helpers=self.helpers,
+            project=self.project,
         )
         return live.findings
 
@@ -107,10 +123,12 @@ class LiveAudit:
         honour_others: bool = False,
         remember: bool = True,
         helpers: Mapping[str, str] | None = None,
+        project: ProjectFacts | None = None,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> None:
         _check_language(language)
         self._helpers = dict(helpers or {})
+        self._project = project
         self.language = language
         self.honour_others = honour_others
         self.abandoned = abandoned  # called between units; True stops the audit
@@ -370,7 +388,8 @@ class LiveAudit:
             for spec in match.rule.fixes if match.node is not None else ():
                 if any(offer.title == spec.title for offer in offers):
                     continue  # another way to make the same fix
-                fix_edits = build(self._site(match, source), spec)
+                site = self._site(match, source)
+                fix_edits = build(site, spec)
                 if fix_edits is None or fix_edits.edits[0].start < shift:
                     continue
                 if errors is None:
@@ -379,7 +398,8 @@ class LiveAudit:
                     edits = tuple(
                         Edit(edit.start - shift, edit.end - shift, edit.text) for edit in fix_edits.edits
                     )
-                    offers.append(UnitFix(spec.title, edits, fix_edits.needs, spec.suggest))
+                    changes = missing_evidence(site, spec)
+                    offers.append(UnitFix(spec.title, edits, fix_edits.needs, changes))
             span = (match.start - shift, match.end - shift)
             about = (match.rule.id, match.cwe, match.severity, match.message)
             finding = Finding(*about, *span, match.origin, also=match.rule.also)
@@ -388,9 +408,8 @@ class LiveAudit:
 
     def _site(self, match: RuleMatch, source: str) -> FixSite:
         self._lowering.depth = 0
-        return FixSite(
-            match, self.language, source, self._imports | imported(source, self.language), self._lowering.expr
-        )
+        imports = self._imports | imported(source, self.language)
+        return FixSite(match, self.language, source, imports, self._lowering.expr, self._project)
 
     def _is_fixed(
         self,

@@ -19,15 +19,22 @@ class Severity(StrEnum):
         return list(Severity).index(self)
 
 
+class FixGrade(StrEnum):
+    SAFE = "safe"  # applied by --fix
+    SUGGESTION = "suggestion"  # shown with what it may change, never applied in bulk
+    NONE = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class AuditFix:
     """Edits after which the rule no longer matches here and the text parses no worse."""
 
     title: str
     edits: tuple[Edit, ...]
+    changes: str = ""  # of a suggestion: what it may change besides the weakness
 
     def move_by(self, by: int) -> AuditFix:
-        return AuditFix(self.title, tuple(shift(edit, by) for edit in self.edits))
+        return AuditFix(self.title, tuple(shift(edit, by) for edit in self.edits), self.changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,10 @@ class Finding:
     fixes: tuple[AuditFix, ...] = field(default=())  # may be applied without review
     also: tuple[int, ...] = ()  # broader or narrower CWE numbers of the same weakness
     suggestions: tuple[AuditFix, ...] = ()  # need a review before they are applied
+
+    @property
+    def grade(self) -> FixGrade:
+        return FixGrade.SAFE if self.fixes else FixGrade.SUGGESTION if self.suggestions else FixGrade.NONE
 
     @property
     def cwes(self) -> tuple[int, ...]:

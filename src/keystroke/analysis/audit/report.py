@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from keystroke.analysis.audit.finding import AuditFix, Finding, Severity
+from keystroke.analysis.audit.finding import AuditFix, Finding, FixGrade, Severity
 from keystroke.analysis.audit.fixes.imports import unused_imports
 from keystroke.analysis.audit.rules.catalog import Rule, all_rules
 from keystroke.analysis.audit.source.suppress import UNEXPLAINED
@@ -42,12 +42,21 @@ def as_text(files: Sequence[AuditedFile]) -> list[str]:
         for finding in file.findings:
             line, column = file.line_and_column(finding.start)
             origin = f" [from {finding.origin}]" if finding.origin else ""
-            fix = " (fix ready)" if finding.fixes else " (suggestion)" if finding.suggestions else ""
+            fix = _offer(finding)
             lines.append(
                 f"{file.path}:{line}:{column}: {finding.severity.value} {finding.rule} (CWE-{finding.cwe}): "
                 f"{finding.message}{origin}{fix}"
             )
     return lines
+
+
+def _offer(finding: Finding) -> str:
+    if finding.fixes:
+        return " (safe fix)"
+    if finding.suggestions:
+        first = finding.suggestions[0]
+        return f" (suggestion) {first.title}; it may change: {first.changes}"
+    return ""
 
 
 def as_json(files: Sequence[AuditedFile]) -> dict[str, Any]:
@@ -71,6 +80,7 @@ def _entry(file: AuditedFile, finding: Finding) -> dict[str, Any]:
         "severity": finding.severity.value,
         "message": finding.message,
         "origin": finding.origin,
+        "grade": finding.grade.value,
         "fixes": [_change(fix) for fix in finding.fixes],
         "suggestions": [_change(fix) for fix in finding.suggestions],
     }
@@ -78,7 +88,8 @@ def _entry(file: AuditedFile, finding: Finding) -> dict[str, Any]:
 
 def _change(fix: AuditFix) -> dict[str, Any]:
     edits = [{"start": e.start, "end": e.end, "text": e.text} for e in fix.edits]
-    return {"title": fix.title, "edits": edits}
+    grade = FixGrade.SUGGESTION if fix.changes else FixGrade.SAFE
+    return {"title": fix.title, "grade": grade.value, "changes": fix.changes, "edits": edits}
 
 
 def as_sarif(files: Sequence[AuditedFile], version: str) -> dict[str, Any]:
@@ -132,7 +143,7 @@ def _result(file: AuditedFile, finding: Finding, order: dict[str, int]) -> dict[
         "ruleIndex": order[finding.rule],
         "level": _LEVELS[finding.severity],
         "message": {"text": finding.message},
-        "properties": {"cwe": list(finding.cwes)},
+        "properties": {"cwe": list(finding.cwes), "grade": finding.grade.value},
         "locations": [
             {
                 "physicalLocation": {

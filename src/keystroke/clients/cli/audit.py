@@ -16,6 +16,7 @@ import typer
 
 from keystroke.analysis.audit import LANGUAGES, Auditor, Severity, all_rules, find_rule
 from keystroke.analysis.audit.files import SkippedFile, SourceFile, find_sources
+from keystroke.analysis.audit.project import ProjectFacts, project_root
 from keystroke.analysis.audit.report import AuditedFile, apply_fixes, as_json, as_sarif, as_text, diff
 from keystroke.analysis.audit.rules.wrappers import project_wrappers
 from keystroke.clients.cli import options
@@ -80,12 +81,14 @@ def audit(
 
 def _audited(chosen: list[SourceFile], severity: Severity, nosec: bool, *, quiet: bool) -> list[AuditedFile]:
     found = []
+    projects: dict[Path, ProjectFacts] = {}
     helpers = project_wrappers(source.text for source in chosen if source.language == "python")
     with Console(quiet=quiet or len(chosen) < PROGRESS_FROM).progress() as report:
         for at, source in enumerate(chosen):
             report("audit", at, len(chosen))
             try:
-                auditor = Auditor(source.language, honour_others=nosec, helpers=helpers)
+                project = _project_of(source.path, projects)
+                auditor = Auditor(source.language, honour_others=nosec, helpers=helpers, project=project)
                 findings = auditor.audit(source.text)
             except KeystrokeError as error:
                 print_error(f"{source.path} was skipped: {error}")
@@ -93,6 +96,17 @@ def _audited(chosen: list[SourceFile], severity: Severity, nosec: bool, *, quiet
             kept = tuple(item for item in findings if item.severity.rank >= severity.rank)
             found.append(AuditedFile(str(source.path), source.text, kept))
     return found
+
+
+def _project_of(path: Path, known: dict[Path, ProjectFacts]) -> ProjectFacts | None:
+    """The facts of the project of a file; read once for each project."""
+    if not path.is_file():
+        return None
+    folder = path.resolve().parent
+    if folder not in known:
+        root = project_root(folder)
+        known[folder] = known.setdefault(root, ProjectFacts(root))
+    return known[folder]
 
 
 def _standard_input(language: str) -> SourceFile:

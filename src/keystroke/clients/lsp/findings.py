@@ -127,7 +127,7 @@ class Findings:
 
         def rebased(fixes: Sequence[live.LiveFix], prefix: str = "") -> list[tuple[str, tuple[Edit, ...]]]:
             made = [
-                (f"{prefix}{fix.title}", [Edit(d.start, d.end, d.text) for d in fix.edits]) for fix in fixes
+                (f"{prefix}{_title(fix)}", [Edit(d.start, d.end, d.text) for d in fix.edits]) for fix in fixes
             ]
             moved = [(title, document.rebase_edits(edits, revision)) for title, edits in made]
             return [(title, edits) for title, edits in moved if edits]
@@ -146,6 +146,11 @@ class Findings:
         return PlacedFinding(
             code, diagnostic, *span, tuple(fixes), isinstance(found, live.LiveFinding), ready
         )
+
+
+def _title(fix: live.LiveFix) -> str:
+    """The title of a quick fix, with what it may change if it is a suggestion."""
+    return f"{fix.title} (may change: {fix.changes})" if fix.changes else fix.title
 
 
 def suppression_edit(document: OpenDocument, offset: int, rule: str, reason: str) -> Edit | None:

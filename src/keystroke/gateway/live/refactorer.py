@@ -90,4 +90,5 @@ def to_deltas(edits: tuple[Edit, ...]) -> list[live.BufferEdit]:
 
 
 def to_fix(fix: Fix | AuditFix) -> live.LiveFix:
-    return live.LiveFix(title=fix.title, edits=to_deltas(fix.edits))
+    changes = fix.changes if isinstance(fix, AuditFix) else ""
+    return live.LiveFix(title=fix.title, edits=to_deltas(fix.edits), changes=changes)

@@ -53,6 +53,7 @@ def bound_copy(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Bounds strcpy and strcat by the size of the destination."""
     call, given = needed(site.call), site.arguments()
     require(len(given) == 2 and site.is_statement(call.node) and site.method in _COPIES)
+    require(not _overlaps(given))
     wide = site.method.startswith("w")
     size = size_text(site, given[0], 4 if wide else 1)
     to, source = site.source(given[0]), site.source(given[1])
@@ -69,6 +70,15 @@ def bound_copy(site: FixSite, spec: FixSpec) -> FixEdits | None:
     return FixEdits((Edit(start, end, text),), needs)
 
 
+def _overlaps(given: list[ir.Syntax]) -> bool:
+    """Whether a copy reads the memory it writes; a bounded copy loses its text then."""
+    root = re.match(r"\w+", given[0].text())
+    return root is None or any(
+        re.search(rf"\b{root[0]}\b", re.sub(r"sizeof\s*\([^)]*\)|\"[^\"]*\"", "", node.text()))
+        for node in given[1:]
+    )
+
+
 _COPIES = ("strcpy", "strcat", "wcscpy", "wcscat")
 
 
@@ -76,6 +86,7 @@ def bound_print(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Replaces sprintf by snprintf with the size of the destination."""
     call, given = needed(site.call), site.arguments()
     require(len(given) >= 2 and site.method in ("sprintf", "vsprintf") and site.is_statement(call.node))
+    require(not _overlaps(given))
     size = size_text(site, given[0])
     at, end = span(call.func.node)[0], span(given[0])[1]
     name = site.method.replace("sprintf", "snprintf")

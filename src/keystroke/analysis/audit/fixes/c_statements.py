@@ -250,13 +250,11 @@ def release_before_end(site: FixSite, spec: FixSpec) -> FixEdits | None:
     require(block.kind() == "compound_statement" and span(block) == span(here))
     after = [item for item in block.children() if item.is_named() and span(item)[0] >= span(whole)[1]]
     rest = "\n".join(item.text() for item in after if not _absent(item, name))
-    require(after and not re.search(r"\b(?:free|fclose|goto|break|continue|exit|longjmp)\b", rest))
+    require(after and not re.search(r"\b(?:free|fclose|pclose|goto|break|continue|exit|longjmp)\b", rest))
     last = after[-1]
     require(rest.count("return") <= (last.kind() == "return_statement"))
-    release = (
-        f"fclose({name});" if "fopen" in node.text() or "FILE" in declared[0].text() else f"free({name});"
-    )
-    if release.startswith("fclose"):
+    release = f"{_release_function(node.text(), declared[0].text())}({name});"
+    if not release.startswith("free"):
         release = f"if ({name} != NULL) {release}"
     if last.kind() == "return_statement":
         require(not re.search(rf"\b{name}\b", last.text()))
@@ -264,6 +262,17 @@ def release_before_end(site: FixSite, spec: FixSpec) -> FixEdits | None:
         return site.insert_at(at, f"{release}\n{site.indent(at)}")
     at = span(last)[1]
     return site.insert_at(at, f"\n{site.indent(span(last)[0])}{release}")
+
+
+def _release_function(acquired: str, declared: str) -> str:
+    """The function that releases what an expression acquires."""
+    if re.search(r"\bpopen\s*\(", acquired):
+        return "pclose"
+    if re.search(r"\b(?:f?d?open|freopen|tmpfile|fmemopen)\s*\(", acquired) or "FILE" in declared:
+        return "fclose"
+    if re.search(r"\b(?:malloc|calloc|realloc|strdup|strndup|wcsdup|aligned_alloc)\s*\(", acquired):
+        return "free"
+    raise NoFix
 
 
 def _absent(node: ir.Syntax, name: str) -> bool:

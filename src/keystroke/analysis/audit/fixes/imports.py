@@ -85,15 +85,22 @@ def python_import_offset(text: str) -> int:
     return first.start() if first is not None else at
 
 
+# Comments and strings, in which a name is not used.
+_GO_TEXT = re.compile(r"//[^\n]*|/\*.*?\*/|`[^`]*`|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)'", re.DOTALL)
+
+
 def unused_imports(before: str, after: str) -> list[Edit]:
     """Edits of `after` that remove the Go imports used in `before` and unused in `after`."""
     edits: list[Edit] = []
+    code = _GO_TEXT.sub("", before)
     for found in _GO_SPEC.finditer(after):
         name = found[1] or found[2].rsplit("/", 1)[-1]
         if name in ("_", ".") or not name.isidentifier():
             continue
         used = re.compile(rf"\b{re.escape(name)}\.")
-        if used.search(before) and not used.search(_without(after, found.start(), found.end())):
+        if used.search(code) and not used.search(
+            _GO_TEXT.sub("", _without(after, found.start(), found.end()))
+        ):
             edits.append(Edit(found.start(), found.end(), ""))
     return edits
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from keystroke.analysis.audit.fixes.site import (
     LOOSE,
+    ChangedValue,
     FixEdits,
     FixSite,
     named_children,
@@ -21,6 +22,7 @@ from keystroke.analysis.audit.fixes.site import (
 )
 from keystroke.analysis.audit.fixes.sql import is_text
 from keystroke.analysis.audit.fixes.text_parts import TextHole, compose
+from keystroke.analysis.audit.flow.values import CONSTANT
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -43,6 +45,7 @@ def anchor_names(site: FixSite, spec: FixSpec) -> FixEdits | None:
             continue
         for name, known in _names(site, _written(site, node)) or ():
             step = needed(_anchor(site, name, known))
+            site.changed.append(ChangedValue(name))
             edits += step[0]
             needs += step[1]
     return FixEdits(tuple(dict.fromkeys(edits)), tuple(dict.fromkeys(needs))) if edits else None
@@ -147,6 +150,12 @@ def _open(site: FixSite, node: ir.Syntax) -> bool:
 _ENTRY = re.compile(r"(?i)entry|header|getName\(\)|\.name\b|filename")
 
 
+def _is_module(site: FixSite, node: ir.Syntax, name: str) -> bool:
+    """Whether a name stands for the module of that name where the fix is written."""
+    value = site.match.evaluate(ir.NameExpr(node, name))
+    return value.path == name and value.level == CONSTANT
+
+
 def _anchor(site: FixSite, node: ir.Syntax, known: bool) -> tuple[list[Edit], list[str]] | None:
     source = site.source(node)
     require("\n" not in source)
@@ -166,7 +175,7 @@ def _anchor(site: FixSite, node: ir.Syntax, known: bool) -> tuple[list[Edit], li
             if quote == '"':
                 before, after = before.replace('"', "'"), after.replace('"', "'")
     elif site.family == "javascript":
-        require("path" in site.imports)
+        require("path" in site.imports and _is_module(site, node, "path"))
         before, after = '"." + path.normalize("/" + ', ")"
         parent = node.parent()
         if parent is not None and parent.kind() not in ("arguments", "template_substitution"):

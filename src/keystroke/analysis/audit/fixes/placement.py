@@ -22,10 +22,10 @@ class UnitFix:
     title: str
     edits: tuple[Edit, ...]
     needs: tuple[str, ...]
-    suggest: bool
+    changes: str = ""  # what it may change; a safe fix has none
 
     def move_by(self, by: int) -> UnitFix:
-        return UnitFix(self.title, tuple(shift(edit, by) for edit in self.edits), self.needs, self.suggest)
+        return UnitFix(self.title, tuple(shift(edit, by) for edit in self.edits), self.needs, self.changes)
 
     def from_outline(self, outline: FileOutline, text: str) -> UnitFix | None:
         """The fix with offsets of the text instead of the outline; None if it spans a unit."""
@@ -37,7 +37,7 @@ class UnitFix:
             text[new.start : new.end] == outline.text[old.start : old.end]
             for new, old in zip(edits, self.edits, strict=True)
         )
-        return UnitFix(self.title, tuple(edits), self.needs, self.suggest) if same else None
+        return UnitFix(self.title, tuple(edits), self.needs, self.changes) if same else None
 
 
 def with_fixes(
@@ -50,7 +50,7 @@ def with_fixes(
     for unit_fix in unit_fixes:
         fix = place_fix(unit_fix, text, language, names)
         if fix is not None:
-            (suggestions if unit_fix.suggest else fixes).append(fix)
+            (suggestions if unit_fix.changes else fixes).append(fix)
     if not fixes and not suggestions:
         return finding
     return replace(finding, fixes=tuple(fixes), suggestions=tuple(suggestions))
@@ -78,7 +78,8 @@ def place_fix(unit_fix: UnitFix, text: str, language: str, names: set[str]) -> A
             edits = (*edits, back)
     if "\r\n" in text:
         edits = tuple(Edit(edit.start, edit.end, _LINE.sub("\r\n", edit.text)) for edit in edits)
-    return AuditFix(unit_fix.title, tuple(sorted(edits, key=lambda edit: (edit.start, edit.end))))
+    ordered = tuple(sorted(edits, key=lambda edit: (edit.start, edit.end)))
+    return AuditFix(unit_fix.title, ordered, unit_fix.changes)
 
 
 _LINE = re.compile(r"\r?\n")

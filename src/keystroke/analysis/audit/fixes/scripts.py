@@ -162,11 +162,14 @@ def _first(site: FixSite, body: ir.Syntax, statement: str) -> FixEdits | None:
 
 def replace_every_match(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Makes `.replace(text, ...)` replace all occurrences."""
-    call, given = needed(site.call), site.arguments()
+    given = site.arguments()
     require(len(given) == 2 and site.method == "replace")
     if given[0].kind() == "string":
-        name = call.func.node.field("property")
-        return site.replace_node(name, "replaceAll") if name is not None else None
+        value = site.value(given[0]).const
+        require(isinstance(value, str) and value)
+        escaped = re.sub(r"[\\^$.*+?()\[\]{}|/]", r"\\\g<0>", str(value))
+        require(escaped.isprintable() and not ("$" in given[1].text() and given[1].kind() != "string"))
+        return site.replace_node(given[0], f"/{escaped}/g")  # replaceAll needs ES2021
     if given[0].kind() == "regex":
         end = span(given[0])[1]
         return site.insert_at(end, "g")

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from keystroke.analysis.audit.fixes.site import (
+    ChangedValue,
     FixEdits,
     FixSite,
     NoFix,
@@ -105,6 +106,7 @@ def quote_values(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def _quote(site: FixSite, text: TextComposition, at: int, hole: TextHole, place: HolePosition) -> list[Edit]:
     source = site.source(hole.node)
     require(not _several(source) and hole.format in ("", "%s"))
+    site.changed.append(ChangedValue(hole.node))
     start, end = span(hole.node)
     atoms = text.atoms
     known = hole.text or is_text(site, hole.node)
@@ -163,6 +165,7 @@ def command_words(site: FixSite, text: TextComposition) -> list[str]:
         if isinstance(atom, TextHole):
             source = site.source(atom.node)
             require(not atom.format and not _several(source))
+            site.changed.append(ChangedValue(atom.node))
             flush()
             out[-1].append(source)
         elif atom.text in "'\"" and (not quote or quote == atom.text):
@@ -229,6 +232,7 @@ def use_positional_arguments(site: FixSite, spec: FixSpec) -> FixEdits | None:
             continue
         source = site.source(atom.node)
         require(not _several(source) and atom.format in ("", "%d", "%v"))
+        site.changed.append(ChangedValue(atom.node))
         place = found[number]
         values.append(source if not atom.format else f"fmt.Sprint({source})")
         name = f"${len(values)}" if len(values) < 10 else f"${{{len(values)}}}"

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from keystroke.analysis.audit.flow.knowledge import family_of
 from keystroke.analysis.audit.flow.values import LOCAL, Value
+from keystroke.analysis.audit.project import ProjectFacts
 from keystroke.analysis.audit.rules.match import RuleMatch
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -88,6 +89,15 @@ class FixEdits:
     needs: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedValue:
+    """A value that a fix converts, with the constant text around it."""
+
+    node: ir.Syntax
+    before: str = ""
+    after: str = ""
+
+
 @dataclass(slots=True)
 class FixSite:
     match: RuleMatch
@@ -95,6 +105,8 @@ class FixSite:
     text: str  # of the unit, as it was parsed
     imports: frozenset[str]  # dotted paths of what the file imports
     lower: Callable[[ir.Syntax], ir.Expr]
+    project: ProjectFacts | None = None
+    changed: list[ChangedValue] = field(default_factory=list)  # what the fix converts; set by the fixer
     family: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -47,8 +47,12 @@ def correct_settings(site: FixSite, spec: FixSpec) -> FixEdits | None:
     edits: list[Edit] = []
     for name, value in spec.keyword.items():
         expr = held.get(name)
-        if expr is not None and expr.node.text() != value and expr.node.text() in _WRONG:
-            edits.append(Edit(*span(expr.node), value))
+        if expr is None or expr.node.text() == value or expr.node.text() not in _WRONG:
+            continue
+        if expr.node.text() == "ssl.CERT_NONE":  # the constant, not urllib3's text
+            require("ca_certs" in held)
+            value = "ssl.CERT_REQUIRED"
+        edits.append(Edit(*span(expr.node), value))
     return FixEdits(tuple(edits)) if edits else None
 
 

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import LOOSE, FixEdits, FixSite, named_children, span
+from keystroke.analysis.audit.fixes.site import (
+    LOOSE,
+    ChangedValue,
+    FixEdits,
+    FixSite,
+    named_children,
+    span,
+)
 from keystroke.analysis.audit.fixes.sql import is_text
 from keystroke.analysis.audit.fixes.text_parts import TextComposition, TextHole, compose, compose_format
-from keystroke.analysis.audit.flow.values import CONSTANT
+from keystroke.analysis.audit.flow.values import CONSTANT, REMOTE
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -78,13 +85,16 @@ def _subjects(site: FixSite, spec: FixSpec) -> list[ir.Syntax]:
             return [given[at] for at in spec.places if at < len(given)]
         return given
     node = site.match.node
-    for name in ("right", "value"):
+    for name in () if node.kind() in _SUMS else ("right", "value"):
         found = node.field(name)
         if found is not None:
             return [found]
     if node.kind() in ("assignment", "assignment_expression", "expression_statement"):
         return []
     return [node]
+
+
+_SUMS = ("binary_operator", "binary_expression", "boolean_operator", "logical_expression")
 
 
 def _wrap(site: FixSite, spec: FixSpec, node: ir.Syntax) -> list[Edit] | None:
@@ -101,8 +111,17 @@ def _wrap(site: FixSite, spec: FixSpec, node: ir.Syntax) -> list[Edit] | None:
             return None
         if spec.context == "joined" and not is_text(site, node):
             return None  # composed elsewhere; its constant parts must not be escaped
+        if spec.context == "html" and not _read_directly(site, node):
+            return None  # a page, a node or what a template rendered
+        site.changed.append(ChangedValue(node))
         return _around(site, spec, node, TextHole(node, *span(node), "operand"), "")
     return _wrap_parts(site, spec, text)
+
+
+def _read_directly(site: FixSite, node: ir.Syntax) -> bool:
+    """Whether a value is what its source gave, and not what a function made of it."""
+    value = site.value(node)
+    return value.level >= REMOTE and bool(value.origin) and value.path.startswith(value.origin)
 
 
 def _operand(node: ir.Syntax) -> ir.Syntax:
@@ -130,6 +149,7 @@ def _wrap_parts(site: FixSite, spec: FixSpec, text: TextComposition) -> list[Edi
         step = _around(site, spec, hole.node, hole, _quote_of(text, hole))
         if step is None:
             return None
+        site.changed.append(ChangedValue(hole.node, skeleton[:at], skeleton[at + 1 :]))
         edits += step
     return edits or None
 

@@ -97,6 +97,8 @@ class FixSpec(_RuleTable, frozen=True, rename={"imports": "import"}):
     fixer: str = ""
     only: re.Pattern[str] | None = None  # the callee as written must match
     suggest: bool = False  # shown, never applied automatically
+    changes: str = ""  # what a suggestion may change
+    evidence: tuple[str, ...] = ()  # what the program must show for the fix to be safe; fixes/evidence.py
     alone: bool = False  # only where the call's result is unused
     unless: re.Pattern[str] | None = None  # must not occur in the enclosing function
     wrap: str = ""  # the call a value is passed through, "{}" for the value
@@ -105,6 +107,12 @@ class FixSpec(_RuleTable, frozen=True, rename={"imports": "import"}):
     context: str = ""  # what the text before the value must be
     statement: str = ""  # the statement to insert
     path: re.Pattern[str] | None = None  # the resolved name of the callee must match
+
+    def __post_init__(self) -> None:
+        if self.suggest == bool(self.evidence):
+            raise ValueError("a fix has either 'suggest' or the 'evidence' that makes it safe")
+        if self.suggest and not self.changes:
+            raise ValueError("a suggestion says in 'changes' what it may change")
 
 
 class RuleTests(_RuleTable, frozen=True):

@@ -1,0 +1,345 @@
+"""Decides whether a fix is safe to apply or only a suggestion.
+
+A fix is safe if the program itself shows that its harmless behaviour stays the same. The rule names the
+evidence its fix needs; what is missing becomes the sentence that the suggestion is shown with. Without
+evidence a fix is never safe.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from keystroke.analysis.audit.fixes.site import ChangedValue, FixSite
+from keystroke.analysis.audit.flow.values import CONSTANT, PARAMETER, REMOTE
+from keystroke.analysis.audit.rules.catalog import FixSpec
+from keystroke.analysis.audit.source import ir
+
+# Where the text of one field comes from that a client sent.
+_CLIENT_TEXT = {
+    "python": re.compile(
+        r"request\.(?:args|form|values|GET|POST|cookies|COOKIES|headers|META|query_params|query|params|forms|"
+        r"match_info|view_args|path_params|matchdict)\b|self\.get_(?:query_|body_)?argument\(\)$"
+    ),
+    "javascript": re.compile(
+        r"^(?:req|request|ctx)\.(?:query|params|body|cookies|headers|header\(\)|get\(\)|param\(\)|url|path|"
+        r"originalUrl|hostname)\b|"
+        r"location\.(?:search|hash|href|pathname)$|searchParams|^URLSearchParams|"
+        r"document\.(?:referrer|URL|cookie|documentURI)$|^window\.name$"
+    ),
+    "go": re.compile(
+        r"\.(?:FormValue|PostFormValue|Param|Query|PostForm|DefaultQuery|QueryParam|Params|Get)\(\)|"
+        r"\bVars\(\)|\.(?:Form|PostForm|Header|URL)\b"
+    ),
+    "java": re.compile(
+        r"\b(?:getParameter|getHeader|getQueryString|getPathInfo|getRequestURI|getRemoteUser)\(\)"
+    ),
+}
+# Values that are markup on purpose, or the name of what is written in another language.
+_MARKUP_NAME = re.compile(
+    r"(?i)html|markup|markdown|body|content|render|snippet|svg|embed|page|template|widget|fragment|node|"
+    r"element|\bel\b|script|css|style|block|view|layout|message|rich|raw|safe"
+)
+_SEVERAL = re.compile(
+    r"(?i)(?:^|[\W_])(?:c?md|commands?|args?|argv|arguments|opts?|options|flags?|params|parameters|extras?|"
+    r"switches|files|paths|names|hosts|urls|list|all|rest|script|expr|expression|query|pipeline|patterns?|globs?|wildcards?|masks?)\b|"
+    r"(?:args|opts|options|flags|cmd|command|params)$|[a-z](?:Args|Opts|Options|Flags|Cmd|Command)$"
+)
+_TAG = re.compile(r"</?[a-zA-Z][^<>]*>?|[\w-]+=[\"']$")
+# Remarks of the author that the code is as it must be.
+_DELIBERATE = re.compile(
+    r"(?i)\b(?:rfc\s*\d+|protocol|compat\w*|legacy|required by|by design|deliberate\w*|intention\w*|"
+    r"on purpose|must (?:be|stay|match|use)|spec(?:ification)?\b|backwards?|interop\w*|"
+    r"do not (?:change|escape)|trusted|nosec|noqa|nosemgrep|nolint|lgtm|eslint-disable|pylint:\s*disable|not security|not secret)"
+)
+_COMMENT = re.compile(r"(?:#|//|/\*|^\s*\*)(.*)")
+
+
+def missing_evidence(site: FixSite, spec: FixSpec) -> str:
+    """What the fix may change, or "" if the program shows that it is safe."""
+    if spec.suggest:
+        return spec.changes
+    if site.match.known is None and not site.match.rule.id.startswith(("c-", "cpp-")):
+        return "what the values are is not known here"
+    remark = _remark(site)
+    if remark:
+        return f"a comment explains the code: {remark}"
+    replaced = _replaced_by_tests(site)
+    if replaced:
+        return f"the project's tests replace `{replaced}` and may check how it is called"
+    for name in spec.evidence:
+        kind, _, detail = name.partition(":")
+        reason = _CHECKS[kind](site, detail)
+        if reason:
+            return reason
+    return ""
+
+
+def _remark(site: FixSite) -> str:
+    """The comment on the lines of the match, or directly above, that says the code is deliberate."""
+    line = site.text.rfind("\n", 0, site.match.start) + 1
+    above = site.text.rfind("\n", 0, max(line - 1, 0)) + 1
+    end = site.text.find("\n", site.match.end)
+    for number, text in enumerate(site.text[above : end if end >= 0 else len(site.text)].split("\n")):
+        if number == 0 and above < line and not text.lstrip().startswith(("#", "//", "*", "/*")):
+            continue
+        found = _COMMENT.search(text)
+        if found is not None and _DELIBERATE.search(found[1]):
+            return found[1].strip()[:80]
+    return ""
+
+
+def _replaced_by_tests(site: FixSite) -> str:
+    if site.project is None or site.call is None:
+        return ""
+    name = site.method
+    return name if name and name in site.project.replaced else ""
+
+
+# Evidence that rules name. Each check returns what is missing, or "".
+
+
+def _same(site: FixSite, detail: str) -> str:
+    """The fix computes the same for every input that is no attack."""
+    return ""
+
+
+def _library(site: FixSite, detail: str) -> str:
+    """The callee belongs to one of the named libraries, by the imports of the file."""
+    path = site.path or (site.value(site.match.node).path if site.match.node is not None else "")
+    names = detail.split(",")
+    found = next((name for name in names if path == name or path.startswith(f"{name}.")), None)
+    if found is None:
+        return f"it is not known that this is {names[0]}"
+    root = found.split(".", 1)[0]
+    if not any(item == root or item.startswith((f"{root}.", f"{root}/")) for item in site.imports):
+        return f"{root} is not imported here"
+    if re.search(rf"(?m)^\s*(?:class|def|function)\s+{re.escape(path.rsplit('.', 1)[-1])}\b", site.text):
+        return "the file defines a name like it"
+    return ""
+
+
+def _client_text(site: FixSite, detail: str) -> str:
+    """Every changed value is one field of a request or an address, read directly."""
+    pattern = _CLIENT_TEXT.get(site.family)
+    if not site.changed or pattern is None:
+        return "it is not known what the changed values hold"
+    for changed in site.changed:
+        value = site.value(changed.node)
+        source = changed.node.text()
+        if value.level < REMOTE or not value.origin or value.built:
+            return f"it is not known that `{source}` is text from a client"
+        direct = value.path.startswith(value.origin) or _is_view_parameter(value.path, value.origin)
+        if not direct or not (
+            pattern.search(value.origin)
+            or pattern.search(value.path)
+            or _is_view_parameter(value.path, value.origin)
+        ):
+            return f"it is not known that `{source}` is plain text"
+    return ""
+
+
+def _is_view_parameter(path: str, origin: str) -> bool:
+    """A parameter of a route: its origin is its own name."""
+    return bool(origin) and path == origin and origin.isidentifier()
+
+
+def _markup(site: FixSite, detail: str) -> str:
+    """Every changed value is put between constant tags, and nothing says that it is markup itself."""
+    for changed in site.changed:
+        source = changed.node.text()
+        if not _TAG.search(changed.before) and not _TAG.search(changed.after):
+            return f"`{source}` may be a whole page, or text that is not shown as HTML"
+        if _MARKUP_NAME.search(_key_of(site, changed)):
+            return f"`{source}` may be markup on purpose"
+    if re.search(r"(?i)text/plain|application/json|\bContent-?Type\b", _function_text(site)):
+        return "the response may not be HTML"
+    return "" if site.changed else "nothing shows that the value is text"
+
+
+def _key_of(site: FixSite, changed: ChangedValue) -> str:
+    """The names by which a value is known: the variable or field, and the field it was read from."""
+    value = site.value(changed.node)
+    source = changed.node.text()
+    keys = re.findall(r"[\"'](\w+)[\"']", source) or re.findall(r"\w+", re.sub(r"\(.*", "", source))[-1:]
+    return " ".join([*keys, *value.path.removeprefix(value.origin).replace("()", "").split(".")[-1:]])
+
+
+def _one_word(site: FixSite, detail: str) -> str:
+    """Every value given to a command is one argument and not several words or a command."""
+    for changed in site.changed:
+        source = changed.node.text()
+        if _SEVERAL.search(_key_of(site, changed)):
+            return f"`{source}` may hold several words or a command"
+        if site.value(changed.node).level < PARAMETER:
+            return f"where `{source}` comes from is not known"
+    return "" if site.changed else "it is not known what the values hold"
+
+
+def _file_name(site: FixSite, detail: str) -> str:
+    """Every changed value is a name that a client or an archive gave, behind a folder of the program."""
+    if "zip-slip" in site.match.rule.id:
+        return ""
+    return _client_text(site, "")
+
+
+def _driver(site: FixSite, detail: str) -> str:
+    """The statement is run by the imported driver and not by a class of the project."""
+    call = site.call
+    if call is None or not isinstance(call.func, ir.AttrExpr):
+        return "it is not known what runs the statement"
+    base = call.func.base
+    value = site.match.evaluate(base)
+    root = value.path.split(".", 1)[0].removesuffix("()")
+    if site.family == "java":
+        return ""
+    if root and any(item == root or item.startswith((f"{root}.", f"{root}/")) for item in site.imports):
+        return "" if not root.startswith(".") else "the class that runs the statement is the project's own"
+    name = ir.last_name(base) if not isinstance(base, ir.CallExpr) else ir.last_name(base.func)
+    if not re.search(
+        r"(?i)^_*(?:c|cur|curs|cursor|crsr|conn|cnx|cxn|con|connection|db|database|pool|client|tx|trx|session|"
+        r"engine|sqlite|mysql|pg|postgres|stmt)\w{0,4}$|(?:cursor|conn|connection|db|pool|client)$",
+        name,
+    ):
+        return f"it is not known that `{name}` belongs to the imported driver"
+    return ""
+
+
+def _unseeded(site: FixSite, detail: str) -> str:
+    """Nothing makes the numbers repeatable."""
+    if re.search(r"(?i)seed|repeatab|reproduc|determinis|\brng\b", _function_text(site)):
+        return "the numbers may have to be repeatable"
+    return ""
+
+
+def _public_host(site: FixSite, detail: str) -> str:
+    """The request goes to a constant address of a public host by https."""
+    for argument in site.arguments():
+        value = site.value(argument)
+        text = value.text if value.level == CONSTANT or value.skeleton else None
+        if not isinstance(text, str) or "://" not in text:
+            continue
+        parts = urlsplit(text.split("\0", 1)[0])
+        try:
+            host = parts.hostname or ""
+        except ValueError:
+            host = ""
+        if parts.scheme == "https" and _is_public(host) and parts.netloc == text.split("/", 3)[2]:
+            return ""
+    return "a server with a certificate of its own would be refused"
+
+
+def _is_public(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_global
+    except ValueError:
+        return (
+            "." in host
+            and "\0" not in host
+            and not host.endswith((".local", ".internal", ".lan", ".test", ".example", ".localhost", ".corp"))
+        )
+
+
+def _since_python(site: FixSite, detail: str) -> str:
+    """The project declares a Python version that has the parameter."""
+    major, _, minor = detail.partition(".")
+    oldest = site.project.python if site.project is not None else None
+    if oldest is None:
+        return f"the parameter needs Python {detail}; the project does not say which version it needs"
+    if oldest < (int(major), int(minor)):
+        return f"the parameter needs Python {detail}; the project supports {oldest[0]}.{oldest[1]}"
+    return ""
+
+
+def _project_lacks(site: FixSite, detail: str) -> str:
+    """None of these texts occurs in the project."""
+    if site.project is None:
+        return "other files of the project may depend on it"
+    for word in detail.split(","):
+        if site.project.mentions(word):
+            return f"the project uses `{word}`"
+    return ""
+
+
+def _client_document(site: FixSite, detail: str) -> str:
+    """What is parsed comes from a client."""
+    if any(site.value(node).level >= REMOTE for node in site.arguments()):
+        return ""
+    return "documents that define entities of their own would be read differently"
+
+
+def _not_a_format(site: FixSite, detail: str) -> str:
+    """The printed value is no format that the program passes on."""
+    for node in site.arguments():
+        if re.search(r"(?i)fmt|format|usage|help|template", node.text()):
+            return f"`{node.text()}` may be a format that the program itself writes"
+    return ""
+
+
+def _no_script_command(site: FixSite, detail: str) -> str:
+    """The program can be started without a shell on every system: npm and others are scripts on Windows."""
+    found = re.search(r"[\"'`]\s*(\w+)", site.source(site.match.node))
+    if found is not None and found[1] in (
+        "npm",
+        "npx",
+        "yarn",
+        "pnpm",
+        "tsc",
+        "jest",
+        "start",
+        "dir",
+        "echo",
+        "type",
+        "cd",
+        "source",
+        "export",
+    ):
+        return f"`{found[1]}` is run by the shell on some systems"
+    return ""
+
+
+def _written_here(site: FixSite, detail: str) -> str:
+    """The file is opened for writing in the same function."""
+    node = site.match.node
+    parent = node.parent() if node is not None else None
+    target = parent.field("left") if parent is not None and parent.kind() == "assignment" else None
+    if target is not None and re.search(
+        rf"\bopen\(\s*{re.escape(target.text())}\s*,\s*(?:mode\s*=\s*)?[\"']w", _function_text(site)
+    ):
+        return ""
+    return "the file would exist before another program creates it"
+
+
+def _secret_file(site: FixSite, detail: str) -> str:
+    """The file holds a secret by its name, so nobody else can need it."""
+    if re.search(r"(?i)secret|private|passw|token|credential|id_rsa|\.pem|\.key\b", _function_text(site)):
+        return ""
+    return "other users or processes may need the access that it takes away"
+
+
+def _function_text(site: FixSite) -> str:
+    text: str = site.enclosing_function(site.match.node).text()
+    return text
+
+
+_CHECKS: dict[str, Callable[[FixSite, str], str]] = {
+    "same": _same,
+    "library": _library,
+    "client-text": _client_text,
+    "markup": _markup,
+    "one-word": _one_word,
+    "file-name": _file_name,
+    "driver": _driver,
+    "unseeded": _unseeded,
+    "public-host": _public_host,
+    "since-python": _since_python,
+    "project-lacks": _project_lacks,
+    "client-document": _client_document,
+    "not-a-format": _not_a_format,
+    "no-script-command": _no_script_command,
+    "written-here": _written_here,
+    "secret-file": _secret_file,
+}
+EVIDENCE = frozenset(_CHECKS)

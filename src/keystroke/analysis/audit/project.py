@@ -1,0 +1,102 @@
+"""What a project says about itself that decides whether a fix is safe: versions, tests, words.
+
+Read lazily from the project's folder. Nothing is imported or run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from functools import cached_property
+from pathlib import Path
+
+from keystroke.analysis.project_files import project_files
+
+MAX_FILE = 1_000_000  # bytes; a larger file is data
+_READ = frozenset({".py", ".pyi", ".js", ".cjs", ".mjs", ".ts", ".tsx", ".jsx", ".yaml", ".yml", ".cfg"})
+_MARKERS = ("pyproject.toml", "setup.py", "setup.cfg", "package.json", "go.mod", "pom.xml", ".git")
+_VERSION = re.compile(r"(>=|==|~=|>|\^|~)\s*(\d+)(?:\.(\d+))?")
+# Functions that a test replaces: mock.patch("a.b.get"), monkeypatch.setattr(a, "get", ...), spyOn(a, "get").
+_REPLACED = re.compile(
+    r"""(?:\bpatch(?:\.object|\.dict)?|\bsetattr|\bspyOn|\bstub)\(\s*(?:[\w.()]+\s*,\s*)?["']([\w.]+)["']"""
+)
+_MOCKED_MODULE = re.compile(r"""jest\.mock\(\s*["'](?:node:)?([\w@/.-]+)["']""")
+
+
+def project_root(path: Path) -> Path:
+    """The project that a file or folder belongs to: the nearest parent that declares one, or its folder."""
+    folder = path.resolve() if path.is_dir() else path.resolve().parent
+    for parent in (folder, *folder.parents):
+        if any((parent / name).exists() for name in _MARKERS):
+            return parent
+    return folder
+
+
+class ProjectFacts:
+    """`root`: the folder of the project."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @cached_property
+    def python(self) -> tuple[int, int] | None:
+        """The oldest Python version that the project declares to support."""
+        declared = ""
+        try:
+            table = tomllib.loads((self.root / "pyproject.toml").read_text(encoding="utf-8"))
+            declared = str(table.get("project", {}).get("requires-python", ""))
+            poetry = table.get("tool", {}).get("poetry", {}).get("dependencies", {})
+            declared = declared or str(poetry.get("python", ""))
+        except (OSError, ValueError, AttributeError):
+            pass
+        for name in () if declared else ("setup.cfg", "setup.py"):
+            try:
+                text = (self.root / name).read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue
+            found = re.search(r"python_requires\s*=\s*[\"']?([^\"'\n]+)", text)
+            declared = found[1] if found is not None else declared
+        return _oldest(declared)
+
+    @cached_property
+    def node(self) -> int | None:
+        """The oldest major version of Node.js that the project declares to support."""
+        try:
+            table = json.loads((self.root / "package.json").read_text(encoding="utf-8"))
+            oldest = _oldest(str(table.get("engines", {}).get("node", "")))
+        except (OSError, ValueError, AttributeError):
+            return None
+        return oldest[0] if oldest is not None else None
+
+    @cached_property
+    def _texts(self) -> list[tuple[Path, str]]:
+        out: list[tuple[Path, str]] = []
+        for path in project_files(self.root):
+            try:
+                if path.suffix.lower() not in _READ or path.stat().st_size > MAX_FILE:
+                    continue
+                out.append((path, path.read_text(encoding="utf-8", errors="replace")))
+            except OSError:
+                continue
+        return out
+
+    @cached_property
+    def replaced(self) -> frozenset[str]:
+        """The last names of functions, and the modules, that tests replace by others."""
+        found: set[str] = set()
+        for _, text in self._texts:
+            if "patch" in text or "setattr" in text or "spyOn" in text or "stub" in text:
+                found.update(name.rsplit(".", 1)[-1] for name in _REPLACED.findall(text))
+            if "jest.mock" in text:
+                found.update(_MOCKED_MODULE.findall(text))
+        return frozenset(found)
+
+    def mentions(self, word: str) -> bool:
+        """Whether any source or settings file of the project contains a text."""
+        return any(word in text for _, text in self._texts)
+
+
+def _oldest(declared: str) -> tuple[int, int] | None:
+    versions = [(int(found[2]), int(found[3] or 0)) for found in _VERSION.finditer(declared)]
+    return min(versions) if versions else None

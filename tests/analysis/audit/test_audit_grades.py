@@ -1,0 +1,375 @@
+"""A fix is safe only if the program shows that its harmless behaviour stays; otherwise it is a suggestion.
+
+Each case is a fix that broke a real program, or one of its family; the neighbours in which the evidence is
+there show that the grade depends on it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from keystroke.analysis.audit import Auditor, Finding
+from keystroke.analysis.audit.finding import FixGrade
+from keystroke.analysis.audit.project import ProjectFacts, project_root
+from keystroke.analysis.audit.report import AuditedFile, apply_fixes, as_json, as_text
+from keystroke.analysis.audit.rules.catalog import FixSpec, load_rules
+from keystroke.text import apply_edits
+
+EXPRESS = 'const express = require("express");\nconst app = express();\n'
+FLASK = "from flask import Flask, request, make_response, redirect\napp = Flask(__name__)\n"
+HTTP = 'package m\n\nimport (\n\t"fmt"\n\t"html/template"\n\t"net/http"\n)\n\n'
+
+# language, what it is, program
+NOT_SAFE = [
+    ("python", "a template that writes Python", "import jinja2\nenv = jinja2.Environment(loader=None)\n"),
+    (
+        "python",
+        "a class of the project called Environment",
+        "from .db import Environment\nenv = Environment(autoescape=False)\n",
+    ),
+    (
+        "python",
+        "a class of the file called Environment",
+        "class Environment:\n    pass\n\n\nenv = Environment(autoescape=False)\n",
+    ),
+    (
+        "python",
+        "extractall of another library",
+        "import py7zr\ndef f(p):\n    with py7zr.SevenZipFile(p) as archive:\n"
+        "        archive.extractall(path=p)\n",
+    ),
+    (
+        "python",
+        "the branch for a Python without filters",
+        "import tarfile\ndef f(p):\n    tar = tarfile.open(p)\n    if hasattr(tarfile, 'data_filter'):\n"
+        "        tar.extractall(p, filter='data')\n    else:\n        tar.extractall(p)\n",
+    ),
+    (
+        "python",
+        "a redirect to another site",
+        f"{FLASK}@app.route('/go')\ndef go():\n    return redirect(request.args['url'])\n",
+    ),
+    (
+        "python",
+        "rendered markup",
+        f"{FLASK}from shop import render\n@app.route('/')\ndef page():\n"
+        "    return make_response('<div>' + render(request.args['q']) + '</div>')\n",
+    ),
+    (
+        "python",
+        "a field that holds markup",
+        f"{FLASK}@app.route('/')\ndef page():\n    return '<div>' + request.form['body_html'] + '</div>'\n",
+    ),
+    (
+        "python",
+        "a whole page",
+        f"{FLASK}@app.route('/')\ndef page():\n    return make_response(request.form['page'])\n",
+    ),
+    (
+        "python",
+        "a page with a value put in by replace",
+        f"{FLASK}@app.route('/')\ndef page():\n    html = open('p.html').read()\n"
+        "    return make_response(html.replace('{{ param }}', request.args['p']))\n",
+    ),
+    (
+        "python",
+        "a response that is not HTML",
+        f"{FLASK}@app.route('/')\ndef page():\n    r = make_response('<a>' + request.args['p'] + '</a>')\n"
+        "    r.headers['Content-Type'] = 'text/plain'\n    return r\n",
+    ),
+    (
+        "python",
+        "a hash in a column of 40 characters",
+        "import hashlib\ndef key(url):\n    return hashlib.sha1(url).hexdigest()\n",
+    ),
+    (
+        "python",
+        "a hash that a protocol defines",
+        "import hashlib\ndef sign(password, salt):\n    return hashlib.md5(salt + password).hexdigest()\n",
+    ),
+    (
+        "python",
+        "numbers that may have to be repeatable",
+        "import random\ndef make_token(rng_seed):\n    return random.choice('abcdef0123456789')\n",
+    ),
+    (
+        "python",
+        "a random module that is not Python's",
+        "from lab import random\ndef make_token():\n    return random.choice('abcdef0123456789')\n",
+    ),
+    (
+        "python",
+        "a server with its own certificate",
+        "import requests\ndef f(host):\n"
+        "    return requests.get(f'https://{host}/x', timeout=9, verify=False)\n",
+    ),
+    (
+        "python",
+        "a server of this machine",
+        "import requests\nr = requests.get('https://127.0.0.1:8443/', timeout=9, verify=False)\n",
+    ),
+    ("python", "a time limit", "import requests\nrequests.get('https://example.org/feed')\n"),
+    (
+        "python",
+        "a loader that may have constructors elsewhere",
+        "import yaml\ndef f(s):\n    return yaml.load(s, Loader=yaml.FullLoader)\n",
+    ),
+    (
+        "python",
+        "a statement run by a class of the project",
+        "import sqlite3\nfrom .store import Searcher\ndef f(name):\n    finder = Searcher()\n"
+        '    return finder.execute("SELECT 1 FROM u WHERE n = \'" + name + "\'")\n',
+    ),
+    (
+        "python",
+        "a pattern that the shell expands",
+        "import os\ndef clean(pattern):\n    os.system('rm -f ' + pattern)\n",
+    ),
+    (
+        "python",
+        "a cookie over plain HTTP",
+        f"{FLASK}@app.route('/')\ndef page():\n    r = make_response('x')\n"
+        f"    r.set_cookie('sid', '1')\n    return r\n",
+    ),
+    ("python", "a folder that others use", "import os\nos.chmod('/srv/shared', 0o777)\n"),
+    (
+        "python",
+        "a remark that the protocol demands it",
+        "import os\ndef f(name):\n    # required by the protocol\n    os.system('ls ' + name)\n",
+    ),
+    (
+        "javascript",
+        "a path inside the program",
+        'const { join } = require("path");\nconst fs = require("fs");\n'
+        'fs.readFileSync(join(__dirname, "../lib/motd"));\n',
+    ),
+    (
+        "javascript",
+        "every response of a static server",
+        f'{EXPRESS}app.get("/*", (req, res) => {{\n  const page = files[req.path];\n'
+        f"  res.send(page);\n}});\n",
+    ),
+    (
+        "javascript",
+        "markup set by a library",
+        "function html(el, value) {\n  el.innerHTML = value;\n}\n",
+    ),
+    ("javascript", "an element that is appended", "function add(el) {\n  $('#list').append(el);\n}\n"),
+    (
+        "javascript",
+        "a documented regular expression",
+        f'{EXPRESS}app.get("/", (req, res) => {{\n  res.json(rows.filter((row) => '
+        'new RegExp(req.query.name_like, "i").test(row)));\n});\n',
+    ),
+    (
+        "javascript",
+        "a fragment of a regular expression",
+        "function words(parts) {\n  return new RegExp('^(' + parts.join('|') + ')$');\n}\n",
+    ),
+    ("javascript", "a secret of a few bits", "const jwtSecret = Math.random().toString(36);\n"),
+    (
+        "javascript",
+        "a mixin that sets the constructor",
+        "function extend(target, source) {\n  for (const key in source) {\n"
+        "    target[key] = source[key];\n  }\n}\n",
+    ),
+    (
+        "javascript",
+        "a query with a missing value",
+        f'{EXPRESS}app.get("/", async (req, res) => {{\n'
+        f"  res.json(await User.findOne({{ name: req.query.name }}));\n}});\n",
+    ),
+    (
+        "javascript",
+        "a command that is a script on Windows",
+        'const { execSync } = require("child_process");\n'
+        "function f(name) {\n  execSync(`npm view ${name}`);\n}\n",
+    ),
+    (
+        "go",
+        "an address that stays a script",
+        f"{HTTP}func f(w http.ResponseWriter, r *http.Request) {{\n"
+        '\tfmt.Fprint(w, template.URL(r.FormValue("u")))\n}\n',
+    ),
+    (
+        "go",
+        "a script",
+        f'{HTTP}func f(r *http.Request) template.JS {{\n\treturn template.JS(r.FormValue("u"))\n}}\n',
+    ),
+    (
+        "go",
+        "the hash of a version 3 UUID",
+        'package m\n\nimport "crypto/md5"\n\nfunc f(space, name []byte) []byte {\n\th := md5.New()\n'
+        "\th.Write(space)\n\th.Write(name)\n\treturn h.Sum(nil)\n}\n",
+    ),
+    (
+        "c",
+        "a number that wraps around",
+        "#include <stdlib.h>\nint hash(const char *s) {\n    int n = atoi(s);\n"
+        "    int h = n * 31;\n    return h;\n}\n",
+    ),
+    ("c", "a format of the program", "#include <stdio.h>\nvoid say(const char *fmt) { printf(fmt); }\n"),
+]
+
+# The same shapes with the evidence.
+SAFE = [
+    (
+        "python",
+        "a field between tags",
+        f"{FLASK}@app.route('/')\ndef page():\n    return '<b>' + request.args['name'] + '</b>'\n",
+        "html.escape(",
+    ),
+    (
+        "python",
+        "a public server",
+        "import requests\nr = requests.get('https://pypi.org/simple/', timeout=9, verify=False)\n",
+        "verify=True",
+    ),
+    (
+        "python",
+        "Python's own random numbers",
+        "import random\ndef make_token():\n    return random.choice('abcdef0123456789')\n",
+        "secrets.choice(",
+    ),
+    (
+        "python",
+        "a cursor of the imported driver",
+        "import sqlite3\ndef f(path, name):\n    base = sqlite3.connect(path)\n"
+        '    return base.execute("SELECT 1 FROM u WHERE n = \'" + name + "\'")\n',
+        "WHERE n = ?",
+    ),
+    ("python", "one argument", "import os\ndef f(name):\n    os.system('ls ' + name)\n", "shlex.quote(name)"),
+    (
+        "javascript",
+        "a field between tags",
+        f'{EXPRESS}app.get("/", (req, res) => {{\n  res.send("<b>" + req.query.name + "</b>");\n}});\n',
+        "String(req.query.name).replace(",
+    ),
+    (
+        "go",
+        "a field between tags",
+        'package m\n\nimport (\n\t"fmt"\n\t"net/http"\n)\n\n'
+        "func f(w http.ResponseWriter, r *http.Request) {\n"
+        '\tfmt.Fprintf(w, "<b>%s</b>", r.FormValue("name"))\n}\n',
+        "html.EscapeString(",
+    ),
+]
+
+
+def offers(language: str, text: str, project: ProjectFacts | None = None) -> tuple[Finding, ...]:
+    return Auditor(language, project=project).audit(text)
+
+
+@pytest.mark.parametrize(("language", "what", "text"), NOT_SAFE, ids=[f"{c[0]}: {c[1]}" for c in NOT_SAFE])
+def test_without_evidence_a_fix_is_at_most_a_suggestion(language: str, what: str, text: str) -> None:
+    findings = offers(language, text)
+    assert [(item.rule, item.fixes) for item in findings if item.fixes] == []
+    assert all(fix.changes for item in findings for fix in item.suggestions)
+    assert apply_fixes(AuditedFile("a", text, findings)) == (text, 0)
+
+
+@pytest.mark.parametrize(("language", "what", "text", "written"), SAFE, ids=[f"{c[0]}: {c[1]}" for c in SAFE])
+def test_with_evidence_a_fix_is_safe(language: str, what: str, text: str, written: str) -> None:
+    findings = offers(language, text)
+    assert FixGrade.SAFE in {item.grade for item in findings}
+    assert written in apply_fixes(AuditedFile("a", text, findings))[0]
+
+
+def test_a_fix_that_would_raise_is_not_even_suggested() -> None:
+    texts = [
+        ("python", "import ssl\ndef f(s):\n    return ssl.wrap_socket(s, cert_reqs=ssl.CERT_NONE)\n"),
+        ("javascript", 'const serialize = require("node-serialize");\nserialize.unserialize({ a: 1 });\n'),
+        ("c", 'void f(const char *x) {\n    char b[9] = "";\n    sprintf(b, "%s x", b);\n}\n'),
+        ("javascript", "var location = window.location;\n"),
+    ]
+    for language, text in texts:
+        found = offers(language, text)
+        assert [fix.title for item in found for fix in (*item.fixes, *item.suggestions)] == [], text
+
+
+def test_an_unverified_context_that_is_set_up_later_gets_no_default_context() -> None:
+    text = (
+        "import ssl\ndef f():\n    context = ssl._create_unverified_context()\n"
+        "    context.verify_mode = ssl.CERT_NONE\n    return context\n"
+    )
+    found = [fix for item in offers("python", text) for fix in (*item.fixes, *item.suggestions)]
+    assert not any("create_default_context" in apply_edits(text, fix.edits) for fix in found)
+
+
+def test_a_pipe_is_closed_by_its_own_function() -> None:
+    text = (
+        "#include <stdio.h>\nint f(void) {\n    char line[80];\n"
+        '    FILE *in = popen("date", "r");\n    if (in == NULL) return 1;\n'
+        "    fgets(line, sizeof(line), in);\n    return line[0];\n}\n"
+    )
+    fixed = [
+        apply_edits(text, fix.edits)
+        for item in offers("c", text)
+        if item.rule == "c-handle-leak"
+        for fix in item.fixes
+    ]
+    assert fixed
+    assert all("pclose(in)" in item and "fclose" not in item for item in fixed)
+
+
+def test_a_name_in_a_comment_does_not_keep_an_unused_go_import() -> None:
+    text = (
+        'package m\n\nimport "crypto/md5"\n\n// md5.New is what the old version used.\n'
+        "func f(b []byte) []byte {\n\th := md5.New()\n\th.Write(b)\n\treturn h.Sum(nil)\n}\n"
+    )
+    (finding,) = [item for item in offers("go", text) if item.suggestions]
+    after = apply_edits(text, finding.suggestions[0].edits)
+    assert '"crypto/md5"' not in after
+    assert '"crypto/sha256"' in after
+
+
+def test_what_the_project_declares_decides(tmp_path: Path) -> None:
+    tar = "import tarfile\ndef f(p, d):\n    with tarfile.open(p) as t:\n        t.extractall(d)\n"
+    load = "import yaml\ndef f(s):\n    return yaml.load(s, Loader=yaml.FullLoader)\n"
+    (tmp_path / "a.py").write_text(tar)
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "a"\nrequires-python = ">=3.9"\n')
+    (old,) = offers("python", tar, ProjectFacts(tmp_path))
+    assert old.grade is FixGrade.SUGGESTION
+    assert "3.9" in old.suggestions[0].changes
+    assert offers("python", load, ProjectFacts(tmp_path))[0].grade is FixGrade.SAFE
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "a"\nrequires-python = ">=3.12"\n')
+    (tmp_path / "b.py").write_text("import yaml\nyaml.add_constructor('!env', print)\n")
+    assert offers("python", tar, ProjectFacts(tmp_path))[0].grade is FixGrade.SAFE
+    (custom,) = offers("python", load, ProjectFacts(tmp_path))
+    assert (custom.grade, "add_constructor" in custom.suggestions[0].changes) == (FixGrade.SUGGESTION, True)
+
+
+def test_a_call_that_the_tests_replace_is_not_changed_unasked(tmp_path: Path) -> None:
+    text = "import random\ndef make_token():\n    return random.choice('abcdef0123456789')\n"
+    (tmp_path / "setup.cfg").write_text("[options]\npython_requires = >=3.10\n")
+    (tmp_path / "test_a.py").write_text("from unittest import mock\nmock.patch('a.random.choice')\n")
+    (finding,) = offers("python", text, ProjectFacts(project_root(tmp_path / "test_a.py")))
+    assert finding.grade is FixGrade.SUGGESTION
+    assert "tests" in finding.suggestions[0].changes
+    assert ProjectFacts(tmp_path).python == (3, 10)
+
+
+def test_the_grade_is_in_every_output() -> None:
+    text = "import os\ndef f(name, code):\n    os.system('ls ' + name)\n    eval(code)\n    exec(code)\n"
+    file = AuditedFile("a.py", text, offers("python", text))
+    assert [item.grade.value for item in file.findings] == ["safe", "suggestion", "none"]
+    entries = json.loads(json.dumps(as_json([file])))["findings"]
+    assert [entry["grade"] for entry in entries] == ["safe", "suggestion", "none"]
+    assert entries[0]["fixes"][0]["grade"] == "safe"
+    assert entries[1]["suggestions"][0]["changes"]
+    lines = as_text([file])
+    assert "(safe fix)" in lines[0]
+    assert "(suggestion)" in lines[1]
+    assert "may change" in lines[1]
+
+
+def test_a_rule_says_what_makes_its_fix_safe_or_what_a_suggestion_changes() -> None:
+    with pytest.raises(ValueError, match="evidence"):
+        FixSpec(title="x")
+    with pytest.raises(ValueError, match="changes"):
+        FixSpec(title="x", suggest=True)
+    for language in ("python", "javascript", "c", "go", "java"):
+        assert all(spec.suggest or spec.evidence for rule in load_rules(language) for spec in rule.fixes)
