@@ -104,7 +104,8 @@ def _measured(settings: Settings, seconds: float) -> dict[str, float]:
     url = f"http://127.0.0.1:{settings.server.port}"
     figures: dict[str, float] = {}
     with connect_ray(settings) as serve:
-        from keystroke.scale.application import NAME, EchoLoader, application
+        from keystroke.scale.application import EchoLoader, application
+        from keystroke.scale.served_models import NAME
 
         def up(replicas: int, step: float, *, spread: bool = False) -> None:
             fewer = replace(settings, scale=replace(settings.scale, replicas=replicas))

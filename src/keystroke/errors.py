@@ -19,6 +19,7 @@ KeystrokeError
 │   ├── Interrupted          stopped on request; the session stays usable
 │   ├── SessionClosed        used after close()
 │   └── Unavailable          a remote engine or the gateway cannot be reached
+│       └── Restarting       the server starts again; a turn can be resumed by its id afterwards
 ├── AccessError              the caller may not do this now
 │   ├── Unauthorized         no key, or a wrong one
 │   ├── Forbidden            outside the workspace, or not approved
@@ -123,6 +124,10 @@ class Unavailable(EngineError):
     code = "unavailable"
     status = 503
     retryable = True
+
+
+class Restarting(Unavailable):
+    code = "server_restarting"
 
 
 class AccessError(KeystrokeError):

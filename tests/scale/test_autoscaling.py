@@ -16,9 +16,10 @@ from scale_support import settings_for, with_table
 
 from keystroke.config import NamedModel
 from keystroke.scale import application as applications
-from keystroke.scale.application import ECHO, NAME, EchoLoader, application
+from keystroke.scale.application import EchoLoader, application
 from keystroke.scale.cluster import connect_ray
 from keystroke.scale.rollout import deploy
+from keystroke.scale.served_models import ECHO, NAME
 
 pytestmark = [
     pytest.mark.slow,

@@ -24,9 +24,10 @@ from scale_support import Load, kill, replica_pids, settings_for, until, with_ta
 from keystroke.config import NamedModel, Settings
 from keystroke.gateway.access.keys import Key, make_key
 from keystroke.gateway.record.store import Store, default_url
-from keystroke.scale.application import ECHO, NAME, EchoLoader, application
+from keystroke.scale.application import EchoLoader, application
 from keystroke.scale.cluster import connect_ray
 from keystroke.scale.rollout import deploy
+from keystroke.scale.served_models import ECHO, NAME
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 

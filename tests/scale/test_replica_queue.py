@@ -316,7 +316,7 @@ async def test_end_of_turn_is_kept_when_the_replica_dies_after_the_last_chunk() 
 
 
 async def test_a_turn_that_had_begun_goes_before_those_that_only_wait() -> None:
-    """Two replicas of one answer at a time; the first loses its turn while the second has one running and four
+    """Two replicas of one answer at a time; the first is lost while the second has one running, four
     waiting."""
     ended: list[str] = []
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from keystroke.config import NamedModel, load_settings
+from keystroke.errors import ConfigError
+from keystroke.scale import capacity
+from keystroke.scale.capacity import check_fits
 from keystroke.scale.loopback import prepare_environment
-from keystroke.scale.rollout import missing_resources
+from keystroke.scale.rollout import _failed, missing_resources
 
 
 def keystroke(folder: Path, *arguments: str, without: str = "") -> subprocess.CompletedProcess[str]:
@@ -43,6 +49,9 @@ def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> N
         (("scale", "down"), "--address"),
         (("scale", "up", "--host", "0.0.0.0"), "a key is needed"),
         (("scale", "up", "--gateways", "0"), "gateways"),
+        (("--set", "model.default=nosuch", "scale", "up"), "there is no model called nosuch"),
+        (("scale", "up", "--echo", "--replicas", "40000"), "this machine has"),
+        (("scale", "status", "--address", "127.0.0.1:1"), "no Ray cluster was reached at 127.0.0.1:1"),
     ],
 )
 def test_what_cannot_work_is_said_in_one_sentence(
@@ -52,6 +61,41 @@ def test_what_cannot_work_is_said_in_one_sentence(
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_cluster_that_does_not_answer_is_given_up_at_the_limit_with_the_reason(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        done = keystroke(tmp_path, "scale", "status", "--address", address, "--timeout", "1")
+    assert done.returncode == 1
+    assert f"something listens at {address}, but no Ray cluster answered there within 1 s" in done.stderr
+    assert "token" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_more_gpus_than_the_machine_has_are_refused_with_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    settings = load_settings({"scale.replicas": 6}, cwd=Path("/"), environ={})
+    settings = replace(settings, models={"coder": NamedModel(gpus=1.0)})
+    with pytest.raises(ConfigError, match="take 6 GPUs, and this machine has 4; start at most 4"):
+        check_fits(settings)
+    monkeypatch.setattr(capacity, "available_bytes", lambda: 64 << 30)
+    check_fits(replace(settings, scale=replace(settings.scale, replicas=4)))
+
+
+def test_replicas_that_do_not_fit_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "available_bytes", lambda: 2 << 30)
+    monkeypatch.setattr(capacity, "usable_cores", lambda: 64)
+    settings = load_settings({"scale.replicas": 40}, cwd=Path("/"), environ={})
+    with pytest.raises(
+        ConfigError, match=r"GB of memory, and this machine has 2\.1 GB free; start at most 5 "
+    ):
+        check_fits(settings, echo=True)
+
+
+def test_the_error_of_a_replica_is_said_in_its_own_words() -> None:
+    said = "ray::Replica\n  File ...\nkeystroke.errors.NotFound: there is no model called x; add one.\n"
+    assert str(_failed(said)) == "The replicas did not come up: there is no model called x; add one."
 
 
 GPU = {"engine-coder": {"CPU": 1.0, "GPU": 1.0}, "gateway": {"CPU": 0.1}}

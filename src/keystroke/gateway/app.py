@@ -232,6 +232,17 @@ class Gateway:
         await self._until_quiet(2.0)
         await asyncio.sleep(0.05)  # the last events are written
 
+    async def abandon(self, reason: KeystrokeError) -> None:
+        """Refuse new work and end every answer at once with `reason`, then close the sockets: this process
+        cannot go on."""
+        self.service.draining = True
+        for work in tuple(self.service.active_work):
+            work.cancel(reason)
+        await self._until_quiet(2.0)
+        await asyncio.sleep(0.05)  # the last events are written
+        for connection in tuple(self._connections):
+            await connection.close("the server restarts; reconnect", 1012)
+
     async def _until_quiet(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.02)):
             if not self.service.active_work:

@@ -6,7 +6,7 @@ Every figure comes from the settings or the model's table, so the same file desc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ray import serve
@@ -16,12 +16,15 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from keystroke.config import NamedModel, Settings
 from keystroke.gateway.work.registry import ServedModel, local_entry
 from keystroke.scale.deployments import EngineDeployment, GatewayDeployment
-from keystroke.scale.served_models import initial_replicas, served_models
+from keystroke.scale.served_models import (
+    ECHO,
+    GATEWAY,
+    GATEWAY_CPU,
+    initial_replicas,
+    model_tables,
+    pool_name,
+)
 
-NAME = "keystroke"
-ECHO = "echo"
-GATEWAY = "gateway"
-_GATEWAY_CPU = 0.1  # it mostly waits
 _CALLS = 4096  # concurrent calls of a replica: its own queue orders them, Serve's knows no priorities
 RISE = 5.0  # seconds of overload before a replica is added
 FALL = 300.0  # seconds of underload before one is removed: its cache took long to fill
@@ -78,7 +81,7 @@ class ModelLoader:
 def application(settings: Settings, *, echo: EchoLoader | None = None, spread: bool = False) -> Application:
     """Gateways and pools of engines. `echo`: one pool of echo models instead of the configured ones.
     `spread`: round-robin routing, for comparison."""
-    tables = _tables(settings, echo is not None)
+    tables = model_tables(settings, echo is not None)
     pools = {}
     for at, (name, table) in enumerate(tables.items()):
         if table.engine == "remote":
@@ -95,25 +98,6 @@ def application(settings: Settings, *, echo: EchoLoader | None = None, spread: b
         health_check_period_s=2,
     )(GatewayDeployment)
     return gateways.bind(settings, tables, **pools)
-
-
-def replica_needs(settings: Settings, *, echo: bool = False) -> dict[str, dict[str, float]]:
-    """The resources of one replica of each deployment, by Ray's names."""
-    needs = {
-        _pool(name): {"CPU": float(table.cpus), "GPU": float(table.gpus)}
-        for name, table in _tables(settings, echo).items()
-        if table.engine != "remote"
-    }
-    wanted = settings.scale.gateway_resource
-    return {**needs, GATEWAY: {"CPU": _GATEWAY_CPU, **({wanted: 1.0} if wanted else {})}}
-
-
-def _tables(settings: Settings, echo: bool) -> Mapping[str, NamedModel]:
-    return {ECHO: settings.models.get(ECHO, NamedModel())} if echo else served_models(settings)
-
-
-def _pool(model: str) -> str:
-    return f"engine-{model}"
 
 
 def _engines(
@@ -145,7 +129,7 @@ def _engines(
         },
     )
     engines = serve.deployment(
-        name=_pool(name),
+        name=pool_name(name),
         ray_actor_options={"num_cpus": table.cpus, "num_gpus": table.gpus},
         max_ongoing_requests=_CALLS,
         request_router_config=router,
@@ -159,4 +143,4 @@ def _engines(
 
 def _gateway_options(settings: Settings) -> dict[str, Any]:
     wanted = settings.scale.gateway_resource
-    return {"num_cpus": _GATEWAY_CPU, "resources": {wanted: 1} if wanted else {}}
+    return {"num_cpus": GATEWAY_CPU, "resources": {wanted: 1} if wanted else {}}

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 from keystroke.config import Settings
@@ -51,16 +54,12 @@ def connect_ray(settings: Settings, *, deploys: bool = True) -> Iterator[Any]:
                 **quiet,
             )
         else:
-            _check_reachable(address)
+            check_reachable(address)
             ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError, OSError, AuthenticationError) as error:
         if address is None:
             raise ConfigError(f"a local Ray could not be started: {error}; see /tmp/ray") from None
-        raise ConfigError(
-            f"the Ray cluster at {address} refuses this client; its token must be in "
-            "RAY_AUTH_TOKEN or ~/.ray/auth_token (`ray get-auth-token` on its head shows it), and its Ray be "
-            f"{ray.__version__}"
-        ) from None
+        raise ConfigError(_refusal(address, error, ray.__version__)) from None
     try:
         if deploys:
             serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
@@ -75,14 +74,48 @@ def connect_ray(settings: Settings, *, deploys: bool = True) -> Iterator[Any]:
                 ray.shutdown()
 
 
-def _check_reachable(address: str) -> None:
+@contextmanager
+def ray_output_to(log: Path) -> Iterator[None]:
+    """Send what Ray's own threads print in this process to a log; messages of the program still reach the
+    terminal."""
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    sys.stderr.flush()
+    terminal, before = os.dup(2), sys.stderr
+    with (
+        open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as file,
+        os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace", buffering=1) as shown,
+    ):
+        os.dup2(file.fileno(), 2)
+        sys.stderr = shown
+        try:
+            yield
+        finally:
+            sys.stderr = before
+            os.dup2(terminal, 2)
+            os.close(terminal)
+
+
+def _refusal(address: str, error: Exception, version: str) -> str:
+    """Why a cluster that listens did not let this client join."""
+    said = " ".join(str(error).split())
+    if type(error).__name__ == "AuthenticationError" or re.search(r"auth|token", said, re.IGNORECASE):
+        return (
+            f"the Ray cluster at {address} refuses this client; its token must be in RAY_AUTH_TOKEN or "
+            "~/.ray/auth_token (`ray get-auth-token` on its head shows it)"
+        )
+    if "ersion mismatch" in said:
+        return f"the Ray cluster at {address} runs another version than {version}, which is installed here"
+    return f"the Ray cluster at {address} could not be joined: {said:.200}"
+
+
+def check_reachable(address: str, timeout: float = 5.0) -> None:
     """Raises ConfigError where nothing listens at `host:port`: Ray itself retries for minutes. Addresses of
     another form (`auto`, `ray://...`) are left to Ray."""
     host, colon, port = address.rpartition(":")
     if not colon or "/" in address or not port.isdecimal():
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
     except OSError as error:
         why = error.strerror or error
         raise ConfigError(f"no Ray cluster was reached at {address}: {why}; check scale.address") from None

@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import ray
 from ray import serve
 from ray.exceptions import RayTaskError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import Scope
 
 from keystroke.config import NamedModel, Settings
-from keystroke.errors import EngineError, Unavailable
+from keystroke.errors import EngineError, Restarting, Unavailable
 from keystroke.gateway.app import Gateway, GatewayServer, listen, tune_interpreter, uvicorn_config
 from keystroke.gateway.record.shared_limits import SharedLimits
 from keystroke.gateway.record.store import open_store
@@ -27,7 +29,7 @@ from keystroke.gateway.work.registry import ModelRegistry, ServedModel, remote_e
 from keystroke.scale.call import ModelDescription, ReplicaCall, ReplicaReply, Splice
 from keystroke.scale.engine_replica import EngineReplica
 from keystroke.scale.engine_stub import stub_entry
-from keystroke.scale.loopback import bind_replica
+from keystroke.scale.loopback import bind_replica, on_loopback
 from keystroke.scale.ray_metrics import RayMetrics
 from keystroke.scale.replica_queue import ReplicaLost, ReplicaQueue
 from keystroke.scale.served_models import initial_replicas
@@ -36,6 +38,8 @@ from keystroke.scale.tracing import span, start_tracing, stop_tracing
 log = logging.getLogger("keystroke.scale")
 
 _SAMPLE = 5.0  # seconds between two readings of the gauges
+_HEARTBEAT, _MISSED = 0.5, 2  # seconds between two calls at the head, and how many may fail
+HEAD_LOST = "The server lost its cluster head and starts again; resume the response by its id in a moment."
 
 
 class EngineDeployment(EngineReplica):
@@ -121,6 +125,8 @@ class GatewayDeployment:
         listening = listen(settings.server, shared=True)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
         self._sampling = asyncio.create_task(self._sample())
+        if on_loopback():  # on a cluster Ray restarts a lost head, and replicas go on meanwhile
+            self._watching = asyncio.create_task(self._watch_head())
         while not self._server.started:
             if self._serving.done():
                 await self._serving
@@ -142,6 +148,25 @@ class GatewayDeployment:
         if hasattr(self, "_serving"):
             await self.drained()
         stop_tracing()
+
+    async def _watch_head(self) -> None:
+        """End with the head of a local Ray: nobody would replace a replica without it."""
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        missed = 0
+        while missed < _MISSED:
+            await asyncio.sleep(_HEARTBEAT)
+            try:
+                async with asyncio.timeout(5.0):
+                    _, writer = await asyncio.open_connection(host, int(port))
+                writer.close()
+                missed = 0
+            except OSError:  # TimeoutError too
+                missed += 1
+        log.error("the head of the local Ray is gone")
+        try:
+            await self._gateway.abandon(Restarting(HEAD_LOST))
+        finally:
+            os._exit(1)
 
     async def _sample(self) -> None:
         metrics = self._gateway.service.metrics

@@ -59,6 +59,11 @@ def has_token(environ: Mapping[str, str]) -> bool:
     return (Path(path) if path else Path(home or "") / ".ray" / "auth_token").is_file()
 
 
+def on_loopback() -> bool:
+    """Whether this process belongs to a local Ray."""
+    return os.environ.get(_LOCAL) == "1"
+
+
 def bind_node() -> None:
     """In the process that starts a local Ray, even if Ray was imported before `prepare_environment`. Ray has
     no public setting for the bindings in this file; the test of open ports notices a release that changes
@@ -70,7 +75,7 @@ def bind_node() -> None:
 
 def bind_replica() -> None:
     """In a replica of a local Ray, before it opens its port, which Serve binds to every interface."""
-    if os.environ.get(_LOCAL) != "1":
+    if not on_loopback():
         return
     from ray.serve._private import replica
 

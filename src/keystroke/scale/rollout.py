@@ -6,6 +6,7 @@ after their timeout. What was deployed to a cluster stays there and starts as so
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -81,6 +82,21 @@ def deploy(
         time.sleep(_POLL)
 
 
+def application_state(serve: Any, name: str) -> dict[str, Any] | None:
+    """The application's status and the states of its replicas as plain values; None where it does not run."""
+    found = serve.status().applications.get(name)
+    if found is None:
+        return None
+    deployments = {
+        deployment: {
+            "status": str(state.status.value),
+            "replicas": {str(kind): count for kind, count in state.replica_states.items()},
+        }
+        for deployment, state in found.deployments.items()
+    }
+    return {"status": str(found.status.value), "deployments": deployments}
+
+
 def _waiting(lacking: list[str], state: Any) -> str:
     """What is known of why: a replica that fits nowhere, else those that are not running yet."""
     if lacking:
@@ -94,4 +110,8 @@ def _waiting(lacking: list[str], state: Any) -> str:
 
 
 def _failed(why: object) -> Unavailable:
+    """Where a replica failed with an error of ours, its sentence; else what Ray says."""
+    ours = re.findall(r"keystroke\.errors\.\w+: (.+)", str(why))
+    if ours:
+        return Unavailable(f"The replicas did not come up: {ours[-1].strip().rstrip('.')}.")
     return Unavailable(f"The replicas did not come up: {why}; see Ray's logs under /tmp/ray.")

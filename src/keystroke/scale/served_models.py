@@ -5,6 +5,11 @@ from __future__ import annotations
 from keystroke.config import NamedModel, Settings
 from keystroke.engine.roles import Role, model_for
 
+NAME = "keystroke"  # of the Serve application
+ECHO = "echo"
+GATEWAY = "gateway"
+GATEWAY_CPU = 0.1  # it mostly waits
+
 
 def served_models(settings: Settings) -> dict[str, NamedModel]:
     """The configured models, the default one where none is fast, and the deep and chat models where they are
@@ -22,3 +27,24 @@ def served_models(settings: Settings) -> dict[str, NamedModel]:
 def initial_replicas(table: NamedModel, settings: Settings) -> int:
     """The number of engine replicas a model starts with."""
     return table.replicas or settings.scale.replicas
+
+
+def model_tables(settings: Settings, echo: bool) -> dict[str, NamedModel]:
+    """The tables of the models to serve; with `echo`, only that of the echo model."""
+    return {ECHO: settings.models.get(ECHO, NamedModel())} if echo else served_models(settings)
+
+
+def pool_name(model: str) -> str:
+    """The deployment of a model's engine replicas."""
+    return f"engine-{model}"
+
+
+def replica_needs(settings: Settings, *, echo: bool = False) -> dict[str, dict[str, float]]:
+    """The resources of one replica of each deployment, by Ray's names."""
+    needs = {
+        pool_name(name): {"CPU": float(table.cpus), "GPU": float(table.gpus)}
+        for name, table in model_tables(settings, echo).items()
+        if table.engine != "remote"
+    }
+    wanted = settings.scale.gateway_resource
+    return {**needs, GATEWAY: {"CPU": GATEWAY_CPU, **({wanted: 1.0} if wanted else {})}}

@@ -1,15 +1,17 @@
 """`keystroke scale`: serves with many replicas on Ray, on this machine or on a cluster.
 
-On this machine Ray runs only as long as the command; a cluster keeps the application after the command ends.
+On this machine Ray runs only as long as the command, which starts it again when it is lost; a cluster keeps
+the application after the command ends. Mistakes are reported before any Ray is started.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import socket
-import threading
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +24,7 @@ from keystroke.errors import ConfigError
 
 if TYPE_CHECKING:
     from keystroke.config import Settings
+    from keystroke.scale.supervisor import LocalState
 
 app = options.command_group(
     "scale", "Serve with many gateway and engine replicas on Ray, on this machine or a cluster."
@@ -59,65 +62,111 @@ def up(
         "server.port": port,
     }
     settings = run.settings_with(flags)
-    settings, held = _with_port(settings)
-    with held, _ray(settings) as serve:
-        from keystroke.scale.application import NAME, EchoLoader, application, replica_needs
-        from keystroke.scale.rollout import deploy
+    if settings.scale.address is not None:
+        _up_on_cluster(run, settings, echo, timeout)
+        return
+    from keystroke.scale.capacity import check_fits, check_models
+    from keystroke.scale.local_ray import ServeOrder
+    from keystroke.scale.supervisor import Supervisor, read_state
 
-        made = application(settings, echo=EchoLoader() if echo else None)
+    if (other := read_state(settings)) is not None:
+        raise ConfigError(
+            f"`keystroke scale up` already runs here as process {other.pid} ({other.url}); stop it with "
+            "`keystroke scale down`, or give this one another paths.state"
+        )
+    _check_store(settings)
+    files = {}
+    if not echo:
+        with run.console.progress() as progress:
+            files = check_models(settings, progress)
+    check_fits(settings, echo=echo, files=files)
+    settings, reserved = _with_port(settings)
+    if not run.json:
+        run.console.note("starting replicas; this takes a few seconds")
+    with reserved:
+        Supervisor(
+            ServeOrder(settings, echo, timeout),
+            _url(settings),
+            say=run.console.note,
+            ready=lambda: _print_address(run, settings),
+        ).serve()
+
+
+def _up_on_cluster(run: Invocation, settings: Settings, echo: bool, timeout: float | None) -> None:
+    from keystroke.scale.cluster import connect_ray, ray_output_to
+
+    _check_store(settings)
+    if settings.server.database is None:
+        raise ConfigError(
+            "gateways on several machines need a shared database; set server.database to a Postgres URL"
+        )
+    with ray_output_to(settings.paths.state / "scale.log"), connect_ray(settings) as serve:
+        from keystroke.scale.application import EchoLoader, application
+        from keystroke.scale.rollout import deploy
+        from keystroke.scale.served_models import NAME, replica_needs
+
         if not run.json:
             run.console.note("starting replicas; this takes a few seconds")
         deploy(
             serve,
-            made,
+            application(settings, echo=EchoLoader() if echo else None),
             NAME,
             needs=replica_needs(settings, echo=echo),
             patience=timeout,
-            final=settings.scale.address is None,
             say=run.console.note,
         )
         _print_address(run, settings)
-        if settings.scale.address is None:
-            _wait_for_signal()
-            run.console.note("waiting for running answers to finish")
+
+
+Timeout = Annotated[
+    float, option("Give up on a cluster that does not answer after this long.", min=0.5, metavar="SECONDS")
+]
 
 
 @app.command()
-def status(ctx: typer.Context, address: Address = None, json: options.Json = False) -> None:
-    """Show the replicas of the application on a cluster."""
+def status(
+    ctx: typer.Context, address: Address = None, timeout: Timeout = 10.0, json: options.Json = False
+) -> None:
+    """Show the replicas of the application on a cluster, or of `keystroke scale up` on this machine."""
     run = invocation_of(ctx)
-    with _connect(run, address) as serve:
-        from keystroke.scale.application import NAME
+    settings = run.settings_with({"scale.address": address})
+    if settings.scale.address is None:
+        found = _local_state(settings)
+        more = {name: getattr(found, name) for name in ("url", "pid", "restarts", "metrics", "log")}
+        state: dict[str, Any] | None = {"status": found.status, "deployments": found.deployments, **more}
+    else:
+        from keystroke.scale.cluster_query import ClusterQuery, ask_cluster
 
-        found = serve.status().applications.get(NAME)
-        if found is None:
-            raise ConfigError("Keystroke does not run on this cluster; start it with `keystroke scale up`")
-        rows: dict[str, dict[str, Any]] = {
-            name: {
-                "status": str(d.status.value),
-                "replicas": {str(k): v for k, v in d.replica_states.items()},
-            }
-            for name, d in found.deployments.items()
-        }
+        state = ask_cluster(ClusterQuery(settings), timeout)
+    if state is None:
+        raise ConfigError("Keystroke does not run on this cluster; start it with `keystroke scale up`")
     if run.json:
-        run.console.json({"status": str(found.status.value), "deployments": rows})
+        run.console.json(state)
         return
-    run.console.line(f"{found.status.value}")
-    for name, row in rows.items():
-        states = ", ".join(f"{count} {state.lower()}" for state, count in row["replicas"].items())
+    restarts = f", Ray restarted {state['restarts']} times" if state.get("restarts") else ""
+    run.console.line(f"{state['status']}{' at ' + state['url'] if 'url' in state else ''}{restarts}")
+    for name, row in state["deployments"].items():
+        states = ", ".join(f"{count} {kind.lower()}" for kind, count in row["replicas"].items())
         run.console.line(f"  {name}: {states}")
 
 
 @app.command()
-def down(ctx: typer.Context, address: Address = None) -> None:
-    """Remove the application from a cluster; running answers finish first."""
+def down(ctx: typer.Context, address: Address = None, timeout: Timeout = 10.0) -> None:
+    """Remove the application from a cluster, or stop the local one; running answers finish first."""
     run = invocation_of(ctx)
-    with _connect(run, address) as serve:
-        from keystroke.scale.application import NAME
+    settings = run.settings_with({"scale.address": address})
+    if settings.scale.address is None:
+        found = _local_state(settings)
+        os.kill(found.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            while True:
+                os.kill(found.pid, 0)
+                time.sleep(0.1)
+        run.console.note("stopped")
+        return
+    from keystroke.scale.cluster_query import ClusterQuery, ask_cluster
 
-        if NAME not in serve.status().applications:
-            raise ConfigError("Keystroke does not run on this cluster, so there is nothing to remove")
-        serve.delete(NAME)
+    ask_cluster(ClusterQuery(settings, removes=True), timeout)
     run.console.note("the application was removed")
 
 
@@ -142,52 +191,40 @@ def manifest(
         raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
 
 
-def _ray(settings: Settings) -> Any:
-    """Start or join Ray, after checking the store and the keys."""
+def _check_store(settings: Settings) -> None:
+    """Create the tables once, before gateways start, and require a key beyond loopback."""
     from keystroke.gateway.app import check_exposure
     from keystroke.gateway.record.store import open_store
-    from keystroke.scale.cluster import connect_ray
 
-    with closing(open_store(settings)) as store:  # creates the tables once, before the gateways start
+    with closing(open_store(settings)) as store:
         check_exposure(settings.server, store.keys())
-    if settings.scale.address is not None and settings.server.database is None:
-        raise ConfigError(
-            "gateways on several machines need a shared database; set server.database to a Postgres URL"
-        )
-    return connect_ray(settings)
 
 
-def _connect(run: Invocation, address: str | None) -> Any:
-    from keystroke.scale.cluster import connect_ray
+def _local_state(settings: Settings) -> LocalState:
+    from keystroke.scale.supervisor import read_state
 
-    settings = run.settings_with({"scale.address": address})
-    if settings.scale.address is None:
-        raise ConfigError("name the cluster with --address; a local one ends with its `keystroke scale up`")
-    return connect_ray(settings, deploys=False)
+    found = read_state(settings)
+    if found is None:
+        raise ConfigError("no `keystroke scale up` runs on this machine; name a cluster with --address")
+    return found
 
 
 def _with_port(settings: Settings) -> tuple[Settings, socket.socket]:
     """Settings with a concrete port, and a socket that reserves it until gateways listen on it."""
     from keystroke.gateway.app import listen
 
-    if settings.scale.address is not None:
-        return settings, socket.socket()
-    held = listen(settings.server, shared=True)  # bound but not listening, so it gets no connections
-    port = held.getsockname()[1]
-    return dataclasses.replace(settings, server=dataclasses.replace(settings.server, port=port)), held
+    reserved = listen(settings.server, shared=True)  # bound but not listening, so it gets no connections
+    port = reserved.getsockname()[1]
+    return dataclasses.replace(settings, server=dataclasses.replace(settings.server, port=port)), reserved
 
 
-def _wait_for_signal() -> None:
-    """Wait for SIGINT or SIGTERM."""
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    stop.wait()
+def _url(settings: Settings) -> str:
+    server = settings.server
+    return f"{'https' if server.tls_certificate else 'http'}://{server.host}:{server.port}"
 
 
 def _print_address(run: Invocation, settings: Settings) -> None:
-    server = settings.server
-    url = f"{'https' if server.tls_certificate else 'http'}://{server.host}:{server.port}"
+    server, url = settings.server, _url(settings)
     if run.json:
         run.console.json({"url": url, "gateways": settings.scale.gateways, "address": settings.scale.address})
     elif settings.scale.address is None:
