@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from tiny_model import write_tiny_model
 
 AGAIN = {"converted", "tokenizers", "prefixes", "probes", "kernels", "benchmarks", "gateways"}
-KEPT = {"models", "undo", "tasks", "history", "learned", "database", "settings"}
+KEPT = {"models", "undo", "tasks", "history", "learned", "database", "setup", "settings"}
 
 
 def converted(folder: Path) -> None:
@@ -39,6 +39,7 @@ def full(home: Home) -> Home:
         state / "learned.db",
         state / "gateway.db",
         state / "gateway.db-wal",
+        state / "setup.json",
         home.root / "keystroke.toml",
     ]
     for place in places:

@@ -64,7 +64,7 @@ class TestCommands:
         assert "Missing argument" in home.refused("complete")
         assert home.refused("--set", "threads", "config", "show").startswith("--set needs KEY=VALUE")
 
-    @pytest.mark.parametrize("group", ["models", "config"])
+    @pytest.mark.parametrize("group", ["keys", "config"])
     def test_a_group_without_a_command_shows_its_help(self, home: Home, group: str) -> None:
         shown = home.keystroke(group, code=2)
         assert shown.stdout == ""

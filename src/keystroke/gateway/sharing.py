@@ -19,6 +19,8 @@ from starlette.types import Scope
 from keystroke.gateway.app import Gateway
 
 _FIRST = 30.0  # seconds to wait for the first visit
+_REMOVAL_INTERVAL = 5.0  # seconds between two looks at the program's own files
+_PROGRAM = Path(__file__)
 
 
 def announce(file: Path, url: str, token: str | None, version: str, program: str) -> None:
@@ -44,7 +46,8 @@ def withdraw(file: Path) -> None:
 
 
 class IdleShutdown:
-    """Counts a gateway's visits, and calls `on_idle` after `idle_s` seconds without one."""
+    """Counts a gateway's visits, and calls `on_idle` after `idle_s` seconds without one, or soon after the
+    program was uninstalled."""
 
     def __init__(self, gateway: Gateway, idle_s: float, on_idle: Callable[[], None]) -> None:
         self._gateway, self._idle_s, self._on_idle = gateway, idle_s, on_idle
@@ -55,6 +58,13 @@ class IdleShutdown:
     def start(self) -> None:
         """Call once the gateway listens."""
         self._wait(max(self._idle_s, _FIRST))
+        self._look_for_removal()
+
+    def _look_for_removal(self) -> None:
+        if _PROGRAM.exists():
+            asyncio.get_running_loop().call_later(_REMOVAL_INTERVAL, self._look_for_removal)
+        else:
+            self._on_idle()
 
     @contextmanager
     def _visit(self, scope: Scope) -> Iterator[None]:

@@ -42,6 +42,7 @@ class GatewayStatus(Struct, frozen=True, kw_only=True):
     version: str
     pid: int
     models: list[ModelStatus]
+    sockets: int = 0  # open WebSockets: editors and pages
 
 
 class LoadStep(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -36,6 +36,7 @@ class CommandEntry:
 
 LAB = "keystroke_lab"  # not in the wheel; `make lab` installs it
 COMMANDS: dict[str, CommandEntry] = {
+    "setup": CommandEntry("Choose models for this machine, install them, configure editors."),
     "complete": CommandEntry(
         "Complete code at a position in a file, or after standard input.", uses_model=True
     ),
@@ -53,6 +54,8 @@ COMMANDS: dict[str, CommandEntry] = {
     "config": CommandEntry("Show where settings come from, and edit them.", "settings:app"),
     "learn": CommandEntry("Learn from the suggestions you accept, on this machine only.", ":app"),
     "doctor": CommandEntry("Report on this machine, its models and their speed."),
+    "ps": CommandEntry("List the Keystroke processes of this user: models, memory, clients.", "processes:ps"),
+    "stop": CommandEntry("Stop the shared gateway and other Keystroke processes.", "processes:stop"),
     "serve": CommandEntry("Serve models to editors, the OpenAI SDK and Codex."),
     "tui": CommandEntry("Open chat and tasks in the terminal; same as `keystroke` alone."),
     "play": CommandEntry("Open the playground, an editor in the browser."),

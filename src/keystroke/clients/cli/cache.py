@@ -50,6 +50,15 @@ def cache(
     total = format_size(sum(kind.measure()[0] for kind in doomed))
     if not yes and not confirm_deletion(f"Delete {', '.join(kind.name for kind in doomed)} ({total})?"):
         raise typer.Exit(1)
+    if everything:
+        from keystroke.clients.cli.processes import stop_all
+        from keystroke.clients.running import running_processes
+
+        # A gateway would write files again. Language servers and terminals belong to whoever started them.
+        state = run.settings.paths.state
+        stop_all(run, [one for one in running_processes() if one.belongs_to(state)])
+        listed = {kind.name for kind in doomed}
+        doomed = [kind for kind in stored_files(run.settings, run.environ) if kind.name in listed]
     freed = {kind.name: kind.clear() for kind in doomed}
     if everything:
         remove_empty_folders(run.settings, run.environ)

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from keystroke.engine.library import InstalledModel, ModelLibrary, Progress
 
 app = options.command_group("models", "List, add, choose, check and remove models on this machine.")
+app.info.no_args_is_help = False
 Name = Annotated[str, argument("The model's name.", metavar="NAME")]
+
+
+@app.callback(invoke_without_command=True)
+def models(ctx: typer.Context) -> None:
+    """List, add, choose, check and remove models on this machine; alone it lists them."""
+    if ctx.invoked_subcommand is None:
+        list_(ctx)
 
 
 @app.command("list")
@@ -43,12 +51,14 @@ def list_(ctx: typer.Context, json: options.Json = False) -> None:
             ("* " if row["name"] == default else "  ") + row["name"],
             row["kind"],
             format_size(row["size"]) if row["size"] else "",
+            {True: "yes", False: "no", None: ""}[row.get("fits")],
             ", ".join(row["roles"]),
             row["where"],
         )
         for row in rows
     ]
-    run.console.table(("  name", "kind", "size", "used for", "where"), shown)
+    run.console.table(("  name", "kind", "size", "fits", "used for", "where"), shown)
+    run.console.note("fits: it runs on this machine; `keystroke setup` recommends models and installs them")
 
 
 def _rows(run: Invocation) -> list[dict[str, Any]]:
@@ -56,6 +66,7 @@ def _rows(run: Invocation) -> list[dict[str, Any]]:
     from keystroke.engine.fetch.staging import folder_bytes
     from keystroke.engine.library import BrokenEntry
     from keystroke.engine.locate import shipped_model
+    from keystroke.engine.machine import fit, look_up_machine
 
     settings = run.settings
     library = _library(run)
@@ -74,11 +85,17 @@ def _rows(run: Invocation) -> list[dict[str, Any]]:
             known.add(name)
             where = "incomplete download; repeat `keystroke models add` to resume, `models remove` to delete"
             rows.append({"name": name, "kind": "partial", "size": folder_bytes(folder), "where": where})
+    machine = look_up_machine(settings.paths.models, measure=False)
+    for row in rows:
+        if (model := BUILT_IN.get(row["name"])) is not None:
+            row["fits"] = fit(model, machine, installed=True).reason is None
     for model in BUILT_IN.values():
         if model.name not in known:
+            found = fit(model, machine)
             how = "downloaded on first use" if model.on_demand else f"`keystroke models add {model.name}`"
-            where = f"{how}; {model.about}"
-            rows.append({"name": model.name, "kind": "built in", "size": model.size, "where": where})
+            where = f"{found.reason or how}; {model.about}"
+            fits = {"fits": found.reason is None, "licence": model.licence}
+            rows.append({"name": model.name, "kind": "built in", "size": model.size, "where": where, **fits})
     for name, named in settings.models.items():
         where = f"{named.base_url}#{named.model}" if named.base_url else str(named.path or named.model or "")
         kind = "remote" if named.base_url or named.engine == "remote" else "setting"
@@ -92,7 +109,7 @@ def add(
     source: Annotated[
         str,
         argument(
-            "A built-in name (coder, smollm2), OWNER/NAME[:FILE] on the Hugging Face hub, "
+            "A built-in name (see `keystroke models list`), OWNER/NAME[:FILE] on the Hugging Face hub, "
             "a folder in Hugging Face format, or a GGUF file."
         ),
     ],
@@ -139,6 +156,10 @@ def _add_source(
             raise UsageError(f"{source} is built in and cannot be renamed; omit --name")
         return known.add_builtin(library, builtin.BUILT_IN[source], progress)
     if name in builtin.BUILT_IN:
+        if path.is_file():  # the file of that model, which its checksum proves
+            return known.add_file_of_builtin(
+                library, builtin.BUILT_IN[name], path, copy=copy, progress=progress
+            )
         raise UsageError(f"{name} is the name of a built-in model; choose another with --name")
     if not path.exists() and (reference := hub.REFERENCE.fullmatch(source)):
         from keystroke.engine.fetch.repositories import add_repository

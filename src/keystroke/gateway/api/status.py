@@ -30,7 +30,9 @@ def server_status(service: Service, version: str) -> GatewayStatus:
         for offer in registry.offers.values()
         if offer.name not in registry.entries and offer.name not in registry.loads
     ]
-    return GatewayStatus(version=version, pid=os.getpid(), models=models)
+    (sockets,) = service.metrics.connections.collect()
+    open_sockets = int(sum(sample.value for sample in sockets.samples))
+    return GatewayStatus(version=version, pid=os.getpid(), models=models, sockets=open_sockets)
 
 
 def model_status(entry: ServedModel) -> ModelStatus:

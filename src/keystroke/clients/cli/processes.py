@@ -1,0 +1,152 @@
+"""`keystroke ps` and `keystroke stop`: shows the Keystroke processes of this user, and ends them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from keystroke.clients.cli import options
+from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import argument, option
+from keystroke.errors import KeystrokeError, NotFound
+
+if TYPE_CHECKING:
+    from keystroke.clients.running import RunningProcess
+
+
+def ps(ctx: typer.Context, json: options.Json = False) -> None:
+    """List the Keystroke processes of this user: what each does, its models, memory, and who uses it."""
+    from keystroke.clients.cli.console import format_size
+
+    run = invocation_of(ctx)
+    rows = _rows(run)
+    if run.json:
+        run.console.json(rows)
+        return
+    if not rows:
+        run.console.note("nothing runs; the first command that uses a model starts the gateway")
+        return
+    cells = [
+        (
+            str(row["pid"]),
+            row["name"],
+            format_size(row["memory_bytes"]),
+            _age(time.time() - row["started"]),
+            ", ".join(row["models"]) or "-",
+            row["used_by"],
+        )
+        for row in rows
+    ]
+    run.console.table(("pid", "name", "memory", "for", "models", "used by"), cells)
+    run.console.note(
+        "`keystroke stop` ends the gateway and frees its memory; `keystroke stop --all` ends all"
+    )
+
+
+def _rows(run: Invocation) -> list[dict[str, Any]]:
+    from keystroke.clients.running import running_processes
+
+    return [_row(one, run) for one in running_processes()]
+
+
+def _row(one: RunningProcess, run: Invocation) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "pid": one.pid,
+        "name": one.name,
+        "memory_bytes": one.memory_bytes,
+        "started": round(one.started, 1),
+        "models": [],
+        "used_by": one.parent if one.announcement is None else "",
+        "url": None,
+    }
+    if one.announcement is not None:
+        row |= _gateway_facts(one.pid, run)
+    return row
+
+
+def _gateway_facts(pid: int, run: Invocation) -> dict[str, Any]:
+    """What the gateway says about itself; nothing if it does not answer."""
+    from keystroke.clients.gateway_address import GatewayAddress
+    from keystroke.clients.gateway_http import GatewayHttp
+    from keystroke.clients.local_gateway import running_gateways
+
+    known = next((one for one in running_gateways(run.settings.paths.state) if one.pid == pid), None)
+    if known is None:
+        return {"used_by": "another state folder, or still starting"}
+    try:
+        status = GatewayHttp(GatewayAddress(known.url, known.token)).status()
+    except KeystrokeError as error:
+        return {"url": known.url, "used_by": str(error)}
+    models = [model.name for model in status.models if model.state == "loaded"]
+    busy = sum(model.running + model.waiting for model in status.models)
+    parts = []
+    if status.sockets:
+        parts.append(f"{status.sockets} open connection{'s' * (status.sockets > 1)} (editors, pages)")
+    if busy:
+        parts.append(f"{busy} request{'s' * (busy > 1)}")
+    idle = f"nobody; ends when unused for {_age(run.settings.sharing.idle_s)}"
+    return {"url": known.url, "models": models, "used_by": ", ".join(parts) or idle}
+
+
+def stop(
+    ctx: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        argument(
+            "Process ids, or names as `keystroke ps` shows them. Default: shared gateways.", metavar="NAME"
+        ),
+    ] = None,
+    everything: Annotated[bool, option("--all", "All Keystroke processes of this user.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Stop the shared gateway, or the named processes, and free their memory. Running answers end; an editor
+    that is open starts the gateway again when you type."""
+    from keystroke.clients.running import running_processes
+
+    run = invocation_of(ctx)
+    found = running_processes()
+    wanted = [
+        one
+        for one in found
+        if everything
+        or ({str(one.pid), one.name} & set(names) if names else one.belongs_to(run.settings.paths.state))
+    ]
+    if names:
+        known = {str(one.pid) for one in found} | {one.name for one in found}
+        if unknown := [name for name in names if name not in known]:
+            raise NotFound(f"there is no process {unknown[0]:.40}; `keystroke ps` lists them")
+    stopped = stop_all(run, wanted)
+    if run.json:
+        run.console.json({"stopped": stopped})
+    elif not wanted:
+        run.console.note(
+            "nothing to stop" + ("" if everything or not found else "; --all stops the rest too")
+        )
+    if len(stopped) < len(wanted):
+        left = ", ".join(str(one.pid) for one in wanted if one.pid not in stopped)
+        raise KeystrokeError(f"the system did not let process {left} be stopped; check who owns it")
+
+
+def stop_all(run: Invocation, wanted: list[RunningProcess]) -> list[int]:
+    """Stop processes, and say so. Returns the ids of those that ended."""
+    from keystroke.clients.cli.console import format_size
+    from keystroke.clients.running import stop_process
+
+    stopped: list[int] = []
+    for one in wanted:
+        if not stop_process(one.pid):
+            continue
+        stopped.append(one.pid)
+        if not run.json:
+            name = one.name if one.announcement is not None else f"keystroke {one.command}"
+            run.console.note(f"stopped {name} (process {one.pid}, {format_size(one.memory_bytes)})")
+    return stopped
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"

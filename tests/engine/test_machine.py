@@ -1,0 +1,99 @@
+"""What a machine has, which models of the catalogue suit it, and what the catalogue states."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from keystroke.config import BACKENDS
+from keystroke.engine.builtin import BUILT_IN, CODER, load_catalogue
+from keystroke.engine.machine import (
+    NvidiaGpu,
+    Machine,
+    fit,
+    look_up_machine,
+    memory_bandwidth,
+    recommend_deep,
+)
+
+LAPTOP = Machine(
+    system="Linux",
+    processor="a processor",
+    architecture="x86_64",
+    cores=4,
+    memory_bytes=8_000_000_000,
+    disk_bytes=200_000_000_000,
+    bandwidth=2e10,
+)
+RTX = replace(LAPTOP, memory_bytes=64 << 30, gpu=NvidiaGpu("NVIDIA GeForce RTX 4090", 24564 << 20))
+
+
+def test_every_entry_of_the_catalogue_states_what_a_user_must_know() -> None:
+    assert {"coder", "coder-small", "qwen3-coder", "gpt-oss-20b", "qwen3.6-35b", "qwen3.6-27b"} <= set(
+        BUILT_IN
+    )
+    for model in BUILT_IN.values():
+        assert re.fullmatch(r"[0-9a-f]{64}", model.sha256)
+        assert model.file.endswith(".gguf")
+        assert model.licence
+        assert model.memory_bytes > model.size
+        assert 0 < model.read_bytes <= model.size
+        assert model.active <= model.parameters
+        assert set(model.engines) <= set(BACKENDS)
+        assert model.repository or model.package_files
+
+
+def test_an_unknown_key_in_a_catalogue_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('[[model]]\nname = "x"\ncolour = "red"\n')
+    with pytest.raises(Exception, match="colour"):
+        load_catalogue(tmp_path / "c.toml")
+
+
+def test_a_mixture_needs_the_gpu_and_says_how_large_a_one() -> None:
+    mixture = BUILT_IN["qwen3-coder"]
+    assert fit(mixture, RTX).engine == "cuda"
+    small = replace(RTX, gpu=NvidiaGpu("NVIDIA GeForce RTX 4070", 12 << 30))
+    if "onnx" not in mixture.engines:
+        assert "needs a GPU with 23 GB; this machine has NVIDIA GeForce RTX 4070 with 13 GB" in str(
+            fit(mixture, small).reason
+        )
+
+
+def test_memory_and_disk_limit_what_fits() -> None:
+    assert fit(CODER, LAPTOP).reason is None
+    assert "GB of memory; this machine has 2" in str(fit(CODER, replace(LAPTOP, memory_bytes=2 << 30)).reason)
+    full = replace(LAPTOP, disk_bytes=10_000_000)
+    assert "GB of disk" in str(fit(CODER, full).reason)
+    assert fit(CODER, full, installed=True).reason is None
+
+
+def test_a_model_whose_architecture_no_engine_knows_never_fits() -> None:
+    strange = replace(CODER, architecture="from-the-future")
+    assert "no engine of this version runs its architecture" in str(fit(strange, RTX).reason)
+    assert recommend_deep([strange], RTX) is None
+
+
+def test_expected_speed_grows_with_bandwidth_up_to_what_the_cores_compute() -> None:
+    speeds = [fit(CODER, replace(LAPTOP, bandwidth=rate)).speed for rate in (1e9, 1e10, 1e13)]
+    assert speeds[0] is not None
+    assert speeds[1] is not None
+    assert speeds[0] < speeds[1]
+    assert speeds[2] == pytest.approx(4 * 14 / CODER.active)
+    assert fit(CODER, replace(LAPTOP, bandwidth=None)).speed is None
+
+
+def test_where_all_are_slow_the_least_slow_one_is_recommended() -> None:
+    found = recommend_deep(BUILT_IN.values(), replace(LAPTOP, bandwidth=1e8))
+    assert found is not None
+    assert found.model.name == "coder-small"
+
+
+def test_this_machine_is_described_and_measured() -> None:
+    here = look_up_machine(Path("/"), measure=False)
+    assert here.cores >= 1
+    assert here.memory_bytes > 1 << 28
+    assert f"{here.cores} cores" in here.describe()
+    assert memory_bandwidth() > 1e8
