@@ -9,6 +9,7 @@ from test_task import CHECK, FIXED, Desk, scripted
 
 from keystroke.agent.loop import EndStatus
 from keystroke.agent.loop.events import StepEvent
+from keystroke.errors import InputError
 
 
 @pytest.fixture
@@ -57,10 +58,29 @@ def test_what_says_more_or_means_nothing_is_the_model_s(desk: Desk, instruction:
     assert not any("without a model" in line for line in desk.lines(StepEvent))
 
 
-def test_a_name_with_two_definitions_is_the_model_s(desk: Desk) -> None:
+def test_a_name_with_two_definitions_is_asked_about_and_not_sent_to_a_model(desk: Desk) -> None:
     desk.project.write("more.py", "def add(a):\n    return a\n")
-    desk.task(scripted(lambda prompt: f"{FIXED}```\n", small=True)).run("rename `add` to plus")
-    assert not any("without a model" in line for line in desk.lines(StepEvent))
+    before = desk.project.tree()
+    asked: list[str] = []
+    chat = scripted(lambda prompt: str(asked.append(prompt)), small=True)
+    with pytest.raises(InputError, match=r"add is defined 2 times: calc.py line 1 .*more.py line 1"):
+        desk.task(chat).run("rename `add` to plus")
+    assert not asked
+    assert desk.project.tree() == before
+    ended = desk.task(chat, files=("more.py",)).run("rename `add` to plus")
+    assert ended.status is EndStatus.DONE
+    assert {name for name, text in desk.project.tree().items() if text != before[name]} == {"more.py"}
+
+
+def test_overrides_of_a_method_are_renamed_with_it(desk: Desk) -> None:
+    desk.project.write(
+        "shapes.py",
+        "class Shape:\n    def size(self):\n        return 0\n\n\n"
+        "class Square(Shape):\n    def size(self):\n        return 1\n",
+    )
+    ended = desk.task(scripted(lambda prompt: "", small=True)).run("rename the method size to extent")
+    assert ended.status is EndStatus.DONE
+    assert "size" not in desk.project.tree()["shapes.py"]
 
 
 def test_a_renaming_that_its_check_refuses_is_taken_back(desk: Desk) -> None:

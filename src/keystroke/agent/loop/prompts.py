@@ -55,6 +55,11 @@ def check_failed(line: str, output: str) -> Message:
     return {"role": "user", "content": f"`{line}` still fails:\n{output}\nMend the source."}
 
 
+def damaged(problems: Sequence[str]) -> Message:
+    listed = "\n".join(f"- {problem}" for problem in problems[:5])
+    return {"role": "user", "content": f"Your change is not right yet:\n{listed}\nMend it."}
+
+
 def repeated_call(call: ToolInvocation) -> Message:
     return {
         "role": "user",

@@ -62,10 +62,11 @@ class RewriteStrategy(AgentStrategy):
         return False
 
     def _rename(self, task: TaskState) -> bool:
-        """Do a task that is only a rename, without a model. False where it is not, or its check fails."""
-        if task.options.files or task.options.types:
-            return False  # a rename may change other files; types are checked for what a model wrote
-        texts = rename_in_project(task.overlay, task.instruction)
+        """Do a task that is only a rename, without a model. False where it is not, or its check fails.
+        InputError where several definitions have the name."""
+        if task.options.types:
+            return False  # types are checked for what a model wrote
+        texts = rename_in_project(task.overlay, task.instruction, task.options.files)
         if not texts:
             return False
         task.begin_step(

@@ -18,7 +18,8 @@ from keystroke.agent.sandbox import CommandLimits, CompletedCommand, Sandbox
 from keystroke.agent.tools import AgentTool, Runner
 from keystroke.agent.tools.mcp import McpServer
 from keystroke.agent.workspace import Overlay
-from keystroke.assist.edit import Journal, Workspace
+from keystroke.assist.edit import EditFailure, Journal, Workspace
+from keystroke.assist.edit.validation import validate_change
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import GenerationParams
 
@@ -135,6 +136,21 @@ class TaskState:
     def report_change(self) -> None:
         self.control.on_event(events.DiffEvent(self.overlay.diff()))
         self.save()
+
+    def find_damage(self, *, complete: bool) -> list[str]:
+        """What is wrong with the change so far, one sentence for each file; repairs what needs no question.
+        `complete`: the change is to be the whole of the task."""
+        problems = []
+        for change in self.overlay.plan("").changes:
+            if change.after is None:
+                continue
+            old = change.before.text if change.before is not None else ""
+            found = validate_change(old, change.after, change.path, self.instruction, complete=complete)
+            if isinstance(found, EditFailure):
+                problems.append(f"{change.path}: {found.message}")
+            elif not complete and found != change.after:
+                self.overlay.write(change.path, found)
+        return problems
 
     def run_check(self) -> CompletedCommand:
         """Run the named check on the task's changes so far."""

@@ -148,6 +148,10 @@ class AgentTask:
             task.note("review: OK")
 
     def _apply(self, task: TaskState, seconds: float) -> EndedEvent:
+        if damage := task.find_damage(complete=False):  # a command may have changed a file, too
+            return self._end(
+                task, EndStatus.FAILED, f"the change is refused: {damage[0]}; nothing was written"
+            )
         plan = task.overlay.plan(task.instruction.strip().splitlines()[0][:200])
         if not plan.changes:
             return self._end(task, EndStatus.DONE, "done; nothing had to be changed")

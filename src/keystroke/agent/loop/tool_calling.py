@@ -39,6 +39,11 @@ class ToolCallingStrategy(AgentStrategy):
         for number in range(max(1, task.options.tries)):
             if not self._call_until_done(task, box):
                 return False
+            if number == 0 and (damage := task.find_damage(complete=True)):
+                task.note(f"the change is not right yet: {damage[0]:.200}", failed=True)
+                task.messages.append(prompts.damaged(damage))
+                if not self._call_until_done(task, box):
+                    return False
             if not check:
                 return True
             result = task.run_check()

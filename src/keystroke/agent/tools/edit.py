@@ -1,7 +1,7 @@
 """The tool that replaces lines of a file.
 
-Everything around the lines stays byte for byte. A change that does not apply, or that adds syntax errors, is
-refused with its reason.
+Everything around the lines stays byte for byte. A change that does not apply, or that would leave the file
+worse than before, is refused with its reason.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 from keystroke.agent.tools.call import AgentTool, ToolResult
 from keystroke.agent.workspace import Overlay
 from keystroke.analysis.rules import project_rules
-from keystroke.analysis.syntax import error_count, language_of
-from keystroke.assist.edit.operations import Addition, Operation, Replacement, SearchReplace
+from keystroke.assist.edit.operations import Addition, EditFailure, Operation, Replacement, SearchReplace
+from keystroke.assist.edit.validation import validate_change
 from keystroke.text import unified_diff
 
 
@@ -45,12 +45,9 @@ class EditTool(AgentTool):
         if found.failures:
             first = found.failures[0]
             return ToolResult(f"nothing was changed: {first.message} ({first.reason})", failed=True)
-        after = trial.read(path) or ""
-        language = language_of(path)
-        if language and error_count(after, language) > (error_count(before, language) if before else 0):
-            return ToolResult(
-                f"nothing was changed: {path} would no longer parse; mend the new lines", failed=True
-            )
+        after = validate_change(before or "", trial.read(path) or "", path, "", complete=False)
+        if isinstance(after, EditFailure):
+            return ToolResult(f"nothing was changed: {after.message} ({after.reason})", failed=True)
         self._overlay.write(path, after)
         return ToolResult(
             unified_diff(before or "", after, f"a/{path}", f"b/{path}") or "the file is as it was"

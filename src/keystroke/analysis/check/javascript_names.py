@@ -147,10 +147,15 @@ def _collect(root: SgNode, top: _Scope, scopes: list[_Scope], uses: list[tuple[s
             own = node.field("name") if kind not in _NAMED else None
             if own is not None and kind != "method_definition":
                 inside.declare(own.text(), "own")
-        if kind in ("import_statement", "import_clause", "import_specifier", "namespace_import"):
-            for part in walk(node):
+        if kind == "import_specifier":
+            scope.declare((node.field("alias") or node.field("name") or node).text(), "import")
+            continue
+        if kind in ("import_clause", "namespace_import", "import_require_clause"):
+            for part in node.children():
                 if part.kind() == "identifier":
                     scope.declare(part.text(), "import")
+                else:
+                    todo.append((part, scope))
             continue
         if kind == "export_statement" and node.field("source") is not None:
             continue

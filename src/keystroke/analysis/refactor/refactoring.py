@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from keystroke.analysis.check.check import check, parse_source
 from keystroke.analysis.check.diagnostic import Level
 from keystroke.analysis.check.modules import Project
 from keystroke.analysis.check.scope import visible_names
+from keystroke.analysis.refactor.import_roots import import_roots, left_behind
 from keystroke.analysis.refactor.parentheses import remove_redundant_parentheses
 from keystroke.analysis.refactor.signature import (
     Parameter,
@@ -67,7 +68,10 @@ class Refactoring:
             home = self._home(work.old_pyname, old)
 
             def strings(texts: dict[str, str]) -> None:
-                rename_in_strings(texts, old, name, home, [item.path for item in resources], self.text)
+                paths = [item.path for item in resources]
+                if home is not None:
+                    self._check_complete(texts, home, old, paths)
+                rename_in_strings(texts, old, name, home, paths, self.text)
 
             return self._planned(f"Rename {old} to {name}", changes, also=strings)
 
@@ -215,6 +219,7 @@ class Refactoring:
                     ignore_syntax_errors=True,
                     ignore_bad_imports=True,
                     automatic_soa=False,
+                    source_folders=import_roots(self._sources.root),
                 )
             yield self._project, self._project.get_resource(path)
         except exceptions.ResourceNotFoundError:
@@ -236,6 +241,15 @@ class Refactoring:
     def _resources(self, word: str, *paths: str) -> list[Any]:
         names = dict.fromkeys([*self._sources.files_containing(word), *paths])
         return [self._project.get_resource(name) for name in names]
+
+    def _check_complete(self, texts: Mapping[str, str], home: str, old: str, paths: Sequence[str]) -> None:
+        """Refuse a rename that leaves imports of the old name behind."""
+        others = [path for path in paths if path not in texts]
+        exports = {path for path in texts if path.endswith("__init__.py")}
+        if missed := left_behind(others, home, old, self.text, exports):
+            raise InputError(
+                f"{', '.join(missed[:3])} also import {old}, and how is not understood; nothing was changed"
+            )
 
     def _home(self, pyname: Any, name: str) -> str | None:
         """The file that defines a module-level name; None for parameters, methods and local names."""

@@ -71,6 +71,26 @@ def apply_renaming(files: Mapping[str, str], instruction: str) -> dict[str, str]
     return result or None
 
 
+def ambiguous_definitions(files: Mapping[str, str], instruction: str) -> str | None:
+    """A question for the user where the instruction is a renaming and several definitions have the name that
+    do not belong together; None otherwise."""
+    asked = parse_renaming(instruction)
+    if asked is None:
+        return None
+    found = [
+        (path, unit)
+        for path, text in files.items()
+        for unit in walk_units(outline(text, language_of(path)))
+        if unit.short == asked.old
+        and unit.kind in (UnitKind.FUNCTION, UnitKind.CLASS)
+        and f".{unit.name}".endswith(f".{asked.qualified}")
+    ]
+    if len({(path, unit.name) for path, unit in found}) < 2:
+        return None
+    listed = ", ".join(f"{path} line {unit.start + 1} ({unit.name})" for path, unit in found[:5])
+    return f"{asked.old} is defined {len(found)} times: {listed}; say which one, as CLASS.NAME or in one file"
+
+
 def _defined_once(files: Mapping[str, str], name: str, *, member: bool) -> bool:
     """Whether all uses of the name refer to one definition."""
     owners: set[str] = set()

@@ -21,7 +21,7 @@ from keystroke.assist.edit.operations import Addition, EditFailure, Operation
 from keystroke.assist.edit.operations import EditFailureReason as Reason
 from keystroke.assist.edit.patch import is_envelope
 from keystroke.assist.edit.pointing import list_parts, parse_pointing, point_messages
-from keystroke.assist.edit.renaming import apply_renaming
+from keystroke.assist.edit.renaming import ambiguous_definitions, apply_renaming
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
 from keystroke.assist.edit.rewrite import Region, parse_rewrite, rewrite_messages
 from keystroke.assist.edit.task import EditProposal, EditTask, RewriteQuestion
@@ -54,6 +54,8 @@ def edit_steps(
         return (yield from asking.one_region(task.region))
     if (texts := apply_renaming(task.files, task.instruction)) is not None:
         return EditProposal(task.files, "", texts)
+    if (question := ambiguous_definitions(task.files, task.instruction)) is not None:
+        return EditProposal(task.files, "", failures=(EditFailure(Reason.AMBIGUOUS, "", question),))
     if blocks:
         proposal = yield from asking.by_blocks()
         if not proposal.failures:
