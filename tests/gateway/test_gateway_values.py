@@ -285,7 +285,7 @@ def test_a_small_model_is_reminded_of_its_task_behind_what_it_read() -> None:
     text = {"properties": {"cmd": {"type": "string"}}, "required": ["cmd"]}
     run = OfferedTool("exec_command", parameters=text)
     patch = OfferedTool("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin Patch"'))
-    call = {"call_id": "c1", "name": "exec_command", "arguments": '{"cmd": "cat a.py"}'}
+    call: dict[str, Any] = {"call_id": "c1", "name": "exec_command", "arguments": '{"cmd": "cat a.py"}'}
     read = [
         Item(role="user", content="Fix a.py."),
         Item(type="function_call", **call),

@@ -1,5 +1,5 @@
-"""The table of request fields: complete against the vendors' packages, true to the types that are decoded, and
-the source of its documentation page."""
+"""The table of request fields: complete against the vendors' packages, true to the types that are decoded,
+and the source of its documentation page."""
 
 from __future__ import annotations
 

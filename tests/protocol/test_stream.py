@@ -52,6 +52,7 @@ def test_events_already_given_do_not_change_afterwards() -> None:
     assert isinstance(created, events.Created)
     assert (created.response.status, created.response.output) == ("queued", [])
     assert isinstance(added, events.ItemAdded)
+    assert isinstance(added.item, Message)
     assert added.item.status == "in_progress"
 
 

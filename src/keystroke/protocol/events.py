@@ -146,6 +146,15 @@ class ToolInputDone(Struct, tag_field="type", tag="response.custom_tool_call_inp
     stream_id: StreamId = UNSET
 
 
+class Compacting(Struct, tag_field="type", tag="response.compaction.compacting"):
+    """Older items were replaced by the compaction item of this id."""
+
+    item_id: str
+    output_index: int
+    sequence_number: int
+    stream_id: StreamId = UNSET
+
+
 class SteerRef(Struct, frozen=True):
     id: str
     previous_response_id: str
@@ -204,7 +213,7 @@ class ErrorEvent(Struct, tag_field="type", tag="error"):
 Event = (
     Created | Queued | InProgress | Completed | IncompleteEvent | Failed | Cancelled | ItemAdded |
     ItemDone | PartAdded | PartDone | TextDelta | TextDone | ReasoningDelta | ReasoningDone |
-    ArgumentsDelta | ArgumentsDone | ToolInputDelta | ToolInputDone | SteerAccepted | SteerPending |
+    ArgumentsDelta | ArgumentsDone | ToolInputDelta | ToolInputDone | Compacting | SteerAccepted | SteerPending |
     SteerFailed | ErrorEvent
 )  # fmt: skip
 

@@ -1,9 +1,9 @@
 """What becomes of each request field of each API: honoured, ignored with a note, or refused.
 
-The table is data, one TOML file per API in `fields/`; `python -m keystroke.protocol.field_table docs/fields.md`
-writes its page. A field of an object is named with a dot (`reasoning.effort`), a field of the objects in a list
-as `tools[].name`. A test compares the table with the types that the server decodes and with the request types
-of the vendors' packages, so a field that is missing here fails the build.
+The table is data, one TOML file per API in `fields/`, and `python -m keystroke.protocol.field_table` writes its
+page. A field of an object is named with a dot (`reasoning.effort`), a field of the objects in a list as
+`tools[].name`. A test compares the table with the types that the server decodes and with the request types of
+the vendors' packages, so a field that is missing here fails the build.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ def render_page() -> str:
     lines = [
         "# Fields of each API",
         "",
-        "Every dialect is a translation onto one internal request. This page says what becomes of each request",
-        "field: **honoured**; **ignored** (the reply says so in `notes` where it changes the answer);",
-        "**refused** with status 400 and the field's name in `param`. Fields marked *ours* are extensions. Fields",
-        "that are not listed are ignored, because clients may be newer than servers.",
+        "Every dialect is a translation onto one internal request. This page says what becomes of each",
+        "request field: **honoured**; **ignored** (the reply says so in `notes` where it changes the answer);",
+        "**refused** with status 400 and the field's name in `param`. Fields marked *ours* are extensions.",
+        "Fields that are not listed are ignored, because clients may be newer than servers.",
         "",
         "The page is written from `src/keystroke/protocol/fields/` by",
-        "`python -m keystroke.protocol.field_table docs/fields.md`; a test compares the table with the request",
-        "types of the packages `openai`, `anthropic` and `ollama`.",
+        "`python -m keystroke.protocol.field_table docs/fields.md`; a test compares the table with the",
+        "request types of the packages `openai`, `anthropic` and `ollama`.",
     ]
     for api in field_table().values():
         lines += ["", f"## {api.title}"]

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-
-# How long a marked prefix is protected from eviction: `30m`, `12h`, in general a number of seconds, minutes or hours.
+# How long a marked prefix is protected from eviction: a number of seconds, minutes or hours, such as `30m`.
 CacheTtl = Annotated[str, Meta(pattern=r"^[0-9]{1,4}[smh]$")]
 
 
@@ -120,7 +119,16 @@ class CustomToolCall(Struct, tag_field="type", tag="custom_tool_call"):
     namespace: str | UnsetType = UNSET
 
 
-OutputItem = Message | Reasoning | FunctionCall | CustomToolCall
+class CompactionItem(Struct, tag_field="type", tag="compaction"):
+    """Older items as a summary. `encrypted_content` holds all that a later request needs in their place;
+    `summary` (an extension) is the text that the model is shown."""
+
+    id: str
+    encrypted_content: str
+    summary: str = ""
+
+
+OutputItem = Message | Reasoning | FunctionCall | CustomToolCall | CompactionItem
 
 
 def content_text(content: str | list[ContentPart] | None) -> str:
@@ -143,4 +151,6 @@ def as_input(item: OutputItem) -> Item:
         )
     if isinstance(item, FunctionCall):
         return Item(type="function_call", call_id=item.call_id, name=item.name, arguments=item.arguments)
+    if isinstance(item, CompactionItem):
+        return Item(type="compaction", id=item.id, encrypted_content=item.encrypted_content)
     return Item(type="custom_tool_call", call_id=item.call_id, name=item.name, input=item.input)

@@ -46,8 +46,8 @@ class ContextManagement(Struct, frozen=True):
 
 
 class PromptCacheOptions(Struct, frozen=True, omit_defaults=True):
-    """`explicit`: only prefixes that a `prompt_cache_breakpoint` marks are protected from eviction. `ttl`: for how
-    long (`30m`, `12h`)."""
+    """`explicit`: only prefixes that a `prompt_cache_breakpoint` marks are protected from eviction. `ttl`: for
+    how long (`30m`, `12h`)."""
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: CacheTtl | None = None

@@ -87,6 +87,19 @@ class Shortened(Struct, frozen=True):
     blocks: list[str] = []
 
 
+class Compacted(Struct, frozen=True):
+    """How the conversation was made to fit: so many of its items were left out of the prompt, with a summary
+    in their place or without one (`truncation`). `earlier`: the summary of an earlier turn was used again;
+    `request`: by `/v1/responses/compact`."""
+
+    reason: Literal["threshold", "context", "truncation", "earlier", "request"]
+    dropped_items: int
+    kept_items: int
+    summary: str = ""
+    tokens_before: int = 0
+    tokens_after: int = 0
+
+
 class Incomplete(Struct, frozen=True):
     reason: Literal["max_output_tokens", "steered", "content_filter", "grammar", "server_restarted"]
 
@@ -113,6 +126,8 @@ class Response(Struct):
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
     prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    max_tool_calls: int | None = None
     reasoning: dict[str, Any] | None = None
     service_tier: str = "default"
     store: bool = True
@@ -129,3 +144,5 @@ class Response(Struct):
     receipt: Receipt | UnsetType = UNSET
     routing: Routing | UnsetType = UNSET
     shortened: Shortened | UnsetType = UNSET
+    compacted: Compacted | UnsetType = UNSET
+    notes: list[str] | UnsetType = UNSET  # request fields that were ignored, and why

@@ -18,6 +18,7 @@ from keystroke.protocol import events
 from keystroke.protocol.events import Event
 from keystroke.protocol.items import (
     ChosenToken,
+    CompactionItem,
     CustomToolCall,
     FunctionCall,
     Message,
@@ -128,6 +129,18 @@ class ResponseStream:
     def on_call_done(self) -> list[Event]:
         return self._close()
 
+    def add_compaction(self, item: CompactionItem) -> list[Event]:
+        """A whole compaction item, before the model's output."""
+        self._check()
+        at = self._index
+        out: list[Event] = [
+            events.ItemAdded(item, at, self.next_number(), self._stream_id),
+            events.Compacting(item.id, at, self.next_number(), self._stream_id),
+            events.ItemDone(item, at, self.next_number(), self._stream_id),
+        ]
+        self.response.output = [*self.response.output, item]
+        return out
+
     # the end, exactly once
 
     def end(
@@ -209,10 +222,11 @@ class ResponseStream:
             out.append(
                 events.ArgumentsDone(item.id, index, item.name, whole, self.next_number(), self._stream_id)
             )
-        else:
+        elif isinstance(item, CustomToolCall):
             item.input = whole
             out.append(events.ToolInputDone(item.id, index, whole, self.next_number(), self._stream_id))
-        item.status = status
+        if not isinstance(item, CompactionItem):
+            item.status = status
         out.append(events.ItemDone(item, index, self.next_number(), self._stream_id))
         self.response.output = [*self.response.output, item]
         self._item, self._pieces, self._logprobs = None, [], []

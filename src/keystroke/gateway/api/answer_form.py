@@ -149,8 +149,8 @@ class AnswerForm:
 
 
 def tool_choice(wanted: Any, offered: Sequence[OfferedTool]) -> ToolChoice:
-    """The choice in any form of the OpenAI APIs. Raises InputError for a malformed choice, or one that names a
-    tool that is not offered."""
+    """The choice in any form of the OpenAI APIs. Raises InputError for a malformed choice, or one that names
+    a tool that is not offered."""
     if wanted in (None, "auto"):
         return ToolChoice()
     if wanted == "none":
@@ -173,9 +173,7 @@ def tool_choice(wanted: Any, offered: Sequence[OfferedTool]) -> ToolChoice:
             raise InputError("tool_choice.mode must be auto or required.", param="tool_choice.mode")
     elif kind in ("function", "custom"):
         names, mode = frozenset({_chosen_name(wanted, "tool_choice")}), "required"
-    elif isinstance(
-        kind, str
-    ):  # a tool that the original runs itself: there are none, unless one has its name
+    elif isinstance(kind, str):  # one that the original runs itself, unless offered here
         names, mode = frozenset({kind} & {tool.name for tool in offered}), "required"
         if not names:
             return ToolChoice()

@@ -26,6 +26,7 @@ from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate
 from keystroke.errors import InputError, ModelDamaged
 from keystroke.gateway.api.tool_history import last_user_text
+from keystroke.protocol.compaction import COMPACTIONS
 from keystroke.protocol.faults import NoSuitableModel
 from keystroke.protocol.items import ContentPart, Item, Tool, content_text
 from keystroke.protocol.response import Shortened
@@ -36,7 +37,15 @@ _MARK = "⟦here⟧"  # placeholder for the assistant's last message
 _NEXT_MESSAGE = "⟦said⟧"  # placeholder for the next user message
 _STUB: tuple[Message, ...] = ({"role": "user", "content": "."}, {"role": "assistant", "content": _MARK})
 _READ = frozenset(
-    {"message", "function_call", "custom_tool_call", "function_call_output", "custom_tool_call_output"}
+    {
+        "message",
+        "function_call",
+        "custom_tool_call",
+        "function_call_output",
+        "custom_tool_call_output",
+        "additional_tools",
+        *COMPACTIONS,
+    }
 )
 # Codex describes its skills and its sandbox: half of a small model's prompt, and useless to it.
 _SPARED = re.compile(r"<(skills_instructions|permissions instructions)>.*?</\1>\s*", re.DOTALL)
@@ -87,6 +96,12 @@ def text_length(items: Sequence[Item]) -> int:
     return total
 
 
+def offered_in(tools: list[Tool] | None, items: Sequence[Item]) -> list[Tool] | None:
+    """The tools of a request and those that its conversation gives as `additional_tools` items."""
+    more = [tool for item in items if item.type == "additional_tools" for tool in item.tools or ()]
+    return [*(tools or ()), *more] if more else tools
+
+
 def affinity(instructions: str | None, items: Sequence[Item]) -> str:
     """Identifies a conversation by its content up to the first user message, with which every later turn
     begins. Turns with the same affinity share a prefix on one engine."""
@@ -122,6 +137,8 @@ def messages_of(
     task = last_user_text(before or ())
     for item in items:
         kind = item.type
+        if kind == "compaction":
+            kind, item = "message", Item(role="developer", content=item.content)
         if kind == "message":
             role, text = item.role or "user", content_text(item.content)
             if toolset.short and role != "assistant":

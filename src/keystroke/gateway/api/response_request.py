@@ -91,6 +91,9 @@ def new_response(request: CreateRequest, model: str, routing: Routing, *, tier: 
         tools=request.tools or [],
         top_logprobs=request.top_logprobs or 0,
         top_p=1.0 if request.top_p is None else request.top_p,
+        truncation=request.truncation or "disabled",
         user=request.user,
+        safety_identifier=request.safety_identifier,
+        max_tool_calls=request.max_tool_calls,
         routing=routing,
     )

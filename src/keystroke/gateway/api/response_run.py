@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
+from keystroke.engine.generation import GenerationParams
 from keystroke.engine.model import Model
 from keystroke.errors import InputError, Interrupted, KeystrokeError, QueueFull, Unavailable
 from keystroke.gateway.access.keys import Caller
@@ -23,6 +24,7 @@ from keystroke.gateway.access.limits import Permit
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import RunningAnswer, Sink
 from keystroke.gateway.api.answer_form import AnswerForm, answer_form, constrain
+from keystroke.gateway.api.compaction import Compactor, RenderedPrompt, ReusedSummary, compaction_limit
 from keystroke.gateway.api.conversations import Conversations
 from keystroke.gateway.api.prompts import ConversationTurn
 from keystroke.gateway.api.replay import Replay, Replays
@@ -42,9 +44,17 @@ from keystroke.gateway.work.service import Service, new_id
 from keystroke.gateway.work.ticket import Redirected, TicketEnded, TicketSteered
 from keystroke.gateway.work.work import Work, WorkOutcome
 from keystroke.protocol import events
-from keystroke.protocol.items import CustomToolCall, FunctionCall, Item, as_input
+from keystroke.protocol.compaction import expand_compaction
+from keystroke.protocol.items import (
+    CompactionItem,
+    CustomToolCall,
+    FunctionCall,
+    Item,
+    OutputItem,
+    as_input,
+)
 from keystroke.protocol.requests import CreateRequest, ResponseCreate
-from keystroke.protocol.response import Response, ResponseUsage, Routing
+from keystroke.protocol.response import Compacted, Response, ResponseUsage, Routing
 
 OnTurn = Callable[[tuple[str, ConversationTurn | None]], None]
 
@@ -61,6 +71,7 @@ class RunOwner(Protocol):
     service: Service
     store: Store | None
     conversations: Conversations
+    compactor: Compactor
     runs: dict[str, ResponseRun]
     replays: Replays[ResponseRun]
 
@@ -97,7 +108,13 @@ class ResponseRun:
         steers = previous.steers if previous is not None else []
         self._own_items = [*steers, *prompts.items_of(request.input)]  # what this turn adds
         request.input = None  # the items hold what matters; the rest may be megabytes
-        self._items = [*previous.items, *self._own_items] if previous is not None else self._own_items
+        before = previous.items if previous is not None else []
+        # Whether the previous turn's items are still the beginning of this conversation.
+        self._continues = not any(i.encrypted_content is not None for i in self._own_items)
+        self._items = expand_compaction([*before, *self._own_items])
+        self._tools = prompts.offered_in(request.tools, self._items)
+        self._compacted: Compacted | UnsetType = UNSET
+        self._compaction: CompactionItem | None = None  # made for this response, first in its output
         self._pending: list[PendingSteer] = []
         self._cancelled = False
         self._task: asyncio.Task[None] | None = None  # a successor or a final write being prepared
@@ -202,7 +219,11 @@ class ResponseRun:
             request, entry.name, self._routing, tier=tier.label, store=self._will_be_stored()
         )
         response.shortened = prompts.shortened(self._items, form.toolset)
-        self._serializer = ResponseSerializer(response, self.stream_id)
+        response.compacted = self._compacted
+        opening = [self._compaction] if self._compaction is not None and request.context_management else []
+        self._serializer = ResponseSerializer(
+            response, self.stream_id, opening=opening, max_calls=request.max_tool_calls
+        )
         permit = await service.admit_shared(entry, job, self.caller)
         if self._warm:
             self._warm_up(job, permit)
@@ -235,27 +256,69 @@ class ResponseRun:
         request, service, entry = self._request, self._owner.service, self.entry
         form = answer_form(
             request,
-            request.tools,
+            self._tools,
             requested_format(request),
             self._items,
             declarations=service.tool_declarations,
             parameters=entry.parameters,
         )
         params = service.generation_params(request, request.max_output_tokens, requested_logprobs(request))
-        model = entry.model
+        model, affinity = entry.model, prompts.affinity(request.instructions, self._items)
+        reused = None
+        if previous is None:
+            reused = self._owner.compactor.reuse(self.caller, affinity, self._items)
+        if reused is not None:
+            self._items, self._compacted = reused.items, reused.compacted
         if model is None:
-            messages = prompts.messages_of(request.instructions, self._items, toolset=form.toolset)
-            remote = RemoteJob(params, messages, form.toolset.specs or None, form.remote, form.check)
-            return remote, form
+            prompt = await self._fit(self._render_remote(self._items, form), form, affinity, reused)
+            return prompt.job(params), form
         if not self._warm:
-            params, form = await constrain(model, params, form, self._items, request.tools)
+            params, form = await constrain(model, params, form, self._items, self._tools)
         new = self._own_items if previous is not None and previous.tokens else self._items
         tokens: list[int] = await service.run_off_loop(
             prompts.text_length(new), lambda: self._prompt(model, previous, form), model
         )
-        drafter = service.make_drafter(model, request.prediction, len(tokens), request.drafts)
-        affinity = prompts.affinity(request.instructions, self._items)
-        return Job(tokens, params, drafter, warm=self._warm, affinity=affinity), form
+        prompt = await self._fit(_rendered(tokens, affinity), form, affinity, reused)
+        job = prompt.job(params)
+        assert isinstance(job, Job)
+        job.drafter = service.make_drafter(model, request.prediction, len(job.prompt), request.drafts)
+        job.warm = self._warm
+        return job, form
+
+    async def _fit(
+        self, prompt: RenderedPrompt, form: AnswerForm, affinity: str, reused: ReusedSummary | None
+    ) -> RenderedPrompt:
+        """The prompt, or that of a compacted conversation where it is too long."""
+        request, service, entry = self._request, self._owner.service, self.entry
+        wanted = request.max_output_tokens or service.defaults.max_tokens or None
+        limit = compaction_limit(request, entry.context_length, wanted)
+        if limit is None or prompt.size <= limit.tokens or self._warm:
+            return prompt
+
+        async def render(items: Sequence[Item]) -> RenderedPrompt:
+            model = entry.model
+            if model is None:
+                return self._render_remote(items, form)
+            size = prompts.text_length(items)
+            tokens = await service.run_off_loop(size, lambda: self._render(model, items, form), model)
+            return _rendered(tokens, affinity)
+
+        fitted = await self._owner.compactor.fit(
+            self._items, prompt, render, limit, entry, self.caller, conversation=affinity, reused=reused
+        )
+        if fitted is None:
+            return prompt
+        self._items, self._compacted, self._compaction = fitted.items, fitted.compacted, fitted.item
+        return fitted.prompt
+
+    def _render_remote(self, items: Sequence[Item], form: AnswerForm) -> RenderedPrompt:
+        messages = prompts.messages_of(self._request.instructions, items, toolset=form.toolset)
+        tools = form.toolset.specs or None
+
+        def job(params: GenerationParams) -> RemoteJob:
+            return RemoteJob(params, messages, tools, form.remote, form.check)
+
+        return RenderedPrompt(RemoteJob(GenerationParams(), messages).estimate, job)
 
     def _prompt(self, model: Model, previous: ConversationTurn | None, form: AnswerForm) -> list[int]:
         """The prompt; where the previous turn's tokens can be kept, they and the new messages."""
@@ -264,21 +327,25 @@ class ResponseRun:
         if (
             not self._warm
             and not words
+            and self._continues
             and previous is not None
             and previous.tokens is not None
             and previous.model == self.entry.name
             and previous.instructions == request.instructions
-            and previous.tools == request.tools
+            and previous.tools == self._tools
         ):
             new = prompts.messages_of(None, self._own_items, previous.items, toolset=form.toolset)
             joined = prompts.continue_tokens(model, previous.tokens, new) if new else None
             if joined is not None:
                 return joined
+        return self._render(model, self._items, form)
+
+    def _render(self, model: Model, items: Sequence[Item], form: AnswerForm) -> list[int]:
         messages = prompts.messages_of(
-            request.instructions,
-            self._items,
+            self._request.instructions,
+            items,
             toolset=form.toolset,
-            words=words,
+            words="" if form.text is None else form.text.words,
             apart=prompts.keeps_later_system(model),
         )
         return prompts.render_conversation(model, messages, form.toolset.specs, generate=not self._warm)
@@ -369,7 +436,7 @@ class ResponseRun:
         steer = next(s for s in self._pending if s.id == item.steer_id)
         self._pending.remove(steer)
         previous = self.response
-        self._items = [*self._items, *map(as_input, previous.output), *steer.items]
+        self._items = [*self._items, *map(as_input, self._answer_items(previous)), *steer.items]
         self._own_items = steer.items
         response = new_response(
             self._request,
@@ -382,6 +449,11 @@ class ResponseRun:
         self._serializer = ResponseSerializer(response, self.stream_id)
         self._owner.runs[self.id] = self
         return self._serializer
+
+    @staticmethod
+    def _answer_items(response: Response) -> list[OutputItem]:
+        """What the model wrote: the compaction item is already part of the conversation."""
+        return [item for item in response.output if not isinstance(item, CompactionItem)]
 
     # Ending
 
@@ -433,7 +505,7 @@ class ResponseRun:
         self._owner.runs.pop(response.id, None)
         turn = None
         if outcome.status != "failed":
-            items = [*self._items, *map(as_input, response.output)]
+            items = [*self._items, *map(as_input, self._answer_items(response))]
             turn = ConversationTurn(response.id, self.entry.name, items, tokens=item.tokens or None)
         self._record_turn(response, turn, saved=saved)
         if isinstance(item, TicketSteered):
@@ -447,7 +519,7 @@ class ResponseRun:
 
     def _record_turn(self, response: Response, turn: ConversationTurn | None, *, saved: bool = False) -> None:
         if turn is not None:
-            turn.instructions, turn.tools = self._request.instructions, self._request.tools
+            turn.instructions, turn.tools = self._request.instructions, self._tools
             if response.store:
                 self._owner.conversations.remember(self.caller, turn)
         if response.store and self._owner.store is not None and not saved:
@@ -520,6 +592,10 @@ class ResponseRun:
 
     def _stream(self) -> Any:
         return UNSET if self.stream_id is None else self.stream_id
+
+
+def _rendered(tokens: list[int], affinity: str) -> RenderedPrompt:
+    return RenderedPrompt(len(tokens), lambda params: Job(tokens, params, affinity=affinity))
 
 
 def _call_soon(act: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api.answer import Sink
+from keystroke.gateway.api.compaction import Compactor
 from keystroke.gateway.api.conversations import Conversations
 from keystroke.gateway.api.prompts import ConversationTurn
 from keystroke.gateway.api.replay import Replays
@@ -28,6 +29,7 @@ class Responses:
         self.service = service
         self.store = service.store
         self.conversations = Conversations(service.store)
+        self.compactor = Compactor(service)
         self.runs: dict[str, ResponseRun] = {}
         self.replays: Replays[ResponseRun] = Replays()
 

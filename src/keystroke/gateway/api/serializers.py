@@ -18,8 +18,8 @@ from keystroke.gateway.work.receipts import usage
 from keystroke.gateway.work.work import WorkOutcome
 from keystroke.protocol import chat
 from keystroke.protocol.faults import error_detail
-from keystroke.protocol.items import ChosenToken
-from keystroke.protocol.response import ErrorBody, Incomplete, Receipt, Routing, Shortened
+from keystroke.protocol.items import ChosenToken, CompactionItem
+from keystroke.protocol.response import ErrorBody, Incomplete, Receipt, Response, Routing, Shortened
 from keystroke.protocol.stream import ResponseStream
 
 
@@ -56,10 +56,39 @@ class Serializer(ABC):
 
 
 class ResponseSerializer(ResponseStream, Serializer):
-    """Responses API events."""
+    """Responses API events. `opening`: items before those of the model. Calls after the first `max_calls` are
+    left out."""
+
+    def __init__(
+        self,
+        response: Response,
+        stream_id: str | None = None,
+        *,
+        opening: Sequence[CompactionItem] = (),
+        max_calls: int | None = None,
+    ) -> None:
+        super().__init__(response, stream_id)
+        self._opening = opening
+        self._calls_left = max_calls
+        self._leaving_out = False
+
+    def on_started(self) -> list[Any]:
+        started: list[Any] = super().on_started()
+        for item in self._opening:
+            started += self.add_compaction(item)
+        self._opening = ()
+        return started
 
     def on_call(self, tool: OfferedTool) -> list[Any]:
+        if self._calls_left is not None:
+            self._leaving_out = self._calls_left <= 0
+            self._calls_left -= 1
+        if self._leaving_out:
+            return []
         return self.begin_call(tool.name, custom=tool.custom, namespace=tool.namespace)
+
+    def on_call_delta(self, delta: str) -> list[Any]:
+        return [] if self._leaving_out else super().on_call_delta(delta)
 
     def on_end(self, outcome: WorkOutcome) -> list[Any]:
         incomplete = None
