@@ -16,10 +16,11 @@ from keystroke.agent.sandbox import (
     Sandbox,
     SandboxKind,
     SandboxPolicy,
+    credential_paths,
     find_sandbox,
     is_effective,
+    probe,
 )
-from keystroke.agent.sandbox import sandbox as module
 from keystroke.agent.sandbox.environment import command_environment, paths_excluding, secret_files
 from keystroke.agent.sandbox.policy import OutputBuffer
 from keystroke.agent.sandbox.processes import process_tree
@@ -73,14 +74,126 @@ def test_nothing_outside_the_workspace_is_written(
     assert (tmp_path / "kept").read_text() == "mine"
 
 
-def test_the_network_is_closed_unless_allowed(sandbox: Sandbox, place: SandboxPolicy) -> None:
+@pytest.mark.parametrize("network", [False, True])
+def test_a_program_on_loopback_is_out_of_reach_with_and_without_network(
+    sandbox: Sandbox, place: SandboxPolicy, network: bool
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        connect = python(
-            "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 2)",
-            listener.getsockname()[1],
+        direct = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 2)"
+        proxied = (
+            "import os, sys, urllib.request\n"
+            "os.environ['no_proxy'] = os.environ['NO_PROXY'] = ''\n"
+            "for host in ('127.0.0.1', 'localhost', '[::1]', '0.0.0.0', '[::ffff:127.0.0.1]', '127.1'):\n"
+            "    try: print('REACHED', urllib.request.urlopen(f'http://{host}:{sys.argv[1]}/', timeout=2))\n"
+            "    except Exception as error: print(error)\n"
         )
-        assert not sandbox.run(connect, place, QUICK).ok
-        assert sandbox.run(connect, SandboxPolicy(place.root, network=True), QUICK).ok
+        policy = SandboxPolicy(place.root, network=network)
+        port = listener.getsockname()[1]
+        assert not sandbox.run(python(direct, port), policy, QUICK).ok
+        assert "REACHED" not in sandbox.run(python(proxied, port), policy, QUICK).output
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_with_network_a_command_reaches_other_machines_through_the_proxy(
+    sandbox: Sandbox, place: SandboxPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's own proxy stands for the world: what it is asked for comes from the command."""
+    with socket.create_server(("127.0.0.1", 0)) as world:
+        monkeypatch.setenv("http_proxy", f"http://me:word@127.0.0.1:{world.getsockname()[1]}")
+        for name in ("HTTP_PROXY", "no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        asked: list[bytes] = []
+
+        def answer() -> None:
+            with world.accept()[0] as client:
+                asked.append(client.recv(10_000))
+                client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nthere")
+
+        threading.Thread(target=answer, daemon=True).start()
+        fetch = python(
+            "import urllib.request; print(urllib.request.urlopen('http://192.0.2.7/file', timeout=20).read())"
+        )
+        ended = sandbox.run(fetch, SandboxPolicy(place.root, network=True), QUICK)
+    assert "b'there'" in ended.output, ended.output
+    assert asked[0].startswith(b"GET http://192.0.2.7/file HTTP/1.1\r\n")
+    assert b"Proxy-Authorization: Basic bWU6d29yZA==" in asked[0]
+    assert b"me:word" not in ended.output.encode()
+
+
+def test_without_network_there_is_no_proxy(sandbox: Sandbox, place: SandboxPolicy) -> None:
+    assert "proxy" not in sandbox.run(["env"], place, QUICK).output.lower()
+
+
+def test_a_command_may_talk_to_itself(sandbox: Sandbox, place: SandboxPolicy) -> None:
+    if not sandbox.kind.can_mount:
+        pytest.skip("this sandbox shares the machine's network, so commands get no sockets")
+    serve = (
+        "import socket\nserver = socket.create_server(('127.0.0.1', 0))\n"
+        "client = socket.create_connection(server.getsockname())\nserver.accept()[0].sendall(b'x')\n"
+        "assert client.recv(1) == b'x'\nlocal = socket.socket(socket.AF_UNIX)\nlocal.bind('socket')\n"
+    )
+    ended = sandbox.run(python(serve), place, QUICK)
+    assert ended.ok, ended.output
+
+
+def test_modes_and_times_change_inside_the_workspace(sandbox: Sandbox, place: SandboxPolicy) -> None:
+    change = (
+        "import os\nopen('file', 'w').close()\nos.mkdir('folder')\nos.symlink('file', 'link')\n"
+        "os.chmod('file', 0o741)\nos.chmod(os.getcwd() + '/folder', 0o711)\nos.utime('file', (5, 6))\n"
+        "os.utime('link', (7, 8), follow_symlinks=False)\nos.chown('file', os.getuid(), -1)\n"
+        "os.lchown('link', -1, -1)\nfd = os.open('folder', os.O_RDONLY)\nos.utime('.', (1, 2), dir_fd=fd)\n"
+        "os.fchmod(fd, 0o750)\nopen('/proc/self/fd/%d' % fd + '/inner', 'w').close()\n"
+        "os.chmod('/proc/self/fd/%d/inner' % fd, 0o640)\n"
+        "try: os.chmod('missing', 0o600)\nexcept FileNotFoundError: print('missing')\n"
+    )
+    ended = sandbox.run(python(change), place, QUICK)
+    assert (ended.code, ended.output) == (0, "missing\n")
+    file, link, folder = (place.root / name for name in ("file", "link", "folder"))
+    assert file.stat().st_mode & 0o777 == 0o741
+    assert folder.stat().st_mode & 0o777 == 0o750
+    assert (folder / "inner").stat().st_mode & 0o777 == 0o640
+    assert (file.stat().st_mtime, link.lstat().st_mtime) == (6, 8)
+
+
+def test_an_interpreter_below_an_emptied_folder_is_lent(
+    sandbox: Sandbox, place: SandboxPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installation below /tmp works in the same sandbox as any other."""
+    tools = tmp_path / "installation" / "bin"
+    tools.mkdir(parents=True)
+    (tools.parent / "data").write_text("there")
+    (tools / "our-tool").write_text('#!/bin/sh\ncat "$(dirname "$0")/../data"\n')
+    (tools / "our-tool").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    ended = sandbox.run(["sh", "-c", "our-tool; echo x > ../installation/data"], place, QUICK)
+    assert ended.output.startswith("there")
+    assert (tools.parent / "data").read_text() == "there"
+
+
+def test_a_home_is_hidden_and_its_toolchains_are_lent(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    for name in (
+        ".config/git/credentials", ".cache/huggingface/token", ".codex/auth.json", ".vault-token", ".env",
+        ".bash_history", "notes/diary", ".cargo/credentials.toml", ".anything/new",
+    ):  # fmt: skip
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("hush")
+    (home / ".cargo" / "bin").mkdir()
+    (home / ".cargo" / "bin" / "tool").write_text("lent")
+    workspace = home / "project"
+    workspace.mkdir()
+    (workspace / "file").write_text("mine")
+    script = "grep -rs hush ~ ; cat ~/.cargo/bin/tool file; echo x > ~/.cargo/bin/tool; true"
+    policy = SandboxPolicy(workspace, hidden=credential_paths())
+    ended = sandbox.run(["sh", "-c", script], policy, QUICK)
+    assert "hush" not in ended.output
+    assert "lentmine" in ended.output
+    assert (home / ".cargo" / "bin" / "tool").read_text() == "lent"
 
 
 def test_udp_is_closed_too(sandbox: Sandbox, place: SandboxPolicy) -> None:
@@ -304,10 +417,10 @@ def test_the_best_that_holds_is_found() -> None:
 def test_one_can_be_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     find_sandbox.cache_clear()
     try:
-        monkeypatch.setenv(module.FORCE, "none")
+        monkeypatch.setenv(probe.FORCE, "none")
         assert find_sandbox().kind is SandboxKind.NONE
         find_sandbox.cache_clear()
-        monkeypatch.setenv(module.FORCE, "moat")
+        monkeypatch.setenv(probe.FORCE, "moat")
         with pytest.raises(UsageError, match="must be one of"):
             find_sandbox()
     finally:

@@ -2,7 +2,8 @@
 
 from keystroke.agent.sandbox.environment import credential_paths, secret_files
 from keystroke.agent.sandbox.policy import CommandLimits, CompletedCommand, ExitReason, SandboxPolicy
-from keystroke.agent.sandbox.sandbox import Sandbox, SandboxKind, find_sandbox, is_effective
+from keystroke.agent.sandbox.probe import find_escapes, find_sandbox, is_effective
+from keystroke.agent.sandbox.sandbox import Sandbox, SandboxKind
 
 __all__ = [
     "CommandLimits",
@@ -12,6 +13,7 @@ __all__ = [
     "SandboxKind",
     "SandboxPolicy",
     "credential_paths",
+    "find_escapes",
     "find_sandbox",
     "is_effective",
     "secret_files",

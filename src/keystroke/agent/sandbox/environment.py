@@ -1,14 +1,17 @@
 """What a command must not access outside the workspace, and the environment variables it gets.
 
-Credential paths are files and folders in which programs keep credentials. Escape sockets make a program
-outside the sandbox act (a container engine, a message bus, a key agent). Only environment variables that
-are known to be harmless are passed on.
+Homes are hidden, and the toolchains in them are lent. Credential paths are files and folders in which
+programs keep credentials; they are hidden also inside what is lent. A Unix socket can make a program outside
+the sandbox act (a container engine, a message bus, a key agent). Only environment variables that are known
+to be harmless are passed on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pwd
+import sys
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -29,18 +32,22 @@ _CREDENTIALS = (
     ".zsh_history", ".python_history", ".node_repl_history", ".psql_history", ".mysql_history",
     ".local/share/fish/fish_history", ".config/containers/auth.json", ".databrickscfg", ".boto", ".s3cfg",
 )  # fmt: skip
-_ESCAPE_SOCKETS = (
-    "/run/docker.sock", "/run/containerd/containerd.sock", "/run/podman/podman.sock", "/run/crio/crio.sock",
-    "/run/dbus/system_bus_socket", "/run/systemd/private", "/run/snapd.socket", "/var/lib/lxd/unix.socket",
+_TOOLCHAINS = (
+    ".pyenv", ".rustup", ".cargo", ".nvm", ".volta", ".fnm", ".asdf", ".rbenv", ".rvm", ".gem", ".sdkman",
+    ".jenv", ".deno", ".bun", ".dotnet", ".ghcup", ".cabal", ".stack", ".opam", ".elan", ".juliaup", ".julia",
+    ".nix-profile", ".linuxbrew", ".conda", ".npm-global", ".pub-cache", ".swiftly", ".mix", ".luarocks",
+    ".m2/repository", ".gradle/caches", ".gradle/wrapper", ".composer/vendor", ".config/composer/vendor",
+    ".local/bin", ".local/lib", ".local/include", ".local/go", ".local/pipx", ".local/share/uv",
+    ".local/share/pipx", ".local/share/mise", ".local/share/fnm", ".local/share/gem", ".local/share/pnpm",
+    ".local/share/swiftly", ".local/state/nix", "go", "sdk", "miniconda3", "anaconda3", "miniforge3",
+    "mambaforge",
 )  # fmt: skip
-_USER_ESCAPE_SOCKETS = (
-    "bus",
-    "systemd/private",
-    "docker.sock",
-    "podman/podman.sock",
-    "keyring/control",
-    "gnupg",
-)
+_TOOLCHAIN_VARIABLES = (
+    "VIRTUAL_ENV", "CONDA_PREFIX", "PYENV_ROOT", "NVM_DIR", "VOLTA_HOME", "JAVA_HOME", "GOPATH", "GOROOT",
+    "GOMODCACHE", "CARGO_HOME", "RUSTUP_HOME", "GEM_HOME",
+)  # fmt: skip
+_TOOLCHAIN_PATHS = ("PYTHONPATH", "NODE_PATH", "GEM_PATH", "LD_LIBRARY_PATH", "PKG_CONFIG_PATH")
+_SYSTEM = frozenset(map(Path, ("/", "/usr", "/etc", "/var", "/opt", "/bin", "/lib", "/srv", "/nix")))
 _HARMLESS = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "COLUMNS", "LINES",
     "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHASHSEED", "PYENV_ROOT", "PYENV_VERSION", "CONDA_PREFIX",
@@ -53,7 +60,7 @@ _HARMLESS = (
 def credential_paths(home: Path | None = None) -> tuple[Path, ...]:
     """Existing files and folders of the user's home that hold credentials, with links resolved."""
     home = home or Path.home()
-    return tuple((home / name).resolve() for name in _CREDENTIALS if (home / name).exists())
+    return tuple((home / name).resolve() for name in _CREDENTIALS if os.path.exists(home / name))
 
 
 def program_folders() -> tuple[Path, ...]:
@@ -69,8 +76,7 @@ def program_folders() -> tuple[Path, ...]:
     with contextlib.suppress(ConfigError):  # reported elsewhere; the usual folders are hidden all the same
         paths = load_settings().paths
         chosen = (paths.models, paths.cache, paths.state)
-    found = {path.resolve() for path in (*usual, *chosen) if path.is_dir()}
-    return tuple(path for path in sorted(found) if found.isdisjoint(path.parents))
+    return outermost(path.resolve() for path in (*usual, *chosen) if os.path.isdir(path))
 
 
 def secret_files(folder: Path, patterns: Iterable[str], most: int = 200_000) -> tuple[Path, ...]:
@@ -87,11 +93,51 @@ def secret_files(folder: Path, patterns: Iterable[str], most: int = 200_000) -> 
     return tuple(found)
 
 
-def escape_sockets(user: int | None = None) -> tuple[Path, ...]:
-    """Sockets that this user can open and that a sandbox without mounts cannot hide."""
-    mine = Path(f"/run/user/{os.getuid() if user is None else user}")
-    known = [Path(name) for name in _ESCAPE_SOCKETS] + [mine / name for name in _USER_ESCAPE_SOCKETS]
-    return tuple(path for path in known if os.access(path, os.W_OK))
+def home_folders() -> tuple[Path, ...]:
+    """The folders in which users keep their files, as far as they exist, none inside another. A home that is
+    a folder of the system is left out: only its credentials can be hidden."""
+    usual = [Path("/home"), Path("/root"), Path("/Users"), Path.home()]
+    with contextlib.suppress(KeyError):
+        usual.append(Path(pwd.getpwuid(os.getuid()).pw_dir))
+    there = (path.resolve() for path in usual if os.path.isdir(path))
+    return outermost(path for path in there if path not in _SYSTEM)
+
+
+def toolchain_paths(home: Path | None = None, given: Mapping[str, str] | None = None) -> tuple[Path, ...]:
+    """Files and folders that programs are run from: this interpreter, what the search path and variables of
+    toolchains name, and the places of a home in which toolchains install themselves."""
+    home, given = home or Path.home(), os.environ if given is None else given
+    found = [Path(sys.prefix), Path(sys.base_prefix), Path(os.path.realpath(sys.executable)).parent]
+    found += [home / name for name in _TOOLCHAINS]
+    found += [Path(given[name]) for name in _TOOLCHAIN_VARIABLES if given.get(name)]
+    for name in _TOOLCHAIN_PATHS:
+        found += [Path(part) for part in given.get(name, "").split(os.pathsep) if part]
+    for part in given.get("PATH", "").split(os.pathsep):
+        folder = Path(part)
+        # A toolchain's programs need what lies beside them, but ~/.local and a home hold more than programs.
+        whole = folder.name in ("bin", "shims", "sbin") and not home.is_relative_to(folder.parent)
+        found.append(folder.parent if whole and folder.parent != home / ".local" else folder)
+    there = (path for path in found if path.is_absolute() and os.path.exists(path))
+    kept = [path for path in there if not home.is_relative_to(path)]
+    return outermost([*kept, *(path.resolve() for path in kept)])
+
+
+def outermost(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """The paths without those inside another, sorted."""
+    known = set(paths)
+    return tuple(path for path in sorted(known) if known.isdisjoint(path.parents))
+
+
+def unix_sockets() -> tuple[Path, ...]:
+    """The sockets that programs of this machine listen on by path. A read-only mount does not keep a command
+    from connecting to one."""
+    try:
+        lines = Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()[1:]
+    except OSError:
+        return ()
+    names = {fields[7] for line in lines if len(fields := line.split(maxsplit=7)) == 8}
+    paths = (Path(os.path.realpath(name)) for name in names if name.startswith("/"))
+    return tuple(sorted(path for path in paths if os.path.exists(path)))
 
 
 def command_environment(scratch: Path, given: Mapping[str, str] | None = None) -> dict[str, str]:

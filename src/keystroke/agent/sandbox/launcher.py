@@ -1,20 +1,22 @@
-"""Confines a command with namespaces or Landlock, by system calls, where no tool does it.
+"""Confines a command with namespaces or Landlock, and takes its privileges and system calls away.
 
 Runs as a program of its own (`python -I -S launcher.py SPEC COMMAND...`), so it imports only the standard
-library. It confines itself first, then executes the command; a failing step ends it with code 125 before
-the command runs. It remains the command's parent: it adopts orphans and kills them when the command has
-ended. The kind `none` confines nothing and only does that.
+library; bubblewrap runs it inside. It confines itself first, then executes the command; a failing step ends
+it with code 125 before the command runs. It remains the command's parent: it adopts orphans and kills them
+when the command has ended. The kind `none` confines nothing and only does that.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
-import platform
 import resource
 import signal
+import socket
 import struct
 import sys
 from typing import Any, NoReturn
@@ -30,17 +32,17 @@ _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = (
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
 _AT_FDCWD, _AT_RECURSIVE, _ATTR_RDONLY = -100, 0x8000, 0x1
 # prctl
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = (
-    1, 22, 24, 36, 38,
-)  # fmt: skip
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 24, 36, 38
 # system calls without a function in libc; the numbers are the same on every architecture
-_MOUNT_SETATTR, _LL_CREATE, _LL_ADD, _LL_RESTRICT, _IO_URING_SETUP = 442, 444, 445, 446, 425
-_ARCHITECTURES = {"x86_64": (0xC000003E, 41, 126), "aarch64": (0xC00000B7, 198, 91)}  # audit, socket, capset
+_MOUNT_SETATTR, _LL_CREATE, _LL_ADD, _LL_RESTRICT = 442, 444, 445, 446
+_SECCOMP_FILTER, _SECCOMP_NEW_LISTENER = 1, 1 << 3
+_GET_FLAGS, _SET_FLAGS, _IS_UP = 0x8913, 0x8914, 1  # of a network interface
 
 # Landlock's rights over files, by the version of its interface that knows them
 _LL_EXECUTE, _LL_READ_FILE, _LL_READ_DIR = 1 << 0, 1 << 2, 1 << 3
 _LL_FILE = 1 << 1 | _LL_EXECUTE | _LL_READ_FILE | 1 << 14 | 1 << 15  # what a rule for a single file may say
 _LL_READ = _LL_EXECUTE | _LL_READ_FILE | _LL_READ_DIR
+_LL_CONNECT_TCP = 1 << 1
 _LL_SCOPES = 0b11  # abstract sockets, signals
 
 
@@ -59,14 +61,12 @@ def main() -> None:
             child = os.fork()  # the first process of the new namespace
             if child:
                 _wait_for(child)
-            _finish_namespaces(spec)
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV)
         else:
             _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "become a subreaper")
-        if spec["kind"] == "landlock":
-            _no_new_privileges()
-            _landlock(spec)
-            if not spec["network"]:
-                _deny_sockets(unix=spec["unix"])
+        if spec["kind"] != "none":
+            _confine(spec)
         os.chdir(spec["cwd"])
     except (OSError, KeyError, ValueError) as error:
         os.write(2, f"keystroke: the sandbox failed: {error}\n".encode())
@@ -75,6 +75,34 @@ def main() -> None:
     if child:
         _wait_for(child)
     _execute(command)
+
+
+def _confine(spec: dict[str, Any]) -> None:
+    """Give up privileges, files and system calls; hand over the descriptors that are served outside."""
+    channel = socket.socket(fileno=spec["channel"])
+    if spec["network"] and not spec["proxy"]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        _use_proxy(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        socket.send_fds(channel, [b"p"], [listener.fileno()])
+        listener.close()
+    elif spec["network"]:
+        _use_proxy(spec["proxy"])
+    _drop_capabilities(spec["capset"])
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "give up new privileges")
+    if spec["kind"] == "landlock":
+        _landlock(spec)
+    notifier = _filter_calls(base64.b64decode(spec["filter"]), spec["seccomp"], spec["broker"])
+    if notifier is not None:
+        socket.send_fds(channel, [b"m"], [notifier])
+        os.close(notifier)
+    channel.close()
+
+
+def _use_proxy(url: str) -> None:
+    for name in ("http_proxy", "https_proxy"):
+        os.environ[name] = os.environ[name.upper()] = url
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = "localhost,127.0.0.1,::1"
+    os.environ["NODE_USE_ENV_PROXY"] = "1"
 
 
 def _execute(command: list[str]) -> NoReturn:
@@ -150,8 +178,21 @@ def _check(result: int, what: str) -> int:
     return result
 
 
-def _no_new_privileges() -> None:
-    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "give up new privileges")
+def _drop_capabilities(capset: int) -> None:
+    for capability in range(64):
+        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
+            break
+    header = ctypes.create_string_buffer(struct.pack("=II", 0x20080522, 0))
+    _check(_libc.syscall(capset, header, ctypes.create_string_buffer(24)), "drop capabilities")
+
+
+def _filter_calls(code: bytes, seccomp: int, broker: bool) -> int | None:
+    """Install a seccomp filter; returns its listener, where calls are handed to a broker."""
+    filters = ctypes.create_string_buffer(code)
+    head = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(filters)))
+    flags = _SECCOMP_NEW_LISTENER if broker else 0
+    result = _check(_libc.syscall(seccomp, _SECCOMP_FILTER, flags, head), "filter system calls")
+    return result if broker else None
 
 
 # ── namespaces ────────────────────────────────────────────────────────────────────────────────
@@ -159,17 +200,26 @@ def _no_new_privileges() -> None:
 
 def _enter_namespaces(spec: dict[str, Any]) -> None:
     user, group = os.getuid(), os.getgid()
-    flags = _NEWUSER | _NEWNS | _NEWPID | _NEWIPC | _NEWUTS | (0 if spec["network"] else _NEWNET)
-    _check(_libc.unshare(flags), "make namespaces")
-    _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{user} {user} 1")
-    _write("/proc/self/gid_map", f"{group} {group} 1")
+    flags = _NEWNS | _NEWPID | _NEWIPC | _NEWUTS | _NEWNET
+    if _libc.unshare(flags | _NEWUSER) == 0:
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{user} {user} 1")
+        _write("/proc/self/gid_map", f"{group} {group} 1")
+    else:  # an administrator may do without a user namespace
+        _check(_libc.unshare(flags), "make namespaces")
+    _start_loopback()
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     # Kept open: the mounts below cover these paths.
-    sources = {path: os.open(path, os.O_PATH) for path in [spec["root"], *spec["readonly"].values()]}
+    shown_from = [spec["root"], *spec["lent"], *spec["readonly"].values()]
+    sources = {path: os.open(path, os.O_PATH) for path in shown_from}
     _set_readonly("/", True)
-    for folder in spec["emptied"]:
-        _mount("tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={spec['scratch_bytes']},mode=1777")
+    for folder, size in spec["emptied"].items():
+        _mount("tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={size},mode=1777")
+    with contextlib.suppress(OSError):  # a home elsewhere is read-only
+        os.makedirs(spec["home"], exist_ok=True)
+    for path in spec["lent"]:
+        _bind(sources[path], path)
+        _set_readonly(path, True)
     _bind(sources[spec["root"]], spec["seen"])
     _set_readonly(spec["seen"], False)
     for shown, real in spec["readonly"].items():
@@ -184,21 +234,13 @@ def _enter_namespaces(spec: dict[str, Any]) -> None:
         os.close(descriptor)
 
 
-def _finish_namespaces(spec: dict[str, Any]) -> None:
-    """In the first process of the new namespace: mount /proc, then drop all privileges."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV)
-    _no_new_privileges()
-    for capability in range(64):
-        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
-            break
-    header = struct.pack("=II", 0x20080522, 0)
-    _check(
-        _libc.syscall(
-            _architecture()[2], ctypes.create_string_buffer(header), ctypes.create_string_buffer(24)
-        ),
-        "drop capabilities",
-    )
+def _start_loopback() -> None:
+    """A new network's loopback is down; programs that talk to themselves need it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        request = bytearray(struct.pack("16sH22x", b"lo", 0))
+        fcntl.ioctl(control, _GET_FLAGS, request)
+        _, flags = struct.unpack("16sH22x", request)
+        fcntl.ioctl(control, _SET_FLAGS, struct.pack("16sH22x", b"lo", flags | _IS_UP))
 
 
 def _write(path: str, text: str) -> None:
@@ -240,13 +282,6 @@ def _set_readonly(path: str, wanted: bool) -> None:
     )
 
 
-def _architecture() -> tuple[int, int, int]:
-    try:
-        return _ARCHITECTURES[platform.machine()]
-    except KeyError:
-        raise OSError(f"{platform.machine()} is not an architecture this sandbox knows") from None
-
-
 # ── Landlock ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -255,7 +290,9 @@ def _landlock(spec: dict[str, Any]) -> None:
     rights = (1 << (13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16)) - 1
     attributes = struct.pack("=Q", rights)
     if version >= 4:
-        attributes += struct.pack("=Q", 0)  # seccomp closes the network, UDP included
+        attributes += struct.pack("=Q", _LL_CONNECT_TCP)
+    elif spec["network"]:
+        raise OSError("this kernel cannot limit the network of a command; run it without --network")
     if version >= 6:
         attributes += struct.pack("=Q", _LL_SCOPES)
     buffer = ctypes.create_string_buffer(attributes)
@@ -266,6 +303,9 @@ def _landlock(spec: dict[str, Any]) -> None:
         _allow(rules, path, _LL_READ & rights)
     for path in spec["writable"]:
         _allow(rules, path, rights)
+    if spec["network"]:
+        port = ctypes.create_string_buffer(struct.pack("=QQ", _LL_CONNECT_TCP, spec["proxy_port"]))
+        _check(_libc.syscall(_LL_ADD, rules, 2, port, 0), "allow the proxy")
     _check(_libc.syscall(_LL_RESTRICT, rules, 0), "apply Landlock rules")
     os.close(rules)
 
@@ -282,32 +322,6 @@ def _allow(rules: int, path: str, rights: int) -> None:
         _check(_libc.syscall(_LL_ADD, rules, 1, rule, 0), f"allow {path}")
     finally:
         os.close(descriptor)
-
-
-def _deny_sockets(*, unix: bool) -> None:
-    """Install a seccomp filter: `socket` fails with EACCES, except `AF_UNIX` where that reaches nothing;
-    io_uring, which could open sockets unseen, and system calls of other architectures fail too."""
-    audit, socket, _ = _architecture()
-    load, equal, above, done = 0x20, 0x15, 0x35, 0x06
-    refuse, missing, allow = 0x00050000 | 13, 0x00050000 | 38, 0x7FFF0000
-    family = 1 if unix else 0xFFFFFFFF
-    program = [
-        (load, 0, 0, 4),  # architecture
-        (equal, 0, 7, audit),
-        (load, 0, 0, 0),  # number of the system call
-        (above, 5, 0, 0x40000000),  # x32
-        (equal, 4, 0, _IO_URING_SETUP),
-        (equal, 0, 4, socket),
-        (load, 0, 0, 16),  # its first argument, the family
-        (equal, 2, 0, family),
-        (done, 0, 0, refuse),
-        (done, 0, 0, missing),
-        (done, 0, 0, allow),
-    ]
-    code = b"".join(struct.pack("=HBBI", *line) for line in program)
-    filters = ctypes.create_string_buffer(code)
-    head = struct.pack("@HP", len(program), ctypes.addressof(filters))
-    _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.create_string_buffer(head), 0, 0), "filter system calls")
 
 
 if __name__ == "__main__":

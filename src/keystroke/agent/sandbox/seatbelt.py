@@ -1,12 +1,15 @@
-"""Builds the profile and command line of macOS's `sandbox-exec`: everything readable but secrets, the
-workspace writable. Paths are passed as parameters, never inserted into the profile's text."""
+"""Builds the profile and command line of macOS's `sandbox-exec`: everything readable but homes and secrets,
+the workspace writable, no network but through the proxy. Paths are passed as parameters, never inserted into
+the profile's text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from keystroke.agent.sandbox.policy import SandboxPolicy
+from keystroke.agent.sandbox.proxy import NetworkProxy, proxy_variables
+from keystroke.agent.sandbox.view import FileView
 
 _PROFILE = """(version 1)
 (allow default)
@@ -20,17 +23,29 @@ _PROFILE = """(version 1)
 """
 
 
-def seatbelt(argv: Sequence[str], policy: SandboxPolicy, scratch: Path) -> list[str]:
-    """`argv` as `sandbox-exec` runs it. Paths must be real ones: the system compares resolved names."""
-    parameters = {"ROOT": policy.root.resolve(), "SCRATCH": scratch.resolve()}
+def seatbelt(
+    argv: Sequence[str], policy: SandboxPolicy, view: FileView, scratch: Path, proxy: NetworkProxy | None
+) -> list[str]:
+    """`argv` as `sandbox-exec` runs it. Paths must be real ones: the system compares resolved names. The last
+    rule that matches decides."""
+    parameters: dict[str, Path | str] = {"ROOT": policy.root.resolve(), "SCRATCH": scratch.resolve()}
     profile = _PROFILE
-    for number, path in enumerate(policy.readonly):
-        parameters[f"READONLY{number}"] = path
-        profile += f'(deny file-write* (subpath (param "READONLY{number}")))\n'
-    for number, path in enumerate(policy.hidden):
-        parameters[f"HIDDEN{number}"] = path
-        profile += f'(deny file-read* file-write* (subpath (param "HIDDEN{number}")))\n'
-    if not policy.network:
-        profile += '(deny network*)\n(allow network* (local unix-socket) (subpath (param "SCRATCH")))\n'
+
+    def rule(text: str, name: str, paths: Iterable[Path]) -> None:
+        nonlocal profile
+        for number, path in enumerate(paths):
+            parameters[f"{name}{number}"] = path
+            profile += f'({text} (subpath (param "{name}{number}")))\n'
+
+    rule("deny file-read-data", "EMPTY", (path.resolve() for path in view.emptied))
+    rule("allow file-read*", "LENT", (path.resolve() for path in view.lent))
+    profile += '(allow file-read* (subpath (param "ROOT")) (subpath (param "SCRATCH")))\n'
+    rule("allow file-read*", "READ", policy.readonly.values())
+    rule("deny file-write*", "READONLY", policy.readonly.values())
+    rule("deny file-read* file-write*", "HIDDEN", view.hidden)
+    profile += "(deny network*)\n"
+    if proxy is not None:
+        profile += f'(allow network-outbound (remote ip "localhost:{proxy.port}"))\n'
+    variables = [] if proxy is None else ["/usr/bin/env", *proxy_variables(proxy.url)]
     defined = [part for name, path in parameters.items() for part in ("-D", f"{name}={path}")]
-    return ["/usr/bin/sandbox-exec", *defined, "-p", profile, *argv]
+    return ["/usr/bin/sandbox-exec", *defined, "-p", profile, *variables, *argv]

@@ -38,17 +38,21 @@ def supervise(
     disk: Path | None = None,
     unused: int = 0,
     namespace: bool = False,
+    descriptors: Sequence[int] = (),
 ) -> CompletedCommand:
     """Run `argv` until it ends or exceeds a limit. `disk` is a folder whose file system must keep free
     space; `unused` processes of the tree belong to the sandbox; with `namespace` its only child is the
-    first process of a namespace. NotFound or InputError where it cannot be started."""
+    first process of a namespace; it inherits `descriptors`. NotFound or InputError where it cannot be
+    started."""
     with process_limit(limits.processes + unused) as group:
-        child = _start([*group.prefix, *argv], argv[0], cwd, env)
+        child = _start([*group.prefix, *argv], argv[0], cwd, env, descriptors)
         watch = _Watch(child, group, limits, interrupt, on_output, disk or cwd, unused)
         return _supervise(child, watch, namespace)
 
 
-def _start(argv: Sequence[str], name: str, cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(
+    argv: Sequence[str], name: str, cwd: Path, env: Mapping[str, str], descriptors: Sequence[int]
+) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             argv,
@@ -58,6 +62,7 @@ def _start(argv: Sequence[str], name: str, cwd: Path, env: Mapping[str, str]) ->
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=descriptors,
         )
     except FileNotFoundError:
         raise NotFound(f"there is no command {name!r}; check its spelling and your PATH") from None

@@ -66,7 +66,8 @@ class Replica:
             mounted = {self.root / name: (self.root / name).resolve() for name in self._mounted}
             return SandboxPolicy(self.folder, self.root, mounted, credential_paths(), network)
         hidden = (*credential_paths(), *secret_files(self.root, self._exclude))
-        return SandboxPolicy(self.folder, hidden=hidden, network=network)
+        # Installed packages are linked into the copy, so the workspace itself can be read too.
+        return SandboxPolicy(self.folder, readonly={self.root: self.root}, hidden=hidden, network=network)
 
     def changes(self) -> dict[str, bytes | None]:
         """The changes in the copy since `sync`: new bytes by path, None for removed files. Ignored files

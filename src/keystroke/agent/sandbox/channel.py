@@ -1,0 +1,77 @@
+"""What a sandboxed command gets from this process while it runs: a proxy, and a broker for metadata.
+
+The launcher prepares their descriptors inside the sandbox (a socket that listens in the command's own
+network, the listener of its seccomp filter) and sends them here over a socket pair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from keystroke.agent.sandbox.metadata import MetadataBroker
+from keystroke.agent.sandbox.proxy import NetworkProxy
+
+
+class HostChannel:
+    """One command's channel. `descriptor` is inherited by the launcher; `folders` are those whose metadata it
+    may change. As a context manager it ends what it started."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._here, self._there = socket.socketpair()
+        self._proxies: list[NetworkProxy] = []
+        self._thread = threading.Thread(target=self._receive, name="sandbox-channel", daemon=True)
+
+    @property
+    def descriptor(self) -> int:
+        return self._there.fileno()
+
+    def __enter__(self) -> HostChannel:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self._here.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        for proxy in self._proxies:
+            proxy.close()
+        self._here.close()
+        self._there.close()
+
+    def start_proxy(self) -> NetworkProxy:
+        """A proxy on loopback, for a sandbox that shares this machine's network."""
+        proxy = NetworkProxy.on_loopback()
+        self._proxies.append(proxy)
+        proxy.start()
+        return proxy
+
+    def _receive(self) -> None:
+        """Serve what the launcher sends: `p` with a listening socket, `m` with a filter's listener."""
+        while True:
+            try:
+                message, descriptors, _, _ = socket.recv_fds(self._here, 1, 1)
+            except OSError:
+                return
+            if not message:
+                return
+            for descriptor in descriptors:
+                if message == b"p":
+                    proxy = NetworkProxy(socket.socket(fileno=descriptor))
+                    self._proxies.append(proxy)
+                    proxy.start()
+                else:
+                    threading.Thread(
+                        target=self._serve_metadata, args=(descriptor,), name="metadata", daemon=True
+                    ).start()
+
+    def _serve_metadata(self, listener: int) -> None:
+        try:
+            MetadataBroker(listener, self._folders).serve()
+        finally:
+            os.close(listener)
