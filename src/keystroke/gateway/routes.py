@@ -16,12 +16,29 @@ from starlette.routing import Route
 
 from keystroke.gateway.access.security import Access, AccessControl
 from keystroke.gateway.api.endpoints import ApiRequest, Endpoints
+from keystroke.gateway.api.llama_server import (
+    apply_template,
+    detokenize,
+    server_props,
+    server_slots,
+    tokenize,
+)
 from keystroke.gateway.api.messages import count_message_tokens, create_message
+from keystroke.gateway.api.ollama import (
+    list_ollama_models,
+    loaded_ollama_models,
+    ollama_chat,
+    ollama_generate,
+    ollama_version,
+    pull_ollama_model,
+    refuse,
+    show_ollama_model,
+)
 from keystroke.gateway.api.openapi import RouteSpec, document
 from keystroke.gateway.api.tasks import create_task, list_tasks, task_events, task_handler
 from keystroke.gateway.tasks.manager import TaskManager
 from keystroke.gateway.transport.http import json_response, read_body
-from keystroke.protocol import chat, messages, requests, response, status
+from keystroke.protocol import chat, llama_server, messages, ollama, requests, response, status
 from keystroke.protocol import tasks as wire
 from keystroke.protocol.codec import decode_body
 
@@ -45,6 +62,43 @@ def _task_action(name: str, act: Any, summary: str, body: type | None = None) ->
     return RouteSpec("POST", f"{_TASK}/{name}", handler, f"{name}Task", summary, Access.FILES, **types)
 
 
+def _ollama_routes() -> list[RouteSpec]:
+    error: dict[str, Any] = {"failure": ollama.OllamaError}
+    lines = ("application/json", "application/x-ndjson")
+    # fmt: off
+    served = [
+        RouteSpec("POST", "/api/chat", ollama_chat, "ollamaChat", "Chat, as Ollama's clients ask",
+                  body=ollama.OllamaChatRequest, reply=ollama.OllamaChatReply, media=lines, **error),
+        RouteSpec("POST", "/api/generate", ollama_generate, "ollamaGenerate", "Answer, complete or fill in",
+                  body=ollama.OllamaGenerateRequest, reply=ollama.OllamaGenerateReply, media=lines, **error),
+        RouteSpec("GET", "/api/tags", list_ollama_models, "ollamaTags", "Models on offer",
+                  reply=ollama.OllamaModels, **error),
+        RouteSpec("GET", "/api/ps", loaded_ollama_models, "ollamaPs", "Models that are loaded",
+                  reply=ollama.OllamaModels, **error),
+        RouteSpec("POST", "/api/show", show_ollama_model, "ollamaShow", "A model's properties",
+                  body=ollama.OllamaModelRequest, reply=ollama.OllamaShown, **error),
+        RouteSpec("POST", "/api/pull", pull_ollama_model, "ollamaPull", "Check that a model is served",
+                  body=ollama.OllamaModelRequest, reply=ollama.OllamaStatus, media=lines, **error),
+        RouteSpec("GET", "/api/version", ollama_version, "ollamaVersion", "The version of this API",
+                  reply=ollama.OllamaVersion, **error),
+    ]
+    # fmt: on
+    embeddings = "Embeddings are not made here: no model of this server has them."
+    manage = "Models are not managed through this API; use `keystroke models`."
+    refused = {
+        "embed": ("POST", embeddings),
+        "embeddings": ("POST", embeddings),
+        "create": ("POST", manage),
+        "copy": ("POST", manage),
+        "push": ("POST", manage),
+        "delete": ("DELETE", manage),
+    }
+    return served + [
+        RouteSpec(method, f"/api/{name}", refuse(why), f"ollama{name.title()}", f"Refused: {why}", **error)
+        for name, (method, why) in refused.items()
+    ]
+
+
 # fmt: off
 ROUTES = (
     RouteSpec("GET", "/", Endpoints.page, "page", "The playground, for a browser", Access.HOST,
@@ -53,6 +107,12 @@ ROUTES = (
               Access.PUBLIC, media=_ASSETS, cached=True),
     RouteSpec("POST", "/v1/responses", Endpoints.create_response, "createResponse", "Create a response",
               body=requests.CreateRequest, reply=response.Response, stream=True),
+    RouteSpec("POST", "/v1/responses/compact", Endpoints.compact, "compactConversation",
+              "Summarise a conversation", body=requests.CreateRequest, reply=response.CompactedConversation),
+    RouteSpec("POST", "/v1/responses/input_tokens", Endpoints.count_input_tokens, "countInputTokens",
+              "Count the tokens of a prompt", body=requests.CreateRequest, reply=response.InputTokens),
+    RouteSpec("POST", "/v1/embeddings", Endpoints.refuse_embeddings, "createEmbedding",
+              "Not served; refused with a reason"),
     RouteSpec("GET", _RESPONSE, Endpoints.fetch_response, "getResponse", "A stored or running response",
               reply=response.Response, stream=True, query=_RESUME),
     RouteSpec("DELETE", _RESPONSE, Endpoints.delete_response, "deleteResponse", "Delete a stored response"),
@@ -70,6 +130,17 @@ ROUTES = (
     RouteSpec("POST", "/v1/messages/count_tokens", count_message_tokens, "countMessageTokens",
               "The length of a prompt", body=messages.MessagesPrompt, reply=messages.MessagesTokenCount,
               failure=messages.MessagesError),
+    *_ollama_routes(),
+    RouteSpec("POST", "/tokenize", tokenize, "tokenize", "The tokens of a text (llama.cpp)",
+              body=llama_server.TokenizeRequest, reply=llama_server.TokenizeReply),
+    RouteSpec("POST", "/detokenize", detokenize, "detokenize", "The text of tokens (llama.cpp)",
+              body=llama_server.DetokenizeRequest, reply=llama_server.DetokenizeReply),
+    RouteSpec("POST", "/apply-template", apply_template, "applyTemplate", "The prompt of a chat (llama.cpp)",
+              body=llama_server.TemplateRequest, reply=llama_server.TemplateReply),
+    RouteSpec("GET", "/props", server_props, "props", "The default model's properties (llama.cpp)",
+              reply=llama_server.ServerProps, query={"model": _STRING}),
+    RouteSpec("GET", "/slots", server_slots, "slots", "Places of the models and their use (llama.cpp)",
+              reply=list[llama_server.ServerSlot]),
     RouteSpec("GET", "/v1/models", Endpoints.models, "listModels", "Models on offer"),
     RouteSpec("POST", "/v1/models/load", Endpoints.load, "loadModel",
               "Load a model; lines report its progress", body=status.LoadRequest, reply=status.LoadStep,

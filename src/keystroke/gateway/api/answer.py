@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from keystroke.assist.tool_calls.harmony import HarmonyParser
 from keystroke.assist.tool_calls.parser import AnswerParser
 from keystroke.assist.tool_calls.segments import (
     ReasoningSegment,
@@ -55,7 +56,7 @@ class RunningAnswer:
         *,
         tokenizer: Tokenizer | None,
         toolset: Toolset = Toolset(),  # noqa: B008 - immutable
-        parser: Callable[[], AnswerParser] | None = None,
+        parser: Callable[[], AnswerParser | HarmonyParser] | None = None,
         decided: Callable[[str], bool] | None = None,
         on_end: Callable[[RunningAnswer, WorkOutcome, TicketEnded | TicketSteered], None],
         on_steered: Callable[[RunningAnswer, TicketSteered], Serializer] | None = None,
@@ -73,7 +74,7 @@ class RunningAnswer:
         self._toolset = toolset
         self._new_parser = parser
         self._parser = None if parser is None else parser()
-        self._stops = work.ticket.job.params.stop
+        self._stops: tuple[str, ...] = work.ticket.job.params.stop
         self._last_tokens: list[int] = []
         self._calls: dict[int, tuple[str, list[str]]] = {}  # a remote server's calls, by index
         self._on_end = on_end

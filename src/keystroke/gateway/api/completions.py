@@ -31,6 +31,7 @@ from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service, new_id
 from keystroke.gateway.work.work import Work
 from keystroke.protocol.chat import TextCompletion
+from keystroke.protocol.faults import NoSuitableModel
 from keystroke.protocol.items import Item, Tool, content_text
 from keystroke.protocol.requests import ChatMessage, ChatRequest, CompletionRequest
 from keystroke.protocol.response import Routing
@@ -127,7 +128,7 @@ class TextCompletions:
             rank=plan.rank,
             buffer=request.buffer,
             toolset=form.toolset,
-            parser=lambda: form.parser(local=model is not None),
+            parser=lambda: form.parser(model, job.prompt if isinstance(job, Job) else ()),
         )
 
     async def count_chat(self, request: ChatRequest, caller: Caller) -> int:
@@ -137,6 +138,18 @@ class TextCompletions:
             specs = plan.form.toolset.specs or None
             return RemoteJob(GenerationParams(), plan.messages(plan.form), specs).estimate
         return len(await self._chat_tokens(plan.entry.model, plan, plan.form))
+
+    async def chat_prompt(self, request: ChatRequest, caller: Caller) -> tuple[Model, list[int]]:
+        """The prompt that `chat` would use, and the model whose tokens it has. Raises NoSuitableModel for a
+        remote model."""
+        plan = await self._plan_chat(request, caller)
+        model = plan.entry.model
+        if model is None:
+            raise NoSuitableModel(
+                f"{plan.entry.name} runs on another server, which has its template; name one that runs here.",
+                param="model",
+            )
+        return model, await self._chat_tokens(model, plan, plan.form)
 
     async def _plan_chat(self, request: ChatRequest, caller: Caller) -> ChatPlan:
         """Choose the model and the form of the answer. Raises what an invalid request raises."""

@@ -41,10 +41,12 @@ from keystroke.gateway.transport.http import (
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.routing import RoutingRequest
 from keystroke.gateway.work.service import Service
+from keystroke.protocol.faults import NoSuitableModel
 from keystroke.protocol.requests import ChatRequest, CompletionRequest, CreateRequest, InfillRequest
 from keystroke.protocol.status import LoadRequest
 
 Body = TypeVar("Body")
+Translated = TypeVar("Translated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,10 @@ class ApiRequest(Generic[Body]):
     http: Request
     caller: Caller
     body: Body
+
+    def with_body(self, body: Translated) -> ApiRequest[Translated]:
+        """The same request in another API's terms."""
+        return ApiRequest(self.http, self.caller, body)
 
     def path_value(self, name: str) -> str:
         value: str = self.http.path_params[name]
@@ -87,6 +93,20 @@ class Endpoints:
             if run.failure is not None:
                 raise run.failure
         return json_response(response, headers=headers)
+
+    async def count_input_tokens(self, call: ApiRequest[CreateRequest]) -> HttpResponse:
+        return json_response(await self.responses.count_tokens(call.body, call.caller))
+
+    async def compact(self, call: ApiRequest[CreateRequest]) -> HttpResponse:
+        work = self.responses.compact(call.body, call.caller)
+        return json_response(await run_or_cancel(call.http, work))
+
+    async def refuse_embeddings(self, _call: ApiRequest[None]) -> HttpResponse:
+        raise NoSuitableModel(
+            "No model here makes embeddings; /v1/embeddings is not served. Use /v1/responses, "
+            "/v1/chat/completions or /v1/completions.",
+            param="model",
+        )
 
     async def fetch_response(self, call: ApiRequest[None]) -> HttpResponse:
         """The response; with `stream` its events after `starting_after`, then those that follow."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -73,7 +72,7 @@ async def create_message(api: Endpoints, call: ApiRequest[wire.MessagesRequest])
     hidden = request.thinking is not None and request.thinking.display == "omitted"
     serializer = partial(MessagesSerializer, thinking=shown, hidden=hidden)
     start = partial(api.texts.chat, serializer=serializer)
-    response = await api.answer_text(replace(call, body=chat), start, MESSAGES, progress=PING_INTERVAL)
+    response = await api.answer_text(call.with_body(chat), start, MESSAGES, progress=PING_INTERVAL)
     response.headers["request-id"] = new_request_id()
     return response
 

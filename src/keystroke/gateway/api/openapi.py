@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from starlette.responses import Response as HttpResponse
 
@@ -47,7 +47,7 @@ class RouteSpec:
     access: Access = Access.KEY
     body: type | None = None
     body_optional: bool = False
-    reply: type | None = None
+    reply: Any = None
     media: tuple[str, ...] = (JSON,)
     stream: bool = False
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -111,5 +111,7 @@ def _reply_schema(spec: RouteSpec, media: str) -> dict[str, Any]:
     return {"type": "object" if media == JSON else "string"}
 
 
-def _ref(kind: type) -> dict[str, Any]:
+def _ref(kind: Any) -> dict[str, Any]:
+    if get_origin(kind) is list:
+        return {"type": "array", "items": _ref(*get_args(kind))}
     return {"$ref": f"#/components/schemas/{kind.__name__}"}

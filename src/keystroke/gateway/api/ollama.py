@@ -1,0 +1,433 @@
+"""Ollama's API: translations onto the chat and completion requests, its lines, and descriptions of models.
+
+What manages models at Ollama (create, delete) is refused with what to do here. Embeddings are refused by
+name, because no model here makes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+from starlette.responses import Response as HttpResponse
+
+from keystroke.assist.tool_calls.tools import OfferedTool
+from keystroke.engine.model import Model
+from keystroke.errors import InputError, UsageError
+from keystroke.gateway.api.completions import TextRun
+from keystroke.gateway.api.endpoints import ApiRequest, Endpoints
+from keystroke.gateway.api.models import model_catalog
+from keystroke.gateway.api.serializers import TextSerializer
+from keystroke.gateway.transport.http import OLLAMA, json_response
+from keystroke.gateway.work.priority import Priority
+from keystroke.gateway.work.registry import ModelRegistry, ServedModel
+from keystroke.gateway.work.routing import RoutingRequest
+from keystroke.gateway.work.work import WorkOutcome
+from keystroke.protocol import ollama as wire
+from keystroke.protocol.codec import encode_line
+from keystroke.protocol.items import ChosenToken
+from keystroke.protocol.requests import (
+    ChatMessage,
+    ChatRequest,
+    ChatTool,
+    ChatToolCall,
+    ChatToolFunction,
+    CompletionRequest,
+    ToolCallFunction,
+)
+
+API_VERSION = "0.13.0"  # of Ollama, whose API this is; clients require a lowest one
+_STARTED = datetime.now(UTC)
+_LATEST = ":latest"
+_CHAT = RoutingRequest(Priority.CHAT, converses=True)
+_NS = 1e6  # nanoseconds of a millisecond
+
+
+async def ollama_chat(api: Endpoints, call: ApiRequest[wire.OllamaChatRequest]) -> HttpResponse:
+    request = call.body
+    if not request.messages:
+        return await _load(api, request, OllamaChatSerializer)
+    chat = ChatRequest(
+        messages=list(_messages(request.messages)),
+        tools=[_tool(tool) for tool in request.tools or ()] or None,
+        **_shared_fields(request),
+    )
+    if request.logprobs:
+        chat.logprobs, chat.top_logprobs = True, request.top_logprobs or 0
+    serializer = partial(OllamaChatSerializer, thinking=request.think is not False)
+    start = partial(api.texts.chat, serializer=serializer)
+    return await api.answer_text(call.with_body(chat), start, OLLAMA)
+
+
+async def ollama_generate(api: Endpoints, call: ApiRequest[wire.OllamaGenerateRequest]) -> HttpResponse:
+    """A prompt is one message of a chat; with a suffix, `raw`, or a model that does not converse, text to be
+    completed."""
+    request = call.body
+    for name, value, advice in (
+        ("images", request.images, "the models here read text only"),
+        ("template", request.template, "a model's own template is used; send the whole text with `raw`"),
+        ("context", request.context, "send the conversation to /api/chat"),
+    ):
+        if value:
+            raise InputError(f"{name} cannot be used here: {advice}.", param=name)
+    if not request.prompt and not request.suffix:
+        return await _load(api, request, OllamaGenerateSerializer)
+    fields = _shared_fields(request)
+    serializer = partial(OllamaGenerateSerializer, thinking=request.think is not False)
+    prompt = request.prompt or ""
+    if request.suffix or request.raw or not _converses(api, fields["model"]):
+        completion = CompletionRequest(prompt=prompt, suffix=request.suffix, **fields)
+        completion.logprobs = request.top_logprobs or 0 if request.logprobs else None
+        start: Callable[..., Awaitable[TextRun]] = partial(api.texts.complete, serializer=serializer)
+        return await api.answer_text(call.with_body(completion), start, OLLAMA)
+    messages = [ChatMessage("system", request.system)] if request.system else []
+    chat = ChatRequest(messages=[*messages, ChatMessage("user", prompt)], **fields)
+    if request.logprobs:
+        chat.logprobs, chat.top_logprobs = True, request.top_logprobs or 0
+    start = partial(api.texts.chat, serializer=serializer)
+    return await api.answer_text(call.with_body(chat), start, OLLAMA)
+
+
+# Requests
+
+
+def plain_name(name: str) -> str:
+    """The name as this server knows it: Ollama's clients add `:latest`."""
+    return name.removesuffix(_LATEST)
+
+
+def _shared_fields(request: wire.OllamaGenerationFields) -> dict[str, Any]:
+    options = request.options or wire.OllamaOptions()
+    return {
+        "model": plain_name(request.model),
+        "stream": request.stream is not False,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
+        "seed": options.seed,
+        "stop": options.stop or None,
+        "max_tokens": options.num_predict if options.num_predict and options.num_predict > 0 else None,
+        "response_format": _format(request.format),
+    }
+
+
+def _format(form: str | dict[str, Any] | None) -> dict[str, Any] | None:
+    if not form:
+        return None
+    if form == "json":
+        return {"type": "json_object"}
+    if isinstance(form, str):
+        raise InputError("format must be json or a JSON Schema.", param="format")
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form, "strict": True}}
+
+
+def _messages(messages: Sequence[wire.OllamaMessage]) -> Iterator[ChatMessage]:
+    """Calls have no ids at Ollama: a result answers the first open call of its tool."""
+    open_calls: list[tuple[str, str]] = []  # id and tool
+    count = 0
+    for index, message in enumerate(messages):
+        if message.images:
+            raise InputError(
+                f"messages[{index}].images: the models here read text only; leave them out.",
+                param=f"messages[{index}].images",
+            )
+        if message.role == "tool":
+            name = message.tool_name
+            found = next((c for c in open_calls if c[0] == message.tool_call_id or c[1] == name), None)
+            found = found or (open_calls[0] if open_calls else ("", name or "tool"))
+            if found in open_calls:
+                open_calls.remove(found)
+            yield ChatMessage("tool", message.content or "", found[1], tool_call_id=found[0] or None)
+            continue
+        calls = []
+        for call in message.tool_calls or ():
+            identity = call.id or f"call_{count}"
+            count += 1
+            open_calls.append((identity, call.function.name))
+            arguments = msgspec.json.encode(call.function.arguments).decode()
+            calls.append(ChatToolCall(ToolCallFunction(call.function.name, arguments), identity))
+        content = message.content or (None if calls else "")
+        yield ChatMessage(message.role, content, tool_calls=calls or None)
+
+
+def _tool(tool: wire.OllamaTool) -> ChatTool:
+    function = tool.function
+    parameters = function.parameters or {"type": "object", "properties": {}}
+    return ChatTool(function=ChatToolFunction(function.name, function.description, parameters))
+
+
+def _converses(api: Endpoints, model: str) -> bool:
+    routing = api.service.choose(model, lambda: _CHAT)
+    candidates = api.service.registry.router.candidates
+    known = next((c for c in candidates if c.name == routing.model), None)
+    entry = api.service.registry.entries.get(routing.model)
+    return entry.candidate.converses if entry is not None else known is None or known.converses
+
+
+async def _load(
+    api: Endpoints, request: wire.OllamaGenerationFields, serializer: type[OllamaSerializer]
+) -> HttpResponse:
+    """A request without input loads the model."""
+    entry, routing = await api.service.route(plain_name(request.model), lambda: _CHAT)
+    line = serializer("", entry.name, routing, include_usage=False, thinking=False).line("")
+    line.done, line.done_reason = True, "load"
+    return json_response(line)
+
+
+# Answers
+
+
+class OllamaSerializer(TextSerializer):
+    """The lines of an answer. `thinking`: reasoning is sent."""
+
+    def __init__(self, *rest: Any, thinking: bool, **named: Any) -> None:
+        super().__init__(*rest, **named)
+        self._thinking = thinking
+        self._made: list[wire.OllamaToolCall] = []
+        self._call: tuple[str, list[str]] | None = None  # the name and arguments of a call that grows
+
+    def line(
+        self,
+        text: str,
+        thoughts: str = "",
+        calls: list[wire.OllamaToolCall] | None = None,
+        logprobs: Sequence[ChosenToken] = (),
+    ) -> Any:
+        raise NotImplementedError
+
+    def on_text(self, delta: str, logprobs: Sequence[ChosenToken]) -> list[Any]:
+        if not delta and not logprobs:
+            return []
+        self._text.append(delta)
+        self._logprobs += logprobs
+        return [self.line(delta, logprobs=logprobs)]
+
+    def on_reasoning(self, delta: str) -> list[Any]:
+        if not self._thinking or not delta:
+            return []
+        self._thoughts.append(delta)
+        return [self.line("", delta)]
+
+    def on_call(self, tool: OfferedTool) -> list[Any]:
+        self._call = (tool.name, [])
+        return []
+
+    def on_call_delta(self, delta: str) -> list[Any]:
+        if self._call is not None:
+            self._call[1].append(delta)
+        return []
+
+    def on_call_done(self) -> list[Any]:
+        if self._call is None:
+            return []
+        name, pieces = self._call
+        self._call = None
+        made = wire.OllamaToolCall(wire.OllamaFunctionCall(name, _arguments("".join(pieces))))
+        self._made.append(made)
+        return [self.line("", calls=[made])]
+
+    def on_end(self, outcome: WorkOutcome) -> list[Any]:
+        whole = self.line("".join(self._text), "".join(self._thoughts), self._made, self._logprobs)
+        last = self.line("")
+        for line in (whole, last):
+            self._finish(line, outcome)
+        whole.shortened, whole.routing = self._shortened, self.routing
+        self.body = whole
+        return [wire.OllamaError(outcome.error.message)] if outcome.error is not None else [last]
+
+    def _finish(self, line: wire.OllamaTimings, outcome: WorkOutcome) -> None:
+        paid = outcome.receipt
+        line.done = True  # type: ignore[attr-defined]
+        line.done_reason = "length" if outcome.finish in ("length", "grammar") else "stop"
+        line.total_duration = round(paid.total_ms * _NS)
+        line.load_duration = 0
+        line.prompt_eval_count = paid.input_tokens
+        line.prompt_cached_count = paid.reused_tokens
+        line.prompt_eval_duration = round(paid.prefill_ms * _NS)
+        line.eval_count = paid.output_tokens
+        line.eval_duration = round(paid.decode_ms * _NS)
+
+
+class OllamaChatSerializer(OllamaSerializer):
+    def line(
+        self,
+        text: str,
+        thoughts: str = "",
+        calls: list[wire.OllamaToolCall] | None = None,
+        logprobs: Sequence[ChosenToken] = (),
+    ) -> wire.OllamaChatReply:
+        message = wire.OllamaAnswerMessage(text, thinking=thoughts or UNSET, tool_calls=calls or UNSET)
+        return wire.OllamaChatReply(
+            model=self.model, created_at=_time(), message=message, logprobs=list(logprobs) or UNSET
+        )
+
+
+class OllamaGenerateSerializer(OllamaSerializer):
+    def line(
+        self,
+        text: str,
+        thoughts: str = "",
+        calls: list[wire.OllamaToolCall] | None = None,
+        logprobs: Sequence[ChosenToken] = (),
+    ) -> wire.OllamaGenerateReply:
+        return wire.OllamaGenerateReply(
+            model=self.model,
+            created_at=_time(),
+            response=text,
+            thinking=thoughts or UNSET,
+            logprobs=list(logprobs) or UNSET,
+        )
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call; a remote server's may not be an object."""
+    try:
+        value = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _time(at: datetime | None = None) -> str:
+    return (at or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
+
+
+# Models
+
+
+async def list_ollama_models(api: Endpoints, _call: ApiRequest[None]) -> HttpResponse:
+    registry = api.service.registry
+    names = [one["id"] for one in model_catalog(registry)["data"]]
+    return json_response(wire.OllamaModels([_listed(registry, name) for name in names]))
+
+
+async def loaded_ollama_models(api: Endpoints, _call: ApiRequest[None]) -> HttpResponse:
+    registry = api.service.registry
+    loaded = [
+        msgspec.structs.replace(
+            _listed(registry, entry.name),
+            modified_at=UNSET,
+            expires_at=_time(datetime.now(UTC) + timedelta(days=365)),
+            size_vram=_gpu_bytes(entry.model),
+            context_length=entry.context_length or 0,
+        )
+        for entry in registry.entries.values()
+        if entry.model is not None
+    ]
+    return json_response(wire.OllamaModels(loaded))
+
+
+async def show_ollama_model(api: Endpoints, call: ApiRequest[wire.OllamaModelRequest]) -> HttpResponse:
+    registry = api.service.registry
+    name = _named(call.body)
+    served = _served(api, name)
+    entry = registry.entries.get(served)
+    model = entry.model if entry is not None else None
+    details = _details(entry)
+    context = entry.context_length if entry is not None else None
+    offer = registry.offers.get(served)
+    context = context or (offer.context if offer is not None else None) or 32_768
+    capabilities = ["completion"]
+    if entry.candidate.converses if entry is not None else offer is None or offer.converses:
+        capabilities.append("tools")
+    if model is not None and model.fim is not None:
+        capabilities.append("insert")
+    if model is not None and model.chat is not None and "think" in model.chat.source:
+        capabilities.append("thinking")
+    info: dict[str, Any] = {
+        "general.architecture": details.family,
+        "general.basename": served,
+        "general.parameter_count": entry.parameters if entry is not None else 0,
+        f"{details.family}.context_length": context,
+    }
+    return json_response(
+        wire.OllamaShown(
+            modelfile=f"FROM {served}\n",
+            parameters="",
+            template=model.chat.source if model is not None and model.chat is not None else "",
+            details=details,
+            model_info=info,
+            capabilities=capabilities,
+            modified_at=_time(_STARTED),
+        )
+    )
+
+
+async def pull_ollama_model(api: Endpoints, call: ApiRequest[wire.OllamaModelRequest]) -> HttpResponse:
+    """A model that is served needs no download; others are added with the program."""
+    name = _named(call.body)
+    try:
+        _served(api, name)
+    except UsageError as error:
+        raise UsageError(
+            f"{error.message} Add it with `keystroke models add`; nothing is pulled from here.", param="model"
+        ) from None
+    done = wire.OllamaStatus("success")
+    if call.body.stream is False:
+        return json_response(done)
+    return HttpResponse(encode_line(done), media_type="application/x-ndjson")
+
+
+async def ollama_version(_api: Endpoints, _call: ApiRequest[None]) -> HttpResponse:
+    return json_response(wire.OllamaVersion(API_VERSION, version("keystroke")))
+
+
+def refuse(sentence: str) -> Callable[[Endpoints, ApiRequest[None]], Awaitable[HttpResponse]]:
+    """A handler of an endpoint that is not served: it says so, and what to do instead."""
+
+    async def handle(_api: Endpoints, _call: ApiRequest[None]) -> HttpResponse:
+        raise UsageError(sentence)
+
+    return handle
+
+
+def _named(request: wire.OllamaModelRequest) -> str:
+    name = request.model or request.name
+    if not name:
+        raise InputError("model is missing from the request body.", param="model")
+    return plain_name(name)
+
+
+def _served(api: Endpoints, name: str) -> str:
+    """The model that a name or a role means. Raises ModelNotFound."""
+    return api.service.choose(name, lambda: _CHAT).model if name != "auto" else _first(api.service.registry)
+
+
+def _first(registry: ModelRegistry) -> str:
+    """The model that `auto` prefers to converse with, else the first."""
+    candidates = registry.router.candidates
+    return next((c.name for c in candidates if c.converses), candidates[0].name)
+
+
+def _listed(registry: ModelRegistry, name: str) -> wire.OllamaModel:
+    served = _first(registry) if name == "auto" else registry.resolve(name)
+    entry = registry.entries.get(served)
+    shown = name if ":" in name else name + _LATEST
+    model = entry.model if entry is not None else None
+    return wire.OllamaModel(
+        name=shown,
+        model=shown,
+        size=model.engine.info.weight_bytes if model is not None else 0,
+        digest=hashlib.sha256(served.encode()).hexdigest(),
+        details=_details(entry),
+        modified_at=_time(_STARTED),
+    )
+
+
+def _gpu_bytes(model: Model) -> int:
+    return model.engine.info.weight_bytes if "cuda" in type(model.engine).__module__ else 0
+
+
+def _details(entry: ServedModel | None) -> wire.OllamaDetails:
+    if entry is None or entry.model is None:
+        return wire.OllamaDetails("", "unknown", [], "", "")
+    info, path = entry.model.engine.info, entry.model.path
+    form = path.suffix.removeprefix(".") if path is not None and path.suffix else "safetensors"
+    size = f"{info.parameters / 1e9:.1f}B" if info.parameters >= 1e9 else f"{info.parameters / 1e6:.0f}M"
+    return wire.OllamaDetails(form, info.architecture, [info.architecture], size, info.precision)
