@@ -16,9 +16,12 @@ from keystroke.engine.checkpoint import Checkpoint, ModelSpec, extend_context, o
 from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.library import Progress
 from keystroke.engine.memory import available_bytes
-from keystroke.errors import ConfigError, NotEnoughMemory
+from keystroke.errors import ConfigError, NotEnoughMemory, UnsupportedModel
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from keystroke.engine.base import Engine
     from keystroke.engine.onnx.disk_prefixes import DiskPrefixes
     from keystroke.engine.onnx.stored import NativeWeights
@@ -38,7 +41,7 @@ def load(request: LoadArguments) -> Engine:
     from keystroke.engine.onnx.convert import convert_model, converted_bytes
     from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
     from keystroke.engine.onnx.precision import PRECISIONS
-    from keystroke.engine.onnx.stored import NativeWeights, can_run_stored
+    from keystroke.engine.onnx.stored import NativeWeights, can_run_stored, needs_native_operators
 
     settings, progress, adapter = request.settings, request.progress, request.adapter
     precision, stored = request.precision, None
@@ -48,10 +51,15 @@ def load(request: LoadArguments) -> Engine:
         spec = checkpoint.spec
         if adapter is not None:
             adapter.check(spec)
+        feature = needs_native_operators(spec)
+        if adapter is not None and feature is not None:
+            raise UnsupportedModel(f"{spec.name} has {feature}, which adapters cannot be added to so far")
         if precision == "auto":
             smaller = "int4" if spec.parameters >= FOUR_BITS_FROM else "int8"
             precision = "stored" if can_run_stored(checkpoint) else smaller
-        if precision == "stored":
+        if feature is not None:
+            model, stored = _as_family(checkpoint, settings, progress, precision)
+        elif precision == "stored":
             model, stored = _as_stored(checkpoint, settings, progress, adapted=adapter is not None)
         else:
             _check_memory(spec, converted_bytes(spec, PRECISIONS[precision]), precision)
@@ -75,6 +83,55 @@ def load(request: LoadArguments) -> Engine:
         disk_prefixes=_kept_prefixes(request.path, made, settings),
     )
     return OnnxEngine(OnnxGraph(model, spec, precision, stored, adapter), options)
+
+
+def _as_family(
+    checkpoint: Checkpoint, settings: Settings, progress: Progress, precision: str
+) -> tuple[Path, NativeWeights]:
+    """The graph of a model that only the native operators run, and its matrices: as they are stored, or
+    converted to `precision`. Raises UnsupportedModel without operators, ConfigError."""
+    from keystroke.engine.onnx.convert import convert_stored
+    from keystroke.engine.onnx.native import unavailable_reason as native_reason
+    from keystroke.engine.onnx.precision import PRECISIONS
+    from keystroke.engine.onnx.stored import NativeWeights, can_run_stored, stored_tables
+    from keystroke.engine.onnx.tables import convert_tables
+
+    spec, cache = checkpoint.spec, settings.paths.cache
+    own = _operators(checkpoint, settings, progress)
+    if own is None:
+        reason = native_reason(cache) if settings.engine.kernels == "auto" else "engine.kernels is not auto"
+        raise UnsupportedModel(
+            f"{spec.name} needs the compiled operators, and there are none: "
+            f"{reason or 'its heads are too large for them'}"
+        )
+    if precision != "stored":
+        checkpoint = convert_tables(
+            checkpoint,
+            PRECISIONS[precision],
+            progress=lambda done, total: progress(f"converting {spec.name} to {precision}", done, total),
+            cache=cache,
+        )
+    elif not can_run_stored(checkpoint):
+        raise ConfigError(
+            f"{spec.name} has matrices of types that cannot run as they are stored; "
+            "set model.precision to int8 or int4, which converts them"
+        )
+    tables = stored_tables(checkpoint)
+    _check_memory(spec, _resident_bytes(spec, tables), precision)
+    model = convert_stored(
+        checkpoint,
+        native=True,
+        progress=lambda done, total: progress(f"laying out {spec.name}", done, total),
+        cache=cache,
+    )
+    return model, NativeWeights(own, tables)
+
+
+def _resident_bytes(spec: ModelSpec, tables: dict[str, npt.NDArray[np.uint8]]) -> int:
+    """The memory that a model's mapped matrices need to run well. Of experts a quarter: the file is mapped,
+    and only those that tokens use are read."""
+    experts = sum(table.nbytes for name, table in tables.items() if ".mlp.experts." in name)
+    return sum(table.nbytes for table in tables.values()) - experts + experts // 4
 
 
 def _as_stored(

@@ -17,7 +17,7 @@ import platformdirs
 from keystroke.engine.checkpoint import Checkpoint, ModelSpec, tensor_shapes
 from keystroke.engine.onnx.cache import ConversionCache
 from keystroke.engine.onnx.precision import FORMAT, OPERATORS, PRECISIONS, STORED, Precision
-from keystroke.engine.onnx.stored import portable_bytes
+from keystroke.engine.onnx.stored import needs_native_operators, portable_bytes
 from keystroke.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,6 +78,10 @@ def convert_stored(
     must be one that `can_run_stored`. Raises ModelError as `converted` does."""
 
     def build(sink: DataFile) -> onnx.ModelProto:
+        if native and needs_native_operators(checkpoint.spec) is not None:
+            from keystroke.engine.onnx.family_graph import FamilyBuilder
+
+            return FamilyBuilder(checkpoint, STORED, sink, progress).model()
         if native:
             from keystroke.engine.onnx.stored_graph import StoredBuilder
 

@@ -78,7 +78,8 @@ class OnnxEngine(Engine):
         self._tables = {name: ort.OrtValue.ortvalue_from_numpy(table) for name, table in tables.items()}
         self._runtime = _open(graph.file, options.threads, stored)
         kinds = {each.name: each.type for each in self._runtime.get_inputs()}
-        kv: np.dtype[np.floating] = np.dtype(np.float16 if "float16" in kinds["key.0"] else np.float32)
+        halves = "float16" in kinds[f"key.{spec.attention_layers[0]}"]
+        kv: np.dtype[np.floating] = np.dtype(np.float16 if halves else np.float32)
         self._padded = "pad" in kinds
         self._returns_kv = len(self._runtime.get_outputs()) > 1
         self.pool = KvPool(spec, kv, kv_budget, make_room=lambda: self.cache.drop_oldest())
@@ -178,8 +179,8 @@ class OnnxEngine(Engine):
             binding.bind_ortvalue_input(name, table)
         if self._padded:
             binding.bind_ortvalue_input("total", self.total_value)
-        for layer in range(self.spec.layers):
-            for kind, value in (("key", buffers.values[2 * layer]), ("value", buffers.values[2 * layer + 1])):
+        for at, layer in enumerate(self.spec.attention_layers):
+            for kind, value in (("key", buffers.values[2 * at]), ("value", buffers.values[2 * at + 1])):
                 binding.bind_ortvalue_input(f"{kind}.{layer}", value)
                 if self._returns_kv:
                     binding.bind_ortvalue_output(f"new_{kind}.{layer}", value)

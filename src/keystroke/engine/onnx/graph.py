@@ -29,6 +29,7 @@ from keystroke.engine.checkpoint import Checkpoint, ModelSpec, rope_tables
 from keystroke.engine.families.family import ELSEWHERE
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS, Precision
 from keystroke.engine.onnx.quantise import quantise
+from keystroke.engine.onnx.stored import needs_native_operators
 from keystroke.errors import UnsupportedModel
 
 MICROSOFT = "com.microsoft"
@@ -53,6 +54,7 @@ class Builder:
     domains: tuple[str, ...] = (MICROSOFT,)
     returns_kv = True  # whether attention returns the keys and values
     padding = MIN_ATTENTION_ROWS  # extra positions in the rotary tables
+    runs_families = False  # whether layers beyond Llama's can be built
 
     def __init__(
         self,
@@ -64,10 +66,11 @@ class Builder:
         adapted: bool = False,
     ) -> None:
         """`adapted`: every matrix product of a layer has an adapter, whose matrices are inputs."""
-        if checkpoint.spec.experts is not None:
+        feature = needs_native_operators(checkpoint.spec)
+        if feature is not None and not self.runs_families:
             raise UnsupportedModel(
-                f"{checkpoint.spec.name} is a mixture of experts, which runs on an NVIDIA GPU only so far; "
-                f"{ELSEWHERE}"
+                f"{checkpoint.spec.name} has {feature}, which only the compiled operators run: install a C "
+                f"compiler (cc, gcc or clang) and leave engine.kernels at auto, or {ELSEWHERE}"
             )
         self.checkpoint = checkpoint
         self.adapted = adapted
@@ -372,7 +375,7 @@ class Builder:
             *self._adapter,
         ]
         outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["asked", spec.vocab_size])]
-        for layer in range(spec.layers):
+        for layer in spec.attention_layers:
             for kind in ("key", "value"):
                 inputs.append(helper.make_tensor_value_info(f"{kind}.{layer}", kv, cache))
                 if self.returns_kv:

@@ -26,7 +26,7 @@ def whole_blocks(tokens: int) -> int:
 
 
 class KvBuffers:
-    """Keys and values of every layer, [1, kv_heads, capacity, head_dim] each.
+    """Keys and values of every layer with attention, [1, kv_heads, capacity, head_dim] each.
 
     The capacity is a number of whole blocks, and only whole blocks are copied.
     """
@@ -36,7 +36,7 @@ class KvBuffers:
     def __init__(self, spec: ModelSpec, dtype: np.dtype[np.floating], capacity: int) -> None:
         shape = (1, spec.kv_heads, capacity, spec.head_dim)
         # The system allocates zeroed pages on first use: unused capacity costs no memory.
-        self.arrays = [np.zeros(shape, dtype=dtype) for _ in range(2 * spec.layers)]
+        self.arrays = [np.zeros(shape, dtype=dtype) for _ in range(2 * len(spec.attention_layers))]
         self.values = [ort.OrtValue.ortvalue_from_numpy(array) for array in self.arrays]
         self.capacity = capacity
         self.nbytes = sum(array.nbytes for array in self.arrays)
@@ -72,7 +72,9 @@ class KvPool:
         self._make_room = make_room
 
     def bytes_for(self, capacity: int) -> int:
-        return 2 * self.spec.layers * self.spec.kv_heads * self.spec.head_dim * self.dtype.itemsize * capacity
+        spec = self.spec
+        each = 2 * len(spec.attention_layers) * spec.kv_heads * spec.head_dim
+        return each * self.dtype.itemsize * capacity
 
     def capacity_for(self, length: int) -> int:
         """The capacity for `length` tokens; grows by half, so that a session copies each token only a few

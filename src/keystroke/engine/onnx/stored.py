@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from keystroke.engine.checkpoint import EMBEDDING, Checkpoint, tensor_shapes
+from keystroke.engine.checkpoint import EMBEDDING, Checkpoint, ModelSpec, tensor_shapes
 from keystroke.engine.checkpoint.ggml_types import STORAGE_TYPES
 
 _KNOWN = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 _WITH_MINIMUM = frozenset({"Q4_1", "Q5_1", "Q4_K", "Q5_K"})
+PLAIN = {"F32": 0, "F16": 1, "BF16": 30}  # plain numbers, for families of the native operators
 TYPES = {kind.name: number for number, kind in STORAGE_TYPES.items() if kind.name in _KNOWN}
 # Limits of native/operators.c: it reads 16 rows of weights at a time, and heads of a bounded size.
 _LEAST_ROWS, _MOST_HEAD, _MOST_GROUP = 16, 256, 64
@@ -30,14 +31,37 @@ class NativeWeights:
     tables: dict[str, npt.NDArray[np.uint8]]
 
 
-def can_run_stored(checkpoint: Checkpoint) -> bool:
-    """Whether every matrix is of a type that can run as it is stored."""
-    shapes = tensor_shapes(checkpoint.spec)
-    return all(
-        checkpoint.storage(name) in TYPES and shape[0] >= _LEAST_ROWS
-        for name, shape in shapes.items()
-        if len(shape) == 2
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is multiplied with rows; the kernels of a convolution are not."""
+    return len(shape) == 2 and not name.endswith("conv1d.weight")
+
+
+def needs_native_operators(spec: ModelSpec) -> str | None:
+    """The first feature of a model that only the native operators run; None if there is none."""
+    named = (
+        ("a mixture of experts", spec.experts is not None),
+        ("linear attention", spec.delta is not None),
+        ("latent attention", spec.latent is not None),
+        ("attention with sinks", spec.sinks),
+        ("gated attention", spec.gated_attention),
+        ("heads that are rotated in part", spec.rotated != spec.head_dim),
+        ("queries that grow with their position", spec.rope.query_growth != 0.0),
     )
+    return next((name for name, there in named if there), None)
+
+
+def can_run_stored(checkpoint: Checkpoint) -> bool:
+    """Whether every matrix is of a type that can run as it is stored. Models of the native operators may also
+    have plain numbers, of 16 bits if they are large."""
+    families = needs_native_operators(checkpoint.spec) is not None
+    for name, shape in tensor_shapes(checkpoint.spec).items():
+        if not is_matrix(name, shape):
+            continue
+        kind = checkpoint.storage(name)
+        blocks = kind in TYPES and shape[0] >= _LEAST_ROWS
+        if not blocks and not (families and kind in PLAIN):
+            return False
+    return True
 
 
 def fits_native_operators(checkpoint: Checkpoint) -> bool:
@@ -62,5 +86,11 @@ def portable_bytes(checkpoint: Checkpoint) -> int:
 
 def stored_tables(checkpoint: Checkpoint) -> dict[str, npt.NDArray[np.uint8]]:
     """Every matrix of the model, mapped."""
-    names = [name for name, shape in tensor_shapes(checkpoint.spec).items() if len(shape) == 2]
-    return {name: np.ascontiguousarray(checkpoint.raw(name)[0], dtype=np.uint8) for name in names}
+    names = [name for name, shape in tensor_shapes(checkpoint.spec).items() if is_matrix(name, shape)]
+    return {name: table_of(checkpoint, name)[0] for name in names}
+
+
+def table_of(checkpoint: Checkpoint, name: str) -> tuple[npt.NDArray[np.uint8], str]:
+    """A matrix as rows of bytes, mapped where the file holds it so, and its type."""
+    values, kind = checkpoint.raw(name)
+    return np.ascontiguousarray(values).view(np.uint8), kind

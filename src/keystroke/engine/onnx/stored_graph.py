@@ -15,13 +15,18 @@ from onnx import TensorProto, helper
 
 from keystroke.engine.checkpoint import EMBEDDING
 from keystroke.engine.onnx.half_attention import DOMAIN, HalfBuilder
-from keystroke.engine.onnx.stored import TYPES
+from keystroke.engine.onnx.stored import PLAIN, TYPES, table_of
 
 
 class StoredBuilder(HalfBuilder):
     @functools.cached_property
     def _matrices(self) -> dict[str, onnx.ValueInfoProto]:
         """The graph inputs for the matrices, by name."""
+        return {}
+
+    @functools.cached_property
+    def _types(self) -> dict[str, int]:
+        """Their GGUF type numbers."""
         return {}
 
     def _embed(self, ids: str) -> str:
@@ -64,8 +69,9 @@ class StoredBuilder(HalfBuilder):
 
     def _stored(self, name: str) -> tuple[str, int]:
         """The graph input for a matrix and its GGUF type number. A tied head is the embedding."""
-        rows, kind = self.checkpoint.raw(name)
         if name not in self._matrices:
+            rows, kind = table_of(self.checkpoint, name)
+            self._types[name] = (TYPES | PLAIN)[kind]
             self._matrices[name] = helper.make_tensor_value_info(name, TensorProto.UINT8, list(rows.shape))
             self._advance(rows.size)
-        return name, TYPES[kind]
+        return name, self._types[name]

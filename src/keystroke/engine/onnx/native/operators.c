@@ -266,6 +266,8 @@ static Status *run_rows(void *kernel, Context *context) {
     return NULL;
 }
 
+#include "family_operators.h"
+
 /* HalfAttention: mixed queries, keys and values [1, rows, ...], cosines, sines [positions, width / 2], keys,
  * values [1, kv heads, capacity, width] (half precision; appended in place, keys as attention.h stores them), last
  * [1] (the last row's position)
@@ -348,6 +350,7 @@ static size_t one(const Operator *self) { return (void)self, 1; }
 static int input_type(const Operator *self, size_t i) { return self->inputs[i < self->inputs_given ? i : self->inputs_given - 1]; }
 static int output_type(const Operator *self, size_t i) { return (void)self, (void)i, FLOAT; }
 static int input_kind(const Operator *self, size_t i) {
+    if (self->variadic < 0) return i == 0 ? REQUIRED : OPTIONAL;
     if (self->variadic && i + 1 == self->inputs_given) return VARIADIC;
     return self->variadic && i == 1 ? OPTIONAL : REQUIRED;
 }
@@ -373,6 +376,11 @@ static const Operator OPERATORS[] = {
     OPERATOR("StoredMatMul", MATMUL_INPUTS, 1, make_matmul, run_matmul),
     OPERATOR("StoredRows", ROWS_INPUTS, 0, make_rows, run_rows),
     OPERATOR("HalfAttention", ATTENTION_INPUTS, 0, make_attention, run_attention),
+    OPERATOR("PlainMatMul", PLAIN_INPUTS, -1, make_plain, run_plain),
+    OPERATOR("PlainRows", PLAIN_ROWS_INPUTS, 0, make_plain, run_plain_rows),
+    OPERATOR("Experts", EXPERTS_INPUTS, -1, make_experts, run_experts),
+    OPERATOR("SplitHeads", HEADS_INPUTS, -1, make_heads, run_split_heads),
+    OPERATOR("GateHeads", GATES_INPUTS, 0, make_heads, run_gate_heads),
 };
 
 /* Called by the runtime when a session registers this library. */

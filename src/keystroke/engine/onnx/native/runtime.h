@@ -54,7 +54,7 @@ typedef struct Operator {
     const char *called;
     const int *inputs;
     size_t inputs_given;
-    int variadic;
+    int variadic; /* 1: the second input may be missing, the last repeated; -1: all but the first may be missing */
     Status *(*make)(Api, const KernelInfo *, void **);
     Status *(*run)(void *, Context *);
 } Operator;

@@ -1,0 +1,138 @@
+"""A graph of the native operators for families with experts, sinks, gates or linear attention.
+
+Matrices are inputs of the graph, as in `stored_graph`; they may also be plain numbers. There is no version
+for ONNX Runtime's own operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+
+from keystroke.engine.checkpoint import EMBEDDING
+from keystroke.engine.checkpoint.spec import ExpertsSpec
+from keystroke.engine.onnx.half_attention import DOMAIN
+from keystroke.engine.onnx.stored import PLAIN
+from keystroke.engine.onnx.stored_graph import StoredBuilder
+
+_MOST_TABLES = 3  # of one product
+
+
+class FamilyBuilder(StoredBuilder):
+    runs_families = True
+
+    def _embed(self, ids: str) -> str:
+        table, kind = self._stored(EMBEDDING)
+        if kind not in PLAIN.values():
+            return super()._embed(ids)
+        return self._node("PlainRows", [ids, table], ["embed"], domain=DOMAIN, type=kind)[0]
+
+    def _linear(
+        self, name: str, x: str, sources: Sequence[str], *, bias: bool, bits: int | None = None
+    ) -> str:
+        """Neighbours that are stored in blocks are one product; plain numbers are one each."""
+        parts: list[str] = []
+        for plain, group in groupby(sources, key=self._is_plain):
+            members = list(group)
+            step = 1 if plain else _MOST_TABLES
+            for at in range(0, len(members), step):
+                some = members[at : at + step]
+                part = f"{name}.{len(parts)}"
+                make = self._plain_product if plain else self._stored_product
+                parts.append(make(part, x, some, bias))
+        return parts[0] if len(parts) == 1 else self._node("Concat", parts, [f"{name}.all"], axis=-1)[0]
+
+    def _is_plain(self, source: str) -> bool:
+        return self._stored(f"{source}.weight")[1] in PLAIN.values()
+
+    def _stored_product(self, name: str, x: str, sources: Sequence[str], bias: bool) -> str:
+        return self._product(name, x, sources, bias=bias, gated=False)
+
+    def _plain_product(self, name: str, x: str, sources: Sequence[str], bias: bool) -> str:
+        table, kind = self._stored(f"{sources[0]}.weight")
+        added = self._vector(f"{name}.bias", f"{sources[0]}.bias") if bias else ""
+        return self._node("PlainMatMul", [x, added, table], [f"{name}.y"], domain=DOMAIN, type=kind)[0]
+
+    def _vector(self, name: str, source: str) -> str:
+        self._weight(name, self.checkpoint.tensor(source).astype(np.float32))
+        return name
+
+    # Attention
+
+    def _attention(self, layer: int, prefix: str, x: str) -> str:
+        spec, name = self.spec, f"l{layer}.attn"
+        projections = [f"{prefix}.self_attn.{p}_proj" for p in "qkv"]
+        mixed = qkv = self._linear(f"{name}.qkv", x, projections, bias=spec.qkv_bias)
+        heads = {"heads": spec.heads, "kv_heads": spec.kv_heads, "width": spec.head_dim}
+        heads |= {"gated": int(spec.gated_attention)}
+        if spec.qk_norm or spec.gated_attention:
+            norms = ["", ""]
+            if spec.qk_norm:
+                norms = [
+                    self._vector(f"{name}.{part}.norm", f"{prefix}.self_attn.{part}_norm.weight")
+                    for part in "qk"
+                ]
+            (qkv,) = self._node(
+                "SplitHeads",
+                [mixed, *norms],
+                [f"{name}.heads"],
+                domain=DOMAIN,
+                epsilon=float(spec.norm_eps),
+                **heads,
+            )
+        out = self._attend(layer, name, qkv)
+        if spec.gated_attention:
+            (out,) = self._node(
+                "GateHeads", [out, mixed], [f"{name}.gated"], domain=DOMAIN, epsilon=0.0, **heads
+            )
+        return self._linear(f"{name}.o", out, [f"{prefix}.self_attn.o_proj"], bias=spec.o_bias)
+
+    # Feed-forward
+
+    def _mlp(self, layer: int, prefix: str, x: str) -> str:
+        experts = self.spec.experts
+        if experts is not None and layer not in experts.dense:
+            return self._experts(experts, f"l{layer}.mlp", f"{prefix}.mlp", x)
+        return self._feed_forward(f"l{layer}.mlp", f"{prefix}.mlp", x, bias=self.spec.mlp_bias)
+
+    def _feed_forward(self, name: str, at: str, x: str, *, bias: bool) -> str:
+        sources = [f"{at}.gate_proj", f"{at}.up_proj"]
+        if any(map(self._is_plain, sources)):
+            gate, up = (self._linear(f"{name}.{i}", x, [s], bias=bias) for i, s in enumerate(sources))
+            hidden = self._gated(name, gate, up)
+        else:
+            hidden = self._product(f"{name}.in", x, sources, bias=bias, gated=True)
+        return self._linear(f"{name}.down", hidden, [f"{at}.down_proj"], bias=bias)
+
+    def _experts(self, experts: ExpertsSpec, name: str, at: str, x: str) -> str:
+        scores = self._linear(f"{name}.router", x, [f"{at}.gate"], bias=experts.router_bias)
+        selection = ""
+        if experts.selection_bias:
+            selection = self._vector(f"{name}.selection", f"{at}.gate.e_score_correction_bias")
+        shared = gate = ""
+        if experts.shared:
+            shared = self._feed_forward(f"{name}.shared", f"{at}.shared_expert", x, bias=False)
+            if experts.shared_gate:
+                gate = self._linear(f"{name}.shared.gate", x, [f"{at}.shared_expert_gate"], bias=False)
+        parts = ["gate_up", "gate_up", "down"] if experts.fused else ["gate", "up", "down"]
+        tables = [self._stored(f"{at}.experts.{part}_proj.weight") for part in parts]
+        biases = ["", "", ""]
+        if experts.bias:
+            biases = [self._vector(f"{name}.{part}.bias", f"{at}.experts.{part}_proj.bias") for part in parts]
+        return self._node(
+            "Experts",
+            [x, scores, selection, *(table for table, _ in tables), *biases, shared, gate],
+            [f"{name}.experts"],
+            domain=DOMAIN,
+            types=[kind for _, kind in tables],
+            count=experts.count,
+            top=experts.top,
+            width=experts.width,
+            normalised=int(experts.normalised),
+            sigmoid=int(experts.sigmoid),
+            fused=int(experts.fused),
+            scale=float(experts.scale),
+            limit=float(experts.limit),
+        )[0]

@@ -1,0 +1,173 @@
+"""Small random models of the families, saved by transformers and written as GGUF files by the gguf package.
+
+The names of GGUF tensors come from that package's own map; what llama.cpp's converter does to values is
+stated here a second time, independently of the reader.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf.constants import GGMLQuantizationType
+
+from keystroke.config import load_settings
+from keystroke.engine.checkpoint import open_checkpoint
+from keystroke.engine.onnx import native
+from keystroke.engine.onnx.convert import convert_stored
+from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
+from keystroke.engine.onnx.precision import PRECISIONS
+from keystroke.engine.onnx.stored import NativeWeights, stored_tables
+from keystroke.engine.onnx.tables import convert_tables
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+# The configuration of each model, and the architecture of its GGUF file.
+MODELS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], str]] = {
+    "qwen3_moe": (
+        transformers.Qwen3MoeConfig,
+        transformers.Qwen3MoeForCausalLM,
+        {**EXPERTS, "norm_topk_prob": True},
+        "qwen3moe",
+    ),
+    "qwen3_moe_mixed": (  # dense layers between, weights of experts that do not add up to one
+        transformers.Qwen3MoeConfig,
+        transformers.Qwen3MoeForCausalLM,
+        {**EXPERTS, "norm_topk_prob": False, "mlp_only_layers": [1]},
+        "",
+    ),
+}
+TOKENS = [int(t) for t in np.random.default_rng(0).integers(3, 96, 150)]
+
+
+def reference(name: str, **changes: Any) -> Any:
+    """A transformers model with random weights."""
+    config_class, model_class, extra, _ = MODELS[name]
+    torch.manual_seed(0)
+    model = model_class(config_class(**{**SIZES, **copy.deepcopy(extra), **changes})).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.5 if "A_log" in parameter_name else 0.2))
+    return model
+
+
+def reference_logits(model: Any, tokens: list[int]) -> np.ndarray[Any, Any]:
+    with torch.no_grad():
+        logits: np.ndarray[Any, Any] = model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+    return logits
+
+
+def engine_on(path: Path, precision: str, cache: Path, **options: Any) -> OnnxEngine:
+    """The embedded engine on a folder or file; skips without a compiler."""
+    library = native.operators_library(load_settings().paths.cache)
+    if library is None:
+        pytest.skip("no C compiler here, or not the vectors")
+    with open_checkpoint(path) as checkpoint:
+        if precision != "stored":
+            checkpoint = convert_tables(checkpoint, PRECISIONS[precision], cache=cache)
+        model = convert_stored(checkpoint, native=True, cache=cache)
+        stored = NativeWeights(library, stored_tables(checkpoint))
+        graph = OnnxGraph(model, checkpoint.spec, precision, stored)
+        return OnnxEngine(graph, OnnxOptions(**{"threads": 2, **options}))
+
+
+def engine_logits(engine: OnnxEngine, tokens: list[int], rows: int) -> np.ndarray[Any, Any]:
+    """The logits of the last `rows` tokens, computed in one run after the others."""
+    with engine.session() as session:
+        session.extend(tokens[: -rows + 1] if rows > 1 else tokens)
+        session.step()
+        session.rollback(0)
+        logits = session._forward(tokens, 0, rows, None).copy()
+        session._held.clear()
+    return logits
+
+
+def distance(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> float:
+    """The relative error of the middle row: rounding may choose another expert in a few."""
+    errors = np.linalg.norm(found - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)
+    return float(np.median(errors))
+
+
+def write_gguf(
+    path: Path, name: str, model: Any, kind: GGMLQuantizationType = GGMLQuantizationType.F32
+) -> None:
+    """The model as llama.cpp's converter writes it: matrices of whole blocks as `kind`."""
+    config, architecture = model.config, MODELS[name][3]
+    writer = gguf.GGUFWriter(path, architecture)
+    _write_sizes(writer, config)
+    _WRITERS.get(architecture, lambda writer, config: None)(writer, config)
+    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    for theirs, value in _tensors(architecture, config, model.state_dict()):
+        ours = names.get_name(theirs, try_suffixes=(".weight", ".bias")) or theirs
+        router = "gate_inp" in ours
+        if value.ndim == 1 or router or "conv1d" in ours or value.shape[-1] % 32:
+            writer.add_tensor(ours, np.ascontiguousarray(value, np.float32))
+        else:
+            writer.add_tensor(ours, gguf.quantize(np.ascontiguousarray(value), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_sizes(writer: Any, config: Any) -> None:
+    writer.add_name("a small model")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    if getattr(config, "intermediate_size", None):
+        writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    ropes = config.rope_parameters
+    if "full_attention" not in ropes:
+        writer.add_rope_freq_base(ropes["rope_theta"])
+    if getattr(config, "num_experts", None):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        if getattr(config, "moe_intermediate_size", None):
+            writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_token_list([f"token {index}" for index in range(config.vocab_size)])
+
+
+_WRITERS: dict[str, Callable[[Any, Any], None]] = {}
+
+
+def _tensors(
+    architecture: str, config: Any, state: dict[str, Any]
+) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Tensors by Hugging Face's name, with the values that the converter writes."""
+    for name, tensor in state.items():
+        value: np.ndarray[Any, Any] = tensor.float().numpy()
+        if name.endswith(".experts.gate_up_proj"):
+            at, width = name.removesuffix("gate_up_proj"), value.shape[1] // 2
+            yield f"{at}gate_proj.weight", value[:, :width]
+            yield f"{at}up_proj.weight", value[:, width:]
+        elif name.endswith(".experts.down_proj"):
+            yield f"{name}.weight", value
+        else:
+            yield name, value
