@@ -9,7 +9,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from keystroke.engine.templates import ChatTemplate, FimTemplate, detect_chat, detect_fim
+from keystroke.engine.templates import ChatTemplate, FimTemplate, detect_chat, detect_fim, reasoning_variables
 from keystroke.engine.tokenizer import ByteTokenizer
 from keystroke.errors import InputError, ModelDamaged
 
@@ -252,3 +252,31 @@ def test_a_call_is_shown_with_the_braces_that_it_has(tmp_path: Path) -> None:
     chat = detect_chat(tmp_path)
     assert chat is not None
     assert '\n{"name": <function-name>, "arguments": <args-json-object>}\n' in chat.render([])
+
+
+def test_an_answer_without_reasoning() -> None:
+    marks = {"<think>": 300, "</think>": 301, "<|channel|>": 302, "<|message|>": 303}
+    tokenizer = ByteTokenizer(marks, eos=0, vocab_size=320)
+    asked = [{"role": "user", "content": "x"}]
+
+    def direct(source: str) -> str:
+        tokens = ChatTemplate(source).direct_tokens(tokenizer, asked)
+        names = {token: mark for mark, token in marks.items()}
+        return "".join(names.get(token) or tokenizer.decode([token]) for token in tokens)
+
+    assert direct("{{ messages[0].content }}") == "x"
+    assert direct("{{ messages[0].content }}<think>{{ '\n' }}") == "x<think>\n</think>\n\n"
+    switched = "x{% if enable_thinking %}<think>\n{% else %}<think></think>{% endif %}"
+    assert direct(switched) == "x<think></think>"
+    channels = "{{ reasoning_effort }} {{ messages[0].content }}{% if messages[1] %}<|channel|>{% endif %}"
+    assert direct(channels) == "low x<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("effort", "thinks", "channel"),
+    [("none", False, "low"), ("minimal", True, "low"), ("medium", True, "medium"), ("xhigh", True, "high")],
+)
+def test_effort_becomes_what_a_template_reads(effort: str, thinks: bool, channel: str) -> None:
+    assert reasoning_variables("enable_thinking", effort) == {"enable_thinking": thinks}
+    assert reasoning_variables("reasoning_effort", effort) == {"reasoning_effort": channel}
+    assert reasoning_variables("nothing", effort) == reasoning_variables("enable_thinking", None) == {}

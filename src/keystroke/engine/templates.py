@@ -20,7 +20,7 @@ from keystroke.engine.tokenizer.huggingface import read_json
 from keystroke.errors import InputError, ModelDamaged
 from keystroke.isolation import IsolatedFunction, LimitExceeded
 
-__all__ = ["ChatTemplate", "FimTemplate", "detect_chat", "detect_fim"]
+__all__ = ["ChatTemplate", "FimTemplate", "detect_chat", "detect_fim", "reasoning_variables"]
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -120,6 +120,29 @@ class ChatTemplate:
             **escaper.escape(variables),
         )
         return escaper.encode(text)
+
+    def direct_tokens(self, tokenizer: Tokenizer, messages: Messages) -> list[int]:
+        """The conversation as tokens, so that a model that can reason answers at once."""
+        prompt = self.tokens(tokenizer, messages, **reasoning_variables(self.source, "none"))
+        think, unthink = tokenizer.special("<think>"), tokenizer.special("</think>")
+        tail = prompt[-4:]
+        if think is not None and unthink is not None and think in tail and unthink not in tail:
+            return [*prompt, unthink, *tokenizer.encode("\n\n")]
+        if "<|channel|>" in self.source and tokenizer.special("<|channel|>") is not None:
+            return prompt + tokenizer.encode("<|channel|>final<|message|>", special=True)
+        return prompt
+
+
+def reasoning_variables(source: str, effort: str | None) -> dict[str, Any]:
+    """The variables by which a template is told how much to reason; none for one that has no such choice.
+    `effort`: none, minimal, low, medium, high or xhigh; None: as the template has it."""
+    variables: dict[str, Any] = {}
+    if effort is not None and "enable_thinking" in source:
+        variables["enable_thinking"] = effort != "none"
+    if effort is not None and "reasoning_effort" in source:
+        known = {"medium": "medium", "high": "high", "xhigh": "high"}
+        variables["reasoning_effort"] = known.get(effort, "low")
+    return variables
 
 
 def _rebuild(source: str, bos: str, eos: str, foreign: bool) -> ChatTemplate:

@@ -55,7 +55,7 @@ class ModelWriter:
         from keystroke.engine.speculative import AdaptiveDrafter, FileDrafter, SuffixDrafter, verify_cost
 
         tokenizer = self.model.tokenizer
-        prompt = self._chat.tokens(tokenizer, messages)
+        prompt = self._chat.direct_tokens(tokenizer, messages)
         drafters: list[Drafter] = [SuffixDrafter()]
         if prediction:
             drafters.insert(0, FileDrafter(tokenizer.encode(prediction)))

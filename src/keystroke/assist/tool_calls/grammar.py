@@ -1,7 +1,8 @@
 """The grammar of an answer that may call tools.
 
 It allows any text until a call begins, then that call in the form of the model's chat template; or only
-calls, where the caller requires them. Bare or fenced JSON calls are constrained too.
+calls, where the caller requires them. Bare or fenced JSON calls are constrained too, where calls are JSON. A
+value between tags ends at its closing tag; on lines of its own, only a line that is nothing else closes it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from keystroke.assist.tool_calls.forms import SPACE, CallForm, call_head
+from keystroke.assist.tool_calls.forms import ARGS, HARMONY, NAMED, SPACE, CallForm, call_head
+from keystroke.assist.tool_calls.harmony import harmony_rules
 from keystroke.assist.tool_calls.seen import quoted_lines_term
 from keystroke.assist.tool_calls.tools import ShownTool, Toolset
 from keystroke.assist.tool_calls.usable import ToolConstraints, must_read_first, usable_tools
@@ -49,7 +51,9 @@ def calls_constraint(
         writer.close([s.name for s in toolset.shown if usable.find(s.name) is None])
     if not usable.shown:
         return answer if answer is not None else writer.words_alone()
-    if required or look or answer is not None:
+    if form is HARMONY:
+        writer.channels(parallel, answer, required)
+    elif required or look or answer is not None:
         writer.calls_alone(parallel and not look, answer, required or look)
     else:
         writer.calls_in_text(parallel)
@@ -77,7 +81,8 @@ class _Writer:
     # Tools
 
     def add(self, shown: ShownTool) -> None:
-        self._rules.append(f"arguments_{len(self._names)}: {self._arguments(shown)}")
+        written = self._arguments if self._form.tags is None else self._parameters
+        self._rules.append(f"arguments_{len(self._names)}: {written(shown)}")
         self._names.append(shown.name)
 
     def close(self, names: Sequence[str]) -> None:
@@ -124,6 +129,58 @@ class _Writer:
             self._rules.append(rf'FRESH: /[^"\\\x00-\x1f]+/ & ~/{barred}/')
         return " ".join([*terms, _text("}")])
 
+    def _parameters(self, shown: ShownTool) -> str:
+        """Values between tags, in the order of the schema."""
+        tags, tool, number = self._form.tags, shown.tool, len(self._names)
+        assert tags is not None
+        if not any(rule.startswith("value_end") for rule in self._rules):
+            closing = self._mark(tags.closing)
+            if tags.on_lines:
+                self._rules += [
+                    rf"text_value[lazy]: /(?s:.*)\n{_pattern(tags.closing)}\n/",
+                    f'value_end: "\\n" {closing} "\\n"',
+                ]
+            elif closing.startswith("<["):
+                self._rules += [f"text_value: /(?s:.*)/ {closing}", f"value_end: {closing}"]
+            else:
+                self._rules += [
+                    rf"text_value[lazy]: /(?s:.*){_pattern(tags.closing)}/",
+                    f"value_end: {closing}",
+                ]
+        declared = shown.parameters.get("properties")
+        properties = declared if isinstance(declared, Mapping) else {}
+        required = shown.parameters.get("required") or ()
+        terms: list[str] = []
+        for place, (name, schema) in enumerate(properties.items()):
+            if self._form.name == "qwen":
+                opening = _text(f"<parameter={name}>{LINE}")
+            else:
+                key, key_end, value = map(self._mark, ("<arg_key>", "</arg_key>", "<arg_value>"))
+                opening = f"/{SPACE}/ {key} {_text(name)} {key_end} /{SPACE}/ {value}"
+            kind = schema.get("type") if isinstance(schema, Mapping) else None
+            words = schema.get("enum") if isinstance(schema, Mapping) else None
+            if tool.custom and not shown.is_edit and tool.grammar is not None:
+                syntax, text = tool.grammar
+                written = text if syntax == "lark" else regex_as_lark(text, origin=f"tool {tool.name}")
+                self._parts.append({"name": f"input_{number}", "lark_grammar": written})
+                value_term = f"@input_{number} value_end"
+            elif isinstance(words, list) and words and all(isinstance(w, str) for w in words):
+                value_term = f"({' | '.join(map(_text, words))}) value_end"
+            elif kind in (None, "string"):
+                value_term = "text_value"
+            else:
+                value_term = (
+                    f"{self._schema(schema, f'schema_{number}_{place}', tool.strict, tool.name)} value_end"
+                )
+            is_needed = name in required or tool.custom
+            terms.append(f"{opening} {value_term}" if is_needed else f"({opening} {value_term})?")
+        return " ".join(terms) or '""'
+
+    def _mark(self, text: str) -> str:
+        """A mark as a term: a control token where the tokenizer has it."""
+        token = self._tokenizer.special(text)
+        return _text(text) if token is None else f"<[{token}]>"
+
     def _schema(self, schema: Mapping[str, Any], name: str, strict: bool, tool: str) -> str:
         made = json_schema(schema, strict=strict, origin=f"tool {tool}")
         self._parts.append({**json.loads(made.parts[0]), "name": name})
@@ -137,6 +194,19 @@ class _Writer:
         self._rules.append(r"start: /[^\s{}`<>*\[\]][^\n{}`<>*]{0,300}/")
         return self.constraint()
 
+    def channels(self, parallel: bool, answer: Constraint | None, required: bool) -> None:
+        """An answer in harmony's channels."""
+        if answer is not None:
+            first, *rest = map(json.loads, answer.parts)
+            self._parts += [{**first, "name": "answer_text"}, *rest]
+        self._rules += harmony_rules(
+            self._tokenizer,
+            self._names,
+            required=required,
+            parallel=parallel,
+            answer="" if answer is None else "@answer_text",
+        )
+
     def calls_alone(self, parallel: bool, answer: Constraint | None, required: bool) -> None:
         """Nothing but calls; or, with `answer` and not `required`, a text of its language."""
         said = ["calls"]
@@ -144,11 +214,11 @@ class _Writer:
             said.append("@answer_text")
             first, *rest = map(json.loads, answer.parts)
             self._parts += [{**first, "name": "answer_text"}, *rest]
-        think, unthink = self._tokenizer.special("<think>"), self._tokenizer.special("</think>")
+        think, unthink = map(self._tokenizer.special, self._form.think)
         thought = ""
-        if think is not None and unthink is not None:
+        if think is not None and unthink is not None:  # the prompt may have opened it
             thought = "thought? "
-            self._rules.append(rf"thought: <[{think}]> /(?s:.*)/ <[{unthink}]> /[ \n]*/")
+            self._rules.append(rf"thought: <[{think}]>? /(?s:.*)/ <[{unthink}]> /[ \n]*/")
         before, after = self._form.marks(self._tokenizer)
         if self._form.listed:
             more = f" ({_text(', ')} call)*" if parallel else ""
@@ -161,6 +231,9 @@ class _Writer:
 
     def calls_in_text(self, parallel: bool) -> None:
         """Any text; where a call begins, that call."""
+        if self._form.tags is not None or self._form is NAMED:
+            self._marked_calls(parallel)
+            return
         pieces = [f"loose_{number}" for number in range(len(self._names))]
         if self._form.before:
             pieces.insert(0, self._marked())
@@ -188,6 +261,21 @@ class _Writer:
         alone = "unmarked END | piece END | TEXT"
         self._rules.append("start: unmarked? piece* TEXT" if parallel else f"start: {alone}")
 
+    def _marked_calls(self, parallel: bool) -> None:
+        """Any text; behind the form's mark, a call."""
+        think, unthink = map(self._tokenizer.special, self._form.think)
+        thought = ""
+        if think is not None and unthink is not None:  # the prompt may have opened it
+            thought = "thought? "
+            self._rules.append(f"thought: <[{think}]>? TEXT <[{unthink}]>")
+        self._rules += [
+            f"piece: {self._marked()}",
+            self._call(),
+            f"SPACE: /{SPACE}/",
+            f"TEXT: /(?s:.*)/{self._but}",
+            f"start: {thought}piece* TEXT" if parallel else f"start: {thought}(piece SPACE | TEXT)",
+        ]
+
     def _marked(self) -> str:
         """A call behind its mark, which is a control token where the tokenizer has one."""
         mark, closing = self._form.before.strip(), self._form.after.strip()
@@ -196,6 +284,8 @@ class _Writer:
             self._rules.append(f"marked[lazy]: /(?s:.*){_pattern(mark)}/{self._but}")
         else:
             self._rules.append(f"marked: TEXT <[{token}]>")
+        if self._form is NAMED:
+            return "marked call"
         if self._form.listed:
             return f"marked SPACE {_text('[')} call ({_text(', ')} call)* {_text(']')}"
         return f"marked SPACE call SPACE {_text(closing) if closed is None else f'<[{closed}]>'}"
@@ -204,6 +294,17 @@ class _Writer:
         """One call in the template's own form."""
         each = []
         for number, name in enumerate(self._names):
+            if self._form.name == "qwen":
+                each.append(
+                    f"({_text(f'<function={name}>{LINE}')} arguments_{number} {_text('</function>')})"
+                )
+                continue
+            if self._form.tags is not None:
+                each.append(f"({_text(name)} arguments_{number} /{SPACE}/)")
+                continue
+            if self._form is NAMED:
+                each.append(f"({_text(name)} {self._mark(ARGS)} arguments_{number})")
+                continue
             lead = f'{{"name": {json.dumps(name)}, "{self._form.key}": '
             each.append(f"({_text(lead)} arguments_{number} {_text('}')})")
         return f"call: {' | '.join(each)}"

@@ -1,11 +1,19 @@
-"""Scans JSON while it is written: finds the end of a value, and decodes one of its strings so far.
+"""Scans text while it is written: finds marks and the end of a JSON value, decodes one of its strings so far.
 
-For JSON that a grammar guarantees; nothing is validated.
+Nothing is validated.
 """
 
 from __future__ import annotations
 
 import json
+
+
+def mark_overlap(text: str, mark: str) -> int:
+    """How many characters at the end of `text` could be the beginning of `mark`."""
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:length]):
+            return length
+    return 0
 
 
 class ValueScanner:

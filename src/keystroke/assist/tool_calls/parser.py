@@ -3,7 +3,8 @@
 A marker split over two chunks is still found. A call that is not valid JSON or names no tool stays text.
 Where a grammar constrains the calls (`held`), a call starts at the same head as in the grammar and is
 streamed; calls in other forms (XML, other orders of members) are emitted when they are complete and
-validated. Supported are the forms of Hermes and Qwen, Llama, Mistral, fenced JSON and XML-like ones.
+validated. Supported are the forms of Hermes and Qwen, Llama, Mistral, fenced JSON, and calls between tags;
+harmony has a parser of its own.
 """
 
 from __future__ import annotations
@@ -14,8 +15,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from keystroke.assist.tool_calls.forms import CALL, CALL_END, LIST, head_pattern
-from keystroke.assist.tool_calls.json_scan import StringReader, ValueScanner
+from keystroke.assist.tool_calls.forms import (
+    CALL,
+    CALL_END,
+    HARMONY,
+    HERMES,
+    LIST,
+    CallForm,
+    head_pattern,
+)
+from keystroke.assist.tool_calls.harmony import HarmonyParser
+from keystroke.assist.tool_calls.json_scan import StringReader, ValueScanner, mark_overlap
 from keystroke.assist.tool_calls.segments import (
     ReasoningSegment,
     Segment,
@@ -25,15 +35,32 @@ from keystroke.assist.tool_calls.segments import (
     ToolCallSegment,
     ToolCallStart,
 )
+from keystroke.assist.tool_calls.tagged import TaggedCall, tagged_call
 from keystroke.assist.tool_calls.tools import ShownTool, Toolset
 from keystroke.assist.tool_calls.whole_calls import parse_whole_calls
 
-THINK, THINK_END = "<think>", "</think>"
 _TAG, _FENCE = "<|python_tag|>", "```"
 _MARKS = (CALL, LIST, _TAG, "<function=", '<invoke name="', _FENCE)
 _NOTABLE = re.compile(r"[<`\[{]")
 _FUNCTION_END = re.compile("</(?:function|invoke)>")
 _FENCED = re.compile(r"```[\w-]*[ \t]*\n\s*")
+_NAMED = re.compile(r"\s*([\w.\-]{1,200})(?:\[CALL_ID\][^\[]{0,100})?\[ARGS\]")  # a call in Mistral's form
+_NAMED_YET = re.compile(r"\s*[\w.\-]{1,200}(?:\[[A-Z_\]]*[^\[]{0,100}(?:\[[A-Z]*)?)?\Z")
+
+
+def answer_parser(
+    form: CallForm,
+    toolset: Toolset,
+    *,
+    held: bool = False,
+    parallel: bool = True,
+    formatted: bool = False,
+    thinking: bool = False,
+) -> AnswerParser | HarmonyParser:
+    """The parser of a model's answers, by the form of its calls. `thinking`: the prompt opened a thought."""
+    if form is HARMONY:
+        return HarmonyParser(toolset, parallel=parallel)
+    return AnswerParser(toolset, form, held=held, parallel=parallel, formatted=formatted, thinking=thinking)
 
 
 class AnswerParser:
@@ -41,15 +68,25 @@ class AnswerParser:
     parsed. `formatted`: the answer has a required format, so it consists of calls or contains none."""
 
     def __init__(
-        self, toolset: Toolset, *, held: bool = False, parallel: bool = True, formatted: bool = False
+        self,
+        toolset: Toolset,
+        form: CallForm = HERMES,
+        /,
+        *,
+        held: bool = False,
+        parallel: bool = True,
+        formatted: bool = False,
+        thinking: bool = False,
     ) -> None:
         self._toolset = toolset
+        self._form = form
         self._held = held
         self._parallel = parallel
         self._formatted = formatted
-        self._heads = head_pattern(shown.name for shown in toolset.shown) if held and toolset else None
+        as_json = held and toolset and form.tags is None
+        self._heads = head_pattern(shown.name for shown in toolset.shown) if as_json else None
         self._pending = ""
-        self._state: Callable[[list[Segment]], bool] = self._text
+        self._state: Callable[[list[Segment]], bool] = self._thought if thinking else self._text
         self._start = True  # only white space so far
         self._gap = False  # right after a call or reasoning: white space is dropped
         # Of the current call, or of what may become one:
@@ -61,6 +98,7 @@ class AnswerParser:
         self._input: StringReader | None = None
         self._head = self._arguments = ""  # of an edit, which is emitted when it is complete
         self._braced = False  # the closing brace was read
+        self._tagged: TaggedCall | None = None
 
     def feed(self, text: str) -> list[Segment]:
         if self._quiet and not (self._toolset and _NOTABLE.search(text)):
@@ -80,6 +118,8 @@ class AnswerParser:
             self._state = self._text
         elif self._state == self._stream and self._head:
             out.append(TextSegment(self._head + self._arguments))
+        elif self._state == self._between_tags and self._tagged is not None:
+            out += self._tagged.read(pending, final=True)[0]
         elif self._state == self._thought and pending:
             out.append(ReasoningSegment(pending))
         elif self._state == self._all:
@@ -103,10 +143,11 @@ class AnswerParser:
             self._gap = False
         if self._start:
             stripped = self._pending.lstrip()
-            if not stripped or (THINK.startswith(stripped) and stripped != THINK):
+            think = self._form.think[0]
+            if not stripped or (think.startswith(stripped) and stripped != think):
                 return False  # may become reasoning
-            if stripped.startswith(THINK):
-                self._pending, self._state, self._start = stripped[len(THINK) :], self._thought, False
+            if stripped.startswith(think):
+                self._pending, self._state, self._start = stripped[len(think) :], self._thought, False
                 return True
             if self._formatted:
                 return self._first_of_format(stripped)
@@ -156,7 +197,7 @@ class AnswerParser:
             found.append((first, "{"))
         if found:
             return min(found)
-        return len(pending) - max(_overlap(pending, mark) for mark in _MARKS), None
+        return len(pending) - max(mark_overlap(pending, mark) for mark in _MARKS), None
 
     def _fence(self, out: list[Segment]) -> bool:
         """A fenced block may be a call; a few characters decide."""
@@ -181,16 +222,17 @@ class AnswerParser:
         return bool(self._pending)
 
     def _thought(self, out: list[Segment]) -> bool:
-        at = self._pending.find(THINK_END)
+        closing = self._form.think[1]
+        at = self._pending.find(closing)
         if at < 0:
-            at = len(self._pending) - _overlap(self._pending, THINK_END)
+            at = len(self._pending) - mark_overlap(self._pending, closing)
             if at > 0:
                 out.append(ReasoningSegment(self._pending[:at]))
                 self._pending = self._pending[at:]
             return False
         if at:
             out.append(ReasoningSegment(self._pending[:at]))
-        self._pending, self._state, self._gap = self._pending[at + len(THINK_END) :], self._text, True
+        self._pending, self._state, self._gap = self._pending[at + len(closing) :], self._text, True
         self._start = True  # a bare call may follow
         return True
 
@@ -201,6 +243,17 @@ class AnswerParser:
 
     def _call(self, out: list[Segment]) -> bool:
         """Inside what may be a call."""
+        if self._form.tags is not None and self._mark in (CALL, "<function="):
+            begun_tags = tagged_call(self._form.tags, self._toolset, self._pending)
+            if begun_tags is None:
+                return False
+            if not isinstance(begun_tags, bool):
+                self._tagged, size = begun_tags
+                self._pending, self._state = self._pending[size:], self._between_tags
+                out += self._tagged.begin()
+                return True
+        if self._mark == LIST and (named := self._begin_named(out)) is not None:
+            return named
         begun = self._pending.lstrip()
         if begun and begun[0] not in "{[<," and self._mark in (CALL, LIST, _TAG):
             out.append(TextSegment(self._opening))  # only a mention of the mark
@@ -216,6 +269,35 @@ class AnswerParser:
         calls = self._whole(body)
         out += calls or [TextSegment(self._opening + body + after)]
         return self._resume(bool(calls))
+
+    def _between_tags(self, out: list[Segment]) -> bool:
+        """Read the parameters of a call between tags."""
+        assert self._tagged is not None
+        segments, self._pending = self._tagged.read(self._pending)
+        out += segments
+        if not self._tagged.ended:
+            return False
+        if self._form.tags is not None and self._form.tags.end == CALL_END:
+            self._mark = ""  # it was the end of the call
+        self._state, self._braced, self._listed = self._tail, True, False
+        return True
+
+    def _begin_named(self, out: list[Segment]) -> bool | None:
+        """Begin a call that is a name and JSON; None: it is none."""
+        head = _NAMED.match(self._pending)
+        if head is None:
+            return False if _NAMED_YET.match(self._pending) else None
+        self._shown = self._toolset.find(head[1])
+        if self._shown is None:
+            return None
+        self._pending, self._mark = self._pending[head.end() :], ""
+        self._scanner, self._braced, self._listed = ValueScanner(), True, False
+        self._head, self._arguments = head[0] if self._shown.is_edit else "", ""
+        self._input = StringReader("input") if self._shown.tool.custom else None
+        if not self._head:
+            out.append(ToolCallStart(self._shown.tool))
+        self._state = self._stream
+        return True
 
     def _begin_held(self, head: re.Match[str], out: list[Segment]) -> bool:
         """A call begins here, according to the grammar."""
@@ -377,11 +459,3 @@ def starts_bare_call(text: str) -> bool | None:
             return None if part.startswith(text) else False
         text = text[len(part) :]
     return True
-
-
-def _overlap(text: str, mark: str) -> int:
-    """How many characters at the end of `text` could be the beginning of `mark`."""
-    for length in range(min(len(mark) - 1, len(text)), 0, -1):
-        if text.endswith(mark[:length]):
-            return length
-    return 0

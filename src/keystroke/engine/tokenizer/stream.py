@@ -12,13 +12,23 @@ from collections.abc import Iterable
 
 from keystroke.engine.tokenizer.base import Tokenizer
 
-MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "<|python_tag|>")
+MARKS = (
+    *("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>"),
+    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
+# The structure of answers in channels. Tokenizers without the first end an answer with some of the others.
+CHANNEL_MARKS = (
+    *("<|channel|>", "<|start|>", "<|message|>", "<|constrain|>"),
+    *("<|end|>", "<|call|>", "<|return|>"),
+)
 
 
 class StreamDecoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._marks = {token: mark for mark in MARKS if (token := tokenizer.special(mark)) is not None}
+        marks = MARKS if tokenizer.special(CHANNEL_MARKS[0]) is None else (*MARKS, *CHANNEL_MARKS)
+        self._marks = {token: mark for mark in marks if (token := tokenizer.special(mark)) is not None}
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, tokens: Iterable[int]) -> str:

@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
-from keystroke.assist.tool_calls.forms import call_form
+from keystroke.assist.tool_calls.forms import HERMES, call_form, opens_thought
 from keystroke.assist.tool_calls.grammar import calls_constraint
-from keystroke.assist.tool_calls.parser import AnswerParser
+from keystroke.assist.tool_calls.harmony import HarmonyParser
+from keystroke.assist.tool_calls.parser import AnswerParser, answer_parser
 from keystroke.assist.tool_calls.seen import seen_lines
 from keystroke.assist.tool_calls.tools import OfferedTool, Toolset, short_toolset, whole_toolset
 from keystroke.assist.tool_calls.usable import ToolConstraints, usable_tools
@@ -107,14 +108,18 @@ class AnswerForm:
             answer=answer,
         )
 
-    def parser(self, *, local: bool) -> AnswerParser:
-        """A parser of the model's output; a `local` model is held by the constraint."""
-        required = self.choice.mode == "required"
-        return AnswerParser(
+    def parser(self, model: Model | None, prompt: Sequence[int] = ()) -> AnswerParser | HarmonyParser:
+        """A parser of the output of `model` behind `prompt`, which the constraint holds; None: of a remote
+        model."""
+        required, local = self.choice.mode == "required", model is not None
+        form = HERMES if model is None or model.chat is None else call_form(model.chat.source)
+        return answer_parser(
+            form,
             self.usable if local and self.usable is not None else self.toolset,
             held=local and bool(self.toolset),
             parallel=self.parallel,
             formatted=self.text is not None and not (local and required),
+            thinking=model is not None and opens_thought(form, model.tokenizer, prompt),
         )
 
     def narrowed(self, items: Sequence[Item]) -> AnswerForm:

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from keystroke.assist.tool_calls.forms import CALL
-from keystroke.assist.tool_calls.parser import AnswerParser
 from keystroke.assist.tool_calls.segments import TextSegment
-from keystroke.assist.tool_calls.tools import Toolset
 from keystroke.engine.base import Sampling
 from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.gateway.access.keys import Caller
+from keystroke.gateway.api.answer_form import AnswerForm
 from keystroke.gateway.api.prompts import text_length
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import ServedModel
@@ -31,7 +30,7 @@ from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service, new_id
 from keystroke.protocol.compaction import CompactedWindow, is_head, pack_window, summary_item
 from keystroke.protocol.items import CompactionItem, Item, content_text
-from keystroke.protocol.requests import CreateRequest
+from keystroke.protocol.requests import ContextManagement
 from keystroke.protocol.response import Compacted, Receipt
 
 Reason = Literal["threshold", "context", "truncation", "earlier", "request"]
@@ -98,20 +97,22 @@ class _Remembered:
 
 
 def compaction_limit(
-    request: CreateRequest, context: int | None, max_tokens: int | None
+    context: int | None,
+    max_tokens: int | None,
+    *,
+    management: Sequence[ContextManagement] | None = None,
+    truncation: str | None = None,
 ) -> CompactionLimit | None:
     """None: the conversation is never shortened, because the client refuses it or no limit is known."""
-    threshold = min(
-        (c.compact_threshold for c in request.context_management or () if c.compact_threshold), default=None
-    )
+    threshold = min((c.compact_threshold for c in management or () if c.compact_threshold), default=None)
     if context is None:
         return None if threshold is None else CompactionLimit(threshold, "threshold")
     fits = context - min(max_tokens or _ANSWER_ROOM, context // 4)
     if threshold is not None and threshold < fits:
         return CompactionLimit(threshold, "threshold")
-    if request.truncation == "auto":
+    if truncation == "auto":
         return CompactionLimit(fits, "truncation")
-    if request.truncation == "disabled" and not request.context_management:
+    if truncation == "disabled" and not management:
         return None
     return CompactionLimit(fits, "context")
 
@@ -227,6 +228,19 @@ def _digest(items: Sequence[Item]) -> bytes:
     return digest.digest()
 
 
+def _packed_item(fitted: Sequence[Item], summary: str) -> CompactionItem:
+    head = [i for i in fitted if is_head(i)]
+    tail = [i for i in fitted if not is_head(i) and i.type != "compaction"]
+    return CompactionItem(new_id("cmp"), pack_window(CompactedWindow(head, summary, tail)), summary)
+
+
+def unchanged_conversation(items: Sequence[Item], prompt: RenderedPrompt) -> FittedConversation:
+    """A conversation of which nothing can go, as a compaction item that holds all of it."""
+    summary = next((content_text(i.content) for i in items if i.type == "compaction"), "")
+    whole = Compacted("request", 0, len(items), summary, prompt.size, prompt.size)
+    return FittedConversation(list(items), prompt, whole, _packed_item(items, summary))
+
+
 class Compactor:
     """Makes conversations fit, and remembers the summaries it made. Belongs to the event loop."""
 
@@ -293,12 +307,7 @@ class Compactor:
             original = [*reused.original, *items[reused.replaced : cut]] if reused else items[:cut]
             window = fitted[: len(fitted) - tail_length]
             self._remember((caller.id, conversation), original, window, summary)
-        head_items = [i for i in fitted if is_head(i)]
-        tail = [i for i in fitted if not is_head(i) and i.type != "compaction"]
-        packed = pack_window(CompactedWindow(head_items, summary, tail))
-        return FittedConversation(
-            fitted, final, compacted, CompactionItem(new_id("cmp"), packed, summary), paid
-        )
+        return FittedConversation(fitted, final, compacted, _packed_item(fitted, summary), paid)
 
     async def _choose(
         self,
@@ -312,13 +321,13 @@ class Compactor:
         """A cut after which about half of the room is free again."""
         sizes = [round(rate * (text_length([item]) + 16)) + 1 for item in items]
         head = sum(sizes[: head_length(items)])
-        budget = max((room - head) // 2 - allowance, room // 8)
+        budget = 0 if limit.reason == "request" else max((room - head) // 2 - allowance, room // 8)
         cut = choose_cut(items, sizes, budget)
         for _ in range(3):
             if cut is None:
                 return None
             size = (await render(compacted_items(items, cut, ""))).size
-            if size + allowance <= limit.tokens:
+            if size + allowance <= limit.tokens or not budget:
                 break
             budget //= 2
             cut = choose_cut(items, sizes, budget)
@@ -385,7 +394,8 @@ class Compactor:
         service = self._service
         permit = await service.admit_shared(entry, job, caller)
         work = service.submit(entry, job, caller, priority=Priority.CHAT, permit=permit)
-        parser, pieces = AnswerParser(Toolset()), list[str]()
+        parser = AnswerForm().parser(entry.model, job.prompt if isinstance(job, Job) else ())
+        pieces: list[str] = []
         async with aclosing(work.items()) as parts:
             async for part in parts:
                 if isinstance(part, Chunk) and part.text:

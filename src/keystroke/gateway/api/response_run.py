@@ -24,7 +24,15 @@ from keystroke.gateway.access.limits import Permit
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import RunningAnswer, Sink
 from keystroke.gateway.api.answer_form import AnswerForm, answer_form, constrain
-from keystroke.gateway.api.compaction import Compactor, RenderedPrompt, ReusedSummary, compaction_limit
+from keystroke.gateway.api.compaction import (
+    CompactionLimit,
+    Compactor,
+    FittedConversation,
+    RenderedPrompt,
+    ReusedSummary,
+    compaction_limit,
+    unchanged_conversation,
+)
 from keystroke.gateway.api.conversations import Conversations
 from keystroke.gateway.api.prompts import ConversationTurn
 from keystroke.gateway.api.replay import Replay, Replays
@@ -36,7 +44,7 @@ from keystroke.gateway.api.response_request import (
 )
 from keystroke.gateway.api.serializers import ResponseSerializer
 from keystroke.gateway.record.store import Store
-from keystroke.gateway.work.priority import Priority
+from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.scheduler import Job
@@ -45,6 +53,7 @@ from keystroke.gateway.work.ticket import Redirected, TicketEnded, TicketSteered
 from keystroke.gateway.work.work import Work, WorkOutcome
 from keystroke.protocol import events
 from keystroke.protocol.compaction import expand_compaction
+from keystroke.protocol.faults import NoSuitableModel
 from keystroke.protocol.items import (
     CompactionItem,
     CustomToolCall,
@@ -138,6 +147,11 @@ class ResponseRun:
         return self._serializer.response
 
     @property
+    def items(self) -> list[Item]:
+        """The conversation that the prompt is made of."""
+        return self._items
+
+    @property
     def is_active(self) -> bool:
         """Whether an answer is being generated."""
         return self._answer is not None and not self._answer.ended
@@ -204,15 +218,7 @@ class ResponseRun:
         """Route, make the prompt and queue it, after the turn `previous`. Raises what any of these
         refuses."""
         request, service = self._request, self._owner.service
-        priority, tier = service.priority_and_tier(
-            self.caller,
-            request.priority or request.lane,
-            Priority.BACKGROUND if self.background else Priority.CHAT,
-            request.service_tier,
-        )
-        self.entry, self._routing = await service.route(
-            request.model, lambda: routing_request(request, self._items, self._own_items, priority)
-        )
+        priority, tier = await self._route()
         entry = self.entry
         job, form = await self._make_job(previous)
         response = new_response(
@@ -244,7 +250,7 @@ class ResponseRun:
             self._send,
             tokenizer=entry.tokenizer,
             toolset=form.toolset,
-            parser=lambda: form.parser(local=entry.model is not None),
+            parser=lambda: form.parser(entry.model, job.prompt if isinstance(job, Job) else ()),
             on_end=self._on_answer_end,
             on_steered=self._on_steered,
         )
@@ -252,16 +258,66 @@ class ResponseRun:
         if self.background and response.store and self._owner.store is not None:
             self._owner.store.save_response(self.caller.id, self._own_items, response, running=True)
 
+    async def _route(self) -> tuple[Priority, Tier]:
+        """Choose the model and load it."""
+        request, service = self._request, self._owner.service
+        priority, tier = service.priority_and_tier(
+            self.caller,
+            request.priority or request.lane,
+            Priority.BACKGROUND if self.background else Priority.CHAT,
+            request.service_tier,
+        )
+        self.entry, self._routing = await service.route(
+            request.model, lambda: routing_request(request, self._items, self._own_items, priority)
+        )
+        return priority, tier
+
+    async def count_tokens(self, previous: ConversationTurn | None) -> int:
+        """The number of tokens that the prompt would have. Raises NoSuitableModel for a remote model."""
+        await self._route()
+        model = self.entry.model
+        if model is None:
+            raise NoSuitableModel(
+                f"{self.entry.name} runs on another server, which alone can count its tokens; name a local "
+                "model.",
+                param="model",
+            )
+        form = self._form()
+        tokens = await self._owner.service.run_off_loop(
+            prompts.text_length(self._items), lambda: self._prompt(model, previous, form), model
+        )
+        return len(tokens)
+
+    async def compact(self) -> FittedConversation:
+        """Replace all but the newest items by a summary."""
+        await self._route()
+        form, model = self._form(), self.entry.model
+        affinity = prompts.affinity(self._request.instructions, self._items)
+        if model is None:
+            prompt = self._render_remote(self._items, form)
+        else:
+            tokens = await self._owner.service.run_off_loop(
+                prompts.text_length(self._items), lambda: self._render(model, self._items, form), model
+            )
+            prompt = _rendered(tokens, affinity)
+        limit = CompactionLimit(self.entry.context_length or prompt.size + 1, "request")
+        fitted = await self._compact(prompt, form, affinity, None, limit)
+        return fitted or unchanged_conversation(self._items, prompt)
+
+    def _form(self) -> AnswerForm:
+        """The form of the answer before its grammar is compiled."""
+        return answer_form(
+            self._request,
+            self._tools,
+            requested_format(self._request),
+            self._items,
+            declarations=self._owner.service.tool_declarations,
+            parameters=self.entry.parameters,
+        )
+
     async def _make_job(self, previous: ConversationTurn | None) -> tuple[Job | RemoteJob, AnswerForm]:
         request, service, entry = self._request, self._owner.service, self.entry
-        form = answer_form(
-            request,
-            self._tools,
-            requested_format(request),
-            self._items,
-            declarations=service.tool_declarations,
-            parameters=entry.parameters,
-        )
+        form = self._form()
         params = service.generation_params(request, request.max_output_tokens, requested_logprobs(request))
         model, affinity = entry.model, prompts.affinity(request.instructions, self._items)
         reused = None
@@ -291,9 +347,29 @@ class ResponseRun:
         """The prompt, or that of a compacted conversation where it is too long."""
         request, service, entry = self._request, self._owner.service, self.entry
         wanted = request.max_output_tokens or service.defaults.max_tokens or None
-        limit = compaction_limit(request, entry.context_length, wanted)
+        limit = compaction_limit(
+            entry.context_length,
+            wanted,
+            management=request.context_management,
+            truncation=request.truncation,
+        )
         if limit is None or prompt.size <= limit.tokens or self._warm:
             return prompt
+        fitted = await self._compact(prompt, form, affinity, reused, limit)
+        if fitted is None:
+            return prompt
+        self._items, self._compacted, self._compaction = fitted.items, fitted.compacted, fitted.item
+        return fitted.prompt
+
+    async def _compact(
+        self,
+        prompt: RenderedPrompt,
+        form: AnswerForm,
+        affinity: str,
+        reused: ReusedSummary | None,
+        limit: CompactionLimit,
+    ) -> FittedConversation | None:
+        service, entry = self._owner.service, self.entry
 
         async def render(items: Sequence[Item]) -> RenderedPrompt:
             model = entry.model
@@ -303,13 +379,9 @@ class ResponseRun:
             tokens = await service.run_off_loop(size, lambda: self._render(model, items, form), model)
             return _rendered(tokens, affinity)
 
-        fitted = await self._owner.compactor.fit(
+        return await self._owner.compactor.fit(
             self._items, prompt, render, limit, entry, self.caller, conversation=affinity, reused=reused
         )
-        if fitted is None:
-            return prompt
-        self._items, self._compacted, self._compaction = fitted.items, fitted.compacted, fitted.item
-        return fitted.prompt
 
     def _render_remote(self, items: Sequence[Item], form: AnswerForm) -> RenderedPrompt:
         messages = prompts.messages_of(self._request.instructions, items, toolset=form.toolset)

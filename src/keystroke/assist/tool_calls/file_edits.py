@@ -1,0 +1,226 @@
+"""Calls of a client's tools that change files: what they would make of a file, and calls for another result.
+
+A client's file must not be worse after a call than before. Where the file was read in the conversation, its
+new text is known before the call is sent: it passes the checks of every other change, and a call whose result
+was repaired is written anew. Supported are patches, tools that write a whole file, and tools that replace one
+text by another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from keystroke.assist.edit.operations import EditFailure, Removal
+from keystroke.assist.edit.resolve import parse_answer, resolve
+from keystroke.assist.edit.validation import validate_change
+from keystroke.assist.tool_calls.patches import patch_from_call
+from keystroke.assist.tool_calls.segments import (
+    Segment,
+    TextSegment,
+    ToolArgumentsDelta,
+    ToolCallEnd,
+    ToolCallSegment,
+    ToolCallStart,
+)
+from keystroke.assist.tool_calls.tools import OfferedTool
+
+PATHS = ("path", "filePath", "file_path", "file")
+CONTENTS = ("content", "contents", "file_text")
+_REPLACED = (("old_string", "new_string"), ("oldString", "newString"), ("old_str", "new_str"))
+
+
+@dataclass(frozen=True, slots=True)
+class FileEdit:
+    """A call's effect on one file. `old` is None where the file was not read; `new` is its text after the
+    call, None where that is unknown; `written`: the text that the call brings, whatever the file is."""
+
+    path: str
+    old: str | None
+    new: str | None
+    written: str
+
+
+def edits_files(tool: OfferedTool) -> bool:
+    """Whether calls of the tool change files in a way that can be understood."""
+    if tool.custom:
+        return tool.is_patch
+    properties = tool.parameters.get("properties", {})
+    if not any(name in properties for name in PATHS):
+        return False
+    pairs = any(old in properties and new in properties for old, new in _REPLACED)
+    return pairs or any(name in properties for name in CONTENTS)
+
+
+def known_text(path: str, files: Mapping[str, str]) -> str | None:
+    """The text of a file that was read, also under a shorter or longer path."""
+    name = path.removeprefix("./")
+    for known, text in files.items():
+        other = known.removeprefix("./")
+        if name == other or name.endswith(f"/{other}") or other.endswith(f"/{name}"):
+            return text
+    return None
+
+
+def read_edit(tool: OfferedTool, payload: str, files: Mapping[str, str]) -> FileEdit | None:
+    """What a call would do to one file; None where that is not understood, or where it changes several."""
+    if tool.custom:
+        return _read_patch(payload, files)
+    arguments = _arguments(payload)
+    path = next((arguments[name] for name in PATHS if isinstance(arguments.get(name), str)), None)
+    if path is None:
+        return None
+    old = known_text(path, files)
+    for name in CONTENTS:
+        if isinstance(arguments.get(name), str):
+            return FileEdit(path, old, arguments[name], arguments[name])
+    for before, after in _REPLACED:
+        quoted, written = arguments.get(before), arguments.get(after)
+        if isinstance(quoted, str) and isinstance(written, str):
+            new = None
+            if old is not None and quoted and quoted in old:
+                new = old.replace(quoted, written, -1 if arguments.get("replace_all") else 1)
+            elif not quoted and not old:
+                new = written
+            return FileEdit(path, old, new, written)
+    return None
+
+
+def _read_patch(payload: str, files: Mapping[str, str]) -> FileEdit | None:
+    operations = parse_answer(payload, tuple(files))
+    if isinstance(operations, EditFailure) or len({operation.path for operation in operations}) != 1:
+        return None
+    path = operations[0].path
+    if any(isinstance(operation, Removal) for operation in operations):
+        return None
+    old = known_text(path, files)
+    written = "\n".join(line[1:] for line in payload.split("\n") if line.startswith("+"))
+    if payload.split("\n")[1:2] and payload.split("\n")[1].startswith("*** Add File"):
+        return FileEdit(path, old, f"{written}\n" if written else "", written)
+    found = resolve(operations, lambda name: known_text(name, files))
+    new = found.texts.get(path) if not found.failures else None
+    return FileEdit(path, old, new, written)
+
+
+def edit_call(tool: OfferedTool, payload: str, edit: FileEdit, new: str) -> str | None:
+    """The payload of the same call with which the file becomes `new`; None where it cannot be written."""
+    if tool.custom:
+        if edit.old is None:
+            return patch_from_call("write_file", {"path": edit.path, "content": new})
+        return _update_patch(edit.path, edit.old, new)
+    arguments = _arguments(payload)
+    for name in CONTENTS:
+        if isinstance(arguments.get(name), str):
+            return msgspec.json.encode({**arguments, name: new}).decode()
+    for before, after in _REPLACED:
+        if isinstance(arguments.get(before), str) and edit.old is not None:
+            quoted, written = _smallest_replacement(edit.old, new)
+            arguments = {key: value for key, value in arguments.items() if key != "replace_all"}
+            return msgspec.json.encode({**arguments, before: quoted, after: written}).decode()
+    return None
+
+
+def _update_patch(path: str, old: str, new: str) -> str | None:
+    quoted, written = _smallest_replacement(old, new)
+    return patch_from_call("replace_lines", {"path": path, "old": quoted, "new": written})
+
+
+def _smallest_replacement(old: str, new: str) -> tuple[str, str]:
+    """Whole lines of `old`, once in it, and what replaces them; with up to three lines around."""
+    before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
+    head = 0
+    while head < min(len(before), len(after)) and before[head] == after[head]:
+        head += 1
+    tail = 0
+    while tail < min(len(before), len(after)) - head and before[-1 - tail] == after[-1 - tail]:
+        tail += 1
+    for around in (3, 10, 40, len(before)):
+        start, end = max(0, head - around), min(len(before), len(before) - tail + around)
+        quoted = "".join(before[start:end])
+        if quoted and old.count(quoted) == 1:
+            written = [
+                *before[start:head],
+                *after[head : len(after) - tail],
+                *before[len(before) - tail : end],
+            ]
+            return quoted, "".join(written)
+    return old, new
+
+
+def check_edit(edit: FileEdit, request: str) -> str | EditFailure | None:
+    """The text that the file is to have after a call, what is wrong with it, or None where nothing can be
+    said because the file was not read."""
+    if edit.new is None:
+        # Only what the call brings can be judged.
+        checked = validate_change("", edit.written, f"{edit.path}.txt", request, complete=False)
+        return checked if isinstance(checked, EditFailure) else None
+    if edit.old is None:
+        return validate_change("", edit.new, edit.path, request, complete=False)
+    return validate_change(edit.old, edit.new, edit.path, request)
+
+
+def refusal(path: str, failure: EditFailure) -> TextSegment:
+    """What the client is told in place of a call that would damage a file."""
+    return TextSegment(f"I did not change {path}: {failure.message}.")
+
+
+def checked_segment(segment: ToolCallSegment, files: Mapping[str, str], request: str) -> Segment:
+    """A call that does no damage: as it is, repaired, or as a text that says why it was not made."""
+    edit = read_edit(segment.tool, segment.payload, files)
+    result = None if edit is None else check_edit(edit, request)
+    if edit is None or result is None or result == edit.new:
+        return segment
+    if isinstance(result, EditFailure):
+        return refusal(edit.path, result)
+    payload = edit_call(segment.tool, segment.payload, edit, result)
+    return segment if payload is None else ToolCallSegment(segment.tool, payload)
+
+
+class SegmentSource(Protocol):
+    def feed(self, text: str) -> list[Segment]: ...
+
+    def finish(self) -> list[Segment]: ...
+
+
+class WholeEditCalls:
+    """A parser whose calls that change files come in one piece, so that they can be checked."""
+
+    def __init__(self, parser: SegmentSource, is_edit: Callable[[OfferedTool], bool] = edits_files) -> None:
+        self._parser, self._is_edit = parser, is_edit
+        self._tool: OfferedTool | None = None
+        self._payload: list[str] = []
+
+    def feed(self, text: str) -> list[Segment]:
+        return self._joined(self._parser.feed(text))
+
+    def finish(self) -> list[Segment]:
+        out = self._joined(self._parser.finish())
+        if self._tool is not None:  # cut off: as the client would have seen it
+            out += [ToolCallStart(self._tool), ToolArgumentsDelta("".join(self._payload))]
+            self._tool = None
+        return out
+
+    def _joined(self, segments: Sequence[Segment]) -> list[Segment]:
+        out: list[Segment] = []
+        for segment in segments:
+            if isinstance(segment, ToolCallStart) and self._is_edit(segment.tool):
+                self._tool, self._payload = segment.tool, []
+            elif self._tool is not None and isinstance(segment, ToolArgumentsDelta):
+                self._payload.append(segment.payload)
+            elif self._tool is not None and isinstance(segment, ToolCallEnd):
+                out.append(ToolCallSegment(self._tool, "".join(self._payload)))
+                self._tool = None
+            else:
+                out.append(segment)
+        return out
+
+
+def _arguments(payload: str) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(payload)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
