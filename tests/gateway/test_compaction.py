@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import openai
 import pytest
 import websockets
 from gateway_support import RunningServer, last_user, scripted_model, serving
@@ -178,6 +179,60 @@ def test_a_single_message_that_does_not_fit_is_refused_clearly() -> None:
         refused = httpx.post(f"{server.url}/v1/responses", json={"input": "x" * 9000}, timeout=60)
     assert refused.status_code == 400
     assert "9," in refused.json()["error"]["message"]
+
+
+# The endpoints of their own
+
+
+def test_a_compacted_conversation_is_the_input_of_the_next_request() -> None:
+    """Through the vendor's SDK: /responses/compact, /responses/input_tokens and what comes after."""
+    history: Any = [{"role": "developer", "content": "You are terse."}, user(FIRST)]
+    history += [user(work(turn)) for turn in range(30)]
+    with serving(scripted_model(remembering)) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        whole = client.responses.input_tokens.count(input=history).input_tokens
+        made = client.responses.compact(model="auto", input=history)
+        assert made.object == "response.compaction"
+        assert made.output[-1].type == "compaction"
+        assert made.usage.output_tokens > 0
+        window: Any = [item.model_dump(exclude_none=True) for item in made.output]
+        short = client.responses.input_tokens.count(input=window).input_tokens
+        assert short < whole / 3
+        answer = client.responses.create(model="auto", input=[*window, user(LAST)])
+        again = client.responses.compact(model="auto", input=[*window, user("And so on.")])
+        packed: Any = [again.output[-1].model_dump(exclude_none=True), user(LAST)]
+        final = client.responses.create(model="auto", input=packed)
+    assert answer.usage is not None
+    assert "swordfish" in answer.output_text
+    assert "swordfish" in final.output_text
+
+
+def test_the_counted_tokens_are_those_of_the_response() -> None:
+    tools = [{"type": "function", "name": "read", "parameters": {"type": "object"}}]
+    body = {"input": [user("hello")], "instructions": "Be brief.", "tools": tools}
+    with serving(scripted_model(remembering)) as server:
+        counted = httpx.post(f"{server.url}/v1/responses/input_tokens", json=body)
+        answered = ask(server, **body)
+    assert counted.json() == {
+        "input_tokens": answered["usage"]["input_tokens"],
+        "object": "response.input_tokens",
+    }
+
+
+def test_a_conversation_of_one_message_is_compacted_to_itself() -> None:
+    with serving(scripted_model(remembering)) as server:
+        url = f"{server.url}/v1/responses/compact"
+        made = httpx.post(url, json={"model": "auto", "input": [user(FIRST)]}).json()
+        assert made["compacted"]["dropped_items"] == 0
+        answer = ask(server, input=[made["output"][-1], user(LAST)])
+    assert "swordfish" in text_of(answer)
+
+
+def test_embeddings_are_refused_by_name() -> None:
+    with serving(scripted_model(remembering)) as server:
+        refused = httpx.post(f"{server.url}/v1/embeddings", json={"model": "auto", "input": "x"})
+    assert refused.status_code == 400
+    assert "embeddings" in refused.json()["error"]["message"]
 
 
 # Values

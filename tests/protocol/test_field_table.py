@@ -90,7 +90,7 @@ def test_the_table_agrees_with_the_type_that_is_decoded(
         pytest.skip("this endpoint has no type of its own")
     decoded = {field.encode_name for field in msgspec.structs.fields(resolve(endpoint.struct))}
     top = {name for name in listed(endpoint) if "." not in name}
-    assert sorted(decoded - top) == []
+    assert endpoint.partial or sorted(decoded - top) == []
     used = {name for name in endpoint.honoured | endpoint.refused | endpoint.extension if "." not in name}
     assert sorted(used - decoded) == []
 

@@ -23,10 +23,12 @@ Treatment = Literal["honoured", "ignored", "refused"]
 
 class EndpointFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fields of one endpoint, each with one sentence. `extension` fields are honoured but not part of the
-    vendor's API. `types` are the vendor's request types, `struct` the type that the server decodes."""
+    vendor's API. `types` are the vendor's request types, `struct` the type that the server decodes; `partial`:
+    the endpoint uses only some of its fields."""
 
     route: str
     struct: str | None = None
+    partial: bool = False
     types: list[str] = []
     honoured: dict[str, str] = {}
     ignored: dict[str, str] = {}

@@ -109,6 +109,25 @@ class ResponseError(Struct, frozen=True):
     message: str
 
 
+class CompactedConversation(Struct):
+    """The body of `POST /v1/responses/compact`: the user's messages and one compaction item, to be sent as
+    the input of a later request."""
+
+    id: str
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
+    compacted: Compacted
+    object: Literal["response.compaction"] = "response.compaction"
+
+
+class InputTokens(Struct):
+    """The body of `POST /v1/responses/input_tokens`."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class Response(Struct):
     id: str
     created_at: int

@@ -36,6 +36,8 @@ DOCUMENTS: dict[str, tuple[Any, ...]] = {
     ),
     "bodies": (
         response.Response,
+        response.CompactedConversation,
+        response.InputTokens,
         chat.ChatCompletion,
         chat.ChatChunk,
         chat.TextCompletion,

@@ -6,7 +6,10 @@ state of one request belongs to its `ResponseRun` alone.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+
+import msgspec
 
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api.answer import Sink
@@ -16,10 +19,12 @@ from keystroke.gateway.api.prompts import ConversationTurn
 from keystroke.gateway.api.replay import Replays
 from keystroke.gateway.api.response_request import check_request
 from keystroke.gateway.api.response_run import OnTurn, ResponseRun
-from keystroke.gateway.work.service import Service
+from keystroke.gateway.work.receipts import usage
+from keystroke.gateway.work.service import Service, new_id
 from keystroke.protocol.faults import PreviousResponseNotFound, ResponseNotFound
+from keystroke.protocol.items import content_text
 from keystroke.protocol.requests import CreateRequest
-from keystroke.protocol.response import Response
+from keystroke.protocol.response import CompactedConversation, InputTokens, Response, ResponseUsage
 
 Recall = Callable[[str], ConversationTurn | None]
 
@@ -50,6 +55,34 @@ class Responses:
         run.set_listeners(on_turn, on_done)
         await run.start(previous)
         return run
+
+    async def count_tokens(self, request: CreateRequest, caller: Caller) -> InputTokens:
+        """The size of the prompt that a request would have. Raises what creating it would refuse."""
+        run, previous = await self._prepare(request, caller)
+        return InputTokens(await run.count_tokens(previous))
+
+    async def compact(self, request: CreateRequest, caller: Caller) -> CompactedConversation:
+        """The conversation as the user's messages and one compaction item, for the input of a later
+        request."""
+        run, _ = await self._prepare(request, caller)
+        fitted = await run.compact()
+        assert fitted.item is not None
+        said = [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+            for i in run.items
+            if i.type == "message" and (i.role or "user") == "user" and (text := content_text(i.content))
+        ]
+        output = [*said, msgspec.to_builtins(fitted.item)]
+        spent = usage(fitted.paid) if fitted.paid is not None else ResponseUsage(0, 0, 0)
+        created = int(time.time())
+        return CompactedConversation(new_id("resp"), created, output, spent, fitted.compacted)
+
+    async def _prepare(
+        self, request: CreateRequest, caller: Caller
+    ) -> tuple[ResponseRun, ConversationTurn | None]:
+        check_request(request)
+        previous = await self._previous_turn(request.previous_response_id, caller, None)
+        return ResponseRun(self, request, caller, lambda _messages: None, previous), previous
 
     async def fetch(self, response_id: str, caller: Caller) -> Response:
         run = self.runs.get(response_id)
