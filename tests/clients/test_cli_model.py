@@ -40,6 +40,26 @@ def test_a_completion_is_code_and_apply_writes_it(model_home: Home) -> None:
     ast.parse(file.read_text())
 
 
+def test_a_completion_the_model_is_not_sure_of_is_withheld_unless_all_are_wanted(model_home: Home) -> None:
+    file = model_home.root / "a.py"
+    file.write_text("import json\n\n\ndef zorb(quux):\n    flim = \n")
+    asked = json.loads(model_home.keystroke("complete", "a.py:5", "--lines", "1", "--json").stdout)
+    assert asked["completion"]
+    assert 0 < asked["confidence"] < 0.8
+    assert not asked["sure"]
+    silent = model_home.keystroke("complete", "a.py:5", "--lines", "1")
+    assert silent.stdout == ""
+    assert f"not sure ({asked['confidence'] * 100:.0f} %), so nothing is shown" in silent.stderr
+    assert model_home.keystroke("complete", "a.py:5", "--lines", "1", "--all").stdout.strip()
+    before = file.read_text()
+    assert (
+        "nothing is written" in model_home.keystroke("complete", "a.py:5", "--lines", "1", "--apply").stderr
+    )
+    assert file.read_text() == before
+    eager = ("--set", "assist.eagerness=eager", "complete", "a.py:5", "--lines", "1", "--json")
+    assert json.loads(model_home.keystroke(*eager).stdout)["sure"] == (asked["confidence"] >= 0.6)
+
+
 def test_the_same_prompt_gives_the_same_text_whatever_is_drafted(model_home: Home) -> None:
     arguments = ("generate", "for i in range(10):\n    print(i)\nfor i in range(", "--max-tokens", "40")
     drafted = model_home.program(*arguments)

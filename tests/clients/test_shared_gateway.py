@@ -60,9 +60,9 @@ def gateways(home: Home) -> list[Announcement]:
 
 def test_two_commands_use_one_gateway_and_say_what_a_model_loaded_here_says(shared: Home) -> None:
     commands: list[tuple[tuple[str, ...], str]] = [
-        (("complete", "a.py:6", "--max-tokens", "12"), ""),
-        (("complete", "a.py:6:7", "--lines", "1", "--context", "24"), ""),
-        (("complete", "-"), "class Stack:\n    def push(self, item):\n        sel"),
+        (("complete", "a.py:6", "--max-tokens", "12", "--all"), ""),
+        (("complete", "a.py:6:7", "--lines", "1", "--context", "24", "--all"), ""),
+        (("complete", "-", "--all"), "class Stack:\n    def push(self, item):\n        sel"),
         (("generate", "for i in <|im_end|> range(", "--max-tokens", "12", "--temperature", "1"), ""),
         (("chat", "--max-tokens", "12"), "Hello.\nAnd again.\n"),
     ]
@@ -71,8 +71,16 @@ def test_two_commands_use_one_gateway_and_say_what_a_model_loaded_here_says(shar
     here = [shared.keystroke(*command, "--local", stdin=stdin).stdout for command, stdin in commands]
     assert said == here
     assert gateways(shared) == [gateway]
-    before = shared.keystroke("--local", "complete", "a.py:6", "--max-tokens", "12").stdout
+    before = shared.keystroke("--local", "complete", "a.py:6", "--max-tokens", "12", "--all").stdout
     assert before == said[0]
+
+
+def test_the_gateway_is_as_sure_of_a_completion_as_a_model_loaded_here(shared: Home) -> None:
+    arguments = ("complete", "a.py:6:7", "--lines", "1", "--json")
+    there, here = (json.loads(shared.keystroke(*more, *arguments).stdout) for more in ((), ("--local",)))
+    assert there["completion"] == here["completion"] != ""
+    # This model writes half characters, whose place in the text differs by a token.
+    assert there["confidence"] == pytest.approx(here["confidence"], rel=0.2)
 
 
 def test_reports_count_tokens_and_find_what_was_read_before(shared: Home) -> None:
@@ -202,10 +210,10 @@ def test_a_language_the_model_has_not_learned_is_refused_the_same_way_through_th
 
 
 def test_a_gateway_that_was_killed_is_started_again_and_nobody_notices(shared: Home) -> None:
-    first = shared.keystroke("complete", "a.py:6", "--max-tokens", "12").stdout
+    first = shared.keystroke("complete", "a.py:6", "--max-tokens", "12", "--all").stdout
     (said,) = gateways(shared)
     os.kill(said.pid, signal.SIGKILL)
-    assert shared.keystroke("complete", "a.py:6", "--max-tokens", "12").stdout == first
+    assert shared.keystroke("complete", "a.py:6", "--max-tokens", "12", "--all").stdout == first
     (other,) = gateways(shared)
     assert other.pid != said.pid
 

@@ -53,6 +53,7 @@ class LocalChatModel(CompletionModel):
         self.price, self.show_wait = price or Price(), show_wait
         self.is_small = model.engine.info.parameters < SMALL_MODEL if small is None else small
         self.constrain_calls, self._owns_model = constrain_calls, owns_model
+        self.parallel_attempts = max(1, model.engine.max_batch)
         self.session = model.engine.session()
         # One for all answers: it learns from each.
         self.drafter = drafter_for(model.engine, draft=model.draft) if speculate else None
@@ -96,7 +97,8 @@ class LocalChatModel(CompletionModel):
         stats = done.stats
         assert stats is not None
         seconds = stats.prefill_seconds + stats.decode_seconds
-        return done.text, _report(self.name, done.finish, stats, stats.prefill_seconds, seconds)
+        report = _report(self.name, done.finish, stats, stats.prefill_seconds, seconds)
+        return done.text, replace(report, confidence=done.confidence)
 
     def sample(self, request: SamplingRequest) -> SamplingResult:
         from keystroke.agent.attempts import EngineDecoder

@@ -43,7 +43,8 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReport:
-    """What an answer cost. Token counts are 0 where a server does not report them."""
+    """What an answer cost. Token counts are 0 where a server does not report them. `confidence`: see
+    `assist.completion.Completion`."""
 
     model: str
     finish: str
@@ -55,6 +56,7 @@ class AnswerReport:
     tokens_per_second: float = 0.0
     drafted: int = 0
     accepted: int = 0
+    confidence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +226,7 @@ class ChatModel(ABC):
 
     name: str
     is_small: bool = False
+    parallel_attempts: int = 1  # attempts that cost about as much as one
     price: Price = Price()
     show_wait: ShowWait | None = None
 
@@ -279,10 +282,13 @@ class ChatModel(ABC):
         total = StepReceipt("attempts", self.name)
         messages = request.messages
         winner: Attempt | None = None
-        options = AnswerOptions(GenerationParams(request.max_tokens), interrupt=request.interrupt)
-        samplings = attempt_samplings(request.attempts, temperature=request.temperature)
+        samplings = attempt_samplings(
+            request.attempts, temperature=request.temperature, seed=request.seed, greedy=request.greedy
+        )
         for number, sampling in enumerate(samplings):
             attempt = Attempt(number, sampling)
+            params = GenerationParams(request.max_tokens, sampling=sampling)
+            options = AnswerOptions(params, interrupt=request.interrupt)
             reply = self.reply(messages, options, steering=request.steering)
             lines += [message["content"] for message in reply.messages[:-1] if message["role"] == "user"]
             attempt.text = reply.text.removeprefix(request.opening)
@@ -309,7 +315,7 @@ class ChatModel(ABC):
         if winner is None:
             winner, reason = select_attempt(attempts, request.checker.key)
         seconds = time.perf_counter() - started
-        usage = total.prompt_tokens, 0.0, total.reused_tokens
+        usage = total.prompt_tokens, 0.0, total.reused_tokens, total.seconds
         return SamplingResult(RaceResult(tuple(attempts), winner, reason, seconds, *usage), total, lines)
 
     def close(self) -> None:  # noqa: B027 - most hold nothing

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from keystroke.assist.completion.ending import Ending
-from keystroke.assist.completion.gate import find_loop
+from keystroke.assist.completion.gate import confidence, find_loop
 from keystroke.assist.completion.prompt import build_prompt
 from keystroke.assist.completion.window import LONGEST_WORD, half_word
 from keystroke.engine.base import GREEDY, Interrupt, Sampling, Session
@@ -19,12 +19,14 @@ DEFAULT_TOKENS = 128  # of an answer, where the request does not say
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The text to insert at the cursor; empty where the model had nothing to add."""
+    """The text to insert at the cursor; empty where the model had nothing to add. `confidence` is how sure
+    the model is of it, from 0 to 1; None where the engine reports no probabilities."""
 
     text: str
     finish: Finish
     trimmed: bool = False
     stats: GenerationStats | None = None
+    confidence: float | None = None
 
 
 def complete(
@@ -42,12 +44,43 @@ def complete(
 ) -> Completion:
     """The completion between `prefix` and `suffix`. Raises what the engine raises, but not for an interrupt:
     that ends the completion with what it has."""
-    params = GenerationParams(max_tokens=max_tokens, sampling=sampling)
+    params = GenerationParams(max_tokens=max_tokens, sampling=replace(sampling, logprobs=0))
     asked = build_question(model, prefix, suffix, budget=budget, params=params)
     generation = Generation(model, session, asked.tokens, asked.params, drafter=drafter, interrupt=interrupt)
     ending = Ending.at(prefix, suffix, lines)
-    text, finish = read_until_ending(generation, ending, held=asked.held)
-    return Completion(text, finish, asked.trimmed, generation.stats)
+    meter = ConfidenceMeter()
+    text, finish = read_until_ending(meter.watch(generation), ending, held=asked.held)
+    return Completion(text, finish, asked.trimmed, generation.stats, meter.value(asked.held, text))
+
+
+class ConfidenceMeter:
+    """Collects where each token of an answer ends and its log probability."""
+
+    def __init__(self) -> None:
+        self._tokens: list[tuple[int, float]] = []
+        self._length = 0
+
+    def add(self, text: str, logprobs: Iterable[float]) -> None:
+        """Record the next token, or several whose borders are not known."""
+        self._length += len(text)
+        self._tokens += [(self._length, value) for value in logprobs]
+
+    def watch(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        for chunk in chunks:
+            for piece in chunk.split():
+                self.add(piece.text, (token.logprob for token in piece.logprobs))
+            yield chunk
+
+    def value(self, held: str, text: str) -> float | None:
+        """The confidence in `text`, which follows the repeated text `held`."""
+        start, end = len(held), len(held) + len(text)
+        begins = (0, *(end for end, _ in self._tokens))
+        inside = [
+            value
+            for begin, (stop, value) in zip(begins, self._tokens, strict=False)
+            if stop > start and begin < end
+        ]
+        return confidence(inside) if inside and text else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """`keystroke complete`: completes code at a cursor.
 
 Only the completion is written to standard output; with `--apply` it is written into the file atomically
-instead.
+instead. A completion that an editor would not show is withheld, unless `--all` is given.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ def complete(
     apply: Annotated[bool, option("--apply", "Write the completion into the file.")] = False,
     context: Annotated[int, option("Tokens around the cursor that the model sees.", min=16)] = 1024,
     max_tokens: Annotated[int, option("Maximum length of the completion in tokens.", min=1)] = 128,
+    everything: Annotated[
+        bool, option("--all", "Show the completion even if the model is not sure.")
+    ] = False,
     model: options.Model = None,
     temperature: options.Temperature = None,
     seed: options.Seed = None,
@@ -34,6 +37,7 @@ def complete(
 ) -> None:
     from keystroke.agent.chat.model import AnswerOptions
     from keystroke.analysis.syntax import language_of
+    from keystroke.assist.completion.gate import THRESHOLDS
     from keystroke.clients.cli.interruption import interruptible
     from keystroke.clients.cli.open_model import generation_params, open_model
     from keystroke.clients.cli.text_file import FilePosition, TextFile, read_input
@@ -64,13 +68,28 @@ def complete(
         text, report = opened.complete(before, after, asked, lines=lines, budget=context)
     if interrupt.is_set:
         raise Interrupted("stopped; nothing was written") if apply else KeyboardInterrupt
-    if apply and source is not None and text:
+    confidence = report.confidence
+    sure = confidence is None or confidence >= THRESHOLDS[run.settings.assist.eagerness]
+    shown = bool(text) and (sure or everything)
+    if apply and source is not None and shown:
         source.insert(offset, text)
         run.console.note(f"{where.path}: {len(text)} characters added")
     if run.json:
-        applied = apply and bool(text)
-        run.console.json({"completion": text, "applied": applied, **dataclasses.asdict(report)})
-    elif not apply:
+        answer = {"completion": text, "applied": apply and shown, "sure": sure}
+        run.console.json({**answer, **dataclasses.asdict(report)})
+        return
+    if not apply and (shown or not text):
         run.console.line(text)
     if not text:
         run.console.note("the model has no completion here")
+    elif not sure and not everything:
+        run.console.note(
+            f"not sure ({_percent(confidence)}), so nothing is {'written' if apply else 'shown'}; "
+            f"--all {'writes' if apply else 'shows'} it"
+        )
+    elif confidence is not None and not apply:
+        run.console.note(f"{_percent(confidence)} sure")
+
+
+def _percent(confidence: float | None) -> str:
+    return f"{(confidence or 0.0) * 100:.0f} %"

@@ -23,7 +23,7 @@ from keystroke.agent.chat.model import (
 )
 from keystroke.agent.chat.steering import Message
 from keystroke.assist.completion import Ending
-from keystroke.assist.completion.run import read_until_ending, repeated_text
+from keystroke.assist.completion.run import ConfidenceMeter, read_until_ending, repeated_text
 from keystroke.clients.gateway_http import GatewayGone, GatewayHttp
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.errors import KeystrokeError, Unavailable
@@ -84,6 +84,7 @@ class GatewayChatModel(CompletionModel):
     ) -> tuple[str, AnswerReport]:
         reach = (budget + 64) * _TOKEN_CHARACTERS
         body = {"prompt": prefix[-reach:], "suffix": suffix[:reach], "context": budget, "lines": lines}
+        body["logprobs"] = 0
         stream = _GatewayStream(self, "/v1/completions", TextCompletion, body, options)
         repeated = repeated_text(prefix, suffix, fills_in=self.status.fill_in is not None)
         chunks = (Chunk(piece) for piece in stream)
@@ -93,7 +94,12 @@ class GatewayChatModel(CompletionModel):
         report = stream.report()
         # A line is held back until it is certain, so the time of its first text says nothing about the rate.
         rate = report.tokens / report.seconds if report.seconds > 0 else 0.0
-        return text, replace(report, tokens_per_second=rate)
+        sure = stream.meter.value(repeated, text)
+        return text, replace(report, tokens_per_second=rate, confidence=sure)
+
+    @property
+    def parallel_attempts(self) -> int:  # type: ignore[override]
+        return self.status.parallel
 
     @property
     def facts(self) -> ModelFacts:
@@ -128,6 +134,7 @@ class _GatewayStream(RequestStream):
             "stream_options": {"include_usage": True},
         }
         self._waiting: WaitingNotice | None = None
+        self.meter = ConfidenceMeter()
 
     def wait_state(self) -> WaitState | None:
         if (state := self._waiting) is None:
@@ -176,6 +183,9 @@ class _GatewayStream(RequestStream):
                 self.drafted += details.accepted_prediction_tokens + details.rejected_prediction_tokens
         for choice in item.choices:
             text = choice.text if isinstance(choice, TextChoice) else choice.delta.content
+            if isinstance(choice, TextChoice) and (said := choice.logprobs) is not None:
+                for token, logprob in zip(said.tokens, said.token_logprobs, strict=False):
+                    self.meter.add(token, (logprob,))
             if choice.finish_reason is not None:
                 self.finish = _FINISHES.get(choice.finish_reason, Finish.STOP)
             elif isinstance(text, str) and text:
