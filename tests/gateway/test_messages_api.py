@@ -359,3 +359,14 @@ def test_turns_reuse_one_connection(server: RunningServer) -> None:
                 network: Any = reply.extensions["network_stream"]
                 ports.add(network.get_extra_info("client_addr"))
     assert len(ports) == 1
+
+
+def test_what_was_ignored_is_noted(client: anthropic.Anthropic) -> None:
+    search: Any = {"type": "web_search_20250305", "name": "web_search"}
+    editor: Any = {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"}
+    message = ask(client, "hello", tools=[search, editor], thinking={"type": "adaptive"})
+    notes = (message.model_extra or {})["notes"]
+    assert [note.partition(":")[0] for note in notes] == ["tools", "thinking"]
+    assert "web_search" in notes[0]
+    assert "str_replace_based_edit_tool" in prompts[-1]
+    assert "web_search" not in prompts[-1]

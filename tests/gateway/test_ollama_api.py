@@ -245,3 +245,10 @@ def test_a_client_that_hangs_up_stops_its_answer() -> None:
         steps = running.engines["echo"].steps
         time.sleep(0.05)
         assert running.engines["echo"].steps == steps < 50_000
+
+
+def test_options_that_would_change_the_answer_are_noted(server: RunningServer) -> None:
+    options = {"repeat_penalty": 1.2, "num_ctx": 4096, "temperature": 0}
+    body = {"model": "auto", "messages": user("x"), "stream": False, "options": options}
+    told = httpx.post(f"{server.url}/api/chat", json=body).json()
+    assert told["notes"] == ["options.repeat_penalty: not sampled with here"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -167,3 +168,24 @@ def test_tls_answers_over_https_and_over_a_secure_socket_and_refuses_plain_text(
             assert json.loads(socket.recv(timeout=60))["type"] == "response.created"
         with pytest.raises(httpx.HTTPError):
             httpx.get(f"{url.replace('https', 'http')}/health", timeout=60)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def test_a_second_port_serves_the_same_models_to_clients_of_ollama(
+    keystroke: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = free_port()
+    monkeypatch.setenv("KEYSTROKE_SERVER_OLLAMA_PORT", str(second))
+    with served() as (url, _process):
+        for address in (url, f"http://127.0.0.1:{second}"):
+            names = [model["name"] for model in httpx.get(f"{address}/api/tags", timeout=60).json()["models"]]
+            assert "echo:latest" in names
+        taken = keystroke("serve", "--echo", "--port", "0", code=2).err
+        assert f"127.0.0.1:{second}" in taken
+        assert "--ollama" in taken

@@ -160,6 +160,10 @@ class ServerSettings:
     host: str = option("127.0.0.1", "address to listen on", guarded=True)
     # The port that editor plugins for local completion try first.
     port: int = option(8012, "port to listen on; 0 picks a free one", least=0, most=65535, guarded=True)
+    # None by default: Ollama itself may run there.
+    ollama_port: int = option(
+        0, "second port, for clients that look for Ollama; 0: none", least=0, most=65535, guarded=True
+    )
     api_key_env: str = option(
         "KEYSTROKE_API_KEY",
         "environment variable that holds the accepted keys, comma separated",
@@ -301,6 +305,10 @@ class NamedModel:
     # 0: always so many as `replicas`.
     max_replicas: int = option(
         0, "replicas at most, added under load; 0: no more than replicas", least=0, most=100_000, guarded=True
+    )
+    # 0: only requests count. Set it to what the KV cache of one replica holds where prompts are long.
+    tokens_per_replica: int = option(
+        0, "tokens in flight for which one replica more is added; 0: by requests only", least=0, guarded=True
     )
     gpus: float = option(0.0, "GPUs that one replica takes", least=0.0, most=64.0, guarded=True)
     cpus: float = option(1.0, "CPU cores that one replica takes", least=0.0, most=4096.0, guarded=True)

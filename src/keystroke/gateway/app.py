@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -333,11 +334,11 @@ def uvicorn_config(gateway: Gateway, limits: WireLimits | None = None) -> uvicor
 def run_server(gateway: Gateway, *, on_ready: Callable[[int], None] | None = None) -> None:
     """Serve until interrupted. `on_ready` is called with the port once the server listens."""
     tune_interpreter()
-    listening = listen(gateway.settings.server)
+    listening = listen_all(gateway.settings.server)
     server = GatewayServer(uvicorn_config(gateway))
     server.gateway, server.on_ready = gateway, on_ready
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        runner.run(server.serve(sockets=[listening]))
+        runner.run(server.serve(sockets=listening))
 
 
 def tune_interpreter() -> None:
@@ -382,6 +383,20 @@ def listen(server: ServerSettings, *, shared: bool = False) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {server.host}:{server.port} ({reason}); choose another with --host or --port"
         ) from None
+    return listening
+
+
+def listen_all(server: ServerSettings) -> list[socket.socket]:
+    """The listening sockets: the server's own, and the one for Ollama's clients if it is set. Raises
+    ConfigError."""
+    listening = [listen(server)]
+    if server.ollama_port:
+        try:
+            listening.append(listen(replace(server, port=server.ollama_port)))
+        except ConfigError as error:
+            listening[0].close()
+            reason = error.message.partition(";")[0]
+            raise ConfigError(f"{reason}; stop Ollama, or leave out --ollama (server.ollama_port)") from None
     return listening
 
 

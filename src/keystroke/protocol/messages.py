@@ -101,6 +101,7 @@ class MessagesRequest(MessagesPrompt, kw_only=True):
     service_tier: str | None = None
     metadata: dict[str, Any] | None = None
     container: Any = None
+    thread: Any = None
 
 
 # The message
@@ -150,6 +151,7 @@ class MessagesReply(Struct):
     receipt: Receipt | UnsetType = UNSET
     routing: Routing | UnsetType = UNSET
     shortened: Shortened | UnsetType = UNSET
+    notes: list[str] | UnsetType = UNSET  # request fields that were ignored, and why
 
 
 class MessagesTokenCount(Struct, frozen=True):
@@ -202,6 +204,7 @@ class MessageDelta(Struct, tag_field="type", tag="message_delta"):
     delta: MessageEnding
     usage: MessagesUsage
     receipt: Receipt | UnsetType = UNSET
+    notes: list[str] | UnsetType = UNSET
 
 
 class MessageStop(Struct, tag_field="type", tag="message_stop"):
@@ -230,7 +233,8 @@ class MessagesError(Struct, tag_field="type", tag="error"):
 
 
 MessagesEvent = (
-    MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessagesPing | MessagesError
+    MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessagesPing |
+    MessagesError
 )  # fmt: skip
 
 _ERROR_TYPES = {

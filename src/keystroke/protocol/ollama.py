@@ -56,6 +56,14 @@ class OllamaOptions(Struct, frozen=True):
     seed: Seed | None = None
     num_predict: Annotated[int, Meta(ge=-2, le=10_000_000)] | None = None
     stop: Stop | None = None
+    # Noted in the reply where they are set: they would change the answer.
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repeat_penalty: float | None = None
+    mirostat: int | None = None
+    min_p: float | None = None
+    tfs_z: float | None = None
+    typical_p: float | None = None
 
 
 class OllamaGenerationFields(Struct, kw_only=True):
@@ -115,6 +123,7 @@ class OllamaTimings(Struct, kw_only=True):
     prompt_cached_count: int | UnsetType = UNSET  # ours: of the prompt's tokens, those that were reused
     routing: Routing | UnsetType = UNSET
     shortened: Shortened | UnsetType = UNSET
+    notes: list[str] | UnsetType = UNSET  # options that were ignored
 
 
 class OllamaAnswerMessage(Struct, frozen=True):

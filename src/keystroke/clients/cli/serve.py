@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from keystroke.gateway.work.registry import ModelRegistry
 
 
+OLLAMA_PORT = 11434
+
+
 def serve(
     ctx: typer.Context,
     host: options.Host = None,
@@ -58,6 +61,9 @@ def serve(
         bool,
         option("--echo", "--fake", "Serve a model that echoes its input, to test a client without weights."),
     ] = False,
+    ollama: Annotated[
+        bool, option("--ollama", "Also listen on port 11434, where clients of Ollama look.")
+    ] = False,
     idle_exit: Annotated[
         float | None, option("Exit this long after the last client disconnects.", metavar="SECONDS", min=0)
     ] = None,
@@ -81,13 +87,14 @@ def serve(
             "speculation.draft_model": draft_model,
             "server.host": host,
             "server.port": port,
+            "server.ollama_port": OLLAMA_PORT if ollama else None,
             "server.tls_certificate": certificate,
             "server.tls_key": private_key,
             "server.origins": origins,
         }
     )
     if announcement is not None:  # clients on this machine connect to loopback, which has no certificate
-        plain = dataclasses.replace(settings.server, tls_certificate=None, tls_key=None)
+        plain = dataclasses.replace(settings.server, tls_certificate=None, tls_key=None, ollama_port=0)
         settings = dataclasses.replace(settings, server=plain)
     server = settings.server
     if (server.tls_certificate is None) != (server.tls_key is None):
@@ -125,7 +132,10 @@ def serve(
         if run.json:
             run.console.json({"url": address, "models": list(gateway.service.registry.entries)})
         else:
-            run.console.note(f"serving {names} at {address} (OpenAI base URL: {address}/v1); Ctrl-C stops")
+            also = f"; Ollama's clients: {server.host}:{server.ollama_port}" if server.ollama_port else ""
+            run.console.note(
+                f"serving {names} at {address} (OpenAI base URL: {address}/v1{also}); Ctrl-C stops"
+            )
 
     try:
         run_server(gateway, on_ready=ready)

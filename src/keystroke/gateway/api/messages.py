@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from starlette.responses import Response as HttpResponse
 
 from keystroke.assist.tool_calls.tools import OfferedTool
@@ -70,7 +71,7 @@ async def create_message(api: Endpoints, call: ApiRequest[wire.MessagesRequest])
     chat = chat_request(request, api.service.registry)
     shown = request.thinking is not None and request.thinking.type not in ("disabled", "between_tools")
     hidden = request.thinking is not None and request.thinking.display == "omitted"
-    serializer = partial(MessagesSerializer, thinking=shown, hidden=hidden)
+    serializer = partial(MessagesSerializer, thinking=shown, hidden=hidden, notes=_left_out(request.tools))
     start = partial(api.texts.chat, serializer=serializer)
     response = await api.answer_text(call.with_body(chat), start, MESSAGES, progress=PING_INTERVAL)
     response.headers["request-id"] = new_request_id()
@@ -106,6 +107,8 @@ def chat_request(request: wire.MessagesPrompt, registry: ModelRegistry) -> ChatR
     if isinstance(request, wire.MessagesRequest):
         if request.container is not None:
             raise InputError("container is not known here: nothing runs on this server.", param="container")
+        if request.thread is not None:
+            raise InputError("thread is not known here; send the whole conversation.", param="thread")
         chat.max_tokens = request.max_tokens
         chat.stop = request.stop_sequences or None
         chat.stream = request.stream
@@ -250,6 +253,14 @@ def _tool(tool: wire.MessagesTool) -> ChatTool | None:
     return ChatTool(function=ChatToolFunction(tool.name, tool.description, schema, tool.strict))
 
 
+def _left_out(tools: Sequence[wire.MessagesTool] | None) -> tuple[str, ...]:
+    return tuple(
+        f"tools: {tool.name:.60} ({tool.type:.60}) runs at the original only and was left out"
+        for tool in tools or ()
+        if _tool(tool) is None
+    )
+
+
 def _tool_choice(choice: wire.MessagesToolChoice) -> Any:
     if choice.type == "tool":
         if not choice.name:
@@ -274,11 +285,20 @@ def _format(request: wire.MessagesPrompt) -> dict[str, Any] | None:
 
 
 class MessagesSerializer(TextSerializer):
-    """The events of a message. `thinking`: reasoning is sent; `hidden`: only its signature."""
+    """The events of a message. `thinking`: reasoning is sent; `hidden`: only its signature. `notes`: what of
+    the request was ignored."""
 
-    def __init__(self, identity: str, *rest: Any, thinking: bool, hidden: bool = False, **named: Any) -> None:
+    def __init__(
+        self,
+        identity: str,
+        *rest: Any,
+        thinking: bool,
+        hidden: bool = False,
+        notes: tuple[str, ...] = (),
+        **named: Any,
+    ) -> None:
         super().__init__(f"msg_{identity.rpartition('_')[2]}", *rest, **named)
-        self._thinking, self._hidden = thinking, hidden
+        self._thinking, self._hidden, self._notes = thinking, hidden, notes
         self._blocks: list[wire.MessagesOutputBlock] = []
         self._open = False  # the last block may still grow
         self._called = False
@@ -326,6 +346,9 @@ class MessagesSerializer(TextSerializer):
         elif outcome.stop_string is not None:
             reason = "stop_sequence"
         stopped = outcome.stop_string if reason == "stop_sequence" else None
+        notes = [*self._notes]
+        if self._thinking and not any(isinstance(block, wire.ThinkingBlock) for block in self._blocks):
+            notes.append(f"thinking: {self.model} did not reason")
         self.body = wire.MessagesReply(
             self.id,
             self.model,
@@ -336,10 +359,11 @@ class MessagesSerializer(TextSerializer):
             receipt=paid,
             routing=self.routing,
             shortened=self._shortened,
+            notes=notes or UNSET,
         )
         if outcome.error is not None:
             return [*events, wire.messages_error(outcome.error)]
-        ending = wire.MessageDelta(wire.MessageEnding(reason, stopped), usage, paid)
+        ending = wire.MessageDelta(wire.MessageEnding(reason, stopped), usage, paid, notes or UNSET)
         return [*events, ending, wire.MessageStop()]
 
     def _grow(self, kind: type, make: Callable[[], Any], text: str, delta: Any) -> list[Any]:

@@ -46,6 +46,9 @@ API_VERSION = "0.13.0"  # of Ollama, whose API this is; clients require a lowest
 _STARTED = datetime.now(UTC)
 _LATEST = ":latest"
 _CHAT = RoutingRequest(Priority.CHAT, converses=True)
+_IGNORED = (
+    "frequency_penalty", "presence_penalty", "repeat_penalty", "mirostat", "min_p", "tfs_z", "typical_p",
+)  # fmt: skip
 _NS = 1e6  # nanoseconds of a millisecond
 
 
@@ -60,7 +63,7 @@ async def ollama_chat(api: Endpoints, call: ApiRequest[wire.OllamaChatRequest]) 
     )
     if request.logprobs:
         chat.logprobs, chat.top_logprobs = True, request.top_logprobs or 0
-    serializer = partial(OllamaChatSerializer, thinking=request.think is not False)
+    serializer = partial(OllamaChatSerializer, **_answer_options(request))
     start = partial(api.texts.chat, serializer=serializer)
     return await api.answer_text(call.with_body(chat), start, OLLAMA)
 
@@ -79,7 +82,7 @@ async def ollama_generate(api: Endpoints, call: ApiRequest[wire.OllamaGenerateRe
     if not request.prompt and not request.suffix:
         return await _load(api, request, OllamaGenerateSerializer)
     fields = _shared_fields(request)
-    serializer = partial(OllamaGenerateSerializer, thinking=request.think is not False)
+    serializer = partial(OllamaGenerateSerializer, **_answer_options(request))
     prompt = request.prompt or ""
     if request.suffix or request.raw or not _converses(api, fields["model"]):
         completion = CompletionRequest(prompt=prompt, suffix=request.suffix, **fields)
@@ -115,6 +118,13 @@ def _shared_fields(request: wire.OllamaGenerationFields) -> dict[str, Any]:
         "max_tokens": options.num_predict if options.num_predict and options.num_predict > 0 else None,
         "response_format": _format(request.format),
     }
+
+
+def _answer_options(request: wire.OllamaGenerationFields) -> dict[str, Any]:
+    options = request.options
+    ignored = () if options is None else [name for name in _IGNORED if getattr(options, name)]
+    notes = [f"options.{name}: not sampled with here" for name in ignored]
+    return {"thinking": request.think is not False, "notes": notes}
 
 
 def _format(form: str | dict[str, Any] | None) -> dict[str, Any] | None:
@@ -175,7 +185,7 @@ async def _load(
 ) -> HttpResponse:
     """A request without input loads the model."""
     entry, routing = await api.service.route(plain_name(request.model), lambda: _CHAT)
-    line = serializer("", entry.name, routing, include_usage=False, thinking=False).line("")
+    line = serializer("", entry.name, routing, include_usage=False, thinking=False, notes=[]).line("")
     line.done, line.done_reason = True, "load"
     return json_response(line)
 
@@ -184,11 +194,11 @@ async def _load(
 
 
 class OllamaSerializer(TextSerializer):
-    """The lines of an answer. `thinking`: reasoning is sent."""
+    """The lines of an answer. `thinking`: reasoning is sent. `notes`: what of the request was ignored."""
 
-    def __init__(self, *rest: Any, thinking: bool, **named: Any) -> None:
+    def __init__(self, *rest: Any, thinking: bool, notes: list[str], **named: Any) -> None:
         super().__init__(*rest, **named)
-        self._thinking = thinking
+        self._thinking, self._notes = thinking, notes
         self._made: list[wire.OllamaToolCall] = []
         self._call: tuple[str, list[str]] | None = None  # the name and arguments of a call that grows
 
@@ -243,6 +253,7 @@ class OllamaSerializer(TextSerializer):
 
     def _finish(self, line: wire.OllamaTimings, outcome: WorkOutcome) -> None:
         paid = outcome.receipt
+        line.notes = self._notes or UNSET
         line.done = True  # type: ignore[attr-defined]
         line.done_reason = "length" if outcome.finish in ("length", "grammar") else "stop"
         line.total_duration = round(paid.total_ms * _NS)
