@@ -15,7 +15,11 @@ from typing import Any
 
 import platformdirs
 
-BACKENDS = ("cuda", "onnx")  # folders of keystroke.engine; auto uses the first that runs on the machine
+BACKENDS = (
+    "cuda",
+    "mlx",
+    "onnx",
+)  # folders of keystroke.engine; auto uses the first that runs on the machine
 ENGINES = ("auto", *BACKENDS, "remote")
 PRECISIONS = ("auto", "stored", "int4", "int8", "fp16", "fp32")
 KERNELS = ("auto", "portable")

@@ -11,7 +11,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from keystroke.config import NamedModel, Settings
 from keystroke.gateway.work.registry import ServedModel, local_entry
@@ -118,6 +118,10 @@ def _engines(
             target_ongoing_requests=slots,
             upscale_delay_s=RISE,
             downscale_delay_s=FALL,
+            policy=AutoscalingPolicy(
+                policy_function="keystroke.scale.autoscaling:TokenPolicy",
+                policy_kwargs={"tokens_per_replica": table.tokens_per_replica},
+            ),
         )
         many = {"num_replicas": None, "autoscaling_config": scaling}
     router = RequestRouterConfig(

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from keystroke.config import Settings
 from keystroke.engine.backends import choose_backend
+from keystroke.engine.cores import usable_cores
 from keystroke.engine.library import Progress, no_progress
 from keystroke.engine.locate import adapter_path, resolve
-from keystroke.engine.cores import usable_cores
 from keystroke.engine.memory import available_bytes
 from keystroke.errors import ConfigError
 from keystroke.scale.rollout import missing_resources

@@ -26,6 +26,7 @@ from keystroke.gateway.app import Gateway, GatewayServer, listen, tune_interpret
 from keystroke.gateway.record.shared_limits import SharedLimits
 from keystroke.gateway.record.store import open_store
 from keystroke.gateway.work.registry import ModelRegistry, ServedModel, remote_entry
+from keystroke.scale.autoscaling import TOKENS
 from keystroke.scale.call import ModelDescription, ReplicaCall, ReplicaReply, Splice
 from keystroke.scale.engine_replica import EngineReplica
 from keystroke.scale.engine_stub import stub_entry
@@ -51,6 +52,9 @@ class EngineDeployment(EngineReplica):
 
     def check_health(self) -> None:
         self.check()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        return {TOKENS: float(self.tokens_in_flight)}
 
     async def __del__(self) -> None:
         await self.close()

@@ -104,6 +104,11 @@ class EngineReplica:
             raise Unavailable("The engine's thread has ended.")
 
     @property
+    def tokens_in_flight(self) -> int:
+        """Prompt and answer tokens of all calls here, running or waiting."""
+        return sum(t.job.input_tokens + t.stats.tokens for t in self._tickets.values())
+
+    @property
     def _model(self) -> Model:
         assert self._entry.model is not None  # remote models have no replicas
         return self._entry.model

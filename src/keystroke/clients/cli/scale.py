@@ -173,15 +173,20 @@ def down(ctx: typer.Context, address: Address = None, timeout: Timeout = 10.0) -
 @app.command()
 def manifest(
     ctx: typer.Context,
-    image: Annotated[str, option("Container image of this release.")] = "keystroke:latest",
+    image: Annotated[
+        str | None, option("Container image; default: keystroke of this version.", metavar="IMAGE")
+    ] = None,
+    host: Annotated[
+        str, option("--ingress-host", "Name that clients use, for the Ingress.", metavar="NAME")
+    ] = "keystroke.example.com",
     output: Annotated[
         Path | None, option("--output", "-o", "Write here, not to the screen.", metavar="FILE")
     ] = None,
 ) -> None:
     """Print the KubeRay manifest of these settings."""
-    from keystroke.scale.kuberay import render_manifest
+    from keystroke.scale.kuberay import default_image, render_manifest
 
-    text = render_manifest(invocation_of(ctx).settings, image)
+    text = render_manifest(invocation_of(ctx).settings, image or default_image(), host)
     if output is None:
         invocation_of(ctx).console.line(text.rstrip("\n"))
         return
