@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
+import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -247,3 +251,84 @@ def test_the_workspace_a_task_is_about_may_be_empty(tmp_path: Path, sandbox: San
     copy = replica.Replica(root, tmp_path / "copy", sandbox)
     copy.sync(Overlay(Workspace(root)))
     assert sandbox.run(["ls"], copy.sandbox_policy(), CommandLimits()).output == ""
+
+
+def work(runner: Runner, script: str) -> None:
+    """A command of the model, whose changes are taken over."""
+    runner.run(f"sh -c {shlex.quote(script)}")
+
+
+def test_sparse_files_cost_no_memory(project: Project, sandbox: Sandbox) -> None:
+    """Sizes are read before contents: a file too large to edit is never read."""
+    overlay = project.overlay()
+    runner = project.runner(sandbox, overlay)
+    tracemalloc.start()
+    try:
+        work(runner, "for i in 1 2 3 4; do truncate -s 900M big$i.txt; done; echo x = 1 > small.py")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert overlay.texts == {"small.py": "x = 1\n"}
+    assert peak < 32 << 20
+
+
+def test_more_text_than_a_task_may_change_is_refused_whole(project: Project, sandbox: Sandbox) -> None:
+    overlay = project.overlay()
+    runner = project.runner(sandbox, overlay)
+    with pytest.raises(InputError, match="more than 64 MB"):
+        work(runner, "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do truncate -s 7M big$i.txt; done")
+    assert overlay.texts == {}
+
+
+def test_too_many_changed_files_are_refused_whole(
+    project: Project, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "MOST_CHANGED_FILES", 20)
+    overlay = project.overlay()
+    with pytest.raises(InputError, match="changed 30 files"):
+        work(project.runner(sandbox, overlay), "for i in $(seq 30); do echo $i > $i.txt; done")
+    assert overlay.texts == {}
+
+
+def test_names_that_are_not_utf8_stay_in_the_copy(project: Project, sandbox: Sandbox) -> None:
+    overlay = project.overlay()
+    (project.root / os.fsdecode(b"\xff\xfe.txt")).write_text("mine")
+    work(project.runner(sandbox, overlay), r"printf x > $(printf '\377\376new.txt'); printf y > plain.txt")
+    assert overlay.texts == {"plain.txt": "y"}
+    assert overlay.files() == [".env", "calc.py", "notes/plan.txt", "plain.txt", "test_calc.py"]
+    overlay.plan("a task").apply(project.journal)
+    assert (project.root / "plain.txt").read_text() == "y"
+
+
+def test_folders_nested_deeper_than_python_recurses_do_not_end_a_task(
+    project: Project, sandbox: Sandbox
+) -> None:
+    overlay = project.overlay()
+    deep = "import os\nopen('found.txt', 'w').write('x')\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')"
+    runner = project.runner(sandbox, overlay)
+    runner.run(f"{sys.executable} -c {shlex.quote(deep)}")
+    assert overlay.texts == {"found.txt": "x"}
+    assert "calc.py" in run(runner, "ls")
+
+
+def test_a_workspace_too_large_is_not_begun_to_copy(
+    project: Project, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copied(*_: object) -> None:
+        raise AssertionError("a file was copied")
+
+    monkeypatch.setattr(replica, "MOST_FILES", 2)
+    monkeypatch.setattr(replica, "_copy_file", copied)
+    with pytest.raises(InputError, match="too much to copy"):
+        run(project.runner(sandbox, project.overlay()), "true")
+
+
+def test_a_rewritten_tree_is_compared_without_search(project: Project) -> None:
+    """Three hundred files of repeated lines took a minute when each was searched for common lines."""
+    overlay = project.overlay()
+    for number in range(60):
+        project.write(f"many/{number}.txt", f"old {number}\n" * 200)
+        overlay.write(f"many/{number}.txt", f"new {number}\n" * 200)
+    plan = overlay.plan("rewrite")
+    assert overlay.plan("rewrite").changes[0] is plan.changes[0]  # compared once
+    assert plan.diff().count("\n+new") == 60 * 200

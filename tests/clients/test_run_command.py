@@ -217,3 +217,16 @@ def test_a_check_is_ended_with_its_children_when_its_time_is_over(tmp_path: Path
     assert not alive(pid)
     with pytest.raises(NotFound):
         run_captured(["nosuch-command"], tmp_path, 1)
+
+
+def test_fix_that_finds_nothing_says_so(home: Home) -> None:
+    done = run(home, PYTHON, "-c", "print('fine')", options=("--fix",))
+    assert b"there was nothing to fix" in done.stderr
+    done = run(home, "sh", "-c", "echo odd; exit 3", options=("--fix",))
+    assert b"ended with 3" in done.stderr
+    assert b"nothing was changed" in done.stderr
+    assert done.returncode == 3
+    (home.root / "stop.py").write_text("raise SystemError('no rule knows this')\n")
+    done = run(home, PYTHON, "stop.py", options=("--fix",))
+    assert b"no fix was found for this failure; nothing was changed" in done.stderr
+    assert b"fix" not in run(home, PYTHON, "-c", "print('fine')").stderr

@@ -34,6 +34,7 @@ class ModelStatus(Struct, frozen=True, kw_only=True):
     languages: list[str] | None = None  # those it was trained on, if its card names them
     running: int = 0
     waiting: int = 0
+    parallel: int = 1  # answers that cost about as much as one
 
 
 class GatewayStatus(Struct, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ class TaskCreate(Struct, kw_only=True):
     check: Line = ""  # a command that must pass; naming it permits running it
     types: Line = ""  # likewise, for types
     files: Annotated[list[Path], Meta(max_length=100)] = []
-    attempts: Annotated[int, Meta(ge=1, le=64)] = 1
+    attempts: Annotated[int, Meta(ge=0, le=64)] = 0  # 0: as many as cost about as much as one
     tries: Annotated[int, Meta(ge=1, le=20)] = 2
     run: bool = False  # the model may run commands
     network: bool = False

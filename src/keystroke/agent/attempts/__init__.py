@@ -4,9 +4,9 @@ from keystroke.agent.attempts.attempt import Attempt, AttemptEnd, CheckResult, R
 from keystroke.agent.attempts.checker import AttemptChecker, AttemptWatch, WatchResult, WatchState
 from keystroke.agent.attempts.decoder import AttemptChunk, AttemptStream, Decoder
 from keystroke.agent.attempts.engine_decoder import EngineDecoder
-from keystroke.agent.attempts.normalise import normalise
 from keystroke.agent.attempts.race import Race, attempt_samplings
 from keystroke.agent.attempts.selection import select_attempt
+from keystroke.analysis.normalise import normalise
 
 __all__ = [
     "Attempt",

@@ -26,11 +26,12 @@ _POLL_SECONDS = 0.005  # between two looks at an interrupt while only checks run
 
 
 def attempt_samplings(
-    count: int, *, temperature: float = 0.8, top_p: float = 0.95, seed: int = 0
+    count: int, *, temperature: float = 0.8, top_p: float = 0.95, seed: int = 0, greedy: bool = True
 ) -> list[Sampling]:
-    """Sampling settings for `count` attempts: the first is greedy, the others have rising temperatures."""
-    free = count - 1
-    return [GREEDY] + [
+    """Sampling settings for `count` attempts: the first is greedy, the others have rising temperatures.
+    Without `greedy` all are sampled, because the greedy answer is known already."""
+    free = count - 1 if greedy else count
+    return [GREEDY] * greedy + [
         Sampling(
             temperature=round(temperature * (0.75 + 0.5 * number / max(free - 1, 1)), 3),
             top_p=top_p,
@@ -86,6 +87,7 @@ class Race:
         self._winner: Attempt | None = None
         self._started = 0.0
         self._prefill = 0.0
+        self._decode = 0.0
         self._reused = 0
 
     def run(self) -> RaceResult:
@@ -115,7 +117,14 @@ class Race:
             winner, why = self._select()
             seconds = time.perf_counter() - self._started
         return RaceResult(
-            tuple(self._attempts), winner, why, seconds, len(self._prompt), self._prefill, self._reused
+            tuple(self._attempts),
+            winner,
+            why,
+            seconds,
+            len(self._prompt),
+            self._prefill,
+            self._reused,
+            self._prefill + self._decode,
         )
 
     def _start_waiting(self) -> None:
@@ -151,7 +160,10 @@ class Race:
     def _step(self) -> None:
         # While nothing is checked only the streams can have news, and an interrupt wakes them.
         timeout = _POLL_SECONDS if self._checks or self._steer is not None else None
-        for stream, text, finish in self._decoder.step(list(self._live), timeout):
+        began = time.perf_counter()
+        chunks = list(self._decoder.step(list(self._live), timeout))
+        self._decode += time.perf_counter() - began
+        for stream, text, finish in chunks:
             runner = self._live[stream]
             watched = runner.watch(text)
             if watched.state is WatchState.HOPELESS:

@@ -35,6 +35,7 @@ class SamplingRequest:
     max_tokens: int = 2048
     temperature: float = 0.8
     seed: int = 0
+    greedy: bool = True  # False where the greedy answer to the same question is known
     workers: int = 2
     retry: Callable[[Attempt], Sequence[Message] | None] | None = None
     on_attempt: Callable[[Attempt], None] | None = None
@@ -70,7 +71,9 @@ def run_race(
     result = Race(
         decoder,
         encoder.encode(request.messages, opening=request.opening),
-        attempt_samplings(request.attempts, temperature=request.temperature, seed=request.seed),
+        attempt_samplings(
+            request.attempts, temperature=request.temperature, seed=request.seed, greedy=request.greedy
+        ),
         request.checker,
         workers=request.workers,
         policy=request.policy,

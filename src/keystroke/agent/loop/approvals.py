@@ -6,6 +6,7 @@ there is nobody to ask, what needs approval is refused.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -47,6 +48,7 @@ class Approvals:
     def __init__(self, level: ApprovalLevel, ask: AskUser | None) -> None:
         """`ask` asks the user; None where there is nobody to ask."""
         self._level, self._ask = level, ask
+        self.seconds = 0.0  # that the user took to answer
 
     def approve_command(self, command: CommandRequest) -> bool:
         """Whether a command may run. One outside a sandbox always needs approval."""
@@ -65,4 +67,10 @@ class Approvals:
         return self._decide(ApprovalRequest(text, plan=plan, diff=plan.diff()))
 
     def _decide(self, question: ApprovalRequest) -> ApprovalDecision:
-        return self._ask(question) if self._ask is not None else ApprovalDecision(False)
+        if self._ask is None:
+            return ApprovalDecision(False)
+        asked = time.perf_counter()
+        try:
+            return self._ask(question)
+        finally:
+            self.seconds += time.perf_counter() - asked

@@ -65,6 +65,7 @@ class EndedEvent(msgspec.Struct, frozen=True, tag="ended"):
     diff: str = ""
     entry: str = ""  # of the undo journal
     receipts: tuple[StepReceipt, ...] = ()  # one per model
+    overhead_s: float = 0.0  # seconds in which neither a model computed nor a command ran
 
 
 Event = StartedEvent | StepEvent | TextEvent | OutputEvent | NoteEvent | DiffEvent | CostEvent | EndedEvent

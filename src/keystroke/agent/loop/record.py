@@ -36,6 +36,7 @@ class TaskRecord(msgspec.Struct, frozen=True):
     tries: int = 0
     check: str = ""
     files: tuple[str, ...] = ()
+    found: tuple[str, ...] = ()  # files that the program found for the task
     time: float = 0.0
     created: float = 0.0
     workspace: str = ""

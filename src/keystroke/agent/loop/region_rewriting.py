@@ -86,11 +86,14 @@ class RewriteStrategy(AgentStrategy):
         """The regions that the program is sure of, else those that the model selects."""
         files = list(task.options.files) or find_files(task.overlay, task.instruction, task.failure)
         if not files:
-            files = task.overlay.files()
+            files = list(task.files) or task.overlay.files()
             if len(files) != 1:
                 raise NotFound(
                     "it is unclear which file the task is about; name it in the task or with --file"
                 )
+        task.files = tuple(files)
+        for name in files:
+            task.overlay.check_writable(name)
         texts = {name: read_text(task.overlay, name) for name in files}
         if len(files) == 1 and _is_whole_file(texts[files[0]], task.instruction):
             return [Region(files[0])]
@@ -138,10 +141,15 @@ class RewriteStrategy(AgentStrategy):
         edit = RegionEdit(region, text, task.instruction, task.rules, task.failure, task.refused)
         commands = (options.check, options.types) if check else ()
         checker = EditChecker(task.overlay, edit, task.runner, *commands, needed=needed)
+        messages = edit.messages()
+        question = str(messages[-1]["content"])
+        asked_before = question in task.asked
+        task.asked.add(question)
         request = SamplingRequest(
-            messages=edit.messages(),
+            messages=messages,
             checker=checker,
-            attempts=options.attempts,
+            attempts=task.attempts(self.model),
+            greedy=not asked_before,
             opening=edit.opening,
             prediction=edit.prediction,
             policy=options.policy,
@@ -150,12 +158,12 @@ class RewriteStrategy(AgentStrategy):
             seed=options.seed + 1000 * task.tries,
             workers=options.workers,
             retry=lambda failed: _retry_messages(edit, failed),
-            on_attempt=lambda attempt: _note_attempt(task, attempt),
+            on_attempt=lambda attempt: _note_attempt(task, attempt, task.attempts(self.model)),
             interrupt=task.control.interrupt,
             steering=task.control.steering,
         )
         result = self.model.sample(request)
-        task.add_receipt(result.receipt)
+        task.add_receipt(result.receipt, result.race.model_seconds)
         for line in result.steering_lines:
             task.instruction += f"\n{line}"
         return self._accept(task, edit, checker, result.race)
@@ -165,7 +173,7 @@ class RewriteStrategy(AgentStrategy):
     ) -> bool | None:
         """Make the winner's change part of the task. Returns as `_rewrite` does."""
         winner = race.winner
-        if task.options.attempts > 1 or winner is None:
+        if len(race.attempts) > 1 or winner is None:
             task.note(race.summary(), failed=winner is None)
         if winner is None:
             task.refused = "it did not come to an end"
@@ -227,9 +235,9 @@ def _short_reason(verdict: CheckResult) -> str:
     return str(counted) if counted.passed + counted.failed else lines[-1 if verdict.score else 0]
 
 
-def _note_attempt(task: TaskState, attempt: Attempt) -> None:
+def _note_attempt(task: TaskState, attempt: Attempt, attempts: int) -> None:
     """Report one of several attempts in a line."""
-    if task.options.attempts == 1:
+    if attempts == 1:
         return
     state = attempt.reason or str(attempt.end)
     if attempt.check_result is not None:

@@ -23,6 +23,8 @@ from keystroke.assist.edit.validation import validate_change
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import GenerationParams
 
+_PARALLEL, _MOST_AUTO, _SERIAL = 4, 8, 3  # attempts at a time; of them all; one after the other
+
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
@@ -32,7 +34,7 @@ class TaskOptions:
     types: str = ""  # likewise, for types
     files: tuple[str, ...] = ()  # what the task is about; empty: the program finds it
     may_run: bool = False  # the model may run commands, each approved as the approval level says
-    attempts: int = 1
+    attempts: int = 1  # 0: as many as cost about as much as one
     policy: SelectionPolicy = SelectionPolicy.FIRST
     tries: int = 2  # rounds of one model, each shown how the one before failed
     max_tokens: int = 2048
@@ -111,6 +113,9 @@ class TaskState:
     failure: str = ""  # what the check reports
     refused: str = ""  # what was wrong with the last answer
     tries: int = 0
+    files: tuple[str, ...] = ()  # that the program found for the task
+    asked: set[str] = field(default_factory=set)  # questions so far
+    model_seconds: float = 0.0  # in which models computed
 
     def answer_options(self, max_tokens: int = 0, **fields: Any) -> AnswerOptions:
         params = GenerationParams(max_tokens or self.options.max_tokens)
@@ -129,7 +134,19 @@ class TaskState:
     def add_output(self, text: str) -> None:
         self.control.on_event(events.OutputEvent(text))
 
-    def add_receipt(self, receipt: StepReceipt) -> None:
+    def attempts(self, model: ChatModel) -> int:
+        """How many attempts to make: where the user leaves it open, up to 8 that cost about as much as one;
+        elsewhere one, and two more where a check can refuse it."""
+        if self.options.attempts:
+            return self.options.attempts
+        if model.parallel_attempts >= _PARALLEL:
+            return min(_MOST_AUTO, model.parallel_attempts)
+        return _SERIAL if self.options.check or self.options.types else 1
+
+    def add_receipt(self, receipt: StepReceipt, model_seconds: float | None = None) -> None:
+        """`model_seconds`: in which the model computed, where that is not the time of the step."""
+        if receipt.model:
+            self.model_seconds += receipt.seconds if model_seconds is None else model_seconds
         self.receipts.add(receipt)
         self.control.on_event(events.CostEvent(receipt))
 

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from keystroke.agent.chat.model import ChatModel
 from keystroke.agent.chat.receipt import StepReceipt, TaskReceipts
@@ -55,6 +56,7 @@ class AgentTask:
         self._options, self._control = options or TaskOptions(), control or TaskControl()
         self._identity = identity or TaskIdentity()
         self._created = time.time()
+        self._started = time.perf_counter()
         self._deep: ChatModel | None = None
         self._mcp = (
             McpTools(permissions.servers, permissions.approvals.approve_command, self._control.interrupt)
@@ -68,7 +70,7 @@ class AgentTask:
         is raised after it."""
         if not instruction.strip() and previous is None:
             raise InputError("the task is empty; say what to do")
-        started = time.perf_counter()
+        started = self._started = time.perf_counter()
         with task_folder(self._files.scratch) as folder:
             copies = WorkspaceReplicas(
                 self._files.workspace.root,
@@ -177,7 +179,9 @@ class AgentTask:
         if status is EndStatus.DONE:  # the changes are the workspace's now
             self.overlay = task.overlay = Overlay(self._files.workspace)
         receipts = tuple(receipt for model, receipt in task.receipts.by_model().items() if model)
-        ended = EndedEvent(status, line, diff, entry, receipts)
+        spent = task.model_seconds + task.runner.command_seconds + self._permissions.approvals.seconds
+        overhead = max(0.0, time.perf_counter() - self._started - spent)
+        ended = EndedEvent(status, line, diff, entry, receipts, round(overhead, 3))
         try:
             self._save(task, ended)
         except KeystrokeError as error:  # the work is done; only continuing it later is impossible
@@ -191,7 +195,7 @@ class AgentTask:
             self._identity = replace(self._identity, id=previous.id)
             self._created = previous.created or self._created
             self.overlay = Overlay.restore(workspace, previous.overlay)
-            instruction = instruction.strip() or previous.instruction
+            instruction = _continued(instruction, previous)
         runner = Runner(
             permissions.sandbox,
             self.overlay,
@@ -213,6 +217,7 @@ class AgentTask:
         )
         if previous is not None:
             task.messages, task.tries = list(previous.messages), previous.tries
+            task.files = previous.found
             task.receipts = TaskReceipts(previous.receipts)
         runner.on_output = task.add_output
         self._save(task)
@@ -234,6 +239,7 @@ class AgentTask:
                 tries=task.tries,
                 check=self._options.check,
                 files=self._options.files,
+                found=task.files,
                 time=time.time(),
                 created=self._created,
                 workspace=str(self._files.workspace.root),
@@ -243,6 +249,36 @@ class AgentTask:
                 **end,
             )
         )
+
+
+def waiting_record(
+    identity: TaskIdentity, instruction: str, model: str, options: TaskOptions, root: Path
+) -> TaskRecord:
+    """The record of a task whose model is not loaded yet."""
+    return TaskRecord(
+        id=identity.id,
+        owner=identity.owner,
+        given=identity.given,
+        instruction=instruction,
+        status="working",
+        model=model,
+        check=options.check,
+        files=options.files,
+        time=time.time(),
+        created=time.time(),
+        workspace=str(root),
+        pid=os.getpid(),
+    )
+
+
+def _continued(instruction: str, previous: TaskRecord) -> str:
+    """The instruction of a continued task: what is said now adds to a task that is not done."""
+    added = instruction.strip()
+    if previous.status == EndStatus.DONE and added:
+        return added
+    if not added or added == previous.instruction.strip():
+        return previous.instruction
+    return f"{previous.instruction.strip()}\n{added}"
 
 
 def _strategy(model: ChatModel) -> AgentStrategy:

@@ -84,12 +84,19 @@ def secret_files(folder: Path, patterns: Iterable[str], most: int = 200_000) -> 
     wanted = tuple(patterns)
     found: list[Path] = []
     seen = 0
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name not in (".git", "node_modules")]
-        seen += len(files)
-        found += [Path(parent, name) for name in files if any(fnmatch(name, pattern) for pattern in wanted)]
-        if seen > most:
-            break
+    waiting = [folder]
+    while waiting and seen <= most:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if not entry.is_dir(follow_symlinks=False):
+                        seen += 1
+                        if any(fnmatch(entry.name, pattern) for pattern in wanted):
+                            found.append(Path(entry.path))
+                    elif entry.name not in (".git", "node_modules"):
+                        waiting.append(Path(entry.path))
+        except OSError:  # unreadable for commands too
+            continue
     return tuple(found)
 
 

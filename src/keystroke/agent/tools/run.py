@@ -8,6 +8,8 @@ that the model's commands change become part of the task; a check changes nothin
 from __future__ import annotations
 
 import shlex
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
@@ -36,6 +38,26 @@ class CommandRequest:
 ApproveCommand = Callable[[CommandRequest], bool]
 
 
+class BusyClock:
+    """Adds up the time in which at least one thread is inside it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._inside, self._since, self._lock = 0, 0.0, threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._since = time.perf_counter()
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self.seconds += time.perf_counter() - self._since
+
+
 class Runner:
     """Runs the commands of one task. `changed_by_command` names files that the model's commands changed."""
 
@@ -55,6 +77,12 @@ class Runner:
         self._copies, self._approve, self._network = copies, approve, network
         self._interrupt, self.on_output = interrupt, on_output
         self.changed_by_command: set[str] = set()
+        self._busy = BusyClock()
+
+    @property
+    def command_seconds(self) -> float:
+        """How long commands ran; time in which several ran counts once."""
+        return self._busy.seconds
 
     def run_check(
         self, line: str, overlay: Overlay | None = None, interrupt: Interrupt | None = None
@@ -94,13 +122,14 @@ class Runner:
     ) -> CompletedCommand:
         replica.sync(overlay)
         place = replica.sandbox_policy(network=self._network)
-        ended = self.sandbox.run(
-            words,
-            place,
-            self.limits,
-            interrupt or self._interrupt,
-            on_output=None if quiet else self.on_output,
-        )
+        with self._busy:
+            ended = self.sandbox.run(
+                words,
+                place,
+                self.limits,
+                interrupt or self._interrupt,
+                on_output=None if quiet else self.on_output,
+            )
         if ended.exit_reason is ExitReason.INTERRUPTED:
             raise Interrupted("stopped on request; the command and all it started were ended")
         return ended

@@ -1,7 +1,8 @@
 """Lists the files of a project.
 
-Files that git ignores are left out; without git, folders that tools generate. Names are sorted, relative
-to the root, with forward slashes. The repository's own hooks and monitors are not run.
+Files that git ignores are left out; without git, folders that tools generate. So are names that are not
+UTF-8. Names are relative to the root, with forward slashes, in a fixed order. The repository's own hooks and
+monitors are not run.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 
 from keystroke.analysis.git import run_git
@@ -30,15 +32,35 @@ def list_files(root: Path, most: int = MOST) -> list[str]:
     found = _git(root, ["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
     if found is not None:
         names = sorted({os.fsdecode(name) for name in found.split(b"\0") if name})
-        return [name for name in names if (root / name).is_file()][:most]
-    names = []
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in GENERATED)
-        inside = Path(folder).relative_to(root)
-        names += [(inside / name).as_posix() for name in sorted(files) if not name.endswith(_TEMPORARY)]
-        if len(names) >= most:
-            break
+        return list(islice((name for name in names if is_text(name) and (root / name).is_file()), most))
+    names, waiting = [], [""]
+    while waiting and len(names) < most:
+        inside = waiting.pop()
+        try:
+            with os.scandir(root / inside) as entries:
+                ordered = sorted(entries, key=lambda entry: entry.name)
+        except OSError:
+            continue
+        folders = []
+        for entry in ordered:
+            name = f"{inside}/{entry.name}" if inside else entry.name
+            if not is_text(entry.name):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                folders += [name] if entry.name not in GENERATED else []
+            elif not entry.name.endswith(_TEMPORARY):
+                names.append(name)
+        waiting += reversed(folders)
     return names[:most]
+
+
+def is_text(name: str) -> bool:
+    """Whether a file name is UTF-8; others can be neither shown to a model nor recorded."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def ignored_files(root: Path, names: Iterable[str]) -> set[str]:

@@ -18,6 +18,9 @@ from keystroke.assist.edit.resolve import Resolution, resolve
 from keystroke.assist.edit.workspace import WorkspaceFile
 from keystroke.errors import InputError
 from keystroke.text import minimal_diff
+from keystroke.text.compare import Budget
+
+_COMPARISONS = 3_000_000  # of words, over all files of a task: under a second
 
 
 class SavedOverlay(msgspec.Struct, frozen=True):
@@ -32,11 +35,13 @@ class Overlay:
         self.workspace = workspace
         self._base: dict[str, WorkspaceFile | None] = {}  # as first read; shared with forks
         self._texts: dict[str, str | None] = {}
+        self._changes: dict[str, FileChange] = {}  # as last compared
+        self._work = Budget(_COMPARISONS)
 
     def fork(self) -> Overlay:
         """A copy with the same changes; later changes are independent."""
         other = Overlay(self.workspace)
-        other._base, other._texts = self._base, dict(self._texts)
+        other._base, other._texts, other._changes = self._base, dict(self._texts), dict(self._changes)
         return other
 
     def name(self, path: str) -> str:
@@ -58,6 +63,10 @@ class Overlay:
         self._texts[path] = text
         if text == (None if base is None else base.text):
             del self._texts[path]
+
+    def check_writable(self, path: str) -> None:
+        """Raise Forbidden where the file is read-only, before work is spent on it."""
+        self.workspace.check_writable(path)
 
     def resolve(self, operations: Sequence[Operation]) -> Resolution:
         """Apply operations, all or none; the result names failures."""
@@ -93,7 +102,11 @@ class Overlay:
 
     def _change(self, path: str) -> FileChange:
         before, after = self._base[path], self._texts[path]
-        return FileChange(path, before, after, minimal_diff(before.text if before else "", after or ""))
+        known = self._changes.get(path)
+        if known is None or known.after is not after or known.before is not before:
+            edits = minimal_diff(before.text if before else "", after or "", self._work)
+            known = self._changes[path] = FileChange(path, before, after, edits)
+        return known
 
     def diff(self) -> str:
         return self.plan("").diff()

@@ -16,13 +16,18 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from keystroke.agent.sandbox import Sandbox, SandboxPolicy, credential_paths, secret_files
-from keystroke.agent.workspace.listing import ignored_files
+from keystroke.agent.workspace.listing import ignored_files, is_text
 from keystroke.agent.workspace.overlay import Overlay
 from keystroke.agent.workspace.scratch import remove
+from keystroke.assist.edit.workspace import MAX_BYTES
 from keystroke.errors import InputError
 
 MOST_BYTES = 1 << 30
 MOST_FILES = 50_000
+MOST_CHANGED_BYTES = (
+    64 << 20
+)  # that one command may change, over all files; sparse files cost nothing to make
+MOST_CHANGED_FILES = 5_000
 _MOUNTED = frozenset({".git", ".hg", ".svn", "node_modules", ".venv", "venv", ".tox", ".nox", ".direnv"})
 _CACHES = frozenset({"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"})
 
@@ -70,66 +75,94 @@ class Replica:
         return SandboxPolicy(self.folder, readonly={self.root: self.root}, hidden=hidden, network=network)
 
     def changes(self) -> dict[str, bytes | None]:
-        """The changes in the copy since `sync`: new bytes by path, None for removed files. Ignored files
-        and what is not a regular file are left out."""
-        now = dict(self._walk())
+        """The changes in the copy since `sync`: new bytes by path, None for removed files. Ignored files,
+        files too large to edit, names that are not UTF-8 and what is not a regular file are left out.
+        InputError where there is more than a change may hold."""
+        now = dict(self._walk(2 * MOST_FILES))
         names = {name for name in {*now, *self._marks} if now.get(name) != self._marks.get(name)}
-        kept = names - ignored_files(self.root, names)
-        return {name: (self.folder / name).read_bytes() if name in now else None for name in sorted(kept)}
+        if len(names) > MOST_FILES:
+            raise _too_much(len(names))
+        kept = sorted(name for name in names - ignored_files(self.root, names) if is_text(name))
+        sizes = {name: now[name][0] for name in kept if name in now}
+        wanted = [name for name in kept if sizes.get(name, 0) <= MAX_BYTES]
+        if (
+            len(wanted) > MOST_CHANGED_FILES
+            or sum(sizes.get(name, 0) for name in wanted) > MOST_CHANGED_BYTES
+        ):
+            raise _too_much(len(wanted))
+        return {name: self._read(name, sizes[name]) if name in now else None for name in wanted}
+
+    def _read(self, name: str, size: int) -> bytes:
+        """At most the bytes that were counted."""
+        with (self.folder / name).open("rb") as file:
+            return file.read(size)
 
     def close(self) -> None:
         remove(self.folder)
 
     def _copy(self) -> None:
-        self.folder.mkdir(mode=0o700, parents=True)
-        files = size = 0
-        for name in self._sources(""):
-            source, target = self.root / name, self.folder / name
-            info = source.lstat()
-            files, size = files + 1, size + info.st_size
-            if files > MOST_FILES or size > MOST_BYTES:
-                self.close()
+        found: dict[str, os.stat_result] = {}
+        size = 0
+        for name in self._sources():  # counted first: a copy that is too large is not begun
+            info = found[name] = (self.root / name).lstat()
+            size += info.st_size
+            if len(found) > MOST_FILES or size > MOST_BYTES:
                 raise InputError(
                     f"{self.root} has more than {MOST_FILES:,} files or {MOST_BYTES >> 20:,} MB, too much to "
                     "copy for a command; run this in the folder that the task is about"
                 )
-            _copy_file(source, target, info)
+        self.folder.mkdir(mode=0o700, parents=True)
+        for name, info in found.items():
+            _copy_file(self.root / name, self.folder / name, info)
         if not self._sandbox.kind.can_mount:
             for name in self._mounted:
                 (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (self.folder / name).symlink_to(self.root / name)
 
-    def _sources(self, inside: str) -> Iterator[str]:
+    def _sources(self) -> Iterator[str]:
         """Every file and link to copy; collects the folders to mount."""
-        with os.scandir(self.root / inside) as entries:
-            ordered = sorted(entries, key=lambda entry: entry.name)
-        for entry in ordered:
-            name = f"{inside}/{entry.name}" if inside else entry.name
-            if entry.is_dir(follow_symlinks=False):
-                if entry.name in _MOUNTED or os.path.exists(os.path.join(entry.path, "pyvenv.cfg")):
-                    self._mounted.append(name)
-                elif entry.name not in _CACHES:
-                    yield from self._sources(name)
-            elif entry.is_symlink() or (entry.is_file() and not self._is_secret(entry.name)):
-                yield name
+        self._mounted.clear()
+        waiting = [""]
+        while waiting:
+            inside = waiting.pop()
+            with os.scandir(self.root / inside) as entries:
+                ordered = sorted(entries, key=lambda entry: entry.name)
+            for entry in ordered:
+                name = f"{inside}/{entry.name}" if inside else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.name in _MOUNTED or os.path.exists(os.path.join(entry.path, "pyvenv.cfg")):
+                        self._mounted.append(name)
+                    elif entry.name not in _CACHES:
+                        waiting.append(name)
+                elif entry.is_symlink() or (entry.is_file() and not self._is_secret(entry.name)):
+                    yield name
 
     def _is_secret(self, name: str) -> bool:
         return any(fnmatch(name, pattern) for pattern in self._exclude)
 
-    def _walk(self) -> Iterator[tuple[str, Mark]]:
-        """The regular files of the copy, without mounted folders."""
-        for folder, folders, files in os.walk(self.folder):
-            inside = Path(folder).relative_to(self.folder)
-            folders[:] = [
-                name
-                for name in folders
-                if (inside / name).as_posix() not in self._mounted and name not in _CACHES
-            ]
-            for name in files:
+    def _walk(self, most: int | None = None) -> Iterator[tuple[str, Mark]]:
+        """The regular files of the copy, without mounted folders; the first `most` of them. Does not recurse,
+        and leaves out what lies deeper than a path can name."""
+        mounted, waiting, count = set(self._mounted), [""], 0
+        while waiting:
+            inside = waiting.pop()
+            try:
+                with os.scandir(self.folder / inside) as entries:
+                    found = list(entries)
+            except OSError:
+                continue
+            for entry in found:
+                name = f"{inside}/{entry.name}" if inside else entry.name
                 with contextlib.suppress(OSError):
-                    info = os.lstat(os.path.join(folder, name))
-                    if stat.S_ISREG(info.st_mode):
-                        yield (inside / name).as_posix(), (info.st_size, info.st_mtime_ns, info.st_ino)
+                    if entry.is_dir(follow_symlinks=False):
+                        if name not in mounted and entry.name not in _CACHES:
+                            waiting.append(name)
+                    elif entry.is_file(follow_symlinks=False):
+                        info = entry.stat(follow_symlinks=False)
+                        yield name, (info.st_size, info.st_mtime_ns, info.st_ino)
+                        count += 1
+                        if count == most:
+                            return
 
     def _revert(self) -> None:
         """Undo what commands did to the copy."""
@@ -173,6 +206,13 @@ class Replica:
         source = self.root / path
         if source.exists():
             target.chmod(stat.S_IMODE(source.stat().st_mode))
+
+
+def _too_much(files: int) -> InputError:
+    return InputError(
+        f"the command changed {files:,} files, or more than {MOST_CHANGED_BYTES >> 20} MB of text; that is "
+        "too much for one task and none of it is kept. Let it write into a folder that git ignores"
+    )
 
 
 class WorkspaceReplicas:

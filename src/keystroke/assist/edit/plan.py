@@ -6,7 +6,7 @@ A plan changes nothing until `apply`. It is complete, or empty with named failur
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from keystroke.assist.edit.journal import InverseChange, Journal, JournalEntry
@@ -49,6 +49,7 @@ class EditPlan:
     changes: tuple[FileChange, ...]
     failures: tuple[EditFailure, ...] = ()
     answers: tuple[str, ...] = ()  # of the model, in order
+    agreement: tuple[int, int] | None = None  # how many of how many candidates are this change
 
     @cached_property
     def _writes(self) -> tuple[FileWrite, ...]:
@@ -88,6 +89,14 @@ class EditPlan:
             elif change.path not in gone:
                 lines.append(f"remove {change.path}")
         return tuple(lines)
+
+    def confidence(self) -> str:
+        """How many candidates agree, in words; empty where only one answer was asked for."""
+        if self.agreement is None:
+            return ""
+        votes, count = self.agreement
+        sure = "sure" if votes >= 2 * count / 3 and count > 2 else "fairly sure" if votes > 1 else "unsure"
+        return f"{sure}: {votes} of {count} usable answers agree"
 
     def auto_executed(self) -> tuple[str, ...]:
         """Files of the change that an editor, a shell or a server executes automatically."""
@@ -141,6 +150,8 @@ def plan_edit(
     on_text: Callable[[str], None] | None = None,
 ) -> EditPlan:
     """Plan a change of files on disk. `paths` are workspace names (`workspace.name` makes them)."""
+    for path in paths:
+        workspace.check_writable(path)
     sources = {source.path: source for source in (workspace.read(path) for path in paths)}
     texts = {path: source.text for path, source in sources.items()}
     proposal = propose_edit(
@@ -152,7 +163,8 @@ def plan_edit(
         exists=lambda path: workspace.locate(path).exists(),
     )
     resolution = Resolution(proposal.texts, proposal.moves, proposal.failures)
-    return _planned(workspace, instruction, resolution, sources, proposal.answers)
+    plan = _planned(workspace, instruction, resolution, sources, proposal.answers)
+    return replace(plan, agreement=proposal.agreement)
 
 
 def plan_patch(workspace: Workspace, patch: str, instruction: str = "apply a patch") -> EditPlan:

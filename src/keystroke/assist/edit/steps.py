@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from keystroke.analysis.normalise import normalise
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit.blocks import block_messages, fenced, has_blocks, retry_messages
 from keystroke.assist.edit.choice import choose_regions, enclosing_region, regions_for
@@ -26,11 +27,16 @@ from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
 from keystroke.assist.edit.rewrite import Region, parse_rewrite, rewrite_messages
 from keystroke.assist.edit.task import EditProposal, EditTask, RewriteQuestion
 from keystroke.assist.edit.validation import validate_change
-from keystroke.assist.edit.writer import Writer
+from keystroke.assist.edit.writer import BatchWriter, SamplingWriter, Writer
 from keystroke.errors import InputError
+from keystroke.text import minimal_diff
 
 WHOLE = 120  # lines of a file that is rewritten whole where no part can be chosen
 MAX_ANSWER = 4 << 20  # characters
+CHEAP = 4  # answers that cost about as much as one; with so many, several are always asked for
+MOST = 8  # candidates
+FEW = 3  # further candidates where each costs as much as the first
+TEMPERATURE = 0.8
 LARGEST = 250  # lines that a model is asked to rewrite at once
 # Faults that asking again for the same region can correct; the others need another region.
 _MENDED = (
@@ -39,17 +45,24 @@ _MENDED = (
 )  # fmt: skip
 
 Exists = Callable[[str], bool]
-Steps = Generator[RewriteQuestion, str, EditProposal]
+Answer = str | list[str]  # to a question, or to it and all that it announces
+Steps = Generator[RewriteQuestion, Answer, EditProposal]
 Result = str | Resolution | EditFailure  # of a region: the whole file, several files, or what is wrong
 
 
 def edit_steps(
-    task: EditTask, *, blocks: bool = False, retries: int = 1, exists: Exists = lambda path: False
+    task: EditTask,
+    *,
+    blocks: bool = False,
+    retries: int = 1,
+    exists: Exists = lambda path: False,
+    candidates: int = 0,
 ) -> Steps:
     """Ask until the task is done or no larger region is left. `blocks`: the model writes search/replace
     blocks well. `retries`: how often one question is repeated with its fault named; 0 asks once and tries no
-    larger region."""
-    asking = _Asking(task, retries, exists)
+    larger region. `candidates`: answers that cost about as much as one; with fewer than four, several are
+    asked for only where the first answers fail or leave a doubt; 0: never."""
+    asking = _Asking(task, retries, exists, candidates)
     if task.region is not None:
         return (yield from asking.one_region(task.region))
     if (texts := apply_renaming(task.files, task.instruction)) is not None:
@@ -74,12 +87,30 @@ def propose_edit(
 ) -> EditProposal:
     """Let a model perform a task. `blocks`: it writes search/replace blocks well. `exists` tells which paths
     beyond the task's files exist. Raises InputError for an endless answer, and what the writer raises."""
-    steps = edit_steps(task, blocks=blocks, retries=retries, exists=exists)
-    try:
-        question = next(steps)
-        while True:
+    steps = edit_steps(
+        task,
+        blocks=blocks,
+        retries=retries,
+        exists=exists,
+        candidates=min(MOST, getattr(writer, "parallel", 0)),
+    )
+    question = next_question(steps, None)
+    while isinstance(question, RewriteQuestion):
+        if question.also and isinstance(writer, BatchWriter):
+            question = next_question(steps, writer.write_all((question, *question.also)))
+            continue
+        if question.temperature and isinstance(writer, SamplingWriter):
+            stream = writer.sample(question.messages, question.temperature, question.seed)
+        else:
             stream = writer.write(question.messages, question.prediction or None)
-            question = steps.send(_answered(stream, question.end_detector(), on_text))
+        question = next_question(steps, _answered(stream, question.end_detector(), on_text))
+    return question
+
+
+def next_question(steps: Steps, answer: Answer | None) -> RewriteQuestion | EditProposal:
+    """The next question after an answer (None: the first one), or the result."""
+    try:
+        return next(steps) if answer is None else steps.send(answer)
     except StopIteration as stop:
         proposal = stop.value
         assert isinstance(proposal, EditProposal)
@@ -112,6 +143,7 @@ class _Asking:
     task: EditTask
     retries: int
     exists: Exists
+    candidates: int = 0
     answers: list[str] = field(default_factory=list)
 
     def one_region(self, region: Region) -> Steps:
@@ -127,7 +159,7 @@ class _Asking:
         messages = block_messages(task.files, task.instruction, task.rules)
         prediction = "\n".join(task.files.values())
         for attempt in range(self.retries + 1):
-            answer = yield RewriteQuestion(messages, prediction)
+            answer = _single((yield RewriteQuestion(messages, prediction)))
             self.answers.append(answer)
             found = read_operations(task, answer, self.exists)
             if not found.failures or attempt == self.retries:
@@ -144,16 +176,79 @@ class _Asking:
             regions = _whole(task.files, WHOLE) or (yield from self._ask_for_regions()) or regions
         message = "nothing in the files answers to the instruction; name a function or lines"
         failure = EditFailure(Reason.NO_PLACE, "", message)
+        if self.candidates >= CHEAP and (found := (yield from self._by_candidates(regions, self.candidates))):
+            return found
         # The regions chosen by words are tried last if they were not tried first.
         last = [choice.regions] if choice.regions and choice.regions != regions else []
         for level in (*_region_levels(task.files, regions), *last):
             result = yield from self._rewrite_all(level)
             if isinstance(result, Resolution):
-                return self._proposal(result)
+                return (yield from self._confirmed(result, regions))
             failure = result
             if not self.retries:
                 break
-        return self._proposal(Resolution(failures=(failure,)))
+        if self.retries and self._when_unsure and failure.reason is not Reason.NO_PLACE:
+            found = yield from self._by_candidates(regions, FEW)
+        else:
+            found = None
+        return found or self._proposal(Resolution(failures=(failure,)))
+
+    @property
+    def _when_unsure(self) -> bool:
+        """Whether several candidates are asked for only where there is a reason."""
+        return 0 < self.candidates < CHEAP
+
+    def _confirmed(self, result: Resolution, regions: Sequence[Region]) -> Steps:
+        """The result, or what more candidates agree on where it leaves a doubt."""
+        task = self.task
+        path = next(iter(result.texts)) if len(result.texts) == len(task.files) == 1 else None
+        text = result.texts[path] if path is not None else None
+        if path is None or text is None or path not in task.files or not self._when_unsure:
+            return self._proposal(result)
+        if not self.retries or find_doubt(task.files[path], text, path, task.instruction) is None:
+            return self._proposal(result)
+        found = yield from self._by_candidates(regions, FEW, text)
+        return found or self._proposal(result)
+
+    def _by_candidates(
+        self, regions: Sequence[Region], count: int, first: str | None = None
+    ) -> Generator[RewriteQuestion, Answer, EditProposal | None]:
+        """Ask in several ways, drop what is damaged, and take what most agree on. `first`: a candidate that
+        is there already. None where no candidate can be used."""
+        task = self.task
+        if len(task.files) != 1:
+            return None
+        ((path, text),) = task.files.items()
+        ways = list(dict.fromkeys([*(regions if len(regions) == 1 else ()), *_whole(task.files, LARGEST)]))
+        if not ways:
+            return None
+        asked = [
+            (way, replace(self._question(way, text), temperature=heat, seed=number))
+            for number, (way, heat) in enumerate(_ways(ways, count, greedy=self.candidates >= CHEAP))
+        ]
+        questions = [question for _, question in asked]
+        reply = yield replace(questions[0], also=tuple(questions[1:]))
+        answers = reply if isinstance(reply, list) else [reply]
+        while len(answers) < len(questions):
+            more = yield questions[len(answers)]
+            answers += more if isinstance(more, list) else [more]
+        self.answers.extend(answers)
+        found = [] if first is None else [first]
+        for (way, _), answer in zip(asked, answers, strict=True):
+            result = read_rewrite(answer, way, text, task.instruction)
+            if isinstance(result, str):
+                found.append(result)
+        if not found:
+            return None
+        chosen, votes = choose_candidate(found, text, path, task.instruction)
+        return replace(self._proposal(Resolution({path: chosen})), agreement=(votes, len(found)))
+
+    def _question(self, region: Region, text: str) -> RewriteQuestion:
+        task = self.task
+        shown = {region.path: excerpt(text, region.path, region, task.instruction)}
+        messages = rewrite_messages(region, text, task.instruction, task.rules, shown)
+        inside = region.parts(text)[1]
+        return RewriteQuestion(messages, fenced(inside, language_of(region.path) or ""), inside)
 
     def _proposal(self, found: Resolution) -> EditProposal:
         answer = self.answers[-1] if self.answers else ""
@@ -163,7 +258,7 @@ class _Asking:
 
     def _rewrite_all(
         self, regions: Sequence[Region]
-    ) -> Generator[RewriteQuestion, str, Resolution | EditFailure]:
+    ) -> Generator[RewriteQuestion, Answer, Resolution | EditFailure]:
         """Rewrite all regions. One that need not change is skipped, as long as another one changes."""
         texts = dict(self.task.files)
         changed: dict[str, str] = {}
@@ -187,7 +282,7 @@ class _Asking:
 
     def _rewrite_region(
         self, texts: Mapping[str, str], region: Region, *, alone: bool = True
-    ) -> Generator[RewriteQuestion, str, Result]:
+    ) -> Generator[RewriteQuestion, Answer, Result]:
         """Rewrite one region, asking again with the fault named. Returns the whole file, or the last fault.
         `alone`: there is no other region."""
         task, text = self.task, texts[region.path]
@@ -201,7 +296,7 @@ class _Asking:
         prediction = fenced(inside, language_of(region.path) or "")
         kept: str | None = None  # a valid file that may be incomplete
         for attempt in range(self.retries + 1):
-            answer = yield RewriteQuestion(messages, prediction, inside)
+            answer = _single((yield RewriteQuestion(messages, prediction, inside)))
             self.answers.append(answer)
             result: Result
             if task.region is None and (has_blocks(answer) or is_envelope(answer)) and not has_blocks(inside):
@@ -228,12 +323,14 @@ class _Asking:
         worse = isinstance(result, EditFailure) or find_doubt(text, result, region.path, task.instruction)
         return kept if worse else result
 
-    def _ask_for_regions(self) -> Generator[RewriteQuestion, str, tuple[Region, ...]]:
+    def _ask_for_regions(self) -> Generator[RewriteQuestion, Answer, tuple[Region, ...]]:
         """The regions that the model chooses."""
         files, parts = self.task.files, list_parts(self.task.files)
         if len(parts) < 2:
             return ()
-        answer = yield RewriteQuestion(point_messages(files, parts, self.task.instruction), most=40)
+        answer = _single(
+            (yield RewriteQuestion(point_messages(files, parts, self.task.instruction), most=40))
+        )
         self.answers.append(answer)
         chosen = parse_pointing(answer, parts)
         return tuple(
@@ -241,6 +338,34 @@ class _Asking:
             for path, text in files.items()
             for region in regions_for(path, [part.unit for part in chosen if part.path == path], text)
         )
+
+
+def _single(answer: Answer) -> str:
+    return answer if isinstance(answer, str) else answer[0]
+
+
+def _ways(regions: Sequence[Region], count: int, *, greedy: bool) -> list[tuple[Region, float]]:
+    """Which region each candidate rewrites, and how it is sampled: each once greedily, then in turn."""
+    ways = [(region, 0.0) for region in regions] if greedy else []
+    while len(ways) < count:
+        ways.append((regions[-1 - len(ways) % len(regions)], TEMPERATURE))
+    return ways[:count]
+
+
+def choose_candidate(found: Sequence[str], old: str, path: str, instruction: str) -> tuple[str, int]:
+    """The text that most candidates agree on, as syntax trees, and how many do. Of equally frequent ones, one
+    without a doubt, then the one that changes least."""
+    language = language_of(path)
+    groups: dict[str, list[str]] = {}
+    for text in found:
+        groups.setdefault(normalise(text, language), []).append(text)
+
+    def rank(texts: list[str]) -> tuple[int, bool, int]:
+        doubt = find_doubt(old, texts[0], path, instruction) is not None
+        return len(texts), not doubt, -sum(len(edit.text) for edit in minimal_diff(old, texts[0]))
+
+    best = max(groups.values(), key=rank)
+    return best[0], len(best)
 
 
 def _region_levels(files: Mapping[str, str], regions: Sequence[Region]) -> Iterator[tuple[Region, ...]]:

@@ -25,6 +25,7 @@ class EditProposal:
     moves: Mapping[str, str] = field(default_factory=dict)
     failures: tuple[EditFailure, ...] = ()
     answers: tuple[str, ...] = ()
+    agreement: tuple[int, int] | None = None  # how many of how many usable candidates are this change
 
     def edits(self, path: str) -> tuple[Edit, ...]:
         """The smallest edits of one of the files."""
@@ -55,12 +56,16 @@ class EditTask:
 @dataclass(frozen=True, slots=True)
 class RewriteQuestion:
     """`prediction`: text that the answer mostly repeats; `inside`: the text it rewrites, None where it is no
-    rewrite; `most`: the longest useful answer in characters."""
+    rewrite; `most`: the longest useful answer in characters. With a `temperature` the answer is sampled.
+    `also`: questions that follow; whoever answers may answer all of them at once."""
 
     messages: Sequence[Message]
     prediction: str = ""
     inside: str | None = None
     most: int | None = None
+    temperature: float = 0.0
+    seed: int = 0
+    also: tuple[RewriteQuestion, ...] = ()
 
     def end_detector(self) -> Callable[[str], bool]:
         """A function that takes each streamed piece and returns True once nothing useful can follow."""

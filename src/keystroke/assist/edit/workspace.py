@@ -126,6 +126,12 @@ class Workspace:
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}; check its permissions") from None
 
+    def check_writable(self, path: str) -> None:
+        """Raise Forbidden where the file exists and is read-only."""
+        target = self.locate(path)
+        if target.exists() and not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
+            raise Forbidden(f"{path} is read-only; make it writable first")
+
     def write(self, writes: Sequence[FileWrite], tag: str = "edit") -> None:
         """Perform all writes or none. Every new content is on disk beside its target before the first file is
         replaced; if a replacement fails, those already made are reverted. `tag` is part of the temporary
@@ -133,7 +139,7 @@ class Workspace:
         targets = {write.path: self.locate(write.path) for write in writes}
         if len(set(targets.values())) < len(writes):
             raise InputError("two of the files to write are the same file under two names; name it once")
-        before = {write.path: self._unchanged(write, targets[write.path]) for write in writes}
+        before = {write.path: self._unchanged(write) for write in writes}
         modes = {
             write.path: write.mode if before[write.path] is None else _mode(targets[write.path])
             for write in writes
@@ -148,7 +154,7 @@ class Workspace:
             try:
                 for write in writes:
                     # Staging took time: check again.
-                    self._unchanged(write, targets[write.path])
+                    self._unchanged(write)
                     done.append(write.path)
                     _put(targets[write.path], staged.get(write.path))
             except BaseException as error:
@@ -167,14 +173,13 @@ class Workspace:
         for folder in {target.parent for target in targets.values()}:
             _sync_folder(folder)
 
-    def _unchanged(self, write: FileWrite, target: Path) -> bytes | None:
+    def _unchanged(self, write: FileWrite) -> bytes | None:
         data = self.read_bytes(write.path)
         if (None if data is None else digest(data)) != write.expected:
             raise InputError(
                 f"{write.path} changed on disk since it was read; nothing was written, try again"
             )
-        if data is not None and not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
-            raise Forbidden(f"{write.path} is read-only; make it writable first")
+        self.check_writable(write.path)
         return data
 
     def clear(self, paths: Iterable[str], tag: str) -> None:

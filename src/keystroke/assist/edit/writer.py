@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from keystroke.assist.edit.blocks import chat
 from keystroke.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:  # imported late: a patch or an undo needs no engine
+    from keystroke.assist.edit.task import RewriteQuestion
     from keystroke.engine.base import Interrupt
     from keystroke.engine.generation import Generation, GenerationParams
     from keystroke.engine.model import Model
@@ -22,6 +26,22 @@ Messages = Sequence[Mapping[str, str]]
 
 class Writer(Protocol):
     def write(self, messages: Messages, prediction: str | None) -> Iterator[str]: ...
+
+
+@runtime_checkable
+class SamplingWriter(Protocol):
+    """A writer that can also sample an answer."""
+
+    def sample(self, messages: Messages, temperature: float, seed: int) -> Iterator[str]: ...
+
+
+@runtime_checkable
+class BatchWriter(Protocol):
+    """A writer whose answers to several questions cost about as much as one, up to `parallel`."""
+
+    parallel: int
+
+    def write_all(self, questions: Sequence[RewriteQuestion]) -> list[str]: ...
 
 
 def read_answer(writer: Writer, system: str, user: str, enough: Callable[[str], bool]) -> str:
@@ -48,7 +68,26 @@ class ModelWriter:
         self.name = f"{model.path or model.name}:{model.engine.info.weight_bytes}"
         self._params = params
         self._interrupt = interrupt
+        self.parallel = max(1, model.engine.max_batch)
         self.last: Generation | None = None
+
+    def sample(self, messages: Messages, temperature: float, seed: int) -> Iterator[str]:
+        params, before = self._sampled(temperature, seed), self._params
+        self._params = params
+        try:
+            yield from self.write(messages, None)
+        finally:
+            self._params = before
+
+    def _sampled(self, temperature: float, seed: int) -> GenerationParams:
+        from keystroke.engine.generation import GenerationParams
+
+        return sampled_params(self._params or GenerationParams(), temperature, seed)
+
+    def write_all(self, questions: Sequence[RewriteQuestion]) -> list[str]:
+        from keystroke.engine.generation import GenerationParams
+
+        return answer_together(self.model, questions, self._params or GenerationParams(), self._interrupt)
 
     def write(self, messages: Messages, prediction: str | None) -> Iterator[str]:
         from keystroke.engine.generation import Finish, Generation, GenerationParams
@@ -71,6 +110,56 @@ class ModelWriter:
                 yield chunk.text
                 if chunk.finish is Finish.INTERRUPTED:
                     raise Interrupted("stopped on request; nothing was changed")
+
+
+def sampled_params(params: GenerationParams, temperature: float, seed: int) -> GenerationParams:
+    """The parameters with this temperature; 0 is greedy."""
+    from keystroke.engine.base import GREEDY, Sampling
+
+    sampling = Sampling(temperature, top_p=0.95, seed=seed + 1) if temperature else GREEDY
+    return replace(params, sampling=sampling)
+
+
+def answer_together(
+    model: Model,
+    questions: Sequence[RewriteQuestion],
+    params: GenerationParams,
+    interrupt: Interrupt | None = None,
+) -> list[str]:
+    """The answers to several questions, generated in one batch. Call it on the engine's thread. Raises
+    Interrupted."""
+    from keystroke.engine.generation import Finish, Generation
+
+    assert model.chat is not None
+    answers = ["" for _ in questions]
+    with ExitStack() as sessions:
+        running: dict[int, tuple[Generation, Callable[[str], bool]]] = {}
+        for number, question in enumerate(questions):
+            prompt = model.chat.direct_tokens(model.tokenizer, question.messages)
+            session = sessions.enter_context(model.engine.session())
+            chosen = sampled_params(params, question.temperature, question.seed)
+            generation = Generation(model, session, prompt, chosen, interrupt=interrupt)
+            generation.prefill()  # the common beginning is read once
+            running[number] = generation, question.end_detector()
+        while running:
+            if interrupt is not None:
+                interrupt.check()
+            steps = {number: generation.next_step() for number, (generation, _) in running.items()}
+            asked = {number: step for number, step in steps.items() if step is not None}
+            for number in steps.keys() - asked.keys():
+                del running[number]  # its longest length is reached
+            began = time.perf_counter()
+            made = model.engine.step_many(list(asked.values()))
+            spent = time.perf_counter() - began
+            for (number, request), step in zip(asked.items(), made, strict=True):
+                generation, ended = running[number]
+                chunk = generation.apply_step(step, spent, len(request.draft))
+                answers[number] += chunk.text
+                if chunk.finish is Finish.INTERRUPTED:
+                    raise Interrupted("stopped on request; nothing was changed")
+                if chunk.finish is not None or ended(chunk.text):
+                    del running[number]
+    return answers
 
 
 class ChatStream(Protocol):

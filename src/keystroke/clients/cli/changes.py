@@ -98,6 +98,7 @@ def as_record(plan: EditPlan, *, answers: bool = False) -> dict[str, Any]:
         "failures": [
             {"path": item.path, "reason": str(item.reason), "message": item.message} for item in plan.failures
         ],
+        **({"agreement": list(plan.agreement)} if plan.agreement is not None else {}),
         "diff": plan.diff(),
     }
 

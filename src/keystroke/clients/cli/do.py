@@ -37,8 +37,14 @@ def do(
     ] = None,
     check: Annotated[str, option("A command that must pass at the end.", metavar="CMD")] = "",
     attempts: Annotated[
-        int, option("--attempts", "-n", "Attempts at the same time; the best is kept.", min=1, max=64)
-    ] = 1,
+        str,
+        option(
+            "--attempts",
+            "-n",
+            "Attempts at the same time, 1 to 64; auto: as many as are nearly free.",
+            metavar="N",
+        ),
+    ] = "auto",
     model: options.Model = None,
     deep: Annotated[
         str | None, option("Takes over where the first model fails; reviews.", metavar="MODEL")
@@ -66,6 +72,7 @@ def do(
 ) -> None:
     from keystroke.agent.loop import TaskOptions, TaskStore
     from keystroke.agent.loop.record import ALREADY_DONE
+    from keystroke.agent.loop.task import waiting_record
     from keystroke.clients.cli.changes import open_workspace, show_diff
 
     run = invocation_of(ctx)
@@ -74,7 +81,7 @@ def do(
     level = _level(approve)
     may_run = run_commands or bool(_RUNS.search(task))
     fields: dict[str, Any] = {
-        "check": check, "types": types, "attempts": attempts, "tries": tries, "run": may_run,
+        "check": check, "types": types, "attempts": _count(attempts), "tries": tries, "run": may_run,
         "network": network, "review": review, "dry_run": dry_run, "seconds": seconds, "mcp": list(mcp or ()),
         "approve": "all" if background else approve,
     }  # fmt: skip
@@ -97,11 +104,11 @@ def do(
         types=types,
         files=tuple(_workspace_name(workspace, name) for name in file or ()),
         may_run=may_run,
-        attempts=attempts,
+        attempts=_count(attempts),
         tries=tries,
         max_tokens=run.settings.generation.max_tokens or 2048,
         seed=run.settings.generation.seed,
-        workers=max(1, min(attempts, os.cpu_count() or 1)),
+        workers=max(1, min(_count(attempts) or 8, os.cpu_count() or 1)),
         dry_run=dry_run,
         review=review,
     )
@@ -111,6 +118,7 @@ def do(
         EndStatus,
         TaskControl,
         TaskFiles,
+        TaskIdentity,
         TaskModels,
         TaskPermissions,
         describe_receipts,
@@ -135,6 +143,9 @@ def do(
             )
             ended = view.watch(lambda: shared.run(task), interrupt)
         else:
+            identity = TaskIdentity(id=previous.id) if previous is not None else TaskIdentity()
+            if previous is None:  # recorded before the model is loaded, so that a stop loses nothing
+                store.save(waiting_record(identity, task, worker, chosen, workspace.root))
             opened = open_task_model(worker, run)
             try:
                 agent = AgentTask(
@@ -152,6 +163,7 @@ def do(
                         servers=load_servers(run.settings.assist.mcp_servers, mcp or []),
                     ),
                     options=chosen,
+                    identity=identity,
                     control=TaskControl(
                         on_event=view.handle_event, interrupt=interrupt, steering=view.steering
                     ),
@@ -186,6 +198,15 @@ def _run_in_background(run: Invocation, task: str, fields: dict[str, Any]) -> No
     run.console.note(
         f"{given.id[-8:]} started; `keystroke tasks show` follows it; its change waits for your approval"
     )
+
+
+def _count(attempts: str) -> int:
+    """The number of attempts; 0 for `auto`."""
+    if attempts == "auto":
+        return 0
+    if attempts.isdecimal() and 1 <= int(attempts) <= 64:
+        return int(attempts)
+    raise UsageError(f"--attempts is auto or a number from 1 to 64, not {attempts!r:.40}")
 
 
 def _level(approve: str) -> ApprovalLevel:

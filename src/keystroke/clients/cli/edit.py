@@ -60,6 +60,8 @@ def edit(
         raise InputError(f"nothing was changed: {'; '.join(plan.explain().splitlines())}{hint}")
     if not run.json:
         show_diff(run, plan.diff())
+        if said := plan.confidence():
+            run.console.note(said)
     applied = False
     verdict = None
     named = {workspace.name(file) for file in files or []}

@@ -62,7 +62,21 @@ def run(
         for diagnosis in found[: -_OFFERED - 1 : -1]:
             if fixer.offer_fix(diagnosis, command if verify else None, seconds, fix=fix):
                 break
+        else:
+            if fix:
+                invocation.console.note(_nothing_fixed(code, len(found)))
     _leave(code)
+
+
+def _nothing_fixed(code: int, failures: int) -> str:
+    """What --fix says where it changed nothing."""
+    if code == 0 and not failures:
+        return "the command succeeded; there was nothing to fix"
+    if not failures:
+        return (
+            f"the command ended with {code}, and no failure in its output is understood; nothing was changed"
+        )
+    return "no fix was found for this failure; nothing was changed"
 
 
 def _leave(code: int) -> None:

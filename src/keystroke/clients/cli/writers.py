@@ -6,7 +6,8 @@ another. It never chooses a server by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from keystroke.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
     from keystroke.agent.chat.model import CompletionModel
-    from keystroke.assist.edit import Writer
+    from keystroke.assist.edit import RewriteQuestion, Writer
     from keystroke.assist.edit.writer import Messages
     from keystroke.clients.cli.invocation import Invocation
     from keystroke.engine.base import Interrupt
@@ -50,11 +51,41 @@ class ChatModelWriter:
         self.facts = model.facts
         self.name = self.facts.id
         self._model, self._params, self._interrupt = model, params, interrupt
+        self.parallel = model.parallel_attempts
+
+    def sample(self, messages: Messages, temperature: float, seed: int) -> Iterator[str]:
+        from keystroke.assist.edit.writer import sampled_params
+
+        yield from self._write(messages, sampled_params(self._params, temperature, seed), "")
+
+    def write_all(self, questions: Sequence[RewriteQuestion]) -> list[str]:
+        """The answers to several questions: in one batch of a model in this process, otherwise by requests at
+        the same time."""
+        from keystroke.agent.chat.local import LocalChatModel
+        from keystroke.assist.edit.writer import answer_together, sampled_params
+
+        if isinstance(self._model, LocalChatModel):
+            return answer_together(self._model.model, questions, self._params, self._interrupt)
+
+        def answer(question: RewriteQuestion) -> str:
+            params = sampled_params(self._params, question.temperature, question.seed)
+            ended, text = question.end_detector(), ""
+            for piece in self._write(question.messages, params, question.prediction):
+                text += piece
+                if ended(piece):
+                    break
+            return text
+
+        with ThreadPoolExecutor(len(questions), "candidate") as pool:
+            return list(pool.map(answer, questions))
 
     def write(self, messages: Messages, prediction: str | None) -> Iterator[str]:
+        yield from self._write(messages, self._params, prediction or "")
+
+    def _write(self, messages: Messages, params: GenerationParams, prediction: str) -> Iterator[str]:
         from keystroke.agent.chat.model import AnswerOptions
 
-        options = AnswerOptions(self._params, prediction=prediction or "", interrupt=self._interrupt)
+        options = AnswerOptions(params, prediction=prediction, interrupt=self._interrupt)
         with self._model.answer(messages, options) as answer:
             yield from answer
         if self._interrupt.is_set:

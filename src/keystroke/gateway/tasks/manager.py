@@ -34,6 +34,7 @@ from keystroke.agent.loop import (
 )
 from keystroke.agent.loop.hunks import split_hunks
 from keystroke.agent.loop.record import new_id
+from keystroke.agent.loop.task import waiting_record
 from keystroke.agent.sandbox import CommandLimits, find_sandbox
 from keystroke.agent.tools.mcp import load_servers
 from keystroke.assist.edit import Workspace
@@ -187,6 +188,14 @@ class TaskManager:
             runs_commands = request.check or request.types or request.run
             if runs_commands and not self._is_local and not sandbox.confines:
                 raise Forbidden("no sandbox works on the server's machine, so no command runs for others")
+            options = _options(request, workspace)
+            identity = TaskIdentity(
+                id=run.task.id.removeprefix(PREFIX),
+                owner="" if run.owner == LOCAL.id else run.owner,
+                given=msgspec.to_builtins(request),
+            )
+            if previous is None:  # recorded before the model is loaded, so that a stop loses nothing
+                store.save(waiting_record(identity, request.instruction, model, options, root))
             task = AgentTask(
                 files=TaskFiles(
                     workspace=workspace, journal=journal, store=store, exclude=settings.assist.exclude
@@ -202,15 +211,11 @@ class TaskManager:
                     network=request.network,
                     servers=load_servers(settings.assist.mcp_servers, request.mcp),
                 ),
-                options=_options(request, workspace),
+                options=options,
                 control=TaskControl(
                     on_event=run.handle_event, interrupt=run.interrupt, steering=run.steering
                 ),
-                identity=TaskIdentity(
-                    id=run.task.id.removeprefix(PREFIX),
-                    owner="" if run.owner == LOCAL.id else run.owner,
-                    given=msgspec.to_builtins(request),
-                ),
+                identity=identity,
             )
             return task.run(request.instruction, previous)
 
@@ -384,7 +389,7 @@ def _options(request: wire.TaskCreate, workspace: Workspace) -> TaskOptions:
         attempts=request.attempts,
         tries=request.tries,
         max_tokens=request.max_tokens,
-        workers=max(1, min(request.attempts, os.cpu_count() or 1)),
+        workers=max(1, min(request.attempts or 8, os.cpu_count() or 1)),
         dry_run=request.dry_run,
         review=request.review,
     )

@@ -1,0 +1,154 @@
+"""Tasks that do not waste what the user has: files, time, and work that was interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_task import BROKEN, CHECK, FIXED, Desk, call, in_turn, scripted
+
+from keystroke.agent.attempts import attempt_samplings
+from keystroke.agent.loop import EndStatus
+from keystroke.agent.loop.events import NoteEvent, StepEvent
+from keystroke.assist.edit import plan_edit
+from keystroke.engine.base import GREEDY, Interrupt
+from keystroke.errors import Forbidden
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+# ── read-only files ──
+
+
+def test_a_read_only_file_is_refused_before_the_work(desk: Desk) -> None:
+    target = desk.project.root / "calc.py"
+    target.chmod(0o444)
+    asked: list[str] = []
+
+    def script(prompt: str) -> str:
+        asked.append(prompt)
+        return f"{FIXED}```\n"
+
+    with pytest.raises(Forbidden, match=r"calc\.py is read-only"):
+        desk.task(scripted(script, small=True)).run("make add in calc.py add")
+    assert not asked
+
+    class Writer:
+        def write(self, messages: object, prediction: object) -> list[str]:
+            raise AssertionError("the model must not be asked")
+
+    with pytest.raises(Forbidden, match=r"calc\.py is read-only"):
+        plan_edit(desk.project.workspace, ["calc.py"], "make add add", Writer())  # type: ignore[arg-type]
+    target.chmod(0o644)
+
+
+# ── continuing ──
+
+
+def test_an_interrupted_task_keeps_its_instruction_and_its_file(desk: Desk) -> None:
+    def stopped(prompt: str) -> str:
+        desk.interrupt.set()
+        return "x" * 1000
+
+    ended = desk.task(scripted(stopped, small=True)).run("make add in calc.py add")
+    assert ended.status is EndStatus.INTERRUPTED
+    record = desk.records.latest()
+    assert record.found == ("calc.py",)
+    desk.interrupt = Interrupt()
+    prompts: list[str] = []
+
+    def script(prompt: str) -> str:
+        prompts.append(prompt)
+        return f"{FIXED}```\n"
+
+    ended = desk.task(scripted(script, small=True)).run("and be quick about it", record)
+    assert ended.status is EndStatus.DONE
+    assert desk.project.tree()["calc.py"] == FIXED
+    assert "make add in calc.py add" in prompts[0]
+    assert "and be quick about it" in prompts[0]
+
+
+def test_what_is_said_of_a_finished_task_is_about_the_same_file(desk: Desk) -> None:
+    desk.task(scripted(lambda prompt: f"{FIXED}```\n", small=True)).run("make add in calc.py add")
+    record = desk.records.latest()
+    negative = "def add(a, b):\n    return -(a + b)\n"
+    ended = desk.task(scripted(lambda prompt: f"{negative}```\n", small=True)).run("now negate it", record)
+    assert ended.status is EndStatus.DONE
+    assert desk.project.tree()["calc.py"] == negative
+
+
+# ── attempts ──
+
+
+def batched(model_width: int, *answers: str) -> object:
+    chat = scripted(in_turn(*answers), small=True)
+    chat.model.engine.max_batch = model_width
+    chat.parallel_attempts = model_width
+    return chat
+
+
+@pytest.mark.parametrize(("width", "check", "most"), [(16, CHECK, 8), (1, CHECK, 3), (1, "", 1)])
+def test_attempts_are_as_many_as_are_nearly_free(desk: Desk, width: int, check: str, most: int) -> None:
+    chat = batched(width, f"{BROKEN}```\n")
+    desk.task(chat, check=check, attempts=0, tries=1).run("make add in calc.py add")  # type: ignore[arg-type]
+    receipts = [e.receipt for e in desk.events if hasattr(e, "receipt") and e.receipt.attempts]
+    assert [receipt.attempts for receipt in receipts] == [most]
+
+
+def test_on_a_slow_engine_the_second_attempt_starts_only_when_the_first_fails(desk: Desk) -> None:
+    ended = desk.task(batched(1, f"{FIXED}```\n"), check=CHECK, attempts=0).run(  # type: ignore[arg-type]
+        "make add in calc.py add"
+    )
+    assert ended.status is EndStatus.DONE
+    assert [r.attempts for r in ended.receipts] == [1]
+
+
+def test_a_question_that_was_asked_before_is_not_asked_the_same_way() -> None:
+    assert attempt_samplings(3)[0] == GREEDY
+    again = attempt_samplings(3, greedy=False, seed=1000)
+    assert len(again) == 3
+    assert all(sampling.temperature > 0 for sampling in again)
+
+
+# ── time ──
+
+
+def test_the_time_that_is_neither_the_model_s_nor_a_command_s_is_reported(desk: Desk) -> None:
+    ended = desk.task(scripted(lambda prompt: f"{FIXED}```\n", small=True), check=CHECK).run("mend calc.py")
+    assert ended.status is EndStatus.DONE
+    assert ended.overhead_s > 0
+
+
+# ── damage ──
+
+
+def test_a_command_of_the_model_that_breaks_a_file_is_not_applied(desk: Desk) -> None:
+    spoil = call("run", command="sh -c 'echo \"def broken(:\" > calc.py'")
+    before = desk.project.tree()
+    chat = scripted(in_turn(spoil, "Done.", "Done."), small=False, held=False)
+    ended = desk.task(chat, may_run=True).run("tidy calc.py")
+    assert ended.status is EndStatus.FAILED
+    assert "does not parse" in ended.line
+    assert desk.project.tree() == before
+
+
+def test_a_model_with_tools_is_told_what_its_change_broke(desk: Desk) -> None:
+    half = call("edit", path="calc.py", old="def add(a, b):", new="def add(a, b, scale=1):")
+    rest = call("edit", path="calc.py", old="    return a - b", new="    return (a + b) * scale")
+    chat = scripted(in_turn(half, "Done.", rest, "Done."), small=False)
+    ended = desk.task(chat).run("let add multiply its result by a scale")
+    assert ended.status is EndStatus.DONE
+    assert desk.project.tree()["calc.py"] == "def add(a, b, scale=1):\n    return (a + b) * scale\n"
+    assert any("the parameter scale and never uses it" in line for line in desk.lines(NoteEvent))
+
+
+def test_markup_never_reaches_a_file_by_a_tool(desk: Desk) -> None:
+    bad = call("edit", path="calc.py", old="    return a - b", new="    return a + b\n*** End Patch x")
+    chat = scripted(in_turn(bad, "Done."), small=False)
+    desk.task(chat).run("mend add")
+    assert desk.lines(StepEvent) == ["change calc.py"]
+    assert any("markup of a tool call" in line for line in desk.lines(NoteEvent))
+    assert "Patch" not in desk.project.tree()["calc.py"]
