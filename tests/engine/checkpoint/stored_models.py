@@ -21,7 +21,11 @@ from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
 from keystroke.engine.onnx.stored import NativeWeights, stored_tables
 
 UInt8 = np.ndarray[Any, np.dtype[np.uint8]]
-KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+KINDS = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),
+    *("Q3_K", "MXFP4", "IQ4_NL", "IQ4_XS"),
+)
+COMPILED_KINDS = (*KINDS, "Q2_K")  # what the compiled operators run
 # Where a block's half-precision numbers lie, and how large each is in units of the first: so that weights are
 # spread evenly around zero. Last, what a weight's deviation is in those units.
 _HALVES: dict[str, tuple[dict[int, float], float]] = {
@@ -33,18 +37,25 @@ _HALVES: dict[str, tuple[dict[int, float], float]] = {
     "Q4_K": ({0: 1, 2: 7.5}, 250),
     "Q5_K": ({0: 1, 2: 15.5}, 500),
     "Q6_K": ({208: 1}, 1370),
+    "Q3_K": ({108: 1}, 42),
+    "MXFP4": ({}, 1),
+    "IQ4_NL": ({0: 1}, 70),
+    "IQ4_XS": ({0: 1}, 1300),
+    "Q2_K": ({80: 1, 82: 1.5}, 12),
 }
 
 
 def random_blocks(kind: str, rows: int, columns: int, deviation: float = 0.06, seed: int = 0) -> UInt8:
     """A matrix of this type, [rows, bytes]: every bit of its codes and scales is random."""
-    dice = np.random.default_rng([seed, rows, columns, KINDS.index(kind)])
+    dice = np.random.default_rng([seed, rows, columns, COMPILED_KINDS.index(kind)])
     values, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     blocks = dice.integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
     halves, spread = _HALVES[kind]
     unit = deviation / spread * dice.uniform(0.5, 1.5, (rows, columns // values, 1))
     for at, factor in halves.items():
         blocks[:, :, at : at + 2] = (unit * factor).astype("<f2").view(np.uint8)
+    if kind == "MXFP4":  # an exponent: values are up to 6 times 2 to the power of it less 127
+        blocks[:, :, 0] = 127 + np.round(np.log2(deviation / 3.2)) + dice.integers(-1, 2, blocks.shape[:2])
     return blocks.reshape(rows, -1)
 
 

@@ -54,6 +54,58 @@ MODELS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], 
         {**EXPERTS, "norm_topk_prob": False, "mlp_only_layers": [1]},
         "",
     ),
+    "gpt_oss": (
+        transformers.GptOssConfig,
+        transformers.GptOssForCausalLM,
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "sliding_window": 24,
+            "num_hidden_layers": 4,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 15000.0,
+                "factor": 8.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 64,
+            },
+        },
+        "gpt-oss",
+    ),
+    "mellum": (
+        transformers.MellumConfig,
+        transformers.MellumForCausalLM,
+        {
+            **EXPERTS,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+        "mellum" if "mellum" in gguf.MODEL_ARCH_NAMES.values() else "",
+    ),
+    "ministral3": (
+        transformers.Ministral3Config,
+        transformers.Ministral3ForCausalLM,
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+                "original_max_position_embeddings": 32,
+            },
+        },
+        "mistral3",
+    ),
 }
 TOKENS = [int(t) for t in np.random.default_rng(0).integers(3, 96, 150)]
 
@@ -119,7 +171,7 @@ def write_gguf(
     for theirs, value in _tensors(architecture, config, model.state_dict()):
         ours = names.get_name(theirs, try_suffixes=(".weight", ".bias")) or theirs
         router = "gate_inp" in ours
-        if value.ndim == 1 or router or "conv1d" in ours or value.shape[-1] % 32:
+        if value.ndim == 1 or router or ours.endswith(".bias") or "conv1d" in ours or value.shape[-1] % 32:
             writer.add_tensor(ours, np.ascontiguousarray(value, np.float32))
         else:
             writer.add_tensor(ours, gguf.quantize(np.ascontiguousarray(value), kind), raw_dtype=kind)
@@ -154,7 +206,37 @@ def _write_sizes(writer: Any, config: Any) -> None:
     writer.add_token_list([f"token {index}" for index in range(config.vocab_size)])
 
 
-_WRITERS: dict[str, Callable[[Any, Any], None]] = {}
+def _write_yarn(writer: Any, config: Any) -> None:
+    rope = config.rope_parameters
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def _write_gpt_oss(writer: Any, config: Any) -> None:
+    _write_yarn(writer, config)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+
+
+def _write_mellum(writer: Any, config: Any) -> None:
+    writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
+    writer.add_float32("mellum.rope.freq_base_swa", config.rope_parameters["sliding_attention"]["rope_theta"])
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+
+
+def _write_mistral3(writer: Any, config: Any) -> None:
+    _write_yarn(writer, config)
+    writer.add_rope_scaling_yarn_log_mul(config.rope_parameters["mscale_all_dim"])
+    writer.add_attn_temperature_scale(config.rope_parameters["llama_4_scaling_beta"])
+
+
+_WRITERS: dict[str, Callable[[Any, Any], None]] = {
+    "gpt-oss": _write_gpt_oss,
+    "mellum": _write_mellum,
+    "mistral3": _write_mistral3,
+}
 
 
 def _tensors(
@@ -163,7 +245,15 @@ def _tensors(
     """Tensors by Hugging Face's name, with the values that the converter writes."""
     for name, tensor in state.items():
         value: np.ndarray[Any, Any] = tensor.float().numpy()
-        if name.endswith(".experts.gate_up_proj"):
+        if architecture == "gpt-oss" and ".experts." in name:
+            yield from _gpt_oss_experts(name, value)
+        elif architecture == "gpt-oss" and name.endswith(".sinks"):
+            yield f"{name}.weight", value
+        elif architecture == "mistral3" and ".q_proj." in name:
+            yield name, _paired(value, config.num_attention_heads)
+        elif architecture == "mistral3" and ".k_proj." in name:
+            yield name, _paired(value, config.num_key_value_heads)
+        elif name.endswith(".experts.gate_up_proj"):
             at, width = name.removesuffix("gate_up_proj"), value.shape[1] // 2
             yield f"{at}gate_proj.weight", value[:, :width]
             yield f"{at}up_proj.weight", value[:, width:]
@@ -171,3 +261,21 @@ def _tensors(
             yield f"{name}.weight", value
         else:
             yield name, value
+
+
+def _gpt_oss_experts(name: str, value: np.ndarray[Any, Any]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Rows of gate and up in turns, matrices by columns."""
+    ending = "bias" if name.endswith("_bias") else "weight"
+    value = value if ending == "bias" else value.swapaxes(-1, -2)
+    at = name.removesuffix("_bias")
+    if at.endswith("gate_up_proj"):
+        at = at.removesuffix("gate_up_proj")
+        yield f"{at}gate_proj.{ending}", value[:, ::2]
+        yield f"{at}up_proj.{ending}", value[:, 1::2]
+    else:
+        yield f"{at}.{ending}", value
+
+
+def _paired(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """llama.cpp's row order: pair i of a head is its rows i and i + head_dim / 2."""
+    return rows.reshape(heads, 2, -1, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)

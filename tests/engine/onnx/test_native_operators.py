@@ -22,7 +22,7 @@ from keystroke.engine.onnx import native
 from keystroke.engine.onnx.kv import KEY_BLOCK, whole_blocks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
-from stored_models import KINDS, random_blocks, widened
+from stored_models import COMPILED_KINDS, KINDS, random_blocks, widened
 
 Array = np.ndarray[Any, Any]
 # A product's error against float64: its activations are rounded to 8 bits, everything else to 24.
@@ -106,9 +106,14 @@ def uneven(x: Array, *, large: bool) -> Array:
     return found
 
 
+def is_large(kind: str) -> bool:
+    """Whether activations are rounded in units of 256."""
+    return kind.endswith("K") and kind != "Q2_K"
+
+
 def rounded(x: Array, kind: str) -> Array:
     """Activations as the product sees them: what rounding loses of an uneven row is rounded too."""
-    large = kind.endswith("K")
+    large = is_large(kind)
     first = once(x, large=large)
     second = once((x - first).astype(np.float32), large=large)
     return first + np.where(uneven(x, large=large)[:, None], second, 0)
@@ -118,11 +123,11 @@ def relative(actual: Array, expected: Array) -> float:
     return float(np.abs(actual - expected).max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COMPILED_KINDS)
 @pytest.mark.parametrize(("height", "odd"), [(80, 0), (37, 1)])
 def test_a_product_is_that_of_the_stored_weights(library: Path, kind: str, height: int, odd: int) -> None:
     # One and a bit more than a unit of 256, in blocks of 32: single rows may take these by twos.
-    width = 768 if kind.endswith("K") else 384 - 32 * odd
+    width = 768 if kind.endswith(("K", "XS")) else 384 - 32 * odd
     stored = random_blocks(kind, height, width)
     x = np.random.default_rng(1).standard_normal((1, 150, width)).astype(np.float32)
     x[0, 3] = 0
@@ -135,7 +140,7 @@ def test_a_product_is_that_of_the_stored_weights(library: Path, kind: str, heigh
     weights = widened(kind, stored)
     live = [i for i in range(150) if i != 3]
     assert not y[0, 3].any()
-    assert uneven(x[0], large=kind.endswith("K")).nonzero()[0].tolist() == [5]
+    assert uneven(x[0], large=is_large(kind)).nonzero()[0].tolist() == [5]
     assert relative(y[0, live], rounded(x[0, live], kind) @ weights.T) < SINGLE
     huge, fine = x[0, 5].astype(np.float64), x[0, 5].copy()
     fine[:40:13] = 0  # what one rounding would have lost next to its neighbours
@@ -215,9 +220,9 @@ def test_a_gate_is_silu_times_the_other(library: Path, biased: bool) -> None:
         assert relative(y[0], g / (1 + np.exp(-g)) * u) < SINGLE
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COMPILED_KINDS)
 def test_rows_of_a_table_are_the_stored_weights_themselves(library: Path, kind: str) -> None:
-    width = 512 if kind.endswith("K") else 288
+    width = 512 if kind.endswith(("K", "XS")) else 288
     stored = random_blocks(kind, 40, width)
     run = session(library, "StoredRows", {"ids": 7, "w": 2}, type=number(kind), width=width)
     ids = np.array([[0, 39, 7, 7]])
@@ -311,7 +316,7 @@ def test_a_product_of_any_size_is_right_and_reads_nothing_outside_of_its_table(
     """The table ends where a page ends that cannot be read behind: reading on would end the process."""
     dice = np.random.default_rng(seed)
     kind = KINDS[int(dice.integers(len(KINDS)))]
-    values = 256 if kind.endswith("K") else 32
+    values = 256 if kind.endswith(("K", "XS")) else 32
     width = values * int(dice.integers(1, 1 + 2048 // values))
     height, rows = int(dice.integers(16, 90)), int(dice.integers(1, 150))
     stored = random_blocks(kind, height, width, seed=seed)
@@ -368,7 +373,7 @@ def test_what_does_not_fit_is_an_error_and_not_a_crash(library: Path) -> None:
         with pytest.raises(Exception, match="a table of StoredMatMul"):
             run.run(None, {"x": x, "w": table})
     with pytest.raises(Exception, match="storage type"):
-        session(library, "StoredMatMul", {"x": 1, "b": 1, "w": 2}, optional="b", types=[10], gated=0)
+        session(library, "StoredMatMul", {"x": 1, "b": 1, "w": 2}, optional="b", types=[16], gated=0)
     names = {"x": 1, "cos": 1, "sin": 1, "keys": 10, "values": 10, "last": 6}
     run = session(library, "HalfAttention", names, heads=2, kv_heads=1, scale=1.0, window=0)
     for capacity, last, positions, message in (

@@ -5,6 +5,7 @@ Block-quantised tensors are dequantised one at a time, or returned as stored.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +57,7 @@ class GGUFCheckpoint(Checkpoint):
         family = family_of(self.spec.architecture)
         if family.gguf_source is not None:
             return family.gguf_source(self.spec, name, self.header.tensors)
-        return TensorSource((gguf_name(name, family.gguf_names),))
+        return TensorSource((gguf_name(name, family.gguf_names),), flat=name.endswith(".bias"))
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
         source = self._source(name)
@@ -64,6 +65,8 @@ class GGUFCheckpoint(Checkpoint):
         shapes = [_stacked(info.shape) for info in infos if info is not None]
         if len(shapes) < len(infos):
             return None
+        if source.flat:
+            return (sum(math.prod(shape) for shape in shapes),)
         rows = sum(shape[0] for shape in shapes) if source.rows is None else len(source.rows)
         return (rows, *shapes[0][1:])
 
@@ -81,6 +84,8 @@ class GGUFCheckpoint(Checkpoint):
         data, kind = parts[0]
         if len(parts) > 1:
             data = np.concatenate([array for array, _ in parts])
+        if source.flat:
+            data = data.ravel()
         if source.rows is not None:
             data = data[source.rows]
         paired = family_of(spec.architecture).paired

@@ -61,6 +61,8 @@ class HuggingFaceCheckpoint(Checkpoint):
             *above, blocks, _ = file.entries[stored].shape
             return (int(np.prod(above)), blocks * 32)
         shape = found[0].entries[found[1]].shape
+        if source.flat:
+            return (int(np.prod(shape)),)
         if source.transposed:
             shape = (*shape[:-2], shape[-1], shape[-2])
         return (shape[0] * shape[1], *shape[2:]) if len(shape) == 3 else shape
@@ -99,6 +101,8 @@ class HuggingFaceCheckpoint(Checkpoint):
                 raise ModelDamaged(f"{self.spec.name} lacks the scales of {name}; download the model again")
             return read_fp8(file.array(stored), scale[0].tensor(scale[1]), self._scales), "F32"
         values, kind = file.raw(stored)
+        if source.flat:
+            return values.ravel(), kind
         if source.transposed:
             values = values.swapaxes(-1, -2)
         return (values.reshape(-1, *values.shape[2:]) if values.ndim == 3 else values), kind

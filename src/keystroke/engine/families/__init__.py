@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from keystroke.engine.checkpoint.spec import Architecture
-from keystroke.engine.families import gemma3, llama, qwen2, qwen3, qwen3_moe, smollm3
+from keystroke.engine.families import (
+    gemma3,
+    gpt_oss,
+    llama,
+    mellum,
+    ministral3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 from keystroke.engine.families.family import ELSEWHERE, Family
 from keystroke.errors import UnsupportedModel
 
@@ -16,6 +26,9 @@ FAMILIES: tuple[Family, ...] = (
     qwen3_moe.FAMILY,
     smollm3.FAMILY,
     gemma3.FAMILY,
+    gpt_oss.FAMILY,
+    mellum.FAMILY,
+    ministral3.FAMILY,
 )
 _BY_NAME = {family.name: family for family in FAMILIES}
 _BY_CONFIG = {name: family for family in FAMILIES for name in family.huggingface}

@@ -28,6 +28,7 @@ class TensorSource:
     rows: npt.NDArray[np.intp] | None = None
     transposed: bool = False  # matrices of experts are stored by columns
     change: Change = ""  # of the values
+    flat: bool = False  # the vectors of experts, one after the other
 
 
 Source = Callable[[ModelSpec, str, Container[str]], TensorSource]

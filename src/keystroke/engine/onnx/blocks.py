@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from keystroke.errors import UnsupportedModel
+
 UInt8 = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
 
@@ -32,6 +34,11 @@ class Blocks:
 
 def read_blocks(stored: UInt8, kind: str) -> Blocks:
     """The blocks of one matrix `stored` [rows, bytes] of the GGUF type `kind`."""
+    if kind not in _READERS:
+        raise UnsupportedModel(
+            f"matrices stored as {kind} only run with the compiled operators; install a C compiler (cc, gcc or "
+            "clang), or set model.precision to int8 or int4, which converts them"
+        )
     return _READERS[kind](stored)
 
 
@@ -88,15 +95,60 @@ def _q6_k(stored: UInt8) -> Blocks:
     return _made(8, codes, scale)
 
 
+def _q3_k(stored: UInt8) -> Blocks:
+    unit = _cut(stored, 110)
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    two = (unit[..., 32:96].reshape(*unit.shape[:-1], 2, 1, 32) >> shifts) & 3
+    third = (unit[..., None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
+    codes = two.reshape(*unit.shape[:-1], 8, 32) | third << 2
+    a, b, c = unit[..., 96:100], unit[..., 100:104], unit[..., 104:108]
+    parts = [
+        a & 15 | (c & 3) << 4,
+        b & 15 | (c >> 2 & 3) << 4,
+        a >> 4 | (c >> 4 & 3) << 4,
+        b >> 4 | c >> 6 << 4,
+    ]
+    multiples = np.concatenate(parts, axis=-1).astype(np.float32) - 32
+    return _made(8, codes.reshape(*unit.shape[:-1], 16, 16) + 124, _half(unit, 108) * multiples)
+
+
+def _mxfp4(stored: UInt8) -> Blocks:
+    block = _cut(stored, 17)
+    scale = np.ldexp(np.float32(1), block[..., :1].astype(np.int32) - 128).astype(np.float32)
+    return _made(8, _MXFP4_CODES[_lower_then_upper(block[..., 1:])], scale)
+
+
+def _iq4_nl(stored: UInt8) -> Blocks:
+    block = _cut(stored, 18)
+    return _made(8, _IQ4_CODES[_lower_then_upper(block[..., 2:])], _half(block, 0))
+
+
+def _iq4_xs(stored: UInt8) -> Blocks:
+    unit = _cut(stored, 136)
+    upper = np.ascontiguousarray(unit[..., 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    lower = np.stack([unit[..., 4:8] & 15, unit[..., 4:8] >> 4], axis=-1).reshape(*unit.shape[:-1], 8)
+    multiples = (lower | upper.astype(np.uint8) << 4).astype(np.float32) - 32
+    nibbles = _lower_then_upper(unit[..., 8:].reshape(*unit.shape[:-1], 8, 16))
+    return _made(8, _IQ4_CODES[nibbles], _half(unit, 0) * multiples)
+
+
+# The values of 4-bit codes, plus 128.
+_MXFP4_CODES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]).astype(np.int16) + 128
+_MXFP4_CODES = _MXFP4_CODES.astype(np.uint8)
+_IQ4_CODES = np.array([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], np.uint8)
 _READERS: dict[str, Callable[[UInt8], Blocks]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
 }
 
 

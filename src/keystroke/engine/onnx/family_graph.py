@@ -82,12 +82,34 @@ class FamilyBuilder(StoredBuilder):
                 epsilon=float(spec.norm_eps),
                 **heads,
             )
-        out = self._attend(layer, name, qkv)
+        out = self._attend_family(layer, name, qkv)
         if spec.gated_attention:
             (out,) = self._node(
                 "GateHeads", [out, mixed], [f"{name}.gated"], domain=DOMAIN, epsilon=0.0, **heads
             )
         return self._linear(f"{name}.o", out, [f"{prefix}.self_attn.o_proj"], bias=spec.o_bias)
+
+    def _attend_family(self, layer: int, name: str, qkv: str) -> str:
+        spec, rope = self.spec, self.spec.rope
+        if not spec.sinks and not rope.query_growth and spec.rotated == spec.head_dim:
+            return self._attend(layer, name, qkv)
+        at = f"model.layers.{layer}.self_attn.sinks"
+        return self._node(
+            "FamilyAttention",
+            [
+                *(qkv, *self._rope(layer), f"key.{layer}", f"value.{layer}", "last"),
+                self._vector(f"{name}.sinks", at) if spec.sinks else "",
+            ],
+            [f"{name}.out"],
+            domain=DOMAIN,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            scale=spec.query_scale,
+            window=spec.window if layer in spec.windowed else 0,
+            rotary=spec.rotated,
+            growth=rope.query_growth,
+            growth_every=rope.original_context,
+        )[0]
 
     # Feed-forward
 

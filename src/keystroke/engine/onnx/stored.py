@@ -15,7 +15,24 @@ import numpy.typing as npt
 from keystroke.engine.checkpoint import EMBEDDING, Checkpoint, ModelSpec, tensor_shapes
 from keystroke.engine.checkpoint.ggml_types import STORAGE_TYPES
 
-_KNOWN = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+_KNOWN = frozenset(
+    {
+        "Q4_0",
+        "Q4_1",
+        "Q5_0",
+        "Q5_1",
+        "Q8_0",
+        "Q2_K",
+        "Q3_K",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "MXFP4",
+        "IQ4_NL",
+        "IQ4_XS",
+    }
+)
+_SIXTEENS = ("Q3_K", "Q6_K")  # a scale for 16 weights
 _WITH_MINIMUM = frozenset({"Q4_1", "Q5_1", "Q4_K", "Q5_K"})
 PLAIN = {"F32": 0, "F16": 1, "BF16": 30}  # plain numbers, for families of the native operators
 TYPES = {kind.name: number for number, kind in STORAGE_TYPES.items() if kind.name in _KNOWN}

@@ -17,6 +17,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
@@ -31,17 +32,25 @@ _VECTORS = (
 )
 _PATIENCE = 240  # seconds; compiling takes five on an idle machine and up to a minute on a busy one
 # Runs in another process, which an unsupported instruction would crash.
+_compiling = threading.Lock()
 _CHECK = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).self_check())"
 
 
 @functools.cache
 def operators_library(cache: Path) -> Path | None:
     """The compiled operators, built the first time for this processor, compiler and source; None if that is
-    not possible. Never raises."""
-    try:
-        return _compile(cache / "native")
-    except (_Unavailable, OSError, subprocess.SubprocessError, ValueError):
-        return None
+    not possible. Waits for a compilation that `start_compiling` began. Never raises."""
+    with _compiling:
+        try:
+            return _compile(cache / "native")
+        except (_Unavailable, OSError, subprocess.SubprocessError, ValueError):
+            return None
+
+
+def start_compiling(cache: Path) -> None:
+    """Begin to compile on another thread, if that is needed: a model is read and converted meanwhile."""
+    if must_compile(cache):
+        threading.Thread(target=operators_library, args=(cache,), name="compile", daemon=True).start()
 
 
 def must_compile(cache: Path) -> bool:

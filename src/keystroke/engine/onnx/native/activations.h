@@ -165,7 +165,7 @@ INLINE void fetch_ahead(Rows weights, size_t unit, const size_t unit_bytes, cons
 /* The initial sum of the products of a block or half block, whose codes have the zero 2 to the power `zero`. */
 INLINE int32_t start_of(const int32_t *counts, int half, const int zero, const int halves) {
     if (zero < 0) return NOTHING;
-    if (halves == 2 && zero == 5) return counts[half];
+    if (halves == 2) return NOTHING + (counts[half] - NOTHING) / 32 * (1 << zero);
     return NOTHING + ((counts[0] - NOTHING) + (counts[1] - NOTHING)) / 32 * (1 << zero);
 }
 

@@ -23,7 +23,11 @@ typedef struct {
     size_t rows, heads, kv_heads, width, capacity, first; /* `first`: the position of the first row */
     size_t window; /* how many keys back, its own included, a row sees; 0: all */
     const float *mixed; /* [rows][(heads + 2 * kv_heads) * width]: queries, keys, values */
-    const float *cosines, *sines; /* [positions][width / 2] */
+    const float *cosines, *sines; /* [positions][rotary / 2] */
+    size_t rotary;                /* dimensions of a head that are rotated; 0: all */
+    const float *sinks;           /* [heads]: scores without a value; or NULL */
+    float growth;                 /* queries grow by this times ln(1 + position / growth_every); 0: not at all */
+    size_t growth_every;
     uint16_t *keys, *values; /* [kv_heads][capacity / KEY_BLOCK][width][KEY_BLOCK], [kv_heads][capacity][width] */
     float *out; /* [rows][heads * width] */
     float scale;
@@ -36,13 +40,14 @@ typedef struct {
 INLINE size_t part_size(const Attention *a) { return a->padded + 2; }
 
 INLINE void rotated(const Attention *a, const float *head, size_t position, float scale, float *out) {
-    size_t half = a->width / 2;
+    size_t turned = a->rotary ? a->rotary : a->width, half = turned / 2;
     const float *cosine = a->cosines + position * half, *sine = a->sines + position * half;
     for (size_t i = 0; i < half; i++) {
         float x = head[i], y = head[half + i];
         out[i] = (x * cosine[i] - y * sine[i]) * scale;
         out[half + i] = (y * cosine[i] + x * sine[i]) * scale;
     }
+    for (size_t i = turned; i < a->width; i++) out[i] = head[i] * scale;
 }
 
 /* The first dimension of the key at `position`; the next ones follow KEY_BLOCK apart. */
@@ -55,11 +60,12 @@ static void take_in(void *data, size_t row) {
     Attention *a = data;
     const float *head = a->mixed + row * (a->heads + 2 * a->kv_heads) * a->width;
     size_t position = a->first + row;
-    float key[MOST_WIDTH] = {0};
+    float key[MOST_WIDTH] = {0}, scale = a->scale;
+    if (a->growth > 0) scale *= 1 + a->growth * logf(1 + (float)(position / a->growth_every));
     for (size_t h = 0; h < a->heads; h++, head += a->width) {
         float *out = a->queries + ((h / a->group * a->rows + row) * a->group + h % a->group) * a->padded;
         memset(out, 0, a->padded * sizeof *out);
-        rotated(a, head, position, a->scale, out);
+        rotated(a, head, position, scale, out);
     }
     for (size_t h = 0; h < 2 * a->kv_heads; h++, head += a->width) {
         if (h < a->kv_heads) {
@@ -262,6 +268,12 @@ static void merge(void *data, size_t row) {
         for (size_t s = 0; s < spans; s++) {
             float most = parts[s * part_size(a) + a->padded];
             if (most > maximum) maximum = most;
+        }
+        if (a->sinks && a->sinks[h] > maximum) maximum = a->sinks[h];
+        if (a->sinks) {
+            float lanes[LANES];
+            put_floats(lanes, exponential(same(a->sinks[h] - maximum)));
+            weight = lanes[0];
         }
         for (size_t s = 0; s < spans; s++) {
             const float *part = parts + s * part_size(a);

@@ -18,7 +18,9 @@ static void fill(const Format *format, uint8_t *bytes) {
     for (size_t at = 0; at < size; at += each) {
         size_t scale = format->halves == 2 ? at + each - 2 : at;
         bytes[scale] = 0x11, bytes[scale + 1] = 0x20;
-        if (format->has_minimum) bytes[at + 2] = 0x21, bytes[at + 3] = 0x1c;
+        if (format->type == 39) bytes[at] = 120; /* an exponent alone */
+        if (format->type == 10) bytes[at + 80] = 0x11, bytes[at + 81] = 0x20, bytes[at + 82] = 0x21, bytes[at + 83] = 0x1c;
+        else if (format->has_minimum) bytes[at + 2] = 0x21, bytes[at + 3] = 0x1c;
     }
 }
 

@@ -277,6 +277,9 @@ typedef struct {
     Api api;
     int64_t heads, kv_heads, window;
     float scale;
+    int64_t rotary, growth_every; /* only of FamilyAttention, as what follows */
+    float growth;
+    int has_sinks;
 } HalfAttention;
 
 static Status *make_attention(Api api, const KernelInfo *info, void **out) {
@@ -294,6 +297,21 @@ static Status *make_attention(Api api, const KernelInfo *info, void **out) {
     return NULL;
 }
 
+/* FamilyAttention: HalfAttention with heads that are rotated in part, queries that grow with their position, and sinks
+ * [heads] as a seventh input or none. */
+static Status *make_family_attention(Api api, const KernelInfo *info, void **out) {
+    TRY(make_attention(api, info, out));
+    HalfAttention *self = *out;
+    Status *failed = attribute_int(api, info, "rotary", &self->rotary);
+    if (!failed) failed = attribute_int(api, info, "growth_every", &self->growth_every);
+    if (!failed) failed = attribute_float(api, info, "growth", &self->growth);
+    if (!failed && (self->rotary < 0 || (self->growth > 0 && self->growth_every <= 0)))
+        failed = failure(api, "FamilyAttention has sizes that cannot be");
+    self->has_sinks = 1;
+    if (failed) free(self);
+    return failed;
+}
+
 static Status *run_attention(void *kernel, Context *context) {
     const HalfAttention *self = kernel;
     Api api = self->api;
@@ -308,11 +326,19 @@ static Status *run_attention(void *kernel, Context *context) {
     if (mixed.rank != 3 || keys.rank != 4 || values.elements != keys.elements || last.elements != 1)
         return failure(api, "attention needs mixed rows, keys and values of one shape, and a position");
     a.rows = mixed.sizes[1], a.capacity = keys.sizes[2], a.width = keys.sizes[3];
+    a.rotary = (size_t)self->rotary, a.growth = self->growth, a.growth_every = (size_t)self->growth_every;
+    if (self->has_sinks) {
+        Input sinks;
+        TRY(read_input(api, context, 6, &sinks));
+        if ((sinks.data && sinks.elements != a.heads) || a.rotary > a.width)
+            return failure(api, "FamilyAttention does not have a sink for every head");
+        a.sinks = sinks.data;
+    }
     int64_t end = (int64_t)*(const int32_t *)last.data + 1;
     if (a.capacity % KEY_BLOCK) return failure(api, "the memory of attention does not hold whole blocks of keys");
     if (keys.sizes[1] != a.kv_heads || mixed.sizes[2] != (a.heads + 2 * a.kv_heads) * a.width || a.width % 2 || a.width > MOST_WIDTH)
         return failure(api, "the heads of attention do not have the sizes of its keys");
-    if (end < (int64_t)a.rows || (size_t)end > a.capacity || (size_t)end * a.width / 2 > cosines.elements || sines.elements != cosines.elements)
+    if (end < (int64_t)a.rows || (size_t)end > a.capacity || (size_t)end * (a.rotary ? a.rotary : a.width) / 2 > cosines.elements || sines.elements != cosines.elements)
         return failure(api, "attention was asked for positions outside of its memory");
     a.first = (size_t)end - a.rows;
     a.mixed = mixed.data, a.cosines = cosines.data, a.sines = sines.data, a.keys = keys.data, a.values = values.data;
@@ -372,10 +398,12 @@ static int last_version(const Operator *self) { return (void)self, 0x7fffffff; }
 
 static const int MATMUL_INPUTS[] = {FLOAT, FLOAT, UINT8}, ROWS_INPUTS[] = {INT64, UINT8};
 static const int ATTENTION_INPUTS[] = {FLOAT, FLOAT, FLOAT, FLOAT16, FLOAT16, INT32};
+static const int FAMILY_ATTENTION_INPUTS[] = {FLOAT, FLOAT, FLOAT, FLOAT16, FLOAT16, INT32, FLOAT};
 static const Operator OPERATORS[] = {
     OPERATOR("StoredMatMul", MATMUL_INPUTS, 1, make_matmul, run_matmul),
     OPERATOR("StoredRows", ROWS_INPUTS, 0, make_rows, run_rows),
     OPERATOR("HalfAttention", ATTENTION_INPUTS, 0, make_attention, run_attention),
+    OPERATOR("FamilyAttention", FAMILY_ATTENTION_INPUTS, -1, make_family_attention, run_attention),
     OPERATOR("PlainMatMul", PLAIN_INPUTS, -1, make_plain, run_plain),
     OPERATOR("PlainRows", PLAIN_ROWS_INPUTS, 0, make_plain, run_plain_rows),
     OPERATOR("Experts", EXPERTS_INPUTS, -1, make_experts, run_experts),

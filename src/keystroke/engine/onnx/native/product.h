@@ -36,7 +36,15 @@ INLINE void meet(const Tile *tile, int blocks, Slice s, const int count, const i
                 totals[r] = joined(totals[r], products[r], weight_scale, s.scales[(size_t)r * s.blocks + (size_t)block]);
             }
         }
-        if (has_minimum) {
+        for (int half = 0; has_minimum && halves == 2 && half < 2; half++) {
+            floats minimum = floats_at(tile->minima[block * 2 + half]);
+            for (int r = 0; r < count; r++) {
+                size_t at = (size_t)r * s.blocks + (size_t)block;
+                int32_t of_half = (NOTHING - s.counts[2 * at + (size_t)half]) / 32;
+                totals[r] = times_plus(minimum, same(s.scales[at] * (float)of_half), totals[r]);
+            }
+        }
+        if (has_minimum && halves == 1) {
             floats minimum = floats_at(tile->minima[block]);
             for (int r = 0; r < count; r++) {
                 totals[r] = times_plus(minimum, same(s.sums[(size_t)r * s.blocks + (size_t)block]), totals[r]);
@@ -114,8 +122,13 @@ static void multiply(const Format *format, Rows weights, const Activations *a, s
         case 12: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 1, 1, 0, total); break;
         case 13: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 2, 1, 1, total); break;
         case 14: meet_rows(&tile, blocks, a, row, rows, unit, 1, 5, 2, 0, 0, total); break;
+        case 20:
+        case 23:
         case 8: meet_rows(&tile, blocks, a, row, rows, unit, 0, 7, 1, 0, 0, total); break;
         case 2: meet_rows(&tile, blocks, a, row, rows, unit, 0, 3, 1, 0, 0, total); break;
+        case 10: meet_rows(&tile, blocks, a, row, rows, unit, 0, -1, 2, 1, 0, total); break;
+        case 11: meet_rows(&tile, blocks, a, row, rows, unit, 1, 2, 2, 0, 0, total); break;
+        case 39:
         case 6: meet_rows(&tile, blocks, a, row, rows, unit, 0, 4, 1, 0, 0, total); break;
         default: meet_rows(&tile, blocks, a, row, rows, unit, 0, -1, 1, 1, 0, total);
         }
