@@ -16,7 +16,7 @@ from keystroke.clients.cli.editor_setup import EDITORS, UserFolders
 from keystroke.clients.cli.setup import SetupPlan, make_plan
 from keystroke.config.jsonc import JsoncConflict, add_key
 from keystroke.engine import builtin
-from keystroke.engine.machine import NvidiaGpu, Machine
+from keystroke.engine.machine import Machine, NvidiaGpu
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from tiny_model import write_tiny_model

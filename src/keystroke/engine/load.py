@@ -19,6 +19,7 @@ from keystroke.engine.checkpoint.gguf_header import cached_header
 from keystroke.engine.library import Progress, no_progress
 from keystroke.engine.locate import adapter_path, resolve, table_for
 from keystroke.engine.model import Model
+from keystroke.engine.onnx.native import start_compiling
 from keystroke.engine.templates import detect_chat, detect_fim
 from keystroke.engine.tokenizer import Tokenizer, load_tokenizer
 from keystroke.errors import ConfigError, KeystrokeError
@@ -43,6 +44,8 @@ def load_model(
         named.precision if named is not None and named.precision != "auto" else settings.model.precision
     )
     backend = choose_backend(kind)
+    if backend.name == "onnx" and settings.engine.kernels == "auto":
+        start_compiling(settings.paths.cache)
     with cached_header(path):  # parsed once for everything below
         # The tokenizer first: without one, converting the model would be wasted time.
         tokenizer = _tokenizer(path, settings)

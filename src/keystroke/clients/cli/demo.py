@@ -22,6 +22,11 @@ def demo(ctx: typer.Context, model: options.Model = None) -> None:
 
     run = invocation_of(ctx)
     params = generation_params(run.settings, max_tokens=48, temperature=0.0)
+    if not _has_compiler():
+        run.console.note(
+            "there is no C compiler (cc, gcc or clang), so the portable kernels are used: the same text, "
+            "but slower; install one and start again for about twice the speed"
+        )
     with open_model(model, run) as opened:
         run.console.note(f"{opened.name} completes what stands before the arrow:\n")
         for snippet in SNIPPETS:
@@ -38,3 +43,10 @@ def demo(ctx: typer.Context, model: options.Model = None) -> None:
     run.console.note(
         "Next: `keystroke complete FILE:LINE`  `keystroke chat`  `keystroke doctor`  `keystroke --help`"
     )
+
+
+def _has_compiler() -> bool:
+    import platform
+    import shutil
+
+    return platform.system() == "Windows" or any(map(shutil.which, ("cc", "gcc", "clang")))

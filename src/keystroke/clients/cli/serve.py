@@ -75,12 +75,16 @@ def serve(
 
     # Taken first: if the program is upgraded during start-up, this process must count as the old one.
     program = fingerprint() if announcement is not None else ""
+    run = invocation_of(ctx)
+    if not echo and run.settings.engine.kind in ("auto", "onnx") and run.settings.engine.kernels == "auto":
+        from keystroke.engine.onnx.native import start_compiling
+
+        start_compiling(run.settings.paths.cache)  # while the modules below are imported
     from keystroke.gateway.access.security import is_loopback, static_keys
     from keystroke.gateway.app import Gateway, check_exposure, run_server
     from keystroke.gateway.record.store import open_store
     from keystroke.gateway.sharing import IdleShutdown, announce, withdraw
 
-    run = invocation_of(ctx)
     settings = run.settings_with(
         {
             "engine.kind": engine,
