@@ -1,4 +1,8 @@
-"""How many tasks the real Codex CLI, opencode and aider solve with a small model on our server.
+"""How many tasks real coding clients and the vendors' Python packages solve on our server.
+
+With `--scripted` a script takes the model's place and does two tasks with the tools that each client offers:
+it shows that client and server understand each other, counts connections and what was reused of each prompt,
+and `--write` puts the table into docs/clients.md. With `--model` a real model does the tasks.
 
 Regime: twenty small tasks of our own (fix, rename, add, delete, create; `client_rows/tasks.py`), each in a
 fresh folder, each client unchanged and in its usual mode, greedy, `--parallel` tasks at a time over one
@@ -7,6 +11,7 @@ tool, or try to, the well-formed ones became a complete call that the client cou
 its turns are well formed when it found an edit to apply. The ceiling is the model: one of 1.5 billion
 parameters fails some tasks whatever its constraints.
 
+    python -m bench.clients --scripted --write docs/clients.md
     python -m bench.clients --model coder.gguf                       # on this machine's engine
     python -m bench.clients --model coder.gguf --engine cuda --parallel 12 --save results.jsonl
     python -m bench.clients --model coder.gguf --clients codex --tasks 3 --declarations full
@@ -34,15 +39,20 @@ from typing import Any
 import uvicorn
 
 from bench.client_rows.programs import PROGRAMS, Program
+from bench.client_rows.script import EDITS, scripted_coder
 from bench.client_rows.tasks import TASKS, ClientTask
 from bench.record import record
 from keystroke.config import Settings, load_settings
 from keystroke.engine.load import load_model
+from keystroke.gateway.api.messages import MessagesSerializer
+from keystroke.gateway.api.ollama import OllamaChatSerializer
 from keystroke.gateway.api.serializers import ChatSerializer, ResponseSerializer
 from keystroke.gateway.app import Gateway, uvicorn_config
 from keystroke.gateway.work.registry import ModelRegistry, local_entry
 from keystroke.protocol.items import CustomToolCall, FunctionCall, Message
+from keystroke.protocol.messages import TextBlock, ToolUseBlock
 
+_BEGIN, _END = "<!-- written by bench.clients -->", "<!-- end -->"
 _PART = "/bench-task/"  # of a path: whose request it is
 _WHOSE: ContextVar[str] = ContextVar("whose", default="")
 _TRIED = ("<tool_call>", '"arguments"', "*** Begin Patch", "<function=")  # text that was meant as a call
@@ -57,6 +67,7 @@ class ClientTurn:
     seconds: float
     tokens: int
     read: int  # tokens of the prompt
+    reused: int  # of those, the ones that were not read again
     ended: str  # how, and why
 
     @property
@@ -76,6 +87,7 @@ class ClientTaskResult:
     applied: bool = False
     said: str = ""
     left: dict[str, str] = field(default_factory=dict)  # the files as they are afterwards
+    connections: int = 0
 
 
 class TurnListener:
@@ -85,11 +97,12 @@ class TurnListener:
     def __init__(self) -> None:
         self.turns: defaultdict[str, list[ClientTurn]] = defaultdict(list)
         self._owner: dict[str, str] = {}  # of an answer, by its id
-        for kind in (ResponseSerializer, ChatSerializer):
+        self.connections: defaultdict[str, set[Any]] = defaultdict(set)  # addresses of a task's client
+        for kind in (ResponseSerializer, ChatSerializer, MessagesSerializer, OllamaChatSerializer):
             self._hear(kind)
 
     def _hear(self, kind: type[Any]) -> None:
-        begin, end = kind.__init__, kind.ended
+        begin, end = kind.__init__, kind.on_end
 
         def begun(serializer: Any, *given: Any, **named: Any) -> None:
             begin(serializer, *given, **named)
@@ -100,16 +113,26 @@ class TurnListener:
             calls, text = _answer(serializer)
             paid = outcome.receipt
             why = f"{outcome.status} {outcome.finish} {outcome.error or ''}".strip()
-            turn = ClientTurn(calls, text, paid.total_ms / 1e3, paid.output_tokens, paid.input_tokens, why)
+            read, reused = paid.input_tokens, paid.reused_tokens
+            turn = ClientTurn(calls, text, paid.total_ms / 1e3, paid.output_tokens, read, reused, why)
             self.turns[self._owner.pop(serializer.id, "")].append(turn)
             return events
 
-        kind.__init__, kind.ended = begun, ended
+        kind.__init__, kind.on_end = begun, ended
 
 
-def _answer(serializer: ResponseSerializer | ChatSerializer) -> tuple[list[tuple[str, str]], str]:
+def _answer(serializer: Any) -> tuple[list[tuple[str, str]], str]:
     """What a whole answer calls, and what it says."""
     calls: list[tuple[str, str]] = []
+    if isinstance(serializer, MessagesSerializer):
+        blocks = serializer.body.content
+        calls += [(b.name, json.dumps(b.input)) for b in blocks if isinstance(b, ToolUseBlock)]
+        return calls, "".join(b.text for b in blocks if isinstance(b, TextBlock))
+    if isinstance(serializer, OllamaChatSerializer):
+        message = serializer.body.message
+        made = message.tool_calls if isinstance(message.tool_calls, list) else []
+        calls += [(call.function.name, json.dumps(call.function.arguments)) for call in made]
+        return calls, message.content
     if isinstance(serializer, ChatSerializer):
         assert serializer.body is not None
         message = serializer.body.choices[0].message
@@ -127,7 +150,7 @@ def _answer(serializer: ResponseSerializer | ChatSerializer) -> tuple[list[tuple
     return calls, text
 
 
-def parted(app: Any) -> Any:
+def parted(app: Any, listener: TurnListener) -> Any:
     """The gateway, under as many paths as there are tasks."""
 
     async def asked(scope: Any, receive: Any, send: Any) -> None:
@@ -135,6 +158,8 @@ def parted(app: Any) -> Any:
         if path.startswith(_PART):
             whose, _, rest = path[len(_PART) :].partition("/")
             _WHOSE.set(whose)
+            if scope.get("method") != "GET":  # those that ask the model
+                listener.connections[whose].add(scope.get("client"))
             scope = {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}
         await app(scope, receive, send)
 
@@ -142,12 +167,12 @@ def parted(app: Any) -> Any:
 
 
 @contextmanager
-def serving(model: Path, settings: Settings) -> Iterator[str]:
-    """A gateway over the model, in a thread of its own."""
-    loaded = load_model(model, settings)
+def serving(model: Path | None, settings: Settings, listener: TurnListener) -> Iterator[str]:
+    """A gateway over the model, or the scripted one, in a thread of its own."""
+    loaded = scripted_coder() if model is None else load_model(model, settings)
     gateway = Gateway(ModelRegistry([local_entry("small", loaded)]), settings)
     config = uvicorn_config(gateway)
-    config.app = parted(config.app)
+    config.app = parted(config.app, listener)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
@@ -181,8 +206,8 @@ def attempt(
         }
         done = _holds(task, folder)
         applied = "Applied edit" in ran.said
-        turns = listener.turns.pop(whose, [])
-        return ClientTaskResult(task, done, ran.in_time, seconds, turns, applied, ran.said, left)
+        turns, connections = listener.turns.pop(whose, []), len(listener.connections.pop(whose, ()))
+        return ClientTaskResult(task, done, ran.in_time, seconds, turns, applied, ran.said, left, connections)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -206,7 +231,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, required=True, help="a GGUF file or a model's folder")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--model", type=Path, help="a GGUF file or a model's folder")
+    which.add_argument("--scripted", action="store_true", help="a script in the model's place")
+    parser.add_argument("--write", type=Path, help="a page whose table of scripted tasks is replaced")
     parser.add_argument("--engine", default="auto", choices=("auto", "onnx", "cuda"))
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--clients", nargs="*", default=list(PROGRAMS), choices=list(PROGRAMS))
@@ -228,10 +256,12 @@ def main() -> None:
         server=replace(settings.server, port=0, host="127.0.0.1"),
         assist=replace(settings.assist, tool_declarations=asked.declarations),
     )
-    tasks = [t for t in TASKS if not asked.only or t.name in asked.only][: asked.tasks]
+    tasks = [t for t in TASKS if not asked.only or t.name in asked.only]
+    tasks = [t for t in tasks if not asked.scripted or t.name in EDITS][: asked.tasks]
     listener = TurnListener()
     figures: dict[str, Any] = {"tasks": len(tasks), "declarations": asked.declarations}
-    with serving(asked.model, settings) as url, ThreadPoolExecutor(asked.parallel) as pool:
+    rows: list[ClientRow] = []
+    with serving(asked.model, settings, listener) as url, ThreadPoolExecutor(asked.parallel) as pool:
         for name in asked.clients:
             program = PROGRAMS[name](getattr(asked, name))
 
@@ -249,8 +279,62 @@ def main() -> None:
             figures[f"{name}_well_formed"] = formed / tried if tried else None
             figures[f"{name}_turns"] = sum(len(r.turns) for r in results)
             figures[f"{name}_seconds"] = time.perf_counter() - began
+            rows.append(client_row(program, results))
+            figures[f"{name}_reused"] = rows[-1].reused
+            figures[f"{name}_connections"] = rows[-1].connections
             print(json.dumps({key: value for key, value in figures.items() if key.startswith(name)}))
-    record("clients", figures)
+    print(table(rows))
+    if asked.write is not None and asked.scripted:
+        replace_table(asked.write, rows)
+    record("clients-scripted" if asked.scripted else "clients", figures)
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """A client in the table: `reused` is the share of the prompts after a task's first that was not read
+    again, `connections` the most that one task opened."""
+
+    program: Program
+    done: int
+    tasks: int
+    turns: int
+    reused: float | None
+    connections: int
+
+
+def client_row(program: Program, results: Sequence[ClientTaskResult]) -> ClientRow:
+    later = [turn for result in results for turn in result.turns[1:]]
+    read = sum(turn.read for turn in later)
+    return ClientRow(
+        program,
+        done=sum(result.done for result in results),
+        tasks=len(results),
+        turns=sum(len(result.turns) for result in results),
+        reused=sum(turn.reused for turn in later) / read if read else None,
+        connections=max(result.connections for result in results),
+    )
+
+
+def table(rows: Sequence[ClientRow]) -> str:
+    lines = [
+        "| client | API | tasks done | turns | reused of later prompts | connections a task |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        name = f"{row.program.title} {row.program.version}"
+        reused = "" if row.reused is None else f"{row.reused:.1%}"
+        done = f"{row.done} of {row.tasks}"
+        lines.append(f"| {name} | {row.program.api} | {done} | {row.turns} | {reused} | {row.connections} |")
+    return "\n".join(lines)
+
+
+def replace_table(page: Path, rows: Sequence[ClientRow]) -> None:
+    """Replace what is between the two comments of the page."""
+    before, begin, rest = page.read_text("utf-8").partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise SystemExit(f"{page} has no place for the table: {_BEGIN} and {_END}")
+    page.write_text(f"{before}{begin}\n{table(rows)}\n{end}{after}", "utf-8")
 
 
 def _show(name: str, result: ClientTaskResult, verbose: bool) -> None:

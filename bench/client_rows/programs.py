@@ -1,4 +1,4 @@
-"""The programs that do the tasks: Codex CLI, opencode and aider, each unchanged and in its usual mode.
+"""The programs that do the tasks: coding clients, unchanged and in their usual mode, and vendors' packages.
 
 Each runs in a home of its own. What is not installed is fetched once, from npm or PyPI, into the cache.
 """
@@ -15,11 +15,12 @@ import urllib.request
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import platformdirs
 
-CODEX, OPENCODE, AIDER = "0.166.0", "1.18.33", "0.86.2"
+CODEX, CLAUDE, OPENCODE, CONTINUE, AIDER = "0.169.0", "2.1.326", "1.18.33", "1.5.47", "0.86.2"
 _CACHE = platformdirs.user_cache_path("keystroke-bench", appauthor=False)
 
 
@@ -34,6 +35,8 @@ class Ran:
 class Program:
     name: str
     version: str
+    api: str  # which it speaks
+    title: str
 
     def __init__(self, place: Path | None = None) -> None:
         self._program = place or self._installed()
@@ -57,7 +60,8 @@ class Program:
 
 
 class Codex(Program):
-    name, version = "codex", CODEX
+    name, version, api = "codex", CODEX, "Responses (WebSocket)"
+    title = "Codex CLI"
 
     def _installed(self) -> Path:
         return _from_npm("codex", f"@openai/codex@{CODEX}")
@@ -80,7 +84,8 @@ class Codex(Program):
 
 
 class Opencode(Program):
-    name, version = "opencode", OPENCODE
+    name, version, api = "opencode", OPENCODE, "Chat Completions"
+    title = "opencode"
 
     def _installed(self) -> Path:
         return _from_npm("opencode", f"opencode-ai@{OPENCODE}")
@@ -109,8 +114,74 @@ class Opencode(Program):
         return [str(self._program), "run", "-m", "keystroke/fast", prompt], environment
 
 
+class ClaudeCode(Program):
+    name, version, api = "claude", CLAUDE, "Messages"
+    title = "Claude Code"
+
+    def _installed(self) -> Path:
+        return _from_npm("claude", f"@anthropic-ai/claude-code@{CLAUDE}")
+
+    def _command(self, url: str, folder: Path, prompt: str, home: Path) -> tuple[list[str], dict[str, str]]:
+        environment = {
+            "HOME": str(home),
+            "CLAUDE_CONFIG_DIR": str(home),
+            "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_AUTH_TOKEN": "local",
+            "ANTHROPIC_MODEL": "fast",
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL": "fast",
+            "API_TIMEOUT_MS": "3600000",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        }
+        return [str(self._program), "-p", prompt, "--permission-mode", "acceptEdits"], environment
+
+
+class Continue(Program):
+    name, version, api = "continue", CONTINUE, "Chat Completions"
+    title = "Continue CLI"
+
+    def _installed(self) -> Path:
+        return _from_npm("cn", f"@continuedev/cli@{CONTINUE}")
+
+    def _command(self, url: str, folder: Path, prompt: str, home: Path) -> tuple[list[str], dict[str, str]]:
+        config = home / "config.yaml"
+        config.write_text(
+            "name: local\nversion: 1.0.0\nschema: v1\nmodels:\n"
+            f"  - {{name: Keystroke, provider: openai, model: fast, apiBase: {url}/v1, apiKey: local}}\n"
+        )
+        environment = {"HOME": str(home), "CONTINUE_TELEMETRY_ENABLED": "0"}
+        return [str(self._program), "--config", str(config), "--auto", "-p", prompt], environment
+
+
+class Package(Program):
+    """A small agent over a vendor's Python package."""
+
+    def _installed(self) -> Path:
+        return Path(sys.executable)
+
+    def _command(self, url: str, folder: Path, prompt: str, home: Path) -> tuple[list[str], dict[str, str]]:
+        root = Path(__file__).parents[2]
+        command = [str(self._program), "-m", "bench.client_rows.packages"]
+        return [*command, self.name, url, str(folder), prompt], {"PYTHONPATH": str(root), "HOME": str(home)}
+
+
+class OpenaiPackage(Package):
+    name, version, api = "openai", metadata.version("openai"), "Responses"
+    title = "`openai` package"
+
+
+class AnthropicPackage(Package):
+    name, version, api = "anthropic", metadata.version("anthropic"), "Messages"
+    title = "`anthropic` package"
+
+
+class OllamaPackage(Package):
+    name, version, api = "ollama", metadata.version("ollama"), "Ollama"
+    title = "`ollama` package"
+
+
 class Aider(Program):
-    name, version = "aider", AIDER
+    name, version, api = "aider", AIDER, "Chat Completions"
+    title = "aider"
 
     def _installed(self) -> Path:
         folder = _CACHE / f"aider-{AIDER}"
@@ -129,7 +200,8 @@ class Aider(Program):
         return command, {"HOME": str(home)}
 
 
-PROGRAMS: dict[str, type[Program]] = {p.name: p for p in (Codex, Opencode, Aider)}
+_ALL = (Codex, ClaudeCode, Opencode, Continue, Aider, OpenaiPackage, AnthropicPackage, OllamaPackage)
+PROGRAMS: dict[str, type[Program]] = {program.name: program for program in _ALL}
 
 
 def _from_npm(program: str, package: str) -> Path:
