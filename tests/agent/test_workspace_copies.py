@@ -15,6 +15,7 @@ from workspaces import Project
 from keystroke.agent.sandbox import CommandLimits, Sandbox, SandboxKind, find_sandbox
 from keystroke.agent.tools import Runner
 from keystroke.agent.workspace import Overlay, replica
+from keystroke.agent.workspace.scratch import remove
 from keystroke.assist.edit import Workspace
 from keystroke.assist.edit.operations import Replacement, SearchReplace
 from keystroke.errors import Forbidden, InputError
@@ -309,6 +310,7 @@ def test_folders_nested_deeper_than_python_recurses_do_not_end_a_task(
     runner.run(f"{sys.executable} -c {shlex.quote(deep)}")
     assert overlay.texts == {"found.txt": "x"}
     assert "calc.py" in run(runner, "ls")
+    remove(project.folder / "copies")  # pytest's own clean-up recurses
 
 
 def test_a_workspace_too_large_is_not_begun_to_copy(

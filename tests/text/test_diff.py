@@ -11,6 +11,7 @@ from text_strategies import edited, texts
 
 from installed import program
 from keystroke.text import Edit, apply_edits, minimal_diff, unified_diff
+from keystroke.text.compare import Budget, compare
 from keystroke.text.diff import _joined, common_prefix, common_suffix
 
 
@@ -141,3 +142,9 @@ def longest_common(a: list[str], b: list[str]) -> int:
         for j, y in enumerate(b):
             row.append(previous[j] + 1 if x == y else max(row[j], previous[j + 1]))
     return row[-1]
+
+
+def test_texts_without_a_common_line_are_not_searched() -> None:
+    budget = Budget(1_000_000)
+    assert compare(["old"] * 5000, ["new"] * 5000, budget) == [(0, 5000, 0, 5000)]
+    assert budget.left == 1_000_000

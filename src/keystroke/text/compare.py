@@ -42,7 +42,7 @@ def compare(before: Sequence[str], after: Sequence[str], budget: Budget | None =
             a1, b1 = a1 - 1, b1 - 1
         if a0 == a1 and b0 == b1:
             continue
-        if a0 == a1 or b0 == b1:
+        if a0 == a1 or b0 == b1 or set(a[a0:a1]).isdisjoint(b[b0:b1]):  # nothing in common: no search
             found: list[Span] | None = [(a0, a1, b0, b1)]
         else:
             found = _shortest(a, b, (a0, a1, b0, b1), budget)

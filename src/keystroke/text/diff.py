@@ -32,11 +32,12 @@ class Hunk:
     new_end: int
 
 
-def minimal_diff(old: str, new: str) -> tuple[Edit, ...]:
-    """Edits with `apply_edits(old, edits) == new`, as small as the words of the texts allow."""
+def minimal_diff(old: str, new: str, budget: Budget | None = None) -> tuple[Edit, ...]:
+    """Edits with `apply_edits(old, edits) == new`, as small as the words of the texts allow. `budget` is
+    shared by several texts; once it is spent, hunks consist of whole lines."""
     if old == new:
         return ()
-    budget = Budget(_WORD_WORK)
+    budget = budget or Budget(_WORD_WORK)
     hunks: list[Hunk] = []
     for block in _line_hunks(old, new):
         hunks += _word_hunks(old, new, block, budget)
