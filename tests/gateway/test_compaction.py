@@ -195,11 +195,12 @@ def test_a_compacted_conversation_is_the_input_of_the_next_request() -> None:
         assert made.object == "response.compaction"
         assert made.output[-1].type == "compaction"
         assert made.usage.output_tokens > 0
-        window: Any = [item.model_dump(exclude_none=True) for item in made.output]
+        window: Any = [item.model_dump(exclude_none=True, warnings=False) for item in made.output]
         short = client.responses.input_tokens.count(input=window).input_tokens
         assert short < whole / 3
-        answer = client.responses.create(model="auto", input=[*window, user(LAST)])
-        again = client.responses.compact(model="auto", input=[*window, user("And so on.")])
+        last: Any = user(LAST)
+        answer = client.responses.create(model="auto", input=[*window, last])
+        again = client.responses.compact(model="auto", input=[*window, last])
         packed: Any = [again.output[-1].model_dump(exclude_none=True), user(LAST)]
         final = client.responses.create(model="auto", input=packed)
     assert answer.usage is not None

@@ -485,7 +485,8 @@ def _kind(event: dict[str, Any]) -> str:
 
 
 async def test_a_connection_ends_with_a_typed_error_when_its_time_is_over() -> None:
-    with serving(scripted_model(script, step_cost=0.001), socket_limits=SocketLimits(lifetime=0.3)) as server:
+    limits = SocketLimits(lifetime=0.3, handover=0.2)
+    with serving(scripted_model(script, step_cost=0.001), socket_limits=limits) as server:
         async with wire(server) as w:
             await w.create("endless")
             kinds = [_kind(json.loads(frame)) async for frame in w.connection]

@@ -2,7 +2,8 @@
 
 After a reconnect each stream resumes behind its last event, so every event is delivered exactly once. A
 stream without an event yet is requested again. If the server no longer knows a response, the request is sent
-again and the stream yields `Restarted` first, so that the reader discards what it has.
+again and the stream yields `Restarted` first, so that the reader discards what it has. Where no WebSocket can
+be opened, the same streams run over HTTP.
 """
 
 from __future__ import annotations
@@ -15,15 +16,31 @@ from typing import Any
 
 from msgspec import UNSET
 
-from keystroke.clients.gateway_socket import GatewayConnection, GatewaySocket
-from keystroke.errors import EngineError, KeystrokeError, ProtocolError, RateLimited, Unavailable, UsageError
+from keystroke.clients.gateway_socket import (
+    GatewayConnection,
+    GatewaySocket,
+    HandshakeFailed,
+    WebSocketRefused,
+)
+from keystroke.clients.http_link import HttpLink
+from keystroke.errors import (
+    EngineError,
+    KeystrokeError,
+    ProtocolError,
+    RateLimited,
+    Restarting,
+    Unavailable,
+    UsageError,
+)
 from keystroke.protocol import codec, events
+from keystroke.protocol.faults import ConnectionLimitReached
 from keystroke.protocol.items import Item, as_input
 from keystroke.protocol.requests import ResponseCancel, ResponseCreate, ResponseResume, ResponseSteer
 from keystroke.protocol.response import ErrorDetail, Response
 
 STREAMS = 15  # of the 16 responses a connection may run; one stays free for background work
 _BACKOFF = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)  # seconds before each attempt to reconnect
+_RESTART = (2.0,) * 45  # and after those, where the server said that it starts again
 
 
 class Restarted:
@@ -108,7 +125,12 @@ class AnswerStream:
             return
         self._resuming = False
         self._sequence = max(self._sequence, event.sequence_number)
+        if isinstance(event, events.Failed) and _restarts(event):
+            self._client._await_restart()
+            return
         if isinstance(event, events.Created):
+            if event.response.id == self.id and self._has_text:  # taken up by another gateway
+                self._events.append(Restarted())
             self.id, self._sequence = event.response.id, event.sequence_number
             if event.response.previous_response_id != self._request.previous_response_id:
                 self._successors = max(0, self._successors - 1)
@@ -186,7 +208,10 @@ class Client(GatewayConnection):
     ) -> None:
         super().__init__(url, "/v1/responses", api_key, tls)
         self._attempts = attempts
+        self._restarting = False
         self._opening = asyncio.Lock()
+        self._http: HttpLink | None = None  # in place of the socket, where none can be opened
+        self._without_socket = False
         self._streams: dict[str, AnswerStream] = {}
         self._free = [f"s{n}" for n in range(STREAMS)]
         self._free_slots = asyncio.Semaphore(STREAMS)
@@ -200,6 +225,8 @@ class Client(GatewayConnection):
 
     async def close(self) -> None:
         self._disconnect()
+        if self._http is not None:
+            self._http.close()
         for stream in tuple(self._streams.values()):
             stream._fail(Unavailable("The client was closed."))
 
@@ -246,22 +273,40 @@ class Client(GatewayConnection):
 
     # The socket
 
-    async def _connect(self) -> GatewaySocket:
-        if self._socket is not None:
-            return self._socket
+    async def _connect(self) -> GatewaySocket | HttpLink:
+        if (link := self._socket or self._http) is not None:
+            return link
         async with self._opening:
-            return self._socket or await self._open_socket()
+            if (link := self._socket or self._http) is not None:
+                return link
+            if not self._without_socket:
+                try:
+                    return await self._open_socket()
+                except (WebSocketRefused, HandshakeFailed):
+                    self._without_socket = True
+            self._http = HttpLink(
+                self._base,
+                api_key=self._api_key,
+                on_frame=self._on_frame,
+                on_lost=self._on_lost,
+                context=self._tls,
+            )
+            return self._http
 
     def _send(self, event: Any) -> None:
-        if self._socket is None:
+        link = self._socket or self._http
+        if link is None:
             raise Unavailable("The connection is being reopened; try again in a moment.")
-        self._socket.send(codec.encode(event))
+        link.send(codec.encode(event))
 
     def _on_frame(self, frame: bytes) -> None:
         try:
             event = codec.decode_server_event(frame)
         except (ProtocolError, UsageError):
             return  # an event that only newer clients know
+        if isinstance(event, events.ErrorEvent) and event.error.code == ConnectionLimitReached.code:
+            self._hand_over()
+            return
         stream_id = getattr(event, "stream_id", UNSET)
         if isinstance(event, events.ErrorEvent) and stream_id is UNSET and event.error.param == "response_id":
             return  # a cancel that arrived after the end; it concerns no open stream
@@ -273,8 +318,20 @@ class Client(GatewayConnection):
         """The stream that an event without an id belongs to, if there is only one."""
         return next(iter(self._streams.values())) if len(self._streams) == 1 else None
 
+    def _hand_over(self) -> None:
+        """The connection reached its maximum age: continue its streams on another. It is dropped without a
+        close frame, so that the server keeps what runs."""
+        if self._socket is not None:
+            self._socket.abort()
+            self._on_lost(Unavailable("The connection reached its maximum age."))
+
+    def _await_restart(self) -> None:
+        """The server said that it starts again: continue the streams when it is back."""
+        self._restarting = True
+        self._hand_over()
+
     def _on_lost(self, error: KeystrokeError) -> None:
-        self._socket = None
+        self._socket = self._http = None
         if self._closed or not self._streams:
             return
         self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect(error))
@@ -288,7 +345,9 @@ class Client(GatewayConnection):
             return  # the connection was lost again; the reconnect sends it again
 
     async def _reconnect(self, error: KeystrokeError) -> None:
-        for delay in _BACKOFF[: self._attempts]:
+        patient = _RESTART if self._restarting else ()
+        self._restarting = False
+        for delay in (*_BACKOFF[: self._attempts], *patient):
             await asyncio.sleep(delay)
             try:
                 socket = await self._connect()
@@ -309,6 +368,11 @@ class Client(GatewayConnection):
         self._reconnecting = None
         for stream in tuple(self._streams.values()):
             stream._fail(error)
+
+
+def _restarts(event: events.Failed) -> bool:
+    error = event.response.error
+    return error is not None and error.code == Restarting.code
 
 
 def _remote_error(event: events.ErrorEvent) -> KeystrokeError:

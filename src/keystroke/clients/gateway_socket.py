@@ -23,13 +23,21 @@ from keystroke.errors import (
     AccessError,
     Forbidden,
     KeystrokeError,
-    ProtocolError,
     Unauthorized,
     Unavailable,
     UsageError,
 )
 
 MAX_FRAME = 256 << 20  # bytes
+_NO_UPGRADE = (400, 404, 405, 406, 410, 426, 501)  # statuses of servers and proxies without WebSockets
+
+
+class WebSocketRefused(AccessError):
+    """The server or a proxy answers HTTP but opens no WebSocket."""
+
+
+class HandshakeFailed(Unavailable):
+    """The connection was opened, but the handshake got no answer."""
 
 
 def websocket_url(url: str, path: str) -> str:
@@ -44,6 +52,7 @@ class GatewayConnection:
     """The address of a server, and the socket to it while there is one."""
 
     def __init__(self, url: str, path: str, api_key: str | None, tls: ssl.SSLContext | None) -> None:
+        self._base = url
         self._url = websocket_url(url, path)
         self._api_key = api_key or os.environ.get("KEYSTROKE_API_KEY") or None
         self._tls = tls
@@ -116,7 +125,8 @@ class GatewaySocket(asyncio.Protocol):
                 await socket._opened
         except TimeoutError:
             socket.abort()
-            raise Unavailable(f"{uri.host}:{uri.port} did not answer within {timeout_s:g} s.") from None
+            kind = Unavailable if socket._transport is None else HandshakeFailed
+            raise kind(f"{uri.host}:{uri.port} did not answer within {timeout_s:g} s.") from None
         except OSError as error:
             raise Unavailable(
                 f"No server answers at {uri.host}:{uri.port} ({error.strerror or error}); "
@@ -169,7 +179,8 @@ class GatewaySocket(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self._opened.done():
-            self._opened.set_exception(Unavailable("The server closed the connection during the handshake."))
+            why = "The server closed the connection during the handshake."
+            self._opened.set_exception(HandshakeFailed(why))
         if not self._closed:
             self._closed = True
             close = self._protocol.close_rcvd
@@ -207,14 +218,17 @@ class GatewaySocket(asyncio.Protocol):
 
 def _handshake_error(failure: Exception, response: Response) -> KeystrokeError:
     if not isinstance(failure, InvalidStatus):
-        return ProtocolError(f"The server does not speak WebSocket ({failure}).")
+        return WebSocketRefused(f"The server does not speak WebSocket ({failure}).")
     message = _message(response.body)
     if response.status_code == 401:
         return Unauthorized(message or "The server needs a key.")
     if response.status_code == 403:
         return Forbidden(message or "The server refused the connection.")
-    retried = response.status_code >= 500 or response.status_code == 429
-    kind = Unavailable if retried else AccessError
+    kind: type[KeystrokeError] = AccessError
+    if response.status_code in _NO_UPGRADE or response.status_code < 400:
+        kind = WebSocketRefused
+    elif response.status_code >= 500 or response.status_code == 429:
+        kind = Unavailable
     return kind(message or f"The server refused the connection with status {response.status_code}.")
 
 

@@ -15,7 +15,7 @@ from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.routing import RoutingRequest
 from keystroke.gateway.work.service import new_id
 from keystroke.protocol.items import Item, content_text
-from keystroke.protocol.requests import CreateRequest
+from keystroke.protocol.requests import CreateRequest, ResponseCreate
 from keystroke.protocol.response import Response, Routing
 
 METADATA = (16, 64, 512)  # pairs, characters of a name, characters of a value: every event carries them
@@ -43,6 +43,14 @@ def check_request(request: CreateRequest) -> None:
         raise Forbidden(
             "A background response must be stored to be found again; leave store out.", param="store"
         )
+
+
+def is_warm_up(request: CreateRequest) -> bool:
+    """Whether the prompt is only read into the cache."""
+    options = request.prompt_cache_options
+    if options is not None and options.prewarm:
+        return True
+    return isinstance(request, ResponseCreate) and request.generate is False
 
 
 def requested_format(request: CreateRequest) -> TextFormat | None:

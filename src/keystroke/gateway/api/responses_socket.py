@@ -55,11 +55,11 @@ class ResponsesConnection:
         self._starting: set[_StartingRequest] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = self._closed = False
+        self._expired = False  # the maximum lifetime is over: nothing new starts here
 
     async def serve(self) -> None:
         """Serve until the client disconnects or the connection reaches its maximum lifetime."""
-        loop = asyncio.get_running_loop()
-        expiry = loop.call_later(self._socket.limits.lifetime, self._expire)
+        expiry = asyncio.create_task(self._watch_age())
         try:
             await self._socket.serve(self)
         finally:
@@ -118,7 +118,10 @@ class ResponsesConnection:
 
     def _execute(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, StartResponse):
+            if isinstance(action, StartResponse) and self._expired:
+                self._send(error_event(self._too_old(), action.request.stream_id))
+                self._execute(self._session.end_response(action.stream, None, None))
+            elif isinstance(action, StartResponse):
                 starting = _StartingRequest()
                 self._starting.add(starting)  # now: the next frame may be a cancel
                 self._spawn(self._start(action, starting))
@@ -174,7 +177,7 @@ class ResponsesConnection:
         """Continue a response whose connection broke on this one."""
         request, turns = action.request, _Turns()
         try:
-            run = self._responses.replays.find_run(request.response_id, self._caller)
+            run = self._responses.find_run(request.response_id, self._caller)
             sink = self._sink([run])
             run.resume_events(
                 sink,
@@ -184,6 +187,9 @@ class ResponsesConnection:
                 on_done=lambda: self._done(action.stream, turns, run),
             )
         except KeystrokeError as error:
+            if self._responses.journal is not None and isinstance(error, ResponseNotFound):
+                self._spawn(self._take_up(action))
+                return
             self._send(error_event(error, request.stream_id))
             self._execute(self._session.end_response(action.stream, None, None))
             return
@@ -192,6 +198,30 @@ class ResponsesConnection:
             return
         self._runs[run.id] = run
         self._sinks[run] = sink
+
+    async def _take_up(self, action: ResumeResponse) -> None:
+        """Continue a response that another gateway began."""
+        request, turns, owner = action.request, _Turns(), list[ResponseRun]()
+        sink = self._sink(owner)
+        try:
+            run = await self._responses.take_up(
+                request.response_id,
+                self._caller,
+                sink,
+                stream_id=request.stream_id,
+                on_turn=turns.append,
+                on_done=lambda: self._done(action.stream, turns, owner[0] if owner else None),
+            )
+        except KeystrokeError as error:
+            self._send(error_event(error, request.stream_id))
+            self._execute(self._session.end_response(action.stream, None, None))
+            return
+        owner.append(run)
+        if not run.over.is_set():
+            self._runs[run.id] = run
+            self._sinks[run] = sink
+        if self._socket.closed:
+            run.disconnect(sink, Interrupted("The client went away."))
 
     def _sink(self, owner: list[ResponseRun]) -> Sink:
         """A sink that writes a run's events to this socket. `owner` holds the run once it exists."""
@@ -218,6 +248,8 @@ class ResponsesConnection:
         self._execute(self._session.end_response(stream, response_id, turn))
         if self._closing:
             self.close_when_idle()
+        if self._expired and not self._must_finish():
+            self._expire()
 
     def _steer(self, request: ResponseSteer) -> None:
         wanted = request.previous_response_id
@@ -253,10 +285,32 @@ class ResponsesConnection:
     def _send(self, event: Any) -> None:
         self._socket.put([event])
 
-    def _expire(self) -> None:
+    async def _watch_age(self) -> None:
+        """At the maximum lifetime, let answers that cannot be resumed elsewhere end, then close."""
+        limits = self._socket.limits
+        old = limits.clock() + limits.lifetime
+        while True:
+            left = old - limits.clock()
+            self._expired = left <= 0
+            if self._expired and (left + limits.handover <= 0 or not self._must_finish()):
+                break
+            await asyncio.sleep(min(left if left > 0 else left + limits.handover, limits.tick))
+        self._expire()
+
+    def _must_finish(self) -> bool:
+        """Whether an answer runs or starts that would be lost with this connection."""
+        runs = self._runs.values()
+        return bool(self._starting) or any(run.replay is None and not run.background for run in runs)
+
+    def _too_old(self) -> ConnectionLimitReached:
         minutes = round(self._socket.limits.lifetime / 60)
-        expired = ConnectionLimitReached(f"A connection lives at most {minutes} minutes; open another.")
-        self._send(error_event(expired))
+        return ConnectionLimitReached(f"A connection lives at most {minutes} minutes; open another.")
+
+    def _expire(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._send(error_event(self._too_old()))
         for run in tuple(self._runs.values()):
             if not run.background and run.replay is None:
                 run.cancel()

@@ -31,6 +31,9 @@ SendMessage = Callable[[Message], Awaitable[None]]
 class SocketLimits:
     max_frame_bytes: int = 16 << 20
     lifetime: float = 3600.0  # seconds; clients open the next one
+    handover: float = 900.0  # seconds that running answers get to end after it
+    clock: Callable[[], float] = time.monotonic  # measures both
+    tick: float = 5.0  # seconds between two looks at the clock
     patience: float = 30.0  # seconds a client may read nothing while an answer waits for it
 
 
