@@ -25,6 +25,7 @@ from keystroke.errors import EngineError, Restarting, Unavailable
 from keystroke.gateway.app import Gateway, GatewayServer, listen, tune_interpreter, uvicorn_config
 from keystroke.gateway.record.shared_limits import SharedLimits
 from keystroke.gateway.record.store import open_store
+from keystroke.gateway.record.turns import TurnJournal
 from keystroke.gateway.work.registry import ModelRegistry, ServedModel, remote_entry
 from keystroke.scale.autoscaling import TOKENS
 from keystroke.scale.call import ModelDescription, ReplicaCall, ReplicaReply, Splice
@@ -123,6 +124,8 @@ class GatewayDeployment:
         shared = await asyncio.to_thread(SharedLimits, store.engine)
         self._gateway = Gateway(ModelRegistry(entries), settings, store=store, shared=shared)
         self._gateway.service.metrics = RayMetrics(name)
+        self._journal = await asyncio.to_thread(TurnJournal, store.engine)
+        self._gateway.endpoints.responses.journal = self._journal
         self._gateway.request_context = _traced
         self._server = GatewayServer(uvicorn_config(self._gateway))
         self._server.gateway, self._server.replaced = self._gateway, True
@@ -146,6 +149,7 @@ class GatewayDeployment:
         self._sampling.cancel()
         self._server.should_exit = True
         await asyncio.wait({self._serving})
+        await asyncio.to_thread(self._journal.close)
         return True
 
     async def __del__(self) -> None:
@@ -169,6 +173,7 @@ class GatewayDeployment:
         log.error("the head of the local Ray is gone")
         try:
             await self._gateway.abandon(Restarting(HEAD_LOST))
+            await asyncio.to_thread(self._journal.flush)
         finally:
             os._exit(1)
 

@@ -114,7 +114,8 @@ class ReplicaQueue(WorkQueue):
                 other.cancel(Superseded(SUPERSEDED))
         waiting = [t for t in self._tasks if t not in self._started and t.reason is None]
         check_room(ticket.key, waiting, self._most, self.name)
-        turn = self._turns[ticket] = _Progress(list(ticket.job.prompt), ticket.job)
+        begun = list(ticket.job.generated)  # by a gateway that is gone
+        turn = self._turns[ticket] = _Progress(list(ticket.job.prompt), ticket.job, begun)
         self._awake[ticket] = asyncio.Event()
         ticket.wake = lambda: self._on_wake(ticket)
         self._tasks[ticket] = asyncio.get_running_loop().create_task(self._run(ticket, turn))
@@ -273,7 +274,7 @@ class ReplicaQueue(WorkQueue):
             tuple(turn.generated),
             tuple(turn.steers.items()),
             trace,
-            resumed=ticket in self._started,
+            resumed=ticket in self._started or bool(job.generated),
         )
 
     def _handle_reply(self, ticket: Ticket, turn: _Progress, reply: ReplicaReply) -> TicketEnded | None:

@@ -41,7 +41,7 @@ from keystroke.gateway.transport.http import (
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.routing import RoutingRequest
 from keystroke.gateway.work.service import Service
-from keystroke.protocol.faults import NoSuitableModel
+from keystroke.protocol.faults import NoSuitableModel, ResponseNotFound
 from keystroke.protocol.requests import ChatRequest, CompletionRequest, CreateRequest, InfillRequest
 from keystroke.protocol.status import LoadRequest
 
@@ -116,8 +116,13 @@ class Endpoints:
         after = call.query_value("starting_after", "-1")
         if not after.removeprefix("-").isdecimal() or len(after) > 12:
             raise InputError("starting_after must be the number of an event.", param="starting_after")
-        run = self.responses.replays.find_run(response_id, call.caller)
         stream = EventStream(RESPONSES)
+        try:
+            run = self.responses.find_run(response_id, call.caller)
+        except ResponseNotFound:
+            run = await self.responses.take_up(response_id, call.caller, stream.sink, on_done=stream.finish)
+            stream.attach(run, {})
+            return stream
         stream.attach(run, {})
         run.resume_events(stream.sink, response_id, int(after), on_done=stream.finish)
         if run.over.is_set():

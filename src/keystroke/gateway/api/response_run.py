@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
-from keystroke.engine.generation import GenerationParams
+from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.errors import InputError, Interrupted, KeystrokeError, QueueFull, Unavailable
 from keystroke.gateway.access.keys import Caller
@@ -37,6 +38,7 @@ from keystroke.gateway.api.conversations import Conversations
 from keystroke.gateway.api.prompts import ConversationTurn
 from keystroke.gateway.api.replay import Replay, Replays
 from keystroke.gateway.api.response_request import (
+    is_warm_up,
     new_response,
     requested_format,
     requested_logprobs,
@@ -44,12 +46,13 @@ from keystroke.gateway.api.response_request import (
 )
 from keystroke.gateway.api.serializers import ResponseSerializer
 from keystroke.gateway.record.store import Store
+from keystroke.gateway.record.turns import OpenTurn, TurnJournal
 from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service, new_id
-from keystroke.gateway.work.ticket import Redirected, TicketEnded, TicketSteered
+from keystroke.gateway.work.ticket import Redirected, TicketEnded, TicketItem, TicketSteered
 from keystroke.gateway.work.work import Work, WorkOutcome
 from keystroke.protocol import events
 from keystroke.protocol.compaction import expand_compaction
@@ -83,6 +86,7 @@ class RunOwner(Protocol):
     compactor: Compactor
     runs: dict[str, ResponseRun]
     replays: Replays[ResponseRun]
+    journal: TurnJournal | None
 
 
 class ResponseRun:
@@ -107,13 +111,15 @@ class ResponseRun:
         self.replay: Replay[ResponseRun] | None = (
             None  # lets a client resume the events after its connection broke
         )
+        self.taken_up: OpenTurn | None = None  # another gateway began this turn
+        self._open_turn: OpenTurn | None = None
         self._owner = owner
         self._request = request
         self._sink = sink
         self._answer: RunningAnswer | None = None
         self._serializer: ResponseSerializer
         self._routing: Routing
-        self._warm = isinstance(request, ResponseCreate) and request.generate is False
+        self._warm = is_warm_up(request)
         steers = previous.steers if previous is not None else []
         self._own_items = [*steers, *prompts.items_of(request.input)]  # what this turn adds
         request.input = None  # the items hold what matters; the rest may be megabytes
@@ -224,6 +230,10 @@ class ResponseRun:
         response = new_response(
             request, entry.name, self._routing, tier=tier.label, store=self._will_be_stored()
         )
+        if self.taken_up is not None:
+            response.id = self.taken_up.id
+            if isinstance(job, Job):
+                job.generated = tuple(self.taken_up.tokens)
         response.shortened = prompts.shortened(self._items, form.toolset)
         response.compacted = self._compacted
         opening = [self._compaction] if self._compaction is not None and request.context_management else []
@@ -251,12 +261,50 @@ class ResponseRun:
             tokenizer=entry.tokenizer,
             toolset=form.toolset,
             parser=lambda: form.parser(entry.model, job.prompt if isinstance(job, Job) else ()),
+            edits=form.client_edits(service, entry, self.caller, self._items),
             on_end=self._on_answer_end,
             on_steered=self._on_steered,
         )
         self._owner.runs[self.id] = self
+        self._journal_turn(job)
         if self.background and response.store and self._owner.store is not None:
             self._owner.store.save_response(self.caller.id, self._own_items, response, running=True)
+
+    def _journal_turn(self, job: Job | RemoteJob) -> None:
+        """Write a resumable turn where other gateways can take it up, and repeat what was generated of one
+        that was taken up. A conversation that was compacted is not written: its prompt is not in the
+        request."""
+        journal, answer, turn = self._owner.journal, self._answer, self.taken_up
+        if journal is None or self.replay is None or answer is None or not isinstance(job, Job):
+            return
+        if turn is None and self._compaction is not None:
+            return
+        if turn is None:
+            seed, name = job.params.sampling.seed, self.entry.name
+            asked = replace(self._request, input=[*self._own_items], model=name, seed=seed)
+            turn = OpenTurn(self.id, self.caller.id, name, asked)
+        open_turn = self._open_turn = turn
+        loop = asyncio.get_running_loop()
+        turn.on_taken = lambda: loop.call_soon_threadsafe(self._on_taken_away)
+        journal.begin(turn)
+        if turn.tokens:
+            answer.receive([Chunk("".join(turn.text), tuple(turn.tokens))])
+
+        def receive(items: list[TicketItem]) -> None:
+            for item in items:
+                if type(item) is Chunk:
+                    open_turn.add(item.tokens, item.text)
+                elif isinstance(item, TicketSteered):
+                    journal.end(open_turn)  # its successor is not written
+            answer.receive(items)
+
+        assert self.work is not None
+        self.work.subscribe(receive)
+
+    def _on_taken_away(self) -> None:
+        """Another gateway continues this turn for its client."""
+        self.response.store = False
+        self.cancel(Interrupted("Another gateway continues this response."))
 
     async def _route(self) -> tuple[Priority, Tier]:
         """Choose the model and load it."""
@@ -548,6 +596,9 @@ class ResponseRun:
     def _on_answer_end(
         self, _answer: RunningAnswer, outcome: WorkOutcome, item: TicketEnded | TicketSteered
     ) -> None:
+        if self._open_turn is not None and self._owner.journal is not None:
+            resumable = isinstance(outcome.error, Unavailable)
+            self._owner.journal.end(self._open_turn, forget=not resumable)
         if not self._held or isinstance(item, TicketSteered):
             self._stored = self._stored or isinstance(item, TicketEnded)
             self._end_response(outcome, item)

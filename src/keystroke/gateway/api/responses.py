@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from copy import copy
 
 import msgspec
 
+from keystroke.errors import Unavailable
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api.answer import Sink
 from keystroke.gateway.api.compaction import Compactor
@@ -19,11 +21,12 @@ from keystroke.gateway.api.prompts import ConversationTurn
 from keystroke.gateway.api.replay import Replays
 from keystroke.gateway.api.response_request import check_request
 from keystroke.gateway.api.response_run import OnTurn, ResponseRun
+from keystroke.gateway.record.turns import TurnJournal
 from keystroke.gateway.work.receipts import usage
 from keystroke.gateway.work.service import Service, new_id
 from keystroke.protocol.faults import PreviousResponseNotFound, ResponseNotFound
 from keystroke.protocol.items import content_text
-from keystroke.protocol.requests import CreateRequest
+from keystroke.protocol.requests import CreateRequest, ResponseCreate
 from keystroke.protocol.response import CompactedConversation, InputTokens, Response, ResponseUsage
 
 Recall = Callable[[str], ConversationTurn | None]
@@ -37,6 +40,7 @@ class Responses:
         self.compactor = Compactor(service)
         self.runs: dict[str, ResponseRun] = {}
         self.replays: Replays[ResponseRun] = Replays()
+        self.journal: TurnJournal | None = None  # where several gateways share a database
 
     async def create(
         self,
@@ -83,6 +87,45 @@ class Responses:
         check_request(request)
         previous = await self._previous_turn(request.previous_response_id, caller, None)
         return ResponseRun(self, request, caller, lambda _messages: None, previous), previous
+
+    def find_run(self, response_id: str, caller: Caller) -> ResponseRun:
+        """The run whose events can be resumed here. Raises ResponseNotFound, also where it failed for want of
+        an engine and `take_up` would continue it."""
+        run = self.replays.find_run(response_id, caller)
+        if self.journal is not None and run.over.is_set() and isinstance(run.failure, Unavailable):
+            raise ResponseNotFound(f"The stream of {response_id:.80} was interrupted.", param="response_id")
+        return run
+
+    async def take_up(
+        self,
+        response_id: str,
+        caller: Caller,
+        sink: Sink,
+        *,
+        stream_id: str | None = None,
+        on_turn: OnTurn | None = None,
+        on_done: Callable[[], None] | None = None,
+    ) -> ResponseRun:
+        """Continue a turn that another gateway began, from its first event with the text so far. Raises
+        ResponseNotFound where there is none."""
+        found = None
+        if self.journal is not None and self.store is not None:
+            found = await self.store.run_in_thread(self.journal.take, response_id, caller.id)
+        if found is None:
+            raise ResponseNotFound(
+                f"There is no stream of {response_id:.80} to resume; fetch the response.",
+                param="response_id",
+            )
+        request = found.request
+        if isinstance(request, ResponseCreate):
+            request.stream_id = stream_id
+        previous = await self._previous_turn(request.previous_response_id, caller, None)
+        found.request = copy(request)  # a run takes the input out of its own
+        run = ResponseRun(self, request, caller, sink, previous)
+        run.taken_up = found
+        run.set_listeners(on_turn, on_done)
+        await run.start(previous)
+        return run
 
     async def fetch(self, response_id: str, caller: Caller) -> Response:
         run = self.runs.get(response_id)

@@ -42,9 +42,9 @@ class WorkQueue(ABC):
         supersedes: str | None = None,
         resumed: bool = False,
     ) -> Ticket:
-        """Queue a job. `supersedes` names a buffer: older work for it is cancelled. `resumed`: it had begun on
-        another engine, so it goes before equals and is not refused for lack of room. Raises QueueFull, also
-        for a key that has its share, or Unavailable."""
+        """Queue a job. `supersedes` names a buffer: older work for it is cancelled. `resumed`: it had begun
+        on another engine, so it goes before equals and is not refused for lack of room. Raises QueueFull,
+        also for a key that has its share, or Unavailable."""
         ticket = Ticket(job, priority, tier, key, supersedes)
         ticket.resumed = resumed
         self._enqueue(ticket)
