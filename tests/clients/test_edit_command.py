@@ -208,7 +208,6 @@ REFUSED = [
     (("edit", "a.py", "-m", "x", "--patch", "p"), "describe the change"),
     (("edit", "a.py", "--patch", "p.diff"), "names its own files"),
     (("edit", "nosuch.py", "-m", "x"), "does not exist"),
-    (("edit", "../out.py", "-m", "x"), "outside"),
     (("edit", "binary.py", "-m", "x"), "binary"),
     (("edit", ".env", "-m", "x"), "secrets"),
     (("edit", "a.py", "-m", "x", "--lines", "9-10"), "does not exist"),
@@ -240,3 +239,22 @@ def test_a_server_that_fails_is_one_sentence(remote_home: Home, server: OpenAISe
     assert result.code != 0
     assert "broken" in result.stderr
     assert file.read_bytes() == BEFORE.encode()
+
+
+def test_a_file_of_another_project_is_edited_in_its_own_workspace_and_undone_there(
+    remote_home: Home, server: OpenAIServer, file: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "elsewhere" / "src" / "b.py"
+    other.parent.mkdir(parents=True)
+    (tmp_path / "elsewhere" / ".git").mkdir()
+    other.write_bytes(BEFORE.encode())
+    says(server, BLOCK.replace("a.py", "src/b.py"))
+    done = remote_home.keystroke("edit", str(other), "-m", "double it", "--yes")
+    assert other.read_bytes() == AFTER.encode()
+    assert f"keystroke undo --folder {tmp_path / 'elsewhere'}" in done.stderr
+    assert "nothing to undo" in remote_home.refused("undo")
+    remote_home.keystroke("undo", "--folder", str(tmp_path / "elsewhere"))
+    assert other.read_bytes() == BEFORE.encode()
+    assert "in several projects" in remote_home.refused("edit", str(file), str(other), "-m", "both", "--yes")
+    missing = remote_home.refused("edit", str(tmp_path / "nowhere" / "c.py"), "-m", "x", "--yes")
+    assert "c.py" in missing

@@ -7,6 +7,7 @@ reverts what was written.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,9 +32,39 @@ def workspace_root(start: Path | None = None) -> Path:
     return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
 
 
-def open_workspace(run: Invocation) -> tuple[Workspace, Journal]:
+def workspace_of(files: Sequence[str]) -> Path:
+    """The workspace of the current folder; where a named file is outside of it, the file's own project.
+    UsageError if the files are in several projects."""
+    here = workspace_root()
+    roots = dict.fromkeys(here if _inside(file, here) else workspace_root(_folder(file)) for file in files)
+    if len(roots) > 1:
+        both = " and ".join(str(root) for root in list(roots)[:2])
+        raise UsageError(f"the files are in several projects ({both}); edit those of one at a time")
+    return next(iter(roots), here)
+
+
+def _inside(file: str, root: Path) -> bool:
+    path = Path(os.path.abspath(file))
+    return path.is_relative_to(root) or path.resolve().is_relative_to(root)
+
+
+def _folder(file: str) -> Path:
+    """The folder of a file, or the nearest one above it that exists."""
+    path = Path(os.path.abspath(Path(file).expanduser())).parent
+    return next((folder for folder in (path, *path.parents) if folder.is_dir()), path)
+
+
+def undo_hint(root: Path) -> str:
+    """How to undo an edit of the workspace at `root`."""
+    if root == workspace_root():
+        return UNDO_HINT
+    return f"undo with `keystroke undo --folder {shlex.quote(str(root))}`"
+
+
+def open_workspace(run: Invocation, root: Path | None = None) -> tuple[Workspace, Journal]:
+    """The workspace at `root`, by default that of the current folder, and its undo journal."""
     settings = run.settings
-    workspace = Workspace(workspace_root(), exclude=settings.assist.exclude)
+    workspace = Workspace(root or workspace_root(), exclude=settings.assist.exclude)
     journal = Journal(settings.paths.state, workspace)
     for message in journal.recover():
         run.console.note(message)
@@ -99,6 +130,7 @@ def as_record(plan: EditPlan, *, answers: bool = False) -> dict[str, Any]:
             {"path": item.path, "reason": str(item.reason), "message": item.message} for item in plan.failures
         ],
         **({"agreement": list(plan.agreement)} if plan.agreement is not None else {}),
+        **({"warnings": list(plan.warnings)} if plan.warnings else {}),
         "diff": plan.diff(),
     }
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 def edit(
     ctx: typer.Context,
-    files: Annotated[list[str] | None, argument("Files to change.", metavar="FILE...")] = None,
+    files: Annotated[
+        list[str] | None, argument("Files to change; of this project or another.", metavar="FILE...")
+    ] = None,
     instruction: Annotated[str, option("--message", "-m", "What to change, in words.")] = "",
     lines: Annotated[str, option("Rewrite only these lines of the one file.", metavar="A-B")] = "",
     patch: Annotated[str, option("Apply this patch file; - reads standard input.", metavar="FILE")] = "",
@@ -40,12 +42,19 @@ def edit(
     model: Annotated[str | None, option("A name, a path, or URL#NAME.", metavar="MODEL")] = None,
     json: options.Json = False,
 ) -> None:
-    from keystroke.clients.cli.changes import UNDO_HINT, as_record, confirm, open_workspace, show_diff
+    from keystroke.clients.cli.changes import (
+        as_record,
+        confirm,
+        open_workspace,
+        show_diff,
+        undo_hint,
+        workspace_of,
+    )
 
     run = invocation_of(ctx)
     if bool(patch) == bool(instruction.strip()):
         raise UsageError('describe the change with -m "...", or give a patch with --patch')
-    workspace, journal = open_workspace(run)
+    workspace, journal = open_workspace(run, workspace_of(files or []))
     if patch:
         plan = _plan_by_patch(workspace, patch, files or [])
     else:
@@ -60,8 +69,9 @@ def edit(
         raise InputError(f"nothing was changed: {'; '.join(plan.explain().splitlines())}{hint}")
     if not run.json:
         show_diff(run, plan.diff())
-        if said := plan.confidence():
-            run.console.note(said)
+        for said in (plan.confidence(), *plan.warnings):
+            if said:
+                run.console.note(said)
     applied = False
     verdict = None
     named = {workspace.name(file) for file in files or []}
@@ -75,7 +85,7 @@ def edit(
         if applied and not run.json:
             for line in plan.summary():
                 run.console.note(line)
-            run.console.note(UNDO_HINT)
+            run.console.note(undo_hint(workspace.root))
     if run.json:
         run.console.json(
             {
@@ -190,12 +200,15 @@ def undo(
     ctx: typer.Context,
     steps: Annotated[int, option("--steps", "-n", "Undo this many edits.", min=1)] = 1,
     listed: Annotated[bool, option("--list", "List the edits that can be undone.")] = False,
+    folder: Annotated[
+        Path | None, option("Undo edits of this project, not of the current one.", metavar="FOLDER")
+    ] = None,
     json: options.Json = False,
 ) -> None:
-    from keystroke.clients.cli.changes import open_workspace
+    from keystroke.clients.cli.changes import open_workspace, workspace_root
 
     run = invocation_of(ctx)
-    _, journal = open_workspace(run)
+    _, journal = open_workspace(run, workspace_root(folder) if folder is not None else None)
     if listed:
         entries = list(journal.entries())
         if not entries:
