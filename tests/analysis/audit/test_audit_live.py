@@ -135,6 +135,69 @@ def test_a_function_edited_step_by_step_is_judged_as_if_read_for_the_first_time(
         assert live.findings == Auditor("python").audit(live.text)
 
 
+SCRIPT = """const { exec } = require("child_process");
+(function ($, window) {
+  var base = "ls ";
+  function quoted(text) {
+    return helper(text, 1);
+  }
+  function helper(text, count) {
+    if (count) { return "'" + text + "'"; }
+    return text;
+  }
+  app.get("/x", function (req, res) {
+    var name = req.query.name, total = 0;
+    for (var i = 0; i < 3; i++) {
+      if (name === "stop") { break; }
+      total += i;
+      try { name = name + quoted(req.params.id); } catch (error) { res.send(error.stack); }
+    }
+    const parts = [name].map((item) => { total++; return base + item; });
+    exec(base + quoted(name));
+    res.send("<b>" + parts + "</b>");
+  });
+  class Store {
+    find(req) {
+      switch (req.query.kind) {
+        case "a": return this.read(req.query.file);
+        default: return eval(req.query.code);
+      }
+    }
+    read(file) { return fs.readFileSync("/srv/" + file); }
+  }
+  $("#x").html(location.hash);
+}(jQuery, this));
+"""
+SCRIPT_TYPED = [
+    *PIECES,
+    "name = req.query.x;\n",
+    "function f(a) {\n",
+    "})();\n",
+    "quoted(name)",
+    "(function () {",
+    "=>",
+]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1200), st.integers(0, 6), st.sampled_from(SCRIPT_TYPED)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_script_edited_step_by_step_is_judged_as_if_read_for_the_first_time(
+    edits: list[tuple[int, int, str]],
+) -> None:
+    live = LiveAudit("javascript", SCRIPT)
+    for at, length, text in edits:
+        start = min(at, len(live.text))
+        live.edit(start, min(start + length, len(live.text)), text)
+        assert split(live.text, "javascript") == live._units
+        assert live.findings == Auditor("javascript").audit(live.text)
+
+
 def test_functions_without_a_word_any_rule_waits_for_are_silent_when_walked_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -52,6 +52,8 @@ MAX_LINE = 20_000  # a longer line is minified or generated
 # Languages in which a call is evaluated with the body of the called function. In the others a key in a helper
 # would audit all its callers again; in C this is done for functions with few callers.
 INLINED_LANGUAGES = ("java", "javascript", "typescript", "tsx", "go")
+# Languages whose functions are walked statement by statement from remembered effects.
+REMEMBERED = ("python", "javascript", "typescript", "tsx")
 MAX_CALLERS = 3  # C functions with more callers are not evaluated at their calls
 MAX_KEPT_RESULTS = 400  # results of units no longer in the text, kept for undo
 _LOWERINGS: dict[str, type[Lowering]] = {
@@ -75,7 +77,8 @@ class _Found:
 class _Result:
     found: tuple[_Found, ...]
     names: frozenset[str]
-    called: dict[str, str]  # functions of the same file that it names, with their text
+    called: dict[str, str]  # functions of the file that its walk looked up, with their texts; "" for none
+    apart: bool  # whether the file defined no functions to look up
     reach: frozenset[str]  # names whose meaning outside the unit matters: its own and those of `called`
 
 
@@ -150,6 +153,7 @@ class LiveAudit:
         self._functions: dict[str, str] = {}
         self._alone: dict[str, frozenset[str]] = {}
         self._lowered: dict[str, ir.Function | None] = {}
+        self._lookups: dict[str, str] = {}  # functions looked up by the audit of the current unit
         self._words: dict[str, frozenset[str]] = {}
         self.text = ""
         self.findings: tuple[Finding, ...] = ()
@@ -191,12 +195,14 @@ class LiveAudit:
             self._functions = self._with_few_callers(self._defined_functions())
         placed: list[tuple[_Found, int]] = []
         for unit in self._units:
+            if unit.skipped:
+                continue
             if self.abandoned():
                 raise Interrupted("Nobody waits for this audit any more.")
             source = text[unit.start : unit.end]
             key = (source, unit.before)
             result = self._results.get(key)
-            if result is None or result.called != self._reachable_functions(result.names, source):
+            if result is None or not self._is_current(result):
                 result = self._audit_unit(source, unit)
                 self._results[key] = result
             else:
@@ -222,6 +228,7 @@ class LiveAudit:
 
     def _read_outline(self, outline: FileOutline) -> None:
         before, imports = self._context, self._imports
+        self._lookups = {}
         matches, env, _ = self._walk(outline.text, {}, 0)
         self._imports = imported(outline.text, self.language).union(
             value.path for value in env.values() if value.path
@@ -256,22 +263,34 @@ class LiveAudit:
     def _audit_unit(self, source: str, unit: SourceUnit) -> _Result:
         names, calls = words_of(source)
         needed = FLOW
+        self._lookups = {}
         if self.language not in ("c", "cpp"):
             needed = self._triggers.required_analysis(
                 source, names, calls, self._context, not self._functions
             )
         if needed == SILENT:  # no rule can match
-            return self._result((), names, source)
+            return self._result((), names)
         whole = unit.before + source + unit.after
         shift = len(unit.before)
         words = "\n".join((unit.before, unit.after, *names))
         matches, _, _ = self._walk(whole, self._context, shift, needed == FLOW, words)
         found = self._with_fixes(matches, whole, self._context, shift)
-        return self._result(found, names, source)
+        return self._result(found, names)
 
-    def _result(self, found: tuple[_Found, ...], names: frozenset[str], source: str) -> _Result:
-        called = self._reachable_functions(names, source)
-        return _Result(found, names, called, names.union(*map(self._names, called.values())))
+    def _result(self, found: tuple[_Found, ...], names: frozenset[str]) -> _Result:
+        called = self._lookups
+        reach = names.union(*map(self._names, called.values()))
+        return _Result(found, names, called, not self._functions, reach)
+
+    def _is_current(self, result: _Result) -> bool:
+        """Whether the functions that an audit depended on are unchanged."""
+        table = self._functions
+        return result.apart == (not table) and all(
+            table.get(name, "") == text for name, text in result.called.items()
+        )
+
+    def _function_text(self, name: str) -> str:
+        return self._functions.get(name, "")
 
     def _with_few_callers(self, table: dict[str, str]) -> dict[str, str]:
         """The functions with at most MAX_CALLERS callers."""
@@ -285,16 +304,17 @@ class LiveAudit:
 
     def _reported_alone(self, name: str) -> frozenset[str]:
         """The rules that a function breaks by itself; they are reported there and not at its calls."""
-        source = self._functions.get(name, "")
+        source = self._lookups[name] = self._functions.get(name, "")
         if source not in self._alone:
             if len(self._alone) > MAX_KEPT_RESULTS:
                 self._alone.clear()
             table, self._functions = self._functions, {}
+            lookups, self._lookups = self._lookups, {}
             lowering, self._lowering = self._lowering, _LOWERINGS[family_of(self.language)]()
             try:
                 matches, _, _ = self._walk(source, self._context, 0)
             finally:
-                self._functions, self._lowering = table, lowering
+                self._functions, self._lowering, self._lookups = table, lowering, lookups
             self._alone[source] = frozenset(match.rule.id for match in matches)
         return self._alone[source]
 
@@ -303,6 +323,8 @@ class LiveAudit:
         found: dict[str, str] = {}
         twice: set[str] = set()
         for unit in self._units:
+            if unit.skipped:
+                continue
             source = self.text[unit.start : unit.end]
             match = _DEFINES.search(source)
             if match is not None:
@@ -311,18 +333,6 @@ class LiveAudit:
                     twice.add(name)
                 found[name] = unit.before + source + unit.after
         return {name: source for name, source in found.items() if name not in twice}
-
-    def _reachable_functions(self, names: frozenset[str], source: str) -> dict[str, str]:
-        """The functions that a walk of `source` can reach: those it names and those they name."""
-        table = self._functions
-        if not table:
-            return {}
-        found = {name: table[name] for name in names & table.keys() if source not in table[name]}
-        for text in list(found.values()):
-            found |= {
-                name: table[name] for name in self._names(text) & table.keys() if source not in table[name]
-            }
-        return found
 
     def _names(self, text: str) -> frozenset[str]:
         if text not in self._words:
@@ -356,13 +366,15 @@ class LiveAudit:
         matcher.flow = flow
         constants = self._constants if env else ""
         matcher.set_text(source + constants, words and words + constants)
-        if self._remember and self.language == "python" and (env is self._context or not env):
+        if self._remember and self.language in REMEMBERED and (env is self._context or not env):
             flow.memo = self._memo if env else self._outline_memo
             flow.error_spans = [
                 (span.start.index, span.end.index)
                 for span in (node.range() for node in root.find_all(kind="ERROR"))
             ]
-        flow.find_function = self._function if self._functions else None
+        if self.language != "python":
+            flow.find_function, flow.function_text = self._function, self._function_text
+            flow.lookups = self._lookups
         if isinstance(flow, PointerFlow):
             flow.rules_broken_by = self._reported_alone
         try:
@@ -425,7 +437,7 @@ class LiveAudit:
             fixed = apply_edits(source, fix_edits.edits)
         except InputError:
             return False
-        known = dict(env)
+        known = dict(env) if fix_edits.needs else env  # the same environment: effects are remembered
         for need in fix_edits.needs:
             name = bound_name(need, self.language)
             if name:
@@ -482,10 +494,16 @@ def _first_function(stmts: list[ir.Stmt], name: str) -> ir.Function | None:
     for stmt in stmts:
         if isinstance(stmt, ir.FunctionStmt) and stmt.function.name == name:
             return stmt.function
-        if isinstance(stmt, ir.ClassStmt):
-            found = _first_function(stmt.body, name)
-            if found is not None:
-                return found
+        inside = (
+            stmt.body
+            if isinstance(stmt, ir.ClassStmt)
+            else stmt.statements()
+            if isinstance(stmt, ir.LazyStmt)
+            else []
+        )
+        found = _first_function(inside, name)
+        if found is not None:
+            return found
     return None
 
 

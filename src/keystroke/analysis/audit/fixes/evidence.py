@@ -52,7 +52,8 @@ _TAG = re.compile(r"</?[a-zA-Z][^<>]*>?|[\w-]+=[\"']$")
 _DELIBERATE = re.compile(
     r"(?i)\b(?:rfc\s*\d+|protocol|compat\w*|legacy|required by|by design|deliberate\w*|intention\w*|"
     r"on purpose|must (?:be|stay|match|use)|spec(?:ification)?\b|backwards?|interop\w*|"
-    r"do not (?:change|escape)|trusted|nosec|noqa|nosemgrep|nolint|lgtm|eslint-disable|pylint:\s*disable|not security|not secret)"
+    r"do not (?:change|escape)|trusted|nosec|noqa|nosemgrep|nolint|lgtm|eslint-disable|pylint:\s*disable|"
+    r"not security|not secret)"
 )
 _COMMENT = re.compile(r"(?:#|//|/\*|^\s*\*)(.*)")
 

@@ -82,6 +82,10 @@ class FlowListener:
     def on_narrow(self, flow: FlowBase, test: ir.OpExpr, truth: bool) -> None: ...
 
 
+def _no_text(name: str) -> str:
+    return ""
+
+
 class FlowBase:
     """State and helpers of a walk."""
 
@@ -113,6 +117,8 @@ class FlowBase:
         self.gotos: dict[str, Env] = {}
         self.loop_assignments: dict[int, frozenset[str]] = {}  # names that a loop assigns
         self.find_function: Callable[[str], ir.Function | None] | None = None  # functions of the same file
+        self.function_text: Callable[[str], str] = _no_text  # their texts
+        self.lookups: dict[str, str] = {}  # the functions that the walk looked up, with their texts
         self.dispatch: dict[type, Callable[[Any], Value]] = {}  # evaluates each kind of expression
         self.memo: StatementMemo | None = None  # effects remembered by earlier walks
         self.error_spans: list[tuple[int, int]] = []  # spans that do not parse: nothing there is remembered

@@ -83,7 +83,9 @@ class CallFlow(NarrowingFlow):
                 or (receiver.path in SELF and self.family == "javascript")
             )
         ):
-            function = self.find_function(path.rsplit(".", 1)[-1])
+            name = path.rsplit(".", 1)[-1]
+            self.lookups[name] = self.function_text(name)
+            function = self.find_function(name)
         if function is not None and function is not (self.functions[-1] if self.functions else None):
             result = self.inline_call(function, args)
             if result is not None:

@@ -38,7 +38,10 @@ from keystroke.analysis.audit.source import ir
 
 MAX_INLINE = 2
 MAX_STATES = 4
-_DEFINITIONS = ("function_definition", "class_definition", "decorated_definition")
+_DEFINITIONS = frozenset(
+    {"function_definition", "class_definition", "decorated_definition", "function_declaration"}
+    | {"generator_function_declaration", "class_declaration", "method_declaration"}
+)
 
 
 class DataFlow(ExpressionFlow):
@@ -162,9 +165,10 @@ class DataFlow(ExpressionFlow):
             return self.run(stmt.statements())
         name, handler = self.scopes[-1] if self.scopes else ("", False)
         key = (name, handler, stmt.node.kind(), stmt.node.text())
-        known = memo.find(key, self.env)
+        known = memo.find(key, self.env, self.function_text)
         if known is not None:
             effect, self.env = known
+            self.lookups.update(effect.lookups)
             self.steps += effect.steps
             if self.steps > MAX_STEPS:
                 raise ExhaustedError
@@ -173,14 +177,23 @@ class DataFlow(ExpressionFlow):
         before, matches, steps = self.env, self.listener.match_count, self.steps
         ends = len(self.breaks[-1]) if self.breaks else 0
         self.env = dict(before)
-        dead = self.run(stmt.statements())
+        outer, self.lookups = self.lookups, {}
+        try:
+            dead = self.run(stmt.statements())
+        finally:
+            inner, self.lookups = self.lookups, outer
+            outer.update(inner)
         if matches == self.listener.match_count and ends == (len(self.breaks[-1]) if self.breaks else 0):
-            memo.remember(key, before, self.env, dead, self.steps - steps, self.dotted_keys)
+            memo.remember(key, before, self.env, dead, self.steps - steps, self.dotted_keys, inner)
         return dead
 
     def _whole(self, node: ir.Syntax) -> bool:
         """Whether a statement is the whole unit; the auditor keeps the result of units."""
-        return not self.scopes and bool(self.file_env) and node.kind() in _DEFINITIONS
+        return (
+            not self.scopes
+            and bool(self.file_env)
+            and (self.family != "python" or node.kind() in _DEFINITIONS)
+        )
 
     def _broken(self, node: ir.Syntax) -> bool:
         if not self.error_spans:

@@ -8,7 +8,7 @@ walk reports.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from keystroke.analysis.audit.flow.values import Value
@@ -16,7 +16,7 @@ from keystroke.analysis.audit.flow.values import Value
 Env = dict[str, Value]
 WAYS = 3  # environments remembered per statement; a loop body is walked with two
 MAX_KEPT = 6000  # statements
-_WORD = re.compile(r"[A-Za-z_]\w*")
+_WORD = re.compile(r"[A-Za-z_$][\w$]*")
 Key = tuple[str, bool, str, str]  # function name, whether it is a handler, kind and text of the statement
 
 
@@ -32,6 +32,7 @@ class StatementEffect:
     dead: bool
     steps: int
     dotted: frozenset[str]
+    lookups: dict[str, str]  # functions of the file that it evaluates, with their texts
 
     def difference(self, env: Env) -> set[str] | None:
         """The keys in which `env` differs from `before`; None if the statement can read one of them."""
@@ -91,8 +92,12 @@ class StatementMemo:
         ]:
             del self.effects[key]
 
-    def find(self, key: Key, env: Env) -> tuple[StatementEffect, Env] | None:
+    def find(
+        self, key: Key, env: Env, function_text: Callable[[str], str]
+    ) -> tuple[StatementEffect, Env] | None:
         for effect in self.effects.get(key, ()):
+            if any(function_text(name) != text for name, text in effect.lookups.items()):
+                continue
             followed = env is self._env and effect.before is self._twin
             if followed:  # the difference is known from the previous statement
                 apart = self._apart if effect.seen.isdisjoint(self._reach) else None
@@ -108,7 +113,14 @@ class StatementMemo:
         return None
 
     def remember(
-        self, key: Key, before: Env, after: Env, dead: bool, steps: int, dotted: Iterable[str]
+        self,
+        key: Key,
+        before: Env,
+        after: Env,
+        dead: bool,
+        steps: int,
+        dotted: Iterable[str],
+        lookups: dict[str, str],
     ) -> None:
         if len(self.effects) > MAX_KEPT:
             self.clear()
@@ -124,6 +136,7 @@ class StatementMemo:
             dead,
             steps,
             frozenset(dotted),
+            lookups,
         )
         self.effects[key] = [effect, *known[: WAYS - 1]]
 

@@ -11,6 +11,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
+Nesting = int | tuple[int, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class SourceUnit:
@@ -20,8 +22,9 @@ class SourceUnit:
     end: int
     before: str = ""
     after: str = ""
-    outer: int = 0  # enclosing classes and namespaces
+    outer: Nesting = 0  # enclosing classes, namespaces and wrappers
     recovered: bool = False  # its braces never close: its end depends on the text behind it
+    skipped: bool = False  # the head or tail of a wrapper: neither audited nor part of the outline
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +40,18 @@ class FileOutline:
         return self.origins[at] + offset - self.starts[at]
 
 
-Stop = Callable[[int, int], bool]  # (start of a unit, its `outer`) -> whether the remaining units are known
+Stop = Callable[[int, Nesting], bool]  # (start of a unit, its `outer`) -> whether the rest is known
 
 
 def split(
-    text: str, language: str, at: int = 0, outer: int = 0, stop: Stop | None = None
+    text: str, language: str, at: int = 0, outer: Nesting = 0, stop: Stop | None = None
 ) -> list[SourceUnit]:
     """The units from `at` on, which is 0 or the start of a unit with this `outer`."""
     if language == "python":
         return _split_python(text, at, stop or _never)
     if language in ("javascript", "typescript", "tsx"):
         return _split_script(text, at, outer, stop or _never)
+    assert isinstance(outer, int)
     return _split_braces(text, language, at, outer, stop or _never)
 
 
@@ -71,7 +75,7 @@ def resplit(
     later = {(unit.start + delta, unit.outer): at for at, unit in enumerate(old) if unit.start > end}
     tail: list[int] = []
 
-    def known(at: int, outer: int) -> bool:
+    def known(at: int, outer: Nesting) -> bool:
         found = later.get((at, outer))
         if found is None:
             return False
@@ -82,12 +86,13 @@ def resplit(
     rest = old[tail[0] :] if tail else []
     if delta:
         rest = [
-            SourceUnit(u.start + delta, u.end + delta, u.before, u.after, u.outer, u.recovered) for u in rest
+            SourceUnit(u.start + delta, u.end + delta, u.before, u.after, u.outer, u.recovered, u.skipped)
+            for u in rest
         ]
     return kept + fresh + rest
 
 
-def _never(at: int, outer: int) -> bool:
+def _never(at: int, outer: Nesting) -> bool:
     return False
 
 
@@ -279,25 +284,56 @@ _SCRIPT = re.compile(
 _SCRIPT_CLASS = re.compile(
     r"^\s*(?:export\s+)?(?:default\s+)?(?:abstract\s+)?class\b(?!.*[({=]).*$", re.DOTALL
 )
+# Functions that only wrap the statements of a module: their statements are split like those of a file.
+_FUNCTION = r"(?:async\s*)?(?:function\b[^(]*\([^()]*\)|(?:\([^()]*\)|[\w$]+)\s*=>)\s*$"
+# What an exported function is given if it sets up a part of a program, rather than computing something.
+_PLUGIN = "app|router|server|grunt|gulp|passport|io|fastify|express|hexo|plop"
+_WRAPPER = re.compile(
+    r"^\s*(?:"
+    rf"(?:(?:(?:var|let|const)\s+)?[\w$.]+\s*=\s*)*[;!+~\s]*(?:\(\s*|(?<=[!+~;])\s*){_FUNCTION}"
+    rf"|(?:exports\s*=\s*)?module\.exports\s*=\s*(?=[^(]*\(\s*(?:{_PLUGIN})\b){_FUNCTION}"
+    rf"|(?:define|require|requirejs|describe|context|suite|(?:\$|jQuery)(?:\s*\(\s*document\s*\)\s*\.ready)?)"
+    rf"\s*\((?:[^{{}}]*,)?\s*{_FUNCTION}"
+    r"|(?:export\s+)?(?:declare\s+)?(?:namespace|module|global)\s+[\w$.\"']*\s*$"
+    r")",
+    re.DOTALL,
+)
+_IN_TAIL = re.compile(_FUNCTION, re.DOTALL)
+_MAX_HEADER = 2000  # characters; a longer head of a statement is no wrapper
+CLASS = -1
+_PARTNER = {")": "(", "]": "["}
+_DECLARES = re.compile(
+    r"[ \t]*(?:(?:async[ \t]+)?function|class|var|let|const|import|export|module\.exports)\b"
+)
 
 
-def _split_script(text: str, at: int, outer: int, stop: Stop) -> list[SourceUnit]:
+def _split_script(text: str, at: int, outer: Nesting, stop: Stop) -> list[SourceUnit]:
     units: list[SourceUnit] = []
-    depth, head = outer, at
+    # The enclosing containers: for a wrapper the brackets open before its brace, CLASS for a class.
+    nest: tuple[int, ...] = outer if isinstance(outer, tuple) else ()
+    open_brackets: list[str] = []  # in the current statement
+    head = at
     kept = False  # the current statement contains a function and becomes a unit
-    wrap = ("class _ {", "}") if outer else ("", "")
+    tail: tuple[int, ...] | None = None  # behind a wrapper's end: the containers before it
+
+    def emit(start: int, end: int, inside: tuple[int, ...], skipped: bool) -> bool:
+        """Adds a unit; True if the remaining units are known."""
+        if stop(start, inside):
+            return True
+        wrap = ("class _ {", "}") if inside and inside[-1] == CLASS and not skipped else ("", "")
+        units.append(SourceUnit(start, end, *wrap, inside, skipped=skipped))
+        return False
 
     def close(end: int) -> bool:
         """Ends the statement at `end`; True if the remaining units are known."""
-        nonlocal head, kept
+        nonlocal head, kept, tail
         start = _skip_space(text, head)
-        head, was, kept = end, kept, False
-        if not was or start >= end:
+        head, was, kept, behind, tail = end, kept, False, tail, None
+        if start >= end:
             return False
-        if stop(start, outer):
-            return True
-        units.append(SourceUnit(start, end, *wrap, outer))
-        return False
+        if behind is not None:
+            return emit(start, end, behind, True)
+        return was and emit(start, end, nest, False)
 
     while found := _SCRIPT.search(text, at):
         at = found.end() if found.end() > found.start() else found.start() + 1
@@ -306,28 +342,52 @@ def _split_script(text: str, at: int, outer: int, stop: Stop) -> list[SourceUnit
         single = len(piece) == 1
         done = False
         if not mark:
-            done = depth == outer and close(found.start())
+            if open_brackets and "{" not in open_brackets and _DECLARES.match(text, found.start()):
+                open_brackets = []  # a bracket that is still to be closed
+            done = not open_brackets and close(found.start())
         elif single and mark in "([":
-            depth += 1
+            open_brackets.append(mark)
         elif single and mark == "{":
-            if depth == outer == 0 and _SCRIPT_CLASS.match(_COMMENT.sub(" ", text[head : found.start()])):
-                depth = outer = 1
-                wrap = ("class _ {", "}")
-                head, kept = at, False
+            header = text[head : found.start()] if found.start() - head < _MAX_HEADER else ""
+            opened = None
+            if header and not kept and (tail is not None or header.lstrip()[:1] != "{"):
+                header = _COMMENT.sub(" ", header)
+                if not open_brackets and tail is None and _SCRIPT_CLASS.match(header):
+                    opened = CLASS
+                elif nest[-1:] != (CLASS,) and (_WRAPPER if tail is None else _IN_TAIL).search(header):
+                    opened = len(open_brackets)
+            if opened is not None:
+                if opened != CLASS and emit(
+                    _skip_space(text, head), at, nest if tail is None else tail, True
+                ):
+                    return units
+                nest = (*nest, opened)
+                open_brackets, head, kept, tail = [], at, False, None
                 continue
-            if not kept:
+            if not kept and tail is None:
                 before = text[max(head, found.start() - 160) : found.start()].rstrip()
                 kept = before.endswith((")", "=>")) or "function" in before
-            depth += 1
-        elif single and mark in ")]}":
-            depth -= 1
-            if depth < outer:
-                done = outer > 0 and close(found.start())
-                outer = depth = 0
-                wrap, kept, head = ("", ""), False, at
-            elif depth == outer and mark == "}" and outer:
+            open_brackets.append(mark)
+        elif single and mark in ")]":
+            if open_brackets and open_brackets[-1] == _PARTNER[mark]:
+                open_brackets.pop()  # any other closes nothing
+        elif single and mark == "}":
+            ended = True
+            while open_brackets and ended:  # brackets inside the braces that are still to be closed
+                ended = open_brackets.pop() != "{"
+            if ended and nest:
+                done = close(found.start())
+                behind, opened = nest, nest[-1]
+                nest = nest[:-1]
+                if opened == CLASS:
+                    head = at
+                else:
+                    open_brackets, head, tail = ["("] * opened, found.start(), behind
+            elif ended:
+                kept, head, tail = False, at, None
+            elif not open_brackets and nest[-1:] == (CLASS,):
                 done = close(at)
-        elif single and mark == ";" and depth == outer:
+        elif single and mark == ";" and not open_brackets:
             done = close(at)
         if done:
             return units

@@ -13,6 +13,7 @@ from keystroke.analysis.audit.source.ir import Expr, Stmt, Syntax
 
 ERROR = "@error"  # the name of the value that an exception handler catches
 MAX_DEPTH = 90  # keeps well below Python's recursion limit
+_NOTHING = frozenset({"comment", "line_comment", "block_comment", "empty_statement", "pass_statement"})
 SwitchCases = list[tuple[list[Expr], list[Stmt]]]
 
 
@@ -74,6 +75,21 @@ class Lowering:
     def body(self, node: Syntax | None) -> list[Stmt]:
         """The statements inside a node."""
         return [stmt for child in named(node) for stmt in self.stmt(child)] if node is not None else []
+
+    def lazy(self, node: Syntax | None) -> list[Stmt]:
+        """The statements of a block, each lowered when the walk reaches it."""
+        if node is None:
+            return []
+        depth = self.depth
+
+        def lower(child: Syntax) -> list[Stmt]:
+            outer, self.depth = self.depth, depth
+            try:
+                return self.stmt(child)
+            finally:
+                self.depth = outer
+
+        return [ir.LazyStmt(child, lower) for child in named(node) if child.kind() not in _NOTHING]
 
     def block(self, node: Syntax | None) -> list[Stmt]:
         """A body that may be a single statement without braces."""

@@ -108,8 +108,7 @@ class ScriptLowering(Lowering):
 
     # Statements
 
-    s_statement_block = Lowering.s_block
-    s_program = Lowering.body
+    s_statement_block = s_program = Lowering.lazy
     s_type_alias_declaration = s_interface_declaration = Lowering.skip
 
     def s_export_statement(self, node: Syntax) -> list[Stmt]:
@@ -236,7 +235,7 @@ class ScriptLowering(Lowering):
         stmts: list[Stmt] = []
         if body is not None:
             block = body.kind() == "statement_block"
-            stmts = self.body(body) if block else [ir.ReturnStmt(body, self.expr(body))]
+            stmts = self.lazy(body) if block else [ir.ReturnStmt(body, self.expr(body))]
         # The first statements of the body assign the names of a destructured parameter.
         for child in named(parameters) if parameters is not None else []:
             pattern = _pattern(child)

@@ -152,23 +152,8 @@ class PythonLowering(Lowering):
 
     # Statements
 
-    def lazy(self, node: Syntax | None) -> list[Stmt]:
-        """The statements of a block, each lowered when the walk reaches it."""
-        if node is None:
-            return []
-        depth = self.depth
-
-        def lower(child: Syntax) -> list[Stmt]:
-            outer, self.depth = self.depth, depth
-            try:
-                return self.stmt(child)
-            finally:
-                self.depth = outer
-
-        return [ir.LazyStmt(child, lower) for child in named(node)]
-
-    s_module = s_block = lazy
-    s_ERROR = lazy  # noqa: N815 - the grammar's name
+    s_module = s_block = Lowering.lazy
+    s_ERROR = Lowering.lazy  # noqa: N815 - the grammar's name
 
     def s_import_statement(self, node: Syntax) -> list[Stmt]:
         return [_imported(node, child, "") for child in named(node)]
