@@ -62,7 +62,12 @@ def test_a_name_with_two_definitions_is_asked_about_and_not_sent_to_a_model(desk
     desk.project.write("more.py", "def add(a):\n    return a\n")
     before = desk.project.tree()
     asked: list[str] = []
-    chat = scripted(lambda prompt: str(asked.append(prompt)), small=True)
+
+    def script(prompt: str) -> str:
+        asked.append(prompt)
+        return ""
+
+    chat = scripted(script, small=True)
     with pytest.raises(InputError, match=r"add is defined 2 times: calc.py line 1 .*more.py line 1"):
         desk.task(chat).run("rename `add` to plus")
     assert not asked

@@ -152,3 +152,21 @@ def test_markup_never_reaches_a_file_by_a_tool(desk: Desk) -> None:
     assert desk.lines(StepEvent) == ["change calc.py"]
     assert any("markup of a tool call" in line for line in desk.lines(NoteEvent))
     assert "Patch" not in desk.project.tree()["calc.py"]
+
+
+# ── rules of the project ──
+
+
+def test_a_broken_rule_is_asked_about_once_and_then_reported(desk: Desk) -> None:
+    desk.project.write("AGENTS.md", "Never call `print`.\nRun the tests with `pytest -q`.\n")
+    loud = "def add(a, b):\n    print(a)\n    return a + b\n"
+    ended = desk.task(scripted(in_turn(f"{loud}```\n", f"{FIXED}```\n"), small=True)).run(
+        "mend add in calc.py"
+    )
+    assert ended.status is EndStatus.DONE
+    assert desk.project.tree()["calc.py"] == FIXED
+    assert any("--check runs them" in line for line in desk.lines(NoteEvent))
+    desk.project.write("calc.py", BROKEN)
+    ended = desk.task(scripted(lambda prompt: f"{loud}```\n", small=True)).run("mend add in calc.py")
+    assert ended.status is EndStatus.DONE
+    assert any("and the change uses print" in line for line in desk.lines(NoteEvent))

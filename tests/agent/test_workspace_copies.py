@@ -305,7 +305,7 @@ def test_folders_nested_deeper_than_python_recurses_do_not_end_a_task(
     project: Project, sandbox: Sandbox
 ) -> None:
     overlay = project.overlay()
-    deep = "import os\nopen('found.txt', 'w').write('x')\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')"
+    deep = "import os\nopen('found.txt', 'w').write('x')\nfor _ in range(1100): os.mkdir('d'); os.chdir('d')"
     runner = project.runner(sandbox, overlay)
     runner.run(f"{sys.executable} -c {shlex.quote(deep)}")
     assert overlay.texts == {"found.txt": "x"}

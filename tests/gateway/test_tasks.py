@@ -329,7 +329,7 @@ def test_of_several_attempts_the_first_that_passes_is_kept(tmp_path: Path, root:
         ({"instruction": "  "}, 400, "empty"),
         ({"model": "nobody"}, 404, "no model called nobody"),
         ({"deep": "nobody"}, 404, "no model called nobody"),
-        ({"attempts": 0}, 400, "attempts"),
+        ({"attempts": -1}, 400, "attempts"),
         ({"approve": "always"}, 400, "approve"),
     ],
 )

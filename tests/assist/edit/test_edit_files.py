@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keystroke.assist.edit import workspace as module
 from keystroke.assist.edit.workspace import FileWrite, Workspace, is_auto_executed
 from keystroke.errors import Forbidden, InputError, NotFound
 from keystroke.text.encoding import decode, digest
@@ -237,7 +239,83 @@ def test_paths_of_the_user_become_workspace_names(root: Path, monkeypatch: pytes
         (".envrc", True),
         ("src/vscode/tasks.json", False),
         ("docs/.vscode.md", False),
+        (".mcp.json", True),
+        (".claude/settings.json", True),
+        (".circleci/config.yml", True),
+        ("azure-pipelines.yml", True),
+        ("Jenkinsfile", True),
+        (".github/actions/a/action.yml", True),
+        (".npmrc", True),
+        (".cargo/config.toml", True),
+        ("lefthook.yml", True),
+        ("src/sitecustomize.py", True),
+        ("keystroke.toml", True),
+        ("AGENTS.md", True),
+        ("packages/web/CLAUDE.md", True),
+        (".github/copilot-instructions.md", True),
+        ("conftest.py", True),
+        ("src/package/conftest.py", True),
+        ("tests/conftest.py", False),
+        ("package/tests/unit/conftest.py", False),
+        ("src/npmrc", False),
+        ("docs/agents.md.txt", False),
+        ("src/cargo/config.toml", False),
     ],
 )
 def test_files_that_run_by_themselves_are_told_from_others(path: str, runs: bool) -> None:
     assert is_auto_executed(path) is runs
+
+
+def test_two_writers_of_one_workspace_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pauses between its last look and its replacement; the second then fails whole."""
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_bytes(b"old")
+    first, put = threading.Event(), module._put
+    second_ended = threading.Event()
+    results: dict[str, str] = {}
+
+    def slow_put(target: Path, staged: Path | None) -> None:
+        if threading.current_thread().name == "first":
+            first.set()
+            second_ended.wait(0.5)  # it cannot end while the first writes
+        put(target, staged)
+
+    def write(names: tuple[str, ...]) -> None:
+        who = threading.current_thread().name
+        try:
+            writes = [FileWrite(name, who.encode(), digest(b"old")) for name in names]
+            Workspace(tmp_path).write(writes, who)
+            results[who] = "written"
+        except InputError as error:
+            results[who] = str(error)
+
+    monkeypatch.setattr(module, "_put", slow_put)
+    one = threading.Thread(target=write, args=(("a.txt",),), name="first")
+    other = threading.Thread(target=write, args=(("b.txt", "a.txt"),), name="second")
+    one.start()
+    first.wait()
+    other.start()
+    other.join()
+    second_ended.set()
+    one.join()
+    assert results["first"] == "written"
+    assert "changed on disk" in results["second"]
+    assert ((tmp_path / "a.txt").read_bytes(), (tmp_path / "b.txt").read_bytes()) == (b"first", b"old")
+
+
+def test_a_failed_write_does_not_take_back_what_somebody_typed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_bytes(b"old")
+    put = module._put
+
+    def put_and_type(target: Path, staged: Path | None) -> None:
+        put(target, staged)
+        target.write_bytes(b"typed")
+        (tmp_path / "b.txt").write_bytes(b"typed")
+
+    monkeypatch.setattr(module, "_put", put_and_type)
+    with pytest.raises(InputError, match="changed on disk"):
+        Workspace(tmp_path).write([FileWrite(name, b"new", digest(b"old")) for name in ("a.txt", "b.txt")])
+    assert ((tmp_path / "a.txt").read_bytes(), (tmp_path / "b.txt").read_bytes()) == (b"typed", b"typed")

@@ -17,6 +17,7 @@ from keystroke.analysis.failures.tally import count_tests
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit import EditFailure
 from keystroke.assist.edit.operations import EditFailureReason
+from keystroke.assist.edit.rule_checks import find_violation
 from keystroke.engine.base import Interrupt
 
 # Scores of changes that apply, and of those whose types check; tiny, because a score is the share of passed
@@ -26,7 +27,8 @@ _APPLIES, _TYPES_PASS = 0.001, 0.002
 
 class EditChecker:
     """`check` and `types` are the user's shell commands. `needed`: an answer that changes nothing fails;
-    otherwise another region may be the one to change."""
+    otherwise another region may be the one to change. `keep_rules`: one that breaks a rule of the project
+    fails."""
 
     def __init__(
         self,
@@ -37,8 +39,10 @@ class EditChecker:
         types: str = "",
         *,
         needed: bool = True,
+        keep_rules: bool = True,
     ) -> None:
         self._overlay, self._edit, self._needed = overlay, edit, needed
+        self._keep_rules = keep_rules
         self._runner, self._check, self._types = runner, check, types
 
     def watch(self) -> AttemptWatch:
@@ -59,6 +63,11 @@ class EditChecker:
         trial = self.apply_answer(text)
         if isinstance(trial, str):
             return CheckResult(0.0, trial)
+        edit = self._edit
+        if self._keep_rules and (changed := trial.read(edit.region.path)) is not None:
+            broken = find_violation(edit.text, changed, edit.region.path, edit.rules)
+            if broken is not None:
+                return CheckResult(_APPLIES, broken)
         if self._types:
             types = self._runner.run_check(self._types, trial, interrupt)
             if not types.ok:

@@ -140,7 +140,10 @@ class RewriteStrategy(AgentStrategy):
         task.begin_step(f"{'rewrite' if text else 'write'} {describe_region(region, text)}")
         edit = RegionEdit(region, text, task.instruction, task.rules, task.failure, task.refused)
         commands = (options.check, options.types) if check else ()
-        checker = EditChecker(task.overlay, edit, task.runner, *commands, needed=needed)
+        # A rule is asked for once; a change that still breaks it is made and reported.
+        checker = EditChecker(
+            task.overlay, edit, task.runner, *commands, needed=needed, keep_rules=task.tries == 0
+        )
         messages = edit.messages()
         question = str(messages[-1]["content"])
         asked_before = question in task.asked

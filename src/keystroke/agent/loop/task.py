@@ -38,6 +38,8 @@ from keystroke.agent.workspace import Overlay, WorkspaceReplicas
 from keystroke.agent.workspace.scratch import task_folder
 from keystroke.analysis.failures.tally import PassFailTally, count_tests
 from keystroke.analysis.rules import project_rules
+from keystroke.assist.edit.plan import rule_warnings
+from keystroke.assist.edit.rule_checks import command_for_tests
 from keystroke.errors import InputError, Interrupted, KeystrokeError
 
 
@@ -157,6 +159,10 @@ class AgentTask:
         plan = task.overlay.plan(task.instruction.strip().splitlines()[0][:200])
         if not plan.changes:
             return self._end(task, EndStatus.DONE, "done; nothing had to be changed")
+        for warning in rule_warnings(plan, task.rules):
+            task.note(warning, failed=True)
+        if not self._options.check and (command := command_for_tests(task.rules)) is not None:
+            task.note(f"the project's rules name the tests `{command:.100}`; --check runs them")
         if self._options.dry_run:
             line = f"would {', '.join(plan.summary())}; nothing was written"
             return self._end(task, EndStatus.PROPOSED, line, plan.diff())

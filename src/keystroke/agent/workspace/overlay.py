@@ -20,7 +20,7 @@ from keystroke.errors import InputError
 from keystroke.text import minimal_diff
 from keystroke.text.compare import Budget
 
-_COMPARISONS = 3_000_000  # of words, over all files of a task: under a second
+_COMPARISONS = 1_000_000  # of words, over all files of a task: a fraction of a second
 
 
 class SavedOverlay(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from keystroke.assist.edit.journal import InverseChange, Journal, JournalEntry
 from keystroke.assist.edit.operations import EditFailure
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
 from keystroke.assist.edit.rewrite import Region
+from keystroke.assist.edit.rule_checks import find_violation
 from keystroke.assist.edit.steps import propose_edit
 from keystroke.assist.edit.task import EditTask
 from keystroke.assist.edit.workspace import FileWrite, Workspace, WorkspaceFile, is_auto_executed
@@ -50,6 +51,7 @@ class EditPlan:
     failures: tuple[EditFailure, ...] = ()
     answers: tuple[str, ...] = ()  # of the model, in order
     agreement: tuple[int, int] | None = None  # how many of how many candidates are this change
+    warnings: tuple[str, ...] = ()  # rules of the project that the change breaks
 
     @cached_property
     def _writes(self) -> tuple[FileWrite, ...]:
@@ -164,7 +166,17 @@ def plan_edit(
     )
     resolution = Resolution(proposal.texts, proposal.moves, proposal.failures)
     plan = _planned(workspace, instruction, resolution, sources, proposal.answers)
-    return replace(plan, agreement=proposal.agreement)
+    return replace(plan, agreement=proposal.agreement, warnings=rule_warnings(plan, rules))
+
+
+def rule_warnings(plan: EditPlan, rules: str) -> tuple[str, ...]:
+    """The rules of the project that a plan breaks, one sentence for each file."""
+    found = []
+    for change in plan.changes:
+        old = change.before.text if change.before is not None else ""
+        if change.after is not None and (what := find_violation(old, change.after, change.path, rules)):
+            found.append(f"{change.path}: {what.replace('your code', 'the change')}")
+    return tuple(found)
 
 
 def plan_patch(workspace: Workspace, patch: str, instruction: str = "apply a patch") -> EditPlan:

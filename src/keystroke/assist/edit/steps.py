@@ -25,6 +25,7 @@ from keystroke.assist.edit.pointing import list_parts, parse_pointing, point_mes
 from keystroke.assist.edit.renaming import ambiguous_definitions, apply_renaming
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
 from keystroke.assist.edit.rewrite import Region, parse_rewrite, rewrite_messages
+from keystroke.assist.edit.rule_checks import find_violation
 from keystroke.assist.edit.task import EditProposal, EditTask, RewriteQuestion
 from keystroke.assist.edit.validation import validate_change
 from keystroke.assist.edit.writer import BatchWriter, SamplingWriter, Writer
@@ -96,7 +97,7 @@ def propose_edit(
     )
     question = next_question(steps, None)
     while isinstance(question, RewriteQuestion):
-        if question.also and isinstance(writer, BatchWriter):
+        if question.also and isinstance(writer, BatchWriter) and writer.parallel >= CHEAP:
             question = next_question(steps, writer.write_all((question, *question.also)))
             continue
         if question.temperature and isinstance(writer, SamplingWriter):
@@ -205,7 +206,7 @@ class _Asking:
         text = result.texts[path] if path is not None else None
         if path is None or text is None or path not in task.files or not self._when_unsure:
             return self._proposal(result)
-        if not self.retries or find_doubt(task.files[path], text, path, task.instruction) is None:
+        if not self.retries or self._doubt(task.files[path], text, path) is None:
             return self._proposal(result)
         found = yield from self._by_candidates(regions, FEW, text)
         return found or self._proposal(result)
@@ -240,8 +241,13 @@ class _Asking:
                 found.append(result)
         if not found:
             return None
-        chosen, votes = choose_candidate(found, text, path, task.instruction)
+        chosen, votes = choose_candidate(found, text, path, task.instruction, task.rules)
         return replace(self._proposal(Resolution({path: chosen})), agreement=(votes, len(found)))
+
+    def _doubt(self, old: str, new: str, path: str) -> str | None:
+        """What may be wrong with a change that can be used: something is missing, or a rule is broken."""
+        task = self.task
+        return find_doubt(old, new, path, task.instruction) or find_violation(old, new, path, task.rules)
 
     def _question(self, region: Region, text: str) -> RewriteQuestion:
         task = self.task
@@ -313,14 +319,14 @@ class _Asking:
                 said = _fault(result, task.instruction)
             else:
                 alone_file = len(task.files) == 1
-                doubted = find_doubt(text, result, region.path, task.instruction) if alone_file else None
+                doubted = self._doubt(text, result, region.path) if alone_file else None
                 if doubted is None or kept is not None:
                     break
                 kept, said = result, f"Look again: {doubted}. Write it again, corrected and complete."
             messages = [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": said}]
         if kept is None or isinstance(result, Resolution):
             return result
-        worse = isinstance(result, EditFailure) or find_doubt(text, result, region.path, task.instruction)
+        worse = isinstance(result, EditFailure) or self._doubt(text, result, region.path)
         return kept if worse else result
 
     def _ask_for_regions(self) -> Generator[RewriteQuestion, Answer, tuple[Region, ...]]:
@@ -352,7 +358,9 @@ def _ways(regions: Sequence[Region], count: int, *, greedy: bool) -> list[tuple[
     return ways[:count]
 
 
-def choose_candidate(found: Sequence[str], old: str, path: str, instruction: str) -> tuple[str, int]:
+def choose_candidate(
+    found: Sequence[str], old: str, path: str, instruction: str, rules: str = ""
+) -> tuple[str, int]:
     """The text that most candidates agree on, as syntax trees, and how many do. Of equally frequent ones, one
     without a doubt, then the one that changes least."""
     language = language_of(path)
@@ -361,7 +369,7 @@ def choose_candidate(found: Sequence[str], old: str, path: str, instruction: str
         groups.setdefault(normalise(text, language), []).append(text)
 
     def rank(texts: list[str]) -> tuple[int, bool, int]:
-        doubt = find_doubt(old, texts[0], path, instruction) is not None
+        doubt = find_doubt(old, texts[0], path, instruction) or find_violation(old, texts[0], path, rules)
         return len(texts), not doubt, -sum(len(edit.text) for edit in minimal_diff(old, texts[0]))
 
     best = max(groups.values(), key=rank)

@@ -6,7 +6,7 @@ another. It never chooses a server by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from keystroke.engine.generation import GenerationParams
 
 SMALL = 3_000_000_000  # parameters; below this, search/replace blocks are seldom correct
+SLOW_TOKENS = 20.0  # tokens a second below which the user is told what to expect
 
 
 @contextmanager
@@ -35,23 +36,65 @@ def open_writer(name: str | None, run: Invocation, interrupt: Interrupt) -> Iter
         facts, advice = model.facts, chat_model_advice(run.settings)
         if not facts.chat:
             raise ConfigError(f"{model.name} completes code but does not follow instructions; {advice}")
+        notes: list[str] = []
         if facts.parameters is not None and facts.parameters < SMALL:
             hint = "" if model.name in instruction_models(run.settings) else f". For a larger one, {advice}"
-            run.console.note(
-                f"{model.name} has only {facts.parameters / 1e9:.1f} billion parameters: "
-                f"check its edits closely{hint}"
-            )
-        yield ChatModelWriter(model, generation_params(run.settings), interrupt)
+            size = f"{facts.parameters / 1e9:.1f} billion parameters"
+            notes.append(f"{model.name} is a small model ({size}): check its edits closely{hint}")
+        if (slow := slow_model_note(model.name, run)) is not None:
+            notes.append(f"{slow}: name fewer lines with --lines A-B, or a smaller file")
+
+        def before_first() -> None:
+            for note in notes:
+                run.console.note(note)
+            notes.clear()
+
+        yield ChatModelWriter(model, generation_params(run.settings), interrupt, before_first)
+
+
+def slow_model_note(name: str, run: Invocation) -> str | None:
+    """One sentence if the model is slow on this machine; None if it is not, or that is not known."""
+    from keystroke.engine.backends import choose_backend
+    from keystroke.engine.builtin import BUILT_IN, BuiltInModel
+    from keystroke.engine.library import ModelLibrary
+    from keystroke.engine.machine import expected_speed, look_up_machine
+    from keystroke.errors import KeystrokeError
+
+    settings = run.settings
+    try:
+        entry = ModelLibrary(settings.paths.models).get(name)
+        if entry.traits is None or choose_backend(settings.engine.kind).name != "onnx":
+            return None
+    except KeystrokeError:
+        return None  # remote, or a path
+    parameters = entry.traits.parameters
+    model = BUILT_IN.get(name) or BuiltInModel(
+        name, "", "", entry.size, "", active=parameters / 1e9, read_bytes=entry.size
+    )
+    speed = expected_speed(model, look_up_machine(settings.paths.models, measure=parameters > 3e8), "onnx")
+    if speed is None or speed >= SLOW_TOKENS:
+        return None
+    return f"{name} writes about {speed:.0f} tokens a second on this machine; for a faster edit"
 
 
 class ChatModelWriter:
-    """Streams the answers of a chat model."""
+    """Streams the answers of a chat model. `before_first` is called before the model is asked: many edits
+    are computed without it."""
 
-    def __init__(self, model: CompletionModel, params: GenerationParams, interrupt: Interrupt) -> None:
+    def __init__(
+        self,
+        model: CompletionModel,
+        params: GenerationParams,
+        interrupt: Interrupt,
+        before_first: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._before_first = before_first
         self.facts = model.facts
         self.name = self.facts.id
         self._model, self._params, self._interrupt = model, params, interrupt
-        self.parallel = model.parallel_attempts
+        # A larger model, or one whose answers are paid for, is asked once.
+        small = self.facts.parameters is not None and self.facts.parameters < SMALL
+        self.parallel = model.parallel_attempts if small else 0
 
     def sample(self, messages: Messages, temperature: float, seed: int) -> Iterator[str]:
         from keystroke.assist.edit.writer import sampled_params
@@ -64,6 +107,7 @@ class ChatModelWriter:
         from keystroke.agent.chat.local import LocalChatModel
         from keystroke.assist.edit.writer import answer_together, sampled_params
 
+        self._before_first()
         if isinstance(self._model, LocalChatModel):
             return answer_together(self._model.model, questions, self._params, self._interrupt)
 
@@ -85,6 +129,7 @@ class ChatModelWriter:
     def _write(self, messages: Messages, params: GenerationParams, prediction: str) -> Iterator[str]:
         from keystroke.agent.chat.model import AnswerOptions
 
+        self._before_first()
         options = AnswerOptions(params, prediction=prediction, interrupt=self._interrupt)
         with self._model.answer(messages, options) as answer:
             yield from answer

@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from keystroke.assist.tool_calls.harmony import HarmonyParser
-from keystroke.assist.tool_calls.parser import AnswerParser
+from keystroke.assist.tool_calls.file_edits import SegmentSource
 from keystroke.assist.tool_calls.segments import (
     ReasoningSegment,
     Segment,
@@ -32,6 +31,7 @@ from keystroke.engine.remote.wire import RemoteReasoning
 from keystroke.engine.remote.wire import ToolCallDelta as RemoteToolCallDelta
 from keystroke.engine.tokenizer import Tokenizer
 from keystroke.errors import EngineError, KeystrokeError
+from keystroke.gateway.api.client_edits import ClientEdits
 from keystroke.gateway.api.serializers import Serializer
 from keystroke.gateway.work.ticket import TicketEnded, TicketItem, TicketMoved, TicketStarted, TicketSteered
 from keystroke.gateway.work.work import Work, WorkOutcome
@@ -56,8 +56,9 @@ class RunningAnswer:
         *,
         tokenizer: Tokenizer | None,
         toolset: Toolset = Toolset(),  # noqa: B008 - immutable
-        parser: Callable[[], AnswerParser | HarmonyParser] | None = None,
+        parser: Callable[[], SegmentSource] | None = None,
         decided: Callable[[str], bool] | None = None,
+        edits: ClientEdits | None = None,
         on_end: Callable[[RunningAnswer, WorkOutcome, TicketEnded | TicketSteered], None],
         on_steered: Callable[[RunningAnswer, TicketSteered], Serializer] | None = None,
         on_done: Callable[[], None] | None = None,
@@ -71,6 +72,9 @@ class RunningAnswer:
         self._prelude = serializer.on_created()
         self._tokenizer = tokenizer
         self._decided = decided
+        self._edits = edits
+        self._waiting: list[Segment] = []  # a call that changes a file, and what follows it
+        self._completing: asyncio.Task[None] | None = None
         self._toolset = toolset
         self._new_parser = parser
         self._parser = None if parser is None else parser()
@@ -106,7 +110,7 @@ class RunningAnswer:
                 if type(item) is Chunk:
                     self._handle_chunk(item, out)
                 elif isinstance(item, TicketEnded):
-                    self._end(item, out)
+                    self._end_or_complete(item, out)
                 else:
                     self._handle_item(item, out)
         except Exception as error:
@@ -133,7 +137,41 @@ class RunningAnswer:
             self._emit(segment, logprobs, out)
             logprobs = ()
 
+    def _end_or_complete(self, item: TicketEnded, out: list[Any]) -> None:
+        """End the answer, after its calls that change files were checked and, for a small model, made."""
+        self._flush(out)
+        if self._waiting and item.error is None:
+            self._completing = asyncio.create_task(self._complete(item))
+        else:
+            self._end(item, out)
+
+    async def _complete(self, item: TicketEnded) -> None:
+        out: list[Any] = []
+        try:
+            assert self._edits is not None
+            waiting, self._waiting = self._waiting, []
+            for segment in waiting:
+                known = isinstance(segment, ToolCallSegment) and self._edits.concerns(segment.tool)
+                made = await self._edits.make(segment) if known else segment
+                self._send_segment(made, (), out)
+            self._end(item, out)
+        except Exception as error:
+            self._fail(error, out)
+        if out:
+            self.sink(out)
+        if self.ended and self._on_done is not None:
+            self._on_done()
+
     def _emit(self, segment: Segment, logprobs: Sequence[ChosenToken], out: list[Any]) -> None:
+        """Send a segment, or keep it for `_complete`."""
+        edits = self._edits
+        changes = edits is not None and isinstance(segment, ToolCallSegment) and edits.concerns(segment.tool)
+        if self._waiting or changes:
+            self._waiting.append(segment)
+        else:
+            self._send_segment(segment, logprobs, out)
+
+    def _send_segment(self, segment: Segment, logprobs: Sequence[ChosenToken], out: list[Any]) -> None:
         if isinstance(segment, TextSegment):
             out += self.serializer.on_text(segment.text, logprobs)
         elif isinstance(segment, ReasoningSegment):
@@ -168,6 +206,9 @@ class RunningAnswer:
         """End the response so far; its successor continues over the same session."""
         assert self._on_steered is not None
         self._flush(out)
+        for segment in self._waiting:  # there is no time to make its calls anew
+            self._send_segment(self._edits.check(segment) if self._edits is not None else segment, (), out)
+        self._waiting = []
         outcome = self.work.end_steered_span(item)
         out += self.serializer.on_end(outcome)
         self._on_end(self, outcome, item)
@@ -178,7 +219,9 @@ class RunningAnswer:
         out += self.serializer.on_started()
 
     def _end(self, item: TicketEnded, out: list[Any]) -> None:
-        self._flush(out)
+        for segment in self._waiting:  # of an answer that failed
+            self._send_segment(self._edits.check(segment) if self._edits is not None else segment, (), out)
+        self._waiting = []
         outcome = self.work.final_outcome(item)
         if self.work.ticket.finish is Finish.STOP_STRING and outcome.error is None:
             outcome = replace(outcome, stop_string=self._matched_stop())

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
+from keystroke.assist.tool_calls.file_edits import SegmentSource, WholeEditCalls, edits_files
 from keystroke.assist.tool_calls.forms import HERMES, call_form, opens_thought
 from keystroke.assist.tool_calls.grammar import calls_constraint
-from keystroke.assist.tool_calls.harmony import HarmonyParser
-from keystroke.assist.tool_calls.parser import AnswerParser, answer_parser
+from keystroke.assist.tool_calls.parser import answer_parser
 from keystroke.assist.tool_calls.seen import seen_lines
 from keystroke.assist.tool_calls.tools import OfferedTool, Toolset, short_toolset, whole_toolset
 from keystroke.assist.tool_calls.usable import ToolConstraints, usable_tools
@@ -27,14 +27,19 @@ from keystroke.engine.grammar.constraint import Constraint
 from keystroke.engine.grammar.validate import text_violation
 from keystroke.engine.model import Model
 from keystroke.errors import EngineError, GrammarError, InputError, KeystrokeError
+from keystroke.gateway.access.keys import Caller
+from keystroke.gateway.api.client_edits import ClientEdits
 from keystroke.gateway.api.tool_history import (
     calls_made,
     exhausted_tools,
+    files_read,
     last_user_text,
     short_files,
     texts_read,
     written_edits,
 )
+from keystroke.gateway.work.registry import ServedModel
+from keystroke.gateway.work.service import Service
 from keystroke.protocol.items import Item, Tool
 from keystroke.protocol.requests import ChatRequest, ConstraintFields, CreateRequest
 
@@ -108,12 +113,12 @@ class AnswerForm:
             answer=answer,
         )
 
-    def parser(self, model: Model | None, prompt: Sequence[int] = ()) -> AnswerParser | HarmonyParser:
+    def parser(self, model: Model | None, prompt: Sequence[int] = ()) -> SegmentSource:
         """A parser of the output of `model` behind `prompt`, which the constraint holds; None: of a remote
         model."""
         required, local = self.choice.mode == "required", model is not None
         form = HERMES if model is None or model.chat is None else call_form(model.chat.source)
-        return answer_parser(
+        parser = answer_parser(
             form,
             self.usable if local and self.usable is not None else self.toolset,
             held=local and bool(self.toolset),
@@ -121,6 +126,18 @@ class AnswerForm:
             formatted=self.text is not None and not (local and required),
             thinking=model is not None and opens_thought(form, model.tokenizer, prompt),
         )
+        edits = local and any(edits_files(shown.tool) for shown in self.toolset.shown)
+        return WholeEditCalls(parser) if edits else parser
+
+    def client_edits(
+        self, service: Service, entry: ServedModel, caller: Caller, items: Sequence[Item]
+    ) -> ClientEdits | None:
+        """What checks and makes the calls that change files; None where no tool of a local model does."""
+        if entry.model is None or not any(edits_files(shown.tool) for shown in self.toolset.shown):
+            return None
+        makes = self.toolset.short and entry.model.chat is not None
+        files = files_read(items, self.toolset)
+        return ClientEdits(service, entry, caller, files, last_user_text(items), makes=makes)
 
     def narrowed(self, items: Sequence[Item]) -> AnswerForm:
         """With the tools that the constraint for `items` allows."""

@@ -129,6 +129,7 @@ class TextCompletions:
             buffer=request.buffer,
             toolset=form.toolset,
             parser=lambda: form.parser(model, job.prompt if isinstance(job, Job) else ()),
+            edits=form.client_edits(service, entry, caller, items),
         )
 
     async def count_chat(self, request: ChatRequest, caller: Caller) -> int:

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from keystroke.assist.edit.foreign_text import REMINDER
 from keystroke.assist.tool_calls.forms import CALL
 from keystroke.assist.tool_calls.patches import calls_from_patch
 from keystroke.assist.tool_calls.seen import strip_line_numbers
@@ -187,7 +188,7 @@ def _tool_output(output: str, name: str, task: str, toolset: Toolset) -> str:
         return output
     if reads_files(shown):
         output = strip_line_numbers(output)
-    return f"{output}\n\nNow do what was asked: {task.strip()}" if 0 < len(task) <= _LONGEST_TASK else output
+    return f"{output}\n\n{REMINDER} {task.strip()}" if 0 < len(task) <= _LONGEST_TASK else output
 
 
 def shortened(items: Sequence[Item], toolset: Toolset) -> Shortened | UnsetType:

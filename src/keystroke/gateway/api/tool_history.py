@@ -15,7 +15,9 @@ from typing import Any
 
 import msgspec
 
+from keystroke.assist.tool_calls.file_edits import edits_files, read_edit
 from keystroke.assist.tool_calls.patches import calls_from_patch
+from keystroke.assist.tool_calls.seen import strip_line_numbers
 from keystroke.assist.tool_calls.tools import Toolset
 from keystroke.assist.tool_calls.usable import PATHS, SHORT_FILE, reads_files
 from keystroke.protocol.items import Item, content_text
@@ -26,6 +28,9 @@ _FENCED = re.compile(r"^```[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _REPORT = re.compile(r"\A(?:[A-Z][\w ]*:[^\n]*\n|Process [^\n]*\n)*Output:\n")  # Codex's header of a result
 _FAILED = re.compile(r"\b(fail|error|not found|no such|could not|cannot|invalid)", re.IGNORECASE)
 _WHOLE = re.compile(r"cat (?:-- )?['\"]?([\w./-]+)['\"]?")
+_FRAMES = ("<file>", "<content>")  # around the lines that opencode shows
+_REMINDED = re.compile(r"\s*<system-reminder>.*?</system-reminder>\s*", re.DOTALL)
+_CUT = re.compile(r"truncated|\[\.\.\.|lines omitted|more lines", re.IGNORECASE)
 _STATUS = re.compile(r"\bexit(?:ed with)? code:? ?[1-9]", re.IGNORECASE)
 
 
@@ -79,6 +84,47 @@ def short_files(items: Sequence[Item], toolset: Toolset) -> tuple[str, ...]:
     return tuple(found)
 
 
+def files_read(items: Sequence[Item], toolset: Toolset) -> dict[str, str]:
+    """The files that were read whole, by path, with the edits that were made since."""
+    outputs = {item.call_id: _output(item) for item in items if item.type in _OUTPUTS}
+    found: dict[str, str] = {}
+    for call in items:
+        text = outputs.get(call.call_id) if call.type in _CALLS else None
+        if text is None or _STATUS.search(text):
+            continue
+        shown = next((s for s in toolset.shown if s.tool.name == call.name), None)
+        if shown is not None and edits_files(shown.tool):
+            edit = read_edit(shown.tool, call.input or call.arguments or "", found)
+            if edit is not None and not _FAILED.search(text.split("\n", 1)[0]):
+                _forget(edit.path, found)
+                if edit.new is not None:
+                    found[edit.path] = edit.new
+            continue
+        path = _file_read(call, toolset)
+        body = _shown_text(text)
+        lines = body.splitlines()
+        refused = len(lines) <= 1 and _FAILED.search(body) is not None
+        if path is not None and lines and not refused and not _CUT.search(text):
+            found[path] = body if body.endswith("\n") else f"{body}\n"
+    return found
+
+
+def _forget(path: str, found: dict[str, str]) -> None:
+    for name in tuple(found):
+        if f"/{name}".endswith(f"/{path}") or f"/{path}".endswith(f"/{name}"):
+            del found[name]
+
+
+def _shown_text(output: str) -> str:
+    """The text of a file in the output of a tool that shows it."""
+    text = _REMINDED.sub("", _REPORT.sub("", output))
+    lines = strip_line_numbers(text).split("\n")
+    if lines and lines[0].strip() in _FRAMES:
+        ends = [at for at, line in enumerate(lines) if line.strip() == lines[0].strip().replace("<", "</")]
+        lines = lines[1 : ends[-1] if ends else None]
+    return "\n".join(lines)
+
+
 def _file_read(call: Item, toolset: Toolset) -> str | None:
     shown = toolset.find(call.name or "")
     try:
@@ -91,6 +137,7 @@ def _file_read(call: Item, toolset: Toolset) -> str | None:
         paths = [arguments[name] for name in PATHS if isinstance(arguments.get(name), str)]
         return paths[0] if paths and len(arguments) == 1 else None
     for text in arguments.values():
+        text = text[-1] if isinstance(text, list) and text else text  # bash -lc "cat FILE"
         if isinstance(text, str) and (whole := _WHOLE.fullmatch(text.strip())) is not None:
             return whole[1]
     return None

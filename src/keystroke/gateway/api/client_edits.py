@@ -1,0 +1,138 @@
+"""Calls with which a client's agent changes files: checked, and made with the machinery of `keystroke edit`.
+
+A small model writes poor calls: it copies the conversation into the file, or loses half of it. Where it wants
+to change a file that the client has shown it, the new text is made as `keystroke edit` makes it, by questions
+of their own; the client sees an ordinary call. Where that fails, the model's own call is sent if it does no
+damage, and else a text that says why it was not made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import aclosing
+
+from keystroke.assist.edit import EditFailure, EditTask, edit_steps
+from keystroke.assist.edit.steps import CHEAP, Answer, next_question
+from keystroke.assist.edit.task import EditProposal, RewriteQuestion
+from keystroke.assist.tool_calls.file_edits import (
+    check_edit,
+    checked_segment,
+    edit_call,
+    edits_files,
+    read_edit,
+    refusal,
+)
+from keystroke.assist.tool_calls.segments import Segment, ToolCallSegment
+from keystroke.assist.tool_calls.tools import OfferedTool
+from keystroke.engine.base import GREEDY, Sampling
+from keystroke.engine.generation import Chunk, GenerationParams
+from keystroke.engine.speculative import FileDrafter
+from keystroke.errors import KeystrokeError
+from keystroke.gateway.access.keys import Caller
+from keystroke.gateway.work.priority import Priority
+from keystroke.gateway.work.registry import ServedModel
+from keystroke.gateway.work.scheduler import Job
+from keystroke.gateway.work.service import Service
+
+log = logging.getLogger("keystroke.client_edits")
+
+LONGEST_REQUEST = 2000  # characters; longer ones describe more than a change of a file
+_CANDIDATES = 8  # asked for at once where they cost about as much as one
+_ANSWER_ROOM = 1024  # tokens beyond those of the text that is rewritten
+
+
+class ClientEdits:
+    """`files`: texts that were read in the conversation, by path. `request`: what the user asked for.
+    `makes`: the model is small, so its changes of these files are made here."""
+
+    def __init__(
+        self,
+        service: Service,
+        entry: ServedModel,
+        caller: Caller,
+        files: Mapping[str, str],
+        request: str,
+        *,
+        makes: bool,
+    ) -> None:
+        self._service, self._entry, self._caller = service, entry, caller
+        self._files, self._request = dict(files), request.strip()
+        self._makes = makes and 0 < len(self._request) <= LONGEST_REQUEST
+
+    def concerns(self, tool: OfferedTool) -> bool:
+        return edits_files(tool)
+
+    def check(self, segment: Segment) -> Segment:
+        """The segment with its call checked."""
+        if not isinstance(segment, ToolCallSegment) or not self.concerns(segment.tool):
+            return segment
+        return checked_segment(segment, self._files, self._request)
+
+    async def make(self, segment: Segment) -> Segment:
+        """The segment with its call made or checked. Does not raise for what a model or a queue refuses."""
+        if not isinstance(segment, ToolCallSegment):
+            return segment
+        edit = read_edit(segment.tool, segment.payload, self._files)
+        if edit is None or edit.old is None or not self._makes:
+            return await asyncio.to_thread(self.check, segment)
+        try:
+            proposal = await self._propose(EditTask({edit.path: edit.old}, self._request))
+        except KeystrokeError as error:
+            log.info("a client's edit is not made here: %s", error)
+            proposal = None
+        new: str | EditFailure | None = None
+        if proposal is not None and not proposal.failures and set(proposal.texts) == {edit.path}:
+            new = proposal.texts[edit.path]
+        if new is None:
+            new = await asyncio.to_thread(check_edit, edit, self._request)
+        if isinstance(new, EditFailure):
+            return refusal(edit.path, new)
+        if new is None:
+            return segment
+        self._files[edit.path] = new
+        payload = edit_call(segment.tool, segment.payload, edit, new)
+        return segment if payload is None else ToolCallSegment(segment.tool, payload)
+
+    async def _propose(self, task: EditTask) -> EditProposal:
+        """Ask one question after another; reading an answer parses and compares texts, so it runs in a
+        thread."""
+        model = self._entry.model
+        width = min(_CANDIDATES, model.engine.max_batch) if model is not None else 1
+        steps = edit_steps(task, candidates=width)
+        question: RewriteQuestion | EditProposal = await asyncio.to_thread(next_question, steps, None)
+        while isinstance(question, RewriteQuestion):
+            if question.also and width >= CHEAP:
+                asked = (question, *question.also)
+                answers: Answer = list(await asyncio.gather(*map(self._ask, asked)))
+            else:
+                answers = await self._ask(question)
+            question = await asyncio.to_thread(next_question, steps, answers)
+        return question
+
+    async def _ask(self, question: RewriteQuestion) -> str:
+        model = self._entry.model
+        assert model is not None
+        assert model.chat is not None
+        prompt = await asyncio.to_thread(model.chat.tokens, model.tokenizer, question.messages)
+        predicted = model.tokenizer.encode(question.prediction)
+        params = GenerationParams(
+            max_tokens=question.most or len(predicted) + _ANSWER_ROOM,
+            sampling=Sampling(question.temperature, top_p=0.95, seed=question.seed)
+            if question.temperature
+            else GREEDY,
+        )
+        job = Job(prompt, params, FileDrafter(predicted) if self._service.speculation else None)
+        permit = await self._service.admit_shared(self._entry, job, self._caller)
+        work = self._service.submit(self._entry, job, self._caller, priority=Priority.EDIT, permit=permit)
+        pieces: list[str] = []
+        ended = question.end_detector()
+        async with aclosing(work.items()) as items:
+            async for item in items:
+                if isinstance(item, Chunk):
+                    pieces.append(item.text)
+                    if ended(item.text):
+                        work.stop_early()
+                        break
+        return "".join(pieces)

@@ -1,0 +1,203 @@
+"""Calls with which a client's agent changes files: no file is worse afterwards, and a small model's calls are
+made as `keystroke edit` makes a change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from gateway_support import scripted_model, serving
+from test_tool_history import PATCH, RUN, items, patch, run, user
+
+from keystroke.assist.edit import EditFailure
+from keystroke.assist.tool_calls.file_edits import (
+    FileEdit,
+    check_edit,
+    checked_segment,
+    edit_call,
+    edits_files,
+    read_edit,
+)
+from keystroke.assist.tool_calls.segments import TextSegment, ToolCallSegment
+from keystroke.assist.tool_calls.tools import OfferedTool, short_toolset
+from keystroke.config import AssistSettings
+from keystroke.gateway.api.tool_history import files_read
+
+CODE = "def area(r):\n    return 3 * r * r\n\n\ndef edge(r):\n    return 6 * r\n"
+RIGHT = CODE.replace("3 * r * r", "r ** 3")
+TEXT = {"type": "string"}
+WRITE = OfferedTool(
+    "write",
+    parameters={"properties": {"filePath": TEXT, "content": TEXT}, "required": ["filePath", "content"]},
+)
+EDIT = OfferedTool(
+    "Edit",
+    parameters={
+        "properties": {"file_path": TEXT, "old_string": TEXT, "new_string": TEXT},
+        "required": ["file_path", "old_string", "new_string"],
+    },
+)
+FILES = {"area.py": CODE}
+# ruff: noqa: E501 - a patch and a tool are one line each
+UPDATE = "*** Begin Patch\n*** Update File: area.py\n@@\n-    return 3 * r * r\n+    return r ** 3\n*** End Patch\n"
+ASKED = "area in area.py should cube r"
+
+
+def write(content: str) -> ToolCallSegment:
+    return ToolCallSegment(WRITE, json.dumps({"filePath": "/home/me/area.py", "content": content}))
+
+
+# ── what a call does ──
+
+
+def test_calls_of_every_kind_are_understood() -> None:
+    replaced = {"file_path": "./area.py", "old_string": "3 * r * r", "new_string": "r ** 3"}
+    for tool, payload in (
+        (PATCH, UPDATE),
+        (EDIT, json.dumps(replaced)),
+        (WRITE, json.dumps({"filePath": "area.py", "content": RIGHT})),
+    ):
+        edit = read_edit(tool, payload, FILES)
+        assert edit is not None
+        assert (edit.old, edit.new) == (CODE, RIGHT)
+    assert read_edit(PATCH, "*** Begin Patch\n*** Delete File: area.py\n*** End Patch\n", FILES) is None
+    assert not edits_files(RUN)
+
+
+@pytest.mark.parametrize("tool", [PATCH, EDIT, WRITE])
+def test_a_call_is_written_for_another_result(tool: OfferedTool) -> None:
+    first = {
+        "filePath": "area.py",
+        "content": "x",
+        "file_path": "area.py",
+        "old_string": "3",
+        "new_string": "4",
+    }
+    wanted = tool.parameters.get("properties", first)
+    payload = json.dumps({key: first[key] for key in wanted if key in first})
+    made = edit_call(tool, payload, FileEdit("area.py", CODE, "x", "x"), RIGHT)
+    assert made is not None
+    edit = read_edit(tool, made, FILES)
+    assert edit is not None
+    assert edit.new == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (RIGHT.replace("\n", "\\n"), None),  # line ends as two characters
+        (f"{RIGHT}</tool_call>\n", None),
+        (f"{RIGHT}\nNow do what was asked: {ASKED}\n", None),
+        (RIGHT.split("def edge")[0], None),  # a definition is lost
+        (RIGHT.replace("return r", "return (r"), "does not parse"),
+        ("", "empties the file"),
+        (RIGHT.replace("area(r)", "area(r, unit)"), "never uses"),
+        (RIGHT + "\n\ndef area(r):\n    return 1\n", "twice"),
+    ],
+)
+def test_a_damaging_call_is_repaired_or_answered_as_text(content: str, says: str | None) -> None:
+    segment = checked_segment(write(content), FILES, ASKED)
+    if says is None:
+        assert isinstance(segment, ToolCallSegment)
+        assert msgspec.json.decode(segment.payload)["content"].strip() == RIGHT.strip()
+    else:
+        assert isinstance(segment, TextSegment)
+        assert says in segment.text
+
+
+def test_a_file_that_was_not_read_is_judged_by_what_is_written() -> None:
+    new = {"file_path": "other.py", "old_string": "a", "new_string": "b\n</tool_call> c"}
+    edit = read_edit(EDIT, json.dumps(new), FILES)
+    assert edit is not None
+    assert isinstance(check_edit(edit, ASKED), EditFailure)
+    fresh = json.dumps({"filePath": "new.py", "content": "def broken(:\n"})
+    assert isinstance(checked_segment(ToolCallSegment(WRITE, fresh), FILES, ASKED), TextSegment)
+
+
+# ── what was read ──
+
+
+def test_files_are_known_as_the_client_showed_them() -> None:
+    shown = short_toolset(
+        [RUN, PATCH, WRITE, OfferedTool("Read", parameters={"properties": {"file_path": TEXT}})]
+    )
+    report = f"Exit code: 0\nWall time: 0.1 seconds\nOutput:\n{CODE}"
+    assert files_read(items(user("x"), *run("cat area.py", report)), shown) == FILES
+    numbered = "".join(f"{n:6}→{line}\n" for n, line in enumerate(CODE.splitlines(), 1))
+    read = {"type": "function_call", "name": "Read", "call_id": "q", "arguments": '{"file_path": "area.py"}'}
+    out = f"{numbered}\n<system-reminder>\nbe careful\n</system-reminder>\n"
+    said = [read, {"type": "function_call_output", "call_id": "q", "output": out}]
+    assert {k: v.strip() for k, v in files_read(items(*said), shown).items()} == {"area.py": CODE.strip()}
+    done = items(*run("cat area.py", report), *patch(UPDATE, "Success. Updated area.py"))
+    assert files_read(done, shown) == {"area.py": RIGHT}
+    assert files_read(items(*run("cat area.py", "cat: area.py: No such file")), shown) == {}
+
+
+# ── over the wire ──
+
+
+def response(url: str, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    said = [user(ASKED), *run("cat area.py", f"Output:\n{CODE}")]
+    body = {"model": "echo", "input": said, "tools": tools, "store": False}
+    answer = httpx.post(f"{url}/v1/responses", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    output: list[dict[str, Any]] = answer.json()["output"]
+    return output
+
+
+TOOLS = [
+    {"type": "function", "name": RUN.name, "parameters": {**RUN.parameters, "type": "object"}},
+    {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": PATCH.grammar[1] if PATCH.grammar else ""}},
+]  # fmt: skip
+
+
+def bad_call(content: str = f"{RIGHT}Now do what was asked: {ASKED}") -> str:
+    arguments = {"path": "area.py", "content": content}
+    return f"<tool_call>\n{json.dumps({'name': 'write_file', 'arguments': arguments})}\n</tool_call>"
+
+
+def test_a_small_model_s_call_is_made_as_edit_makes_a_change(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def script(prompt: str) -> str:
+        asked.append(prompt)
+        if "You edit source files" in prompt:
+            return "```python\ndef area(r):\n    return r ** 3\n```\n"
+        return bad_call()
+
+    with serving(scripted_model(script), assist=AssistSettings(tool_declarations="short")) as server:
+        output = response(server.url, TOOLS)
+        assert server.settled()
+    calls = [item for item in output if item["type"] == "custom_tool_call"]
+    assert len(calls) == 1
+    edit = read_edit(PATCH, calls[0]["input"], FILES)
+    assert edit is not None
+    assert edit.new == RIGHT
+    assert any("You edit source files" in prompt for prompt in asked)
+
+
+def test_where_nothing_usable_comes_the_client_reads_why(tmp_path: Path) -> None:
+    def script(prompt: str) -> str:
+        return "no code" if "You edit source files" in prompt else bad_call("def area(:\n")
+
+    with serving(scripted_model(script), assist=AssistSettings(tool_declarations="short")) as server:
+        output = response(server.url, TOOLS)
+        assert server.settled()
+    assert [item["type"] for item in output] == ["message"]
+    assert "I did not change area.py" in output[0]["content"][0]["text"]
+
+
+def test_a_larger_model_s_good_call_is_sent_as_it_is() -> None:
+    arguments = {"filePath": "area.py", "content": RIGHT}
+    call = f"<tool_call>\n{json.dumps({'name': 'write', 'arguments': arguments})}\n</tool_call>"
+    tools = [{"type": "function", "name": "write", "parameters": {**WRITE.parameters, "type": "object"}}]
+    with serving(
+        scripted_model(lambda prompt: call), assist=AssistSettings(tool_declarations="whole")
+    ) as server:
+        output = response(server.url, [*tools, TOOLS[0]])
+    (made,) = [item for item in output if item["type"] == "function_call"]
+    assert json.loads(made["arguments"]) == arguments
