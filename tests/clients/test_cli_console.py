@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 from cli_home import PROGRAM, Home, home  # noqa: F401
 
-from keystroke.clients.cli.console import Console, format_size, print_error
+from keystroke.clients.cli.console import (
+    Console,
+    ProgressText,
+    format_duration,
+    format_size,
+    print_error,
+)
 
 
 def test_progress_without_a_terminal_is_sparse_plain_lines(
@@ -23,7 +29,31 @@ def test_progress_without_a_terminal_is_sparse_plain_lines(
         for done in (10, 20, 30, 40):
             progress("convert", done, 40)
     shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", "convert: 50 %\nconvert: 100 %\n")
+    assert (shown.out, shown.err) == ("", "convert: 50 %, about 10 s\nconvert: 100 %\n")
+
+
+def test_reading_is_said_once_in_tokens_with_the_time_it_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 0.5, 2.5, 4.5, 20.0])
+    monkeypatch.setattr("keystroke.clients.cli.console.time.monotonic", lambda: next(clock))
+    with Console().progress() as progress:
+        for done in (1000, 1240, 1500, 3000):
+            progress("reading the prompt", done, 3800)
+    assert capsys.readouterr().err == "reading 1,240 of 3,800 tokens, about 21 s\n"
+
+
+def test_downloads_show_megabytes_and_their_speed() -> None:
+    text = ProgressText()
+    assert text.describe("add coder", 0, 1_117_320_768, 0.0) == "add coder: 0 B of 1.1 GB"
+    shown = text.describe("add coder", 250_000_000, 1_117_320_768, 10.0)
+    assert shown == "add coder: 250 MB of 1.1 GB, 25.0 MB/s, about 35 s"
+    assert text.describe("starting the gateway", 0, 0, 0.0) == "starting the gateway …"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "1 s"), (89, "89 s"), (120, "2 min"), (7200, "2.0 h")])
+def test_durations_are_for_people(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
 
 
 def test_quiet_prints_results_and_errors_only(capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,14 +148,47 @@ class Console:
             watcher.join()
 
 
+READING = "reading the prompt"  # progress in tokens
+BYTES_FROM = 1_000_000  # a total this large counts bytes
+
+
+class ProgressText:
+    """Describes progress in words: how much is done of how much, how fast, and about how long it takes."""
+
+    def __init__(self) -> None:
+        self._began: dict[str, tuple[float, int]] = {}
+
+    def describe(self, what: str, done: int, total: int, now: float) -> str:
+        began, first = self._began.setdefault(what, (now, done))
+        seconds, made = now - began, done - first
+        rate = made / seconds if seconds > 0 and made > 0 else 0.0
+        left = f", about {format_duration((total - done) / rate)}" if rate and total > done else ""
+        if not total:
+            return f"{what} …"
+        if what == READING:
+            return f"reading {done:,} of {total:,} tokens{left}"
+        if total >= BYTES_FROM:
+            speed = f", {format_size(rate)}/s" if rate else ""
+            return f"{what}: {format_size(done)} of {format_size(total)}{speed}{left}"
+        return f"{what}: {done * 100 // total} %{left if seconds >= 2 else ''}"
+
+
 class _Lines:
     def __init__(self) -> None:
         self._last = time.monotonic()
+        self._text = ProgressText()
+        self._told_reading = False
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        if (now := time.monotonic()) - self._last >= PROGRESS_INTERVAL:
+        now = time.monotonic()
+        text = self._text.describe(what, done, total, now)
+        if what == READING:  # said once, as soon as the time can be estimated
+            if "about" in text and not self._told_reading:
+                self._told_reading = True
+                _say(text)
+        elif now - self._last >= PROGRESS_INTERVAL:
             self._last = now
-            _say(f"{what}: {done * 100 // total} %" if total else f"{what} …")
+            _say(text)
 
 
 class _Bar:
@@ -164,6 +197,7 @@ class _Bar:
     def __init__(self) -> None:
         self._bar: Any = None
         self._tasks: dict[str, Any] = {}
+        self._text = ProgressText()
 
     def __enter__(self) -> _Bar:
         return self
@@ -175,19 +209,22 @@ class _Bar:
     def __call__(self, what: str, done: int, total: int) -> None:
         if self._bar is None:
             from rich.console import Console as RichConsole
-            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, Progress, TextColumn
 
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TaskProgressColumn(),
-                TimeRemainingColumn(),
-            )
+            columns = (BarColumn(), TextColumn("{task.description}", markup=False))
             self._bar = Progress(*columns, console=RichConsole(stderr=True), transient=True)
             self._bar.start()
+        text = self._text.describe(what, done, total, time.monotonic())
         if what not in self._tasks:
-            self._tasks[what] = self._bar.add_task(what, total=total or None)
-        self._bar.update(self._tasks[what], completed=done, total=total or None)
+            self._tasks[what] = self._bar.add_task(text, total=total or None)
+        self._bar.update(self._tasks[what], description=text, completed=done, total=total or None)
+
+
+def format_duration(seconds: float) -> str:
+    """A time to wait, rounded for people."""
+    if seconds < 90:
+        return f"{max(round(seconds), 1)} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def format_time(at: float | None) -> str:

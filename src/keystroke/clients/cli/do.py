@@ -130,8 +130,14 @@ def do(
     from keystroke.clients.cli.interruption import interruptible
     from keystroke.clients.cli.open_model import gateway_model, open_task_model
     from keystroke.clients.cli.shared_gateway import shared_gateway
+    from keystroke.clients.cli.writers import slow_model_note
 
     worker, other = _models(run, model, deep)
+    if (slow := slow_model_note(worker, run)) is not None and not run.json:
+        run.console.note(
+            f"{slow}, so the task may take minutes; faster: name the files with --file, take fewer "
+            "--attempts, or a model that `keystroke setup` finds"
+        )
     view = TerminalTaskView(run)
     served_name = gateway_model(worker, run)
     with interruptible() as interrupt:

@@ -42,7 +42,7 @@ def open_writer(name: str | None, run: Invocation, interrupt: Interrupt) -> Iter
             size = f"{facts.parameters / 1e9:.1f} billion parameters"
             notes.append(f"{model.name} is a small model ({size}): check its edits closely{hint}")
         if (slow := slow_model_note(model.name, run)) is not None:
-            notes.append(f"{slow}: name fewer lines with --lines A-B, or a smaller file")
+            notes.append(f"{slow}; faster: `edit --lines A-B`, or a model that `keystroke setup` finds")
 
         def before_first() -> None:
             for note in notes:
@@ -74,7 +74,7 @@ def slow_model_note(name: str, run: Invocation) -> str | None:
     speed = expected_speed(model, look_up_machine(settings.paths.models, measure=parameters > 3e8), "onnx")
     if speed is None or speed >= SLOW_TOKENS:
         return None
-    return f"{name} writes about {speed:.0f} tokens a second on this machine; for a faster edit"
+    return f"{name} writes about {speed:.0f} tokens a second on this machine"
 
 
 class ChatModelWriter:
