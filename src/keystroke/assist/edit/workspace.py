@@ -10,13 +10,20 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
+from fnmatch import fnmatch, fnmatchcase
+from functools import cache
+from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from keystroke.errors import Forbidden, InputError, KeystrokeError, NotFound
 from keystroke.text.encoding import Decoded, decode, digest
+
+if sys.platform != "win32":
+    import fcntl
 
 _ENDING = ".keystroke"
 MAX_BYTES = 8 << 20  # larger files are data
@@ -46,18 +53,24 @@ class FileWrite:
     mode: int | None = None  # of a file that does not exist yet
 
 
-# These run when the folder is opened, entered or pushed.
-_SELF_RUNNING = (
-    ".vscode/*", "*.code-workspace", ".idea/*", ".devcontainer/*", ".devcontainer.json", ".zed/*", ".husky/*",
-    ".envrc", ".exrc", ".nvim.lua", ".github/workflows/*", ".gitlab-ci.yml", ".pre-commit-config.yaml",
-)  # fmt: skip
+@cache
+def _auto_executed() -> tuple[tuple[str, ...], dict[str, list[str]]]:
+    """The patterns of `auto_executed.toml`, and names that count only outside some folders."""
+    text = resources.files(__package__).joinpath("auto_executed.toml").read_text(encoding="utf-8")
+    tables = tomllib.loads(text)
+    outside: dict[str, list[str]] = tables.pop("outside")
+    return tuple(pattern for patterns in tables.values() for pattern in patterns), outside
 
 
 def is_auto_executed(path: str) -> bool:
-    """Whether the file is executed automatically, so that a change of it always needs the user's approval."""
+    """Whether the file is executed automatically or instructs a program that acts, so that a change of it
+    always needs the user's approval."""
+    patterns, outside = _auto_executed()
     parts = PurePosixPath(path.lower()).parts
-    tails = ("/".join(parts[at:]) for at in range(len(parts)))
-    return any(fnmatch(tail, pattern) for tail in tails for pattern in _SELF_RUNNING)
+    tails = ["/".join(parts[at:]) for at in range(len(parts))]
+    if any(fnmatchcase(tail, pattern) for tail in tails for pattern in patterns):
+        return True
+    return bool(parts) and parts[-1] in outside and set(parts[:-1]).isdisjoint(outside[parts[-1]])
 
 
 class Workspace:
@@ -139,11 +152,16 @@ class Workspace:
         targets = {write.path: self.locate(write.path) for write in writes}
         if len(set(targets.values())) < len(writes):
             raise InputError("two of the files to write are the same file under two names; name it once")
+        with _lock(self.root):
+            self._write(writes, targets, tag)
+
+    def _write(self, writes: Sequence[FileWrite], targets: Mapping[str, Path], tag: str) -> None:
         before = {write.path: self._unchanged(write) for write in writes}
         modes = {
             write.path: write.mode if before[write.path] is None else _mode(targets[write.path])
             for write in writes
         }
+        written = {write.path: write.data for write in writes}
         with contextlib.ExitStack() as cleanup:
             staged = {
                 write.path: self._staged(targets[write.path], write.data, modes[write.path], cleanup, tag)
@@ -159,7 +177,9 @@ class Workspace:
                     _put(targets[write.path], staged.get(write.path))
             except BaseException as error:
                 lost = [
-                    path for path in done if not self._restore(targets[path], before[path], modes[path], tag)
+                    path
+                    for path in done
+                    if not self._restore(targets[path], before[path], written[path], modes[path], tag)
                 ]
                 state = (
                     f"{', '.join(lost)} could not be restored, undo it later"
@@ -218,17 +238,38 @@ class Workspace:
             raise InputError(f"{target} cannot be written: {error.strerror}; no file was changed") from None
         return name
 
-    def _restore(self, target: Path, data: bytes | None, mode: int | None, tag: str) -> bool:
-        """Restore a replaced file; False where that fails too."""
+    def _restore(
+        self, target: Path, data: bytes | None, written: bytes | None, mode: int | None, tag: str
+    ) -> bool:
+        """Restore a replaced file; False where that fails, or somebody changed what was written."""
         try:
             with contextlib.ExitStack() as cleanup:
+                now = target.read_bytes() if target.exists() else None
+                if now not in (data, written):
+                    return False
                 if data is None:
                     target.unlink(missing_ok=True)
-                elif not target.exists() or target.read_bytes() != data:
+                elif now != data:
                     _put(target, self._staged(target, data, mode, cleanup, tag))
         except (OSError, InputError):
             return False
         return True
+
+
+@contextlib.contextmanager
+def _lock(root: Path) -> Iterator[None]:
+    """Keep other processes and threads from writing to the same workspace. A file system without locks is
+    written without one."""
+    if sys.platform == "win32":
+        yield
+        return
+    handle = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _beside(target: Path, tag: str) -> str:
