@@ -228,6 +228,10 @@ def test_a_key_needs_the_right_to_go_before_others() -> None:
         Tier.FLEX,
     )
     assert Service.priority_and_tier(plain, "chat", Priority.BACKGROUND)[0] is Priority.CHAT
+    for tier in ("fast", "ultrafast", "warp-9"):  # a client's setting for everything it sends
+        assert Service.priority_and_tier(plain, None, Priority.CHAT, tier)[1] is Tier.DEFAULT
+    assert Service.priority_and_tier(LOCAL, None, Priority.CHAT, "ultrafast")[1] is Tier.ULTRAFAST
+    assert Service.priority_and_tier(LOCAL, None, Priority.CHAT, "fast")[1] is Tier.PRIORITY
 
 
 def test_the_right_is_kept_with_the_key(tmp_path: Path) -> None:

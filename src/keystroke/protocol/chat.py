@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from keystroke.protocol.items import ChosenToken
-from keystroke.protocol.response import Receipt, Routing, Shortened
+from keystroke.protocol.response import Compacted, Receipt, Routing, Shortened
 
 
 class PromptTokenDetails(Struct, frozen=True):
@@ -89,6 +89,8 @@ class ChatCompletion(Struct):
     receipt: Receipt | UnsetType = UNSET
     routing: Routing | UnsetType = UNSET
     shortened: Shortened | UnsetType = UNSET
+    compacted: Compacted | UnsetType = UNSET
+    notes: list[str] | UnsetType = UNSET  # request fields that were ignored, and why
 
 
 class ChatChunk(Struct):
@@ -98,7 +100,9 @@ class ChatChunk(Struct):
     choices: list[ChunkChoice]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: ChatUsage | UnsetType = UNSET
-    shortened: Shortened | UnsetType = UNSET  # in the first of an answer
+    shortened: Shortened | UnsetType = UNSET  # these three in the first of an answer
+    compacted: Compacted | UnsetType = UNSET
+    notes: list[str] | UnsetType = UNSET
 
 
 class TextLogprobs(Struct, frozen=True):

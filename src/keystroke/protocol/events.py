@@ -213,8 +213,8 @@ class ErrorEvent(Struct, tag_field="type", tag="error"):
 Event = (
     Created | Queued | InProgress | Completed | IncompleteEvent | Failed | Cancelled | ItemAdded |
     ItemDone | PartAdded | PartDone | TextDelta | TextDone | ReasoningDelta | ReasoningDone |
-    ArgumentsDelta | ArgumentsDone | ToolInputDelta | ToolInputDone | Compacting | SteerAccepted | SteerPending |
-    SteerFailed | ErrorEvent
+    ArgumentsDelta | ArgumentsDone | ToolInputDelta | ToolInputDone | Compacting | SteerAccepted |
+    SteerPending | SteerFailed | ErrorEvent
 )  # fmt: skip
 
 TERMINAL = (Completed, IncompleteEvent, Failed, Cancelled)

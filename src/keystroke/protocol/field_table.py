@@ -1,6 +1,6 @@
 """What becomes of each request field of each API: honoured, ignored with a note, or refused.
 
-The table is data, one TOML file per API in `fields/`, and `python -m keystroke.protocol.field_table` writes its
+The table is data, one TOML file per API in `fields/`; `python -m keystroke.protocol.field_table` writes its
 page. A field of an object is named with a dot (`reasoning.effort`), a field of the objects in a list as
 `tools[].name`. A test compares the table with the types that the server decodes and with the request types of
 the vendors' packages, so a field that is missing here fails the build.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,8 +23,8 @@ Treatment = Literal["honoured", "ignored", "refused"]
 
 class EndpointFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fields of one endpoint, each with one sentence. `extension` fields are honoured but not part of the
-    vendor's API. `types` are the vendor's request types, `struct` the type that the server decodes; `partial`:
-    the endpoint uses only some of its fields."""
+    vendor's API. `types` are the vendor's request types, `struct` the type that is decoded; `partial`: the
+    endpoint uses only some of its fields."""
 
     route: str
     struct: str | None = None
@@ -79,13 +79,25 @@ def endpoint_fields(route: str) -> EndpointFields:
     raise KeyError(route)
 
 
+def ignored_fields(route: str, request: Any) -> list[str]:
+    """One sentence for each field of a decoded request that the table says is ignored."""
+    notes = []
+    for name, sentence in endpoint_fields(route).ignored.items():
+        value = request
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
+        if value and not isinstance(value, msgspec.Struct):
+            notes.append(f"{name} is ignored: {sentence}")
+    return notes
+
+
 def render_page() -> str:
     """The documentation page of the whole table."""
     lines = [
         "# Fields of each API",
         "",
         "Every dialect is a translation onto one internal request. This page says what becomes of each",
-        "request field: **honoured**; **ignored** (the reply says so in `notes` where it changes the answer);",
+        "request field: **honoured**; **ignored** (where a field was sent, the reply says so in `notes`);",
         "**refused** with status 400 and the field's name in `param`. Fields marked *ours* are extensions.",
         "Fields that are not listed are ignored, because clients may be newer than servers.",
         "",

@@ -46,8 +46,8 @@ class ContextManagement(Struct, frozen=True):
 
 
 class PromptCacheOptions(Struct, frozen=True, omit_defaults=True):
-    """`explicit`: only prefixes that a `prompt_cache_breakpoint` marks are protected from eviction. `ttl`: for
-    how long (`30m`, `12h`)."""
+    """`explicit`: only prefixes that a `prompt_cache_breakpoint` marks are protected from eviction, for the
+    time `ttl` (`30m`, `12h`). `prewarm`: the prompt is read into the cache, and nothing is generated."""
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: CacheTtl | None = None
@@ -95,7 +95,10 @@ class ConstraintFields(GenerationFields, kw_only=True):
     """Fields that chat and completions share: limits, and constraints as llama.cpp and vLLM name them."""
 
     max_tokens: Tokens | None = None
-    n: Annotated[int, Meta(ge=1, le=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=8)] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     grammar: str | None = None
@@ -214,6 +217,15 @@ class ChatRequest(ConstraintFields, kw_only=True):
     top_logprobs: Logprobs | None = None
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
+    functions: list[ChatToolFunction] | None = None
+    function_call: Any = None
+    reasoning_effort: Annotated[str, Meta(min_length=1, max_length=32)] | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None
+    verbosity: Annotated[str, Meta(max_length=32)] | None = None
+    modalities: list[Literal["text"]] | None = None
+    audio: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
 
 
 class CompletionRequest(ConstraintFields, kw_only=True):
@@ -222,6 +234,7 @@ class CompletionRequest(ConstraintFields, kw_only=True):
     prompt: str | Annotated[list[str], Meta(min_length=1, max_length=1)] = ""
     suffix: str | None = None
     logprobs: Logprobs | None = None
+    best_of: Annotated[int, Meta(ge=1, le=1)] | None = None
     echo: bool | None = None
     # The prompt is the text around a cursor, cut to this many tokens; a half word before it is healed.
     context: Annotated[int, Meta(ge=16, le=1 << 20)] | None = None

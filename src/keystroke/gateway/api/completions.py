@@ -6,9 +6,11 @@ Each turns its request into a job and a serializer; all share one way of running
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import UNSET, UnsetType
 
 from keystroke.assist.completion import Ending
 from keystroke.assist.completion.run import EndingDetector, build_question
@@ -16,14 +18,15 @@ from keystroke.assist.next_edit.foreign import parse_prompt
 from keystroke.config import AssistSettings
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.model import Model
-from keystroke.errors import KeystrokeError, UnsupportedModel
+from keystroke.errors import InputError, KeystrokeError, UnsupportedModel
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import RunningAnswer, Sink
 from keystroke.gateway.api.answer_form import AnswerForm, answer_form, constrain, text_format
+from keystroke.gateway.api.compaction import Compactor, RenderedPrompt, compaction_limit
 from keystroke.gateway.api.foreign_edits import ForeignEdits, handles_natively
 from keystroke.gateway.api.serializers import ChatSerializer, CompletionSerializer, TextSerializer
-from keystroke.gateway.work.priority import Priority, Tier
+from keystroke.gateway.work.priority import Priority, Tier, shown_tier
 from keystroke.gateway.work.registry import AUTO, ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.routing import RoutingRequest
@@ -32,9 +35,10 @@ from keystroke.gateway.work.service import Service, new_id
 from keystroke.gateway.work.work import Work
 from keystroke.protocol.chat import TextCompletion
 from keystroke.protocol.faults import NoSuitableModel
+from keystroke.protocol.field_table import ignored_fields
 from keystroke.protocol.items import Item, Tool, content_text
-from keystroke.protocol.requests import ChatMessage, ChatRequest, CompletionRequest
-from keystroke.protocol.response import Routing
+from keystroke.protocol.requests import ChatMessage, ChatRequest, ChatTool, CompletionRequest
+from keystroke.protocol.response import Compacted, Routing
 
 SerializerMaker = Callable[..., TextSerializer]
 
@@ -82,6 +86,7 @@ class TextCompletions:
     def __init__(self, service: Service, assist: AssistSettings | None = None) -> None:
         self.service = service
         self._edits = ForeignEdits(service, assist or AssistSettings())
+        self._compactor = Compactor(service)
 
     async def chat(
         self,
@@ -103,11 +108,13 @@ class TextCompletions:
         )
         model = entry.model
         job: Job | RemoteJob
+        compacted: Compacted | UnsetType = UNSET
         if model is not None:
             params, form = await constrain(model, params, form, items, plan.tools)
-            tokens = await self._chat_tokens(model, plan, form)
+            affinity = request.prompt_cache_key or prompts.affinity(None, items)
+            tokens, compacted = await self._fitting_tokens(model, plan, form, caller, affinity, params)
             drafter = service.make_drafter(model, request.prediction, len(tokens), request.drafts)
-            job = Job(tokens, params, drafter, affinity=prompts.affinity(None, items))
+            job = Job(tokens, params, drafter, affinity=affinity)
         else:
             specs = form.toolset.specs or None
             job = RemoteJob(params, plan.messages(form), specs, form.remote, form.check)
@@ -118,6 +125,9 @@ class TextCompletions:
             include_usage=_wants_usage(request.stream_options),
             shortened=prompts.shortened(items, form.toolset),
         )
+        messages_out.compacted = compacted
+        messages_out.tier = shown_tier(request.service_tier, plan.rank[1])
+        messages_out.notes += ignored_fields("POST /v1/chat/completions", request)
         return await self._run(
             entry,
             job,
@@ -131,6 +141,40 @@ class TextCompletions:
             parser=lambda: form.parser(model, job.prompt if isinstance(job, Job) else ()),
             edits=form.client_edits(service, entry, caller, items),
         )
+
+    async def _fitting_tokens(
+        self,
+        model: Model,
+        plan: ChatPlan,
+        form: AnswerForm,
+        caller: Caller,
+        affinity: str,
+        params: GenerationParams,
+    ) -> tuple[list[int], Compacted | UnsetType]:
+        """The prompt; where the conversation is too long, that of the compacted one."""
+        entry = plan.entry
+        reused = self._compactor.reuse(caller, affinity, plan.read)
+        if reused is not None:
+            plan = replace(plan, read=reused.items)
+        tokens = await self._chat_tokens(model, plan, form)
+        limit = compaction_limit(entry.context_length, params.max_tokens)
+        if limit is None or len(tokens) <= limit.tokens:
+            return tokens, UNSET if reused is None else reused.compacted
+
+        def rendered(tokens: list[int]) -> RenderedPrompt:
+            return RenderedPrompt(len(tokens), lambda params: Job(tokens, params, affinity=affinity))
+
+        async def render(items: Sequence[Item]) -> RenderedPrompt:
+            return rendered(await self._chat_tokens(model, replace(plan, read=list(items)), form))
+
+        fitted = await self._compactor.fit(
+            plan.read, rendered(tokens), render, limit, entry, caller, conversation=affinity, reused=reused
+        )
+        if fitted is None:
+            return tokens, UNSET
+        job = fitted.prompt.job(params)
+        assert isinstance(job, Job)
+        return list(job.prompt), fitted.compacted
 
     async def count_chat(self, request: ChatRequest, caller: Caller) -> int:
         """The tokens of the prompt that `chat` would use; for a remote model an estimate."""
@@ -155,6 +199,10 @@ class TextCompletions:
     async def _plan_chat(self, request: ChatRequest, caller: Caller) -> ChatPlan:
         """Choose the model and the form of the answer. Raises what an invalid request raises."""
         service = self.service
+        if request.audio is not None:
+            raise InputError("audio is not supported: the models here write text only.", param="audio")
+        if request.tool_choice is None:
+            request.tool_choice = request.function_call
         answer_format = text_format(request.response_format, "response_format", request)
         items, tools = chat_items(request.messages), chat_tools(request)
         rank = service.priority_and_tier(
@@ -163,7 +211,8 @@ class TextCompletions:
         size = sum(len(content_text(i.content)) for i in items)
         words = next((content_text(i.content) for i in reversed(items) if i.role == "user"), "")
         entry, routing = await service.route(
-            request.model, lambda: RoutingRequest(rank[0], words, size, converses=True)
+            request.model,
+            lambda: RoutingRequest(rank[0], words, size, effort=request.reasoning_effort, converses=True),
         )
         form = answer_form(
             request,
@@ -350,10 +399,11 @@ def chat_items(messages: list[ChatMessage]) -> list[Item]:
 
 
 def chat_tools(request: ChatRequest) -> list[Tool] | None:
-    if not request.tools:
+    older = [ChatTool(function=function) for function in request.functions or ()]
+    if not request.tools and not older:
         return None
     tools: list[Tool] = []
-    for one in request.tools:
+    for one in (*(request.tools or ()), *older):
         f, c = one.function, one.custom
         if f is not None:
             tools.append(

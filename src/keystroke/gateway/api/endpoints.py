@@ -18,6 +18,7 @@ from starlette.responses import StreamingResponse
 from keystroke.config import AssistSettings
 from keystroke.errors import InputError
 from keystroke.gateway.access.keys import ANONYMOUS, Caller
+from keystroke.gateway.api.choices import Choices, starting_choices
 from keystroke.gateway.api.completions import TextCompletions, TextRun
 from keystroke.gateway.api.infill import infill_body, infill_request
 from keystroke.gateway.api.models import model_catalog
@@ -169,14 +170,17 @@ class Endpoints:
     ) -> HttpResponse:
         """The reply to a request that `start` runs: a stream in the given form, or the whole answer.
         `progress`: seconds between notices before the first token, for clients that do not ask for them."""
+        begin: Callable[..., Awaitable[TextRun | Choices]] = start
+        if (count := getattr(call.body, "n", None) or 1) > 1:
+            begin = starting_choices(start, count)
         if call.body.stream:
             if PROGRESS in call.http.headers:
                 progress = PROGRESS_INTERVAL
             stream = EventStream(form, progress=progress)
-            run = await start(call.body, call.caller, stream.sink, on_done=stream.finish)
+            run = await begin(call.body, call.caller, stream.sink, on_done=stream.finish)
             stream.attach(run, self.service.limit_headers(call.caller, run.work.model))
             return stream
-        run = await start(call.body, call.caller, lambda _messages: None)
+        run = await begin(call.body, call.caller, lambda _messages: None)
         await wait_or_cancel(call.http, run.over, run.cancel)
         if run.error is not None:
             raise run.error

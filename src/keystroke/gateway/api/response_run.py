@@ -47,7 +47,7 @@ from keystroke.gateway.api.response_request import (
 from keystroke.gateway.api.serializers import ResponseSerializer
 from keystroke.gateway.record.store import Store
 from keystroke.gateway.record.turns import OpenTurn, TurnJournal
-from keystroke.gateway.work.priority import Priority, Tier
+from keystroke.gateway.work.priority import Priority, Tier, shown_tier
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.scheduler import Job
@@ -228,7 +228,11 @@ class ResponseRun:
         entry = self.entry
         job, form = await self._make_job(previous)
         response = new_response(
-            request, entry.name, self._routing, tier=tier.label, store=self._will_be_stored()
+            request,
+            entry.name,
+            self._routing,
+            tier=shown_tier(request.service_tier, tier),
+            store=self._will_be_stored(),
         )
         if self.taken_up is not None:
             response.id = self.taken_up.id

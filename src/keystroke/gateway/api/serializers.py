@@ -19,7 +19,15 @@ from keystroke.gateway.work.work import WorkOutcome
 from keystroke.protocol import chat
 from keystroke.protocol.faults import error_detail
 from keystroke.protocol.items import ChosenToken, CompactionItem
-from keystroke.protocol.response import ErrorBody, Incomplete, Receipt, Response, Routing, Shortened
+from keystroke.protocol.response import (
+    Compacted,
+    ErrorBody,
+    Incomplete,
+    Receipt,
+    Response,
+    Routing,
+    Shortened,
+)
 from keystroke.protocol.stream import ResponseStream
 
 
@@ -131,6 +139,9 @@ class TextSerializer(Serializer):
     ) -> None:
         self.id, self.model, self.routing = identity, model, routing
         self.body: Any = None
+        self.compacted: Compacted | UnsetType = UNSET
+        self.notes: list[str] = []  # on fields of the request that are ignored
+        self.tier = "default"
         self._include_usage, self._shortened, self._echo = include_usage, shortened, echo
         self._created = int(time.time())
         self._text: list[str] = []
@@ -144,7 +155,8 @@ class ChatSerializer(TextSerializer):
 
     def on_created(self) -> list[Any]:
         first = self._chunk(chat.ChatDelta(role="assistant", content=""))
-        first.shortened = self._shortened
+        first.shortened, first.compacted = self._shortened, self.compacted
+        first.notes = self.notes or UNSET
         return [first]
 
     def on_text(self, delta: str, logprobs: Sequence[ChosenToken]) -> list[Any]:
@@ -189,10 +201,12 @@ class ChatSerializer(TextSerializer):
             model=self.model,
             choices=[chat.ChatChoice(message=message, finish_reason=finish, logprobs=logprobs)],
             usage=spent,
-            service_tier=outcome.receipt.service_tier,
+            service_tier=self.tier,
             receipt=outcome.receipt,
             routing=self.routing,
             shortened=self._shortened,
+            compacted=self.compacted,
+            notes=self.notes or UNSET,
         )
         if outcome.error is not None:
             return [ErrorBody(error_detail(outcome.error))]

@@ -42,6 +42,12 @@ def tier_named(name: str | None) -> Tier:
     return _TIER_NAMES.get(name or "auto", Tier.DEFAULT)
 
 
+def shown_tier(requested: str | None, tier: Tier) -> str:
+    """The tier that a reply names: the one that was used; a name that is not known here is repeated."""
+    unknown = requested is not None and requested != "auto" and requested not in _TIER_NAMES
+    return requested if unknown and requested is not None else tier.label
+
+
 def rank(priority: Priority, tier: Tier) -> int:
     """Lower goes first."""
     return priority * _TIERS + tier

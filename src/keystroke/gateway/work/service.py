@@ -127,8 +127,11 @@ class Service:
         caller: Caller, wanted: str | None, own: Priority, tier: str | None = None
     ) -> tuple[Priority, Tier]:
         """A request's priority and tier. `own` is the endpoint's default; requesting more needs a key with
-        that right. Raises Forbidden."""
+        that right. Raises Forbidden. Clients have `fast` and `ultrafast` as a setting for all that they send:
+        without the right these count as the default."""
         priority, paid = priority_named(wanted, own), tier_named(tier)
+        if tier in ("fast", "ultrafast") and not caller.priority:
+            paid = Tier.DEFAULT
         urgent = priority < min(own, Priority.CHAT)
         if not caller.priority and (urgent or paid < Tier.DEFAULT):
             asked = priority.label if urgent else f"service_tier {paid.label}"
