@@ -370,3 +370,20 @@ def test_what_was_ignored_is_noted(client: anthropic.Anthropic) -> None:
     assert "web_search" in notes[0]
     assert "str_replace_based_edit_tool" in prompts[-1]
     assert "web_search" not in prompts[-1]
+
+
+def test_reminders_and_system_messages_go_before_the_question(client: anthropic.Anthropic) -> None:
+    reminder = "<system-reminder>\nBe kind.\n</system-reminder>"
+    question = [{"type": "text", "text": reminder}, {"type": "text", "text": "hello"}]
+    place = {"role": "system", "content": "The folder is /w."}
+    messages: Any = [{"role": "user", "content": question}, place]
+    client.messages.create(model="auto", max_tokens=100, system="Base.", messages=messages)
+    head = f"[system]\nBase.\n[system]\n{reminder}\n[system]\nThe folder is /w.\n"
+    assert prompts[-1] == f"{head}[user]\nhello\n[assistant]\n"
+    messages += [
+        {"role": "assistant", "content": "Hi."},
+        {"role": "user", "content": "go on"},
+        {"role": "system", "content": "It is late."},
+    ]
+    client.messages.create(model="auto", max_tokens=100, system="Base.", messages=messages)
+    assert prompts[-1].endswith("Hi.\n[user]\ngo on\n[user]\nIt is late.\n[assistant]\n")

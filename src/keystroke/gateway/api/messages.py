@@ -37,6 +37,7 @@ from keystroke.protocol.response import Receipt
 
 # Claude Code begins its system text with a line that differs in each session: it would spoil the prefix.
 _BILLING = "x-anthropic-billing-header:"
+_REMINDER = "<system-reminder>"  # a block of Claude Code's, not of its user
 _NOT_READ = "the models here read text only; leave it out"
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer"}
@@ -96,7 +97,7 @@ def chat_request(request: wire.MessagesPrompt, registry: ModelRegistry) -> ChatR
         )
     chat = ChatRequest(
         model=served_name(request.model, registry),
-        messages=list(_messages(request)),
+        messages=_messages(request),
         tools=[tool for one in request.tools or () if (tool := _tool(one)) is not None] or None,
         response_format=_format(request),
     )
@@ -127,7 +128,16 @@ def served_name(model: str, registry: ModelRegistry) -> str:
     return "fast" if fast and "haiku" in name else AUTO
 
 
-def _messages(request: wire.MessagesPrompt) -> Iterator[ChatMessage]:
+def _messages(request: wire.MessagesPrompt) -> list[ChatMessage]:
+    """System text before the first answer goes to the head, where every template accepts it, and what the
+    user asked stays last: Claude Code sends pages about its environment after the question."""
+    messages = list(_in_order(request))
+    answered = next((at for at, one in enumerate(messages) if one.role == "assistant"), len(messages))
+    head = sorted(messages[:answered], key=lambda one: one.role != "system")
+    return [*head, *messages[answered:]]
+
+
+def _in_order(request: wire.MessagesPrompt) -> Iterator[ChatMessage]:
     system = _parts(request.system, "system")
     system = [part for part in system if not (part.text or "").startswith(_BILLING)]
     if system:
@@ -157,6 +167,9 @@ def _user(role: str, blocks: Sequence[wire.MessagesBlock], param: str) -> Iterat
     """Results of tools, each a message of its own, and the text between and after them."""
     waiting: list[wire.MessagesBlock] = []
     for block in blocks:
+        if block.type == "text" and (block.text or "").lstrip().startswith(_REMINDER):
+            yield ChatMessage("system", block.text)
+            continue
         if block.type != "tool_result":
             waiting.append(block)
             continue
