@@ -1,10 +1,10 @@
 """Single steps, several rows and prompts of the embedded engine, beside llama.cpp on the same file.
 
-Regime: one GGUF file as stored, batch 1, one thread per core, contexts of 40, 600 and 2,000 tokens. A step reads
-every weight and the keys and values of its context once, so the ceiling is the memory's bandwidth over those
-bytes: the table shows GB/s beside milliseconds. Rows are the cost of verifying a draft of that length, in steps
-of one row. Engines take turns within each round; every figure is a ratio of medians in this run. llama.cpp's
-flash attention is as its own default decides, its cache in half precision like ours.
+Regime: one GGUF file as stored, batch 1, one thread per core, contexts of 40, 600 and 2,000 tokens. A step
+reads every weight and the keys and values of its context once, so the ceiling is the memory's bandwidth over
+those bytes: the table shows GB/s beside milliseconds. Rows are the cost of verifying a draft of that length,
+in steps of one row. Engines take turns within each round; every figure is a ratio of medians in this run.
+llama.cpp's flash attention is as its own default decides, its cache in half precision like ours.
 
     python -m bench.steps --llama FOLDER [--model FILE.gguf ...]    # default: the shipped model
 """
@@ -50,7 +50,7 @@ def measure_ours(engine: OnnxEngine, tokens: Sequence[int], context: int, sample
     execute = engine._execute
 
     def watched(*arguments: object) -> None:
-        inside.append(seconds(lambda: execute(*arguments)))  # type: ignore[arg-type]
+        inside.append(seconds(lambda: execute(*arguments)))
 
     with engine.session() as session:
         prompt = list(tokens[:context])
@@ -100,7 +100,7 @@ def measure(file: Path, llama: Path | None, rounds: int, threads: int) -> dict[s
     size, each = file.stat().st_size, engine.info.kv_bytes_per_token
     print(f"\n{file.name} · {size / 1e6:,.0f} MB · {threads} threads · {rounds} rounds\n")
     print(
-        f"{'context':>7} {'engine':10} {'ms a step':>9} {'GB/s':>5} {'prefill tok/s':>13}   rows 2 / 4 / 8 / 16"
+        f"{'context':>7} {'engine':10} {'ms a step':>9} {'GB/s':>5} {'prefill tok/s':>13}   rows 2, 4, 8, 16"
     )
     found: dict[str, dict[int, object]] = defaultdict(dict)
     for context in CONTEXTS:

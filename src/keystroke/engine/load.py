@@ -25,6 +25,7 @@ from keystroke.engine.tokenizer import Tokenizer, load_tokenizer
 from keystroke.errors import ConfigError, KeystrokeError
 
 # Two models share a vocabulary if it has the same size and they cut this text into the same tokens.
+SMALL_MODEL = 200_000_000  # parameters
 _PROBE = "def f(x):\n\treturn x + 1  # 0123456789 \u00e9\u4e2d\n"
 
 
@@ -43,7 +44,7 @@ def load_model(
     precision = (
         named.precision if named is not None and named.precision != "auto" else settings.model.precision
     )
-    backend = choose_backend(kind)
+    backend = _backend(kind, path)
     if backend.name == "onnx" and settings.engine.kernels == "auto":
         start_compiling(settings.paths.cache)
     with cached_header(path):  # parsed once for everything below
@@ -65,6 +66,17 @@ def load_model(
     return Model(
         name, engine, tokenizer, chat, fim, path, draft, languages, learned, conservative or frozenset()
     )
+
+
+def _backend(kind: str, path: Path) -> Backend:
+    """The engine for a model. On a Mac a small one stays on the CPU, which answers it sooner, so that the
+    GPU is free for the larger one."""
+    backend = choose_backend(kind)
+    if kind == "auto" and backend.name == "mlx":
+        with open_checkpoint(path) as checkpoint:
+            if checkpoint.spec.parameters < SMALL_MODEL:
+                return choose_backend("onnx")
+    return backend
 
 
 def _draft(

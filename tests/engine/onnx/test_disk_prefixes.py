@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_onnx_engine import cold, made, prompt
 
 from keystroke.engine.onnx import engine as onnx_engine
 from keystroke.engine.onnx.disk_prefixes import DiskPrefixes
 from keystroke.engine.onnx.engine import OnnxEngine
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from engine_models import cold, prompt
+from engine_models import onnx_engine as made
 
 TOKENS = prompt(400, seed=3)
 

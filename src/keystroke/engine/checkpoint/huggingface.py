@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.checkpoint.fields import Fields
-from keystroke.engine.checkpoint.quantised_folder import BlockScales, read_fp8, read_mxfp4
+from keystroke.engine.checkpoint.quantised_folder import AffineGroups, BlockScales, read_fp8, read_mxfp4
 from keystroke.engine.checkpoint.safetensors_file import SafetensorsFile, to_float32
 from keystroke.engine.checkpoint.spec import HEAD, Checkpoint, ModelSpec, check_shapes
 from keystroke.engine.families import family_of, family_of_config
@@ -38,6 +38,7 @@ class HuggingFaceCheckpoint(Checkpoint):
             self._home.update({_text_name(name): (file, name) for name in file.entries})
         self.spec = read_spec(config, extra, _name(folder), tied=HEAD not in self._home)
         self._scales = BlockScales.of(config) if quantisation_method(config) == "fp8" else None
+        self._groups = AffineGroups.of(config)
         check_shapes(self.spec, self._shape)
 
     def _source(self, name: str) -> TensorSource:
@@ -61,6 +62,8 @@ class HuggingFaceCheckpoint(Checkpoint):
             *above, blocks, _ = file.entries[stored].shape
             return (int(np.prod(above)), blocks * 32)
         shape = found[0].entries[found[1]].shape
+        if (groups := self._groups_of(name)) is not None:
+            shape = (*shape[:-1], groups.columns(shape[-1]))
         if source.flat:
             return (int(np.prod(shape)),)
         if source.transposed:
@@ -100,6 +103,8 @@ class HuggingFaceCheckpoint(Checkpoint):
             if scale is None:
                 raise ModelDamaged(f"{self.spec.name} lacks the scales of {name}; download the model again")
             return read_fp8(file.array(stored), scale[0].tensor(scale[1]), self._scales), "F32"
+        if (groups := self._groups_of(name)) is not None:
+            return groups.read(*self._group_parts(name)), "F32"
         values, kind = file.raw(stored)
         if source.flat:
             return values.ravel(), kind
@@ -116,7 +121,44 @@ class HuggingFaceCheckpoint(Checkpoint):
             return "MXFP4"
         file, stored = self._home[first]
         kind = file.entries[stored].type
+        if self._groups_of(first) is not None:
+            return "F32"
         return "F32" if kind == "F8_E4M3" and self._scales is not None else kind
+
+    def affine_groups(
+        self, name: str
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32], npt.NDArray[np.float32], AffineGroups] | None:
+        """A matrix as MLX stores it: words of codes, scales, offsets; None if it is stored otherwise."""
+        source = self._source(name)
+        parts = [(self._groups_of(part), part) for part in source.names]
+        groups = parts[0][0]
+        if groups is None or source.rows is not None or any(each != groups for each, _ in parts):
+            return None
+        words, scales, offsets = (
+            np.concatenate(each) for each in zip(*(self._group_parts(part) for _, part in parts), strict=True)
+        )
+        return words, scales, offsets, groups
+
+    def _groups_of(self, name: str) -> AffineGroups | None:
+        """How a stored tensor is quantised in MLX's way; None if it is not."""
+        if self._groups is None or f"{name.removesuffix('.weight')}.scales" not in self._home:
+            return None
+        return self._groups.named(name)
+
+    def _group_parts(
+        self, name: str
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        file, stored = self._home[name]
+        stem, shape = name.removesuffix(".weight"), file.entries[stored].shape
+        words = file.stored(stored).view("<u4").reshape(-1, shape[-1])
+        tables = []
+        for part in ("scales", "biases"):
+            place = self._home.get(f"{stem}.{part}")
+            if place is None:
+                raise ModelDamaged(f"{self.spec.name} lacks the {part} of {stem}; download the model again")
+            table = place[0].tensor(place[1])
+            tables.append(table.reshape(-1, table.shape[-1]))
+        return words, tables[0], tables[1]
 
     def fingerprint(self) -> str:
         small = [self._folder / "config.json", self._folder / "generation_config.json"]

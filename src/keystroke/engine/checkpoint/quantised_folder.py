@@ -1,10 +1,12 @@
-"""Weights that Hugging Face folders store quantised: FP8 with a scale per block, and MXFP4.
+"""Weights that folders store quantised: FP8 with a scale per block, MXFP4, and MLX's groups.
 
-FP8 becomes float32. MXFP4 is rearranged into the blocks of GGUF files without changing any weight.
+FP8 and MLX's groups become float32. MXFP4 is rearranged into the blocks of GGUF files without changing any
+weight.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,7 @@ from keystroke.errors import ModelDamaged, UnsupportedModel
 
 Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]
+UInt32 = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,52 @@ class BlockScales:
     def name(self, tensor: str) -> str:
         """The tensor with the scales."""
         return f"{tensor}_scale_inv"
+
+
+@dataclass(frozen=True, slots=True)
+class AffineGroups:
+    """How MLX's folders store a matrix: codes of `bits` bits, one after the other, and for each `group` of
+    them a scale and an offset (`.scales`, `.biases`). Single tensors may differ from the rest."""
+
+    bits: int
+    group: int
+    others: Fields | None = None
+
+    @classmethod
+    def of(cls, config: Fields) -> AffineGroups | None:
+        if config.get("quantization") is None:
+            return None
+        table = config.table("quantization")
+        return cls(table.integer("bits", 8), table.integer("group_size", 128, default=64), table)
+
+    def named(self, tensor: str) -> AffineGroups:
+        """The groups of one tensor."""
+        other = None if self.others is None else self.others.get(tensor.removesuffix(".weight"))
+        if not isinstance(other, Mapping):
+            return self
+        bits, group = other.get("bits", self.bits), other.get("group_size", self.group)
+        if not isinstance(bits, int) or not isinstance(group, int) or not 0 < bits <= 8 or group <= 0:
+            raise ModelDamaged(f"the quantisation of {tensor} is not described in config.json")
+        return AffineGroups(bits, group)
+
+    def columns(self, words: int) -> int:
+        """The number of weights in a row of `words` 32-bit words."""
+        return words * 32 // self.bits
+
+    def read(self, words: UInt32, scales: Float32, offsets: Float32) -> Float32:
+        rows, bits = len(words), self.bits
+        columns = self.columns(words.shape[-1])
+        if scales.shape != (rows, columns // self.group) or offsets.shape != scales.shape:
+            raise ModelDamaged("the scales of a quantised matrix do not fit it; download the model again")
+        wide = np.empty((rows, columns), dtype=np.float32)
+        step = max((1 << 22) // columns, 1)  # bounded: one byte for each bit of a part of the rows
+        weights = (1 << np.arange(bits)).astype(np.uint16)
+        for at in range(0, rows, step):
+            part = np.unpackbits(words[at : at + step].view(np.uint8), axis=-1, bitorder="little")
+            codes = part.reshape(len(part), columns // self.group, self.group, bits) @ weights
+            each = scales[at : at + step, :, None] * codes + offsets[at : at + step, :, None]
+            wide[at : at + step] = each.reshape(len(part), columns)
+        return wide
 
 
 def read_fp8(codes: UInt8, scales: Float32, blocks: BlockScales) -> Float32:

@@ -1,0 +1,76 @@
+"""The MLX backend as the registry knows it: whether it runs here, and how settings become an engine.
+
+Importing this module does not import MLX.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from typing import TYPE_CHECKING
+
+from keystroke.engine.backends import LoadArguments
+from keystroke.engine.checkpoint import extend_context, open_checkpoint
+from keystroke.engine.memory import available_bytes
+from keystroke.errors import ConfigError, NotEnoughMemory, UnsupportedModel
+
+if TYPE_CHECKING:
+    from keystroke.engine.base import Engine
+
+_PRECISIONS = ("auto", "stored", "fp16", "fp32")
+
+
+def unavailable_reason() -> str | None:
+    if platform.system() != "Darwin" or platform.machine() != "arm64":
+        return "MLX runs on Macs with Apple silicon"
+    if importlib.util.find_spec("mlx") is None:
+        return "MLX is not installed: pip install 'keystroke[mlx]'"
+    return None
+
+
+def load(request: LoadArguments) -> Engine:
+    if importlib.util.find_spec("mlx") is None:
+        raise ConfigError("engine.kind is mlx, but MLX is not installed: pip install 'keystroke[mlx]'")
+    from keystroke.engine.mlx.engine import MlxEngine, MlxOptions
+    from keystroke.engine.mlx.model import unsupported_part
+    from keystroke.engine.mlx.weights import read_weights, weight_bytes
+
+    settings, progress = request.settings, request.progress
+    if request.adapter is not None:
+        raise ConfigError("the MLX engine runs no adapters yet; set engine.kind to onnx for a model with one")
+    if request.precision not in _PRECISIONS:
+        raise ConfigError(
+            f"the MLX engine has no precision {request.precision}; set model.precision to stored or fp16"
+        )
+    with open_checkpoint(request.path) as checkpoint:
+        if settings.engine.context > checkpoint.spec.context_length:
+            checkpoint.spec = extend_context(checkpoint.spec, settings.engine.context)
+        spec = checkpoint.spec
+        part = unsupported_part(spec)
+        if part is not None:
+            raise UnsupportedModel(
+                f"{spec.name} has {part}, which the MLX engine does not run; set engine.kind to onnx"
+            )
+        need, free = weight_bytes(checkpoint), available_bytes()
+        if free is not None and need > free:
+            raise NotEnoughMemory(
+                f"{spec.name} needs about {need / 2**30:.1f} GB and {free / 2**30:.1f} GB are free; "
+                "close other programs or choose a smaller model"
+            )
+        weights = read_weights(checkpoint, lambda done, total: progress(f"loading {spec.name}", done, total))
+    budget = settings.engine.kv_budget_mb
+    return MlxEngine(
+        spec,
+        weights,
+        MlxOptions(
+            kv_budget=_kv_budget(free, need) if budget is None else budget << 20,
+            context_length=settings.engine.context or None,
+        ),
+    )
+
+
+def _kv_budget(free: int | None, weights: int) -> int:
+    """Half of the memory that is left beside the weights, between 256 MB and 16 GB: memory is shared with
+    every other program."""
+    left = (4 << 30) if free is None else free - weights
+    return min(max(left // 2, 256 << 20), 16 << 30)

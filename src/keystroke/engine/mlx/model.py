@@ -1,0 +1,240 @@
+"""The forward pass in MLX, from the specification of a model.
+
+Keys and values are immutable arrays that each run replaces: sessions share them until one of them writes, and
+MLX reuses the memory where nobody else holds it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+
+from keystroke.engine.checkpoint import ModelSpec
+from keystroke.engine.checkpoint.rope import inverse_frequencies
+from keystroke.engine.checkpoint.spec import RopeSpec
+from keystroke.engine.mlx.weights import ExpertMatrices, MlxWeights, WeightMatrix, stacked
+
+Cache = list[tuple[mx.array, mx.array]]  # keys and values of every layer, [1, kv heads, capacity, head size]
+
+
+def unsupported_part(spec: ModelSpec) -> str | None:
+    """What of this model the MLX engine does not run; None if it runs."""
+    named = (
+        ("linear attention", spec.delta is not None),
+        ("latent attention", spec.latent is not None),
+        ("gated attention", spec.gated_attention),
+    )
+    return next((name for name, there in named if there), None)
+
+
+class MlxModel:
+    def __init__(self, spec: ModelSpec, weights: MlxWeights) -> None:
+        self.spec = spec
+        self.dtype = weights.dtype
+        self._vectors = weights.vectors
+        self._embedding = weights.matrices["model.embed_tokens"]
+        self._head = self._embedding if spec.tied else weights.matrices["lm_head"]
+        self._frequencies = _frequencies(spec)
+        window = spec if spec.window_rope is None else replace(spec, rope=spec.window_rope)
+        self._window_frequencies = _frequencies(window)
+        self._layers = [_Layer(self, weights, number) for number in range(spec.layers)]
+
+    def new_cache(self, capacity: int) -> Cache:
+        shape = (1, self.spec.kv_heads, capacity, self.spec.head_dim)
+        return [(mx.zeros(shape, self.dtype), mx.zeros(shape, self.dtype)) for _ in range(self.spec.layers)]
+
+    def run(self, tokens: list[int], start: int, rows: int, cache: Cache) -> tuple[mx.array | None, Cache]:
+        """The logits of the last `rows` tokens, and the cache with all of them. Nothing is computed yet."""
+        x = self._embedding.rows(mx.array(tokens)).astype(self.dtype)[None]
+        if self.spec.embedding_scale != 1.0:
+            x = x * self.spec.embedding_scale
+        following: Cache = []
+        for layer, kept in zip(self._layers, cache, strict=True):
+            x, now = layer(x, start, kept)
+            following.append(now)
+        if not rows:
+            return None, following
+        last = self.norm(x[:, -rows:], "model.norm")
+        return self._head(last)[0].astype(mx.float32), following
+
+    def norm(self, x: mx.array, name: str) -> mx.array:
+        return mx.fast.rms_norm(x, self._vectors[name], self.spec.norm_eps)
+
+    def vector(self, name: str) -> mx.array | None:
+        return self._vectors.get(name)
+
+    def rotate(self, x: mx.array, start: int, layer: int) -> mx.array:
+        spec = self.spec
+        if layer in spec.unrotated:
+            return x
+        windowed = layer in spec.windowed and spec.window_rope is not None
+        rope = spec.window_rope if windowed and spec.window_rope is not None else spec.rope
+        frequencies = self._window_frequencies if windowed else self._frequencies
+        turned = mx.fast.rope(
+            x, spec.rotated, traditional=False, base=None, scale=1.0, offset=start, freqs=frequencies
+        )
+        if rope.scaling != "yarn" or rope.attention_factor == 1.0:
+            return turned
+        scaled = turned[..., : spec.rotated] * rope.attention_factor
+        return mx.concatenate([scaled, turned[..., spec.rotated :]], axis=-1)
+
+
+class _Layer:
+    def __init__(self, model: MlxModel, weights: MlxWeights, number: int) -> None:
+        self._model, self._number, self._at = model, number, f"model.layers.{number}"
+        spec, found = model.spec, weights.matrices
+        attention = f"{self._at}.self_attn"
+        self._qkv = [found[f"{attention}.{part}_proj"] for part in "qkv"]
+        self._joined = stacked(self._qkv)
+        self._out = found[f"{attention}.o_proj"]
+        self._window = spec.window if number in spec.windowed else 0
+        self._feed_forward: Callable[[mx.array], mx.array]
+        if spec.has_experts(number):
+            self._feed_forward = _Mixture(model, weights, f"{self._at}.mlp")
+        else:
+            gate, up, down = (found[f"{self._at}.mlp.{part}_proj"] for part in ("gate", "up", "down"))
+            self._feed_forward = _Gated(gate, up, down, spec.activation)
+
+    def __call__(
+        self, x: mx.array, start: int, kept: tuple[mx.array, mx.array]
+    ) -> tuple[mx.array, tuple[mx.array, mx.array]]:
+        model, at = self._model, self._at
+        attended, now = self._attend(model.norm(x, f"{at}.input_layernorm"), start, kept)
+        if not model.spec.post_norms:
+            x = x + attended
+            return x + self._feed_forward(model.norm(x, f"{at}.post_attention_layernorm")), now
+        x = x + model.norm(attended, f"{at}.post_attention_layernorm")
+        fed = self._feed_forward(model.norm(x, f"{at}.pre_feedforward_layernorm"))
+        return x + model.norm(fed, f"{at}.post_feedforward_layernorm"), now
+
+    def _attend(
+        self, x: mx.array, start: int, kept: tuple[mx.array, mx.array]
+    ) -> tuple[mx.array, tuple[mx.array, mx.array]]:
+        model, spec, rows = self._model, self._model.spec, x.shape[1]
+        sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim]
+        if self._joined is not None:
+            parts = list(mx.split(self._joined(x), [sizes[0], sizes[0] + sizes[1]], axis=-1))
+        else:
+            parts = [matrix(x) for matrix in self._qkv]
+
+        def heads(part: mx.array, count: int) -> mx.array:
+            return part.reshape(1, rows, count, spec.head_dim)
+
+        q, k, v = (
+            heads(p, n) for p, n in zip(parts, (spec.heads, spec.kv_heads, spec.kv_heads), strict=True)
+        )
+        if spec.qk_norm:
+            q = model.norm(q, f"{self._at}.self_attn.q_norm")
+            k = model.norm(k, f"{self._at}.self_attn.k_norm")
+        q, k, v = (each.swapaxes(1, 2) for each in (q, k, v))
+        q, k = model.rotate(q, start, self._number), model.rotate(k, start, self._number)
+        if spec.rope.query_growth:
+            q = q * _growth(spec.rope, start, rows).astype(q.dtype)
+        place, end = mx.array([start]), start + rows
+        keys = mx.slice_update(kept[0], k, place, axes=(2,))
+        values = mx.slice_update(kept[1], v, place, axes=(2,))
+        sinks = f"{self._at}.self_attn.sinks"
+        out = mx.fast.scaled_dot_product_attention(
+            q,
+            keys[:, :, :end],
+            values[:, :, :end],
+            scale=spec.query_scale,
+            mask=_mask(start, rows, self._window),
+            sinks=model.vector(sinks),
+        )
+        return self._out(out.swapaxes(1, 2).reshape(1, rows, -1)), (keys, values)
+
+
+class _Gated:
+    def __init__(self, gate: WeightMatrix, up: WeightMatrix, down: WeightMatrix, activation: str) -> None:
+        self._parts, self._joined, self._down = (gate, up), stacked([gate, up]), down
+        self._activation = _gelu if activation == "gelu" else _silu
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if self._joined is not None:
+            gate, up = mx.split(self._joined(x), 2, axis=-1)
+        else:
+            gate, up = (part(x) for part in self._parts)
+        return self._down(self._activation(gate) * up)
+
+
+class _Mixture:
+    """A router and experts, of which every token uses some."""
+
+    def __init__(self, model: MlxModel, weights: MlxWeights, at: str) -> None:
+        experts = model.spec.experts
+        assert experts is not None
+        self._spec, self._router = experts, weights.matrices[f"{at}.gate"]
+        self._selection = weights.vectors.get(f"{at}.gate.e_score_correction_bias")
+        names = ("gate_up",) if experts.fused else ("gate", "up")
+        found = weights.matrices
+        self._in: list[ExpertMatrices] = [
+            found[f"{at}.experts.{n}_proj"].experts(experts.count) for n in names
+        ]
+        self._down = found[f"{at}.experts.down_proj"].experts(experts.count)
+        self._shared = None
+        if experts.shared:
+            gate, up, down = (found[f"{at}.shared_expert.{part}_proj"] for part in ("gate", "up", "down"))
+            self._shared = _Gated(gate, up, down, "silu")
+        self._shared_gate = found.get(f"{at}.shared_expert_gate")
+
+    def __call__(self, x: mx.array) -> mx.array:
+        spec, rows = self._spec, x[0]
+        scores = self._router(rows).astype(mx.float32)
+        scores = mx.sigmoid(scores) if spec.sigmoid else mx.softmax(scores, axis=-1)
+        ranked = scores if self._selection is None else scores + self._selection
+        chosen = mx.argpartition(-ranked, spec.top - 1, axis=-1)[:, : spec.top]
+        chosen = mx.sort(chosen, axis=-1)  # in a fixed order, so that sums are
+        shares = mx.take_along_axis(scores, chosen, axis=-1)
+        if spec.normalised:
+            shares = shares / shares.sum(axis=-1, keepdims=True)
+        shares = (shares * spec.scale).astype(x.dtype)
+        wide = rows[:, None, None, :]
+        made = [matrix(wide, chosen) for matrix in self._in]
+        gate, up = mx.split(made[0], 2, axis=-1) if spec.fused else made
+        if spec.limit:
+            gate = mx.minimum(gate, spec.limit)
+            up = mx.clip(up, -spec.limit, spec.limit)
+            hidden = gate * mx.sigmoid(gate * 1.702) * (up + 1)
+        else:
+            hidden = _silu(gate) * up
+        out = self._down(hidden, chosen)[:, :, 0, :]
+        mixed = (out * shares[..., None]).sum(axis=1)
+        if self._shared is not None:
+            added = self._shared(rows)
+            if self._shared_gate is not None:
+                added = added * mx.sigmoid(self._shared_gate(rows))
+            mixed = mixed + added
+        return mixed[None]
+
+
+def _growth(rope: RopeSpec, start: int, rows: int) -> mx.array:
+    """The factors by which queries grow with their position, [rows, 1]."""
+    turns = np.arange(start, start + rows) // rope.original_context
+    return mx.array((1 + rope.query_growth * np.log1p(turns)).astype(np.float32))[:, None]
+
+
+def _silu(x: mx.array) -> mx.array:
+    return x * mx.sigmoid(x)
+
+
+def _gelu(x: mx.array) -> mx.array:
+    return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def _frequencies(spec: ModelSpec) -> mx.array:
+    """As MLX takes them: positions a radian."""
+    return mx.array((1.0 / inverse_frequencies(spec)).astype(np.float32))
+
+
+def _mask(start: int, rows: int, window: int) -> str | mx.array | None:
+    """Which keys a row sees: those before it, and of these the last `window` if it has one."""
+    end = start + rows
+    if not window or end <= window:
+        return None if rows == 1 else "causal"
+    position, key = mx.arange(start, end)[:, None], mx.arange(end)[None]
+    return (key <= position) & (key > position - window)

@@ -1,0 +1,171 @@
+"""Models on MLX, on its CPU build: logits of transformers, weights as files store them, its own folders."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType
+from safetensors.numpy import load_file, save_file
+
+from keystroke.config import load_settings
+from keystroke.engine.backends import LoadArguments, choose_backend
+from keystroke.engine.base import GREEDY
+from keystroke.engine.checkpoint import open_checkpoint
+from keystroke.engine.library import no_progress
+from keystroke.engine.mlx.backend import unavailable_reason
+from keystroke.engine.mlx.engine import MlxEngine
+from keystroke.engine.mlx.model import unsupported_part
+from keystroke.engine.mlx.weights import _AFFINE, pack, quantised
+from keystroke.errors import ConfigError, ModelDamaged, NotEnoughMemory, UnsupportedModel
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
+import checkpoint_models
+from family_models import MODELS, TOKENS, distance, reference, reference_logits, write_gguf
+from stored_models import random_blocks, widened
+
+DENSE = ("llama", "qwen2", "qwen3", "gemma3", "smollm3")
+
+
+def mlx_on(path: Path, kv_budget_mb: int = 64, precision: str = "auto") -> MlxEngine:
+    settings = load_settings()
+    settings = replace(settings, engine=replace(settings.engine, kv_budget_mb=kv_budget_mb))
+    request = LoadArguments(path=path, precision=precision, settings=settings, progress=no_progress)
+    engine = choose_backend("mlx").load(request)
+    assert isinstance(engine, MlxEngine)
+    return engine
+
+
+def logits(engine: MlxEngine, tokens: list[int], rows: int) -> np.ndarray[Any, Any]:
+    with engine.session() as session:
+        return session._forward(tokens, 0, rows, None)
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_dense_models_compute_what_transformers_computes(family: str, tmp_path: Path) -> None:
+    model = checkpoint_models.saved(tmp_path, family)
+    wanted = reference_logits(model, TOKENS)[-100:]
+    with mlx_on(tmp_path) as engine:
+        assert distance(logits(engine, TOKENS, 100), wanted) < 1e-4
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_newer_families_compute_what_transformers_computes(family: str, tmp_path: Path) -> None:
+    model = reference(family)
+    model.save_pretrained(tmp_path / "model")
+    with open_checkpoint(tmp_path / "model") as checkpoint:
+        part = unsupported_part(checkpoint.spec)
+    if part is not None:
+        with pytest.raises(UnsupportedModel, match=f"{part}, which the MLX engine does not run"):
+            mlx_on(tmp_path / "model")
+        return
+    wanted = reference_logits(model, TOKENS)[-100:]
+    with mlx_on(tmp_path / "model") as engine:
+        assert distance(logits(engine, TOKENS, 100), wanted) < 1e-4
+    if MODELS[family][3]:
+        write_gguf(tmp_path / "model.gguf", family, model, GGMLQuantizationType.Q8_0)
+        with mlx_on(tmp_path / "model.gguf") as engine:
+            assert distance(logits(engine, TOKENS, 100), wanted) < 0.05
+
+
+@pytest.mark.parametrize("kind", _AFFINE)
+def test_blocks_become_groups_without_a_change(kind: str) -> None:
+    blocks = random_blocks(kind, 6, 512)
+    affine = _AFFINE[kind](blocks)
+    packed, scales, offsets = mx.array(pack(affine.codes, affine.bits)), affine.scales, affine.offsets
+    found = mx.dequantize(packed, mx.array(scales), mx.array(offsets), group_size=32, bits=affine.bits)
+    wanted = widened(kind, blocks)
+    assert np.abs(np.array(found) - wanted).max() <= 1e-6 * np.abs(wanted).max()
+
+
+def test_other_types_keep_eight_bits() -> None:
+    wanted = widened("Q6_K", random_blocks("Q6_K", 8, 512))
+    affine = quantised(wanted.astype(np.float32))
+    groups = affine.codes.reshape(8, -1, 32) * affine.scales[..., None] + affine.offsets[..., None]
+    spread = np.ptp(wanted.reshape(8, -1, 32), axis=-1, keepdims=True)
+    assert (np.abs(groups - wanted.reshape(8, -1, 32)) <= spread / 255 * 0.51).all()
+    flat = quantised(np.full((1, 32), 0.25, np.float32))
+    assert (flat.codes == 0).all()
+    assert flat.offsets == 0.25
+
+
+@pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 32), (3, 64), (6, 32)])
+def test_a_folder_of_mlx_is_read_by_every_engine(tmp_path: Path, bits: int, group: int) -> None:
+    checkpoint_models.saved(tmp_path, "llama", hidden_size=128, intermediate_size=192, head_dim=32)
+    tensors, groups = {}, {}
+    for name, value in load_file(tmp_path / "model.safetensors").items():
+        if value.ndim != 2:
+            tensors[name] = value
+            continue
+        words, scales, offsets = mx.quantize(mx.array(value), group_size=group, bits=bits)
+        stem = name.removesuffix(".weight")
+        tensors |= {
+            name: np.array(words),
+            f"{stem}.scales": np.array(scales),
+            f"{stem}.biases": np.array(offsets),
+        }
+        groups[name] = np.array(mx.dequantize(words, scales, offsets, group_size=group, bits=bits))
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization"] = {"bits": bits, "group_size": group}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with open_checkpoint(tmp_path) as checkpoint:
+        for name, value in groups.items():
+            assert np.abs(checkpoint.tensor(name) - value).max() < 1e-6
+    with mlx_on(tmp_path) as engine:
+        ours = logits(engine, [1, 2, 3, 4, 5], 5)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    vectors = {name: value for name, value in tensors.items() if value.ndim == 1}
+    save_file({**vectors, **groups}, plain / "model.safetensors")
+    del config["quantization"]
+    (plain / "config.json").write_text(json.dumps(config))
+    with mlx_on(plain) as engine:
+        assert np.abs(logits(engine, [1, 2, 3, 4, 5], 5) - ours).max() < 1e-3
+    words = tensors["model.layers.0.mlp.up_proj.scales"]
+    save_file({**tensors, "model.layers.0.mlp.up_proj.scales": words[:, :1]}, tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path) as checkpoint, pytest.raises(ModelDamaged, match="do not fit"):
+        checkpoint.tensor("model.layers.0.mlp.up_proj.weight")
+
+
+def test_memory_is_bounded_and_comes_back(tmp_path: Path) -> None:
+    checkpoint_models.saved(tmp_path, "llama", max_position_embeddings=4096)
+    with mlx_on(tmp_path, kv_budget_mb=1) as engine:
+        each = engine.info.kv_bytes_per_token
+        for seed in range(6):
+            with engine.session() as session:
+                session.extend([seed + 3] * 400)
+                session.step()
+            assert engine.stats().cached_bytes <= 1 << 20
+        assert engine.stats().kv_bytes == 0
+        assert engine.stats().cached_tokens > 0
+        sessions = [engine.session() for _ in range(64)]
+
+        def fill() -> None:
+            for session in sessions:
+                session.extend([7] * min((1 << 20) // each, 4000))
+                session.step()
+
+        with pytest.raises(NotEnoughMemory, match=r"engine\.kv_budget_mb"):
+            fill()
+        for session in sessions:
+            session.close()
+        with engine.session() as session:
+            session.extend([5] * 40)
+            assert session.step((), GREEDY).accepted == 0
+
+
+def test_what_it_does_not_do_is_said(tmp_path: Path) -> None:
+    checkpoint_models.saved(tmp_path, "llama")
+    with pytest.raises(ConfigError, match="no precision int4"):
+        mlx_on(tmp_path, precision="int4")
+    if sys.platform != "darwin":
+        assert unavailable_reason() == "MLX runs on Macs with Apple silicon"
+        assert choose_backend("auto").name != "mlx"
