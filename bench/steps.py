@@ -1,4 +1,4 @@
-"""Single steps, several rows and prompts of the embedded engine, beside llama.cpp on the same file.
+"""Single steps, several rows and prompts of a local engine, beside llama.cpp on the same file.
 
 Regime: one GGUF file as stored, batch 1, one thread per core, contexts of 40, 600 and 2,000 tokens. A step
 reads every weight and the keys and values of its context once, so the ceiling is the memory's bandwidth over
@@ -18,13 +18,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bench.llama_library import LlamaLibrary
 from bench.record import record
 from keystroke.config import load_settings
+from keystroke.engine.base import Engine
 from keystroke.engine.cores import usable_cores
+from keystroke.engine.host import HostSession
 from keystroke.engine.load import load_model
-from keystroke.engine.onnx.engine import OnnxEngine
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = ROOT / "models/keystroke-80m/keystroke-80m.gguf"
@@ -44,31 +46,31 @@ def seconds(work: Callable[[], object]) -> float:
 Samples = defaultdict[tuple[str, str, int], list[float]]
 
 
-def measure_ours(engine: OnnxEngine, tokens: Sequence[int], context: int, samples: Samples) -> None:
-    engine.cache.clear()
+def measure_ours(engine: Engine, tokens: Sequence[int], context: int, samples: Samples) -> None:
+    engine.cache.clear()  # type: ignore[attr-defined]
     inside: list[float] = []
-    execute = engine._execute
-
-    def watched(*arguments: object) -> None:
-        inside.append(seconds(lambda: execute(*arguments)))
-
     with engine.session() as session:
+        assert isinstance(session, HostSession)
+        forward = session._forward
+
+        def watched(*arguments: Any) -> Any:
+            results: list[Any] = []
+            inside.append(seconds(lambda: results.append(forward(*arguments))))
+            return results[0]
+
         prompt = list(tokens[:context])
         samples[OURS, "prefill", context].append(seconds(lambda: (session.extend(prompt), session.step())))
         session.step()
-        engine._execute = watched  # type: ignore[assignment, method-assign]
-        try:
-            for _ in range(STEPS):
-                inside.clear()
-                step = seconds(session.step)
-                samples[OURS, "step", context].append(step)
-                samples[OURS, "outside", context].append(step - sum(inside))
-        finally:
-            engine._execute = execute  # type: ignore[method-assign]
+        session._forward = watched  # type: ignore[method-assign]
+        for _ in range(STEPS):
+            inside.clear()
+            step = seconds(session.step)
+            samples[OURS, "step", context].append(step)
+            samples[OURS, "outside", context].append(step - sum(inside))
         start = len(session._held)
         for rows in ROWS:
             for _ in range(4):
-                took = seconds(lambda count=rows: session._forward(tokens[:count], start, count, None))  # type: ignore[misc]
+                took = seconds(lambda count=rows: forward(tokens[:count], start, count, None))  # type: ignore[misc]
                 samples[OURS, f"rows {rows}", context].append(took)
         session._held.clear()
 
@@ -84,7 +86,6 @@ def measure(file: Path, llama: Path | None, rounds: int, threads: int) -> dict[s
     settings = load_settings()
     model = load_model(file, replace(settings, engine=replace(settings.engine, threads=threads)))
     engine = model.engine
-    assert isinstance(engine, OnnxEngine)
     library = LlamaLibrary(llama, file, threads, context=3000) if llama is not None else None
     tokens = model.tokenizer.encode(TEXT.read_text()) * 3
     samples: Samples = defaultdict(list)
