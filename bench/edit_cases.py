@@ -29,6 +29,8 @@ SECONDS = 20
 _COMMENT = re.compile(r"^\s*(?:#(?!\s*include|\[)|//|/\*|\*(?:\s|/|$)|--\s)")
 _SHOWN = re.compile(r"\bprint\(|console\.log|__main__|fmt\.Print|System\.out|println!|printf\(")
 
+_MARKS = ("<tool_call>", "</tool_call>", "<|im_", "*** End Patch", "```", "Now do what was asked", "\\n    ")
+
 Texts = Mapping[str, str]
 
 
@@ -42,6 +44,7 @@ class InstructionCase:
     check: str
     has: tuple[str, ...] = ()
     may: frozenset[int] = frozenset()  # lines (from 1) of the first changed file, beyond the references'
+    harder: bool = False  # over a whole file, several places at once
 
     @property
     def held(self) -> bool:
@@ -55,10 +58,13 @@ class InstructionCase:
 
 def read_cases(folder: Path = DATA) -> list[InstructionCase]:
     """Every case, in the order of the files. Raises ValueError where a reference does not fit its text."""
-    return [case for path in sorted(folder.glob("*.toml")) for case in _cases(path)]
+    found = [case for path in sorted(folder.glob("*.toml")) for case in _cases(path)]
+    return found + [
+        case for path in sorted(folder.glob("harder/*.toml")) for case in _cases(path, harder=True)
+    ]
 
 
-def _cases(path: Path) -> Iterator[InstructionCase]:
+def _cases(path: Path, *, harder: bool = False) -> Iterator[InstructionCase]:
     table = tomllib.loads(path.read_text("utf-8"))
     files = {entry["path"]: entry["text"] for entry in table["file"]}
     for entry in table["case"]:
@@ -72,6 +78,7 @@ def _cases(path: Path) -> Iterator[InstructionCase]:
             entry["check"],
             tuple(entry.get("has", ())),
             frozenset(entry.get("may", ())),
+            harder,
         )
 
 
@@ -83,6 +90,28 @@ def _changed(files: Texts, pairs: list[list[str]], name: str) -> Texts:
             raise ValueError(f"{name}: {old!r} does not stand in exactly one place")
         texts[places[0]] = texts[places[0]].replace(old, new)
     return texts
+
+
+def _broken(text: str, language: str) -> bool:
+    return parse_tree(text, language).find(kind="ERROR") is not None
+
+
+def is_damaged(case: InstructionCase, texts: Texts) -> bool:
+    """Whether a file is worse than before, decided without the product's own checks: it no longer parses,
+    holds markup of a conversation, or lost most of its lines while the reference keeps them."""
+    for path, text in texts.items():
+        old = case.files.get(path, "")
+        language = language_of(path)
+        if language is not None and _broken(text, language) and not _broken(old, language):
+            return True
+        if any(text.count(mark) > old.count(mark) for mark in _MARKS):
+            return True
+        kept = set(text.splitlines())
+        lines = [line for line in old.splitlines() if line.strip()]
+        wanted = case.references[0].get(path, old).splitlines()
+        if sum(line in kept for line in lines) < 0.4 * sum(line in wanted for line in lines):
+            return True
+    return False
 
 
 # ── right or wrong ────────────────────────────────────────────────────────────────────────────

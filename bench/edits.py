@@ -9,7 +9,13 @@ lines given by a person (the part of the file that the reference changes): the c
 reference changes, and no unrequested comment or example was added. Ceiling: 1.0; the references
 themselves reach it.
 
+`single` is `auto` with one answer only, without candidates: what agreement is worth is the difference.
+`harder` cases (bench/data/edits/harder) are over whole files and change several places. `damaged`: files that
+no longer parse, hold markup or lost half of their lines without being asked; it must be 0. `overhead_s`: the
+median time in which the model does not compute.
+
     python -m bench.edits --model PATH [--engine cuda] [--way auto ...] [--half all|seen|held]
+                          [--set all|first|harder] [--sample N] [--seed N]
                           [--case TEXT ...] [--record ANSWERS] [--save RESULTS] [--rescore RESULTS]
 
 `--record` keeps every answer by its prompt, so that a second run asks only what is new. `--rescore` decides
@@ -21,6 +27,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import random
 import statistics
 import sys
 import time
@@ -29,7 +36,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-from bench.edit_cases import InstructionCase, is_right, minimal, read_cases
+from bench.edit_cases import InstructionCase, is_damaged, is_right, minimal, read_cases
 from bench.record import record
 from keystroke.analysis.outline import outline, walk_units
 from keystroke.analysis.syntax import language_of
@@ -40,6 +47,7 @@ from keystroke.assist.edit import (
     EditTask,
     ModelWriter,
     Region,
+    RewriteQuestion,
     Writer,
     edit_steps,
 )
@@ -51,7 +59,7 @@ from keystroke.engine.load import load_model
 from keystroke.text.compare import compare
 
 MOST_TOKENS = 4096
-WAYS = ("auto", "lines", "whole", "blocks")
+WAYS = ("auto", "single", "lines", "whole", "blocks")
 
 
 class Recorder:
@@ -67,8 +75,31 @@ class Recorder:
                 entry = json.loads(line)
                 self._known[entry["key"]] = entry
 
+    @property
+    def parallel(self) -> int:
+        """One where answers are only read: then candidates are asked for one by one."""
+        return self._writer.parallel if self._writer is not None else 1
+
+    def write_all(self, questions: Sequence[RewriteQuestion]) -> list[str]:
+        """A batch is never recorded: its time is that of all together."""
+        assert self._writer is not None
+        began = time.perf_counter()
+        answers = self._writer.write_all(questions)
+        self.seconds += time.perf_counter() - began
+        self.asked += len(questions)
+        return answers
+
+    def sample(self, messages: Messages, temperature: float, seed: int) -> Iterator[str]:
+        yield from self._write(messages, None, temperature, seed)
+
     def write(self, messages: Messages, prediction: str | None) -> Iterator[str]:
-        key = hashlib.sha256(json.dumps(list(messages)).encode()).hexdigest()[:32]
+        yield from self._write(messages, prediction, 0.0, 0)
+
+    def _write(
+        self, messages: Messages, prediction: str | None, temperature: float, seed: int
+    ) -> Iterator[str]:
+        asked: list[Any] = [*messages, [temperature, seed]] if temperature else list(messages)
+        key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
         self.asked += 1
         if (known := self._known.get(key)) is not None:
             self.seconds += known["seconds"]
@@ -81,7 +112,12 @@ class Recorder:
         pieces: list[str] = []
         cut = False
         try:
-            for piece in self._writer.write(messages, prediction):
+            stream = (
+                self._writer.sample(messages, temperature, seed)
+                if temperature
+                else self._writer.write(messages, prediction)
+            )
+            for piece in stream:
                 pieces.append(piece)
                 yield piece
         except KeyboardInterrupt:
@@ -123,12 +159,21 @@ def propose(case: InstructionCase, way: str, writer: Writer) -> EditProposal | N
     """One case in one way; None where the way cannot be gone."""
     if way == "auto":
         return propose_edit(EditTask(case.files, case.instruction), writer)
+    if way == "single":
+        return propose_edit(EditTask(case.files, case.instruction), _Single(writer))
     if way == "blocks":
         return _blocks(EditTask(case.files, case.instruction), writer)
     region = chosen_by_hand(case) if way == "lines" else None
     if way == "whole" and len(case.files) == 1:
         region = Region(next(iter(case.files)))
     return propose_edit(EditTask(case.files, case.instruction, region), writer) if region else None
+
+
+class _Single:
+    """A writer that is asked one question at a time, without candidates."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.write = writer.write
 
 
 def _blocks(task: EditTask, writer: Writer) -> EditProposal:
@@ -138,15 +183,11 @@ def _blocks(task: EditTask, writer: Writer) -> EditProposal:
     answers: list[str] = []
     try:
         for _ in range(2):
-            answers.append(_joined(writer.write(question.messages, question.prediction)))
+            answers.append("".join(writer.write(question.messages, question.prediction)))
             question = steps.send(answers[-1])
     except StopIteration as stop:
         return cast("EditProposal", stop.value)
     return EditProposal(task.files, answers[-1], answers=tuple(answers))
-
-
-def _joined(pieces: Iterator[str]) -> str:
-    return "".join(pieces)
 
 
 def ran(cases: Sequence[InstructionCase], ways: Sequence[str], writer: Recorder) -> Iterator[dict[str, Any]]:
@@ -172,6 +213,8 @@ def ran(cases: Sequence[InstructionCase], ways: Sequence[str], writer: Recorder)
                 "failures": [f"{f.reason}: {f.message}" for f in proposal.failures],
                 "answers": list(proposal.answers),
                 "seconds": round(seconds, 3),
+                "overhead_s": round(max(0.0, seconds - (writer.seconds - before[0])), 3),
+                "agreement": proposal.agreement,
                 "tokens": writer.tokens - before[1],
                 "asked": writer.asked - before[2],
             }
@@ -186,7 +229,12 @@ def decided(results: Sequence[dict[str, Any]], cases: Mapping[str, InstructionCa
     def judge(result: dict[str, Any]) -> dict[str, Any]:
         case = cases[result["case"]]
         good = not result["failures"] and is_right(case, result["texts"])
-        return {**result, "right": good, "minimal": good and minimal(case, result["texts"])}
+        return {
+            **result,
+            "right": good,
+            "minimal": good and minimal(case, result["texts"]),
+            "damaged": is_damaged(case, result["texts"]),
+        }
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(judge, results))
@@ -198,8 +246,10 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "cases": len(rows),
         "right": round(len(good) / len(rows), 4),
         "minimal": round(sum(row["minimal"] for row in good) / len(good), 4) if good else 0.0,
+        "damaged": sum(row["damaged"] for row in rows),
         "refused": sum(bool(row["failures"]) for row in rows),
         "seconds_p50": round(statistics.median(row["seconds"] for row in rows), 3),
+        "overhead_s": round(statistics.median(row.get("overhead_s", 0.0) for row in rows), 3),
         "questions": round(sum(row["asked"] for row in rows) / len(rows), 2),
         "tokens": round(sum(row["tokens"] for row in rows) / len(rows), 1),
     }
@@ -214,6 +264,9 @@ def main() -> int:
         "--way", action="append", choices=WAYS, help="how the model is asked; may be repeated"
     )
     parser.add_argument("--half", default="all", choices=("all", "seen", "held"))
+    parser.add_argument("--set", default="all", choices=("all", "first", "harder"))
+    parser.add_argument("--sample", type=int, default=0, help="so many cases, drawn at random")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", action="append", default=[], help="only cases whose name holds this")
     parser.add_argument("--record", type=Path)
     parser.add_argument("--save", type=Path)
@@ -225,8 +278,11 @@ def main() -> int:
         case
         for case in every
         if (given.half == "all" or case.held == (given.half == "held"))
+        and (given.set == "all" or case.harder == (given.set == "harder"))
         and (not given.case or any(part in case.id for part in given.case))
     ]
+    if given.sample:
+        cases = random.Random(given.seed).sample(cases, min(given.sample, len(cases)))
     names = {case.id for case in cases}
     ways = given.way or ["auto"]
     if given.rescore:
@@ -275,7 +331,13 @@ def report_results(
         if not rows:
             continue
         table[way] = summary(rows)
-        for name, part in (("held", held), ("python", python)):
+        harder = {case.id for case in cases if case.harder}
+        for name, part in (
+            ("held", held),
+            ("python", python),
+            ("harder", harder),
+            ("harder_held", harder & held),
+        ):
             some = [row for row in rows if row["case"] in part]
             if some:
                 table[way][f"right_{name}"] = summary(some)["right"]
@@ -287,9 +349,11 @@ def report_results(
     for way, row in table.items():
         print(f"{way:10}", *(f"{row.get(column, '-')!s:>13}" for column in columns))
     first: dict[str, Any] = table.get("auto") or next(iter(table.values()), {})
-    keys = {key: first.get(key) for key in ("right", "minimal", "seconds_p50")}
+    keys = {key: first.get(key) for key in ("right", "minimal", "damaged", "seconds_p50", "overhead_s")}
     figures = {"bench": "edits", "model": given.model, "half": given.half, **keys, "ways": table}
-    record("edits", figures)
+    record(
+        "edits" if not given.sample else "edits-sample", {**figures, "sample": len(cases), "set": given.set}
+    )
     if given.out:
         given.out.write_text(json.dumps(figures) + "\n")
     return 0 if table else 1
