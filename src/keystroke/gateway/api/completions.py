@@ -76,6 +76,7 @@ class ChatPlan:
     read: list[Item]  # the items that the prompt contains
     size: int  # characters
     rank: tuple[Priority, Tier]
+    effort: str | None = None  # of reasoning
 
     def messages(self, form: AnswerForm, *, apart: bool = False) -> list[prompts.Message]:
         words = "" if form.text is None else form.text.words
@@ -222,12 +223,13 @@ class TextCompletions:
             declarations=service.tool_declarations,
             parameters=entry.parameters,
         )
-        return ChatPlan(entry, routing, form, items, tools, prompts.items_of(items), size, rank)
+        effort = request.reasoning_effort
+        return ChatPlan(entry, routing, form, items, tools, prompts.items_of(items), size, rank, effort)
 
     async def _chat_tokens(self, model: Model, plan: ChatPlan, form: AnswerForm) -> list[int]:
         def tokenised() -> list[int]:
             messages = plan.messages(form, apart=prompts.keeps_later_system(model))
-            return prompts.render_conversation(model, messages, form.toolset.specs)
+            return prompts.render_conversation(model, messages, form.toolset.specs, effort=plan.effort)
 
         tokens: list[int] = await self.service.run_off_loop(plan.size, tokenised, model)
         return tokens

@@ -24,7 +24,7 @@ from keystroke.assist.tool_calls.seen import strip_line_numbers
 from keystroke.assist.tool_calls.tools import Toolset
 from keystroke.assist.tool_calls.usable import may_read, reads_files
 from keystroke.engine.model import Model
-from keystroke.engine.templates import ChatTemplate
+from keystroke.engine.templates import ChatTemplate, reasoning_variables
 from keystroke.errors import InputError, ModelDamaged
 from keystroke.gateway.api.tool_history import last_user_text
 from keystroke.protocol.compaction import COMPACTIONS
@@ -234,9 +234,15 @@ def _output_text(output: str | list[ContentPart] | dict[str, Any] | None) -> str
 
 
 def render_conversation(
-    model: Model, messages: list[Message], specs: list[dict[str, Any]], *, generate: bool = True
+    model: Model,
+    messages: list[Message],
+    specs: list[dict[str, Any]],
+    *,
+    generate: bool = True,
+    effort: str | None = None,
 ) -> list[int]:
-    """The tokens of a whole conversation. Raises NoSuitableModel where there is no template."""
+    """The tokens of a whole conversation. `effort`: how much a model that can reason is to. Raises
+    NoSuitableModel where there is no template."""
     template = model.chat
     if template is None:
         raise NoSuitableModel(
@@ -248,7 +254,10 @@ def render_conversation(
         raise InputError("input is empty; send at least one message.", param="input")
     if specs and not _knows_tools(template.source):
         messages, specs = _with_tool_words(messages, specs), []
-    return template.tokens(model.tokenizer, messages, tools=specs or None, add_generation_prompt=generate)
+    variables = reasoning_variables(template.source, effort)
+    return template.tokens(
+        model.tokenizer, messages, tools=specs or None, add_generation_prompt=generate, **variables
+    )
 
 
 _later_system: WeakKeyDictionary[ChatTemplate, bool] = WeakKeyDictionary()
