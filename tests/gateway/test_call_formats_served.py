@@ -27,7 +27,8 @@ TEMPLATES = {
     "harmony": "{% if false %}<|channel|><|message|>{% endif %}",
 }
 ARGUMENTS = {"path": "a.py", "content": 'x = "</parameter>"\nprint(x)\n'}
-SCHEMA = {
+TEXT = {"subject": "a", "body": 'x = "</parameter>"\nprint(x)\n'}
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"path": {"type": "string"}, "content": {"type": "string"}},
     "required": ["path", "content"],
@@ -43,8 +44,8 @@ def served(form: CallForm) -> Model:
         if "greet" in prompt:
             return thought(form, "A greeting.") + said(form, "Hello.").removesuffix("<|return|>")
         lead = thought(form, "A file.") if form is HARMONY else ""
-        name = "describe" if "describe" in prompt else "write_file"
-        return lead + written(form, name, ARGUMENTS).removesuffix("<|call|>")
+        call = ("describe", TEXT) if "describe" in prompt else ("write_file", ARGUMENTS)
+        return lead + written(form, *call).removesuffix("<|call|>")
 
     model = scripted_model(script)
     return dataclasses.replace(model, chat=ChatTemplate(TEMPLATES[form.name] + LINES, foreign=True))
@@ -73,7 +74,8 @@ def test_responses_carry_calls_and_reasoning(form: CallForm) -> None:
 @FORMS
 def test_chat_streams_calls_and_reasoning(form: CallForm) -> None:
     # Not a tool that writes files: the content of those is checked before it is sent.
-    tool = {"type": "function", "function": {"name": "describe", "parameters": SCHEMA}}
+    schema = {**SCHEMA, "properties": {name: {"type": "string"} for name in TEXT}, "required": list(TEXT)}
+    tool = {"type": "function", "function": {"name": "describe", "parameters": schema}}
 
     def stream(http: httpx.Client, **request: Any) -> list[dict[str, Any]]:
         body = {"messages": [{"role": "user", "content": request.pop("asked")}], "stream": True, **request}
@@ -86,7 +88,7 @@ def test_chat_streams_calls_and_reasoning(form: CallForm) -> None:
         calls = [call for delta in deltas for call in delta.get("tool_calls") or ()]
         assert calls[0]["function"]["name"] == "describe"
         pieces = [call["function"].get("arguments") or "" for call in calls]
-        assert json.loads("".join(pieces)) == ARGUMENTS
+        assert json.loads("".join(pieces)) == TEXT
         assert len(pieces) > 2, "arguments are streamed"
         deltas = stream(http, asked="greet")
         assert "".join(delta.get("content") or "" for delta in deltas).strip() == "Hello."
