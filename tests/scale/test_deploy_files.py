@@ -9,21 +9,26 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from keystroke.scale.supervisor import targets_file
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 def test_the_dashboard_asks_for_metrics_that_gateways_tell() -> None:
     pytest.importorskip("ray", reason="the [scale] extra is not installed")
-    from keystroke.scale.ray_metrics import RayMetrics
+    from keystroke.scale.ray_metrics import RayMetrics, ReplicaMetrics
 
     told = {
         f"ray_{m._name}"
-        for m in vars(RayMetrics("test")).values()
+        for exported in (RayMetrics("test"), ReplicaMetrics("test", "model"))
+        for m in vars(exported).values()
         if hasattr(m, "_tag_keys") and m._name.startswith("keystroke_")
     }
     assert told
     board = json.loads((DEPLOY / "grafana.json").read_text())
     asked = {t["expr"] for panel in board["panels"] for t in panel["targets"]}
+    alerts = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())
+    asked |= {rule["expr"] for group in alerts["groups"] for rule in group["rules"]}
     names = {name for expr in asked for name in re.findall(r"ray_keystroke_\w+", expr)}
     assert names
     assert {re.sub(r"_(total|bucket)$", "", name) for name in names} <= told
@@ -36,7 +41,10 @@ def test_panels_have_places_and_names_of_their_own() -> None:
 
 
 def test_prometheus_reads_its_file() -> None:
-    assert yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["scrape_configs"]
+    read = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())
+    local = read["scrape_configs"][0]["file_sd_configs"][0]["files"]
+    assert local == [str(targets_file())]
+    assert [(DEPLOY / name).is_file() for name in read["rule_files"]] == [True]
 
 
 @pytest.mark.parametrize("name", ["Containerfile", "Containerfile.cuda"])

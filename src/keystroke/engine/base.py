@@ -190,6 +190,9 @@ class ModelInfo:
     bos: int | None = None
     eos: frozenset[int] = frozenset()
     mapped: bool = False  # weights are read where the file is mapped: another engine on it adds no copy
+    host_bytes: int = 0  # of the weights, in the host's memory
+    experts: int = 0  # of each layer of a mixture
+    active_experts: int = 0  # used for one token
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,7 @@ class EngineStats:
     kv_bytes: int  # held by live sessions
     cached_bytes: int  # cached for later sessions
     cached_tokens: int
+    kv_limit_bytes: int = 0  # that both may take together; 0: unknown
 
 
 class Session(ABC):
@@ -312,6 +316,10 @@ class Engine(ABC):
         left them; None if it has none. The call also makes the engine draft at the next step, so a caller
         that needs no draft this time passes `wanted=False`."""
         return None
+
+    def protect_prefix(self, tokens: Sequence[int], seconds: float, scope: str = "") -> None:
+        """Keep the KV of a prefix longer than others, for so many seconds. Engines that cannot ignore it."""
+        return
 
     @abstractmethod
     def stats(self) -> EngineStats: ...

@@ -59,6 +59,7 @@ class EchoEngine(Engine):
             eos=frozenset({EOS, END_OF_TURN}),
         )
         self.cache: PrefixCache[None] = PrefixCache(cache_bytes)
+        self._cache_bytes = cache_bytes
         self.live: set[EchoSession] = set()
         self.steps = 0
         self.prefilled = 0
@@ -79,12 +80,16 @@ class EchoEngine(Engine):
         finally:
             self.step_cost, self.row_cost = cost, rows
 
+    def protect_prefix(self, tokens: Sequence[int], seconds: float, scope: str = "") -> None:
+        self.cache.protect(tokens, seconds, scope)
+
     def stats(self) -> EngineStats:
         return EngineStats(
             sessions=len(self.live),
             kv_bytes=sum(len(s._held) for s in self.live),
             cached_bytes=self.cache.nbytes,
             cached_tokens=self.cache.tokens,
+            kv_limit_bytes=self._cache_bytes,
         )
 
     def close(self) -> None:

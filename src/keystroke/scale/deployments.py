@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import logging
 import os
+import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -32,7 +34,7 @@ from keystroke.scale.call import ModelDescription, ReplicaCall, ReplicaReply, Sp
 from keystroke.scale.engine_replica import EngineReplica
 from keystroke.scale.engine_stub import stub_entry
 from keystroke.scale.loopback import bind_replica, on_loopback
-from keystroke.scale.ray_metrics import RayMetrics
+from keystroke.scale.ray_metrics import RayMetrics, ReplicaMetrics
 from keystroke.scale.replica_queue import ReplicaLost, ReplicaQueue
 from keystroke.scale.served_models import initial_replicas
 from keystroke.scale.tracing import span, start_tracing, stop_tracing
@@ -49,7 +51,16 @@ class EngineDeployment(EngineReplica):
 
     def __init__(self, load: Callable[[], ServedModel], traces: str | None) -> None:
         bind_replica()
-        super().__init__(load, serve.get_replica_context().replica_id.unique_id, traces)
+        name = serve.get_replica_context().replica_id.unique_id
+        super().__init__(load, name, traces)
+        threading.Thread(target=self._sample, args=(name,), name="metrics", daemon=True).start()
+
+    def _sample(self, name: str) -> None:
+        metrics = ReplicaMetrics(name, self.model_name)
+        while True:
+            with contextlib.suppress(RuntimeError):  # the engine's thread changed a set meanwhile
+                metrics.sample(*self.engine_state(), self.tokens_in_flight)
+            time.sleep(_SAMPLE)
 
     def check_health(self) -> None:
         self.check()
@@ -179,10 +190,14 @@ class GatewayDeployment:
 
     async def _sample(self) -> None:
         metrics = self._gateway.service.metrics
+        assert isinstance(metrics, RayMetrics)
         while True:
             await asyncio.sleep(_SAMPLE)
             for entry in self._gateway.service.registry.entries.values():
-                metrics.sample(entry.name, entry.scheduler.waiting, entry.scheduler.running, None)
+                queue = entry.scheduler
+                metrics.sample(entry.name, queue.waiting, queue.running, None)
+                if isinstance(queue, ReplicaQueue):
+                    metrics.sample_age(entry.name, queue.oldest_waiting)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
+from keystroke.engine.base import EngineStats, ModelInfo
 from keystroke.engine.generation import GenerationStats
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import AdaptiveDrafter, Drafter, drafter_for, verify_cost
@@ -107,6 +108,14 @@ class EngineReplica:
     def tokens_in_flight(self) -> int:
         """Prompt and answer tokens of all calls here, running or waiting."""
         return sum(t.job.input_tokens + t.stats.tokens for t in self._tickets.values())
+
+    @property
+    def model_name(self) -> str:
+        return self._entry.name
+
+    def engine_state(self) -> tuple[ModelInfo, EngineStats]:
+        """The model's properties and the engine's memory, for metrics."""
+        return self._model.engine.info, self._model.engine.stats()
 
     @property
     def _model(self) -> Model:

@@ -128,6 +128,12 @@ class ReplicaQueue(WorkQueue):
     def running(self) -> int:
         return len(self._started)
 
+    @property
+    def oldest_waiting(self) -> float:
+        """Seconds since the oldest call arrived that no replica has started; 0 without one."""
+        waiting = [t.timing.submitted for t in self._tasks if t not in self._started]
+        return time.perf_counter() - min(waiting) if waiting else 0.0
+
     def _on_wake(self, ticket: Ticket) -> None:
         """The ticket was cancelled, resumed or redirected."""
         turn = self._turns.get(ticket)

@@ -52,9 +52,9 @@ def state_file(settings: Settings) -> Path:
     return settings.paths.state / "scale.json"
 
 
-def targets_file(settings: Settings) -> Path:
-    """The addresses of Ray's metrics, in Prometheus' format for discovery by file."""
-    return settings.paths.state / "prometheus" / "scale.json"
+def targets_file() -> Path:
+    """The addresses of Ray's metrics for Prometheus, in the file that Ray's documentation names."""
+    return Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "prom_metrics_service_discovery.json"
 
 
 def read_state(settings: Settings) -> LocalState | None:
@@ -76,7 +76,7 @@ class Supervisor:
     ) -> None:
         self._order, self._say, self._ready = order, say, ready
         settings = order.settings
-        self._file, self._targets = state_file(settings), targets_file(settings)
+        self._file, self._targets = state_file(settings), targets_file()
         self.log = settings.paths.state / "scale.log"
         self._state = LocalState(os.getpid(), url, time.time(), str(self.log))
         self._run = secrets.token_hex(16)
@@ -93,8 +93,10 @@ class Supervisor:
                 self._keep_serving()
             finally:
                 self._clean_up()
-                for file in (self._file, self._targets):
-                    file.unlink(missing_ok=True)
+                self._file.unlink(missing_ok=True)
+                if self._state.metrics:
+                    with contextlib.suppress(OSError):  # another user's run may have replaced it
+                        self._targets.unlink()
 
     def _keep_serving(self) -> None:
         failures = 0
@@ -165,8 +167,8 @@ class Supervisor:
 
     def _announce(self, metrics: list[str]) -> None:
         self._state.metrics = metrics
-        self._targets.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        _replace(self._targets, [{"targets": metrics, "labels": {"job": "keystroke"}}], 0o644)
+        with contextlib.suppress(OSError):  # only Prometheus misses it
+            _replace(self._targets, [{"targets": metrics, "labels": {"job": "keystroke"}}], 0o644)
 
     def _write(self, status: str) -> None:
         self._state.status, self._state.updated = status, time.time()
@@ -246,6 +248,8 @@ def _read_reports(child: subprocess.Popen[bytes], reports: queue.Queue[dict[str,
 
 def _replace(file: Path, value: Any, mode: int) -> None:
     draft = file.with_suffix(f".{os.getpid()}.tmp")
-    with open(draft, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, mode)) as out:
+    draft.unlink(missing_ok=True)
+    exclusive = os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    with open(draft, "w", opener=lambda path, flags: os.open(path, flags | exclusive, mode)) as out:
         json.dump(value, out)
     os.replace(draft, file)

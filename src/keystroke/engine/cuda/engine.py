@@ -200,6 +200,7 @@ class CudaEngine(Engine):
             kv_bytes=self.pool.held * page_bytes,
             cached_bytes=self.pool.idle * page_bytes,
             cached_tokens=self.pool.idle * PAGE,
+            kv_limit_bytes=self.pool.pages * page_bytes,
         )
 
     def close(self) -> None:

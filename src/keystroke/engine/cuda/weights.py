@@ -156,6 +156,8 @@ class Weights:
             precision=self.plan.precision,
             bos=spec.bos,
             eos=spec.eos,
+            experts=spec.experts.count if spec.experts is not None else 0,
+            active_experts=spec.experts.top if spec.experts is not None else 0,
         )
 
 
