@@ -159,7 +159,7 @@ def test_models_are_listed_shown_and_loaded(client: ollama.Client) -> None:
 
 def test_the_version_is_one_that_clients_accept(server: RunningServer) -> None:
     told = httpx.get(f"{server.url}/api/version").json()["version"]
-    assert tuple(map(int, told.split("."))) >= (0, 6, 4)  # the least that Copilot in VS Code asks for
+    assert tuple(map(int, told.split("."))) >= (0, 13, 4)  # what `codex --oss` asks for; Copilot: 0.6.4
 
 
 def test_what_is_not_served_is_refused_by_name(client: ollama.Client) -> None:

@@ -42,7 +42,7 @@ from keystroke.protocol.requests import (
     ToolCallFunction,
 )
 
-API_VERSION = "0.13.0"  # of Ollama, whose API this is; clients require a lowest one
+API_VERSION = "0.20.0"  # of Ollama, whose API this is; clients require a lowest one, Codex 0.13.4
 _STARTED = datetime.now(UTC)
 _LATEST = ":latest"
 _CHAT = RoutingRequest(Priority.CHAT, converses=True)
