@@ -10,7 +10,7 @@ TORCH = $(shell sed -nE 's/^ *"(torch==[^"]+)".*/\1/p' pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help run lab test test-gpu test-coder test-lowest test-editors lint format coverage web demo pictures figures docs lock hooks clean
+.PHONY: help run lab editors dist test test-gpu test-coder test-lowest test-editors lint format coverage web demo pictures figures docs lock hooks clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##|^bench-%:.*##' Makefile | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -86,6 +86,17 @@ demo: $(DEV_STAMP)  ## make the README's animated picture from the real page (ne
 test-editors: $(DEV_STAMP)  ## the editors for real: fetches a VS Code and builds the extension; Neovim 0.10 if installed
 	@$(BIN)/python editors/fetch.py
 	@$(BIN)/python -m pytest -rs tests/e2e/test_vscode_real.py tests/e2e/test_neovim.py
+
+editors: | $(VENV)/bin/python  ## build dist/keystroke.vsix for VS Code and dist/keystroke.nvim.tar.gz for Neovim
+	@$(BIN)/python editors/build.py
+
+dist: | $(VENV)/bin/python  ## build the wheel in dist/ and try it in an environment of its own
+	@rm -f dist/keystroke-*.whl
+	@$(PIP) wheel --no-deps --wheel-dir dist .
+	@rm -rf build/try && $(PYTHON) -m venv build/try
+	@build/try/bin/python -m pip --disable-pip-version-check -q install dist/keystroke-*.whl
+	@cd build/try && KEYSTROKE_SHARING_ENABLED=0 bin/keystroke demo
+	@ls -l dist/keystroke-*.whl
 
 pictures: $(DEV_STAMP)  ## take the pictures of docs/tour.md anew (needs a Chromium)
 	@KEYSTROKE_PICTURES=docs/pictures $(BIN)/python -m pytest tests/e2e/test_tour.py tests/e2e/test_tour_terminal.py tests/e2e/test_vscode_real.py tests/e2e/test_neovim.py

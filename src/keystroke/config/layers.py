@@ -179,9 +179,13 @@ def _from_file(
     except RecursionError:
         raise ConfigError(f"{path}: tables are nested too deeply; this is no configuration") from None
     except ValueError as error:  # not TOML, or a number with thousands of digits
-        match = re.search(r"^(.*?) \(at line (\d+)", str(error))
-        line, why = (f", line {match[2]}", match[1]) if match else ("", str(error))
-        raise ConfigError(f"{path}{line}: not valid TOML: {why}; correct that line") from None
+        match = re.search(r"^(.*?) \(at (?:line (\d+)|end of document)", str(error))
+        rows = text.rstrip("\n").split("\n")
+        number = min(int(match[2] or len(rows)), len(rows)) if match else 0
+        line = f", line {number}" if match else ""
+        shown = f" in {rows[number - 1].strip()!r:.80}" if match else ""
+        why = match[1] if match else str(error)
+        raise ConfigError(f"{path}{line}: not valid TOML: {why}{shown}; correct that line") from None
     lines = _lines_of(text)
     for key, raw in given:
         line_number = lines.get(key)

@@ -98,5 +98,5 @@ class RaceResult:
             parts.append(f"{early + beaten} ended early")
         rate = f" ({self.tokens / self.seconds:.0f} a second)" if self.seconds > 0 else ""
         parts += [f"{self.tokens:,} tokens{rate}", f"{self.seconds:.1f} s"]
-        selected = f"number {self.winner.number + 1} was taken: " if self.winner else ""
+        selected = f"attempt {self.winner.number + 1} was taken: " if self.winner else ""
         return f"{', '.join(parts)}; {selected}{self.reason}"

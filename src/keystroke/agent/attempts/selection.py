@@ -29,7 +29,7 @@ def select_attempt(
         ("it passed the check" if best >= 1.0 else f"it passed {best:.0%} of the check") if checked else ""
     )
     if checked and best <= 0.0:
-        reason = "none passed the check"
+        reason = "no attempt passed the check"
     if len(leaders) == 1:
         return leaders[0], reason or "it was the only one"
     keys = {attempt.number: key(attempt.text) for attempt in leaders}
@@ -37,6 +37,8 @@ def select_attempt(
     most = max(counts.values())
     agreed = [attempt for attempt in leaders if counts[keys[attempt.number]] == most]
     also = f" and {most} of {len(leaders)} agree" if most > 1 else ""
+    if also and checked and best <= 0.0:
+        also = f", but {most} of {len(leaders)} wrote this"
     if most > 1 and len({keys[attempt.number] for attempt in agreed}) == 1:
         return agreed[0], f"{reason}{also}" if reason else f"{most} of {len(leaders)} agree"
     if likelihood is None:

@@ -32,18 +32,29 @@ class CommandEntry:
     target: str = ""
     extra: str | None = None
     uses_model: bool = False
+    example: str = ""  # shown at the end of its help
 
 
 LAB = "keystroke_lab"  # not in the wheel; `make lab` installs it
 COMMANDS: dict[str, CommandEntry] = {
     "setup": CommandEntry("Choose models for this machine, install them, configure editors."),
     "complete": CommandEntry(
-        "Complete code at a position in a file, or after standard input.", uses_model=True
+        "Complete code at a position in a file, or after standard input.",
+        uses_model=True,
+        example="keystroke complete app.py:12:8",
     ),
     "generate": CommandEntry("Continue a prompt, streaming the text.", uses_model=True),
     "chat": CommandEntry("Talk with a model; interrupt or redirect it while it answers.", uses_model=True),
-    "edit": CommandEntry("Edit files by instruction, with minimal changes.", uses_model=True),
-    "do": CommandEntry("Run an agent on a task: find the code, change it, check it.", uses_model=True),
+    "edit": CommandEntry(
+        "Edit files by instruction, with minimal changes.",
+        uses_model=True,
+        example='keystroke edit app.py -m "rename n to count"',
+    ),
+    "do": CommandEntry(
+        "Run an agent on a task: find the code, change it, check it.",
+        uses_model=True,
+        example='keystroke do "make the parser tests pass" --check "pytest -q"',
+    ),
     "tasks": CommandEntry("Manage background tasks: list, watch, answer, undo.", ":app"),
     "undo": CommandEntry("Undo the last edit.", "edit:undo"),
     "run": CommandEntry("Run a command; if it fails, show a diagnosis and offer a fix.", uses_model=True),
@@ -111,7 +122,10 @@ def load_command(name: str) -> Any:
         loaded: Any = typer.main.get_group(target)
     else:
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name, help=entry.help)(_add_local_option(target) if entry.uses_model else target)
+        epilog = f"Example: {entry.example}" if entry.example else None
+        single.command(name, help=entry.help, epilog=epilog)(
+            _add_local_option(target) if entry.uses_model else target
+        )
         loaded = typer.main.get_command(single)
     loaded.name = name
     return loaded

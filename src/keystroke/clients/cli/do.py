@@ -41,20 +41,22 @@ def do(
         option(
             "--attempts",
             "-n",
-            "Attempts at the same time, 1 to 64; auto: as many as are nearly free.",
+            "Attempts at the same time, 1 to 64; auto: as many as take little extra time.",
             metavar="N",
         ),
     ] = "auto",
     model: options.Model = None,
     deep: Annotated[
-        str | None, option("Takes over where the first model fails; reviews.", metavar="MODEL")
+        str | None, option("A larger model that continues where the first one fails.", metavar="MODEL")
     ] = None,
-    approve: Annotated[str, option("Ask before: never, commands, or all (changes too).")] = "commands",
+    approve: Annotated[
+        str, option("When to ask: never, commands (before each), or all (before the change too).")
+    ] = "commands",
     run_commands: Annotated[
-        bool, option("--run", "The model may run commands; the task's text may ask for it too.")
+        bool, option("--run", "Let the model run commands; implied by a task that asks to run something.")
     ] = False,
     network: Annotated[bool, option("--network", "Commands may use the network.")] = False,
-    types: Annotated[str, option("A type checker that every attempt must pass.", metavar="CMD")] = "",
+    types: Annotated[str, option("A type checker command that every attempt must pass.", metavar="CMD")] = "",
     tries: Annotated[int, option("Rounds without progress before a model gives up.", min=1, max=20)] = 2,
     seconds: Annotated[float, option("Time limit of one command.", min=0.1, max=86400)] = 300.0,
     review: Annotated[bool, option("--review", "The deep model reviews the change.")] = False,

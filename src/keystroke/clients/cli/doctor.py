@@ -206,7 +206,7 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
     if "cuda" in facts:
         row("cuda", ("usable: " if facts["cuda"]["suits"] else "not usable: ") + facts["cuda"]["why"])
     for name, folder in facts["folders"].items():
-        row(name, f"{format_size(folder['bytes'])} in {folder['path']}")
+        row(name, f"{format_size(folder['bytes'])} of files in {folder['path']}")
     for label, text in _loaded_rows(facts["gateways"]):
         row(label, text)
     model = facts.get("model")
@@ -228,14 +228,17 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
         )
         if "kernels" in facts:
             row("kernels", facts["kernels"])
-        kv = f"{format_size(model['kv_bytes_per_token'] * 1000)} of cache per 1000 tokens"
-        row("context", f"{model['context']} tokens, {kv}")
+        kv = f"{format_size(model['kv_bytes_per_token'] * 1000)} of memory per 1,000 tokens"
+        row("context", f"up to {model['context']:,} tokens, {kv}")
         fim = model["fill_in_the_middle"]
-        row("formats", f"chat: {'yes' if model['chat'] else 'no'}, fill in the middle: {fim or 'no'}")
-        row("prefill", f"{speed['prefill']:.0f} tokens/s")
-        row("decode", f"{speed['decode']:.0f} tokens/s ({speed['step_ms']:.1f} ms a step)")
-        costs = ", ".join(f"{rows} rows {cost:.1f}x" for rows, cost in speed["verify"].items())
-        row("verify", f"{costs} the time of one step")
+        follows = "follows instructions" if model["chat"] else "completes code; does not follow instructions"
+        row("formats", f"{follows}; {'fills in the middle' if fim else 'does not fill in the middle'}")
+        row("prefill", f"reads {speed['prefill']:,.0f} tokens of prompt a second")
+        row("decode", f"writes {speed['decode']:,.0f} tokens a second ({speed['step_ms']:.1f} ms each)")
+        costs = ", ".join(
+            f"{rows} tokens take {cost:.1f} times as long" for rows, cost in speed["verify"].items()
+        )
+        row("drafts", f"verified at once, {costs} as one")
 
 
 def _loaded_rows(found: list[dict[str, Any]]) -> list[tuple[str, str]]:

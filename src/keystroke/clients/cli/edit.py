@@ -28,7 +28,7 @@ def edit(
         list[str] | None, argument("Files to change; of this project or another.", metavar="FILE...")
     ] = None,
     instruction: Annotated[str, option("--message", "-m", "What to change, in words.")] = "",
-    lines: Annotated[str, option("Rewrite only these lines of the one file.", metavar="A-B")] = "",
+    lines: Annotated[str, option("Change only these lines of the one file; faster.", metavar="A-B")] = "",
     patch: Annotated[str, option("Apply this patch file; - reads standard input.", metavar="FILE")] = "",
     dry_run: options.DryRun = False,
     yes: options.Yes = False,
@@ -39,7 +39,9 @@ def edit(
         bool, option("--show-answer", "Print what the model wrote, rejected answers included.")
     ] = False,
     check_seconds: Annotated[float, option("Time limit of --check.", min=0.1, max=86400)] = 300.0,
-    model: Annotated[str | None, option("A name, a path, or URL#NAME.", metavar="MODEL")] = None,
+    model: Annotated[
+        str | None, option("A model name, a path, or URL#NAME of a model on a server.", metavar="MODEL")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     from keystroke.clients.cli.changes import (
