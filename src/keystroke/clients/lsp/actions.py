@@ -74,11 +74,15 @@ class Actions:
         return [*found]
 
     def _fixes(self, document: OpenDocument, start: int, end: int) -> list[types.CodeAction]:
+        """The fixes on the lines of the selection, those under it first."""
         fixes: list[types.CodeAction] = []
         quiet: list[types.CodeAction] = []
-        for finding in self._findings.placed(document):
-            if finding.start > end or finding.end < start:
-                continue
+        first = document.text.rfind("\n", 0, start) + 1
+        last = document.text.find("\n", end)
+        last = len(document.text) if last < 0 else last
+        near = [f for f in self._findings.placed(document) if f.start <= last and f.end >= first]
+        near.sort(key=lambda finding: finding.start > end or finding.end < start)
+        for finding in near:
             for index, (title, edits) in enumerate(finding.fixes):
                 preferred = index == 0 < finding.ready
                 fixes.append(self._fix(document, title, edits, finding.diagnostic, preferred=preferred))
