@@ -148,7 +148,7 @@ def test_a_model_cannot_write_control_characters_to_the_terminal(
         screen.expect("> ")
         screen.type("\x04")
         screen.leave()
-    assert seen == ".]0;owned[2J1mfine"
+    assert seen == ".�]0;owned��[2J�1mfine"
 
 
 def test_half_a_line_typed_during_the_answer_waits_at_the_prompt(

@@ -350,6 +350,54 @@ def test_tasks_are_for_programs_and_for_pages_of_the_server_or_allowed_by_name()
     }
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),  # an image or a link of another site sends no Origin
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "https://ok.example"}, 200),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+    ],
+)
+def test_requests_that_a_page_of_another_site_causes_are_refused(
+    headers: dict[str, str], status: int
+) -> None:
+    with serving(scripted_model(echo), server=ServerSettings(origins=("https://ok.example",))) as running:
+        assert httpx.get(f"{running.url}/v1/models", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize(
+    "media", ["text/plain", "application/x-www-form-urlencoded", "text/plain;charset=utf-8"]
+)
+def test_a_page_cannot_send_a_body_that_its_browser_does_not_ask_about(media: str) -> None:
+    body = b'{"input": "x", "max_output_tokens": 2}'
+    with serving(scripted_model(echo)) as running:
+        own = {"Origin": f"http://127.0.0.1:{running.port}"}
+        statuses = [
+            httpx.post(
+                f"{running.url}/v1/responses", content=body, headers={"Content-Type": kind, **more}
+            ).status_code
+            for kind, more in ((media, {}), (media, own), (media, {"Sec-Fetch-Site": "same-origin"}),
+                               ("application/json", own))
+        ]  # fmt: skip
+    assert statuses == [200, 403, 403, 200]  # a program, such as curl, may say what it likes
+
+
+def test_a_page_in_an_editor_needs_a_key_for_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = {"Origin": "vscode-webview://abc"}
+    with serving(scripted_model(echo)) as running:
+        assert httpx.get(f"{running.url}/v1/models", headers=page).status_code == 200
+        assert httpx.get(f"{running.url}/v1/tasks", headers=page).status_code == 403
+        guessed = {**page, "Authorization": "Bearer anything"}
+        assert httpx.get(f"{running.url}/v1/tasks", headers=guessed).status_code == 403
+    monkeypatch.setenv("KEYSTROKE_API_KEY", "secret")
+    with serving(scripted_model(echo)) as running:
+        known = {**page, "Authorization": "Bearer secret"}
+        assert httpx.get(f"{running.url}/v1/tasks", headers=known).status_code == 200
+
+
 def test_health_tells_strangers_that_it_runs_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYSTROKE_API_KEY", "secret")
     with serving(scripted_model(echo)) as running, httpx.Client(base_url=running.url) as http:

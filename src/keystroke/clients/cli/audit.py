@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json as codec
 import sys
+from collections import Counter
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ from typing import Annotated
 import typer
 
 from keystroke.analysis.audit import LANGUAGES, Auditor, Severity, all_rules, find_rule
-from keystroke.analysis.audit.files import SkippedFile, SourceFile, find_sources
+from keystroke.analysis.audit.files import SourceFile, find_sources
 from keystroke.analysis.audit.project import ProjectFacts, project_root
 from keystroke.analysis.audit.report import AuditedFile, apply_fixes, as_json, as_sarif, as_text, diff
 from keystroke.analysis.audit.rules.wrappers import project_wrappers
@@ -46,6 +47,9 @@ def audit(
     ] = False,
     yes: options.Yes = False,
     show_diff: Annotated[bool, option("--diff", "Show what --fix would change; write nothing.")] = False,
+    every: Annotated[
+        bool, option("--all", "Also audit vendored, minified, bundled and generated files.")
+    ] = False,
     exit_zero: options.ExitZero = False,
     stdin: Annotated[bool, option("--stdin", "Audit standard input.")] = False,
     language: Annotated[str, option(f"One of {', '.join(LANGUAGES)}.")] = "",
@@ -66,11 +70,11 @@ def audit(
         raise UsageError("give files or folders to audit, or use --stdin with --language")
     if stdin and not language:
         raise UsageError("--stdin needs --language")
-    chosen = [_standard_input(language)] if stdin else _sources(paths or [], language)
+    chosen = [_standard_input(language)] if stdin else _sources(paths or [], language, every)
     found = _audited(chosen, severity, nosec, quiet=run.quiet)
     if show_diff:
         for file in found:
-            sys.stdout.write(diff(file.path, file.text, apply_fixes(file)[0]))
+            sys.stdout.write(Console.plain(diff(file.path, file.text, apply_fixes(file)[0])))
     else:
         _write(found, form)
         if fix and not stdin:
@@ -117,14 +121,21 @@ def _standard_input(language: str) -> SourceFile:
         raise InputError("standard input is not UTF-8 text") from error
 
 
-def _sources(paths: list[str], language: str) -> list[SourceFile]:
+def _sources(paths: list[str], language: str, every: bool) -> list[SourceFile]:
     out: list[SourceFile] = []
+    foreign: Counter[str] = Counter()
     for path in paths:
-        for item in find_sources(Path(path), language or None):
-            if isinstance(item, SkippedFile):
-                print_error(f"{item.path} was skipped: {item.why}")
-            else:
+        for item in find_sources(Path(path), language or None, foreign=every):
+            if isinstance(item, SourceFile):
                 out.append(item)
+            elif item.foreign:
+                foreign[item.why] += 1
+            else:
+                print_error(f"{item.path} was skipped: {item.why}")
+    if foreign:
+        listed = ", ".join(f"{count} {why}" for why, count in sorted(foreign.items()))
+        total = foreign.total()
+        print_error(f"{total} file{'' if total == 1 else 's'} skipped: {listed}; --all audits them too")
     return out
 
 
@@ -167,7 +178,7 @@ def _write(found: list[AuditedFile], form: Format) -> None:
         lines.append(
             f"{total} finding{'' if total == 1 else 's'} in {len(found)} file{'' if len(found) == 1 else 's'}"
         )
-        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.write(Console.plain("\n".join(lines) + "\n"))
     else:
         _write_json(as_json(found) if form is Format.JSON else as_sarif(found, release()))
 

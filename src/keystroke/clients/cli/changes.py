@@ -18,6 +18,7 @@ from keystroke.assist.edit import EditPlan, FileChange, Journal, Workspace
 from keystroke.clients.cli.console import GREEN, RED
 from keystroke.errors import InputError, UsageError
 from keystroke.text import Edit, apply_edits, minimal_diff, unified_diff
+from keystroke.text.terminal import safe_for_terminal
 
 if TYPE_CHECKING:
     from keystroke.clients.cli.invocation import Invocation
@@ -165,7 +166,7 @@ def has_terminal() -> bool:
 def read_key(question: str, known: str) -> str:
     """Read one key of `known`, without Enter; any other key counts as the last of them."""
     with _unbuffered() as read:
-        sys.stderr.write(question)
+        sys.stderr.write(safe_for_terminal(question))
         sys.stderr.flush()
         pressed = read().lower()
     chosen = pressed if pressed and pressed in known else known[-1]

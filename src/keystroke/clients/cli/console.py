@@ -18,11 +18,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from keystroke.text.terminal import safe_for_terminal
+
 if TYPE_CHECKING:
     from keystroke.engine.library import Progress
 
 BOLD, DIM, RED, GREEN, PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[0m"
-_CONTROLS = {c: None for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
 WAIT_SHOWN_AFTER = 0.7  # seconds
 PROGRESS_INTERVAL = 5.0  # seconds between progress lines without a terminal
 
@@ -77,8 +78,8 @@ class Console:
 
     @staticmethod
     def plain(text: str) -> str:
-        """A model's text without control characters, if it is written to a terminal."""
-        return text.translate(_CONTROLS) if sys.stdout.isatty() else text
+        """Text of files and models without control characters, if it is written to a terminal."""
+        return safe_for_terminal(text) if sys.stdout.isatty() else text
 
     def line(self, text: str = "", style: str = "") -> None:
         self.write(text, style)
@@ -93,12 +94,12 @@ class Console:
     def note(self, text: str) -> None:
         """Print a message on standard error, unless --quiet was given."""
         if not self.quiet:
-            text = typeable(text)
+            text = safe_for_terminal(typeable(text)) if sys.stderr.isatty() else typeable(text)
             _say(f"{DIM}{text}{PLAIN}" if supports_colour(sys.stderr) else text)
 
     def prompt_line(self, text: str, style: str = "") -> None:
         """Print a line of a question on standard error, even with --quiet."""
-        text = text.translate(_CONTROLS) if sys.stderr.isatty() else text
+        text = safe_for_terminal(text) if sys.stderr.isatty() else text
         _say(f"{style}{text}{PLAIN}" if style and supports_colour(sys.stderr) else text)
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -20,6 +20,7 @@ from keystroke.clients.cli.console import DIM, PLAIN, supports_colour
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
 from keystroke.errors import KeystrokeError, UsageError
+from keystroke.text.terminal import safe_for_terminal
 
 if TYPE_CHECKING:
     from keystroke.analysis.failures.diagnose import Diagnosis, Repair
@@ -192,6 +193,7 @@ class FailureFixer:
         for number, repair in enumerate(found.repairs, 1):
             lines.append(f"  {number}. {repair.fix.title} ({repair.path}; {CHECKED[repair.checked]})")
         text = "\n".join(lines)
+        text = safe_for_terminal(text) if sys.stderr.isatty() else text
         return f"{DIM}{text}{PLAIN}" if supports_colour(sys.stderr) else text
 
     def _record(self, found: Diagnosis) -> str:

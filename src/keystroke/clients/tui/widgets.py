@@ -19,14 +19,14 @@ from textual.widgets.option_list import Option
 from textual.widgets.selection_list import Selection
 
 from keystroke.protocol.tasks import TaskHunk, TaskQuestion
+from keystroke.text.terminal import safe_for_terminal
 
-_CONTROLS = {n: "\N{REPLACEMENT CHARACTER}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
 _NAMES = {"user": "you", "assistant": "keystroke", "task": "task", "problem": "problem", "note": ""}
 
 
 def escape_controls(text: str) -> str:
     """Replace the control characters of an untrusted text."""
-    return text.translate(_CONTROLS)
+    return safe_for_terminal(text)
 
 
 def diff_text(diff: str) -> Text:

@@ -16,9 +16,11 @@ from urllib.parse import urlsplit
 
 from keystroke.config import ServerSettings
 from keystroke.errors import ConfigError, Forbidden, KeystrokeError
-from keystroke.gateway.access.keys import ANONYMOUS, Caller, KeyRing
+from keystroke.gateway.access.keys import ANONYMOUS, LOCAL, Caller, KeyRing
 
 EDITORS = ("vscode-webview", "vscode-file")  # schemes of an editor's own pages
+# Types of bodies that a browser sends to any site without asking it first.
+_UNASKED = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 
 
 def is_loopback(host: str) -> bool:
@@ -112,10 +114,26 @@ def check_origin(origin: str | None, host: str | None, allowed: Iterable[str] = 
     raise Forbidden(f"Pages from {origin:.100} may not use this server; start it with --allow-origin.")
 
 
-def check_page(origin: str | None, host: str | None, allowed: Iterable[str] = ()) -> None:
-    """Raises Forbidden for pages that may not change files: all but the server's own, an editor's, and those
-    allowed by name. Another local page may only use models."""
-    if origin is None or origin in allowed or "*" in allowed or scheme_of(origin) in EDITORS:
+def check_fetch(headers: Mapping[str, str], allowed: Iterable[str] = ()) -> None:
+    """Raises Forbidden for what a page of another site can send without being asked: a request without an
+    Origin, or a body of a type that needs no permission. Programs send no such headers."""
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    known = origin is not None and (
+        origin in allowed or "*" in allowed or _same_site(origin, headers.get("host"))
+    )
+    if site == "cross-site" and not known:
+        raise Forbidden("Pages of other sites may not use this server; start it with --allow-origin.")
+    media = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media in _UNASKED and (origin is not None or site is not None):
+        raise Forbidden(f"A page must send its body as application/json, not as {media}.")
+
+
+def check_page(
+    origin: str | None, host: str | None, allowed: Iterable[str] = (), *, has_key: bool = False
+) -> None:
+    """Raises Forbidden for pages that may not change files: all but the server's own, those allowed by name,
+    and an editor's with a key (any extension can show a page). Another local page may only use models."""
+    if origin is None or origin in allowed or "*" in allowed or (has_key and scheme_of(origin) in EDITORS):
         return
     try:
         own = bool(host) and urlsplit(origin).netloc == host
@@ -162,7 +180,7 @@ class Access(Enum):
     """Who may call a route."""
 
     KEY = "key"  # callers with an accepted key; on loopback, programs and local pages without one
-    FILES = "files"  # KEY, but no page except the server's own, an editor's and those allowed by name
+    FILES = "files"  # KEY, but no page except the server's own, those allowed by name, an editor's with a key
     OPTIONAL = "optional"  # anybody; without an accepted key as ANONYMOUS
     HOST = "host"  # anybody who addresses the server by an allowed name
     PUBLIC = "public"  # anybody
@@ -188,10 +206,11 @@ class AccessControl:
         check_host(host, self._host, self._origins)
         if access is Access.HOST:
             return ANONYMOUS
+        check_fetch(headers, self._origins)
         check_origin(origin, host, self._origins)
         caller = self._keys.authenticate(
             headers.get("authorization") or _api_key(headers) or bearer_from_subprotocols(subprotocols)
         )
         if access is Access.FILES:
-            check_page(origin, host, self._origins)
+            check_page(origin, host, self._origins, has_key=caller != LOCAL)
         return caller
