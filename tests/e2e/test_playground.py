@@ -473,3 +473,48 @@ def test_a_task_is_steered_and_stopped(chrome: Browser, tmp_path: Path) -> None:
         tab.until("() => document.getElementById('task-note').textContent.startsWith('interrupted')")
         assert (root / "calc.py").read_text() == BROKEN
         assert server.settled()
+
+
+def test_a_long_line_wraps_and_none_of_it_lies_under_the_line_numbers(tab: Tab) -> None:
+    tab.write("long.py", "first = " + " + ".join(f"name_{n}" for n in range(120)) + "\nlast = 1\n")
+    box = tab.page.evaluate(
+        """() => { const s = document.querySelector('.cm-scroller'), g = document.querySelector('.cm-gutters');
+        const l = document.querySelector('.cm-line');
+        return { wide: s.scrollWidth - s.clientWidth, left: l.getBoundingClientRect().left,
+                 gutter: g.getBoundingClientRect().right, high: l.getBoundingClientRect().height }; }"""
+    )
+    assert box["wide"] <= 1
+    assert box["left"] >= box["gutter"] - 1
+    assert box["high"] > 30
+
+
+def test_an_empty_chat_offers_three_things_to_try_and_new_brings_them_back(tab: Tab) -> None:
+    ideas = tab.page.locator("#chat-log .welcome button")
+    assert ideas.count() == 3
+    ideas.first.click()
+    tab.page.wait_for_selector("#chat-log article.assistant p.note")
+    assert tab.page.locator("#chat-log .welcome").count() == 0
+    assert "Explain what this file does." in tab.page.inner_text("#chat-log article.user")
+    tab.page.click("#chat-reset")
+    assert ideas.count() == 3
+
+
+def test_tasks_and_the_race_say_in_one_sentence_what_they_are(tab: Tab) -> None:
+    tab.page.click("#tab-race")
+    assert "compare two models" in tab.page.inner_text("#race-form .note")
+    assert "several attempts" in str(tab.page.text_content("#task-form .note"))
+
+
+def test_a_narrow_dark_screen_has_everything_and_scrolls_only_down(
+    chrome: Browser, server: RunningServer
+) -> None:
+    context = {"viewport": {"width": 360, "height": 640}, "color_scheme": "dark"}
+    with visiting(chrome, server, **context) as narrow:
+        narrow.connected()
+        page = narrow.page
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        for part in ("#editor", "#chat-line", "#tab-race"):
+            page.locator(part).scroll_into_view_if_needed()
+            assert page.locator(part).is_visible()
+        shade = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert sum(int(part) for part in re.findall(r"\d+", shade)[:3]) < 200

@@ -10,6 +10,9 @@ export interface Around {
   insert(code: string): void;
 }
 
+/** What an empty conversation offers; each is sent with the file. */
+const IDEAS = ["Explain what this file does.", "Find a bug in this file.", "Write a test for this file."];
+
 export class Chat {
   private readonly log = need("chat-log");
   private readonly form = need<HTMLFormElement>("chat-form");
@@ -22,6 +25,7 @@ export class Chat {
   private stream = "";
   private said = "";
   private answer: HTMLElement | null = null;
+  private follows = true;
 
   constructor(private readonly turns: Turns, private readonly around: Around, private readonly receipts: Receipts) {
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.submit(); });
@@ -31,13 +35,34 @@ export class Chat {
     this.stop.addEventListener("click", () => { this.turns.stop(this.stream); });
     need("chat-reset").addEventListener("click", () => { this.reset(); });
     need("chat").addEventListener("keydown", (event) => { if (event.key === "Escape") this.turns.stop(this.stream); });
+    this.welcome();
+  }
+
+  /** Whether a model of this server follows instructions. */
+  instructing(found: boolean): void {
+    if (found === this.follows) return;
+    this.follows = found;
+    if (!this.history.length) this.welcome();
+  }
+
+  private welcome(): void {
+    const ideas = IDEAS.map((idea) => h("li", {}, h("button", { type: "button", class: "small", click: () => { this.try(idea); } }, idea)));
+    this.log.replaceChildren(h("div", { class: "welcome" }, ...(this.follows
+      ? [h("p", {}, "Ask about the file. Three things to try:"), h("ul", {}, ...ideas)]
+      : [h("p", {}, "No model here follows instructions yet. In a terminal, run ", h("code", {}, "keystroke setup"), ": it chooses one for this machine, installs it, and chat, edits and tasks work.")])));
+  }
+
+  private try(idea: string): void {
+    this.line.value = idea;
+    this.withFile.checked = true;
+    this.submit();
   }
 
   private reset(): void {
     this.turns.stop(this.stream);
     this.history = [];
     this.previous = undefined;
-    this.log.replaceChildren();
+    this.welcome();
     this.line.focus();
   }
 
@@ -55,6 +80,7 @@ export class Chat {
     const { name, text: file } = this.around.file();
     const content = this.withFile.checked ? `File ${name}:\n\n${file}\n\n${text}` : text;
     this.withFile.checked = false;
+    if (!this.history.length) this.log.replaceChildren();
     this.history.push({ role: "user", content });
     this.show("user", "You", text);
     this.begin();

@@ -42,6 +42,7 @@ function extensions(name: string, size: number, keys: Keys, reports: Reports): E
     EditorView.contentAttributes.of({ "aria-label": "Code; Escape, then Tab, leaves the editor", spellcheck: "false", autocapitalize: "off", autocorrect: "off" }),
     EditorView.cspNonce.of(document.querySelector<HTMLMetaElement>("meta[name=style-nonce]")?.content ?? ""),
     EditorView.updateListener.of(reports.update), ghostText(), marks(), language.of(size < LARGE ? colours(name) : []),
+    size < LARGE ? EditorView.lineWrapping : [], // no part of a line hides under the line numbers
   ];
 }
 

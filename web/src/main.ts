@@ -169,7 +169,7 @@ instructed = new Instructed(view, live);
 const turns = new Turns();
 const race = new Race(turns, receipts);
 const chatModel = need<HTMLSelectElement>("chat-model");
-new Chat(turns, {
+const chat = new Chat(turns, {
   model: () => chatModel.value || "auto",
   file: () => ({ name: nameInput.value, text: view.state.doc.toString() }),
   insert: (code) => { view.dispatch(view.state.replaceSelection(code)); view.focus(); },
@@ -182,6 +182,7 @@ async function models(): Promise<void> {
     if (!answer.ok) return;
     const found = ((await answer.json()) as { models: ModelStatus[] }).models;
     race.offer(found);
+    chat.instructing(found.some((m) => m.chat !== false));
     const chosen = chatModel.value, names = ["auto", ...found.filter((m) => m.chat !== false).map((m) => m.name)];
     chatModel.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
     if (names.includes(chosen)) chatModel.value = chosen;
