@@ -478,8 +478,8 @@ def test_a_task_is_steered_and_stopped(chrome: Browser, tmp_path: Path) -> None:
 def test_a_long_line_wraps_and_none_of_it_lies_under_the_line_numbers(tab: Tab) -> None:
     tab.write("long.py", "first = " + " + ".join(f"name_{n}" for n in range(120)) + "\nlast = 1\n")
     box = tab.page.evaluate(
-        """() => { const s = document.querySelector('.cm-scroller'), g = document.querySelector('.cm-gutters');
-        const l = document.querySelector('.cm-line');
+        """() => { const s = document.querySelector('.cm-scroller'), l = document.querySelector('.cm-line');
+        const g = document.querySelector('.cm-gutters');
         return { wide: s.scrollWidth - s.clientWidth, left: l.getBoundingClientRect().left,
                  gutter: g.getBoundingClientRect().right, high: l.getBoundingClientRect().height }; }"""
     )

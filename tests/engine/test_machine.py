@@ -11,8 +11,8 @@ import pytest
 from keystroke.config import BACKENDS
 from keystroke.engine.builtin import BUILT_IN, CODER, load_catalogue
 from keystroke.engine.machine import (
-    NvidiaGpu,
     Machine,
+    NvidiaGpu,
     fit,
     look_up_machine,
     memory_bandwidth,
@@ -52,19 +52,31 @@ def test_an_unknown_key_in_a_catalogue_is_refused(tmp_path: Path) -> None:
         load_catalogue(tmp_path / "c.toml")
 
 
-def test_a_mixture_needs_the_gpu_and_says_how_large_a_one() -> None:
+def test_a_mixture_runs_on_the_gpu_or_in_memory_and_else_says_how_much_it_needs() -> None:
     mixture = BUILT_IN["qwen3-coder"]
     assert fit(mixture, RTX).engine == "cuda"
-    small = replace(RTX, gpu=NvidiaGpu("NVIDIA GeForce RTX 4070", 12 << 30))
-    if "onnx" not in mixture.engines:
-        assert "needs a GPU with 23 GB; this machine has NVIDIA GeForce RTX 4070 with 13 GB" in str(
-            fit(mixture, small).reason
-        )
+    small = NvidiaGpu("NVIDIA GeForce RTX 4070", 12 << 30)
+    assert fit(mixture, replace(RTX, gpu=small)).engine == "onnx"
+    reason = fit(mixture, replace(LAPTOP, gpu=small)).reason
+    assert reason == (
+        "needs 31 GB of memory, or a GPU with 23; this machine has 8 and NVIDIA GeForce RTX 4070 with 13"
+    )
+    assert "C compiler" in str(fit(mixture, replace(RTX, gpu=None, compiler=False)).reason)
+    assert fit(CODER, replace(LAPTOP, compiler=False)).reason is None
+
+
+def test_a_mac_with_its_engine_uses_it() -> None:
+    mac = replace(LAPTOP, system="Darwin", engines=("mlx", "onnx"), memory_bytes=34_000_000_000)
+    assert fit(CODER, mac).engine == "mlx"
+    assert fit(BUILT_IN["qwen3.6-27b"], mac).engine == "onnx"
 
 
 def test_memory_and_disk_limit_what_fits() -> None:
     assert fit(CODER, LAPTOP).reason is None
-    assert "GB of memory; this machine has 2" in str(fit(CODER, replace(LAPTOP, memory_bytes=2 << 30)).reason)
+    assert (
+        str(fit(CODER, replace(LAPTOP, memory_bytes=2 << 30)).reason)
+        == "needs 3 GB of memory, or a GPU with 4; this machine has 2"
+    )
     full = replace(LAPTOP, disk_bytes=10_000_000)
     assert "GB of disk" in str(fit(CODER, full).reason)
     assert fit(CODER, full, installed=True).reason is None

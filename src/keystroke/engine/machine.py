@@ -42,7 +42,8 @@ _GPU_BANDWIDTH = (
 _GPU_SHARE, _CPU_SHARE, _WEIGHTS_PER_CORE = 0.3, 0.8, 14e9
 _GPU_RESERVED = 1_500_000_000  # bytes that the driver, kernels and the desktop take
 _MEMORY_SHARE = 0.7  # of a machine's memory; the rest is for the editor, the browser and the project
-SLOW = 5.0  # tokens a second below which a model is not recommended
+SLOW, COMFORTABLE = 5.0, 15.0  # tokens a second: below the first a model is not recommended
+_PLAIN = ("llama", "qwen2", "qwen3")  # architectures that the CPU engine runs without compiled operators
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class NvidiaGpu:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """`bandwidth` is how fast the processor reads memory, in bytes a second; None: not measured. `engines`
-    are the names of the engines whose packages and drivers are there."""
+    are the names of the engines whose packages and drivers are there; `compiler`: there is one for C."""
 
     system: str
     processor: str
@@ -68,6 +69,7 @@ class Machine:
     gpu: NvidiaGpu | None = None
     bandwidth: float | None = None
     engines: tuple[str, ...] = ("onnx",)
+    compiler: bool = True
 
     @property
     def is_mac(self) -> bool:
@@ -106,6 +108,7 @@ def look_up_machine(models: Path, *, measure: bool = True) -> Machine:
         disk_bytes=_free_disk(models),
         gpu=nvidia_gpu(),
         bandwidth=memory_bandwidth() if measure else None,
+        compiler=any(map(shutil.which, ("cc", "gcc", "clang"))),
         engines=tuple(name for name, backend in BACKENDS.items() if backend.unavailable_reason() is None),
     )
 
@@ -121,14 +124,20 @@ def fit(model: BuiltInModel, machine: Machine, *, installed: bool = False) -> Mo
     gpu = machine.gpu
     if gpu is not None and "cuda" in model.engines and model.memory_bytes <= gpu.memory_bytes - _GPU_RESERVED:
         engine = "cuda"
-    elif "onnx" not in model.engines:
-        size = f"a GPU with {(model.memory_bytes + _GPU_RESERVED) / 1e9:.0f} GB"
-        return ModelFit(model, f"needs {size}; this machine has {_gpu_words(gpu)}")
     elif model.memory_bytes > machine.memory_bytes * _MEMORY_SHARE:
         needed = model.memory_bytes / _MEMORY_SHARE / 1e9
+        on_gpu = f", or a GPU with {(model.memory_bytes + _GPU_RESERVED) / 1e9:.0f}"
         return ModelFit(
-            model, f"needs {needed:.0f} GB of memory; this machine has {machine.memory_bytes / 1e9:.0f}"
+            model,
+            f"needs {needed:.0f} GB of memory{on_gpu if 'cuda' in model.engines else ''}; this machine has "
+            f"{machine.memory_bytes / 1e9:.0f}{f' and {_gpu_words(gpu)}' if gpu is not None else ''}",
         )
+    elif "mlx" in model.engines and "mlx" in machine.engines:
+        engine = "mlx"
+    elif "onnx" not in model.engines:
+        return ModelFit(model, f"runs on {' or '.join(model.engines)} only")
+    elif model.architecture not in _PLAIN and not machine.compiler:
+        return ModelFit(model, "needs a C compiler (cc, gcc or clang) on this machine")
     else:
         engine = "onnx"
     if not installed and machine.disk_bytes is not None and machine.disk_bytes < model.size * 1.1:
@@ -161,7 +170,7 @@ def recommend_deep(
     quick = [one for one in usable if one.speed is None or one.speed >= SLOW]
     # Without a quick one, the smallest: it is slow, but less so than the others.
     if quick:
-        return max(quick, key=lambda one: one.model.rank)
+        return max(quick, key=lambda one: (one.speed is None or one.speed >= COMFORTABLE, one.model.rank))
     return min(usable, key=lambda one: one.model.read_bytes, default=None)
 
 
@@ -172,8 +181,8 @@ def is_runnable(model: BuiltInModel) -> bool:
     return not model.architecture or model.architecture in gguf_architectures()
 
 
-def _gpu_words(gpu: NvidiaGpu | None) -> str:
-    return f"{gpu.name} with {gpu.memory_bytes / 1e9:.0f} GB" if gpu is not None else "no NVIDIA GPU"
+def _gpu_words(gpu: NvidiaGpu) -> str:
+    return f"{gpu.name} with {gpu.memory_bytes / 1e9:.0f}"
 
 
 def _gpu_bandwidth(gpu: NvidiaGpu | None) -> float | None:
