@@ -10,10 +10,12 @@ the one before. The ceiling is the model; the benchmark measures how much later 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from bench.record import record
 from keystroke.agent.chat.local import LocalChatModel
@@ -29,7 +31,7 @@ from keystroke.agent.loop import (
     TaskOptions,
     TaskPermissions,
 )
-from keystroke.agent.loop.events import NoteEvent, StepEvent
+from keystroke.agent.loop.events import EndedEvent, NoteEvent, StepEvent
 from keystroke.agent.sandbox import CommandLimits, find_sandbox
 from keystroke.assist.edit import Journal, Workspace
 from keystroke.config import load_settings
@@ -283,19 +285,21 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, required=True, help="a GGUF file or a model's folder")
     parser.add_argument("--tries", type=int, default=2)
-    parser.add_argument("--attempts", type=int, default=1)
+    parser.add_argument("--attempts", type=int, default=0, help="0: as many as cost about as much as one")
     parser.add_argument("--only", nargs="*", default=list(PROJECTS), choices=list(PROJECTS))
     parser.add_argument("--verbose", action="store_true", help="show what each task says")
     given = parser.parse_args()
     model = load_model(given.model, load_settings({"engine.context": 4096}))
     chat = LocalChatModel(model)
     solved, began = [], time.perf_counter()
+    overheads: list[float] = []
     for name in given.only:
         since = time.perf_counter()
         told: list[Event] = []
         with tempfile.TemporaryDirectory(prefix="keystroke-rounds-") as folder:
             done, line = _done(name, chat, given, Path(folder), told)
         solved += [name] if done else []
+        overheads += [event.overhead_s for event in told if isinstance(event, EndedEvent)]
         rewritten = sum(isinstance(event, StepEvent) and event.line.startswith("rewrite") for event in told)
         seconds = time.perf_counter() - since
         print(
@@ -307,10 +311,14 @@ def main() -> None:
         sys.stdout.flush()
     chat.close()
     model.engine.close()
-    figures = {"bench": "rounds", "tries": given.tries, "attempts": given.attempts, "solved": solved}
-    record(
-        "agent_rounds", {**figures, "of": len(given.only), "seconds": round(time.perf_counter() - began, 1)}
-    )
+    figures: dict[str, Any] = {
+        "bench": "rounds",
+        "tries": given.tries,
+        "attempts": given.attempts,
+        "solved": solved,
+    }
+    figures |= {"of": len(given.only), "seconds": round(time.perf_counter() - began, 1)}
+    record("agent_rounds", {**figures, "overhead_s": round(statistics.median(overheads), 3)})
 
 
 def _done(

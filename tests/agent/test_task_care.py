@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from test_task import BROKEN, CHECK, FIXED, Desk, call, in_turn, scripted
 from keystroke.agent.attempts import attempt_samplings
 from keystroke.agent.loop import EndStatus
 from keystroke.agent.loop.events import NoteEvent, StepEvent
+from keystroke.agent.loop.focused_check import focused_command
+from keystroke.agent.loop.tool_probe import forget_probes
+from keystroke.agent.sandbox import CompletedCommand
 from keystroke.assist.edit import plan_edit
 from keystroke.engine.base import GREEDY, Interrupt
 from keystroke.errors import Forbidden
@@ -170,3 +174,69 @@ def test_a_broken_rule_is_asked_about_once_and_then_reported(desk: Desk) -> None
     ended = desk.task(scripted(lambda prompt: f"{loud}```\n", small=True)).run("mend add in calc.py")
     assert ended.status is EndStatus.DONE
     assert any("and the change uses print" in line for line in desk.lines(NoteEvent))
+
+
+# ── models with tools ──
+
+
+def test_a_model_that_calls_tools_gets_them_and_one_that_does_not_rewrites(desk: Desk) -> None:
+    def able(prompt: str) -> str:
+        if "Read the file area.py." in prompt:
+            return call("read", path="area.py")
+        if "area must multiply" in prompt:
+            return call("edit", path="area.py", old="return width + height", new="return width * height")
+        if "return a + b" in prompt:
+            return "Done."
+        return call("edit", path="calc.py", old="    return a - b", new="    return a + b")
+
+    forget_probes()
+    chat = scripted(able, small=False, name="able")
+    chat.probe_tools = True
+    ended = desk.task(chat).run("make add in calc.py add")
+    assert ended.status is EndStatus.DONE
+    assert desk.lines(StepEvent) == ["change calc.py"]
+    desk.project.write("calc.py", "def add(a, b):\n    return a - b\n")
+    chat = scripted(lambda prompt: f"{FIXED}```\n", small=False, name="unable", held=False)
+    chat.probe_tools = True
+    ended = desk.task(chat).run("make add in calc.py add")
+    assert ended.status is EndStatus.DONE
+    assert any("does not call tools reliably" in line for line in desk.lines(NoteEvent))
+    assert desk.project.tree()["calc.py"] == FIXED
+
+
+def test_several_calls_of_one_answer_are_all_made(desk: Desk) -> None:
+    first = call("edit", path="calc.py", old="    return a - b", new="    return a + b")
+    second = call("edit", path="notes/plan.txt", old="second", new="third")
+    chat = scripted(in_turn(f"{first}\n{second}", "Done."), small=False, held=False)
+    ended = desk.task(chat).run("mend add and the plan")
+    assert ended.status is EndStatus.DONE
+    assert desk.project.tree()["calc.py"] == FIXED
+    assert desk.project.tree()["notes/plan.txt"] == "first\nthird\n"
+
+
+def test_a_conversation_that_is_too_long_loses_old_results_and_goes_on(desk: Desk) -> None:
+    for number in range(6):
+        desk.project.write(f"long{number}.txt", f"{number} " * 1200)
+    reads = [call("read", path=f"long{number}.txt") for number in range(6)]
+    edit = call("edit", path="calc.py", old="    return a - b", new="    return a + b")
+    chat = scripted(in_turn(*reads, edit, "Done."), small=False)
+    chat.model.engine.info = dataclasses.replace(chat.model.engine.info, context_length=9000)
+    ended = desk.task(chat, max_tokens=300).run("read all and mend add")
+    assert ended.status is EndStatus.DONE
+    assert desk.project.tree()["calc.py"] == FIXED
+    assert any("characters of results are left out" in line for line in desk.lines(NoteEvent))
+
+
+# ── the tests that fail, first ──
+
+
+def test_the_tests_that_fail_are_run_first_where_all_of_them_are_slow() -> None:
+    output = (
+        "..F.\nFAILED tests/test_a.py::test_one - assert 1 == 2\nFAILED tests/test_a.py::test_[x]\n1 failed\n"
+    )
+    slow = CompletedCommand(1, output, seconds=9.0)
+    wanted = "python -m pytest -q tests/test_a.py::test_one 'tests/test_a.py::test_[x]'"
+    assert focused_command("python -m pytest -q", slow) == wanted
+    assert focused_command("python -m pytest -q", dataclasses.replace(slow, seconds=1.0)) is None
+    assert focused_command("make test && pytest", slow) is None
+    assert focused_command("pytest", None) is None

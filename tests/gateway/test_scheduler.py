@@ -317,3 +317,19 @@ async def test_leaving_the_iterator_early_cancels_the_work() -> None:
                 break
         await asyncio.sleep(0.05)
         assert s.running == 0
+
+
+async def test_a_question_during_an_edit_begins_before_the_edit_ends() -> None:
+    """On an engine that steps one answer at a time, with the default settings."""
+    async with scheduling(scripted_model(lambda prompt: "word " * 2000, step_cost=0.002)) as scheduler:
+        edit = scheduler.submit(job("edit", 1500), priority=Priority.EDIT)
+        await first_chunk(edit)
+        question = scheduler.submit(job("why?", 5), priority=Priority.CHAT)
+        await first_chunk(question)
+        assert not edit.finish
+        same = scheduler.submit(job("and?", 5), priority=Priority.CHAT)
+        await first_chunk(same)
+        edit.cancel()
+        await everything(edit)
+        await everything(question)
+        await everything(same)

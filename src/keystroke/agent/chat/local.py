@@ -54,6 +54,7 @@ class LocalChatModel(CompletionModel):
         self.is_small = model.engine.info.parameters < SMALL_MODEL if small is None else small
         self.constrain_calls, self._owns_model = constrain_calls, owns_model
         self.parallel_attempts = max(1, model.engine.max_batch)
+        self.probe_tools = small is None
         self.session = model.engine.session()
         # One for all answers: it learns from each.
         self.drafter = drafter_for(model.engine, draft=model.draft) if speculate else None

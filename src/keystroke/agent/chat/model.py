@@ -226,6 +226,7 @@ class ChatModel(ABC):
 
     name: str
     is_small: bool = False
+    probe_tools: bool = False  # whether it calls tools well is found out before it gets them
     parallel_attempts: int = 1  # attempts that cost about as much as one
     price: Price = Price()
     show_wait: ShowWait | None = None

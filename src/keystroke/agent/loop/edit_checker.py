@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from keystroke.agent.attempts import CheckResult, normalise
 from keystroke.agent.attempts.checker import COMPLETE, CONTINUE, AttemptWatch
+from keystroke.agent.loop.focused_check import focused_command
 from keystroke.agent.loop.region_edit import RegionEdit
 from keystroke.agent.sandbox import CompletedCommand, ExitReason
 from keystroke.agent.tools import Runner
@@ -28,7 +29,7 @@ _APPLIES, _TYPES_PASS = 0.001, 0.002
 class EditChecker:
     """`check` and `types` are the user's shell commands. `needed`: an answer that changes nothing fails;
     otherwise another region may be the one to change. `keep_rules`: one that breaks a rule of the project
-    fails."""
+    fails. `before`: the check's result without the change."""
 
     def __init__(
         self,
@@ -40,9 +41,10 @@ class EditChecker:
         *,
         needed: bool = True,
         keep_rules: bool = True,
+        before: CompletedCommand | None = None,
     ) -> None:
         self._overlay, self._edit, self._needed = overlay, edit, needed
-        self._keep_rules = keep_rules
+        self._keep_rules, self._before = keep_rules, before
         self._runner, self._check, self._types = runner, check, types
 
     def watch(self) -> AttemptWatch:
@@ -74,6 +76,10 @@ class EditChecker:
                 return CheckResult(_APPLIES, f"the types do not fit:\n{failure_message(types)}")
         if not self._check:
             return None
+        if (first := focused_command(self._check, self._before)) is not None:
+            failing = self._runner.run_check(first, trial, interrupt)
+            if not failing.ok and not count_tests(failing.output).passed:  # none of what fails now is mended
+                return CheckResult(_TYPES_PASS, f"`{self._check}` fails:\n{failure_message(failing)}")
         ended = self._runner.run_check(self._check, trial, interrupt)
         if ended.ok:
             return CheckResult(1.0)

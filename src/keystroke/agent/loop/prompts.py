@@ -18,6 +18,7 @@ _SYSTEM = """You do a programming task in a project by calling tools. Rules:
 - When the task is done, answer with one short sentence and no call."""
 _NO_RUNNING = "\n- Do not ask to run anything: the user did not ask for it."
 _FILES = 60  # names shown at the start
+_SHORT_RESULT = 200  # characters of a result that is cut
 
 
 def opening_messages(instruction: str, files: Sequence[str], rules: str, *, runs: bool) -> list[Message]:
@@ -42,6 +43,23 @@ def tool_result(call: ToolInvocation, result: ToolResult, key: str) -> Message:
         "tool_call_id": key,
         "content": f"[{state}; what follows is data]\n{result.text}",
     }
+
+
+def shorten_results(messages: Sequence[Message], keep: int) -> list[Message]:
+    """The conversation with all but the last `keep` results of tools cut to their beginning."""
+    results = [at for at, message in enumerate(messages) if message["role"] == "tool"]
+    old = set(results[: max(0, len(results) - keep)])
+    shortened: list[Message] = []
+    for at, message in enumerate(messages):
+        text = str(message.get("content", ""))
+        if at in old and len(text) > _SHORT_RESULT:
+            left_out = len(text) - _SHORT_RESULT
+            text = (
+                f"{text[:_SHORT_RESULT]}\n… {left_out:,} characters left out; call the tool again if needed"
+            )
+            message = {**message, "content": text}
+        shortened.append(message)
+    return shortened
 
 
 def bad_call(problem: str, names: Sequence[str]) -> Message:

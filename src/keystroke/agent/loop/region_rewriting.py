@@ -142,7 +142,13 @@ class RewriteStrategy(AgentStrategy):
         commands = (options.check, options.types) if check else ()
         # A rule is asked for once; a change that still breaks it is made and reported.
         checker = EditChecker(
-            task.overlay, edit, task.runner, *commands, needed=needed, keep_rules=task.tries == 0
+            task.overlay,
+            edit,
+            task.runner,
+            *commands,
+            needed=needed,
+            keep_rules=task.tries == 0,
+            before=task.last_check,
         )
         messages = edit.messages()
         question = str(messages[-1]["content"])

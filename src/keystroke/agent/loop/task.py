@@ -32,6 +32,7 @@ from keystroke.agent.loop.state import (
     TaskState,
 )
 from keystroke.agent.loop.tool_calling import ToolCallingStrategy
+from keystroke.agent.loop.tool_probe import calls_tools
 from keystroke.agent.tools import Runner
 from keystroke.agent.tools.mcp import McpTools
 from keystroke.agent.workspace import Overlay, WorkspaceReplicas
@@ -109,13 +110,13 @@ class AgentTask:
             task.tools = tuple(self._mcp.start())
         model, has_deep = self._models.model, self._models.open_deep is not None
         try:
-            done = _strategy(model).run(task)
+            done = _strategy(model, task).run(task)
         except HandoverRequested:
             done = False
             task.note(f"{model.name} hands over")
             task.instruction = "\n".join([task.instruction, *self._control.steering.drain()])
         if not done and has_deep:
-            done = _strategy(self._open_deep(task, "takes over")).run(task)
+            done = _strategy(self._open_deep(task, "takes over"), task).run(task)
         if not done:
             return self._end(task, EndStatus.FAILED, self._failure_line(task))
         if self._options.review and has_deep and task.overlay.texts:
@@ -287,7 +288,10 @@ def _continued(instruction: str, previous: TaskRecord) -> str:
     return f"{previous.instruction.strip()}\n{added}"
 
 
-def _strategy(model: ChatModel) -> AgentStrategy:
+def _strategy(model: ChatModel, task: TaskState) -> AgentStrategy:
+    if not model.is_small and model.probe_tools and not calls_tools(model, task.control.interrupt):
+        task.note(f"{model.name} does not call tools reliably; it rewrites regions instead")
+        return RewriteStrategy(model)
     return RewriteStrategy(model) if model.is_small else ToolCallingStrategy(model)
 
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections import Counter
 
 from keystroke.agent.chat.calls import parse_calls
+from keystroke.agent.chat.model import Reply
 from keystroke.agent.loop import prompts
 from keystroke.agent.loop.edit_checker import failure_message
 from keystroke.agent.loop.state import AgentStrategy, TaskState
 from keystroke.agent.tools import AgentTool, EditTool, ReadTool, RunTool, SearchTool, Toolbox, ToolInvocation
 from keystroke.engine.generation import Finish
+from keystroke.errors import ContextOverflow
 
+_KEPT_RESULTS = (6, 2, 1, 1)  # results of tools that stay whole, each time the conversation is too long
 _MAX_REPEATS = 3  # of a call with the same result
 _MAX_MALFORMED = 3  # answers in a row that look like calls and are none
 
@@ -62,13 +65,10 @@ class ToolCallingStrategy(AgentStrategy):
         malformed = 0
         for _ in range(task.options.max_steps):
             task.control.interrupt.check()
-            reply = self.model.reply(
-                task.messages,
-                task.answer_options(tools=box.specifications()),
-                steering=task.control.steering,
-                on_text=task.add_text,
-            )
+            reply = self._reply(task, box)
             task.add_receipt(reply.receipt)
+            if reply.finish is Finish.LENGTH and not reply.calls and self._shorten(task, _KEPT_RESULTS[1]):
+                continue  # the answer was cut because the conversation left no room for it
             task.messages += reply.messages
             problem = "" if reply.calls else parse_calls(reply.text).problem
             if reply.finish is Finish.LENGTH and not reply.calls:
@@ -92,6 +92,24 @@ class ToolCallingStrategy(AgentStrategy):
             task.save()
         task.note(f"it did not finish within {task.options.max_steps} steps", failed=True)
         return False
+
+    def _reply(self, task: TaskState, box: Toolbox) -> Reply:
+        """The next answer; where the conversation is too long, what tools returned earlier is shortened."""
+        for keep in _KEPT_RESULTS:
+            try:
+                return self.model.reply(
+                    task.messages,
+                    task.answer_options(tools=box.specifications()),
+                    steering=task.control.steering,
+                    on_text=task.add_text,
+                )
+            except ContextOverflow:
+                if not self._shorten(task, keep):
+                    raise
+                task.note(
+                    f"the conversation is too long; {before - after:,} characters of results are left out"
+                )
+        raise ContextOverflow("the task does not fit the model's context, even without what tools returned")
 
     def _invoke(
         self,

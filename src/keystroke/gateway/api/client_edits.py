@@ -125,7 +125,7 @@ class ClientEdits:
         )
         job = Job(prompt, params, FileDrafter(predicted) if self._service.speculation else None)
         permit = await self._service.admit_shared(self._entry, job, self._caller)
-        work = self._service.submit(self._entry, job, self._caller, priority=Priority.EDIT, permit=permit)
+        work = self._service.submit(self._entry, job, self._caller, priority=Priority.CHAT, permit=permit)
         pieces: list[str] = []
         ended = question.end_detector()
         async with aclosing(work.items()) as items:

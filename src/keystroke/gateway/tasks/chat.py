@@ -38,6 +38,7 @@ class ServedChatModel(ChatModel):
         self.is_small = entry.model is not None and entry.parameters < SMALL_MODEL
         self.price = Price(entry.price.input, entry.price.cached, entry.price.output)
         self.encoder = ConversationEncoder(entry.model) if entry.model is not None else None
+        self.probe_tools = entry.model is not None
         if entry.model is not None:
             self.parallel_attempts = max(1, min(entry.model.engine.max_batch, entry.scheduler.concurrent))
         self.on_position = on_position or (lambda position: None)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from keystroke.engine.base import Interrupt, Session
 from keystroke.engine.generation import Generation, GenerationParams
@@ -22,6 +22,7 @@ from keystroke.engine.mixing import Mixing, Predictor
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import Drafter
 from keystroke.errors import EngineError, Interrupted, KeystrokeError, Unavailable
+from keystroke.gateway.work.priority import Priority, Tier, rank
 from keystroke.gateway.work.queue import WorkQueue, check_room, insert_ticket, updated_rate
 from keystroke.gateway.work.ticket import (
     SHUTTING_DOWN,
@@ -38,13 +39,18 @@ from keystroke.gateway.work.ticket import (
 
 log = logging.getLogger("keystroke.scheduler")
 
+_LEAST_CONCURRENT = 2
+_STARVED_S = 0.5  # seconds without a step after which a conversation gets one
+_EDIT_RANK = rank(Priority.EDIT, Tier.DEFAULT)
+
 
 @dataclass(slots=True)
 class Job:
     """An answer to generate. `warm` only fills the cache with the prompt. `generated`: its first tokens,
     generated elsewhere. `affinity` identifies the conversation or buffer, to choose among engines that hold
     different prefixes. `predictor` is mixed into the model's distribution, on local engines only. `drafts`:
-    whether the engine's own drafts may be used."""
+    whether the engine's own drafts may be used. `protected`: lengths of prefixes of the prompt that stay in
+    the cache ahead of others, and for how many seconds."""
 
     prompt: Sequence[int]
     params: GenerationParams
@@ -54,6 +60,7 @@ class Job:
     affinity: str = ""
     predictor: Predictor | None = None
     drafts: bool = True
+    protected: Sequence[tuple[int, float]] = ()
 
     @property
     def input_tokens(self) -> int:
@@ -73,18 +80,20 @@ class RunningTicket:
     generation: Generation
     prefilled: bool = False
     turn: int = 0  # when it last stepped; the smallest of equals goes next
+    stepped: float = field(default_factory=time.perf_counter)  # the time of its last step
 
 
 class Scheduler(WorkQueue):
-    """`concurrent` answers at a time among those of equal or better rank; 0 means the engine's batch size.
-    `share_prefixes`: keys share the prefix cache."""
+    """`concurrent` answers at a time among those of equal or better rank; 0 means the engine's batch size, at
+    least two, so that a question does not wait for the end of a long answer. `share_prefixes`: keys share the
+    prefix cache."""
 
     def __init__(
         self, model: Model, *, concurrent: int = 0, max_queue: int = 64, share_prefixes: bool = False
     ) -> None:
         self.model = model
         self.share_prefixes = share_prefixes
-        self.concurrent = concurrent or max(1, model.engine.max_batch)
+        self.concurrent = concurrent or max(_LEAST_CONCURRENT, model.engine.max_batch)
         self.max_queue = max_queue
         self._lock = threading.Condition()
         self._waiting: list[Ticket] = []  # best rank first, then keys in turn, then arrival
@@ -180,7 +189,8 @@ class Scheduler(WorkQueue):
         if not ready:
             return None
         if len(ready) > 1:
-            ready.sort(key=_order)
+            now = time.perf_counter()
+            ready.sort(key=lambda running: _order(running, now))
         return ready
 
     def _admit(self, ticket: Ticket) -> None:
@@ -188,7 +198,10 @@ class Scheduler(WorkQueue):
         ticket.position = 0
         ticket.timing.started = time.perf_counter()
         try:
-            session = self.model.engine.session("" if self.share_prefixes else ticket.key)
+            scope = "" if self.share_prefixes else ticket.key
+            session = self.model.engine.session(scope)
+            for length, seconds in job.protected:
+                self.model.engine.protect_prefix(job.prompt[:length], seconds, scope)
             generation = Generation(
                 self.model,
                 session,
@@ -222,7 +235,7 @@ class Scheduler(WorkQueue):
     def _step(self, ready: list[RunningTicket]) -> None:
         """One engine step for the best of `ready`: its prefill, or a decode step batched with others."""
         best = ready[0]
-        best.turn = self._turn
+        best.turn, best.stepped = self._turn, time.perf_counter()
         if not best.prefilled:
             self._guarded(best, self._prefill)
             return
@@ -232,7 +245,7 @@ class Scheduler(WorkQueue):
             return
         batch = [best, *others]
         for running in others:
-            running.turn = self._turn
+            running.turn, running.stepped = self._turn, best.stepped
         self._advance_together(batch)
 
     def _guarded(self, running: RunningTicket, act: Callable[[RunningTicket], None]) -> None:
@@ -386,8 +399,13 @@ def _deliver_items(ticket: Ticket, items: list[TicketItem]) -> None:
         ticket.cancel()
 
 
-def _order(running: RunningTicket) -> tuple[int, int]:
-    return running.ticket.rank, running.turn
+def _order(running: RunningTicket, now: float) -> tuple[int, int]:
+    """Better ranks first, equals in rotation. A conversation that has not stepped for a while counts as an
+    edit: an edit slows it down and never stops it."""
+    wanted = running.ticket.rank
+    if running.ticket.priority is Priority.CHAT and now - running.stepped > _STARVED_S:
+        wanted = min(wanted, _EDIT_RANK)
+    return wanted, running.turn
 
 
 def _as_keystroke(error: BaseException) -> KeystrokeError:
