@@ -311,13 +311,8 @@ def main() -> None:
         sys.stdout.flush()
     chat.close()
     model.engine.close()
-    figures: dict[str, Any] = {
-        "bench": "rounds",
-        "tries": given.tries,
-        "attempts": given.attempts,
-        "solved": solved,
-    }
-    figures |= {"of": len(given.only), "seconds": round(time.perf_counter() - began, 1)}
+    figures: dict[str, Any] = {"bench": "rounds", "tries": given.tries, "attempts": given.attempts}
+    figures |= {"solved": solved, "of": len(given.only), "seconds": round(time.perf_counter() - began, 1)}
     record("agent_rounds", {**figures, "overhead_s": round(statistics.median(overheads), 3)})
 
 

@@ -106,10 +106,17 @@ class ToolCallingStrategy(AgentStrategy):
             except ContextOverflow:
                 if not self._shorten(task, keep):
                     raise
-                task.note(
-                    f"the conversation is too long; {before - after:,} characters of results are left out"
-                )
         raise ContextOverflow("the task does not fit the model's context, even without what tools returned")
+
+    @staticmethod
+    def _shorten(task: TaskState, keep: int) -> bool:
+        """Cut old results of tools; returns whether there was something to cut."""
+        before = sum(len(str(message.get("content"))) for message in task.messages)
+        task.messages[:] = prompts.shorten_results(task.messages, keep)
+        cut = before - sum(len(str(message.get("content"))) for message in task.messages)
+        if cut:
+            task.note(f"the conversation is too long; {cut:,} characters of results are left out")
+        return cut > 0
 
     def _invoke(
         self,
