@@ -72,8 +72,8 @@ def chat_model_advice(settings: Settings) -> str:
         return f"name one with --model ({', '.join(here[:4])}), or for good: `keystroke models use {here[0]}`"
     coder = builtin.CODER
     return (
-        f"`keystroke models add {coder.name}` installs one ({coder.size / 1e9:.1f} GB); or name a server's "
-        "with --model URL#NAME or a [models.NAME] table"
+        f"`keystroke models add {coder.name}` installs one ({coder.size / 1e9:.1f} GB), `keystroke setup` "
+        "the best for this machine; or name a server's with --model URL#NAME or a [models.NAME] table"
     )
 
 

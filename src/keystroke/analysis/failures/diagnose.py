@@ -71,8 +71,10 @@ def diagnose(failure: Failure, root: Path, cwd: Path, read_text: ReadText) -> Di
         return Diagnosis(failure, name, frame.line, column=frame.column, code=code)
     project = Project(root)
     repairs: list[Repair] = []
+    results: set[str] = set()  # two fixes may reach the same text by different edits
     for fix, checked in _checked(failure, frame, text, root / name, project):
-        if all(fix.edits != known.fix.edits for known in repairs):
+        if (result := apply_edits(text, fix.edits)) not in results:
+            results.add(result)
             repairs.append(Repair(name, fix, checked))
         if len(repairs) == 3:
             break
