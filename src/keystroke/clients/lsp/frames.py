@@ -8,11 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import sys
 from collections.abc import Awaitable
 from typing import BinaryIO, Protocol
 
 log = logging.getLogger("keystroke.lsp")
+_LARGEST = 256 << 20  # bytes of a message
+# Also after what a broken message left on the same line.
+_LENGTH = re.compile(rb"content-length:[ \t]*(\d{1,18})[ \t]*\r?\n?$", re.IGNORECASE)
 
 
 class Reader(Protocol):
@@ -32,24 +36,29 @@ def frame(body: bytes) -> bytes:
 
 
 async def read_body(reader: Reader) -> bytes | None:
-    """The body of the next message; None at the end of the stream."""
+    """The body of the next message; None at the end of the stream. Whatever is not a message is skipped up to
+    the next header, so that one broken message does not silence those after it."""
     length: int | None = None
-    try:
-        while True:
+    while True:
+        try:
             line = await reader.readline()
             if not line:
                 return None
-            name, colon, value = line.partition(b":")
-            if colon and name.strip().lower() == b"content-length" and value.strip().isdigit():
-                length = int(value)
-            elif not line.strip() and length is not None:
+            if found := _LENGTH.search(line):
+                length = int(found[1])
+                if length > _LARGEST:
+                    log.warning("a message of %d bytes was skipped; the largest has %d", length, _LARGEST)
+                    length = None
+            elif line.strip():
+                length = length if b":" in line else None  # another header, or no header at all
+            elif length is not None:
                 body = await reader.readexactly(length)
                 return body if len(body) == length else None
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
-    except ValueError:
-        log.warning("the input is not a stream of messages")
-        return None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+        except ValueError:  # a line without end; the reader has dropped it
+            log.warning("the input is not a stream of messages; the next header is looked for")
+            length = None
 
 
 async def _stdin(source: BinaryIO, target: BinaryIO) -> Reader:
