@@ -44,6 +44,11 @@ class HostSession(Session):
         """How many tokens one prefill run computes from `start` on."""
         return self._chunk
 
+    def _resume(self, length: int) -> int:
+        """The largest position up to `length` from which a run can go on. A KV cache can be cut anywhere; a
+        recurrent state cannot."""
+        return length
+
     def _inspect(self, fresh: Sequence[int]) -> None:
         """Check the new tokens of an extend. Raises UsageError."""
 
@@ -81,7 +86,7 @@ class HostSession(Session):
         shared = common_prefix(self._held, wanted)
         self._inspect(wanted[shared:])
         self._resident = min(shared, last)
-        self._resident = min(self._adopt(wanted, self._resident), last)
+        self._resident = self._resume(min(self._adopt(wanted, self._resident), last))
         reused = self._resident
         self._tokens = wanted
         try:
@@ -115,6 +120,7 @@ class HostSession(Session):
         if interrupt is not None:
             interrupt.check()
         base = len(self._tokens)
+        self._resident = self._resume(self._resident)
         if base - self._resident > self._tail:  # much was appended
             self._compute_pending(interrupt)
         pending = self._tokens[self._resident :]

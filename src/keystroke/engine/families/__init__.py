@@ -13,7 +13,9 @@ from keystroke.engine.families import (
     ministral3,
     qwen2,
     qwen3,
+    qwen3_5,
     qwen3_moe,
+    qwen3_next,
     smollm3,
 )
 from keystroke.engine.families.family import ELSEWHERE, Family
@@ -27,6 +29,9 @@ FAMILIES: tuple[Family, ...] = (
     smollm3.FAMILY,
     gemma3.FAMILY,
     gpt_oss.FAMILY,
+    qwen3_next.FAMILY,
+    qwen3_5.FAMILY,
+    qwen3_5.MIXTURE,
     mellum.FAMILY,
     ministral3.FAMILY,
 )

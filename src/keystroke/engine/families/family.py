@@ -29,6 +29,7 @@ class TensorSource:
     transposed: bool = False  # matrices of experts are stored by columns
     change: Change = ""  # of the values
     flat: bool = False  # the vectors of experts, one after the other
+    single_row: bool = False  # a vector that is a matrix of one row
 
 
 Source = Callable[[ModelSpec, str, Container[str]], TensorSource]

@@ -36,8 +36,8 @@ def read_blocks(stored: UInt8, kind: str) -> Blocks:
     """The blocks of one matrix `stored` [rows, bytes] of the GGUF type `kind`."""
     if kind not in _READERS:
         raise UnsupportedModel(
-            f"matrices stored as {kind} only run with the compiled operators; install a C compiler (cc, gcc or "
-            "clang), or set model.precision to int8 or int4, which converts them"
+            f"matrices stored as {kind} only run with the compiled operators; install a C compiler (cc, gcc "
+            "or clang), or set model.precision to int8 or int4, which converts them"
         )
     return _READERS[kind](stored)
 
@@ -100,7 +100,7 @@ def _q3_k(stored: UInt8) -> Blocks:
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     two = (unit[..., 32:96].reshape(*unit.shape[:-1], 2, 1, 32) >> shifts) & 3
     third = (unit[..., None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
-    codes = two.reshape(*unit.shape[:-1], 8, 32) | third << 2
+    codes = np.asarray(two.reshape(*unit.shape[:-1], 8, 32) | third << 2, np.uint8)
     a, b, c = unit[..., 96:100], unit[..., 100:104], unit[..., 104:108]
     parts = [
         a & 15 | (c & 3) << 4,
@@ -133,8 +133,9 @@ def _iq4_xs(stored: UInt8) -> Blocks:
 
 
 # The values of 4-bit codes, plus 128.
-_MXFP4_CODES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]).astype(np.int16) + 128
-_MXFP4_CODES = _MXFP4_CODES.astype(np.uint8)
+_MXFP4_CODES = np.array(
+    [128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116], np.uint8
+)
 _IQ4_CODES = np.array([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], np.uint8)
 _READERS: dict[str, Callable[[UInt8], Blocks]] = {
     "Q4_0": _q4_0,

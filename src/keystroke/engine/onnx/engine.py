@@ -7,7 +7,7 @@ only changes a length, a verification is a run of several rows, and a fork share
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from keystroke.engine.host import HostSession
 from keystroke.engine.onnx.disk_prefixes import DiskPrefixes
 from keystroke.engine.onnx.kv import KvBuffers, KvPool
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS
+from keystroke.engine.onnx.recurrent import RecurrentState, SnapshotStore
 from keystroke.engine.onnx.stored import NativeWeights
 from keystroke.engine.prefix import CachedPrefix, PrefixCache, common_prefix
 from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMemory
@@ -31,6 +32,9 @@ LOGIT_ROWS = 64  # more than any drafter's longest draft
 WORTH_COPYING = 16  # tokens: below this, recomputing is as fast
 WORTH_SPARING = 256  # tokens beyond the shared prefix that justify a copy, if memory allows
 FEW_CORES = 4
+SNAPSHOT_EVERY = 512  # tokens between two snapshots of a recurrent state
+SNAPSHOT_LEAST = 64  # tokens that make one worthwhile at the end of a message or prompt
+SNAPSHOT_SHARE = 0.5  # of the KV budget, in addition to it
 BRIEF_SPIN_US = 50
 RESERVE = 1 << 30  # free memory in bytes below which cached prefixes are dropped
 
@@ -95,6 +99,9 @@ class OnnxEngine(Engine):
         self._logits: dict[int, tuple[np.ndarray, ort.OrtValue]] = {}
         self.last = np.zeros(1, dtype=np.int32)
         self.total = np.zeros(1, dtype=np.int32)
+        self.control = np.zeros(4, dtype=np.int64)  # of recurrent layers: see RecurrentState.prepare
+        self.control_value = ort.OrtValue.ortvalue_from_numpy(self.control)
+        self.snapshots = SnapshotStore(int(kv_budget * SNAPSHOT_SHARE))
         self.last_value = ort.OrtValue.ortvalue_from_numpy(self.last)
         self.total_value = ort.OrtValue.ortvalue_from_numpy(self.total)
         self._watched: tuple[Interrupt, ort.RunOptions, Callable[[], None]] | None = None
@@ -113,12 +120,18 @@ class OnnxEngine(Engine):
             bos=spec.bos,
             eos=spec.eos,
             mapped=stored is not None and bool(stored.tables),
+            experts=spec.experts.count if spec.experts is not None else 0,
+            active_experts=spec.experts.top if spec.experts is not None else 0,
         )
+        self.info = replace(self.info, host_bytes=self.info.weight_bytes)
 
     def session(self, scope: str = "") -> OnnxSession:
         if self._closed:
             raise EngineError("this engine was closed; load the model again")
         return OnnxSession(self, scope)
+
+    def protect_prefix(self, tokens: Sequence[int], seconds: float, scope: str = "") -> None:
+        self.cache.protect(tokens, seconds, scope)
 
     def stats(self) -> EngineStats:
         held = {id(s.buffers): s.buffers.nbytes for s in self.live if s.buffers is not None}
@@ -127,6 +140,7 @@ class OnnxEngine(Engine):
             kv_bytes=sum(held.values()),
             cached_bytes=self.cache.nbytes,
             cached_tokens=self.cache.tokens,
+            kv_limit_bytes=self.pool.budget,
         )
 
     def close(self) -> None:
@@ -179,6 +193,10 @@ class OnnxEngine(Engine):
             binding.bind_ortvalue_input(name, table)
         if self._padded:
             binding.bind_ortvalue_input("total", self.total_value)
+        if buffers.recurrent is not None:
+            binding.bind_ortvalue_input("control", self.control_value)
+            for name, value in buffers.recurrent.values.items():
+                binding.bind_ortvalue_input(name, value)
         for at, layer in enumerate(self.spec.attention_layers):
             for kind, value in (("key", buffers.values[2 * at]), ("value", buffers.values[2 * at + 1])):
                 binding.bind_ortvalue_input(f"{kind}.{layer}", value)
@@ -278,7 +296,40 @@ class OnnxSession(HostSession):
         assert self.buffers is not None
         if self._binding is None:
             self._binding = self._engine.binding(self.buffers)
-        return self._engine.run(self._binding, tokens, start, rows, interrupt)
+        recurrent = self.buffers.recurrent
+        if recurrent is None:
+            return self._engine.run(self._binding, tokens, start, rows, interrupt)
+        # Not interrupted: a state that is half computed would have to be read again from a snapshot.
+        self._engine.control[:3] = recurrent.prepare(start, len(tokens), max(rows - 1, 0))
+        logits = self._engine.run(self._binding, tokens, start, rows, None)
+        recurrent.finish()
+        self._keep_snapshot(recurrent, start, tokens, max(rows - 1, 0))
+        return logits
+
+    def _keep_snapshot(
+        self, recurrent: RecurrentState, start: int, tokens: Sequence[int], drafted: int
+    ) -> None:
+        """Take a snapshot where a later prompt may turn off: at the end of a message, at the end of a prompt,
+        and at intervals."""
+        sure = start + len(tokens) - drafted
+        since = sure - recurrent.newest_snapshot()
+        border = tokens[len(tokens) - drafted - 1] in self._engine.spec.eos
+        ends_prompt = len(tokens) - drafted > 1 and sure == len(self._tokens)
+        if since >= (SNAPSHOT_LEAST if border or ends_prompt else SNAPSHOT_EVERY):
+            recurrent.keep(sure, self._engine.snapshots)
+
+    def _resume(self, length: int) -> int:
+        return length if self.buffers is None else self.buffers.reach(length)
+
+    def _portion(self, start: int) -> int:
+        """Runs of a recurrent model end where a message ends, for a snapshot there."""
+        if self._engine.spec.delta is None:
+            return self._chunk
+        ends = self._engine.spec.eos
+        for at in range(min(start + self._chunk, len(self._tokens) - 1) - 1, start - 1, -1):
+            if self._tokens[at] in ends:
+                return at + 1 - start
+        return self._chunk
 
     def _ensure_buffers(self, keep: int, length: int) -> None:
         """Make the buffers exclusive to this session and large enough, keeping the first `keep` tokens."""
@@ -306,6 +357,9 @@ class OnnxSession(HostSession):
                 continue
             if (length := common_prefix(other._held, tokens)) > shared:
                 donor, shared = other, length
+        own = self._resume(own)
+        lent = donor.buffers if donor is not None else entry.payload if entry is not None else None
+        shared = lent.reach(shared) if lent is not None else shared
         if shared < own + WORTH_COPYING:
             return own
         if donor is None and entry is not None and self._should_adopt(entry, shared):

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper
 
 from keystroke.engine.checkpoint import EMBEDDING
-from keystroke.engine.checkpoint.spec import ExpertsSpec
+from keystroke.engine.checkpoint.spec import DeltaSpec, ExpertsSpec
 from keystroke.engine.onnx.half_attention import DOMAIN
+from keystroke.engine.onnx.recurrent import RECURRENT, recurrent_shapes
 from keystroke.engine.onnx.stored import PLAIN
 from keystroke.engine.onnx.stored_graph import StoredBuilder
 
@@ -63,6 +66,8 @@ class FamilyBuilder(StoredBuilder):
 
     def _attention(self, layer: int, prefix: str, x: str) -> str:
         spec, name = self.spec, f"l{layer}.attn"
+        if spec.delta is not None and layer in spec.delta.layers:
+            return self._delta(spec.delta, layer, f"{prefix}.linear_attn", x)
         projections = [f"{prefix}.self_attn.{p}_proj" for p in "qkv"]
         mixed = qkv = self._linear(f"{name}.qkv", x, projections, bias=spec.qkv_bias)
         heads = {"heads": spec.heads, "kv_heads": spec.kv_heads, "width": spec.head_dim}
@@ -110,6 +115,41 @@ class FamilyBuilder(StoredBuilder):
             growth=rope.query_growth,
             growth_every=rope.original_context,
         )[0]
+
+    def _delta(self, delta: DeltaSpec, layer: int, at: str, x: str) -> str:
+        name = f"l{layer}.delta"
+        sources = [f"{at}.in_proj_{part}" for part in ("qkv", "z", "b", "a")]
+        mixed = self._linear(f"{name}.in", x, sources, bias=False)
+        vectors = ("conv1d.weight", "decay", "dt_bias", "norm.weight")
+        (out,) = self._node(
+            "DeltaNet",
+            [
+                mixed,
+                *(self._vector(f"{name}.{each}", f"{at}.{each}") for each in vectors),
+                *(f"{each}.{layer}" for each in RECURRENT),
+                "control",
+            ],
+            [f"{name}.out"],
+            domain=DOMAIN,
+            key_heads=delta.key_heads,
+            value_heads=delta.value_heads,
+            key_size=delta.key_size,
+            value_size=delta.value_size,
+            kernel=delta.kernel,
+            tiled=int(delta.tiled),
+            epsilon=float(self.spec.norm_eps),
+        )
+        return self._linear(f"{name}.o", out, [f"{at}.out_proj"], bias=False)
+
+    def _further_inputs(self) -> list[onnx.ValueInfoProto]:
+        inputs, delta = super()._further_inputs(), self.spec.delta
+        if delta is None:
+            return inputs
+        inputs.append(helper.make_tensor_value_info("control", TensorProto.INT64, [4]))
+        for layer in sorted(delta.layers):
+            for name, shape in zip(RECURRENT, recurrent_shapes(delta), strict=True):
+                inputs.append(helper.make_tensor_value_info(f"{name}.{layer}", TensorProto.FLOAT, shape))
+        return inputs
 
     # Feed-forward
 

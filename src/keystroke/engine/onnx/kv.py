@@ -13,6 +13,7 @@ import onnxruntime as ort
 
 from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS
+from keystroke.engine.onnx.recurrent import RecurrentState, recurrent_shapes
 from keystroke.errors import NotEnoughMemory
 
 KEY_BLOCK = 64  # tokens; native attention stores keys in transposed blocks: see native/attention.h
@@ -31,7 +32,7 @@ class KvBuffers:
     The capacity is a number of whole blocks, and only whole blocks are copied.
     """
 
-    __slots__ = ("arrays", "capacity", "nbytes", "owners", "values")
+    __slots__ = ("arrays", "capacity", "nbytes", "owners", "recurrent", "values")
 
     def __init__(self, spec: ModelSpec, dtype: np.dtype[np.floating], capacity: int) -> None:
         shape = (1, spec.kv_heads, capacity, spec.head_dim)
@@ -39,8 +40,17 @@ class KvBuffers:
         self.arrays = [np.zeros(shape, dtype=dtype) for _ in range(2 * len(spec.attention_layers))]
         self.values = [ort.OrtValue.ortvalue_from_numpy(array) for array in self.arrays]
         self.capacity = capacity
-        self.nbytes = sum(array.nbytes for array in self.arrays)
+        self.recurrent = RecurrentState(spec.delta) if spec.delta is not None else None
         self.owners = 1
+        self._count_bytes()
+
+    def _count_bytes(self) -> None:
+        recurrent = self.recurrent.nbytes if self.recurrent is not None else 0
+        self.nbytes = sum(array.nbytes for array in self.arrays) + recurrent
+
+    def reach(self, length: int) -> int:
+        """The largest position up to `length` at which a run can start."""
+        return length if self.recurrent is None else self.recurrent.reach(length)
 
     def grow(self, keep: int, capacity: int) -> None:
         """Grow layer by layer, so that there are never two full copies. A failure leaves every layer with its
@@ -51,7 +61,7 @@ class KvBuffers:
             array[:, :, : whole_blocks(keep)] = held[:, :, : whole_blocks(keep)]
             self.values[index], self.arrays[index] = ort.OrtValue.ortvalue_from_numpy(array), array
         self.capacity = capacity
-        self.nbytes = sum(array.nbytes for array in self.arrays)
+        self._count_bytes()
 
 
 class KvPool:
@@ -74,7 +84,10 @@ class KvPool:
     def bytes_for(self, capacity: int) -> int:
         spec = self.spec
         each = 2 * len(spec.attention_layers) * spec.kv_heads * spec.head_dim
-        return each * self.dtype.itemsize * capacity
+        held = 0
+        if spec.delta is not None:
+            held = 2 * 4 * len(spec.delta.layers) * recurrent_shapes(spec.delta)[0][0]
+        return each * self.dtype.itemsize * capacity + held
 
     def capacity_for(self, length: int) -> int:
         """The capacity for `length` tokens; grows by half, so that a session copies each token only a few
@@ -98,6 +111,8 @@ class KvPool:
         fresh = self.allocate(length)
         for source, target in zip(buffers.arrays, fresh.arrays, strict=True):
             target[:, :, : whole_blocks(keep)] = source[:, :, : whole_blocks(keep)]
+        if buffers.recurrent is not None and fresh.recurrent is not None:
+            buffers.recurrent.copy_to(fresh.recurrent, keep)
         return fresh
 
     def grow(self, buffers: KvBuffers, keep: int, length: int) -> None:

@@ -3,6 +3,7 @@
  * Included by operators.c, whose helpers it uses. Sizes are checked as there.
  */
 #pragma once
+#include "delta_net.h"
 #include "experts.h"
 #include "heads.h"
 
@@ -270,3 +271,89 @@ static Status *run_gate_heads(void *kernel, Context *context) {
 static const int PLAIN_INPUTS[] = {FLOAT, FLOAT, UINT8}, PLAIN_ROWS_INPUTS[] = {INT64, UINT8};
 static const int EXPERTS_INPUTS[] = {FLOAT, FLOAT, FLOAT, UINT8, UINT8, UINT8, FLOAT, FLOAT, FLOAT, FLOAT, FLOAT};
 static const int HEADS_INPUTS[] = {FLOAT, FLOAT, FLOAT}, GATES_INPUTS[] = {FLOAT, FLOAT};
+
+/* DeltaNet: mixed [1, rows, ...], convolution [channels, kernel], decay, step bias [value heads], norm [value size],
+ * state and its copy (changed in place), log [rows, channels + 2 * value heads], control [4]: rows of the log to repeat
+ * after restoring the copy, or -1; rows after which to copy the state, or -1; where in the log rows are written, or -1;
+ * and unused -> [1, rows, values]. */
+
+typedef struct {
+    Api api;
+    int64_t key_heads, value_heads, key_size, value_size, kernel, tiled;
+    float epsilon;
+} DeltaKernel;
+
+static Status *make_delta(Api api, const KernelInfo *info, void **out) {
+    DeltaKernel made = {.api = api};
+    TRY(attribute_int(api, info, "key_heads", &made.key_heads));
+    TRY(attribute_int(api, info, "value_heads", &made.value_heads));
+    TRY(attribute_int(api, info, "key_size", &made.key_size));
+    TRY(attribute_int(api, info, "value_size", &made.value_size));
+    TRY(attribute_int(api, info, "kernel", &made.kernel));
+    TRY(attribute_int(api, info, "tiled", &made.tiled));
+    TRY(attribute_float(api, info, "epsilon", &made.epsilon));
+    if (made.key_heads <= 0 || made.value_heads % made.key_heads || made.key_size <= 0 || made.value_size <= 0 ||
+        made.value_size % LANES || made.kernel < 2)
+        return failure(api, "these heads of a delta net cannot be computed");
+    DeltaKernel *self = malloc(sizeof *self);
+    if (!self) return failure(api, "no memory for an operator");
+    *self = made;
+    *out = self;
+    return NULL;
+}
+
+static Status *compute_delta(DeltaNet *d, Api api, Context *context) {
+    size_t held = (d->kernel - 1) * d->channels + d->value_heads * d->key_size * d->value_size;
+    if (d->repeated != (size_t)-1) memcpy(d->state, d->copy, held * sizeof *d->state);
+    else d->repeated = 0;
+    d->all = d->repeated + d->rows;
+    size_t pointers = d->kernel - 1 + 2 * d->all;
+    char *memory = malloc(pointers * sizeof *d->inputs + d->all * (d->channels + 2 * d->value_heads) * sizeof(float));
+    if (!memory) return failure(api, "no memory for a delta net");
+    d->inputs = (const float **)memory;
+    d->steps = d->inputs + d->kernel - 1 + d->all;
+    d->mixed_in = (float *)(memory + pointers * sizeof *d->inputs);
+    d->factors = d->mixed_in + d->all * d->channels;
+    delta_inputs(d);
+    Status *failed = for_rows(api, context, delta_row, d->all, d);
+    if (!failed) failed = in_parallel(api, context, delta_task, d->value_heads * delta_parts(d), d);
+    if (!failed) failed = for_rows(api, context, delta_gate, d->rows, d);
+    if (!failed) { /* the log last: rows that are remembered may lie in it */
+        if (d->mark >= 0) remember_inputs(d, d->repeated + (size_t)d->mark, d->copy);
+        remember_inputs(d, d->all, d->state);
+        if (d->mark >= 0) log_inputs(d, d->repeated + (size_t)d->mark, 0);
+        else if (d->log_at != (size_t)-1) log_inputs(d, d->repeated, d->log_at);
+    }
+    free(memory);
+    return failed;
+}
+
+static Status *run_delta(void *kernel, Context *context) {
+    const DeltaKernel *self = kernel;
+    Api api = self->api;
+    Input in[9];
+    for (size_t i = 0; i < 9; i++) TRY(read_input(api, context, i, in + i));
+    DeltaNet d = {.key_heads = (size_t)self->key_heads, .value_heads = (size_t)self->value_heads,
+                  .key_size = (size_t)self->key_size, .value_size = (size_t)self->value_size, .kernel = (size_t)self->kernel,
+                  .tiled = (int)self->tiled, .epsilon = self->epsilon, .mixed = in[0].data, .convolution = in[1].data,
+                  .decay = in[2].data, .step_bias = in[3].data, .norm = in[4].data, .state = in[5].data,
+                  .copy = in[6].data, .log = in[7].data};
+    d.channels = 2 * d.key_heads * d.key_size + delta_values(&d);
+    size_t held = (d.kernel - 1) * d.channels + d.value_heads * d.key_size * d.value_size;
+    if (in[0].rank != 3 || in[0].sizes[2] != d.channels + delta_values(&d) + 2 * d.value_heads ||
+        in[1].elements != d.channels * d.kernel || in[2].elements != d.value_heads || in[3].elements != d.value_heads ||
+        in[4].elements != d.value_size || in[5].elements != held || in[6].elements != held || in[7].rank != 2 ||
+        in[7].sizes[1] != delta_logged(&d) || in[8].elements != 4)
+        return failure(api, "an input of DeltaNet does not have the size of its heads");
+    const int64_t *control = in[8].data;
+    int64_t room = (int64_t)in[7].sizes[0], rows = (int64_t)in[0].sizes[1];
+    if (control[0] > room || (control[1] >= 0 && control[1] >= rows) || (control[1] >= 0 && rows - control[1] > room) ||
+        (control[1] < 0 && control[2] >= 0 && control[2] + rows > room))
+        return failure(api, "DeltaNet was asked for rows outside of its log");
+    d.rows = (size_t)rows, d.repeated = control[0] < 0 ? (size_t)-1 : (size_t)control[0], d.mark = (long)control[1];
+    d.log_at = control[2] < 0 ? (size_t)-1 : (size_t)control[2];
+    TRY(output(api, context, d.rows, delta_values(&d), &d.out));
+    return compute_delta(&d, api, context);
+}
+
+static const int DELTA_INPUTS[] = {FLOAT, FLOAT, FLOAT, FLOAT, FLOAT, FLOAT, FLOAT, FLOAT, INT64};

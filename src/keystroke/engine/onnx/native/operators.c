@@ -408,6 +408,7 @@ static const Operator OPERATORS[] = {
     OPERATOR("PlainRows", PLAIN_ROWS_INPUTS, 0, make_plain, run_plain_rows),
     OPERATOR("Experts", EXPERTS_INPUTS, -1, make_experts, run_experts),
     OPERATOR("SplitHeads", HEADS_INPUTS, -1, make_heads, run_split_heads),
+    OPERATOR("DeltaNet", DELTA_INPUTS, 0, make_delta, run_delta),
     OPERATOR("GateHeads", GATES_INPUTS, 0, make_heads, run_gate_heads),
 };
 
