@@ -113,12 +113,14 @@ def write_gguf(
     extra: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray[Any, Any]] | None = None,
     replaced: dict[str, tuple[str, np.ndarray[Any, Any]]] | None = None,
+    split: int = 0,
 ) -> None:
     """A GGUF file as llama.cpp's converter would lay it out: matrices as `kind`, vectors as float32,
-    `replaced` tensors as the stored bytes of the type given with them."""
+    `replaced` tensors as the stored bytes of the type given with them. `split`: at most so many tensors in
+    each of several files."""
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer = gguf.GGUFWriter(path, family)
+    writer = gguf.GGUFWriter(path, family, split_max_tensors=split)
     writer.add_name("a small model")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)

@@ -152,13 +152,33 @@ def test_scaling_keys_become_a_rope_spec(
         {"llama.rope.scaling.type": "longrope"},
         {"llama.rope.dimension_count": 8},
         {"llama.attention.sliding_window": 128},
-        {"split.count": 3},
     ],
 )
 def test_a_variant_we_cannot_compute_is_refused(tmp_path: Path, extra: dict[str, Any]) -> None:
     write_gguf(tmp_path / "model.gguf", reference("llama"), "llama", extra=extra)
     with pytest.raises(UnsupportedModel):
         open_checkpoint(tmp_path / "model.gguf")
+
+
+def test_a_split_file_reads_like_a_whole_one(tmp_path: Path) -> None:
+    model = reference("qwen2")
+    write_gguf(tmp_path / "whole.gguf", model, "qwen2")
+    (tmp_path / "parts").mkdir()
+    write_gguf(tmp_path / "parts" / "small.gguf", model, "qwen2", split=8)
+    parts = sorted((tmp_path / "parts").glob("*.gguf"))
+    assert len(parts) > 2
+    with open_checkpoint(tmp_path / "whole.gguf") as whole:
+        for given in (parts[0], parts[1], tmp_path / "parts"):
+            with open_checkpoint(given) as checkpoint:
+                assert checkpoint.spec == replace(whole.spec, name="small")
+                for name in whole.names():
+                    np.testing.assert_array_equal(checkpoint.tensor(name), whole.tensor(name))
+    parts[1].unlink()
+    with pytest.raises(ModelDamaged, match=f"lacks {parts[1].name}"):
+        open_checkpoint(parts[0])
+    parts[0].rename(tmp_path / "renamed.gguf")
+    with pytest.raises(ModelDamaged, match="its name does not say which"):
+        open_checkpoint(tmp_path / "renamed.gguf")
 
 
 def test_another_architecture_is_refused_with_a_way_out(tmp_path: Path) -> None:

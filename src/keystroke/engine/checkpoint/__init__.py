@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from keystroke.engine.checkpoint.rope import extend_context, inverse_frequencies, rope_tables
@@ -45,6 +46,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return HuggingFaceCheckpoint(path.resolve())
     files = sorted(path.glob("*.gguf"))
     if len(files) == 1:
+        return _gguf(files[0])
+    models = {re.sub(r"-\d{5}-of-\d{5}$", "", file.stem) for file in files}
+    if len(models) == 1:  # the parts of one model
         return _gguf(files[0])
     if files:
         raise InputError(f"{path} holds {len(files)} GGUF files; give one of them, such as {files[0].name}")

@@ -6,6 +6,8 @@ Block-quantised tensors are dequantised one at a time, or returned as stored.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import numpy.typing as npt
 
 from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.checkpoint.fields import Fields
-from keystroke.engine.checkpoint.gguf_header import GGUFHeader, open_header
+from keystroke.engine.checkpoint.gguf_header import GGUFHeader, TensorInfo, open_header
 from keystroke.engine.checkpoint.safetensors_file import to_float32
 from keystroke.engine.checkpoint.spec import Checkpoint, ModelSpec, RopeSpec, check_shapes
 from keystroke.engine.families import BY_GGUF, family_of, family_of_gguf
@@ -31,11 +33,15 @@ _FLOATS: dict[str, np.dtype[np.generic]] = {
 
 class GGUFCheckpoint(Checkpoint):
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._header: GGUFHeader | None = open_header(path)
-        self._bytes = np.frombuffer(self._header.view, dtype=np.uint8)
-        self.spec = _spec(self._header)
-        if "rope_freqs.weight" in self._header.tensors:
+        self._paths = _parts(path)
+        self._path = self._paths[0]
+        self._headers = [open_header(part) for part in self._paths]
+        self._tensors: dict[str, tuple[npt.NDArray[np.uint8], TensorInfo]] = {}
+        for header in self._headers:
+            data = np.frombuffer(header.view, dtype=np.uint8)
+            self._tensors.update({name: (data, info) for name, info in header.tensors.items()})
+        self.spec = _spec(self._headers[0], {name: info.shape for name, (_, info) in self._tensors.items()})
+        if "rope_freqs.weight" in self._tensors:
             self.spec = replace(self.spec, rope=self._with_divisors(self.spec.rope))
         check_shapes(self.spec, self._shape)
 
@@ -48,31 +54,27 @@ class GGUFCheckpoint(Checkpoint):
             raise ModelDamaged(f"{self._path} has unusable rotary factors; download it again")
         return replace(rope, scaling=rope.scaling or "llama3", divisors=tuple(divisors.ravel().tolist()))
 
-    @property
-    def header(self) -> GGUFHeader:
-        assert self._header is not None, "the checkpoint is closed"
-        return self._header
-
     def _source(self, name: str) -> TensorSource:
         family = family_of(self.spec.architecture)
         if family.gguf_source is not None:
-            return family.gguf_source(self.spec, name, self.header.tensors)
+            return family.gguf_source(self.spec, name, self._tensors)
         return TensorSource((gguf_name(name, family.gguf_names),), flat=name.endswith(".bias"))
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
         source = self._source(name)
-        infos = [self.header.tensors.get(part) for part in source.names]
-        shapes = [_stacked(info.shape) for info in infos if info is not None]
-        if len(shapes) < len(infos):
+        if any(part not in self._tensors for part in source.names):
             return None
+        shapes = [_stacked(self._tensors[part][1].shape) for part in source.names]
+        if source.single_row:
+            return (1, *shapes[0])
         if source.flat:
             return (sum(math.prod(shape) for shape in shapes),)
         rows = sum(shape[0] for shape in shapes) if source.rows is None else len(source.rows)
         return (rows, *shapes[0][1:])
 
     def _stored(self, stored: str) -> tuple[npt.NDArray[np.generic], str]:
-        info = self.header.tensors[stored]
-        data = self._bytes[info.start : info.start + info.size]
+        file, info = self._tensors[stored]
+        data = file[info.start : info.start + info.size]
         dtype = _FLOATS.get(info.type.name)
         if dtype is not None:
             return data.view(dtype).reshape(_stacked(info.shape)), info.type.name
@@ -84,6 +86,8 @@ class GGUFCheckpoint(Checkpoint):
         data, kind = parts[0]
         if len(parts) > 1:
             data = np.concatenate([array for array, _ in parts])
+        if source.single_row:
+            data = data.reshape(1, -1)
         if source.flat:
             data = data.ravel()
         if source.rows is not None:
@@ -96,7 +100,7 @@ class GGUFCheckpoint(Checkpoint):
         return data, kind
 
     def storage(self, name: str) -> str:
-        return self.header.tensors[self._source(name).names[0]].type.name
+        return self._tensors[self._source(name).names[0]][1].type.name
 
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
         data, kind = self.raw(name)
@@ -115,11 +119,11 @@ class GGUFCheckpoint(Checkpoint):
         return values
 
     def fingerprint(self) -> str:
-        return quick_digest([self._path])
+        return quick_digest(self._paths)
 
     def close(self) -> None:
-        self._header = None
-        self._bytes = np.empty(0, dtype=np.uint8)
+        self._headers.clear()
+        self._tensors.clear()
 
 
 def gguf_architectures() -> frozenset[str]:
@@ -140,14 +144,32 @@ def _stacked(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0] * shape[1], shape[2]) if len(shape) == 3 else shape
 
 
-def _spec(header: GGUFHeader) -> ModelSpec:
+def _spec(header: GGUFHeader, shapes: Mapping[str, tuple[int, ...]]) -> ModelSpec:
     fields = Fields(header.metadata, str(header.path))
     stated = fields.text("general.architecture")
     family = family_of_gguf(stated)
-    if fields.get("split.count") not in (None, 0, 1):
-        raise UnsupportedModel(
-            f"{header.path} is one part of a model split over several files; "
-            "join them first with llama-gguf-split --merge"
+    name = _SPLIT.sub("", header.path.stem)
+    return family.read_gguf(GGUFFile(fields, stated, name, shapes))
+
+
+_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})$")
+
+
+def _parts(path: Path) -> list[Path]:
+    """The files of a model: `path`, or all parts of a model that is split over several, which need not be
+    joined. Raises ModelDamaged if one is missing."""
+    match = _SPLIT.search(path.stem)
+    count = open_header(path).metadata.get("split.count")
+    if not isinstance(count, int) or count <= 1:
+        return [path]
+    if match is None or int(match[2]) != count:
+        raise ModelDamaged(
+            f"{path} is one of {count} parts of a model, but its name does not say which; give the files "
+            "their names of the form NAME-00001-of-00003.gguf again"
         )
-    shapes = {name: info.shape for name, info in header.tensors.items()}
-    return family.read_gguf(GGUFFile(fields, stated, header.path.stem, shapes))
+    start = path.stem[: match.start()]
+    parts = [path.with_name(f"{start}-{n:05}-of-{count:05}{path.suffix}") for n in range(1, count + 1)]
+    for part in parts:
+        if not part.is_file():
+            raise ModelDamaged(f"{path.parent} lacks {part.name}, a part of the model; download it too")
+    return parts
