@@ -85,6 +85,11 @@ class LlamaLibrary:
             raise SystemExit("llama.cpp could not decode")
         self._library.llama_get_logits(self._context)[0]
 
+    def logits(self, vocabulary: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """The logits of the last token."""
+        pointer = self._library.llama_get_logits(self._context)
+        return np.array(pointer[:vocabulary], np.float64)
+
 
 _SILENT = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)(lambda *_: None)
 
