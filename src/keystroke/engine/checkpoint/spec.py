@@ -29,7 +29,6 @@ Architecture = Literal[
     "qwen3_5_moe",
     "mellum",
     "ministral3",
-    "glm4_moe_lite",
 ]
 Activation = Literal["silu", "gelu"]  # gelu: by its tanh approximation
 Scaling = Literal["linear", "llama3", "yarn"]
@@ -125,18 +124,6 @@ class DeltaSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class LatentSpec:
-    """Multi-head latent attention: queries, keys and values are made from two short vectors, of which only
-    that of keys and values is kept. Heads have a part without rotation and a rotated part that keys share."""
-
-    query_rank: int  # 0: queries come straight from the hidden state
-    rank: int  # of keys and values
-    plain: int  # dimensions of a head without rotation
-    rotated: int
-    value_size: int
-
-
-@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder of the Llama family: RMSNorm, rotary attention with grouped KV heads, a gated feed-forward.
     Where families differ, the default is the behaviour of Llama."""
@@ -173,7 +160,6 @@ class ModelSpec:
     sinks: bool = False  # every head has a score of its own that takes a part of attention
     gated_attention: bool = False  # the query projection also makes a gate of attention's output
     delta: DeltaSpec | None = None
-    latent: LatentSpec | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -227,7 +213,6 @@ class ModelSpec:
             ("a scale of its own for attention", self.query_scale != float(self.head_dim**-0.5)),
             ("attention with sinks", self.sinks),
             ("linear attention", self.delta is not None),
-            ("latent attention", self.latent is not None),
             ("gated attention", self.gated_attention),
             ("heads that are rotated in part", self.rotated != self.head_dim),
             ("queries that grow with their position", self.rope.query_growth != 0.0),
@@ -263,8 +248,6 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         shapes[f"{at}.input_layernorm.weight"] = (spec.hidden,)
         if spec.delta is not None and layer in spec.delta.layers:
             shapes.update(_delta_shapes(spec.delta, f"{at}.linear_attn", spec.hidden))
-        elif spec.latent is not None:
-            shapes.update(_latent_shapes(spec, spec.latent, f"{at}.self_attn"))
         else:
             gates = 2 if spec.gated_attention else 1
             linear(f"{at}.self_attn.q_proj", gates * queries, spec.hidden, spec.qkv_bias)
@@ -325,24 +308,6 @@ def _delta_shapes(delta: DeltaSpec, at: str, hidden: int) -> dict[str, tuple[int
         f"{at}.decay": (delta.value_heads,),
         f"{at}.norm.weight": (delta.value_size,),
         f"{at}.out_proj.weight": (hidden, delta.values),
-    }
-
-
-def _latent_shapes(spec: ModelSpec, latent: LatentSpec, at: str) -> dict[str, tuple[int, ...]]:
-    queries = spec.heads * (latent.plain + latent.rotated)
-    shapes: dict[str, tuple[int, ...]] = {}
-    if latent.query_rank:
-        shapes[f"{at}.q_a_proj.weight"] = (latent.query_rank, spec.hidden)
-        shapes[f"{at}.q_a_layernorm.weight"] = (latent.query_rank,)
-        shapes[f"{at}.q_b_proj.weight"] = (queries, latent.query_rank)
-    else:
-        shapes[f"{at}.q_proj.weight"] = (queries, spec.hidden)
-    return shapes | {
-        f"{at}.kv_a_proj_with_mqa.weight": (latent.rank + latent.rotated, spec.hidden),
-        f"{at}.kv_a_layernorm.weight": (latent.rank,),
-        f"{at}.k_b_proj.weight": (spec.heads * latent.rank, latent.plain),
-        f"{at}.v_b_proj.weight": (spec.heads * latent.value_size, latent.rank),
-        f"{at}.o_proj.weight": (spec.hidden, spec.heads * latent.value_size),
     }
 
 

@@ -58,7 +58,6 @@ def needs_native_operators(spec: ModelSpec) -> str | None:
     named = (
         ("a mixture of experts", spec.experts is not None),
         ("linear attention", spec.delta is not None),
-        ("latent attention", spec.latent is not None),
         ("attention with sinks", spec.sinks),
         ("gated attention", spec.gated_attention),
         ("heads that are rotated in part", spec.rotated != spec.head_dim),
