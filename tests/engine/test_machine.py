@@ -103,6 +103,21 @@ def test_where_all_are_slow_the_least_slow_one_is_recommended() -> None:
     assert found.model.name == "coder-small"
 
 
+def test_a_noisy_measurement_does_not_change_the_recommendation_to_a_toy() -> None:
+    for bandwidth in (7e9, 9e9, 1.4e10, 2e10):
+        found = recommend_deep(BUILT_IN.values(), replace(LAPTOP, bandwidth=bandwidth))
+        assert found is not None
+        assert found.model.name == "coder"
+
+
+def test_of_two_slow_ones_the_quicker_one_is_recommended() -> None:
+    found = recommend_deep(
+        BUILT_IN.values(), replace(LAPTOP, cores=2, memory_bytes=40 << 30, bandwidth=1.5e10)
+    )
+    assert found is not None
+    assert found.model.name == "coder"
+
+
 def test_this_machine_is_described_and_measured() -> None:
     here = look_up_machine(Path("/"), measure=False)
     assert here.cores >= 1

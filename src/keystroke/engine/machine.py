@@ -43,6 +43,7 @@ _GPU_SHARE, _CPU_SHARE, _WEIGHTS_PER_CORE = 0.3, 0.8, 14e9
 _GPU_RESERVED = 1_500_000_000  # bytes that the driver, kernels and the desktop take
 _MEMORY_SHARE = 0.7  # of a machine's memory; the rest is for the editor, the browser and the project
 SLOW, COMFORTABLE = 5.0, 15.0  # tokens a second: below the first a model is not recommended
+_CAPABLE = 20  # rank below which a model is recommended only where nothing else runs
 _PLAIN = ("llama", "qwen2", "qwen3")  # architectures that the CPU engine runs without compiled operators
 
 
@@ -169,9 +170,17 @@ def recommend_deep(
     usable = [one for one in fits if one.reason is None and one.model.rank > 0]
     quick = [one for one in usable if one.speed is None or one.speed >= SLOW]
     # Without a quick one, the smallest: it is slow, but less so than the others.
-    if quick:
-        return max(quick, key=lambda one: (one.speed is None or one.speed >= COMFORTABLE, one.model.rank))
-    return min(usable, key=lambda one: one.model.read_bytes, default=None)
+    if not quick:
+        return min(usable, key=lambda one: one.model.read_bytes, default=None)
+    capable = [one for one in quick if one.model.rank >= _CAPABLE] or quick
+    return max(capable, key=_preference)
+
+
+def _preference(found: ModelFit) -> tuple[bool, float]:
+    """The better one of those that are comfortable, else the quicker one."""
+    if found.speed is None or found.speed >= COMFORTABLE:
+        return True, float(found.model.rank)
+    return False, found.speed
 
 
 def is_runnable(model: BuiltInModel) -> bool:
@@ -254,7 +263,7 @@ def memory_bandwidth() -> float:
     blocks = [np.ones(4 << 20, dtype=np.float64) for _ in range(workers)]  # 32 MB each: more than a cache
     best = 0.0
     with ThreadPoolExecutor(workers) as pool:
-        for _ in range(4):
+        for _ in range(8):
             began = time.perf_counter()
             list(pool.map(np.sum, blocks))
             best = max(best, sum(block.nbytes for block in blocks) / (time.perf_counter() - began))

@@ -235,10 +235,8 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
         row("formats", f"{follows}; {'fills in the middle' if fim else 'does not fill in the middle'}")
         row("prefill", f"reads {speed['prefill']:,.0f} tokens of prompt a second")
         row("decode", f"writes {speed['decode']:,.0f} tokens a second ({speed['step_ms']:.1f} ms each)")
-        costs = ", ".join(
-            f"{rows} tokens take {cost:.1f} times as long" for rows, cost in speed["verify"].items()
-        )
-        row("drafts", f"verified at once, {costs} as one")
+        counts, costs = speed["verify"].keys(), (f"{cost:.1f}" for cost in speed["verify"].values())
+        row("drafts", f"verifying {', '.join(map(str, counts))} takes {', '.join(costs)} times one token")
 
 
 def _loaded_rows(found: list[dict[str, Any]]) -> list[tuple[str, str]]:

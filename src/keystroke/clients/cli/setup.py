@@ -179,7 +179,7 @@ def setup(
     record = SetupRecord.load(settings.paths.state) or SetupRecord()
     asked = _Questions(yes)
     try:
-        added = _install(run, plan, record, asked)
+        added, failed = _install(run, plan, record, asked)
         roles = _choose_roles(run, plan, record, {*installed, *added})
         hints = _configure(run, _wanted_editors(editor, found, yes), folders, record, asked)
     finally:
@@ -192,6 +192,8 @@ def setup(
         )
     else:
         _show_result(run, roles, speeds, hints)
+    if failed:
+        raise typer.Exit(1)
 
 
 class _Questions:
@@ -211,35 +213,41 @@ def _show_plan(run: Invocation, plan: SetupPlan, found: list[EditorWriter]) -> N
     def row(label: str, text: str) -> None:
         run.console.line(f"{label:12}{text}")
 
-    def about(fit: ModelFit) -> str:
-        parts = [fit.model.about]  # begins with its full name
+    def model(label: str, fit: ModelFit) -> None:
+        parts = [fit.model.title]
         if fit.speed is not None:
             parts.append(f"about {fit.speed:.0f} tokens/s expected")
         name = fit.model.name
         parts.append(f"{format_size(fit.model.size)} to download" if name in plan.downloads else "installed")
-        return f"{name} ({'; '.join(parts)})"
+        row(label, f"{name}: {', '.join(parts)}")
 
     row("machine", plan.machine.describe())
-    fast = (
-        about(plan.fast_fit) if plan.fast_fit is not None else "embedded (80 million parameters; installed)"
-    )
-    row("fast", f"{fast}: completion while typing")
+    if plan.fast_fit is not None:
+        model("fast", plan.fast_fit)
+    else:
+        row("fast", "embedded: keystroke-80m, installed")
+    row("", "completion while typing")
     if plan.deep_fit is not None:
-        row("deep", f"{about(plan.deep_fit)}: chat, edits, reviews, tasks")
+        model("deep", plan.deep_fit)
+        row("", plan.deep_fit.model.about.partition(": ")[2])
     if found:
         row("editors", ", ".join(writer.title for writer in found) + " found")
     for note in plan.notes:
         row("note", note)
 
 
-def _install(run: Invocation, plan: SetupPlan, record: SetupRecord, asked: _Questions) -> list[str]:
-    """Download what the plan needs. A download that fails is reported, and setup goes on."""
+def _install(
+    run: Invocation, plan: SetupPlan, record: SetupRecord, asked: _Questions
+) -> tuple[list[str], list[str]]:
+    """Download what the plan needs: what was added, and what failed. A failure is reported, and setup goes
+    on."""
     from keystroke.clients.cli.console import format_size, print_error
     from keystroke.engine.builtin import BUILT_IN
     from keystroke.engine.fetch.known import add_builtin
     from keystroke.engine.library import ModelLibrary
 
     added: list[str] = []
+    failed: list[str] = []
     for name in plan.downloads:
         model = BUILT_IN[name]
         if not asked.agreed(f"Download {model.title} ({format_size(model.size)}, {model.licence})?"):
@@ -249,10 +257,11 @@ def _install(run: Invocation, plan: SetupPlan, record: SetupRecord, asked: _Ques
                 add_builtin(ModelLibrary(run.settings.paths.models), model, progress)
         except KeystrokeError as error:
             print_error(str(error))
+            failed.append(name)
             continue
         added.append(name)
         record.models.append(name)
-    return added
+    return added, failed
 
 
 def _choose_roles(run: Invocation, plan: SetupPlan, record: SetupRecord, there: set[str]) -> dict[str, str]:
