@@ -6,11 +6,13 @@ its cache again. Entries have a scope, so that response times do not reveal othe
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Payload = TypeVar("Payload")
+_PROTECTED = 64  # prefixes that may be protected at a time
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -41,6 +43,20 @@ class CachedPrefix(Generic[Payload]):
     scope: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ProtectedPrefix:
+    tokens: tuple[int, ...]
+    scope: str
+    until: float  # of the monotonic clock
+
+    def replaces(self, other: ProtectedPrefix) -> bool:
+        return (self.tokens, self.scope) == (other.tokens, other.scope)
+
+    def in_entry(self, entry: CachedPrefix[Any]) -> bool:
+        size = len(self.tokens)
+        return entry.scope == self.scope and tuple(entry.tokens[:size]) == self.tokens
+
+
 class PrefixCache(Generic[Payload]):
     """Least-recently-used store of finished sequences under a budget of bytes.
 
@@ -52,6 +68,7 @@ class PrefixCache(Generic[Payload]):
         self.budget = budget
         self._drop = drop
         self._entries: list[CachedPrefix[Payload]] = []  # oldest first
+        self._protected: list[ProtectedPrefix] = []  # oldest first
 
     def put(self, tokens: list[int], payload: Payload, nbytes: int, scope: str = "") -> None:
         """Store a sequence. Evicts entries that are prefixes of it, then the oldest above the budget. A
@@ -69,6 +86,13 @@ class PrefixCache(Generic[Payload]):
                 kept.append(other)
         self._entries = [*kept, entry]
         self.shrink(self.budget)
+
+    def protect(self, tokens: Sequence[int], seconds: float, scope: str = "") -> None:
+        """Evict entries that begin with `tokens` after all others, for so many seconds."""
+        now = time.monotonic()
+        wanted = ProtectedPrefix(tuple(tokens), scope, now + seconds)
+        self._protected = [p for p in self._protected if p.until > now and not wanted.replaces(p)]
+        self._protected = [*self._protected[1 - _PROTECTED :], wanted]
 
     def find(self, tokens: Sequence[int], scope: str = "") -> tuple[CachedPrefix[Payload] | None, int]:
         """The entry of `scope` with the longest common prefix, and its length. Marks it as used."""
@@ -97,8 +121,19 @@ class PrefixCache(Generic[Payload]):
         """Evict the oldest entry. Returns False if there is none."""
         if not self._entries:
             return False
-        self._release(self._entries.pop(0))
+        self._release(self._entries.pop(self._least_useful()))
         return True
+
+    def _least_useful(self) -> int:
+        """The oldest entry that is not the newest of a protected prefix; the oldest where all are."""
+        if not self._protected:
+            return 0
+        now, safe = time.monotonic(), set[int]()
+        for prefix in self._protected:
+            if prefix.until > now:
+                holders = [at for at, entry in enumerate(self._entries) if prefix.in_entry(entry)]
+                safe.update(holders[-1:])
+        return next((at for at in range(len(self._entries)) if at not in safe), 0)
 
     def newest_first(self) -> list[CachedPrefix[Payload]]:
         return self._entries[::-1]

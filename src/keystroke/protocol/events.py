@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from keystroke.protocol.items import ChosenToken, Item, OutputItem, OutputText, ReasoningText
-from keystroke.protocol.response import ErrorDetail, Response
+from keystroke.protocol.response import ErrorDetail, Receipt, Response
 
 StreamId = str | UnsetType
 
@@ -199,6 +199,37 @@ class SteerFailed(Struct, tag_field="type", tag="response.steer.failed"):
     error: SteerError
     sequence_number: int
     stream_id: StreamId = UNSET
+
+
+class TimingMetrics(Struct, frozen=True):
+    """Where the time of a response went, by the names that Codex reads. Milliseconds."""
+
+    responses_duration_excl_engine_and_client_tool_time_ms: float
+    engine_service_total_ms: float
+    engine_iapi_ttft_total_ms: float
+    engine_service_ttft_total_ms: float
+    engine_iapi_tbt_across_engine_calls_ms: float
+    engine_service_tbt_across_engine_calls_ms: float
+
+
+class WebSocketTiming(Struct, tag_field="type", tag="responsesapi.websocket_timing"):
+    """Precedes the end of a response on connections that asked for it with a header; it is no event of the
+    response, so it has no number."""
+
+    timing_metrics: TimingMetrics
+    stream_id: StreamId = UNSET
+
+
+def timing_metrics(paid: Receipt) -> TimingMetrics:
+    engine = paid.prefill_ms + paid.decode_ms
+    return TimingMetrics(
+        round(max(0.0, paid.total_ms - engine), 3),
+        round(engine, 3),
+        paid.first_token_ms,
+        paid.prefill_ms,
+        paid.token_p50_ms,
+        paid.token_p50_ms,
+    )
 
 
 class ErrorEvent(Struct, tag_field="type", tag="error"):

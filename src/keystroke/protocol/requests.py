@@ -134,7 +134,11 @@ class CreateRequest(GenerationFields, kw_only=True):
     context_management: list[ContextManagement] | None = None
     prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Any = None
     safety_identifier: Name | None = None
+    stream_options: StreamOptions | None = None
+    access_programs: Any = None
+    image: Any = None
     # "continue": the response goes on for a while after its connection breaks and can be resumed.
     on_disconnect: Literal["cancel", "continue"] | None = None
 
@@ -226,6 +230,11 @@ class ChatRequest(ConstraintFields, kw_only=True):
     audio: Any = None
     web_search_options: Any = None
     moderation: Any = None
+    metadata: Any = None
+    store: bool | None = None
+    safety_identifier: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
 
 
 class CompletionRequest(ConstraintFields, kw_only=True):

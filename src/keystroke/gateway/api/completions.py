@@ -18,6 +18,7 @@ from keystroke.assist.next_edit.foreign import parse_prompt
 from keystroke.config import AssistSettings
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.model import Model
+from keystroke.engine.prefix import common_prefix
 from keystroke.errors import InputError, KeystrokeError, UnsupportedModel
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api import prompts
@@ -25,6 +26,7 @@ from keystroke.gateway.api.answer import RunningAnswer, Sink
 from keystroke.gateway.api.answer_form import AnswerForm, answer_form, constrain, text_format
 from keystroke.gateway.api.compaction import Compactor, RenderedPrompt, compaction_limit
 from keystroke.gateway.api.foreign_edits import ForeignEdits, handles_natively
+from keystroke.gateway.api.response_request import cache_breakpoints
 from keystroke.gateway.api.serializers import ChatSerializer, CompletionSerializer, TextSerializer
 from keystroke.gateway.work.priority import Priority, Tier, shown_tier
 from keystroke.gateway.work.registry import AUTO, ServedModel
@@ -37,7 +39,13 @@ from keystroke.protocol.chat import TextCompletion
 from keystroke.protocol.faults import NoSuitableModel
 from keystroke.protocol.field_table import ignored_fields
 from keystroke.protocol.items import Item, Tool, content_text
-from keystroke.protocol.requests import ChatMessage, ChatRequest, ChatTool, CompletionRequest
+from keystroke.protocol.requests import (
+    ChatMessage,
+    ChatRequest,
+    ChatTool,
+    CompletionRequest,
+    CreateRequest,
+)
 from keystroke.protocol.response import Compacted, Routing
 
 SerializerMaker = Callable[..., TextSerializer]
@@ -116,6 +124,7 @@ class TextCompletions:
             tokens, compacted = await self._fitting_tokens(model, plan, form, caller, affinity, params)
             drafter = service.make_drafter(model, request.prediction, len(tokens), request.drafts)
             job = Job(tokens, params, drafter, affinity=affinity)
+            job.protected = await self._protected_prefixes(model, plan, form, tokens)
         else:
             specs = form.toolset.specs or None
             job = RemoteJob(params, plan.messages(form), specs, form.remote, form.check)
@@ -233,6 +242,16 @@ class TextCompletions:
 
         tokens: list[int] = await self.service.run_off_loop(plan.size, tokenised, model)
         return tokens
+
+    async def _protected_prefixes(
+        self, model: Model, plan: ChatPlan, form: AnswerForm, tokens: Sequence[int]
+    ) -> list[tuple[int, float]]:
+        """Lengths of the prefixes of the prompt that the request marks, and for how many seconds."""
+        lengths: list[tuple[int, float]] = []
+        for items, seconds in cache_breakpoints(CreateRequest(), plan.read):
+            part = replace(plan, read=items)
+            lengths.append((common_prefix(await self._chat_tokens(model, part, form), tokens), seconds))
+        return lengths
 
     async def foreign(self, request: CompletionRequest, caller: Caller) -> TextCompletion | None:
         """The answer to a prompt in the format of Zeta 2 or Sweep's models; None for other prompts, or where

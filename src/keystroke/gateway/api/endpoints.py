@@ -21,8 +21,10 @@ from keystroke.gateway.access.keys import ANONYMOUS, Caller
 from keystroke.gateway.api.choices import Choices, starting_choices
 from keystroke.gateway.api.completions import TextCompletions, TextRun
 from keystroke.gateway.api.infill import infill_body, infill_request
-from keystroke.gateway.api.models import model_catalog
+from keystroke.gateway.api.models import model_catalog, models_etag
 from keystroke.gateway.api.page import asset_response, index_response
+from keystroke.gateway.api.response_request import TURN_STATE, turn_state
+from keystroke.gateway.api.response_run import ResponseRun
 from keystroke.gateway.api.responses import Responses
 from keystroke.gateway.api.status import load_lines, server_status
 from keystroke.gateway.record import metrics
@@ -42,7 +44,7 @@ from keystroke.gateway.transport.http import (
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.routing import RoutingRequest
 from keystroke.gateway.work.service import Service
-from keystroke.protocol.faults import NoSuitableModel, ResponseNotFound
+from keystroke.protocol.faults import ModelNotFound, NoSuitableModel, ResponseNotFound
 from keystroke.protocol.requests import ChatRequest, CompletionRequest, CreateRequest, InfillRequest
 from keystroke.protocol.status import LoadRequest
 
@@ -81,19 +83,27 @@ class Endpoints:
 
     async def create_response(self, call: ApiRequest[CreateRequest]) -> HttpResponse:
         request, caller = call.body, call.caller
+        state = turn_state(call.http.headers)
         if request.stream:
             stream = EventStream(RESPONSES)
-            run = await self.responses.create(request, caller, stream.sink, on_done=stream.finish)
-            stream.attach(run, self.service.limit_headers(caller, run.entry.name))
+            run = await self.responses.create(
+                request, caller, stream.sink, on_done=stream.finish, turn_state=state
+            )
+            stream.attach(run, self._response_headers(caller, run))
             return stream
-        run = await self.responses.create(request, caller, lambda _messages: None)
-        headers = self.service.limit_headers(caller, run.entry.name)
+        run = await self.responses.create(request, caller, lambda _messages: None, turn_state=state)
+        headers = self._response_headers(caller, run)
         response = run.response
         if not run.background:
             await wait_or_cancel(call.http, run.over, run.cancel)
             if run.failure is not None:
                 raise run.failure
         return json_response(response, headers=headers)
+
+    def _response_headers(self, caller: Caller, run: ResponseRun) -> dict[str, str]:
+        limits = self.service.limit_headers(caller, run.entry.name)
+        etag = models_etag(self.service.registry)
+        return {**limits, TURN_STATE: run.affinity, "x-models-etag": etag}
 
     async def count_input_tokens(self, call: ApiRequest[CreateRequest]) -> HttpResponse:
         return json_response(await self.responses.count_tokens(call.body, call.caller))
@@ -197,8 +207,20 @@ class Endpoints:
 
     # The server itself
 
-    async def models(self, _call: ApiRequest[None]) -> HttpResponse:
-        return json_response(model_catalog(self.service.registry))
+    async def models(self, call: ApiRequest[None]) -> HttpResponse:
+        etag = f'"{models_etag(self.service.registry)}"'
+        if call.http.headers.get("if-none-match") == etag:
+            return HttpResponse(status_code=304, headers={"etag": etag})
+        return json_response(model_catalog(self.service.registry), headers={"etag": etag})
+
+    async def model(self, call: ApiRequest[None]) -> HttpResponse:
+        name = call.path_value("model")
+        listed = model_catalog(self.service.registry)["data"]
+        found = next((one for one in listed if one["id"] == name), None)
+        if found is None:
+            self.service.registry.resolve(name)  # raises, with the names that there are
+            raise ModelNotFound(f"{name:.80} is not loaded; request it to load it.", param="model")
+        return json_response(found)
 
     async def load(self, call: ApiRequest[LoadRequest]) -> HttpResponse:
         """Load a model; the progress comes as lines of JSON."""

@@ -6,8 +6,11 @@ same models in the same order: the choices (auto, fast, deep, chat), then the na
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from keystroke.gateway.api.answer_form import SMALL_MODEL
 from keystroke.gateway.work.registry import AUTO, ROLES, ModelRegistry
@@ -41,8 +44,16 @@ def model_catalog(registry: ModelRegistry) -> dict[str, Any]:
     return {
         "object": "list",
         "data": [_openai(name, model) for name, model in names.items()],
+        "has_more": False,
+        "first_id": next(iter(names)),
+        "last_id": next(reversed(names)),
         "models": [_codex(name, model, place) for place, (name, model) in enumerate(names.items())],
     }
+
+
+def models_etag(registry: ModelRegistry) -> str:
+    """Changes when the list of models does."""
+    return hashlib.sha256(msgspec.json.encode(model_catalog(registry))).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +67,10 @@ def _openai(name: str, model: _Listed) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
+        "type": "model",
+        "display_name": name,
         "created": 0,
+        "created_at": "1970-01-01T00:00:00Z",
         "owned_by": "keystroke",
         "role": model.role,
         "context_length": model.context_length,

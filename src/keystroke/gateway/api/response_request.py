@@ -3,22 +3,35 @@ with."""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from keystroke.engine.model import Model
 from keystroke.errors import Forbidden, InputError
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer_form import TextFormat, text_format
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.routing import RoutingRequest
 from keystroke.gateway.work.service import new_id
+from keystroke.protocol.field_table import ignored_fields
 from keystroke.protocol.items import Item, content_text
 from keystroke.protocol.requests import CreateRequest, ResponseCreate
 from keystroke.protocol.response import Response, Routing
 
+TURN_STATE = "x-codex-turn-state"
+_STATE = re.compile(r"[A-Za-z0-9_.:/+=-]{1,128}")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_BREAKPOINTS = 4  # of a request are written
 METADATA = (16, 64, 512)  # pairs, characters of a name, characters of a value: every event carries them
+
+
+def turn_state(headers: Mapping[str, str]) -> str | None:
+    """What the client repeats of an earlier reply, so that requests of one turn reach the same engine."""
+    given = headers.get(TURN_STATE, "")
+    return given if _STATE.fullmatch(given) else None
 
 
 def check_request(request: CreateRequest) -> None:
@@ -74,6 +87,37 @@ def routing_request(
     return RoutingRequest(
         priority, words, prompts.text_length(items), bool(request.background), effort, converses=True
     )
+
+
+def reasons(model: Model | None) -> bool:
+    """Whether a model's template has room for reasoning; a remote model may reason."""
+    if model is None:
+        return True
+    source = model.chat.source if model.chat is not None else ""
+    return any(word in source for word in ("think", "reasoning"))
+
+
+def request_notes(request: CreateRequest, name: str, model: Model | None) -> list[str]:
+    """What of a request was ignored, one sentence each."""
+    notes = ignored_fields("POST /v1/responses", request)
+    effort = None if request.reasoning is None else request.reasoning.effort
+    if effort not in (None, "none") and not reasons(model):
+        notes.append(f"reasoning.effort is ignored: {name} does not reason")
+    return notes
+
+
+def cache_breakpoints(request: CreateRequest, items: Sequence[Item]) -> list[tuple[list[Item], float]]:
+    """The conversation up to each marked part, and for how many seconds it is protected; the newest four."""
+    default = (request.prompt_cache_options.ttl if request.prompt_cache_options else None) or "30m"
+    found: list[tuple[list[Item], float]] = []
+    for at, item in enumerate(items):
+        parts = item.content if isinstance(item.content, list) else []
+        for count, part in enumerate(parts, 1):
+            if part.prompt_cache_breakpoint is not None:
+                ttl = part.prompt_cache_breakpoint.ttl or default
+                upto = [*items[:at], msgspec.structs.replace(item, content=parts[:count])]
+                found.append((upto, int(ttl[:-1]) * _SECONDS[ttl[-1]]))
+    return found[-_BREAKPOINTS:]
 
 
 def new_response(request: CreateRequest, model: str, routing: Routing, *, tier: str, store: bool) -> Response:

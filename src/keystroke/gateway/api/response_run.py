@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 
 from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.engine.model import Model
+from keystroke.engine.prefix import common_prefix
 from keystroke.errors import InputError, Interrupted, KeystrokeError, QueueFull, Unavailable
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.access.limits import Permit
@@ -38,8 +40,10 @@ from keystroke.gateway.api.conversations import Conversations
 from keystroke.gateway.api.prompts import ConversationTurn
 from keystroke.gateway.api.replay import Replay, Replays
 from keystroke.gateway.api.response_request import (
+    cache_breakpoints,
     is_warm_up,
     new_response,
+    request_notes,
     requested_format,
     requested_logprobs,
     routing_request,
@@ -100,8 +104,10 @@ class ResponseRun:
         caller: Caller,
         sink: Sink,
         previous: ConversationTurn | None,
+        turn_state: str | None = None,
     ) -> None:
         self.caller = caller
+        self._turn_state = turn_state
         self.stream_id = request.stream_id if isinstance(request, ResponseCreate) else None
         self.background = bool(request.background)
         self.entry: ServedModel
@@ -151,6 +157,13 @@ class ResponseRun:
     @property
     def response(self) -> Response:
         return self._serializer.response
+
+    @property
+    def affinity(self) -> str:
+        """What requests with the same prefix have in common; chooses among engines that hold different
+        ones."""
+        given = self._turn_state or self._request.prompt_cache_key
+        return given or prompts.affinity(self._request.instructions, self._items)
 
     @property
     def items(self) -> list[Item]:
@@ -240,6 +253,7 @@ class ResponseRun:
                 job.generated = tuple(self.taken_up.tokens)
         response.shortened = prompts.shortened(self._items, form.toolset)
         response.compacted = self._compacted
+        response.notes = request_notes(request, entry.name, entry.model) or UNSET
         opening = [self._compaction] if self._compaction is not None and request.context_management else []
         self._serializer = ResponseSerializer(
             response, self.stream_id, opening=opening, max_calls=request.max_tool_calls
@@ -344,7 +358,7 @@ class ResponseRun:
         """Replace all but the newest items by a summary."""
         await self._route()
         form, model = self._form(), self.entry.model
-        affinity = prompts.affinity(self._request.instructions, self._items)
+        affinity = self.affinity
         if model is None:
             prompt = self._render_remote(self._items, form)
         else:
@@ -371,7 +385,7 @@ class ResponseRun:
         request, service, entry = self._request, self._owner.service, self.entry
         form = self._form()
         params = service.generation_params(request, request.max_output_tokens, requested_logprobs(request))
-        model, affinity = entry.model, prompts.affinity(request.instructions, self._items)
+        model, affinity = entry.model, self.affinity
         reused = None
         if previous is None:
             reused = self._owner.compactor.reuse(self.caller, affinity, self._items)
@@ -391,7 +405,20 @@ class ResponseRun:
         assert isinstance(job, Job)
         job.drafter = service.make_drafter(model, request.prediction, len(job.prompt), request.drafts)
         job.warm = self._warm
+        job.protected = await self._protected_prefixes(model, form, job.prompt)
         return job, form
+
+    async def _protected_prefixes(
+        self, model: Model, form: AnswerForm, tokens: Sequence[int]
+    ) -> list[tuple[int, float]]:
+        """Lengths of the prefixes of the prompt that the request marks, and for how many seconds."""
+        lengths = []
+        for items, seconds in cache_breakpoints(self._request, self._items):
+            upto: list[int] = await self._owner.service.run_off_loop(
+                prompts.text_length(items), partial(self._render, model, items, form, generate=False), model
+            )
+            lengths.append((common_prefix(upto, tokens), seconds))
+        return lengths
 
     async def _fit(
         self, prompt: RenderedPrompt, form: AnswerForm, affinity: str, reused: ReusedSummary | None
@@ -438,9 +465,11 @@ class ResponseRun:
     def _render_remote(self, items: Sequence[Item], form: AnswerForm) -> RenderedPrompt:
         messages = prompts.messages_of(self._request.instructions, items, toolset=form.toolset)
         tools = form.toolset.specs or None
+        wanted = self._request.reasoning.effort if self._request.reasoning is not None else None
+        effort = {"reasoning_effort": wanted} if wanted is not None else {}
 
         def job(params: GenerationParams) -> RemoteJob:
-            return RemoteJob(params, messages, tools, form.remote, form.check)
+            return RemoteJob(params, messages, tools, form.remote | effort, form.check)
 
         return RenderedPrompt(RemoteJob(GenerationParams(), messages).estimate, job)
 
@@ -464,7 +493,9 @@ class ResponseRun:
                 return joined
         return self._render(model, self._items, form)
 
-    def _render(self, model: Model, items: Sequence[Item], form: AnswerForm) -> list[int]:
+    def _render(
+        self, model: Model, items: Sequence[Item], form: AnswerForm, *, generate: bool = True
+    ) -> list[int]:
         messages = prompts.messages_of(
             self._request.instructions,
             items,
@@ -472,7 +503,12 @@ class ResponseRun:
             words="" if form.text is None else form.text.words,
             apart=prompts.keeps_later_system(model),
         )
-        return prompts.render_conversation(model, messages, form.toolset.specs, generate=not self._warm)
+        generate = generate and not self._warm
+        reasoning = self._request.reasoning
+        effort = None if reasoning is None else reasoning.effort
+        return prompts.render_conversation(
+            model, messages, form.toolset.specs, generate=generate, effort=effort
+        )
 
     def _will_be_stored(self) -> bool:
         """Raises Unavailable where storing was requested and the database cannot be written."""

@@ -51,11 +51,13 @@ class Responses:
         recall: Recall | None = None,
         on_turn: OnTurn | None = None,
         on_done: Callable[[], None] | None = None,
+        turn_state: str | None = None,
     ) -> ResponseRun:
-        """Start a response. Every refusal is raised from here, before the first event."""
+        """Start a response. Every refusal is raised from here, before the first event. `turn_state`: what an
+        earlier reply of the turn said about its routing."""
         check_request(request)
         previous = await self._previous_turn(request.previous_response_id, caller, recall)
-        run = ResponseRun(self, request, caller, sink, previous)
+        run = ResponseRun(self, request, caller, sink, previous, turn_state)
         run.set_listeners(on_turn, on_done)
         await run.start(previous)
         return run

@@ -18,8 +18,10 @@ from keystroke.gateway.api.prompts import ConversationTurn
 from keystroke.gateway.api.response_run import ResponseRun, steer_failed
 from keystroke.gateway.api.responses import Responses
 from keystroke.gateway.transport.socket import Socket
+from keystroke.protocol import events
 from keystroke.protocol.faults import ConnectionLimitReached, ResponseNotFound, SlowClient
 from keystroke.protocol.requests import ResponseSteer
+from keystroke.protocol.response import Receipt
 from keystroke.protocol.session import (
     Action,
     CancelResponse,
@@ -38,6 +40,17 @@ RESTARTS = "this gateway restarts; connect again"
 _Turns = list[tuple[str, ConversationTurn | None]]  # the responses of a run that ended
 
 
+def _with_timings(messages: list[Any]) -> list[Any]:
+    """The messages, with an event of timings before the end of a response."""
+    out: list[Any] = []
+    for message in messages:
+        if isinstance(message, events.TERMINAL) and isinstance(message.response.receipt, Receipt):
+            spent = events.timing_metrics(message.response.receipt)
+            out.append(events.WebSocketTiming(spent, message.stream_id))
+        out.append(message)
+    return out
+
+
 class _StartingRequest:
     """A request whose prompt is being made."""
 
@@ -45,7 +58,19 @@ class _StartingRequest:
 
 
 class ResponsesConnection:
-    def __init__(self, responses: Responses, caller: Caller, socket: Socket) -> None:
+    """`turn_state`: routing that the client repeats. `timing`: an event with timings precedes the end of
+    each response."""
+
+    def __init__(
+        self,
+        responses: Responses,
+        caller: Caller,
+        socket: Socket,
+        *,
+        turn_state: str | None = None,
+        timing: bool = False,
+    ) -> None:
+        self._turn_state, self._timing = turn_state, timing
         self._responses = responses
         self._caller = caller
         self._socket = socket
@@ -147,6 +172,7 @@ class ResponsesConnection:
                 recall=self._session.find_turn,
                 on_turn=turns.append,
                 on_done=lambda: self._done(stream, turns, owner[0] if owner else None),
+                turn_state=self._turn_state,
             )
             owner.append(run)
         except Exception as error:
@@ -229,7 +255,7 @@ class ResponsesConnection:
         def sink(messages: list[Any]) -> None:
             run = owner[0] if owner else None
             work = run.work if run is not None else None
-            self._socket.put(messages, work)
+            self._socket.put(_with_timings(messages) if self._timing else messages, work)
             if run is None or work is None:
                 return
             if run.id not in self._runs and not run.over.is_set():

@@ -60,7 +60,7 @@ class FrameHandler(Protocol):
 
 class Socket:
     """`fast_path` holds optional functions of the server's frame protocol: `write` sends frames at once,
-    `abort` drops the connection."""
+    `abort` drops the connection. `headers` go with the handshake."""
 
     def __init__(
         self,
@@ -70,7 +70,9 @@ class Socket:
         fast_path: Mapping[str, Any] | None = None,
         *,
         subprotocol: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
+        self._headers = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         self.limits = limits or SocketLimits()
         self.closed = False
         self.closed_by_client = False  # with a close frame: the connection did not just break
@@ -86,7 +88,8 @@ class Socket:
     async def serve(self, reader: FrameHandler) -> None:
         """Accept, then read until the client disconnects."""
         self._reader, self._outbox = reader, Outbox(reader.pause, reader.resume)
-        await self._send({"type": "websocket.accept", "subprotocol": self._subprotocol})
+        accept = {"type": "websocket.accept", "subprotocol": self._subprotocol, "headers": self._headers}
+        await self._send(accept)
         writer = asyncio.create_task(self._write())
         watch = asyncio.create_task(self._watch())
         try:

@@ -82,7 +82,9 @@ def usage(paid: Receipt) -> ResponseUsage:
         input_tokens=paid.input_tokens,
         output_tokens=paid.output_tokens,
         total_tokens=paid.input_tokens + paid.output_tokens,
-        input_tokens_details=InputTokenDetails(cached_tokens=paid.reused_tokens),
+        input_tokens_details=InputTokenDetails(
+            cached_tokens=paid.reused_tokens, cache_write_tokens=paid.input_tokens - paid.reused_tokens
+        ),
     )
 
 
