@@ -133,3 +133,10 @@ def load_catalogue(file: Path = _CATALOGUE) -> dict[str, BuiltInModel]:
 
 BUILT_IN = load_catalogue()
 CODER, SMOLLM2 = BUILT_IN["coder"], BUILT_IN["smollm2"]
+
+
+def stated_parameters(name: str, counted: int) -> float:
+    """The parameters of a model as its authors state them, where the catalogue knows it: a file may store
+    some of them twice."""
+    model = BUILT_IN.get(name.partition(":")[0])
+    return model.parameters * 1e9 if model is not None and model.parameters else float(counted)

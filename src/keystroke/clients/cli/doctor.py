@@ -190,6 +190,7 @@ def _examined(opened: CompletionModel) -> dict[str, Any]:
 
 def _print(run: Invocation, facts: dict[str, Any]) -> None:
     from keystroke.clients.cli.console import format_size
+    from keystroke.engine.builtin import stated_parameters
 
     box, out = facts["machine"], run.console
 
@@ -220,7 +221,9 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
     elif "speed" in model:
         speed = model["speed"]
         row(
-            "model", f"{model['name']}: {model['architecture']}, {model['parameters'] / 1e6:.0f} M parameters"
+            "model",
+            f"{model['name']}: {model['architecture']}, "
+            f"{stated_parameters(model['name'], model['parameters']) / 1e6:,.0f} M parameters",
         )
         row(
             "engine",

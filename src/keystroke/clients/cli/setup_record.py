@@ -110,6 +110,8 @@ def _undo_file(file: WrittenFile, done: list[str], left: list[str]) -> None:
         elif file.before is None:
             path.unlink()
             done.append(f"deleted {path}")
+            with suppress(OSError):
+                path.parent.rmdir()  # if it is empty now
         else:
             path.write_text(file.before, encoding="utf-8")
             done.append(f"restored {path}")

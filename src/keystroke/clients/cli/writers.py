@@ -27,9 +27,13 @@ SLOW_TOKENS = 20.0  # tokens a second below which the user is told what to expec
 
 
 @contextmanager
-def open_writer(name: str | None, run: Invocation, interrupt: Interrupt) -> Iterator[Writer]:
-    """The writer for the named model or the one for instructions. Raises NotFound and ConfigError."""
+def open_writer(
+    name: str | None, run: Invocation, interrupt: Interrupt, *, faster: str = "`edit --lines A-B`"
+) -> Iterator[Writer]:
+    """The writer for the named model or the one for instructions. `faster`: what the user can do if the model
+    is slow. Raises NotFound and ConfigError."""
     from keystroke.clients.cli.open_model import generation_params, open_model
+    from keystroke.engine.builtin import stated_parameters
     from keystroke.engine.roles import Role, chat_model_advice, instruction_models, require_model
 
     with open_model(name or require_model(Role.DEEP, run.settings), run) as model:
@@ -39,10 +43,10 @@ def open_writer(name: str | None, run: Invocation, interrupt: Interrupt) -> Iter
         notes: list[str] = []
         if facts.parameters is not None and facts.parameters < SMALL:
             hint = "" if model.name in instruction_models(run.settings) else f". For a larger one, {advice}"
-            size = f"{facts.parameters / 1e9:.1f} billion parameters"
+            size = f"{stated_parameters(model.name, facts.parameters) / 1e9:.1f} billion parameters"
             notes.append(f"{model.name} is a small model ({size}): check its edits closely{hint}")
         if (slow := slow_model_note(model.name, run)) is not None:
-            notes.append(f"{slow}; faster: `edit --lines A-B`, or a model that `keystroke setup` finds")
+            notes.append(f"{slow}; faster: {faster}, or a model that `keystroke setup` finds")
 
         def before_first() -> None:
             for note in notes:
