@@ -54,7 +54,7 @@ def with_openai(url: str, folder: Path, prompt: str) -> None:
     given: Any = [{"role": "user", "content": prompt}]
     previous: str | None = None
     for _ in range(_TURNS):
-        more = {} if previous is None else {"previous_response_id": previous}
+        more: Any = {} if previous is None else {"previous_response_id": previous}
         with client.responses.stream(model="fast", input=given, tools=tools, **more) as stream:
             response = stream.get_final_response()
         calls = [item for item in response.output if item.type == "function_call"]
@@ -111,7 +111,8 @@ def with_ollama(url: str, folder: Path, prompt: str) -> None:
     ]
     messages: list[Any] = [{"role": "user", "content": prompt}]
     for _ in range(_TURNS):
-        text, calls = "", []
+        text = ""
+        calls: list[Any] = []
         for part in client.chat("fast", messages, tools=tools, stream=True):
             text += part.message.content or ""
             calls += part.message.tool_calls or ()

@@ -282,24 +282,34 @@ def test_a_prompt_that_does_not_fit_is_refused_in_words_that_clients_know() -> N
             ask(client, "x" * 500)
 
 
-def test_the_key_comes_in_either_header() -> None:
-    import os
+def test_the_key_comes_in_either_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEYSTROKE_TEST_MESSAGES_KEY", "secret")
+    locked = ServerSettings(api_key_env="KEYSTROKE_TEST_MESSAGES_KEY")
+    with serving(scripted_model(script), server=locked) as running:
+        right = anthropic.Anthropic(base_url=running.url, api_key="secret", max_retries=0)
+        assert text_of(ask(right, "hello")) == "You said: hello"
+        bearer = anthropic.Anthropic(base_url=running.url, auth_token="secret", max_retries=0)
+        assert text_of(ask(bearer, "hello")) == "You said: hello"
+        wrong = anthropic.Anthropic(base_url=running.url, api_key="guess", max_retries=0)
+        with pytest.raises(anthropic.AuthenticationError) as refused:
+            ask(wrong, "hello")
+        body: Any = refused.value.body
+        assert body["error"]["type"] == "authentication_error"
 
-    os.environ["KEYSTROKE_TEST_MESSAGES_KEY"] = "secret"
-    try:
-        locked = ServerSettings(api_key_env="KEYSTROKE_TEST_MESSAGES_KEY")
-        with serving(scripted_model(script), server=locked) as running:
-            right = anthropic.Anthropic(base_url=running.url, api_key="secret", max_retries=0)
-            assert text_of(ask(right, "hello")) == "You said: hello"
-            bearer = anthropic.Anthropic(base_url=running.url, auth_token="secret", max_retries=0)
-            assert text_of(ask(bearer, "hello")) == "You said: hello"
-            wrong = anthropic.Anthropic(base_url=running.url, api_key="guess", max_retries=0)
-            with pytest.raises(anthropic.AuthenticationError) as refused:
-                ask(wrong, "hello")
-            body: Any = refused.value.body
-            assert body["error"]["type"] == "authentication_error"
-    finally:
-        del os.environ["KEYSTROKE_TEST_MESSAGES_KEY"]
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_marked_prefix_outlives_other_conversations(marked: bool) -> None:
+    rules: dict[str, Any] = {"type": "text", "text": "Rules of the house. " * 20}
+    if marked:
+        rules["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
+    with serving(scripted_model(script, cache_bytes=1500)) as running:
+        client = anthropic.Anthropic(base_url=running.url, api_key="any", max_retries=0)
+        ask(client, "hello", system=[rules])
+        for number in range(6):
+            ask(client, f"{number} other words " * 20)
+        again = ask(client, "hello again", system=[rules])
+        kept = (again.usage.cache_read_input_tokens or 0) > len(rules["text"])
+    assert kept is marked
 
 
 @pytest.mark.parametrize(
@@ -387,3 +397,11 @@ def test_reminders_and_system_messages_go_before_the_question(client: anthropic.
     ]
     client.messages.create(model="auto", max_tokens=100, system="Base.", messages=messages)
     assert prompts[-1].endswith("Hi.\n[user]\ngo on\n[user]\nIt is late.\n[assistant]\n")
+
+
+def test_models_are_listed_and_found_by_name(client: anthropic.Anthropic) -> None:
+    listed = [(model.id, model.type, model.display_name) for model in client.models.list()]
+    assert listed[0] == ("auto", "model", "auto")
+    assert client.models.retrieve("fast").id == "fast"
+    with pytest.raises(anthropic.NotFoundError, match="no model called"):
+        client.models.retrieve("nothing")

@@ -29,7 +29,7 @@ def exposed() -> Iterator[RunningServer]:
 
 
 def call(server: RunningServer, spec: RouteSpec, headers: dict[str, str]) -> int:
-    path = spec.path.format(name="app.js", response_id="resp_none", task_id="task_none")
+    path = spec.path.format(name="app.js", response_id="resp_none", task_id="task_none", model="fast")
     reply = httpx.request(spec.method, f"{server.url}{path}", content=b"{}", headers=headers, timeout=60)
     return reply.status_code
 

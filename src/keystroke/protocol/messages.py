@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from keystroke.errors import ContextOverflow, Interrupted, KeystrokeError
 from keystroke.protocol.requests import Name, StopString, Temperature, Tokens, TopK, TopP
-from keystroke.protocol.response import Receipt, Routing, Shortened
+from keystroke.protocol.response import Compacted, Receipt, Routing, Shortened
 
 # Requests
 
@@ -109,7 +109,6 @@ class MessagesRequest(MessagesPrompt, kw_only=True):
 
 class TextBlock(Struct, tag_field="type", tag="text"):
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
@@ -151,6 +150,7 @@ class MessagesReply(Struct):
     receipt: Receipt | UnsetType = UNSET
     routing: Routing | UnsetType = UNSET
     shortened: Shortened | UnsetType = UNSET
+    compacted: Compacted | UnsetType = UNSET
     notes: list[str] | UnsetType = UNSET  # request fields that were ignored, and why
 
 
@@ -204,6 +204,7 @@ class MessageDelta(Struct, tag_field="type", tag="message_delta"):
     delta: MessageEnding
     usage: MessagesUsage
     receipt: Receipt | UnsetType = UNSET
+    compacted: Compacted | UnsetType = UNSET
     notes: list[str] | UnsetType = UNSET
 
 

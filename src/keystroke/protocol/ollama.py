@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from keystroke.protocol.items import ChosenToken
 from keystroke.protocol.requests import Logprobs, Name, Seed, Stop, Temperature, TopK, TopP
-from keystroke.protocol.response import Routing, Shortened
+from keystroke.protocol.response import Compacted, Routing, Shortened
 
 # Requests
 
@@ -123,6 +123,7 @@ class OllamaTimings(Struct, kw_only=True):
     prompt_cached_count: int | UnsetType = UNSET  # ours: of the prompt's tokens, those that were reused
     routing: Routing | UnsetType = UNSET
     shortened: Shortened | UnsetType = UNSET
+    compacted: Compacted | UnsetType = UNSET
     notes: list[str] | UnsetType = UNSET  # options that were ignored
 
 

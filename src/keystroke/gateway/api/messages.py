@@ -311,7 +311,8 @@ class MessagesSerializer(TextSerializer):
         **named: Any,
     ) -> None:
         super().__init__(f"msg_{identity.rpartition('_')[2]}", *rest, **named)
-        self._thinking, self._hidden, self._notes = thinking, hidden, notes
+        self._thinking, self._hidden = thinking, hidden
+        self.notes += notes
         self._blocks: list[wire.MessagesOutputBlock] = []
         self._open = False  # the last block may still grow
         self._called = False
@@ -359,9 +360,9 @@ class MessagesSerializer(TextSerializer):
         elif outcome.stop_string is not None:
             reason = "stop_sequence"
         stopped = outcome.stop_string if reason == "stop_sequence" else None
-        notes = [*self._notes]
         if self._thinking and not any(isinstance(block, wire.ThinkingBlock) for block in self._blocks):
-            notes.append(f"thinking: {self.model} did not reason")
+            self.notes.append(f"thinking: {self.model} did not reason")
+        notes = self.notes or UNSET
         self.body = wire.MessagesReply(
             self.id,
             self.model,
@@ -372,11 +373,13 @@ class MessagesSerializer(TextSerializer):
             receipt=paid,
             routing=self.routing,
             shortened=self._shortened,
-            notes=notes or UNSET,
+            compacted=self.compacted,
+            notes=notes,
         )
         if outcome.error is not None:
             return [*events, wire.messages_error(outcome.error)]
-        ending = wire.MessageDelta(wire.MessageEnding(reason, stopped), usage, paid, notes or UNSET)
+        how = wire.MessageEnding(reason, stopped)
+        ending = wire.MessageDelta(how, usage, paid, self.compacted, notes)
         return [*events, ending, wire.MessageStop()]
 
     def _grow(self, kind: type, make: Callable[[], Any], text: str, delta: Any) -> list[Any]:

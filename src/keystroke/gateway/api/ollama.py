@@ -198,7 +198,8 @@ class OllamaSerializer(TextSerializer):
 
     def __init__(self, *rest: Any, thinking: bool, notes: list[str], **named: Any) -> None:
         super().__init__(*rest, **named)
-        self._thinking, self._notes = thinking, notes
+        self._thinking = thinking
+        self.notes += notes
         self._made: list[wire.OllamaToolCall] = []
         self._call: tuple[str, list[str]] | None = None  # the name and arguments of a call that grows
 
@@ -253,7 +254,7 @@ class OllamaSerializer(TextSerializer):
 
     def _finish(self, line: wire.OllamaTimings, outcome: WorkOutcome) -> None:
         paid = outcome.receipt
-        line.notes = self._notes or UNSET
+        line.notes, line.compacted = self.notes or UNSET, self.compacted
         line.done = True  # type: ignore[attr-defined]
         line.done_reason = "length" if outcome.finish in ("length", "grammar") else "stop"
         line.total_duration = round(paid.total_ms * _NS)
