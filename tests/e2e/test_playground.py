@@ -508,7 +508,7 @@ def test_tasks_and_the_race_say_in_one_sentence_what_they_are(tab: Tab) -> None:
 def test_a_narrow_dark_screen_has_everything_and_scrolls_only_down(
     chrome: Browser, server: RunningServer
 ) -> None:
-    context = {"viewport": {"width": 360, "height": 640}, "color_scheme": "dark"}
+    context: dict[str, Any] = {"viewport": {"width": 360, "height": 640}, "color_scheme": "dark"}
     with visiting(chrome, server, **context) as narrow:
         narrow.connected()
         page = narrow.page
