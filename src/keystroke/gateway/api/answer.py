@@ -134,7 +134,10 @@ class RunningAnswer:
         if logprobs and not (segments and isinstance(segments[0], TextSegment)):
             segments = [TextSegment(""), *segments]
         for segment in segments:
-            self._emit(segment, logprobs, out)
+            if type(segment) is TextSegment and not self._waiting:  # nearly every token
+                out += self.serializer.on_text(segment.text, logprobs)
+            else:
+                self._emit(segment, logprobs, out)
             logprobs = ()
 
     def _end_or_complete(self, item: TicketEnded, out: list[Any]) -> None:

@@ -620,12 +620,15 @@ class ResponseRun:
     def _send(self, messages: list[Any]) -> None:
         """Send messages to the client. The final event of a response that is stored waits for the commit: a
         client that saw it end finds it, whatever happens to this gateway."""
-        store, answer = self._owner.store, self._answer
-        durable = store is not None and store.retention_days > 0 and bool(self.response.store)
+        answer = self._answer
         # A steered response has a successor: its end is not the last event.
-        if answer is not None and not answer.ended:
+        if answer is not None and answer.outcome is None:
             self._stored = False
-        elif durable and answer is not None and not self._stored:
+            self._sink(messages)
+            return
+        store = self._owner.store
+        durable = store is not None and store.retention_days > 0 and bool(self.response.store)
+        if durable and answer is not None and not self._stored:
             at = max(
                 (i for i, m in enumerate(messages) if isinstance(m, events.TERMINAL)), default=len(messages)
             )
