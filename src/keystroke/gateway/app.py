@@ -11,6 +11,7 @@ import gc
 import logging
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
@@ -29,6 +30,7 @@ from starlette.types import Receive, Scope, Send
 
 from keystroke.config import ServerSettings, Settings
 from keystroke.errors import ConfigError, KeystrokeError, NotFound, ProtocolError, RateLimited, Unavailable
+from keystroke.gateway.access.budgets import month_start
 from keystroke.gateway.access.keys import LOCAL, Caller, Key
 from keystroke.gateway.access.limits import RATE_HEADERS
 from keystroke.gateway.access.security import (
@@ -40,6 +42,8 @@ from keystroke.gateway.access.security import (
     readable_files,
 )
 from keystroke.gateway.api.endpoints import Endpoints
+from keystroke.gateway.api.models import models_etag
+from keystroke.gateway.api.response_request import TURN_STATE, turn_state
 from keystroke.gateway.api.responses_socket import ResponsesConnection
 from keystroke.gateway.live.connection import LiveConnection
 from keystroke.gateway.record.outcome_store import OutcomeStore, open_outcome_store
@@ -140,8 +144,12 @@ class Gateway:
 
     # Sockets
 
-    def _responses(self, _scope: Scope, caller: Caller, socket: Socket) -> ResponsesConnection:
-        return ResponsesConnection(self.endpoints.responses, caller, socket)
+    def _responses(self, scope: Scope, caller: Caller, socket: Socket) -> ResponsesConnection:
+        headers = Headers(scope=scope)
+        timing = headers.get("x-responsesapi-include-timing-metrics", "").lower() in ("true", "1")
+        return ResponsesConnection(
+            self.endpoints.responses, caller, socket, turn_state=turn_state(headers), timing=timing
+        )
 
     def _live(self, scope: Scope, caller: Caller, socket: Socket) -> LiveConnection:
         files = readable_files(self.settings.server, Headers(scope=scope).get("origin"))
@@ -162,7 +170,10 @@ class Gateway:
             return
         fast_path = scope.get("extensions", {}).get(EXTENSION)
         chosen = SUBPROTOCOL if SUBPROTOCOL in offered else None
-        socket = Socket(receive, send, self._socket_limits, fast_path, subprotocol=chosen)
+        headers = {"x-models-etag": models_etag(self.service.registry)}
+        if (state := turn_state(Headers(scope=scope))) is not None:
+            headers[TURN_STATE] = state
+        socket = Socket(receive, send, self._socket_limits, fast_path, subprotocol=chosen, headers=headers)
         self._connections[socket] = caller
         self.service.metrics.connections.set(len(self._connections))
         try:
@@ -240,6 +251,10 @@ class Gateway:
         for work in tuple(self.service.active_work):
             work.cancel(reason)
         await self._until_quiet(2.0)
+        for _ in range(100):  # final events wait until their response is stored
+            if not self.endpoints.responses.runs:
+                break
+            await asyncio.sleep(0.02)
         await asyncio.sleep(0.05)  # the last events are written
         for connection in tuple(self._connections):
             await connection.close("the server restarts; reconnect", 1012)
@@ -257,12 +272,22 @@ class Gateway:
             if self.service.shared is not None:
                 await asyncio.to_thread(self.service.shared.renew)
             try:
-                self.keys.set_stored_keys(await self.store.run_in_thread(self.store.keys))
+                keys = await self.store.run_in_thread(self.store.keys)
+                self.keys.set_stored_keys(keys)
+                await self._refresh_budgets(keys)
                 for socket, caller in tuple(self._connections.items()):
                     if not self.keys.still_accepts(caller):
                         await socket.close("this key is no longer accepted", 1008)
             except Exception:
                 log.exception("keys could not be read")
+
+    async def _refresh_budgets(self, keys: Sequence[Key]) -> None:
+        """Read what keys with a monthly budget have spent, in all gateways."""
+        assert self.store is not None
+        limited = [key.id for key in keys if key.monthly_tokens or key.monthly_cost]
+        since = month_start(time.time())
+        spent = await self.store.run_in_thread(self.store.spent, since, limited)
+        self.service.budgets.update(keys, spent)
 
 
 def _cross_origin(origins: Sequence[str]) -> list[Middleware]:

@@ -17,6 +17,11 @@ def usage(
     ctx: typer.Context,
     days: Annotated[float, option("Look back this many days; 0 means all time.", min=0.0)] = 30.0,
     key: Annotated[str | None, option("Only this key, by name or id.")] = None,
+    as_csv: Annotated[bool, option("--csv", "Print comma-separated values for a spreadsheet.")] = False,
+    otlp: Annotated[
+        str | None,
+        option("--otlp", "Send the sums to an OpenTelemetry collector (OTLP over HTTP).", metavar="URL"),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Show tokens, time and cost by key and model."""
@@ -26,6 +31,17 @@ def usage(
     since = time.time() - days * 86_400 if days else 0.0
     with closing(open_store(run.settings)) as store:
         rows = store.usage(since, key)
+    if otlp is not None:
+        from keystroke.gateway.record.usage_export import send_usage
+
+        send_usage(rows, otlp)
+        run.console.note(f"sent the usage of {len(rows)} pairs of key and model to {otlp}")
+        return
+    if as_csv:
+        from keystroke.gateway.record.usage_export import usage_csv
+
+        run.console.write(usage_csv(rows))
+        return
     if run.json:
         run.console.json([{f: getattr(r, f) for f in r.__dataclass_fields__} for r in rows])
         return

@@ -29,6 +29,8 @@ class Key:
     created_at: float
     revoked_at: float | None = None
     priority: bool = False  # may request a higher priority
+    monthly_tokens: int = 0  # budgets of a calendar month; 0 means no limit
+    monthly_cost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,20 @@ def digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def make_key(name: str, now: float | None = None, *, priority: bool = False) -> tuple[Key, str]:
+def make_key(
+    name: str,
+    now: float | None = None,
+    *,
+    priority: bool = False,
+    monthly_tokens: int = 0,
+    monthly_cost: float = 0.0,
+) -> tuple[Key, str]:
     """A new key and its clear text, which is shown once and not stored."""
     identity, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     token = f"{PREFIX}_{identity}_{secret}"
     made = time.time() if now is None else now
-    return Key(identity, name, digest(token), made, priority=priority), token
+    key = Key(identity, name, digest(token), made, None, priority, monthly_tokens, monthly_cost)
+    return key, token
 
 
 class KeyRing:

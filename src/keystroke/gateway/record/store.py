@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -231,16 +231,43 @@ class Store:
             rows = connection.execute(sa.select(KEYS).order_by(KEYS.c.created_at))
             return [Key(**row._mapping) for row in rows]
 
+    def set_budget(self, name: str, tokens: int | None, cost: float | None) -> Key:
+        """Change what a key may spend in a month, by id or name; None leaves a value. Raises NotFound."""
+        key = self._live_key(name)
+        values = {"monthly_tokens": tokens, "monthly_cost": cost}
+        changed = {column: value for column, value in values.items() if value is not None}
+        with self.engine.begin() as connection:
+            connection.execute(sa.update(KEYS).where(KEYS.c.id == key.id).values(**changed))
+        return replace(key, **changed)  # type: ignore[arg-type]
+
     def revoke_key(self, name: str) -> Key:
         """Revoke by id or name. Raises NotFound."""
+        key = self._live_key(name)
+        with self.engine.begin() as connection:
+            connection.execute(sa.update(KEYS).where(KEYS.c.id == key.id).values(revoked_at=time.time()))
+        return key
+
+    def _live_key(self, name: str) -> Key:
         live = [k for k in self.keys() if k.revoked_at is None and name in (k.id, k.name)]
         if not live:
             raise NotFound(f"There is no live key called {name}; `keystroke keys list` shows them.")
         if len(live) > 1:
-            raise NotFound(f"Several keys are called {name}; revoke by id.")
-        with self.engine.begin() as connection:
-            connection.execute(sa.update(KEYS).where(KEYS.c.id == live[0].id).values(revoked_at=time.time()))
+            raise NotFound(f"Several keys are called {name}; name one by its id.")
         return live[0]
+
+    def spent(self, since: float, key_ids: Sequence[str]) -> dict[str, tuple[int, float]]:
+        """Tokens computed and written, and cost, by key id."""
+        if not key_ids:
+            return {}
+        u = USAGE.c
+        tokens = sa.func.sum(u.computed_tokens + u.output_tokens)
+        query = (
+            sa.select(u.key_id, tokens, sa.func.sum(u.cost))
+            .where(u.at >= since, u.key_id.in_(key_ids))
+            .group_by(u.key_id)
+        )
+        with self.engine.connect() as connection:
+            return {row[0]: (int(row[1] or 0), float(row[2] or 0.0)) for row in connection.execute(query)}
 
     # Internals
 

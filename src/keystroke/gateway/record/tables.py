@@ -61,6 +61,8 @@ KEYS = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("revoked_at", sa.Float),
     sa.Column("priority", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("monthly_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("monthly_cost", sa.Float, nullable=False, server_default="0"),
 )
 
 # Columns added later: (table, definition, expression for existing rows).
@@ -70,6 +72,8 @@ _LATER = (
     (RESPONSES, "size INTEGER NOT NULL DEFAULT 0", "length(input) + length(response)"),
     (RESPONSES, "runs_at VARCHAR(128) NOT NULL DEFAULT ''", None),
     (KEYS, "priority BOOLEAN NOT NULL DEFAULT FALSE", None),
+    (KEYS, "monthly_tokens BIGINT NOT NULL DEFAULT 0", None),
+    (KEYS, "monthly_cost FLOAT NOT NULL DEFAULT 0", None),
 )
 
 
@@ -131,6 +135,7 @@ def _upgrade(engine: sa.Engine) -> None:
 def _tune_sqlite(connection: Any, _record: Any) -> None:
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=NORMAL")
+    # FULL: what was acknowledged survives a power cut. The writer commits batches, so a sync is shared.
+    cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
     cursor.close()

@@ -53,7 +53,7 @@ class OpenTurn:
     request: CreateRequest
     tokens: array[int] = field(default_factory=lambda: array("i"))
     text: list[str] = field(default_factory=list)
-    on_taken: Callable[[], None] = lambda: None
+    on_taken: Callable[[], object] = lambda: None
     stored: bool = False  # its row exists
 
     def add(self, tokens: Sequence[int], text: str) -> None:

@@ -18,6 +18,7 @@ from keystroke.engine.generation import GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import Drafter, FileDrafter, drafter_for, engine_drafter
 from keystroke.errors import ContextOverflow, Forbidden, KeystrokeError, NotEnoughMemory, Unavailable
+from keystroke.gateway.access.budgets import MonthlyBudgets
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.access.limits import Permit, RateLimiter
 from keystroke.gateway.record.metrics import Metrics
@@ -71,6 +72,7 @@ class Service:
         self.tool_declarations = tool_declarations  # auto, full, short
         self.metrics = Metrics()
         self.limits = RateLimiter({} if shared else {e.name: e.budget for e in registry.entries.values()})
+        self.budgets = MonthlyBudgets()
         self.draining = False
         self.active_work: set[Work] = set()
 
@@ -199,6 +201,7 @@ class Service:
         try:
             if self.draining:
                 raise Unavailable(SHUTTING_DOWN)
+            self.budgets.check(caller.id)
             if isinstance(job, Job):
                 self._check_context(entry, job.prompt)
                 job.drafts = self.speculation
@@ -237,6 +240,8 @@ class Service:
         if work.ticket.done:
             self.active_work.discard(work)
         self.metrics.record_response(outcome.receipt, outcome.status)
+        spent = outcome.receipt.computed_tokens + outcome.receipt.output_tokens
+        self.budgets.add(work.caller.id, spent, outcome.receipt.cost)
         if self.store is not None:
             caller, paid = work.caller, outcome.receipt
             self.store.save_usage(identity, caller.id, caller.name, outcome.status, paid, live=work.live)
