@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from keystroke.engine.onnx.disk_prefixes import DiskPrefixes
 from keystroke.engine.onnx.engine import SNAPSHOT_EVERY, OnnxEngine
 from keystroke.engine.onnx.recurrent import SnapshotStore
 
@@ -123,6 +124,25 @@ def test_a_failed_run_leaves_no_wrong_state(engine: OnnxEngine, monkeypatch: pyt
             session.step([9, 9, 9])
         monkeypatch.setattr(OnnxEngine, "run", run)
         assert [*first, *answer(session, 4)] == expected
+
+
+def test_a_prefix_on_disk_brings_its_states(folder: Path, tmp_path: Path) -> None:
+    def started() -> OnnxEngine:
+        kept = DiskPrefixes(tmp_path / "prefixes", "a hybrid", 1 << 30)
+        return engine_on(folder / "model", "int8", folder / "cache", disk_prefixes=kept)
+
+    text = message(1500)
+    with started() as engine, engine.session() as session:
+        session.extend(text)
+        said = answer(session, 8)
+        held = session.length
+    with started() as engine, engine.session() as session:
+        assert session.extend([*text, *said, *message(20)]).reused >= held - 1
+        assert session.extend([*text[:900], *message(20)]).reused >= 900 - SNAPSHOT_EVERY
+        found = answer(session, 5)
+        with engine.session("alone") as alone:
+            alone.extend(list(session.tokens)[:-5])
+            assert answer(alone, 5) == found
 
 
 def test_snapshots_stay_within_their_budget_oldest_first() -> None:

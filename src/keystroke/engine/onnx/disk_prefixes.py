@@ -8,7 +8,9 @@ used files are deleted first. Files are readable by their owner only, since toke
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ import msgspec
 import numpy as np
 
 from keystroke.engine.onnx.kv import KvBuffers, whole_blocks
+from keystroke.engine.onnx.recurrent import SnapshotStore
 from keystroke.engine.prefix import common_prefix
 
 log = logging.getLogger("keystroke.engine")
@@ -33,6 +36,7 @@ class _About(msgspec.Struct, frozen=True):
     tokens: list[int]
     dtype: str
     shape: tuple[int, int, int]  # arrays, heads, width
+    states: tuple[int, ...] = ()  # positions of recurrent states, which follow the arrays
 
 
 @dataclass(slots=True)
@@ -56,13 +60,17 @@ class DiskPrefixes:
         for entry in self._known():
             if entry.about.scope == mine:
                 shared = common_prefix(entry.about.tokens, tokens)
+                if entry.about.states:  # a recurrent model goes on from one of its states only
+                    shared = max((at for at in entry.about.states if at <= shared), default=0)
                 if shared > length and shared >= WORTH_KEEPING:
                     best, length = entry, shared
         return best, length if best is not None else 0
 
-    def load(self, entry: _Entry, buffers: KvBuffers, length: int) -> bool:
-        """Fill the first `length` tokens of `buffers`. Returns False, and deletes the file, if it is
-        damaged."""
+    def load(
+        self, entry: _Entry, buffers: KvBuffers, length: int, snapshots: SnapshotStore | None = None
+    ) -> bool:
+        """Fill the first `length` tokens of `buffers`; states become `snapshots`. Returns False, and deletes
+        the file, if it is damaged."""
         try:
             data = entry.file.read_bytes()
             if hashlib.blake2b(data[:-32], digest_size=32).digest() != data[-32:]:
@@ -72,7 +80,16 @@ class DiskPrefixes:
             if first.dtype.name != entry.about.dtype or first.shape[1::2] != (heads, width):
                 raise ValueError("it is of another kind")
             shape = (arrays, heads, whole_blocks(len(entry.about.tokens)), width)
-            values = np.frombuffer(data[entry.body : -32], dtype=np.dtype(entry.about.dtype)).reshape(shape)
+            kind = np.dtype(entry.about.dtype)
+            end = entry.body + math.prod(shape) * kind.itemsize
+            values = np.frombuffer(data[entry.body : end], dtype=kind).reshape(shape)
+            if buffers.recurrent is not None and snapshots is not None:
+                states = np.frombuffer(data[end:-32], np.float32).reshape(len(entry.about.states), -1)
+                for at, state in zip(entry.about.states, states, strict=True):
+                    if at <= length:
+                        buffers.recurrent.take_over(at, state, snapshots)
+            elif len(data) != end + 32:
+                raise ValueError("it has another size")
             for array, value in zip(buffers.arrays, values, strict=True):
                 array[0, :, : whole_blocks(length)] = value[:, : whole_blocks(length)]
             os.utime(entry.file)
@@ -86,6 +103,9 @@ class DiskPrefixes:
         """Write one prefix. Errors are logged and ignored."""
         if len(tokens) < WORTH_KEEPING:
             return
+        states = buffers.recurrent.saved_states(len(tokens)) if buffers.recurrent is not None else {}
+        if buffers.recurrent is not None and not states:
+            return
         held, first = whole_blocks(len(tokens)), buffers.arrays[0]
         about = _About(
             self._model,
@@ -93,9 +113,11 @@ class DiskPrefixes:
             list(tokens),
             first.dtype.name,
             (len(buffers.arrays), first.shape[1], first.shape[3]),
+            tuple(states),
         )
         head = _head(about)
         size = len(head) + held * sum(a[:, :, :1].nbytes for a in buffers.arrays) + 32
+        size += sum(array.nbytes for arrays in states.values() for array in arrays)
         if size > self._limit:
             return
         for entry in self._known():  # delete shorter prefixes of it
@@ -110,7 +132,12 @@ class DiskPrefixes:
             self._make_room(size)
             with open(draft, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
                 total = hashlib.blake2b(digest_size=32)
-                for part in (head, *(np.ascontiguousarray(a[0, :, :held]).tobytes() for a in buffers.arrays)):
+                parts = itertools.chain(
+                    [head],
+                    (np.ascontiguousarray(array[0, :, :held]).tobytes() for array in buffers.arrays),
+                    (array.tobytes() for arrays in states.values() for array in arrays),
+                )
+                for part in parts:
                     total.update(part)
                     out.write(part)
                 out.write(total.digest())

@@ -115,7 +115,7 @@ class OnnxEngine(Engine):
             parameters=spec.parameters,
             weight_bytes=sum(file.stat().st_size for file in graph.file.parent.iterdir() if file.is_file())
             + sum(table.nbytes for table in tables.values()),
-            kv_bytes_per_token=self.pool.bytes_for(1),
+            kv_bytes_per_token=self.pool.bytes_for(2) - self.pool.bytes_for(1),
             precision=graph.precision,
             bos=spec.bos,
             eos=spec.eos,
@@ -177,7 +177,7 @@ class OnnxEngine(Engine):
             buffers = self.pool.allocate(length + MIN_ATTENTION_ROWS)
         except NotEnoughMemory:
             return
-        if self.disk_prefixes.load(entry, buffers, length):
+        if self.disk_prefixes.load(entry, buffers, length, self.snapshots):
             self.cache.put(list(tokens[:length]), buffers, buffers.nbytes, scope)
         else:
             self.pool.release(buffers)

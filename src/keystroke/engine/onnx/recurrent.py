@@ -21,6 +21,7 @@ RECURRENT = ("state", "copy", "log")  # the inputs of a recurrent layer
 LOGGED = 64  # rows that can be repeated
 MARK_EVERY = 32  # steps of single rows between two copies of the state
 UNKNOWN = -1
+_SAVED = 3  # newest states of a prefix on disk
 
 Float32 = npt.NDArray[np.float32]
 
@@ -162,6 +163,23 @@ class RecurrentState:
         if self.position == position:
             arrays = self.state
         if arrays is not None and (snapshot := store.take(arrays)) is not None:
+            self.snapshots[position] = snapshot
+
+    def saved_states(self, length: int) -> dict[int, list[Float32]]:
+        """What is worth writing to disk, by position: the newest states up to `length`, and the first."""
+        found = {at: kept.arrays for at, kept in self.snapshots.items() if kept.arrays is not None}
+        if 0 < self.position <= length:
+            found[self.position] = self.state
+        places = sorted(at for at in found if at <= length)
+        chosen = sorted({*places[:1], *places[-_SAVED:]})
+        return {at: arrays for at in chosen if (arrays := found[at]) is not None}
+
+    def take_over(self, position: int, state: Float32, store: SnapshotStore) -> None:
+        """Make a snapshot of a state that was saved: all layers, one after the other."""
+        sizes = np.cumsum([array.size for array in self.state])
+        if state.size != sizes[-1]:
+            raise ValueError("its state has another size")
+        if (snapshot := store.take(np.split(state, sizes[:-1]))) is not None:
             self.snapshots[position] = snapshot
 
     def newest_snapshot(self) -> int:
