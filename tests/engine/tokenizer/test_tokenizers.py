@@ -24,9 +24,12 @@ from keystroke.engine.tokenizer import (
 from keystroke.engine.tokenizer.gguf import PRE_TOKENIZERS, build_tokenizer
 from keystroke.engine.tokenizer.huggingface import (
     DEEPSEEK_PATTERNS,
+    GPT4O_PATTERN,
     LLAMA3_PATTERN,
     QWEN2_PATTERN,
+    QWEN35_PATTERN,
     SEED_PATTERN,
+    TEKKEN_PATTERN,
     from_spec,
 )
 from keystroke.engine.tokenizer.incremental import IncrementalEncoder
@@ -65,6 +68,8 @@ MACHINES = {
     "llama-bpe": trained([split(LLAMA3_PATTERN), byte_level()]),
     "qwen2": trained([split(QWEN2_PATTERN), byte_level()]),
     "seed-coder": trained([split(SEED_PATTERN), byte_level()]),
+    "qwen35": trained([split(QWEN35_PATTERN), byte_level()]),
+    "gpt-4o": trained([split(GPT4O_PATTERN), byte_level()]),
     "deepseek-coder": trained([*map(split, DEEPSEEK_PATTERNS), byte_level()]),
 }
 TOKENIZERS: dict[str, Tokenizer] = {
@@ -377,9 +382,23 @@ def test_every_pre_tokenizer_of_a_gguf_can_be_built_and_cut() -> None:
         assert from_spec(spec).cuts("a b", 0, 3) == [1]
 
 
+def test_patterns_are_those_of_the_published_tokenizers() -> None:
+    """As tokenizer.json of Qwen3.5, gpt-oss and Mistral's Tekken state them."""
+    assert QWEN35_PATTERN == (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+        r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    before, short = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    after = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    words = f"{before}{upper}*{lower}+{short}|{before}{upper}+{lower}*{short}"
+    assert words + r"|\p{N}{1,3}" + after == GPT4O_PATTERN
+    assert words.replace(short, "") + r"|\p{N}" + after == TEKKEN_PATTERN
+
+
 def test_an_unknown_way_of_splitting_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="'tekken'"):
-        load_tokenizer(write_gguf(tmp_path / "m.gguf", "gpt-2", pre="tekken"))
+    with pytest.raises(UnsupportedModel, match="'viking'"):
+        load_tokenizer(write_gguf(tmp_path / "m.gguf", "gpt-2", pre="viking"))
     with pytest.raises(UnsupportedModel, match="'bert' tokenizer"):
         load_tokenizer(write_gguf(tmp_path / "n.gguf", "gpt-2", model="bert"))
 

@@ -14,10 +14,13 @@ from keystroke.engine.tokenizer.cached import load_or_build
 from keystroke.engine.tokenizer.huggingface import (
     DEEPSEEK_PATTERNS,
     GPT2_PATTERN,
+    GPT4O_PATTERN,
     LLAMA3_PATTERN,
     QWEN2_PATTERN,
+    QWEN35_PATTERN,
     SEED_PATTERN,
     SPACE_MARK,
+    TEKKEN_PATTERN,
     LibraryTokenizer,
     from_spec,
 )
@@ -42,6 +45,9 @@ _GPT2 = [_split(GPT2_PATTERN), _BYTES]
 _CODE = [_DIGITS, _split(GPT2_PATTERN), _BYTES]
 _LLAMA3 = [_split(LLAMA3_PATTERN), _BYTES]
 _QWEN2 = [_split(QWEN2_PATTERN), _BYTES]
+_QWEN35 = [_split(QWEN35_PATTERN), _BYTES]
+_GPT4O = [_split(GPT4O_PATTERN), _BYTES]
+_TEKKEN = [_split(TEKKEN_PATTERN), _BYTES]
 _SEED = [_split(SEED_PATTERN), _BYTES]
 _DEEPSEEK = [*map(_split, DEEPSEEK_PATTERNS), _BYTES]
 
@@ -67,6 +73,10 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "stablelm2": _QWEN2,
+    "qwen35": _QWEN35,
+    "gpt-4o": _GPT4O,
+    "tekken": _TEKKEN,
+    "mellum2": _CODE,
     "seed-coder": _SEED,
     "deepseek-coder": _DEEPSEEK,
 }
@@ -127,8 +137,8 @@ def _byte_level_spec(
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise ModelDamaged(f"{origin} merges '{merge}', which its vocabulary lacks; fetch it again")
         merges.append((left, right))
-    # Llama 3 looks up the whole pre-token before it merges.
-    return _spec(vocabulary, merges, added, stages, ignore_merges=stages is _LLAMA3)
+    # Llama 3 and Mistral's Tekken look up the whole pre-token before they merge.
+    return _spec(vocabulary, merges, added, stages, ignore_merges=stages in (_LLAMA3, _TEKKEN))
 
 
 def _sentencepiece_spec(

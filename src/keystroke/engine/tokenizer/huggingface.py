@@ -211,9 +211,28 @@ LLAMA3_PATTERN = (
 )
 QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 SEED_PATTERN = QWEN2_PATTERN.replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+")
+QWEN35_PATTERN = QWEN2_PATTERN.replace(r"?\p{L}+|", r"?[\p{L}\p{M}]+|").replace(
+    r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{M}\p{N}]+"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN_PATTERN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+GPT4O_PATTERN = (
+    TEKKEN_PATTERN.replace(f"{_LOWER}+|", f"{_LOWER}+{_SHORTENED}|", 1)
+    .replace(f"{_LOWER}*|", f"{_LOWER}*{_SHORTENED}|", 1)
+    .replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+)
 DEEPSEEK_PATTERNS = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")
 # Each is a complete pre-tokenizer.
-_WHOLE = frozenset({GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN, SEED_PATTERN})
+_WHOLE = frozenset(
+    {
+        *(GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN, SEED_PATTERN),
+        *(QWEN35_PATTERN, TEKKEN_PATTERN, GPT4O_PATTERN),
+    }
+)
 
 
 def is_cuttable(spec: Mapping[str, Any]) -> bool:
