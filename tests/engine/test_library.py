@@ -56,6 +56,17 @@ def leftovers(library: ModelLibrary) -> list[str]:
 
 
 class TestAdding:
+    def test_all_parts_of_a_split_file_are_one_model(self, library: ModelLibrary, gguf: Path) -> None:
+        parts = [gguf.with_name(f"big-0000{n}-of-00003.gguf") for n in (1, 2, 3)]
+        for part in parts:
+            part.write_bytes(WEIGHTS)
+        entry = library.add(parts[1])
+        assert (entry.name, [file.name for file in entry.files]) == ("big", [part.name for part in parts])
+        assert library.path(entry) == parts[0]
+        parts[2].unlink()
+        with pytest.raises(ModelDamaged, match=r"lacks big-00003-of-00003\.gguf"):
+            library.add(parts[0], "again")
+
     def test_a_gguf_file_is_recorded_in_place_under_a_name_made_from_its_own(
         self, library: ModelLibrary, gguf: Path
     ) -> None:

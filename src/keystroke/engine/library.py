@@ -289,7 +289,9 @@ def identify_files(source: Path) -> tuple[ModelFormat, list[Path]]:
             raise InputError(f"{source} cannot be read: {error.strerror}") from None
         if magic != b"GGUF":
             raise InputError(f"{source} is not a GGUF file; give a .gguf file or a Hugging Face folder")
-        return ModelFormat.GGUF, [source]
+        from keystroke.engine.checkpoint.gguf_header import split_parts  # numpy is not needed before
+
+        return ModelFormat.GGUF, split_parts(source)
     weights = sorted(source.glob("*.safetensors"))
     for wanted, there in (
         ("config.json", (source / "config.json").is_file()),
@@ -332,7 +334,8 @@ def timestamp() -> str:
 
 def name_from_path(source: Path) -> str:
     """A model name from that of a file or folder. Raises InputError if it has no usable characters."""
-    name = source.resolve().stem if source.is_file() else source.resolve().name
+    place = source.resolve()
+    name = re.sub(r"-\d{5}-of-\d{5}$", "", place.stem) if source.is_file() else place.name
     cleaned = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name).strip("._-")
     if not cleaned:
         raise InputError(f"{source} gives no usable name; choose one with --name", param="name")

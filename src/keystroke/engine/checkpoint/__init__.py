@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
+from keystroke.engine.checkpoint.gguf_header import SPLIT
 from keystroke.engine.checkpoint.rope import extend_context, inverse_frequencies, rope_tables
 from keystroke.engine.checkpoint.spec import (
     EMBEDDING,
@@ -47,7 +47,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     files = sorted(path.glob("*.gguf"))
     if len(files) == 1:
         return _gguf(files[0])
-    models = {re.sub(r"-\d{5}-of-\d{5}$", "", file.stem) for file in files}
+    models = {SPLIT.sub("", file.stem) for file in files}
     if len(models) == 1:  # the parts of one model
         return _gguf(files[0])
     if files:

@@ -6,7 +6,6 @@ Block-quantised tensors are dequantised one at a time, or returned as stored.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.checkpoint.fields import Fields
-from keystroke.engine.checkpoint.gguf_header import GGUFHeader, TensorInfo, open_header
+from keystroke.engine.checkpoint.gguf_header import SPLIT, GGUFHeader, TensorInfo, open_header, split_parts
 from keystroke.engine.checkpoint.safetensors_file import to_float32
 from keystroke.engine.checkpoint.spec import Checkpoint, ModelSpec, RopeSpec, check_shapes
 from keystroke.engine.families import BY_GGUF, family_of, family_of_gguf
@@ -148,28 +147,20 @@ def _spec(header: GGUFHeader, shapes: Mapping[str, tuple[int, ...]]) -> ModelSpe
     fields = Fields(header.metadata, str(header.path))
     stated = fields.text("general.architecture")
     family = family_of_gguf(stated)
-    name = _SPLIT.sub("", header.path.stem)
+    name = SPLIT.sub("", header.path.stem)
     return family.read_gguf(GGUFFile(fields, stated, name, shapes))
-
-
-_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
 def _parts(path: Path) -> list[Path]:
     """The files of a model: `path`, or all parts of a model that is split over several, which need not be
     joined. Raises ModelDamaged if one is missing."""
-    match = _SPLIT.search(path.stem)
     count = open_header(path).metadata.get("split.count")
     if not isinstance(count, int) or count <= 1:
         return [path]
-    if match is None or int(match[2]) != count:
+    parts = split_parts(path)
+    if len(parts) != count:
         raise ModelDamaged(
             f"{path} is one of {count} parts of a model, but its name does not say which; give the files "
             "their names of the form NAME-00001-of-00003.gguf again"
         )
-    start = path.stem[: match.start()]
-    parts = [path.with_name(f"{start}-{n:05}-of-{count:05}{path.suffix}") for n in range(1, count + 1)]
-    for part in parts:
-        if not part.is_file():
-            raise ModelDamaged(f"{path.parent} lacks {part.name}, a part of the model; download it too")
     return parts

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import math
 import mmap
+import re
 import struct
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -149,6 +150,24 @@ def read_metadata(path: Path, wanted: Callable[[str], bool] = lambda key: True) 
         for key, value in open_header(path).metadata.items()
         if wanted(key)
     }
+
+
+SPLIT = re.compile(r"-(\d{5})-of-(\d{5})$")  # how the parts of a model end, before .gguf
+
+
+def split_parts(path: Path) -> list[Path]:
+    """All files of a model that is split over several, by the name of one; `path` itself if its name is not
+    one of a part. Raises ModelDamaged if a part is missing."""
+    match = SPLIT.search(path.stem)
+    if match is None:
+        return [path]
+    count, start = int(match[2]), path.stem[: match.start()]
+    names = (f"{start}-{n:05}-of-{count:05}{path.suffix}" for n in range(1, min(count, 999) + 1))
+    parts = [path.with_name(name) for name in names]
+    for part in parts:
+        if not part.is_file():
+            raise ModelDamaged(f"{path.parent} lacks {part.name}, a part of the model; download it too")
+    return parts or [path]
 
 
 class _Cursor:
