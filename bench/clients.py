@@ -150,7 +150,7 @@ def _answer(serializer: Any) -> tuple[list[tuple[str, str]], str]:
     return calls, text
 
 
-def parted(app: Any, listener: TurnListener) -> Any:
+def parted(app: Any, listener: TurnListener | None) -> Any:
     """The gateway, under as many paths as there are tasks."""
 
     async def asked(scope: Any, receive: Any, send: Any) -> None:
@@ -158,7 +158,7 @@ def parted(app: Any, listener: TurnListener) -> Any:
         if path.startswith(_PART):
             whose, _, rest = path[len(_PART) :].partition("/")
             _WHOSE.set(whose)
-            if scope.get("method") != "GET":  # those that ask the model
+            if listener is not None and scope.get("method") != "GET":  # those that ask the model
                 listener.connections[whose].add(scope.get("client"))
             scope = {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}
         await app(scope, receive, send)
@@ -167,7 +167,7 @@ def parted(app: Any, listener: TurnListener) -> Any:
 
 
 @contextmanager
-def serving(model: Path | None, settings: Settings, listener: TurnListener) -> Iterator[str]:
+def serving(model: Path | None, settings: Settings, listener: TurnListener | None = None) -> Iterator[str]:
     """A gateway over the model, or the scripted one, in a thread of its own."""
     loaded = scripted_coder() if model is None else load_model(model, settings)
     gateway = Gateway(ModelRegistry([local_entry("small", loaded)]), settings)

@@ -44,7 +44,7 @@ def test_the_vendors_packages_do_a_scripted_task_end_to_end(tmp_path: Path) -> N
 
 
 def test_the_script_uses_the_tools_that_are_offered() -> None:
-    parameters = {"new_string": {}, "old_string": {}, "file_path": {}}
+    parameters: dict[str, object] = {"new_string": {}, "old_string": {}, "file_path": {}}
     tool = {"name": "Edit", "parameters": {"properties": parameters}}
     asked = "In hello.py, print 'hello' instead of 'hi'."
     prompt = f"working directory: /work\n{json.dumps(tool)}\n[user]\n{asked}\n"
