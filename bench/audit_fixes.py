@@ -548,3 +548,19 @@ def report(done: Iterable[FixOutcome]) -> tuple[int, int]:
         if wrong:
             print(f"  wrong: {item.trial.rule} {item.trial.name}: {wrong}")
     return run, right
+
+
+def main() -> None:
+    """`--projects` proves the fixes on foreign code instead: see audit_projects.py."""
+    if "--projects" in sys.argv:
+        from bench.audit_projects import main as prove_on_projects
+
+        sys.argv.remove("--projects")
+        prove_on_projects()
+        return
+    told, good = report(outcomes(read_trials()))
+    print(json.dumps({"fixes_run": told, "fixes_right": good}))
+
+
+if __name__ == "__main__":
+    main()

@@ -93,7 +93,8 @@ def one_function(count: int) -> str:
 
 def java(count: int) -> str:
     listed = "".join(
-        f"  String m{at}(String name) {{\n    String text = name + {at};\n    for (int i = 0; i < 3; i++) {{\n"
+        f"  String m{at}(String name) {{\n    String text = name + {at};\n"
+        "    for (int i = 0; i < 3; i++) {\n"
         f"      text = helper(text);\n    }}\n    return m{max(at - 1, 0)}(text);\n  }}\n"
         for at in range(count)
     )

@@ -15,7 +15,7 @@ from keystroke.analysis.audit.flow.values import CONSTANT, LOCAL, PARAMETER, REM
 from keystroke.analysis.audit.memory.control import ControlMatcher
 from keystroke.analysis.audit.memory.matcher import MemoryMatcher
 from keystroke.analysis.audit.rules.match import RuleMatcher
-from keystroke.analysis.audit.rules.secrets import FORMAT_MARKS, FORMATS, is_secret
+from keystroke.analysis.audit.rules.secrets import FORMAT_MARKS, FORMATS, is_placeholder, is_secret
 from keystroke.analysis.audit.source import ir
 
 _LOGIN = re.compile(r"(?i)connect|login|createConnection|create_engine|pool$|authenticate")
@@ -34,6 +34,9 @@ _PRIVATE = re.compile(
     r"|(?:auth|access|refresh|bearer)_?token|client_?secret|secret|credit_?card(?:_?number)?|ssn|cvv)$"
 )
 _DIGEST = re.compile(r"(?i)hmac")
+_ADDRESS = re.compile(
+    r"(?i)(?:^|[._])(?:\w*url|\w*uri|location|href|parsed\w*|parts)\.|url(?:parse|split)\(\)|\bURL\(\)"
+)
 
 
 def _mentioned(expr: ir.Expr, depth: int) -> list[str]:
@@ -80,6 +83,7 @@ class _Secrets(RuleMatcher):
                 name in ("password", "passwd")
                 and isinstance(value.const, str)
                 and value.const
+                and not is_placeholder(value.const)
                 and _LOGIN.search(event.path)
             ):
                 self.report("named-secret", event.call.kwargs[name].node)
@@ -117,6 +121,8 @@ class _Secrets(RuleMatcher):
         digest = any(_DIGEST.search(value.path) for value in args)
         if self.function is not None and self.function.name in ("__eq__", "__ne__", "equals"):
             return
+        if any(map(_ADDRESS.search, names)) or any(_ADDRESS.search(value.path) for value in args):
+            return  # parts of an address, among them its user and password, are not secret to who has it
         named = any(map(_TIMED_NAME.search, names)) or (
             any(value.level >= REMOTE for value in args) and any(map(_TOKEN.search, names))
         )
@@ -231,15 +237,11 @@ class Detectors(_Secrets):
             isinstance(expr.base, ir.IndexExpr) and self.flow.eval_silently(expr.base.key).level >= PARAMETER
         )
         around = self.function.node.text() if self.function is not None else ""
-        if _GUARDED.search(around):
+        if _GUARDED.search(around) or _COUNTED.search(key_of(expr.key) or ""):
             return
         right = parent.field("right")
-        listed = (
-            "Object.keys" in key.path or "Object.entries" in key.path or "getOwnPropertyNames" in key.path
-        )
-        copied = (
-            right is not None and listed and (right.kind() == "subscript_expression" or "entries" in key.path)
-        )
+        if right is not None and right.kind() in ("function_expression", "arrow_function"):
+            return  # a method that is defined
         name = key_of(expr.base)
         walked = name is not None and re.search(rf"\b{re.escape(name)}\s*=\s*{re.escape(name)}\s*\[", around)
         own = self.function.name if self.function is not None else ""
@@ -247,10 +249,20 @@ class Detectors(_Secrets):
         recursed = bool(name and own) and re.search(into, around)
         if name is not None and re.search(_OWNED.format(re.escape(name)), around):
             return
-        if nested or copied or walked or recursed or key.level >= REMOTE:
+        # A copy of one level sets at most the prototype of the copy; one that calls itself reaches further.
+        spelled = key_of(expr.key) or ""
+        deep = (
+            right is not None
+            and right.kind() == "call_expression"
+            and name is not None
+            and bool(spelled)
+            and re.search(rf"\b{re.escape(name)}\s*\[\s*{re.escape(spelled)}\s*\]", right.text()) is not None
+        )
+        if nested or walked or recursed or deep or key.level >= REMOTE:
             self.report("foreign-property", parent, origin=key.origin)
 
 
+_COUNTED = re.compile(r"(?:^|[._])[ij]$|(?i:index|idx|length|count|offset|position|number|row|col)$")
 _LINK = re.compile(r"<a\s[\s\S]*\bhref=(?:\{|[\"']https?:)")
 _TIED = re.compile(r"\brel=|\{\.\.\.")
 _OWNED = r"hasOwn(?:Property)?(?:\.call)?\(\s*{0}\s*,|\b{0}\.hasOwnProperty\("

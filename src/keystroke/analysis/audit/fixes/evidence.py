@@ -47,6 +47,7 @@ _SEVERAL = re.compile(
     r"switches|files|paths|names|hosts|urls|list|all|rest|script|expr|expression|query|pipeline|patterns?|globs?|wildcards?|masks?)\b|"
     r"(?:args|opts|options|flags|cmd|command|params)$|[a-z](?:Args|Opts|Options|Flags|Cmd|Command)$"
 )
+_SEVERAL_BEHIND = re.compile(r"(?:^|\s)--?\w*[a-z]s[ =]['\"]?$")  # an option whose name is a plural
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>?|[\w-]+=[\"']$")
 # Remarks of the author that the code is as it must be.
 _DELIBERATE = re.compile(
@@ -172,7 +173,7 @@ def _one_word(site: FixSite, detail: str) -> str:
     """Every value given to a command is one argument and not several words or a command."""
     for changed in site.changed:
         source = changed.node.text()
-        if _SEVERAL.search(_key_of(site, changed)):
+        if _SEVERAL.search(_key_of(site, changed)) or _SEVERAL_BEHIND.search(changed.before):
             return f"`{source}` may hold several words or a command"
         if site.value(changed.node).level < PARAMETER:
             return f"where `{source}` comes from is not known"

@@ -106,7 +106,7 @@ def quote_values(site: FixSite, spec: FixSpec) -> FixEdits | None:
 def _quote(site: FixSite, text: TextComposition, at: int, hole: TextHole, place: HolePosition) -> list[Edit]:
     source = site.source(hole.node)
     require(not _several(source) and hole.format in ("", "%s"))
-    site.changed.append(ChangedValue(hole.node))
+    site.changed.append(ChangedValue(hole.node, text.skeleton[:at]))
     start, end = span(hole.node)
     atoms = text.atoms
     known = hole.text or is_text(site, hole.node)

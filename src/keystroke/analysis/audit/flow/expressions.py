@@ -31,6 +31,7 @@ _ALPHABETS = {
     name: getattr(string, name)
     for name in ("ascii_letters", "ascii_lowercase", "ascii_uppercase", "digits", "hexdigits", "punctuation")
 }
+_NONNEGATIVE = frozenset({"rand()", "random()", "std.rand()", "strlen()", "wcslen()", "sizeof()", "abs()"})
 _PACKAGE = re.compile(r"(?:java|javax|jakarta|org|com|io|net)(?:\.[a-z][\w]*)*")
 
 
@@ -240,7 +241,8 @@ class ExpressionFlow(CallFlow):
         if op == "-" and a.high is not None and b.low is not None:
             high = a.high - b.low
         if op == "%" and isinstance(b.const, int) and b.const > 0:
-            high, low = b.const - 1, (0 if a.low is not None and a.low >= 0 else None)
+            nonnegative = (a.low is not None and a.low >= 0) or a.path in _NONNEGATIVE
+            high, low = b.const - 1, (0 if nonnegative else None)
         if op == "&" and isinstance(b.const, int) and b.const >= 0:
             low, high = 0, b.const
         bounded = (

@@ -6,6 +6,7 @@ values, and keeps one match per rule and position.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 from keystroke.analysis.audit.finding import Severity
 from keystroke.analysis.audit.flow.base import CallEvent, ExhaustedError, FlowListener
 from keystroke.analysis.audit.flow.data_flow import DataFlow
-from keystroke.analysis.audit.flow.values import REMOTE, Value
+from keystroke.analysis.audit.flow.values import HOLE, LOCAL, REMOTE, Value
 from keystroke.analysis.audit.rules.catalog import Rule, RuleCondition, load_rules
 from keystroke.analysis.audit.rules.conditions import satisfies
 from keystroke.analysis.audit.rules.triggers import WORD
@@ -84,6 +85,32 @@ class RuleIndex:
 @cache
 def index_of(language: str) -> RuleIndex:
     return RuleIndex(load_rules(language))
+
+
+# What stands before the name of a table, a column or another object of a database.
+_NAMED = re.compile(
+    r"(?i)(?:\b(?:from|join|into|update|table|exists|index|view|database|schema|sequence|column|references|"
+    r"pragma|truncate|describe|explain|as|by|select|distinct|vacuum|analyze|on|trigger|only)\s+|[\"`\[.])$"
+)
+_LISTED = re.compile(r"(?i)\b(?:in|values)\s*\(\s*$")  # a list of placeholders
+_BOUND = ("params", "parameters", "vars", "args", "values", "replacements", "bind")
+
+
+def is_internal_statement(value: Value, args: list[Value], kwargs: dict[str, Value]) -> bool:
+    """Whether only names the program chose are put into a statement, and its values are bound.
+
+    A name is unknown but not a caller's; with bound values, also one that a caller inside the program gave.
+    """
+    text = value.skeleton
+    if text is None or value.level >= REMOTE:
+        return False
+    at = next((number for number, item in enumerate(args) if item is value), len(args))
+    bound = len(args) > at + 1 or any(name in kwargs for name in _BOUND)
+    if bound and value.level <= LOCAL:
+        return True
+    before = [text[:place] for place, char in enumerate(text) if char == HOLE]
+    named = all(_NAMED.search(part) or (bound and _LISTED.search(part)) for part in before)
+    return named and (bound or value.level <= LOCAL)
 
 
 class RuleMatcher(FlowListener):
@@ -252,6 +279,13 @@ class RuleMatcher(FlowListener):
         ):
             return False
         if not satisfies(value, condition.test, rule.use):
+            return False
+        if (
+            rule.use == "sql"
+            and value is not None
+            and condition.test.startswith("built")
+            and is_internal_statement(value, args, kwargs)
+        ):
             return False
         if (
             condition.unless is not None

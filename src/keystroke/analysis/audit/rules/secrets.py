@@ -90,6 +90,11 @@ def entropy(text: str) -> float:
     )
 
 
+def is_placeholder(value: str) -> bool:
+    """Whether a text stands for a secret that is written elsewhere."""
+    return _PLACEHOLDER.search(value) is not None
+
+
 def is_secret(name: str, value: str) -> bool:
     """Whether `name = value` is a hard-coded secret."""
     found = _NAME.search(name)
@@ -97,6 +102,8 @@ def is_secret(name: str, value: str) -> bool:
         return len(value) >= 24 and _RANDOM.fullmatch(value) is not None and entropy(value) >= 4.0
     if found is None or not 3 <= len(value) <= 400 or _PLACEHOLDER.search(value):
         return False
+    if found[1].lower() == "pass" and not (len(value) >= 8 or re.search(r"[\d\W]", value)):
+        return False  # a pass of another kind
     if _LABEL.match(value) and not re.search(r"\d", value):
         return False
     if (

@@ -1,0 +1,405 @@
+"""Applies the safe fixes of the audit to projects drawn at random and runs the projects' own tests.
+
+  universe   every name of the Python package index that pip is configured for, and the packages of npm that
+             `npm-high-impact` lists. `--draw SEED` shuffles both and takes the first projects whose newest
+             release has a test suite, at least 300 lines and at most 3 MB; data/audit_projects.json pins the
+             name and version of each. A later draw uses another seed and packages never looked at.
+  alarms     findings per 1,000 lines of the projects without their tests.
+  fixes      every safe fix is applied alone, and all of a project together. The tests that passed before must
+             pass after. They run in the sandbox without a network; the project is installed before, outside.
+             A project whose tests do not run here counts as read only: its fixes are listed for a reader.
+  ceiling    a fix that no test covers is not shown to be right by this; a reader judges the listed diffs.
+
+Last line: JSON. `python -m bench.audit_projects [--draw SEED --count N] [--seed N] [--minutes M]
+[--out FILE]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import platformdirs
+
+from bench.record import record
+from keystroke.agent.sandbox import CommandLimits, Sandbox, SandboxPolicy, find_sandbox
+from keystroke.analysis.audit import Auditor, Finding
+from keystroke.analysis.audit.files import SourceFile, find_sources
+from keystroke.analysis.audit.project import ProjectFacts
+from keystroke.analysis.audit.report import AuditedFile, apply_fixes, diff
+from keystroke.errors import KeystrokeError
+from keystroke.text import apply_edits
+
+PINNED = Path(__file__).resolve().parent / "data" / "audit_projects.json"
+JUDGED = Path(__file__).resolve().parent / "results" / "audit-judged-alarms.json"
+CACHE = Path(platformdirs.user_cache_dir("keystroke")) / "bench-audit" / "projects"
+MAX_ARCHIVE = 3_000_000  # bytes
+MIN_LINES = 300
+TEST_SECONDS = 120  # for one run of a project's tests
+TESTS = re.compile(
+    r"(?:^|/)(?:tests?|spec|__tests__)/|(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$|\.(?:test|spec)\.[jt]sx?$"
+)
+
+
+@dataclass(frozen=True)
+class ProjectPin:
+    registry: str  # pypi or npm
+    name: str
+    version: str
+    seed: int
+
+
+@dataclass
+class ProjectOutcome:
+    pin: ProjectPin
+    lines: int = 0
+    alarms: list[dict[str, Any]] = field(default_factory=list)
+    safe: int = 0
+    tested: bool = False  # the tests ran and passed before
+    wrong: list[str] = field(default_factory=list)  # fixes after which a test fails
+    diffs: list[str] = field(default_factory=list)
+
+
+def _get(url: str, limit: int = 80_000_000) -> bytes:
+    """What is at an address; ValueError if it is longer than `limit`."""
+    request = urllib.request.Request(url, headers={"Accept": "text/html, */*"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        data: bytes = answer.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"more than {limit} bytes")
+    return data
+
+
+@cache
+def _index() -> str:
+    """The Python package index that pip uses."""
+    found = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True
+    ).stdout.strip()
+    if found:
+        return found
+    from pip._internal.models.index import PyPI
+
+    return str(PyPI.simple_url)
+
+
+@cache
+def _registry() -> str:
+    found = subprocess.run(["npm", "config", "get", "registry"], capture_output=True, text=True)
+    return found.stdout.strip().rstrip("/")
+
+
+def _python_archive(name: str, version: str = "") -> tuple[str, str] | None:
+    """The version and address of a source archive: of this version, or the newest."""
+    page = _get(f"{_index().rstrip('/')}/{name}/").decode()
+    found: list[tuple[tuple[int, ...], str, str]] = []
+    for address, file in re.findall(r'<a href="([^"#]+)[^>]*>([^<]+)</a>', page):
+        release = re.fullmatch(r".+?-([0-9]+(?:\.[0-9]+)*)\.tar\.gz", file)
+        if release is not None and (not version or release[1] == version):
+            found.append((tuple(map(int, release[1].split("."))), release[1], address))
+    return max(found)[1:] if found else None
+
+
+def _script_archive(name: str, version: str = "") -> tuple[str, str] | None:
+    page = json.loads(_get(f"{_registry()}/{name}/{version or 'latest'}"))
+    return str(page["version"]), str(page["dist"]["tarball"])
+
+
+def fetch_project(pin: ProjectPin) -> Path | None:
+    """The unpacked release, from the cache or the registry; None if it cannot be had."""
+    folder = CACHE / pin.registry / f"{pin.name.replace('/', '+')}-{pin.version}"
+    if not folder.is_dir():
+        with contextlib.suppress(URLError, OSError, ValueError, KeyError, TimeoutError, tarfile.TarError):
+            find = _python_archive if pin.registry == "pypi" else _script_archive
+            found = find(pin.name, pin.version)
+            if found is not None:
+                _unpack(_get(found[1], limit=MAX_ARCHIVE), folder)
+    inside = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    return inside[0] if len(inside) == 1 else folder if inside else None
+
+
+def _unpack(data: bytes, folder: Path) -> None:
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        archive.extractall(part, filter="data")
+    part.rename(folder)
+
+
+def has_tests(root: Path) -> bool:
+    """Whether a release has a test suite that can be started, and enough code."""
+    names = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
+    if not any(TESTS.search(name) for name in names):
+        return False
+    if (root / "package.json").is_file() and not any(name.endswith(".py") for name in names):
+        try:
+            scripts = json.loads((root / "package.json").read_text(encoding="utf-8")).get("scripts", {})
+        except ValueError:
+            return False
+        if not re.search(r"mocha|jest|tape|node|ava|vitest|tap", str(scripts.get("test", ""))):
+            return False
+    return sum(source.text.count("\n") for source in sources(root)) >= MIN_LINES
+
+
+def sources(root: Path) -> Iterator[SourceFile]:
+    """The source files of a release without its tests."""
+    for item in find_sources(root):
+        if isinstance(item, SourceFile) and not TESTS.search(item.path.relative_to(root).as_posix()):
+            yield item
+
+
+def draw(seed: int, count: int) -> list[ProjectPin]:
+    """Projects at random: two thirds from the Python index, one third from npm."""
+    pick = random.Random(seed)
+    page = _get(f"{_index().rstrip('/')}/").decode()
+    python = sorted(set(re.findall(r'<a href="(?:[^"]*/)?([^"/]+)/"', page)))
+    _, address = _script_archive("npm-high-impact") or ("", "")
+    with tarfile.open(fileobj=io.BytesIO(_get(address))) as archive:
+        member = archive.extractfile("package/lib/top.js")
+        assert member is not None
+        script = sorted(set(re.findall(r"'([^']+)'", member.read().decode())))
+    pick.shuffle(python)
+    pick.shuffle(script)
+    known = {(pin.registry, pin.name) for pin in read_pins()}
+    out: list[ProjectPin] = []
+    for registry, names, wanted in (("pypi", python, count - count // 3), ("npm", script, count // 3)):
+        found: list[ProjectPin] = []
+        with ThreadPoolExecutor(8) as pool:
+            for at in range(0, len(names), 32):
+                part = [name for name in names[at : at + 32] if (registry, name) not in known]
+                for pin in pool.map(lambda name, kind=registry: _candidate(kind, name, seed), part):
+                    if pin is not None and len(found) < wanted:
+                        found.append(pin)
+                if len(found) >= wanted:
+                    break
+        out += found
+    return out
+
+
+def _candidate(registry: str, name: str, seed: int) -> ProjectPin | None:
+    try:
+        found = (_python_archive if registry == "pypi" else _script_archive)(name)
+    except (URLError, OSError, ValueError, KeyError, TimeoutError):
+        return None
+    if found is None:
+        return None
+    pin = ProjectPin(registry, name, found[0], seed)
+    root = fetch_project(pin)
+    try:
+        fits = root is not None and has_tests(root)
+    except (KeystrokeError, OSError):
+        fits = False
+    if not fits:
+        shutil.rmtree(CACHE / registry / f"{name.replace('/', '+')}-{found[0]}", ignore_errors=True)
+    return pin if fits else None
+
+
+def read_pins(path: Path = PINNED) -> list[ProjectPin]:
+    if not path.is_file():
+        return []
+    return [ProjectPin(**item) for item in json.loads(path.read_text(encoding="utf-8"))]
+
+
+# Fixes
+
+
+def audit_project(pin: ProjectPin, root: Path) -> tuple[ProjectOutcome, list[AuditedFile]]:
+    outcome = ProjectOutcome(pin)
+    facts = ProjectFacts(root)
+    files: list[AuditedFile] = []
+    for source in sources(root):
+        name = source.path.relative_to(root).as_posix()
+        outcome.lines += source.text.count("\n")
+        try:
+            findings = Auditor(source.language, project=facts).audit(source.text)
+        except KeystrokeError:
+            continue
+        file = AuditedFile(name, source.text, findings)
+        files.append(file)
+        for item in findings:
+            outcome.alarms.append(
+                {
+                    "project": f"{pin.registry}:{pin.name}=={pin.version}",
+                    "path": name,
+                    "line": file.line_and_column(item.start)[0],
+                    "rule": item.rule,
+                    "severity": item.severity.value,
+                    "grade": item.grade.value,
+                    "text": source.text[item.start : item.end][:160],
+                }
+            )
+        outcome.safe += sum(bool(item.fixes) for item in findings)
+        outcome.diffs += [
+            f"{name}:{file.line_and_column(item.start)[0]} {item.rule}\n"
+            + diff(name, source.text, apply_edits(source.text, item.fixes[0].edits))
+            for item in findings
+            if item.fixes
+        ]
+    return outcome, files
+
+
+def prove(outcome: ProjectOutcome, root: Path, files: list[AuditedFile], sandbox: Sandbox) -> None:
+    """Runs the tests before the fixes, after each one alone and after all together."""
+    command = _prepare(outcome.pin, root)
+    if command is None:
+        return
+    outcome.tested = _passes(sandbox, root, command)
+    if not outcome.tested:
+        return
+    for file in files:
+        for item in file.findings:
+            if item.fixes:
+                _check(outcome, root, {file.path: _fixed(file, item)}, command, sandbox, item.rule)
+    together = {file.path: apply_fixes(file)[0] for file in files if apply_fixes(file)[1]}
+    _check(outcome, root, together, command, sandbox, "all together")
+
+
+def _fixed(file: AuditedFile, finding: Finding) -> str:
+    return apply_edits(file.text, finding.fixes[0].edits)
+
+
+def _check(
+    outcome: ProjectOutcome,
+    root: Path,
+    texts: dict[str, str],
+    command: list[str],
+    sandbox: Sandbox,
+    what: str,
+) -> None:
+    before = {path: (root / path).read_bytes() for path in texts}
+    try:
+        for path, text in texts.items():
+            (root / path).write_bytes(text.encode("utf-8", "surrogateescape"))
+        if not _passes(sandbox, root, command):
+            outcome.wrong.append(f"{what}: {', '.join(texts)}")
+    finally:
+        for path, data in before.items():
+            (root / path).write_bytes(data)
+
+
+def _prepare(pin: ProjectPin, root: Path) -> list[str] | None:
+    """Installs what the tests need, outside the sandbox, and returns the command that runs them."""
+    if pin.registry == "pypi":
+        place = root / ".audit-venv"
+        python = place / "bin" / "python"
+        if not python.exists():
+            steps = [
+                [sys.executable, "-m", "venv", str(place)],
+                [str(python), "-m", "pip", "install", "-q", "pytest", "pytest-asyncio", "pytest-mock"],
+                [str(python), "-m", "pip", "install", "-q", "-e", str(root)],
+            ]
+            if not all(_quiet(step, root) for step in steps):
+                return None
+        return [str(python), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    if not (root / "node_modules").is_dir() and not _quiet(
+        ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"], root
+    ):
+        return None
+    return ["npm", "test", "--silent"]
+
+
+def _quiet(command: list[str], root: Path) -> bool:
+    try:
+        return subprocess.run(command, cwd=root, capture_output=True, timeout=180).returncode == 0
+    except (subprocess.TimeoutExpired, OSError):
+        return False
+
+
+def _passes(sandbox: Sandbox, root: Path, command: list[str]) -> bool:
+    policy = SandboxPolicy(root)
+    ended = sandbox.run(command, policy, CommandLimits(seconds=TEST_SECONDS))
+    return ended.code == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--draw", type=int, metavar="SEED", help="draw projects and pin them")
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, help="only the projects of this draw")
+    parser.add_argument("--minutes", type=float, default=40, help="stop testing further projects after this")
+    parser.add_argument("--out", type=Path, help="write the alarms and diffs for readers here")
+    given = parser.parse_args()
+    if given.draw is not None:
+        pins = read_pins() + draw(given.draw, given.count)
+        PINNED.write_text(json.dumps([asdict(pin) for pin in pins], indent=1) + "\n", encoding="utf-8")
+        print(f"{len(pins)} projects are pinned")
+        return
+    pins = [pin for pin in read_pins() if given.seed in (None, pin.seed)]
+    record("audit-projects", measure(pins, given.minutes, given.out) | judged())
+
+
+def judged() -> dict[str, float]:
+    """The share of the alarms judged by readers that are true, and that are true or arguable."""
+    if not JUDGED.is_file():
+        return {}
+    verdicts = [item["verdict"] for item in json.loads(JUDGED.read_text(encoding="utf-8"))]
+    true, arguable = verdicts.count("true"), verdicts.count("arguable")
+    return {
+        "judged": len(verdicts),
+        "true_share": round(true / len(verdicts), 3),
+        "true_or_arguable_share": round((true + arguable) / len(verdicts), 3),
+    }
+
+
+def measure(pins: list[ProjectPin], minutes: float, readable: Path | None = None) -> dict[str, Any]:
+    """Audits the projects; tests them until `minutes` have passed; writes what readers judge to `readable`."""
+    sandbox = find_sandbox()
+    until = time.monotonic() + minutes * 60
+    done: list[ProjectOutcome] = []
+    for pin in pins:
+        root = fetch_project(pin)
+        if root is None:
+            continue
+        outcome, files = audit_project(pin, root)
+        if outcome.safe and time.monotonic() < until:
+            prove(outcome, root, files, sandbox)
+        done.append(outcome)
+        rate = 1000 * len(outcome.alarms) / max(outcome.lines, 1)
+        state = "tested" if outcome.tested else "read" if outcome.safe else "-"
+        print(
+            f"{pin.registry:5} {pin.name:40} {outcome.lines:7} lines {rate:6.2f} {outcome.safe:3} safe {state}"
+        )
+        for line in outcome.wrong:
+            print(f"      WRONG {line}")
+    if readable is not None:
+        readable.write_text(
+            json.dumps(
+                {"alarms": [a for o in done for a in o.alarms], "diffs": [d for o in done for d in o.diffs]}
+            ),
+            encoding="utf-8",
+        )
+    lines = sum(outcome.lines for outcome in done)
+    alarms = sum(len(outcome.alarms) for outcome in done)
+    return {
+        "projects": len(done),
+        "lines": lines,
+        "alarms_per_kloc": round(1000 * alarms / max(lines, 1), 3),
+        "fixes_safe": sum(outcome.safe for outcome in done),
+        "safe_share": round(sum(outcome.safe for outcome in done) / max(alarms, 1), 3),
+        "projects_tested": sum(outcome.tested for outcome in done),
+        "fixes_tested": sum(outcome.safe for outcome in done if outcome.tested),
+        "fixes_wrong": sum(len(outcome.wrong) for outcome in done),
+    }
+
+
+if __name__ == "__main__":
+    main()
