@@ -5,14 +5,14 @@ The file is written here, as its publishers quantise it, and deleted afterwards.
 values of weights, but for mixtures on which experts tokens use: random ones use all alike. A step reads the
 weights of the chosen experts once, so that memory bandwidth over those bytes is the ceiling of both engines.
 `--layers` takes the first layers only, where memory or time are short: all but the output head then shrinks
-alike. Peers take turns within each round; figures are ratios of medians, and noisy on shared cores. `cosine`
-compares the logits of both engines for the same prompt.
+alike. Peers take turns within each round; figures are ratios of medians. On shared cores seconds mean little:
+llama.cpp's threads wait for each other by spinning. There `--threads 1` and the ratios of processor seconds
+(`_cpu`) count. `cosine` compares the logits of both engines for the same prompt.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
@@ -27,7 +27,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from bench.llama_library import LlamaLibrary
 from bench.record import record
-from bench.stored_weights import PROMPT, READ, LlamaPeer, StoredPeer
+from bench.stored_weights import PROMPT, READ, LlamaPeer, StoredPeer, Took
 from keystroke.config import load_settings
 from keystroke.engine.onnx.engine import OnnxEngine
 
@@ -203,7 +203,7 @@ def write_model(path: Path, shape: PublishedSizes, layers: int) -> None:
 
 # One start in a process of its own: seconds to the first token, and the most memory.
 _START = """
-import resource, sys, time
+import sys, time
 began = time.perf_counter()
 from pathlib import Path
 from bench.families import open_engine
@@ -211,7 +211,9 @@ engine = open_engine(Path(sys.argv[1]), int(sys.argv[2]))
 with engine.session() as session:
     session.extend([11, 12, 13])
     session.step()
-print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+took = time.perf_counter() - began
+status = Path("/proc/self/status").read_text()  # ru_maxrss would include what the parent had when it forked
+print(took, int(status.partition("VmHWM:")[2].split()[0]) / 1e6)
 """
 
 
@@ -257,17 +259,17 @@ def measure_model(
                 ours = session._forward(tokens[:PROMPT], 0, 1, None)[0].astype(np.float64)
                 session._held.clear()
             result["cosine"] = float(ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs))
-        took: dict[str, dict[str, list[float]]] = {peer: {"decode": [], "prefill": []} for peer in peers}
+        took: dict[str, dict[str, list[Took]]] = {peer: {"decode": [], "prefill": []} for peer in peers}
         for _ in range(rounds):
             for peer, work in peers.items():
-                took[peer]["decode"] += [seconds for seconds, _ in work.decode(tokens[:PROMPT])]
-                took[peer]["prefill"].append(work.prefill(tokens)[0])
-        for peer in peers:
-            result[f"{peer}_decode"] = 1 / statistics.median(took[peer]["decode"])
-            result[f"{peer}_prefill"] = READ / statistics.median(took[peer]["prefill"])
-        if build is not None:
-            for kind in ("decode", "prefill"):
-                result[f"{kind}_vs_llamacpp"] = result[f"ours_{kind}"] / result[f"llama.cpp_{kind}"]
+                took[peer]["decode"] += work.decode(tokens[:PROMPT])
+                took[peer]["prefill"].append(work.prefill(tokens))
+        for unit, suffix in ((0, ""), (1, "_cpu")):  # seconds, seconds of the processor
+            for kind, count in (("decode", 1), ("prefill", READ)):
+                speeds = {p: count / statistics.median(each[unit] for each in took[p][kind]) for p in peers}
+                result |= {f"{peer}_{kind}{suffix}": speed for peer, speed in speeds.items()}
+                if build is not None:
+                    result[f"{kind}_vs_llamacpp{suffix}"] = speeds["ours"] / speeds["llama.cpp"]
         engine.close()
     finally:
         path.unlink()
@@ -295,7 +297,6 @@ def main() -> None:
             print(name)
             for key, value in found.items():
                 print(f"  {key:24} {value:10.3f}")
-    figures["peak_rss_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     record("families", figures)
 
 
