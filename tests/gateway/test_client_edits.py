@@ -15,7 +15,7 @@ from test_tool_history import PATCH, RUN, items, patch, run, user
 
 from keystroke.assist.edit import EditFailure
 from keystroke.assist.tool_calls.file_edits import (
-    FileEdit,
+    ClientFileEdit,
     check_edit,
     checked_segment,
     edit_call,
@@ -79,7 +79,7 @@ def test_a_call_is_written_for_another_result(tool: OfferedTool) -> None:
     }
     wanted = tool.parameters.get("properties", first)
     payload = json.dumps({key: first[key] for key in wanted if key in first})
-    made = edit_call(tool, payload, FileEdit("area.py", CODE, "x", "x"), RIGHT)
+    made = edit_call(tool, payload, ClientFileEdit("area.py", CODE, "x", "x"), RIGHT)
     assert made is not None
     edit = read_edit(tool, made, FILES)
     assert edit is not None

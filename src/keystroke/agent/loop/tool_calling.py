@@ -19,7 +19,7 @@ from keystroke.agent.tools import AgentTool, EditTool, ReadTool, RunTool, Search
 from keystroke.engine.generation import Finish
 from keystroke.errors import ContextOverflow
 
-_KEPT_RESULTS = (6, 2, 1, 1)  # results of tools that stay whole, each time the conversation is too long
+_KEPT_RESULTS = (3, 1)  # results of tools that stay whole, each time the conversation is too long
 _MAX_REPEATS = 3  # of a call with the same result
 _MAX_MALFORMED = 3  # answers in a row that look like calls and are none
 
@@ -104,9 +104,9 @@ class ToolCallingStrategy(AgentStrategy):
                     on_text=task.add_text,
                 )
             except ContextOverflow:
-                if not self._shorten(task, keep):
+                if not self._shorten(task, keep) and keep == _KEPT_RESULTS[-1]:
                     raise
-        raise ContextOverflow("the task does not fit the model's context, even without what tools returned")
+        return self.model.reply(task.messages, task.answer_options(tools=box.specifications()))
 
     @staticmethod
     def _shorten(task: TaskState, keep: int) -> bool:

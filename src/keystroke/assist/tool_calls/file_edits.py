@@ -34,7 +34,7 @@ _REPLACED = (("old_string", "new_string"), ("oldString", "newString"), ("old_str
 
 
 @dataclass(frozen=True, slots=True)
-class FileEdit:
+class ClientFileEdit:
     """A call's effect on one file. `old` is None where the file was not read; `new` is its text after the
     call, None where that is unknown; `written`: the text that the call brings, whatever the file is."""
 
@@ -65,7 +65,7 @@ def known_text(path: str, files: Mapping[str, str]) -> str | None:
     return None
 
 
-def read_edit(tool: OfferedTool, payload: str, files: Mapping[str, str]) -> FileEdit | None:
+def read_edit(tool: OfferedTool, payload: str, files: Mapping[str, str]) -> ClientFileEdit | None:
     """What a call would do to one file; None where that is not understood, or where it changes several."""
     if tool.custom:
         return _read_patch(payload, files)
@@ -76,7 +76,7 @@ def read_edit(tool: OfferedTool, payload: str, files: Mapping[str, str]) -> File
     old = known_text(path, files)
     for name in CONTENTS:
         if isinstance(arguments.get(name), str):
-            return FileEdit(path, old, arguments[name], arguments[name])
+            return ClientFileEdit(path, old, arguments[name], arguments[name])
     for before, after in _REPLACED:
         quoted, written = arguments.get(before), arguments.get(after)
         if isinstance(quoted, str) and isinstance(written, str):
@@ -85,11 +85,11 @@ def read_edit(tool: OfferedTool, payload: str, files: Mapping[str, str]) -> File
                 new = old.replace(quoted, written, -1 if arguments.get("replace_all") else 1)
             elif not quoted and not old:
                 new = written
-            return FileEdit(path, old, new, written)
+            return ClientFileEdit(path, old, new, written)
     return None
 
 
-def _read_patch(payload: str, files: Mapping[str, str]) -> FileEdit | None:
+def _read_patch(payload: str, files: Mapping[str, str]) -> ClientFileEdit | None:
     operations = parse_answer(payload, tuple(files))
     if isinstance(operations, EditFailure) or len({operation.path for operation in operations}) != 1:
         return None
@@ -99,13 +99,13 @@ def _read_patch(payload: str, files: Mapping[str, str]) -> FileEdit | None:
     old = known_text(path, files)
     written = "\n".join(line[1:] for line in payload.split("\n") if line.startswith("+"))
     if payload.split("\n")[1:2] and payload.split("\n")[1].startswith("*** Add File"):
-        return FileEdit(path, old, f"{written}\n" if written else "", written)
+        return ClientFileEdit(path, old, f"{written}\n" if written else "", written)
     found = resolve(operations, lambda name: known_text(name, files))
     new = found.texts.get(path) if not found.failures else None
-    return FileEdit(path, old, new, written)
+    return ClientFileEdit(path, old, new, written)
 
 
-def edit_call(tool: OfferedTool, payload: str, edit: FileEdit, new: str) -> str | None:
+def edit_call(tool: OfferedTool, payload: str, edit: ClientFileEdit, new: str) -> str | None:
     """The payload of the same call with which the file becomes `new`; None where it cannot be written."""
     if tool.custom:
         if edit.old is None:
@@ -150,7 +150,7 @@ def _smallest_replacement(old: str, new: str) -> tuple[str, str]:
     return old, new
 
 
-def check_edit(edit: FileEdit, request: str) -> str | EditFailure | None:
+def check_edit(edit: ClientFileEdit, request: str) -> str | EditFailure | None:
     """The text that the file is to have after a call, what is wrong with it, or None where nothing can be
     said because the file was not read."""
     if edit.new is None:
