@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from keystroke.agent.tools import CommandRequest, Toolbox, ToolInvocation
+from keystroke.agent.sandbox.processes import process_tree
+from keystroke.agent.tools import CommandRequest, Toolbox, ToolInvocation, mcp
 from keystroke.agent.tools.mcp import McpServer, McpTools, load_servers
 from keystroke.engine.base import Interrupt
 from keystroke.errors import ConfigError, Interrupted, Unavailable
@@ -99,3 +101,63 @@ def test_only_servers_of_the_user_s_file_can_be_named(tmp_path: Path) -> None:
     for path, name in ((file, "other"), (None, "tracker"), (tmp_path / "none.json", "tracker")):
         with pytest.raises(ConfigError):
             load_servers(path, [name])
+
+
+HOSTILE = """
+import json, sys, time
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    if asked["method"] == sys.argv[1] and sys.argv[2] == "silent":
+        time.sleep(3600)
+    text = "A" * (40_000_000 if asked["method"] == sys.argv[1] else 10)
+    results = {
+        "initialize": {"protocolVersion": "2025-03-26", "capabilities": {"tools": {}},
+                       "serverInfo": {"name": "x", "version": "1"}},
+        "tools/list": {"tools": [{"name": "t", "description": text, "inputSchema": {"type": "object"}}]},
+        "tools/call": {"content": [{"type": "text", "text": text}]},
+    }
+    answer = {"jsonrpc": "2.0", "id": asked["id"]}
+    if asked["method"] in results:
+        answer["result"] = results[asked["method"]]
+    else:
+        answer["error"] = {"code": -32601, "message": "unknown"}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def hostile(method: str, how: str, user: User) -> McpTools:
+    return McpTools({"x": McpServer(sys.executable, ["-c", HOSTILE, method, how])}, user.approve)
+
+
+def children() -> set[int]:
+    return {process.pid for process in process_tree(os.getpid())} - {os.getpid()}
+
+
+@pytest.mark.parametrize("method", ["initialize", "tools/list"])
+def test_a_server_that_never_answers_is_ended(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "_START", 2.0)
+    monkeypatch.setattr(mcp, "_CLOSE", 0.1)
+    before = children()
+    tools = hostile(method, "silent", User())
+    with pytest.raises(Unavailable, match="in time"):
+        tools.start()
+    assert not tools._thread.is_alive()
+    assert children() <= before
+
+
+@pytest.mark.parametrize("method", ["tools/list", "tools/call"])
+def test_a_message_without_end_is_cut(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "_CLOSE", 2.0)
+    before = children()
+    tools = hostile(method, "huge", User())
+
+    try:
+        if method == "tools/call":
+            assert [tool.name for tool in tools.start()] == ["x__t"]
+        with pytest.raises(Unavailable):
+            _ = tools.call("x", "t", {}) if method == "tools/call" else tools.start()
+    finally:
+        tools.close()
+    assert children() <= before

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -20,6 +21,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from keystroke.agent.tools import mcp_relay
 from keystroke.agent.tools.call import AgentTool, ToolResult
 from keystroke.agent.tools.run import ApproveCommand, CommandRequest
 from keystroke.engine.base import Interrupt
@@ -27,6 +29,9 @@ from keystroke.errors import ConfigError, Forbidden, InputError, Interrupted, Un
 
 _START = 30.0  # seconds a server may take to start
 _CALL = 120.0  # seconds a call may take
+_CLOSE = 10.0  # seconds for servers to end by themselves
+_KILL = 10.0  # seconds until servers that were cancelled are killed and reaped
+_MESSAGE = 16 << 20  # bytes of one message of a server
 _POLL_SECONDS = 0.05
 _DESCRIPTION = 400  # characters of a tool's description shown to the model
 _TOOLS = 20  # of one server; more would fill a small context
@@ -74,6 +79,8 @@ class McpTools:
         self._done = asyncio.Event()
         self._clients: dict[str, Any] = {}
         self._holding: Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ended = threading.Event()
 
     def start(self) -> list[AgentTool]:
         """Start the servers. Unavailable where one fails, InputError where the package is missing."""
@@ -84,17 +91,21 @@ class McpTools:
         self._thread.start()
         ready: Future[list[AgentTool]] = Future()
         self._holding = asyncio.run_coroutine_threadsafe(self._hold(ready), self._loop)
-        tools: list[AgentTool] = self._wait(ready, _START, "the MCP servers did not start in time")
+        try:
+            tools: list[AgentTool] = self._wait(ready, _START, "the MCP servers did not start in time")
+        except BaseException:
+            self.close()
+            raise
         return tools
 
     def close(self) -> None:
-        """End the servers. Idempotent."""
+        """End the servers, also those that do not answer. Idempotent."""
         if self._holding is not None:
             self._loop.call_soon_threadsafe(self._done.set)
-            try:
-                self._holding.result(10)
-            except Exception:
-                self._holding.cancel()
+            if not self._ended.wait(_CLOSE) and self._task is not None:
+                # It waits for an answer. Cancelled, it ends the servers' processes; that is waited for.
+                self._loop.call_soon_threadsafe(self._task.cancel)
+                self._ended.wait(_KILL)
             self._holding = None
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(5)
@@ -114,13 +125,21 @@ class McpTools:
 
     async def _hold(self, ready: Future[list[AgentTool]]) -> None:
         """Keep every server open until `close`: the task that opens a server must close it."""
+        self._task = asyncio.current_task()
+        try:
+            await self._hold_servers(ready)
+        finally:
+            self._ended.set()
+
+    async def _hold_servers(self, ready: Future[list[AgentTool]]) -> None:
         from mcp import Client, StdioServerParameters
 
         async with AsyncExitStack() as stack:
             try:
                 tools: list[AgentTool] = []
                 for name, server in self._servers.items():
-                    place = StdioServerParameters(command=server.command, args=server.args, env=server.env)
+                    relay = ["-I", "-S", mcp_relay.__file__, str(_MESSAGE), server.command, *server.args]
+                    place = StdioServerParameters(command=sys.executable, args=relay, env=server.env)
                     client = self._clients[name] = await stack.enter_async_context(Client(place))
                     listed = await client.list_tools()
                     tools += [McpTool(self, name, known) for known in listed.tools[:_TOOLS]]
