@@ -80,10 +80,11 @@ def mutations(corpus: Sequence[bytes], runs: int = RUNS) -> Iterator[bytes]:
 def search(corpus: Sequence[bytes], read: Callable[[bytes], object], *errors: type[Exception]) -> int:
     """Read every mutation; the number of those that were refused. Any other exception fails the test."""
     refused = 0
+    expected: tuple[type[Exception], ...] = (KeystrokeError, *errors)
     for data in mutations(corpus):
         try:
             read(data)
-        except (KeystrokeError, *errors):
+        except expected:
             refused += 1
         except Exception as error:
             pytest.fail(f"{type(error).__name__}: {error!s:.200} for {data[:200]!r}")
@@ -230,6 +231,7 @@ def test_chat_templates() -> None:
 
 
 PATCHES = [
+    b"*** Begin Patch\x0b*** Update File: a.py\n@@\n-x\n+y\n*** End Patch\n",  # found by a longer search
     b"*** Begin Patch\n*** Update File: a.py\n@@ def f():\n-x\n+y\n*** Add File: b\n+new\n*** End Patch\n",
     b"*** Begin Patch\n*** Delete File: c\n*** Update File: d\n*** Move to: e\n@@\n a\n-b\n+c\n*** End Patch",
     b"--- a/x.py\n+++ b/x.py\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n\\ No newline at end of file\n",

@@ -31,7 +31,7 @@ _NOWHERE = "/dev/null"
 
 
 def is_envelope(answer: str) -> bool:
-    return any(line.strip() == _BEGIN for line in answer.splitlines())
+    return any(line.strip() == _BEGIN for line in answer.split("\n"))  # as `parse_envelope` splits
 
 
 def is_unified(answer: str) -> bool:
