@@ -1,7 +1,8 @@
 """`keystroke audit`: finds security weaknesses in files and fixes them.
 
 Exit code 0: no findings; 1: findings; 2: wrong usage. Files are changed only with --fix and only by fixes,
-never by suggestions; the diff is shown first, and on a terminal the user is asked.
+never by suggestions; the diff is shown first, and on a terminal the user is asked. With --check only fixes
+remain after which the project's checks pass.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json as codec
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -46,6 +48,15 @@ def audit(
         bool, option("--fix", "Apply fixes, but not suggestions; asks first on a terminal.")
     ] = False,
     yes: options.Yes = False,
+    check: Annotated[
+        str,
+        option(
+            "With --fix: keep only fixes after which this command passes; "
+            "`auto` runs the project's type checker, compiler and tests.",
+            metavar="CMD",
+        ),
+    ] = "",
+    check_seconds: Annotated[float, option("Time limit of one run of --check.", min=0.1, max=86400)] = 300.0,
     show_diff: Annotated[bool, option("--diff", "Show what --fix would change; write nothing.")] = False,
     every: Annotated[
         bool, option("--all", "Also audit vendored, minified, bundled and generated files.")
@@ -70,6 +81,8 @@ def audit(
         raise UsageError("give files or folders to audit, or use --stdin with --language")
     if stdin and not language:
         raise UsageError("--stdin needs --language")
+    if check and (not fix or stdin or show_diff):
+        raise UsageError("--check judges the fixes that --fix writes to files; use it with --fix")
     chosen = [_standard_input(language)] if stdin else _sources(paths or [], language, every)
     found = _audited(chosen, severity, nosec, quiet=run.quiet)
     if show_diff:
@@ -78,7 +91,8 @@ def audit(
     else:
         _write(found, form)
         if fix and not stdin:
-            _apply_fixes(run, found, chosen, yes=yes or form is not Format.TEXT)
+            accepted = _accepted(run, found, yes=yes or form is not Format.TEXT)
+            _write_fixes(run, accepted, check, check_seconds)
     failed = any(file.findings for file in found)
     raise typer.Exit(1 if failed and not exit_zero else 0)
 
@@ -139,11 +153,10 @@ def _sources(paths: list[str], language: str, every: bool) -> list[SourceFile]:
     return out
 
 
-def _apply_fixes(run: Invocation, found: list[AuditedFile], chosen: list[SourceFile], *, yes: bool) -> None:
-    """Show each file's diff and write the file, after asking if there is a terminal."""
+def _accepted(run: Invocation, found: list[AuditedFile], *, yes: bool) -> Iterator[AuditedFile]:
+    """The files whose fixes are to be written: shows each diff, and asks if there is a terminal."""
     from keystroke.clients.cli.changes import read_key, show_diff_lines
 
-    places = {str(source.path): source for source in chosen}
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
     for file in found:
         after, count = apply_fixes(file)
@@ -158,12 +171,29 @@ def _apply_fixes(run: Invocation, found: list[AuditedFile], chosen: list[SourceF
                 return
             if pressed != "y":
                 continue
-        _rewrite(places[file.path].path, file.text, after)
-        print_error(f"{file.path}: {count} fixed")
+        yield file
 
 
-def _rewrite(path: Path, before: str, after: str) -> None:
-    """Write the fixed text; InputError if the file has changed since the audit."""
+def _write_fixes(run: Invocation, accepted: Iterator[AuditedFile], check: str, seconds: float) -> None:
+    """Write the fixed texts; with a check, only the fixes after which it passes."""
+    if not check:
+        for file in accepted:
+            _rewrite(file, file.text, apply_fixes(file)[0])
+            print_error(f"{file.path}: {apply_fixes(file)[1]} fixed")
+        return
+    from keystroke.clients.cli.audit_check import FixCheck
+
+    roots: dict[Path, list[AuditedFile]] = {}
+    for file in accepted:
+        roots.setdefault(project_root(Path(file.path)), []).append(file)
+    for root, files in roots.items():
+        for file in FixCheck(check, root, seconds, run.console.note, _rewrite).keep_passing(files):
+            print_error(f"{file.path}: {apply_fixes(file)[1]} fixed; the check passes")
+
+
+def _rewrite(file: AuditedFile, before: str, after: str) -> None:
+    """Write a file's text; InputError if the file does not hold `before` any more."""
+    path = Path(file.path)
     original = path.read_bytes()
     mark = b"\xef\xbb\xbf" if original.startswith(b"\xef\xbb\xbf") else b""
     if original.removeprefix(mark) != before.encode("utf-8", "surrogateescape"):
