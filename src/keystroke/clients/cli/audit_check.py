@@ -1,7 +1,7 @@
 """Runs a project's own checks around the fixes of the audit and keeps only fixes after which they still pass.
 
 A check that fails before any fix says nothing and is left out. All fixes are tried together first; if a check
-fails then, each fix is tried alone on top of those kept so far. The files are restored if the run is interrupted.
+fails then, each fix is tried alone on top of those kept so far. An interrupted run restores the files.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class FixCheck:
             raise InputError("the check fails before any fix, so it cannot judge fixes; nothing was written")
 
     def keep_passing(self, files: Sequence[AuditedFile]) -> list[AuditedFile]:
-        """Write the fixes after which the checks pass; returns the files with the findings that were fixed."""
+        """Write the fixes after which the checks pass; returns the files with only the fixed findings."""
         with self._restored_on_error(files):
             whole = [file for file in files if apply_fixes(file)[1]]
             for file in whole:
