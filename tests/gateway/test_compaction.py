@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -131,6 +133,27 @@ def test_the_threshold_of_a_request_is_kept_and_its_item_carries_the_conversatio
         assert response["output"][0]["type"] == "compaction"  # before the model's own output
         final = ask(server, input=[*history, user(LAST)], store=False)
     assert "swordfish" in text_of(final)
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_a_client_that_hangs_up_stops_the_summary(path: str, stream: bool) -> None:
+    history = [user(FIRST)]
+    for turn in range(40):
+        history += [{"role": "assistant", "content": "Done."}, user(work(turn))]
+    body = {"input" if path == "/v1/responses" else "messages": history, "stream": stream, "max_tokens": 100}
+    model = scripted_model(lambda _prompt: "x" * 100_000, context_length=CONTEXT, step_cost=0.02)
+    with serving(model) as server:
+        engine = server.engines["echo"]
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            data = msgspec.json.encode(body)
+            head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(data)}\r\n\r\n"
+            connection.sendall(head.encode() + data)
+            while engine.steps < 3:
+                time.sleep(0.005)
+        assert server.settled()
+        # The summary was cut off, and the answer it was for did not begin.
+        assert engine.steps < 500
 
 
 def test_a_stored_conversation_continues_from_its_compaction_item(tmp_path: Any) -> None:

@@ -86,12 +86,14 @@ class Endpoints:
         state = turn_state(call.http.headers)
         if request.stream:
             stream = EventStream(RESPONSES)
-            run = await self.responses.create(
+            begin = self.responses.create(
                 request, caller, stream.sink, on_done=stream.finish, turn_state=state
             )
+            run = await run_or_cancel(call.http, begin)
             stream.attach(run, self._response_headers(caller, run))
             return stream
-        run = await self.responses.create(request, caller, lambda _messages: None, turn_state=state)
+        begin = self.responses.create(request, caller, lambda _messages: None, turn_state=state)
+        run = await (begin if request.background else run_or_cancel(call.http, begin))
         headers = self._response_headers(caller, run)
         response = run.response
         if not run.background:
@@ -187,10 +189,11 @@ class Endpoints:
             if PROGRESS in call.http.headers:
                 progress = PROGRESS_INTERVAL
             stream = EventStream(form, progress=progress)
-            run = await begin(call.body, call.caller, stream.sink, on_done=stream.finish)
+            work = begin(call.body, call.caller, stream.sink, on_done=stream.finish)
+            run = await run_or_cancel(call.http, work)
             stream.attach(run, self.service.limit_headers(call.caller, run.work.model))
             return stream
-        run = await begin(call.body, call.caller, lambda _messages: None)
+        run = await run_or_cancel(call.http, begin(call.body, call.caller, lambda _messages: None))
         await wait_or_cancel(call.http, run.over, run.cancel)
         if run.error is not None:
             raise run.error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Protocol, TypeVar
@@ -99,7 +99,7 @@ async def wait_or_cancel(
         done.cancel()
 
 
-async def run_or_cancel(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+async def run_or_cancel(request: Request, work: Awaitable[Result]) -> Result:
     """Await `work`, cancelled if the client hangs up. Raises what it raises."""
     task, over = asyncio.ensure_future(work), asyncio.Event()
     task.add_done_callback(lambda _task: over.set())
