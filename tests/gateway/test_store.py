@@ -167,6 +167,35 @@ async def test_a_failing_database_is_logged_and_the_next_write_works(
     assert await store.response("kept") is not None
 
 
+async def test_a_response_that_can_never_be_stored_is_not_called_committed(tmp_path: Path) -> None:
+    store = Store(default_url(tmp_path), quota_mb=1)
+    try:
+        committed = [
+            await store.commit_response("key", [Item(role="user", content=text)], response(name))
+            for name, text in (("large", "x" * (2 << 20)), ("a", ""), ("broken", "\ud800"), ("b", ""))
+        ]
+        found = [await store.response(name) is not None for name in ("large", "a", "broken", "b")]
+    finally:
+        store.close()
+    assert committed == found == [False, True, False, True]
+
+
+async def test_a_clock_that_is_set_back_does_not_make_new_responses_the_oldest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, now = Store(default_url(tmp_path), quota_mb=1), time.time()
+    try:
+        for number, clock in enumerate((now, now + 10, now - 86_400, now - 86_000)):
+            monkeypatch.setattr(time, "time", lambda clock=clock: clock)
+            items = [Item(role="user", content="x" * 400_000)]
+            assert await store.commit_response("key", items, response(f"r{number}"))
+        kept = [await store.response(f"r{number}") is not None for number in range(4)]
+    finally:
+        monkeypatch.undo()
+        store.close()
+    assert kept == [False, False, True, True]
+
+
 @pytest.mark.parametrize(
     "url", ["nonsense", "sqlite:////proc/nowhere/x.db", "postgresql://nobody@127.0.0.1:1/x"]
 )

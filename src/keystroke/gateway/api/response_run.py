@@ -651,11 +651,10 @@ class ResponseRun:
     async def _end_once_stored(self, outcome: WorkOutcome, item: TicketEnded) -> None:
         store = self._owner.store
         assert store is not None
-        store.save_response(self.caller.id, self._own_items, self.response)
-        committed = await store.flush()
+        committed = await store.commit_response(self.caller.id, self._own_items, self.response)
         held, self._held = self._held or [], None
         self._stored = True
-        if not committed:  # locked or full: the client must not rely on it
+        if not committed:  # locked, full or over quota: the client must not rely on it
             self.response.store = False
             for event in held:
                 if isinstance(event, events.TERMINAL):

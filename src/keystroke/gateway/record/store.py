@@ -117,9 +117,16 @@ class Store:
         summed by key and hour."""
         self._writer.put(UsageRecord(identity, key_id, key_name, status, paid, time.time(), live))
 
+    async def commit_response(self, key_id: str, items: Sequence[Item], response: Response) -> bool:
+        """Save a response that has ended; whether it is committed. Calls that wait at the same time share a
+        commit."""
+        return await self._tried(ResponseRecord(key_id, items, response) if self.retention_days else None)
+
     async def flush(self) -> bool:
-        """Wait until everything queued so far was tried; whether it is committed. Calls that wait at the same
-        time share a commit."""
+        """Wait until everything queued so far was tried; whether it is committed."""
+        return await self._tried(None)
+
+    async def _tried(self, entry: ResponseRecord | None) -> bool:
         loop = asyncio.get_running_loop()
         committed: asyncio.Future[bool] = loop.create_future()
 
@@ -127,7 +134,7 @@ class Store:
             if not committed.done():
                 committed.set_result(result)
 
-        self._writer.notify(lambda result: loop.call_soon_threadsafe(report, result))
+        self._writer.notify(lambda result: loop.call_soon_threadsafe(report, result), entry)
         try:
             return await asyncio.wait_for(committed, FLUSH_SECONDS)
         except TimeoutError:

@@ -1,7 +1,8 @@
 """The thread that writes to the store: it commits batches, and retries until they are stored.
 
 What was queued can be read from memory until it is committed. A database that is locked or full is retried
-with growing pauses; `failing` is True meanwhile. A key over its quota loses its oldest responses.
+with growing pauses; `failing` is True meanwhile. A key over its quota loses its oldest responses, by a clock
+that never runs backwards. Whoever waits for a row that cannot be stored at all is told so.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class _Batch:
     responses: dict[str, ResponseRecord] = field(default_factory=dict)  # the latest write of an id
     usage: dict[str, dict[str, Any]] = field(default_factory=dict)
     sums: dict[str, dict[str, Any]] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)  # responses that can never be stored
 
     @property
     def rows(self) -> int:
@@ -84,6 +86,7 @@ class StoreWriter:
         self.failing = False
         self._engine, self._quota = engine, quota
         self._held: dict[str, int] = {}  # bytes by key, where counted
+        self._latest = 0.0  # time of the newest row
         self._instance = secrets.token_hex(8)  # each process sums in its own rows
         self._queue: queue.SimpleQueue[ResponseRecord | UsageRecord | _Flush | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
@@ -106,10 +109,12 @@ class StoreWriter:
         self.notify(report)
         return self._thread.is_alive() and done.wait(FLUSH_SECONDS) and results[0]
 
-    def notify(self, on_tried: Callable[[bool], object]) -> None:
+    def notify(self, on_tried: Callable[[bool], object], entry: ResponseRecord | None = None) -> None:
         """Call `on_tried` on the writer's thread once everything queued so far was tried, with whether it is
-        committed."""
-        self._queue.put(_Flush(on_tried))
+        committed. `entry` is queued with it, and then the call tells whether this response is committed."""
+        if entry is not None:
+            self.pending[entry.response.id] = entry
+        self._queue.put(_Flush(on_tried, entry))
 
     def close(self) -> None:
         self._queue.put(None)
@@ -124,14 +129,16 @@ class StoreWriter:
             flushes, over = self._gather(batch, pause)
             if over:
                 deadline = time.monotonic() + LAST_TRIES
+            refused = batch.refused
             if not batch.rows or self._commit(batch):
                 self._drop_pending(batch)
                 batch, tries, self.failing = _Batch(), 0, False
             else:
                 tries, self.failing = tries + 1, True
             for flush in flushes:
+                lost = flush.entry is not None and flush.entry.response.id in refused
                 with contextlib.suppress(RuntimeError):  # whoever waited has closed its loop
-                    flush.on_tried(not self.failing)
+                    flush.on_tried(not self.failing and not lost)
             if deadline < float("inf") and (not batch.rows or time.monotonic() > deadline):
                 if batch.rows:
                     log.error("%d rows could not be stored before the end", batch.rows)
@@ -147,6 +154,8 @@ class StoreWriter:
                     return flushes, True
                 if isinstance(entry, _Flush):
                     flushes.append(entry)
+                    if entry.entry is not None:
+                        batch.responses[entry.entry.response.id] = entry.entry
                 elif isinstance(entry, ResponseRecord):
                     batch.responses[entry.response.id] = entry
                 elif batch.rows < WAITING:
@@ -173,7 +182,7 @@ class StoreWriter:
         """Whether the batch is done: committed, or failed in a way that a retry cannot help."""
         try:
             with self._engine.begin() as connection:
-                self._write_responses(connection, batch.responses.values())
+                self._write_responses(connection, batch)
                 if batch.usage:
                     _replace(connection, USAGE, batch.usage)
                 for identity, row in batch.sums.items():
@@ -188,15 +197,18 @@ class StoreWriter:
             return False
         except Exception:
             self._held.clear()
+            batch.refused.update(batch.responses)
             log.exception("%d rows could not be stored", batch.rows)
         return True
 
-    def _write_responses(self, connection: sa.Connection, entries: Any) -> None:
-        rows = {entry.response.id: _response_row(entry) for entry in entries}
+    def _write_responses(self, connection: sa.Connection, batch: _Batch) -> None:
+        self._latest = max(self._latest, time.time())  # a clock set back must not make new rows the oldest
+        rows = {identity: _response_row(entry, self._latest) for identity, entry in batch.responses.items()}
         if self._quota:
             for identity, row in tuple(rows.items()):
                 if row["size"] > self._quota:
                     log.warning("a response of %d bytes is over its key's quota and not kept", row["size"])
+                    batch.refused.add(identity)
                     del rows[identity]
         if rows:
             _replace(connection, RESPONSES, rows)
@@ -233,6 +245,7 @@ class StoreWriter:
 @dataclass(frozen=True, slots=True)
 class _Flush:
     on_tried: Callable[[bool], object]
+    entry: ResponseRecord | None = None
 
 
 def _replace(connection: sa.Connection, table: sa.Table, rows: Mapping[str, Mapping[str, Any]]) -> None:
@@ -241,12 +254,12 @@ def _replace(connection: sa.Connection, table: sa.Table, rows: Mapping[str, Mapp
     connection.execute(sa.insert(table), [dict(row) for row in rows.values()])
 
 
-def _response_row(entry: ResponseRecord) -> dict[str, Any]:
+def _response_row(entry: ResponseRecord, created_at: float) -> dict[str, Any]:
     items, response = msgspec.json.encode(entry.items), msgspec.json.encode(entry.response)
     return {
         "id": entry.response.id,
         "key_id": entry.key_id,
-        "created_at": time.time(),
+        "created_at": created_at,
         "previous_id": entry.response.previous_response_id,
         "input": items,
         "response": response,
