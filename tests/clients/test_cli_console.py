@@ -18,6 +18,7 @@ from keystroke.clients.cli.console import (
     format_size,
     print_error,
 )
+from keystroke.clients.local_gateway import startup_progress
 
 
 def test_progress_without_a_terminal_is_sparse_plain_lines(
@@ -30,6 +31,31 @@ def test_progress_without_a_terminal_is_sparse_plain_lines(
             progress("convert", done, 40)
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "convert: 50 %, about 10 s\nconvert: 100 %\n")
+
+
+def test_waiting_without_measure_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 1.0, 6.0, 12.0, 18.0, 24.0])
+    monkeypatch.setattr("keystroke.clients.cli.console.time.monotonic", lambda: next(clock))
+    with Console().progress() as progress:
+        for done in (0, 0, 0, 0, 100):
+            progress("compiling", done, 100)
+    assert capsys.readouterr().err == "compiling …\ncompiling: 100 %\n"
+
+
+def test_the_log_of_a_starting_gateway_tells_its_client_each_stage_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "gateway.log"
+    assert startup_progress(log) == ("starting the gateway", 0, 0)
+    with Console(quiet=True).progress(log=True) as progress:
+        progress("compiling", 0, 1)
+        progress("compiling", 0, 1)
+        progress("laying out m", 30_000_000, 40_000_000)
+    log.write_text(capsys.readouterr().err)
+    assert log.read_text() == "compiling: 0 %\nlaying out m: 75 %\n"
+    assert startup_progress(log) == ("laying out m", 75, 100)
 
 
 def test_reading_is_said_once_in_tokens_with_the_time_it_takes(

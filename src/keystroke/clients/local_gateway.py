@@ -134,7 +134,7 @@ class LocalGateway:
             if (code := self._child.poll()) is not None:
                 raise _failure(code, log)
             if on_progress is not None:
-                on_progress(*_startup_progress(log))
+                on_progress(*startup_progress(log))
             if stop.wait(_POLL_INTERVAL):
                 raise Interrupted("stopped while the gateway was starting")
         return GatewayAddress(announcement.url, announcement.token)
@@ -153,7 +153,7 @@ def read_announcement(file: Path) -> Announcement | None:
         return None
 
 
-def _startup_progress(log: Path) -> tuple[str, int, int]:
+def startup_progress(log: Path) -> tuple[str, int, int]:
     """The last progress line in the log of a starting gateway."""
     try:
         found = list(_PROGRESS.finditer(log.read_text(encoding="utf-8", errors="replace")))

@@ -111,9 +111,12 @@ class Console:
             self.line(text, BOLD if number == 0 else "")
 
     @contextmanager
-    def progress(self) -> Iterator[Progress]:
-        """A function that shows progress: a bar on a terminal, occasional lines otherwise."""
-        if self.quiet:
+    def progress(self, *, log: bool = False) -> Iterator[Progress]:
+        """A function that shows progress: a bar on a terminal, occasional lines otherwise. `log`: as the lines
+        that a client reads from the log of the gateway it starts."""
+        if log:
+            yield _LogLines()
+        elif self.quiet:
             from keystroke.engine.library import no_progress
 
             yield no_progress
@@ -171,13 +174,30 @@ class ProgressText:
         if total >= BYTES_FROM:
             speed = f", {format_size(rate)}/s" if rate else ""
             return f"{what}: {format_size(done)} of {format_size(total)}{speed}{left}"
+        if not done:
+            return f"{what} …"
         return f"{what}: {done * 100 // total} %{left if seconds >= 2 else ''}"
 
 
+class _LogLines:
+    """Writes `what: N %` when a stage begins and whenever its percentage changes."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if (line := f"{what}: {done * 100 // (total or 1)} %") != self._last:
+            self._last = line
+            _say(line)
+
+
 class _Lines:
+    """Writes a line every few seconds, none twice."""
+
     def __init__(self) -> None:
         self._last = time.monotonic()
         self._text = ProgressText()
+        self._told = ""
         self._told_reading = False
 
     def __call__(self, what: str, done: int, total: int) -> None:
@@ -187,8 +207,8 @@ class _Lines:
             if "about" in text and not self._told_reading:
                 self._told_reading = True
                 _say(text)
-        elif now - self._last >= PROGRESS_INTERVAL:
-            self._last = now
+        elif now - self._last >= PROGRESS_INTERVAL and text != self._told:
+            self._last, self._told = now, text
             _say(text)
 
 

@@ -163,5 +163,5 @@ def _registry(
         tables = {name: settings.models.get(name, NamedModel()) for name in models}
         first = dataclasses.replace(settings.model, default=models[0])
         settings = dataclasses.replace(settings, model=first, models=tables)
-    with run.console.progress() as progress:
+    with run.console.progress(log=shared) as progress:
         return registry_from_settings(settings, progress, roles=not models, open_ended=shared)
