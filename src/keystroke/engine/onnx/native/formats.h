@@ -266,13 +266,14 @@ INLINE void unpack_looked_up(Rows rows, size_t at, int block, const uint8_t valu
  * to which the zero 16 is added. */
 static const uint8_t MXFP4_VALUES[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
+/* 2 to the power of exponent - 128, as a denormal where it is too small. */
+INLINE uint32_t mxfp4_scale(uint8_t exponent) { return exponent >= 2 ? (uint32_t)(exponent - 1) << 23 : 0x00200000u << exponent; }
+
 static void unpack_mxfp4(Rows rows, size_t unit, int blocks, Tile *tile) {
     for (int block = 0; block < blocks; block++) {
         size_t at = (unit * BLOCKS + (size_t)block) * 17;
         for (size_t lane = 0; lane < LANES; lane++) {
-            uint8_t exponent = rows.at[lane * rows.stride + at];
-            /* 2 to the power of exponent - 128, as a denormal where it is too small */
-            uint32_t bits = exponent >= 2 ? (uint32_t)(exponent - 1) << 23 : 0x00200000u << exponent;
+            uint32_t bits = mxfp4_scale(rows.at[lane * rows.stride + at]);
             memcpy(&tile->scales[block][lane], &bits, 4);
         }
         unpack_looked_up(rows, at + 1, block, MXFP4_VALUES, tile);

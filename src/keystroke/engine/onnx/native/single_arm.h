@@ -17,6 +17,11 @@ INLINE ints sixteen_codes(const int type, const uint8_t *at, int block, int part
         codes = (block % 2 ? two >> 4 : two & low) | (fifth & vdupq_n_u8(16));
     } else if (type == 8) {
         codes = vld1q_u8(at + 34 * block + 2 + 16 * part);
+    } else if (type == 39 || type == 20) {
+        const uint8_t *stored = at + (type == 39 ? 17 : 18) * (block + 1) - 16;
+        uint8x16_t two = vld1q_u8(stored), values = vld1q_u8(type == 39 ? MXFP4_VALUES : IQ4_VALUES);
+        codes = vqtbl1q_u8(values, part ? two >> 4 : two & low);
+        if (type == 20) codes ^= vdupq_n_u8(0x80); /* signed, as those of Q8_0 */
     } else {
         int bytes = type == 2 ? 18 : type == 3 ? 20 : type == 6 ? 22 : 24;
         const uint8_t *stored = at + bytes * (block + 1) - 16;
@@ -53,6 +58,12 @@ INLINE floats half_of_rows(Rows rows, size_t at) {
     halves = vld1_lane_u16(third, halves, 2);
     halves = vld1_lane_u16(fourth, halves, 3);
     return vcvt_f32_f16(vreinterpret_f16_u16(halves));
+}
+
+INLINE floats exponent_of_rows(Rows rows, size_t at) {
+    uint32_t bits[LANES];
+    for (size_t i = 0; i < LANES; i++) bits[i] = mxfp4_scale(rows.at[i * rows.stride + at]);
+    return vreinterpretq_f32_u32(vld1q_u32(bits));
 }
 
 /* Unrolls loops over blocks and rows, since registers cannot be indexed. */
@@ -161,7 +172,7 @@ INLINE floats meet_q6_k(Rows rows, size_t unit, Slice s, floats total) {
 
 /* Adds the products of the block at `at` to the total. */
 INLINE floats meet_block(const int type, Rows rows, size_t at, Slice s, floats total) {
-    const int has_minimum = type == 3 || type == 7, zero = type == 2 ? 3 : type == 6 ? 4 : -1;
+    const int has_minimum = type == 3 || type == 7, zero = type == 2 ? 3 : type == 6 || type == 39 ? 4 : -1;
     ints each[LANES];
     const int32_t start = start_of(s.counts, 0, zero, 1);
     for (size_t i = 0; i < LANES; i++) {
@@ -170,7 +181,7 @@ INLINE floats meet_block(const int type, Rows rows, size_t at, Slice s, floats t
         each[i] = dot(each[i], sixteen_codes(type, row, 0, 1), ints_at(s.codes + 16));
     }
     ints products = vpaddq_s32(vpaddq_s32(each[0], each[1]), vpaddq_s32(each[2], each[3]));
-    total = joined(total, products, half_of_rows(rows, at), s.scales[0]);
+    total = joined(total, products, type == 39 ? exponent_of_rows(rows, at) : half_of_rows(rows, at), s.scales[0]);
     return has_minimum ? times_plus(half_of_rows(rows, at + 2), same(s.sums[0]), total) : total;
 }
 
@@ -187,14 +198,16 @@ INLINE floats meet_small(const int type, Rows rows, size_t unit, const size_t by
 
 enum { SINGLES = 2 }; /* rows for which weights are unpacked anew */
 
-INLINE int has_single(const Format *format, size_t width) { return (void)format, (void)width, 1; }
+INLINE int has_single(const Format *format, size_t width) {
+    return (void)width, format->type != 10 && format->type != 11 && format->type != 23;
+}
 
 INLINE floats multiply_type(const int type, const size_t bytes, Rows weights, const Activations *a, size_t row) {
     floats total = same(0);
     for (size_t unit = 0; unit * UNIT < a->width; unit++) {
         Slice s = slice_of(a, row, unit);
         if (type == 14) total = meet_q6_k(weights, unit, s, total);
-        else if (type >= 12) total = meet_six_bits(type, weights, unit, s, total);
+        else if (type == 12 || type == 13) total = meet_six_bits(type, weights, unit, s, total);
         else total = meet_small(type, weights, unit, bytes, blocks_in(a->width, unit), s, total);
     }
     return total;
@@ -210,6 +223,8 @@ static floats multiply_single(const Format *format, Rows weights, const Activati
     case 8: return multiply_type(8, 34, weights, a, row);
     case 12: return multiply_type(12, 144, weights, a, row);
     case 13: return multiply_type(13, 176, weights, a, row);
+    case 20: return multiply_type(20, 18, weights, a, row);
+    case 39: return multiply_type(39, 17, weights, a, row);
     default: return multiply_type(14, 210, weights, a, row);
     }
 }
