@@ -50,6 +50,19 @@ HYBRID: dict[str, Any] = {
     "linear_conv_kernel_dim": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
 }
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.8,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
 # The configuration of each model, and the architecture of its GGUF file.
 MODELS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], str]] = {
     "qwen3_moe": (
@@ -134,6 +147,18 @@ MODELS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], 
         },
         "mistral3",
     ),
+    "glm4_moe_lite": (
+        transformers.Glm4MoeLiteConfig,
+        transformers.Glm4MoeLiteForCausalLM,
+        LATENT,
+        "deepseek2",
+    ),
+    "glm4_moe_lite_direct": (  # queries without a smaller vector between, halves that rotate together
+        transformers.Glm4MoeLiteConfig,
+        transformers.Glm4MoeLiteForCausalLM,
+        {**LATENT, "q_lora_rank": None, "rope_interleave": False},
+        "",
+    ),
 }
 TOKENS = [int(t) for t in np.random.default_rng(0).integers(3, 96, 150)]
 
@@ -146,6 +171,9 @@ def reference(name: str, **changes: Any) -> Any:
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.5 if "A_log" in parameter_name else 0.2))
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.2)
     return model
 
 
@@ -200,7 +228,7 @@ def write_gguf(
         ours = names.get_name(theirs, try_suffixes=(".weight", ".bias")) or theirs
         router = "gate_inp" in ours
         small = value.ndim == 1 or value.shape[-1] % 32 or value.shape[-2] < 16
-        if small or router or ours.endswith(".bias") or "conv1d" in ours:
+        if small or router or "exp_probs_b" in ours or ours.endswith(".bias") or "conv1d" in ours:
             writer.add_tensor(ours, np.ascontiguousarray(value, np.float32))
         else:
             writer.add_tensor(ours, gguf.quantize(np.ascontiguousarray(value), kind), raw_dtype=kind)
@@ -273,6 +301,27 @@ def _write_hybrid(writer: Any, config: Any) -> None:
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 
 
+def _write_latent(writer: Any, config: Any) -> None:
+    """Attention as llama.cpp sees it, with one key-value head, and in `_mla` the heads of queries."""
+    rotated = config.qk_rope_head_dim
+    writer.add_head_count_kv(1)
+    writer.add_key_length(config.kv_lora_rank + rotated)
+    writer.add_value_length(config.kv_lora_rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + rotated)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_rope_dimension_count(rotated)
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
 _WRITERS: dict[str, Callable[[Any, Any], None]] = {
     "qwen3next": _write_hybrid,
     "qwen35": _write_hybrid,
@@ -280,6 +329,7 @@ _WRITERS: dict[str, Callable[[Any, Any], None]] = {
     "gpt-oss": _write_gpt_oss,
     "mellum": _write_mellum,
     "mistral3": _write_mistral3,
+    "deepseek2": _write_latent,
 }
 
 
@@ -302,6 +352,14 @@ def _tensors(
             yield name, _paired(value, config.num_attention_heads)
         elif architecture == "mistral3" and ".k_proj." in name:
             yield name, _paired(value, config.num_key_value_heads)
+        elif name.endswith(".kv_b_proj.weight"):
+            at = name.removesuffix("kv_b_proj.weight")
+            each = value.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+            keys, values = np.split(each, [config.qk_nope_head_dim], axis=1)
+            yield f"{at}k_b_proj.weight", keys.swapaxes(1, 2)
+            yield f"{at}v_b_proj.weight", values
+        elif name.endswith(".e_score_correction_bias"):
+            yield name.replace("_correction_bias", "_correction.bias"), value
         elif name.endswith(".experts.gate_up_proj"):
             at, width = name.removesuffix("gate_up_proj"), value.shape[1] // 2
             yield f"{at}gate_proj.weight", value[:, :width]

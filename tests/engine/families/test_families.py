@@ -67,7 +67,7 @@ def test_a_gguf_file_gives_the_same_logits(family: str, model: Any, folder: Path
 
 
 def open_family(family: str) -> str:
-    return family.removesuffix("_mixed")
+    return family.removesuffix("_mixed").removesuffix("_direct")
 
 
 def test_reading_a_prompt_gives_the_bits_of_single_steps(engine: OnnxEngine) -> None:

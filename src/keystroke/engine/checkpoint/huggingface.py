@@ -51,7 +51,7 @@ class HuggingFaceCheckpoint(Checkpoint):
         if shapes or shape is None:
             return None
         rows = len(source.names) * shape[0] if source.rows is None else len(source.rows)
-        return (rows, *shape[1:])
+        return (rows // source.turned * shape[1], source.turned) if source.turned else (rows, *shape[1:])
 
     def _stored_shape(self, name: str, source: TensorSource) -> tuple[int, ...] | None:
         """The shape of a stored tensor as rows: experts one below the other."""
@@ -87,6 +87,9 @@ class HuggingFaceCheckpoint(Checkpoint):
         values = parts[0][0] if len(parts) == 1 else np.concatenate([array for array, _ in parts])
         if source.rows is not None:
             values = values[source.rows]
+        if source.turned:
+            matrices = values.reshape(-1, source.turned, values.shape[-1])
+            values = matrices.swapaxes(1, 2).reshape(-1, source.turned)
         if source.change:
             wide = to_float32(values, kind)
             return (wide + np.float32(1) if source.change == "plus one" else -np.exp(wide)), "F32"

@@ -29,6 +29,7 @@ Architecture = Literal[
     "qwen3_5_moe",
     "mellum",
     "ministral3",
+    "glm4_moe_lite",
 ]
 Activation = Literal["silu", "gelu"]  # gelu: by its tanh approximation
 Scaling = Literal["linear", "llama3", "yarn"]
@@ -124,6 +125,21 @@ class DeltaSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention: all heads read one latent vector per token, and one rotated key. A head's
+    query is brought to the size of latents before attention, its result to the size of values after it, so
+    that to attention there is a single key-value head of `rank` + `rotated` dimensions, the rotated first."""
+
+    query_rank: int  # queries are made through a vector of this size; 0: directly
+    rank: int  # of latents
+    unrotated: int  # dimensions of a head's query
+    rotated: int
+    value: int  # dimensions of a head's result
+    interleaved: bool = True  # neighbours are rotated together
+    norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder of the Llama family: RMSNorm, rotary attention with grouped KV heads, a gated feed-forward.
     Where families differ, the default is the behaviour of Llama."""
@@ -160,6 +176,7 @@ class ModelSpec:
     sinks: bool = False  # every head has a score of its own that takes a part of attention
     gated_attention: bool = False  # the query projection also makes a gate of attention's output
     delta: DeltaSpec | None = None
+    latent: LatentSpec | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -213,6 +230,7 @@ class ModelSpec:
             ("a scale of its own for attention", self.query_scale != float(self.head_dim**-0.5)),
             ("attention with sinks", self.sinks),
             ("linear attention", self.delta is not None),
+            ("latent attention", self.latent is not None),
             ("gated attention", self.gated_attention),
             ("heads that are rotated in part", self.rotated != self.head_dim),
             ("queries that grow with their position", self.rope.query_growth != 0.0),
@@ -248,6 +266,8 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         shapes[f"{at}.input_layernorm.weight"] = (spec.hidden,)
         if spec.delta is not None and layer in spec.delta.layers:
             shapes.update(_delta_shapes(spec.delta, f"{at}.linear_attn", spec.hidden))
+        elif spec.latent is not None:
+            shapes.update(_latent_shapes(spec.latent, f"{at}.self_attn", spec.hidden, spec.heads))
         else:
             gates = 2 if spec.gated_attention else 1
             linear(f"{at}.self_attn.q_proj", gates * queries, spec.hidden, spec.qkv_bias)
@@ -295,6 +315,26 @@ def _expert_shapes(experts: ExpertsSpec, at: str, hidden: int) -> dict[str, tupl
         if experts.shared_gate:
             shapes[f"{at}.shared_expert_gate.weight"] = (1, hidden)
     return shapes
+
+
+def _latent_shapes(latent: LatentSpec, at: str, hidden: int, heads: int) -> dict[str, tuple[int, ...]]:
+    """The matrices of k_b_proj and v_b_proj lie head below head."""
+    queries, rank = heads * (latent.unrotated + latent.rotated), latent.rank
+    shapes: dict[str, tuple[int, ...]] = {f"{at}.q_proj.weight": (queries, hidden)}
+    if latent.query_rank:
+        shapes = {
+            f"{at}.q_a_proj.weight": (latent.query_rank, hidden),
+            f"{at}.q_a_layernorm.weight": (latent.query_rank,),
+            f"{at}.q_b_proj.weight": (queries, latent.query_rank),
+        }
+    return {
+        **shapes,
+        f"{at}.kv_a_proj_with_mqa.weight": (rank + latent.rotated, hidden),
+        f"{at}.kv_a_layernorm.weight": (rank,),
+        f"{at}.k_b_proj.weight": (heads * rank, latent.unrotated),
+        f"{at}.v_b_proj.weight": (heads * latent.value, rank),
+        f"{at}.o_proj.weight": (hidden, heads * latent.value),
+    }
 
 
 def _delta_shapes(delta: DeltaSpec, at: str, hidden: int) -> dict[str, tuple[int, ...]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from keystroke.engine.checkpoint.spec import Architecture
 from keystroke.engine.families import (
     gemma3,
+    glm4_moe_lite,
     gpt_oss,
     llama,
     mellum,
@@ -34,6 +35,7 @@ FAMILIES: tuple[Family, ...] = (
     qwen3_5.MIXTURE,
     mellum.FAMILY,
     ministral3.FAMILY,
+    glm4_moe_lite.FAMILY,
 )
 _BY_NAME = {family.name: family for family in FAMILIES}
 _BY_CONFIG = {name: family for family in FAMILIES for name in family.huggingface}

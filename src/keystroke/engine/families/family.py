@@ -27,6 +27,7 @@ class TensorSource:
     names: tuple[str, ...]
     rows: npt.NDArray[np.intp] | None = None
     transposed: bool = False  # matrices of experts are stored by columns
+    turned: int = 0  # above 0: every so many rows are a matrix that is transposed
     change: Change = ""  # of the values
     flat: bool = False  # the vectors of experts, one after the other
     single_row: bool = False  # a vector that is a matrix of one row

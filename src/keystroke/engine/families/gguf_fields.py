@@ -135,6 +135,13 @@ def read_gguf_experts(file: GGUFFile, **changes: Any) -> ExpertsSpec:
     return replace(made, **changes)
 
 
+def without_predicting(file: GGUFFile) -> int:
+    """The number of layers without those that predict further tokens (MTP), which come last."""
+    layers = file.fields.integer(f"{file.stated}.block_count", 1024)
+    predicting = file.fields.get(f"{file.stated}.nextn_predict_layers") or 0
+    return layers - (predicting if isinstance(predicting, int) and predicting < layers else 0)
+
+
 def rounded(value: float) -> float:
     """The decimal that a float32 in the file stands for: 1e-05, not 9.999999747378752e-06."""
     return float(f"{value:.7g}")

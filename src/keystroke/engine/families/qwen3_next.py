@@ -13,7 +13,12 @@ from keystroke.engine.checkpoint.fields import Fields
 from keystroke.engine.checkpoint.spec import DeltaSpec, ExpertsSpec, ModelSpec
 from keystroke.engine.families.config_file import linear_layers, partial_rotary, read_llama
 from keystroke.engine.families.family import ConfigFile, Family, GGUFFile, TensorSource
-from keystroke.engine.families.gguf_fields import gguf_name, read_gguf_experts, read_llama_gguf
+from keystroke.engine.families.gguf_fields import (
+    gguf_name,
+    read_gguf_experts,
+    read_llama_gguf,
+    without_predicting,
+)
 from keystroke.engine.families.qwen3_moe import dense_layers, read_experts
 from keystroke.engine.families.qwen3_moe import source as expert_source
 
@@ -109,9 +114,7 @@ def read_hybrid_gguf(
     file: GGUFFile, architecture: str, *, experts: ExpertsSpec | None = None, tiled: bool = False
 ) -> ModelSpec:
     fields, stated = file.fields, file.stated
-    layers = fields.integer(f"{stated}.block_count", 1024)
-    predicting = fields.get(f"{stated}.nextn_predict_layers") or 0  # layers that predict further tokens
-    layers -= predicting if isinstance(predicting, int) and predicting < layers else 0
+    layers = without_predicting(file)
     every = fields.integer(f"{stated}.full_attention_interval", 1024, default=4)
     value_heads = fields.integer(f"{stated}.ssm.time_step_rank", 4096)
     delta = DeltaSpec(

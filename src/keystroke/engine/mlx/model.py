@@ -25,6 +25,7 @@ def unsupported_part(spec: ModelSpec) -> str | None:
     """What of this model the MLX engine does not run; None if it runs."""
     named = (
         ("linear attention", spec.delta is not None),
+        ("latent attention", spec.latent is not None),
         ("gated attention", spec.gated_attention),
     )
     return next((name for name, there in named if there), None)

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from keystroke.engine.checkpoint import EMBEDDING
-from keystroke.engine.checkpoint.spec import DeltaSpec, ExpertsSpec
+from keystroke.engine.checkpoint.spec import DeltaSpec, ExpertsSpec, LatentSpec
 from keystroke.engine.onnx.half_attention import DOMAIN
 from keystroke.engine.onnx.recurrent import RECURRENT, recurrent_shapes
 from keystroke.engine.onnx.stored import PLAIN
@@ -68,6 +68,8 @@ class FamilyBuilder(StoredBuilder):
         spec, name = self.spec, f"l{layer}.attn"
         if spec.delta is not None and layer in spec.delta.layers:
             return self._delta(spec.delta, layer, f"{prefix}.linear_attn", x)
+        if spec.latent is not None:
+            return self._latent(spec.latent, layer, f"{prefix}.self_attn", x)
         projections = [f"{prefix}.self_attn.{p}_proj" for p in "qkv"]
         mixed = qkv = self._linear(f"{name}.qkv", x, projections, bias=spec.qkv_bias)
         heads = {"heads": spec.heads, "kv_heads": spec.kv_heads, "width": spec.head_dim}
@@ -115,6 +117,43 @@ class FamilyBuilder(StoredBuilder):
             growth=rope.query_growth,
             growth_every=rope.original_context,
         )[0]
+
+    def _latent(self, latent: LatentSpec, layer: int, at: str, x: str) -> str:
+        name, heads = f"l{layer}.attn", self.spec.heads
+        queries = x
+        if latent.query_rank:
+            queries = self._linear(f"{name}.q_a", x, [f"{at}.q_a_proj"], bias=False)
+            queries = self._norm(
+                f"{name}.q_a.norm", queries, f"{at}.q_a_layernorm.weight", epsilon=latent.norm_eps
+            )
+        source = f"{at}.q_b_proj" if latent.query_rank else f"{at}.q_proj"
+        queries = self._linear(f"{name}.q", queries, [source], bias=False)
+        mixed = self._linear(f"{name}.kv", x, [f"{at}.kv_a_proj_with_mqa"], bias=False)
+        absorbed = self._heads_product(f"{name}.k_b", queries, f"{at}.k_b_proj", latent.unrotated, 0)
+        (qkv,) = self._node(
+            "JoinLatent",
+            [
+                *(queries, absorbed, mixed),
+                self._vector(f"{name}.kv.norm", f"{at}.kv_a_layernorm.weight"),
+            ],
+            [f"{name}.heads"],
+            domain=DOMAIN,
+            heads=heads,
+            rank=latent.rank,
+            unrotated=latent.unrotated,
+            rotated=latent.rotated,
+            interleaved=int(latent.interleaved),
+            epsilon=latent.norm_eps,
+        )
+        out = self._attend_family(layer, name, qkv)
+        out = self._heads_product(f"{name}.v_b", out, f"{at}.v_b_proj", latent.rank, latent.rotated)
+        return self._linear(f"{name}.o", out, [f"{at}.o_proj"], bias=False)
+
+    def _heads_product(self, name: str, x: str, source: str, width: int, skipped: int) -> str:
+        """`width` numbers of every head, after the first `skipped`, with the head's own matrix."""
+        table, kind = self._stored(f"{source}.weight")
+        sizes = {"heads": self.spec.heads, "type": kind, "width": width, "skipped": skipped}
+        return self._node("HeadsMatMul", [x, table], [f"{name}.y"], domain=DOMAIN, **sizes)[0]
 
     def _delta(self, delta: DeltaSpec, layer: int, at: str, x: str) -> str:
         name = f"l{layer}.delta"

@@ -310,14 +310,14 @@ class Builder:
         (out,) = self._node("MatMul", [x, matrix], [f"{name}.y"])
         return self._node("Add", [out, bias], [f"{name}.yb"])[0] if bias else out
 
-    def _norm(self, name: str, x: str, source: str) -> str:
+    def _norm(self, name: str, x: str, source: str, *, epsilon: float | None = None) -> str:
         self._weight(f"{name}.g", self.checkpoint.tensor(source).astype(np.float32))
         return self._node(
             "SimplifiedLayerNormalization",
             [x, f"{name}.g"],
             [f"{name}.y"],
             axis=-1,
-            epsilon=float(self.spec.norm_eps),
+            epsilon=float(self.spec.norm_eps if epsilon is None else epsilon),
         )[0]
 
     def _skip_norm(self, name: str, x: str, skip: str, source: str, *, last: bool = False) -> tuple[str, str]:

@@ -37,7 +37,7 @@ _WITH_MINIMUM = frozenset({"Q4_1", "Q5_1", "Q4_K", "Q5_K"})
 PLAIN = {"F32": 0, "F16": 1, "BF16": 30}  # plain numbers, for families of the native operators
 TYPES = {kind.name: number for number, kind in STORAGE_TYPES.items() if kind.name in _KNOWN}
 # Limits of native/operators.c: it reads 16 rows of weights at a time, and heads of a bounded size.
-_LEAST_ROWS, _MOST_HEAD, _MOST_GROUP = 16, 256, 64
+_LEAST_ROWS, _MOST_HEAD, _MOST_GROUP = 16, 576, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ def needs_native_operators(spec: ModelSpec) -> str | None:
     named = (
         ("a mixture of experts", spec.experts is not None),
         ("linear attention", spec.delta is not None),
+        ("latent attention", spec.latent is not None),
         ("attention with sinks", spec.sinks),
         ("gated attention", spec.gated_attention),
         ("heads that are rotated in part", spec.rotated != spec.head_dim),

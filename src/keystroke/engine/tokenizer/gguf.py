@@ -70,6 +70,8 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "llama-v3": _LLAMA3,
     "smaug-bpe": _LLAMA3,
     "dbrx": _LLAMA3,
+    "glm4": _LLAMA3,
+    "chatglm-bpe": _LLAMA3,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "stablelm2": _QWEN2,

@@ -16,7 +16,7 @@ enum {
     KEY_BLOCK = 64,    /* keys stored together; a multiple of CHUNK that divides SPAN */
     SPAN = 1024,       /* keys that one thread goes through */
     MOST_QUERIES = 64, /* queries that share a chunk while it is unpacked */
-    MOST_WIDTH = 256,  /* of a head; a multiple of LANES */
+    MOST_WIDTH = 576,  /* of a head; a multiple of LANES */
 };
 
 typedef struct {

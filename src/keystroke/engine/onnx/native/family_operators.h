@@ -6,6 +6,7 @@
 #include "delta_net.h"
 #include "experts.h"
 #include "heads.h"
+#include "latent.h"
 
 /* Runs `work` for every row, in parallel if there are many. */
 static Status *for_rows(Api api, Context *context, void (*work)(void *, size_t), size_t rows, void *data) {
@@ -271,6 +272,102 @@ static Status *run_gate_heads(void *kernel, Context *context) {
 static const int PLAIN_INPUTS[] = {FLOAT, FLOAT, UINT8}, PLAIN_ROWS_INPUTS[] = {INT64, UINT8};
 static const int EXPERTS_INPUTS[] = {FLOAT, FLOAT, FLOAT, UINT8, UINT8, UINT8, FLOAT, FLOAT, FLOAT, FLOAT, FLOAT};
 static const int HEADS_INPUTS[] = {FLOAT, FLOAT, FLOAT}, GATES_INPUTS[] = {FLOAT, FLOAT};
+
+/* HeadsMatMul: x [1, rows, heads * given], a table of bytes [heads * height, bytes a row] -> [1, rows, heads * height]:
+ * `width` numbers of every head, after the first `skipped`, with the matrix of that head. */
+
+typedef struct {
+    Api api;
+    int64_t heads, type, width, skipped;
+} HeadsMatMul;
+
+static Status *make_heads_matmul(Api api, const KernelInfo *info, void **out) {
+    HeadsMatMul made = {.api = api};
+    TRY(attribute_int(api, info, "heads", &made.heads));
+    TRY(attribute_int(api, info, "type", &made.type));
+    TRY(attribute_int(api, info, "width", &made.width));
+    TRY(attribute_int(api, info, "skipped", &made.skipped));
+    if (made.heads <= 0 || made.width <= 0 || made.skipped < 0 || (!is_plain(made.type) && !format_of(made.type)))
+        return failure(api, "HeadsMatMul cannot multiply these heads");
+    HeadsMatMul *self = malloc(sizeof *self);
+    if (!self) return failure(api, "no memory for an operator");
+    *self = made;
+    *out = self;
+    return NULL;
+}
+
+static Status *run_heads_matmul(void *kernel, Context *context) {
+    const HeadsMatMul *self = kernel;
+    Api api = self->api;
+    Input x, table;
+    TRY(read_input(api, context, 0, &x));
+    TRY(read_input(api, context, 1, &table));
+    HeadProducts p = {.heads = (size_t)self->heads, .width = (size_t)self->width, .skipped = (size_t)self->skipped, .x = x.data};
+    if (x.rank != 3 || table.rank != 2 || x.sizes[2] % p.heads || table.sizes[0] % p.heads)
+        return failure(api, "HeadsMatMul does not have a matrix for every head");
+    p.rows = x.sizes[1], p.given = x.sizes[2] / p.heads, p.height = table.sizes[0] / p.heads;
+    if (p.skipped + p.width > p.given || p.height < LANES) return failure(api, "the heads of HeadsMatMul are too small");
+    TRY(read_table(api, context, 1, self->type, table.sizes[0], p.width, &p.table));
+    TRY(output(api, context, p.rows, p.heads * p.height, &p.out));
+    if (!p.rows) return NULL;
+    size_t count = p.heads * p.rows;
+    int asked[2] = {p.table.format && !is_large(p.table.format), p.table.format && is_large(p.table.format)};
+    p.gathered = malloc(count * (p.width * sizeof *p.gathered + 1));
+    if (!p.gathered) return failure(api, "no memory for heads");
+    Status *failed = for_rows(api, context, gather_head, count, &p);
+    p.in = (RoundedRows){.x = p.gathered, .rows = count, .width = p.width};
+    if (!failed && !plan_rounding(&p.in, asked, count, (uint8_t *)(p.gathered + count * p.width)))
+        failed = failure(api, "no memory for heads");
+    if (!failed) failed = for_rows(api, context, round_planned, count, &p.in);
+    p.strips = (p.height + LANES - 1) / LANES, p.run = LEAST_TASK / (p.table.stride * LANES) + 1;
+    if (!failed) failed = in_parallel(api, context, multiply_head, p.heads * ((p.strips + p.run - 1) / p.run), &p);
+    free_rounding(&p.in), free(p.gathered);
+    return failed;
+}
+
+/* JoinLatent: queries [1, rows, heads * (unrotated + rotated)], the same in the size of latents [1, rows, heads * rank],
+ * latents and rotated keys [1, rows, rank + rotated], the norm of latents [rank] -> [1, rows, (heads + 2) * (rotated +
+ * rank)]: queries, one key and one value, which is zero where keys are rotated. */
+
+typedef struct {
+    Api api;
+    int64_t heads, rank, unrotated, rotated, interleaved;
+    float epsilon;
+} JoinLatent;
+
+static Status *make_join_latent(Api api, const KernelInfo *info, void **out) {
+    JoinLatent made = {.api = api};
+    TRY(attribute_int(api, info, "heads", &made.heads));
+    TRY(attribute_int(api, info, "rank", &made.rank));
+    TRY(attribute_int(api, info, "unrotated", &made.unrotated));
+    TRY(attribute_int(api, info, "rotated", &made.rotated));
+    TRY(attribute_int(api, info, "interleaved", &made.interleaved));
+    TRY(attribute_float(api, info, "epsilon", &made.epsilon));
+    if (made.heads <= 0 || made.rank <= 0 || made.unrotated <= 0 || made.rotated <= 0 || made.rotated % 2)
+        return failure(api, "these are no heads");
+    JoinLatent *self = malloc(sizeof *self);
+    if (!self) return failure(api, "no memory for an operator");
+    *self = made;
+    *out = self;
+    return NULL;
+}
+
+static Status *run_join_latent(void *kernel, Context *context) {
+    const JoinLatent *self = kernel;
+    Api api = self->api;
+    Input in[4];
+    for (size_t i = 0; i < 4; i++) TRY(read_input(api, context, i, in + i));
+    LatentHeads l = {(size_t)self->heads, (size_t)self->rank, (size_t)self->unrotated, (size_t)self->rotated,
+                     (int)self->interleaved, self->epsilon, in[0].data, in[1].data, in[2].data, in[3].data, NULL};
+    size_t rows = in[0].rank == 3 ? in[0].sizes[1] : 0, width = l.rank + l.rotated;
+    if (in[0].rank != 3 || in[0].elements != rows * l.heads * (l.unrotated + l.rotated) || in[3].elements != l.rank ||
+        in[1].elements != rows * l.heads * l.rank || in[2].elements != rows * width)
+        return failure(api, "an input of JoinLatent does not have the size of its heads");
+    TRY(output(api, context, rows, (l.heads + 2) * width, &l.out));
+    return for_rows(api, context, join_latent, rows, &l);
+}
+
+static const int HEADS_MATMUL_INPUTS[] = {FLOAT, UINT8}, LATENT_INPUTS[] = {FLOAT, FLOAT, FLOAT, FLOAT};
 
 /* DeltaNet: mixed [1, rows, ...], convolution [channels, kernel], decay, step bias [value heads], norm [value size],
  * state and its copy (changed in place), log [rows, channels + 2 * value heads], control [4]: rows of the log to repeat

@@ -409,6 +409,8 @@ static const Operator OPERATORS[] = {
     OPERATOR("Experts", EXPERTS_INPUTS, -1, make_experts, run_experts),
     OPERATOR("SplitHeads", HEADS_INPUTS, -1, make_heads, run_split_heads),
     OPERATOR("DeltaNet", DELTA_INPUTS, 0, make_delta, run_delta),
+    OPERATOR("HeadsMatMul", HEADS_MATMUL_INPUTS, 0, make_heads_matmul, run_heads_matmul),
+    OPERATOR("JoinLatent", LATENT_INPUTS, 0, make_join_latent, run_join_latent),
     OPERATOR("GateHeads", GATES_INPUTS, 0, make_heads, run_gate_heads),
 };
 
