@@ -333,3 +333,20 @@ async def test_a_question_during_an_edit_begins_before_the_edit_ends() -> None:
         await everything(edit)
         await everything(question)
         await everything(same)
+
+
+async def test_a_resumed_answer_goes_before_those_that_wait_and_beside_those_that_run() -> None:
+    endless = scripted_model(lambda _prompt: "x" * 100_000, step_cost=0.001)
+    async with scheduling(endless, concurrent=1, max_queue=1) as s:
+        running = s.submit(job(tokens=100_000))
+        await first_chunk(running)
+        waiting = s.submit(job(tokens=1))
+        with pytest.raises(QueueFull):
+            s.submit(job())
+        resumed = s.submit(job(tokens=3), resumed=True)
+        assert text_of(await everything(resumed)) == "xxx"
+        assert not running.done
+        assert not waiting.timing.started
+        running.cancel()
+        assert text_of(await everything(waiting)) == "x"
+        await everything(running)

@@ -42,7 +42,6 @@ class ShakyPool:
         self.make, self.breaks = make, breaks
         self.replicas = {str(i): EngineReplica(make, str(i)) for i in range(size)}
         self.calls: list[ReplicaCall] = []
-        self.make_successors = True  # a fresh replica takes the place of a lost one
 
     async def generate(self, call: ReplicaCall) -> AsyncGenerator[ReplicaReply, None]:
         self.calls.append(call)
@@ -52,8 +51,7 @@ class ShakyPool:
             async for reply in replies:
                 if left == 0:
                     lost = self.replicas.pop(name)
-                    if self.make_successors:
-                        self.replicas[name + "'"] = EngineReplica(self.make, name + "'")
+                    self.replicas[name + "'"] = EngineReplica(self.make, name + "'")
                     await lost.close()
                     raise ReplicaLost("killed")
                 left = None if left is None else left - 1
@@ -315,32 +313,10 @@ async def test_end_of_turn_is_kept_when_the_replica_dies_after_the_last_chunk() 
             assert pool.calls
 
 
-async def test_a_turn_that_had_begun_goes_before_those_that_only_wait() -> None:
-    """Two replicas of one answer at a time; the first is lost while the second has one running, four
-    waiting."""
-    ended: list[str] = []
-
-    async def finish(name: str, ticket: Ticket) -> None:
-        async for item in ticket:
-            if isinstance(item, Chunk) and f"{name} begun" not in ended:
-                ended.append(f"{name} begun")
-        ended.append(name)
-
-    async with queue_over(lambda: entry(step_cost=0.004, max_batch=1)) as (queue, pool):
-        homes = {str(i): next(Ring(pool.replicas).order(f"local/{i}")) for i in range(40)}
-        first = next(i for i, home in homes.items() if home == "0")
-        others = [i for i, home in homes.items() if home == "1"][:5]
-        params = GenerationParams(40, Sampling())
-        pool.breaks = [8, None, None, None, None, None]
-        begun = queue.submit(Job(PROMPT, params, affinity=first), key="local")
-        reading = [asyncio.create_task(finish("interrupted", begun))]
-        while not pool.calls:  # noqa: ASYNC110 - its task makes the first call
-            await asyncio.sleep(0)
-        pool.make_successors = False
-        for other in others:
-            queued = queue.submit(Job(PROMPT, params, affinity=other), key="local")
-            reading.append(asyncio.create_task(finish(other, queued)))
-        await asyncio.gather(*reading)
-    assert begun.preemptions == 1
-    # It shares the engine with the one that runs, so at most that one ends before it.
-    assert ended.index("interrupted") < ended.index(f"{others[2]} begun")
+async def test_a_call_is_repeated_as_resumed_only_where_it_had_begun() -> None:
+    params = GenerationParams(40, Sampling())
+    cases = [([0], [False, False]), ([2], [False, True]), ([2, 0, 1], [False, True, True, True])]
+    for breaks, resumed in cases:
+        async with queue_over(lambda: entry(step_cost=0.003), list(breaks)) as (queue, pool):
+            await read(queue.submit(Job(PROMPT, params)))
+            assert [call.resumed for call in pool.calls] == resumed
