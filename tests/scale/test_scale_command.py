@@ -31,7 +31,7 @@ def keystroke(folder: Path, *arguments: str, without: str = "") -> subprocess.Co
         )
         environ["PYTHONPATH"] = os.pathsep.join([str(hidden.parent), environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "keystroke", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environ)
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=environ)
 
 
 def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
@@ -61,6 +61,13 @@ def test_what_cannot_work_is_said_in_one_sentence(
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_table_without_a_model_behind_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "keystroke.toml").write_text('[models.nosuch]\nrole = "chat"\n')
+    done = keystroke(tmp_path, "scale", "up")
+    assert done.returncode == 2
+    assert "models.nosuch names neither a path nor a model of the library" in done.stderr
 
 
 def test_a_cluster_that_does_not_answer_is_given_up_at_the_limit_with_the_reason(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from keystroke.scale.local_ray import LOST, RUN, ServeOrder
 
 _STARTING = 15.0  # seconds for a start that was interrupted to end in order
 _RETRY = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before each further attempt
-_STALE = 10.0  # seconds after which a state file that nobody renews is no longer believed
+_STALE = 60.0  # seconds after which a state file that nobody renews is no longer believed
 
 
 @dataclass(slots=True)

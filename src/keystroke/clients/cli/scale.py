@@ -74,12 +74,12 @@ def up(
             f"`keystroke scale up` already runs here as process {other.pid} ({other.url}); stop it with "
             "`keystroke scale down`, or give this one another paths.state"
         )
-    _check_store(settings)
     files = {}
     if not echo:
         with run.console.progress() as progress:
             files = check_models(settings, progress)
     check_fits(settings, echo=echo, files=files)
+    _check_store(settings)
     settings, reserved = _with_port(settings)
     if not run.json:
         run.console.note("starting replicas; this takes a few seconds")
