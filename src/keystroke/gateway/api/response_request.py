@@ -3,6 +3,7 @@ with."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,13 @@ def turn_state(headers: Mapping[str, str]) -> str | None:
     """What the client repeats of an earlier reply, so that requests of one turn reach the same engine."""
     given = headers.get(TURN_STATE, "")
     return given if _STATE.fullmatch(given) else None
+
+
+def key_state(key: str | None) -> str | None:
+    """A client's `prompt_cache_key` as turn state: unchanged where a header may carry it, else its digest."""
+    if not key or _STATE.fullmatch(key):
+        return key or None
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def check_request(request: CreateRequest) -> None:
