@@ -139,6 +139,19 @@ def test_a_patch_is_applied_without_a_model(home: Home, source: str) -> None:
     assert (home.root / "a.py").read_bytes() == BEFORE.encode()
 
 
+def test_undo_takes_back_the_fixes_of_an_audit(home: Home) -> None:
+    before = (
+        "\ufeffimport sqlite3\r\n\r\n\r\ndef find(db: sqlite3.Connection, name: str) -> object:\r\n"
+        "    return db.execute(f\"select * from t where name = '{name}'\")\r\n"
+    ).encode()
+    (home.root / "app.py").write_bytes(before)
+    done = home.keystroke("audit", "app.py", "--fix", code=1)
+    assert "where name = ?" in (home.root / "app.py").read_text()
+    assert "keystroke undo" in done.stderr
+    assert "audit --fix" in home.keystroke("undo").stdout
+    assert (home.root / "app.py").read_bytes() == before
+
+
 def test_undo_refuses_where_the_file_was_changed_since(home: Home) -> None:
     (home.root / "a.py").write_bytes(BEFORE.encode())
     home.keystroke("edit", "--patch", "-", "--yes", stdin=PATCH)

@@ -178,6 +178,16 @@ def test_a_model_is_asked_only_where_no_rule_helps(remote_home: Home, server: Op
     assert len(server.bodies) == asked
 
 
+def test_a_model_that_changes_only_the_layout_has_fixed_nothing(
+    remote_home: Home, server: OpenAIServer
+) -> None:
+    server.on("/chat/completions", chat("```\nn = 0  # zero\nprint(1 / n)\n```\n"))
+    (remote_home.root / "app.py").write_text("n = 0\n\nprint(1 / n)\n")
+    done = run(remote_home, PYTHON, "app.py", options=("--fix",))
+    assert b"no fix was found for this failure" in done.stderr
+    assert (remote_home.root / "app.py").read_text() == "n = 0\n\nprint(1 / n)\n"
+
+
 def test_without_a_model_it_says_how_to_configure_one(home: Home) -> None:
     (home.root / "app.py").write_text("print(1 / 0)\n")
     done = run(home, PYTHON, "app.py")

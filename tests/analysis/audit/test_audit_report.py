@@ -28,6 +28,11 @@ def run(*arguments: str, text: str | None = None) -> Any:
     return CliRunner().invoke(app, [str(item) for item in arguments], input=text)
 
 
+@pytest.fixture(autouse=True)
+def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))  # the undo journal
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     (tmp_path / "a.py").write_text(BAD)

@@ -1,11 +1,12 @@
 """A fix written by a model, for failures that no rule repairs.
 
-The model rewrites the lines around the failure. The fix is offered only if it changes something and has no
-new error.
+The model rewrites the lines around the failure. The fix is offered only if it changes more than the layout
+and has no new error.
 """
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 from keystroke.analysis.check.check import can_check, check
@@ -34,12 +35,24 @@ def model_repair(
     if proposal.failures or not edits:
         return None
     after = apply_edits(text, edits)
+    if _same_program(diagnosis.path, text, after):
+        return None
     if can_check(diagnosis.path):
         project = Project(root)
         before = _errors(text, root / diagnosis.path, project)
         if _errors(after, root / diagnosis.path, project) > before:
             return None
     return Repair(diagnosis.path, Fix("Fix written by the model", edits), "check")
+
+
+def _same_program(path: str, before: str, after: str) -> bool:
+    """Whether only the layout differs; of Python, comments too."""
+    if path.endswith((".py", ".pyi")):
+        try:
+            return ast.dump(ast.parse(before)) == ast.dump(ast.parse(after))
+        except (SyntaxError, ValueError, RecursionError):
+            return before == after
+    return before.split() == after.split()
 
 
 def _errors(text: str, path: Path, project: Project) -> int:

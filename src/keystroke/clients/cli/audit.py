@@ -29,6 +29,7 @@ from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
 from keystroke.errors import InputError, KeystrokeError, UsageError
 
+_BOM = b"\xef\xbb\xbf"
 PROGRESS_FROM = 40  # files; fewer are audited without a progress display
 
 
@@ -177,9 +178,12 @@ def _accepted(run: Invocation, found: list[AuditedFile], *, yes: bool) -> Iterat
 def _write_fixes(run: Invocation, accepted: Iterator[AuditedFile], check: str, seconds: float) -> None:
     """Write the fixed texts; with a check, only the fixes after which it passes."""
     if not check:
+        fixed = []
         for file in accepted:
             _rewrite(file, file.text, apply_fixes(file)[0])
             print_error(f"{file.path}: {apply_fixes(file)[1]} fixed")
+            fixed.append(file)
+        _remember(run, fixed)
         return
     from keystroke.clients.cli.audit_check import FixCheck
 
@@ -187,15 +191,45 @@ def _write_fixes(run: Invocation, accepted: Iterator[AuditedFile], check: str, s
     for file in accepted:
         roots.setdefault(project_root(Path(file.path)), []).append(file)
     for root, files in roots.items():
-        for file in FixCheck(check, root, seconds, run.console.note, _rewrite).keep_passing(files):
+        kept = FixCheck(check, root, seconds, run.console.note, _rewrite).keep_passing(files)
+        for file in kept:
             print_error(f"{file.path}: {apply_fixes(file)[1]} fixed; the check passes")
+        _remember(run, kept)
+
+
+def _remember(run: Invocation, fixed: list[AuditedFile]) -> None:
+    """Record written fixes in the undo journals of their projects, one entry each."""
+    from keystroke.assist.edit.journal import InverseChange
+    from keystroke.clients.cli.changes import open_workspace, undo_hint, workspace_of
+    from keystroke.text import minimal_diff
+    from keystroke.text.encoding import decode, digest
+
+    roots: dict[Path, list[AuditedFile]] = {}
+    for file in fixed:
+        roots.setdefault(workspace_of([file.path]), []).append(file)
+    for root, files in roots.items():
+        try:
+            workspace, journal = open_workspace(run, root)
+            changes = []
+            for file in files:
+                after = Path(file.path).read_bytes()
+                mark = _BOM if after.startswith(_BOM) else b""
+                before = mark + file.text.encode("utf-8", "surrogateescape")
+                old, new = decode(before, file.path), decode(after, file.path)
+                edits = tuple((e.start, e.end, e.text) for e in minimal_diff(new.text, old.text))
+                name = workspace.name(file.path)
+                changes.append(InverseChange(name, digest(before), digest(after), edits))
+            with journal.recording("audit --fix", changes):
+                run.console.note(undo_hint(root))
+        except KeystrokeError as error:
+            run.console.note(f"these fixes cannot be undone by `keystroke undo`: {error}")
 
 
 def _rewrite(file: AuditedFile, before: str, after: str) -> None:
     """Write a file's text; InputError if the file does not hold `before` any more."""
     path = Path(file.path)
     original = path.read_bytes()
-    mark = b"\xef\xbb\xbf" if original.startswith(b"\xef\xbb\xbf") else b""
+    mark = _BOM if original.startswith(_BOM) else b""
     if original.removeprefix(mark) != before.encode("utf-8", "surrogateescape"):
         raise InputError(f"{path} changed during the audit and was not written; run the audit again")
     path.write_bytes(mark + after.encode("utf-8", "surrogateescape"))

@@ -112,7 +112,7 @@ class Console:
 
     @contextmanager
     def progress(self, *, log: bool = False) -> Iterator[Progress]:
-        """A function that shows progress: a bar on a terminal, occasional lines otherwise. `log`: as the lines
+        """A function that shows progress: a bar on a terminal, occasional lines otherwise. `log`: lines
         that a client reads from the log of the gateway it starts."""
         if log:
             yield _LogLines()

@@ -135,11 +135,9 @@ def do(
     from keystroke.clients.cli.writers import slow_model_note
 
     worker, other = _models(run, model, deep)
-    if (slow := slow_model_note(worker, run)) is not None and not run.json:
-        run.console.note(
-            f"{slow}, so the task may take minutes; faster: name the files with --file, take fewer "
-            "--attempts, or a model that `keystroke setup` finds"
-        )
+    faster = ("name the files with --file", "take fewer --attempts")
+    if not run.json and (slow := slow_model_note(worker, run, faster)) is not None:
+        run.console.note(slow)
     view = TerminalTaskView(run)
     served_name = gateway_model(worker, run)
     with interruptible() as interrupt:

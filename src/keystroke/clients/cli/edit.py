@@ -116,7 +116,7 @@ def _plan_by_model(
         workspace.read(name)  # refuse unusable files before a model is loaded
     rules = project_rules(workspace.root / names[0], workspace.root).prompt_header()
     show = None if run.json or run.quiet or not sys.stderr.isatty() else _CharacterCounter()
-    faster = "fewer lines" if lines else "`edit --lines A-B`"
+    faster = ["fewer lines" if lines else "`edit --lines A-B`"]
     with interruptible() as interrupt, open_writer(model, run, interrupt, faster=faster) as writer:
         plan = plan_edit(
             workspace,

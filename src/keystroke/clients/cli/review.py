@@ -89,7 +89,8 @@ def _writer(run: Invocation, model: str | None, no_model: bool) -> Any:
             run.console.note(f"reviewing without a model: {chat_model_advice(run.settings)}")
         yield None
         return
-    with interruptible() as interrupt, open_writer(name, run, interrupt) as writer:
+    faster = ["`review --no-model`"]
+    with interruptible() as interrupt, open_writer(name, run, interrupt, faster=faster) as writer:
         yield writer
     if interrupt.is_set:
         raise KeyboardInterrupt

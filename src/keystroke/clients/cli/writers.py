@@ -28,7 +28,7 @@ SLOW_TOKENS = 20.0  # tokens a second below which the user is told what to expec
 
 @contextmanager
 def open_writer(
-    name: str | None, run: Invocation, interrupt: Interrupt, *, faster: str = "`edit --lines A-B`"
+    name: str | None, run: Invocation, interrupt: Interrupt, *, faster: Sequence[str] = ()
 ) -> Iterator[Writer]:
     """The writer for the named model or the one for instructions. `faster`: what the user can do if the model
     is slow. Raises NotFound and ConfigError."""
@@ -45,8 +45,8 @@ def open_writer(
             hint = "" if model.name in instruction_models(run.settings) else f". For a larger one, {advice}"
             size = f"{stated_parameters(model.name, facts.parameters) / 1e9:.1f} billion parameters"
             notes.append(f"{model.name} is a small model ({size}): check its edits closely{hint}")
-        if (slow := slow_model_note(model.name, run)) is not None:
-            notes.append(f"{slow}; faster: {faster}, or a model that `keystroke setup` finds")
+        if (slow := slow_model_note(model.name, run, faster)) is not None:
+            notes.append(slow)
 
         def before_first() -> None:
             for note in notes:
@@ -56,17 +56,19 @@ def open_writer(
         yield ChatModelWriter(model, generation_params(run.settings), interrupt, before_first)
 
 
-def slow_model_note(name: str, run: Invocation) -> str | None:
-    """One sentence if the model is slow on this machine; None if it is not, or that is not known."""
+def slow_model_note(name: str, run: Invocation, faster: Sequence[str]) -> str | None:
+    """One sentence if the model is slow on this machine, with what is `faster`; None if it is not slow, or
+    that is not known. `keystroke setup` is named only if it recommends a faster model."""
     from keystroke.engine.backends import choose_backend
     from keystroke.engine.builtin import BUILT_IN, BuiltInModel
     from keystroke.engine.library import ModelLibrary
-    from keystroke.engine.machine import expected_speed, look_up_machine
+    from keystroke.engine.machine import expected_speed, look_up_machine, recommend_deep
     from keystroke.errors import KeystrokeError
 
     settings = run.settings
+    library = ModelLibrary(settings.paths.models)
     try:
-        entry = ModelLibrary(settings.paths.models).get(name)
+        entry = library.get(name)
         if entry.traits is None or choose_backend(settings.engine.kind).name != "onnx":
             return None
     except KeystrokeError:
@@ -75,10 +77,15 @@ def slow_model_note(name: str, run: Invocation) -> str | None:
     model = BUILT_IN.get(name) or BuiltInModel(
         name, "", "", entry.size, "", active=parameters / 1e9, read_bytes=entry.size
     )
-    speed = expected_speed(model, look_up_machine(settings.paths.models, measure=parameters > 3e8), "onnx")
+    machine = look_up_machine(settings.paths.models, measure=parameters > 3e8)
+    speed = expected_speed(model, machine, "onnx")
     if speed is None or speed >= SLOW_TOKENS:
         return None
-    return f"{name} writes about {speed:.0f} tokens a second on this machine"
+    best = recommend_deep(BUILT_IN.values(), machine, library.names())
+    if best is not None and best.model.name != name and (best.speed or 0.0) > speed:
+        faster = (*faster, f"`keystroke setup`, which recommends {best.model.name}")
+    advice = f"; faster: {', or '.join(faster)}" if faster else ""
+    return f"{name} writes about {speed:.0f} tokens a second here, so this may take a while{advice}"
 
 
 class ChatModelWriter:
