@@ -40,11 +40,25 @@ def test_panels_have_places_and_names_of_their_own() -> None:
     assert len({(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels}) == len(panels)
 
 
-def test_prometheus_reads_its_file() -> None:
+def test_prometheus_reads_the_file_that_scale_up_writes() -> None:
     read = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())
     local = read["scrape_configs"][0]["file_sd_configs"][0]["files"]
     assert local == [str(targets_file())]
-    assert [(DEPLOY / name).is_file() for name in read["rule_files"]] == [True]
+
+
+def test_prometheus_finds_the_pods_of_the_manifest() -> None:
+    read = yaml.safe_load((DEPLOY / "prometheus-kubernetes.yaml").read_text())
+    kept, address, part = read["scrape_configs"][0]["relabel_configs"]
+    manifest = (DEPLOY / "kuberay.yaml").read_text()
+    assert f"app.kubernetes.io/name: {kept['regex']}\n" in manifest
+    assert f"port: {address['replacement'].partition(':')[2]}\n" in manifest
+    assert f"keystroke.dev/{part['target_label']}: gateway\n" in manifest
+
+
+@pytest.mark.parametrize("name", ["prometheus.yaml", "prometheus-kubernetes.yaml"])
+def test_alerts_are_where_prometheus_looks_for_them(name: str) -> None:
+    read = yaml.safe_load((DEPLOY / name).read_text())
+    assert [(DEPLOY / file).is_file() for file in read["rule_files"]] == [True]
 
 
 @pytest.mark.parametrize("name", ["Containerfile", "Containerfile.cuda"])
