@@ -61,7 +61,7 @@ def measure_ours(engine: Engine, tokens: Sequence[int], context: int, samples: S
         prompt = list(tokens[:context])
         samples[OURS, "prefill", context].append(seconds(lambda: (session.extend(prompt), session.step())))
         session.step()
-        session._forward = watched  # type: ignore[method-assign]
+        session._forward = watched  # type: ignore[assignment,method-assign]
         for _ in range(STEPS):
             inside.clear()
             step = seconds(session.step)

@@ -21,7 +21,10 @@ from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
 from keystroke.engine.onnx.stored import NativeWeights
 
 sys.path.insert(0, str(Path(__file__).parent / "checkpoint"))
+sys.path.insert(0, str(Path(__file__).parent / "families"))
 from checkpoint_models import saved
+from family_models import MODELS as NEWER
+from family_models import reference
 from stored_models import opened, write_stored
 
 VOCAB, CONTEXT = 96, 1024
@@ -53,6 +56,8 @@ def mlx_engine(folder: Path, family: str, *kinds: str) -> Engine:
     if kinds:
         path = folder / "model.gguf"
         write_stored(path, family, kinds, max_position_embeddings=CONTEXT)
+    elif family in NEWER:
+        reference(family, max_position_embeddings=CONTEXT).save_pretrained(folder)
     else:
         saved(folder, family, max_position_embeddings=CONTEXT)
     settings = load_settings()

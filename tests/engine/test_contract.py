@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from engine_models import CONTEXT, cold, forget, mlx_engine, onnx_engine, prompt
 
-from keystroke.engine.base import GREEDY, Engine, Interrupt, Sampling
+from keystroke.engine.base import GREEDY, Engine, Interrupt, Sampling, Step
 from keystroke.engine.onnx.engine import PREFILL_CHUNK
 from keystroke.errors import ContextOverflow, EngineError, Interrupted, SessionClosed
 
@@ -27,6 +27,8 @@ ENGINES = [
     ("mlx", "llama"),
     ("mlx", "gemma3"),
     ("mlx", "qwen3", "Q4_K", "Q6_K", "Q5_K"),
+    ("mlx", "qwen3_5"),
+    ("mlx", "glm4_moe_lite"),
 ]
 
 
@@ -79,6 +81,7 @@ def test_wrong_drafts_change_nothing(engine: Engine) -> None:
 
 
 def test_logits_do_not_depend_on_how_the_prompt_was_cut(engine: Engine) -> None:
+    """To the last bit; except of a hybrid on MLX, which reads prompts in chunks that round differently."""
     tokens = prompt(PREFILL_CHUNK * 2 + 9)
     exact = Sampling(logprobs=20)
     forget(engine)
@@ -91,8 +94,18 @@ def test_logits_do_not_depend_on_how_the_prompt_was_cut(engine: Engine) -> None:
             pieces.extend(tokens[:end])
             if end < len(tokens):
                 pieces.step()
-        assert pieces.step((), exact) == expected
+        found = pieces.step((), exact)
+    if engine.info.architecture == "qwen3_5":
+        assert found.tokens == expected.tokens
+        assert logprobs_of(found) == pytest.approx(logprobs_of(expected), abs=1e-5)
+    else:
+        assert found == expected
     forget(engine)
+
+
+def logprobs_of(step: Step) -> dict[int, float]:
+    """Of the best tokens at its one position."""
+    return dict(step.logprobs[0].top)
 
 
 def test_random_extend_rollback_and_fork_agree_with_recomputing(engine: Engine) -> None:

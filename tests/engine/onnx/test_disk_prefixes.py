@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from keystroke.engine.disk_prefixes import DiskPrefixes
 from keystroke.engine.onnx import engine as onnx_engine
-from keystroke.engine.onnx.disk_prefixes import DiskPrefixes
 from keystroke.engine.onnx.engine import OnnxEngine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -37,9 +37,7 @@ def leave(
     with engine.session(scope) as session:
         session.extend([*tokens, 1])
         session.step()
-    store = kept(folder, **how)  # type: ignore[arg-type]
-    for entry in engine.cache.newest_first():
-        store.save(entry.tokens, entry.payload, entry.scope)
+    engine.save_prefixes(kept(folder, **how))  # type: ignore[arg-type]
     engine.cache.clear()
 
 

@@ -18,8 +18,9 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from onnx import TensorProto, helper
 
 from keystroke.config import load_settings
+from keystroke.engine.disk_prefixes import whole_blocks
 from keystroke.engine.onnx import native
-from keystroke.engine.onnx.kv import KEY_BLOCK, whole_blocks
+from keystroke.engine.onnx.kv import KEY_BLOCK
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
 from stored_models import COMPILED_KINDS, KINDS, random_blocks, widened

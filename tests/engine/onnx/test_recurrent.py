@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keystroke.engine.onnx.disk_prefixes import DiskPrefixes
+from keystroke.engine.disk_prefixes import DiskPrefixes
 from keystroke.engine.onnx.engine import SNAPSHOT_EVERY, OnnxEngine
-from keystroke.engine.onnx.recurrent import SnapshotStore
+from keystroke.engine.snapshots import SnapshotStore
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
 from family_models import engine_on, reference
@@ -146,13 +146,13 @@ def test_a_prefix_on_disk_brings_its_states(folder: Path, tmp_path: Path) -> Non
 
 
 def test_snapshots_stay_within_their_budget_oldest_first() -> None:
-    store = SnapshotStore(1000)
+    store: SnapshotStore[list[np.ndarray]] = SnapshotStore(1000)
     arrays = [np.zeros(100, np.float32)]
-    taken = [store.take(arrays) for _ in range(4)]
+    taken = [store.hold(arrays, 400) for _ in range(4)]
     assert [snapshot is not None and snapshot.arrays is not None for snapshot in taken] == [
         *(False, False, True, True)
     ]
     assert store.nbytes == 800
     del taken[3]
     assert store.nbytes == 400
-    assert store.take([np.zeros(1000, np.float32)]) is None
+    assert store.hold([np.zeros(1000, np.float32)], 4000) is None

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from keystroke.engine.backends import LoadArguments
 from keystroke.engine.checkpoint import extend_context, open_checkpoint
 from keystroke.engine.memory import available_bytes
-from keystroke.errors import ConfigError, NotEnoughMemory, UnsupportedModel
+from keystroke.errors import ConfigError, NotEnoughMemory
 
 if TYPE_CHECKING:
     from keystroke.engine.base import Engine
 
+FORMAT = 1  # increased when the same weights give other values
 _PRECISIONS = ("auto", "stored", "fp16", "fp32")
 
 
@@ -31,8 +32,8 @@ def unavailable_reason() -> str | None:
 def load(request: LoadArguments) -> Engine:
     if importlib.util.find_spec("mlx") is None:
         raise ConfigError("engine.kind is mlx, but MLX is not installed: pip install 'keystroke[mlx]'")
+    from keystroke.engine.disk_prefixes import prefixes_of_model
     from keystroke.engine.mlx.engine import MlxEngine, MlxOptions
-    from keystroke.engine.mlx.model import unsupported_part
     from keystroke.engine.mlx.weights import read_weights, weight_bytes
 
     settings, progress = request.settings, request.progress
@@ -46,11 +47,6 @@ def load(request: LoadArguments) -> Engine:
         if settings.engine.context > checkpoint.spec.context_length:
             checkpoint.spec = extend_context(checkpoint.spec, settings.engine.context)
         spec = checkpoint.spec
-        part = unsupported_part(spec)
-        if part is not None:
-            raise UnsupportedModel(
-                f"{spec.name} has {part}, which the MLX engine does not run; set engine.kind to onnx"
-            )
         need, free = weight_bytes(checkpoint), available_bytes()
         if free is not None and need > free:
             raise NotEnoughMemory(
@@ -65,6 +61,9 @@ def load(request: LoadArguments) -> Engine:
         MlxOptions(
             kv_budget=_kv_budget(free, need) if budget is None else budget << 20,
             context_length=settings.engine.context or None,
+            disk_prefixes=prefixes_of_model(
+                request.path, f"mlx-{FORMAT}/{weights.dtype}/{settings.engine.context}", settings
+            ),
         ),
     )
 

@@ -2,35 +2,61 @@
 
 A session's keys and values are immutable arrays, so that a fork and a reused prefix share them for nothing; a
 rollback only shortens the tokens. Memory grows in pages and is counted against a budget; prefixes of closed
-sessions are kept as long as it allows. Called by one thread.
+sessions are kept as long as it allows. The state of recurrent layers is taken back from snapshots. Called by
+one thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
 
 from keystroke.engine.base import Engine, EngineStats, Interrupt, ModelInfo
 from keystroke.engine.checkpoint import ModelSpec
+from keystroke.engine.disk_prefixes import DiskPrefixes, whole_blocks
 from keystroke.engine.host import HostSession
+from keystroke.engine.mlx.delta_net import empty_state, state_bytes
 from keystroke.engine.mlx.model import Cache, MlxModel
+from keystroke.engine.mlx.recurrent import MlxRecurrentState, States
 from keystroke.engine.mlx.weights import MlxWeights
 from keystroke.engine.prefix import PrefixCache, common_prefix
+from keystroke.engine.snapshots import SnapshotStore
 from keystroke.errors import EngineError, NotEnoughMemory
 
 PAGE = 256  # tokens by which a session's memory grows
 PREFILL_CHUNK = 256  # rows between two looks at the interrupt
 TAIL = 16  # an extension of up to this many tokens is computed with the next step
 WORTH_KEEPING = 16  # tokens: fewer are quickly computed again
+SNAPSHOT_EVERY = 512  # tokens between two snapshots of a recurrent state
+SNAPSHOT_LEAST = 64  # tokens that make one worthwhile at the end of a message or prompt
+SNAPSHOT_SHARE = 0.5  # of the KV budget, in addition to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlxOptions:
     kv_budget: int = 1 << 30  # bytes
     context_length: int | None = None  # None: the model's own
+    disk_prefixes: DiskPrefixes | None = None  # read when useful and written when the engine closes
+
+
+@dataclass(slots=True)
+class MlxMemory:
+    """What a session or a kept prefix has computed. Its arrays are shared, never written to."""
+
+    kv: Cache
+    capacity: int  # tokens
+    recurrent: MlxRecurrentState | None
+
+    def copy(self) -> MlxMemory:
+        return MlxMemory(self.kv, self.capacity, None if self.recurrent is None else self.recurrent.copy())
+
+    def reach(self, length: int) -> int:
+        """The largest position up to `length` at which a run can start."""
+        return length if self.recurrent is None else self.recurrent.reach(length)
 
 
 class MlxEngine(Engine):
@@ -38,9 +64,13 @@ class MlxEngine(Engine):
         self.spec = spec
         self.model: MlxModel | None = MlxModel(spec, weights)
         self.kv_budget = options.kv_budget
-        self.cache: PrefixCache[Cache] = PrefixCache(options.kv_budget)
+        self.cache: PrefixCache[MlxMemory] = PrefixCache(options.kv_budget)
+        self.disk_prefixes = options.disk_prefixes
+        self.snapshots: SnapshotStore[States] = SnapshotStore(int(options.kv_budget * SNAPSHOT_SHARE))
         self.live: set[MlxSession] = set()
-        self._kv_token = 2 * spec.layers * spec.kv_heads * spec.head_dim * weights.dtype.size
+        arrays = self.model.arrays_per_layer * len(spec.attention_layers)
+        self._kv_token = arrays * spec.kv_heads * spec.head_dim * weights.dtype.size
+        self.state_bytes = 0 if spec.delta is None else state_bytes(spec.delta)
         self.info = ModelInfo(
             name=spec.name,
             architecture=spec.architecture,
@@ -73,15 +103,55 @@ class MlxEngine(Engine):
             return
         for session in tuple(self.live):
             session.close()
+        if self.disk_prefixes is not None:
+            self.save_prefixes(self.disk_prefixes)
         self.cache.clear()
         self.model = None
         mx.clear_cache()
 
+    def protect_prefix(self, tokens: Sequence[int], seconds: float, scope: str = "") -> None:
+        self.cache.protect(tokens, seconds, scope)
+
+    def save_prefixes(self, disk: DiskPrefixes) -> None:
+        for entry in self.cache.newest_first():
+            memory, length = entry.payload, len(entry.tokens)
+            arrays = [np.array(array) for layer in memory.kv for array in layer]
+            states = None if memory.recurrent is None else memory.recurrent.saved_states(length)
+            disk.save(entry.tokens, arrays, entry.scope, states)
+
     # For sessions
+
+    def load_prefix(self, tokens: Sequence[int], scope: str, beyond: int) -> None:
+        """Load a prefix from disk into the cache if it is longer than `beyond`."""
+        if self.disk_prefixes is None or self.model is None:
+            return
+        entry, length = self.disk_prefixes.find(tokens, scope, beyond + WORTH_KEEPING)
+        if entry is None:
+            return
+        memory = self.new_memory(-(-whole_blocks(length) // PAGE) * PAGE)
+        arrays = [np.array(array) for layer in memory.kv for array in layer]
+        recurrent = memory.recurrent
+        restore = None if recurrent is None else partial(recurrent.restore, store=self.snapshots)
+        if not self.disk_prefixes.load(entry, arrays, length, restore):
+            return
+        each = self.model.arrays_per_layer
+        loaded = [mx.array(array) for array in arrays]
+        memory.kv = [tuple(loaded[at : at + each]) for at in range(0, len(loaded), each)]
+        self.cache.put(list(tokens[:length]), memory, self.bytes_for(memory.capacity), scope)
+
+    def new_memory(self, capacity: int) -> MlxMemory:
+        assert self.model is not None
+        delta = self.spec.delta
+        recurrent = None if delta is None else MlxRecurrentState([empty_state(delta) for _ in delta.layers])
+        return MlxMemory(self.model.new_cache(capacity), capacity, recurrent)
+
+    def bytes_for(self, capacity: int) -> int:
+        """Of a session with so many tokens; a recurrent state is held twice, after a step and before it."""
+        return capacity * self._kv_token + 2 * self.state_bytes
 
     def require(self, capacity: int) -> None:
         """Make room for a session of `capacity` tokens. Raises NotEnoughMemory."""
-        need = capacity * self._kv_token
+        need = self.bytes_for(capacity)
         while self._live_bytes() + self.cache.nbytes + need > self.kv_budget and self.cache.drop_oldest():
             pass
         left = self.kv_budget - self._live_bytes()
@@ -93,7 +163,7 @@ class MlxEngine(Engine):
             )
 
     def _live_bytes(self) -> int:
-        return sum(session.capacity for session in self.live) * self._kv_token
+        return sum(self.bytes_for(session.capacity) for session in self.live if session.capacity)
 
 
 class MlxSession(HostSession):
@@ -101,14 +171,17 @@ class MlxSession(HostSession):
         super().__init__(engine.info.context_length, chunk=PREFILL_CHUNK, tail=TAIL)
         self._engine = engine
         self.scope = scope
-        self.kv: Cache | None = None
-        self.capacity = 0
+        self.memory: MlxMemory | None = None
         engine.live.add(self)
+
+    @property
+    def capacity(self) -> int:
+        return 0 if self.memory is None else self.memory.capacity
 
     def fork(self) -> MlxSession:
         self._check_open()
         other = MlxSession(self._engine, self.scope)
-        other.kv, other.capacity = self.kv, self.capacity
+        other.memory = None if self.memory is None else self.memory.copy()
         self._copy_state_to(other)
         return other
 
@@ -117,69 +190,101 @@ class MlxSession(HostSession):
     ) -> np.ndarray:
         model = self._engine.model
         assert model is not None
-        kv = self._with_room(start + len(tokens))
-        logits, following = model.run(list(tokens), start, rows, kv)
-        del kv
-        self.kv = (
-            following  # before computing: nobody else holds the old arrays, so they are written in place
-        )
-        mx.eval([array for pair in following for array in pair] + ([] if logits is None else [logits]))
+        memory = self._with_room(start + len(tokens))
+        recurrent = memory.recurrent
+        states = [] if recurrent is None else recurrent.at(start, model)
+        # Replaced before anything is computed: arrays that nobody else holds are written in place.
+        logits, memory.kv, runs = model.run(list(tokens), start, rows, memory.kv, states)
+        wanted = [array for layer in memory.kv for array in layer] + ([] if logits is None else [logits])
+        if recurrent is not None:
+            drafted = max(rows - 1, 0)
+            recurrent.advance(start, len(tokens), drafted, runs)
+            self._keep_snapshot(recurrent, start, tokens, drafted)
+            wanted += recurrent.arrays()
+        mx.eval(wanted)
         if logits is None:
             return np.empty((0, self._engine.spec.vocab_size), dtype=np.float32)
         return np.array(logits)
 
-    def _with_room(self, length: int) -> Cache:
-        """This session's cache with at least `length` tokens of capacity."""
-        model = self._engine.model
-        assert model is not None
-        if self.kv is not None and self.capacity >= length:
-            return self.kv
+    def _keep_snapshot(
+        self, recurrent: MlxRecurrentState, start: int, tokens: Sequence[int], drafted: int
+    ) -> None:
+        """Take a snapshot where a later prompt may turn off: at the end of a message, at the end of a prompt,
+        and at intervals."""
+        sure = start + len(tokens) - drafted
+        since = sure - recurrent.newest_snapshot()
+        border = tokens[len(tokens) - drafted - 1] in self._engine.spec.eos
+        ends_prompt = len(tokens) - drafted > 1 and sure == len(self._tokens)
+        if since >= (SNAPSHOT_LEAST if border or ends_prompt else SNAPSHOT_EVERY):
+            recurrent.keep(sure, self._engine.snapshots, self._engine.state_bytes)
+
+    def _resume(self, length: int) -> int:
+        return length if self.memory is None else self.memory.reach(length)
+
+    def _portion(self, start: int) -> int:
+        """Runs of a recurrent model end where a message ends, for a snapshot there."""
+        if self._engine.spec.delta is None:
+            return self._chunk
+        ends = self._engine.spec.eos
+        for at in range(min(start + self._chunk, len(self._tokens) - 1) - 1, start - 1, -1):
+            if self._tokens[at] in ends:
+                return at + 1 - start
+        return self._chunk
+
+    def _with_room(self, length: int) -> MlxMemory:
+        """This session's memory with at least `length` tokens of capacity."""
+        engine, held = self._engine, self.memory
+        if held is not None and held.capacity >= length:
+            return held
         capacity = -(-length // PAGE) * PAGE
-        held, self.capacity = self.capacity, 0
+        self.memory = None  # its bytes are not needed beside the new ones
         try:
-            self._engine.require(capacity)
+            engine.require(capacity)
         except NotEnoughMemory:
-            self.capacity = held
+            self.memory = held
             raise
-        if self.kv is None:
-            self.kv = model.new_cache(capacity)
+        if held is None:
+            held = engine.new_memory(capacity)
         else:
-            spec = self._engine.spec
-            more = mx.zeros((1, spec.kv_heads, capacity - held, spec.head_dim), model.dtype)
-            self.kv = [
-                (mx.concatenate([k, more], axis=2), mx.concatenate([v, more], axis=2)) for k, v in self.kv
-            ]
-        self.capacity = capacity
-        return self.kv
+            spec, model = engine.spec, engine.model
+            assert model is not None
+            more = mx.zeros((1, spec.kv_heads, capacity - held.capacity, spec.head_dim), model.dtype)
+            held.kv = [tuple(mx.concatenate([each, more], axis=2) for each in layer) for layer in held.kv]
+            held.capacity = capacity
+        self.memory = held
+        return held
 
     def _adopt(self, tokens: Sequence[int], own: int) -> int:
         engine = self._engine
         entry, shared = engine.cache.find(tokens, self.scope)
-        kv = entry.payload if entry is not None else None
+        if engine.disk_prefixes is not None and len(tokens) > max(own, shared) + WORTH_KEEPING:
+            engine.load_prefix(tokens, self.scope, max(own, shared))
+            entry, shared = engine.cache.find(tokens, self.scope)
+        lent = entry.payload if entry is not None else None
         for other in engine.live:
-            if other is self or other.scope != self.scope or other.kv is None:
+            if other is self or other.scope != self.scope or other.memory is None:
                 continue
             if (length := common_prefix(other._held, tokens)) > shared:
-                kv, shared = other.kv, length
-        if kv is None or shared < own + WORTH_KEEPING:
+                lent, shared = other.memory, length
+        own = self._resume(own)
+        shared = 0 if lent is None else lent.reach(shared)
+        if lent is None or shared < own + WORTH_KEEPING:
             return own
-        capacity = kv[0][0].shape[2]
-        held, self.capacity = self.capacity, 0
+        held, self.memory = self.memory, None
         try:
-            engine.require(capacity)
+            engine.require(lent.capacity)
         except NotEnoughMemory:
-            self.capacity = held
+            self.memory = held
             return own
-        self.kv, self.capacity = kv, capacity
+        self.memory = lent.copy()
         self._held = list(tokens[:shared])
         return shared
 
     def _release(self) -> None:
-        engine, kv = self._engine, self.kv
+        engine, memory = self._engine, self.memory
         engine.live.discard(self)
-        self.kv, size = None, self.capacity * engine.info.kv_bytes_per_token
-        self.capacity = 0
-        if kv is not None and len(self._held) >= WORTH_KEEPING:
-            engine.cache.put(self._held, kv, size, self.scope)
+        self.memory = None
+        if memory is not None and len(self._held) >= WORTH_KEEPING:
+            engine.cache.put(self._held, memory, engine.bytes_for(memory.capacity), self.scope)
             self._held = []
         mx.clear_cache()  # memory is shared with every other program on such machines

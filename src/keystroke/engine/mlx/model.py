@@ -7,7 +7,7 @@ MLX reuses the memory where nobody else holds it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -15,20 +15,13 @@ import numpy as np
 
 from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.checkpoint.rope import inverse_frequencies
-from keystroke.engine.checkpoint.spec import RopeSpec
+from keystroke.engine.checkpoint.spec import LatentSpec, RopeSpec
+from keystroke.engine.mlx.delta_net import DeltaInputs, DeltaLayer, DeltaRun, DeltaState
 from keystroke.engine.mlx.weights import ExpertMatrices, MlxWeights, WeightMatrix, stacked
 
-Cache = list[tuple[mx.array, mx.array]]  # keys and values of every layer, [1, kv heads, capacity, head size]
-
-
-def unsupported_part(spec: ModelSpec) -> str | None:
-    """What of this model the MLX engine does not run; None if it runs."""
-    named = (
-        ("linear attention", spec.delta is not None),
-        ("latent attention", spec.latent is not None),
-        ("gated attention", spec.gated_attention),
-    )
-    return next((name for name, there in named if there), None)
+# Keys and values of every layer with attention, [1, kv heads, capacity, head size]. Latents are both.
+LayerCache = tuple[mx.array, ...]
+Cache = list[LayerCache]
 
 
 class MlxModel:
@@ -43,26 +36,51 @@ class MlxModel:
         self._window_frequencies = _frequencies(window)
         self._layers = [_Layer(self, weights, number) for number in range(spec.layers)]
 
+    @property
+    def arrays_per_layer(self) -> int:
+        return 1 if self.spec.latent is not None else 2
+
     def new_cache(self, capacity: int) -> Cache:
         shape = (1, self.spec.kv_heads, capacity, self.spec.head_dim)
-        return [(mx.zeros(shape, self.dtype), mx.zeros(shape, self.dtype)) for _ in range(self.spec.layers)]
+        return [
+            tuple(mx.zeros(shape, self.dtype) for _ in range(self.arrays_per_layer))
+            for _ in self.spec.attention_layers
+        ]
 
-    def run(self, tokens: list[int], start: int, rows: int, cache: Cache) -> tuple[mx.array | None, Cache]:
-        """The logits of the last `rows` tokens, and the cache with all of them. Nothing is computed yet."""
+    def run(
+        self, tokens: list[int], start: int, rows: int, cache: Cache, states: Sequence[DeltaState] = ()
+    ) -> tuple[mx.array | None, Cache, list[DeltaRun]]:
+        """The logits of the last `rows` tokens, the cache with all of them, and what recurrent layers made
+        of them and of their `states` at `start`. Nothing is computed yet."""
         x = self._embedding.rows(mx.array(tokens)).astype(self.dtype)[None]
         if self.spec.embedding_scale != 1.0:
             x = x * self.spec.embedding_scale
         following: Cache = []
-        for layer, kept in zip(self._layers, cache, strict=True):
-            x, now = layer(x, start, kept)
-            following.append(now)
+        runs: list[DeltaRun] = []
+        caches, held = iter(cache), iter(states)
+        for layer in self._layers:
+            if layer.delta is not None:
+                x, run = layer.recur(x, next(held), max(rows - 1, 0))
+                runs.append(run)
+            else:
+                x, now = layer(x, start, next(caches))
+                following.append(now)
         if not rows:
-            return None, following
+            return None, following, runs
         last = self.norm(x[:, -rows:], "model.norm")
-        return self._head(last)[0].astype(mx.float32), following
+        return self._head(last)[0].astype(mx.float32), following, runs
 
-    def norm(self, x: mx.array, name: str) -> mx.array:
-        return mx.fast.rms_norm(x, self._vectors[name], self.spec.norm_eps)
+    def repeat(
+        self, states: Sequence[DeltaState], inputs: Sequence[DeltaInputs], rows: int
+    ) -> list[DeltaState]:
+        """The states of recurrent layers after the first `rows` of `inputs`."""
+        layers = [layer.delta for layer in self._layers if layer.delta is not None]
+        return [
+            layer.repeat(state, each, rows) for layer, state, each in zip(layers, states, inputs, strict=True)
+        ]
+
+    def norm(self, x: mx.array, name: str, epsilon: float | None = None) -> mx.array:
+        return mx.fast.rms_norm(x, self._vectors[name], epsilon or self.spec.norm_eps)
 
     def vector(self, name: str) -> mx.array | None:
         return self._vectors.get(name)
@@ -74,8 +92,9 @@ class MlxModel:
         windowed = layer in spec.windowed and spec.window_rope is not None
         rope = spec.window_rope if windowed and spec.window_rope is not None else spec.rope
         frequencies = self._window_frequencies if windowed else self._frequencies
+        pairs = spec.latent is not None and spec.latent.interleaved
         turned = mx.fast.rope(
-            x, spec.rotated, traditional=False, base=None, scale=1.0, offset=start, freqs=frequencies
+            x, spec.rotated, traditional=pairs, base=None, scale=1.0, offset=start, freqs=frequencies
         )
         if rope.scaling != "yarn" or rope.attention_factor == 1.0:
             return turned
@@ -88,10 +107,21 @@ class _Layer:
         self._model, self._number, self._at = model, number, f"model.layers.{number}"
         spec, found = model.spec, weights.matrices
         attention = f"{self._at}.self_attn"
-        self._qkv = [found[f"{attention}.{part}_proj"] for part in "qkv"]
-        self._joined = stacked(self._qkv)
-        self._out = found[f"{attention}.o_proj"]
+        self.delta: DeltaLayer | None = None
         self._window = spec.window if number in spec.windowed else 0
+        if spec.delta is not None and number in spec.delta.layers:
+            self.delta = DeltaLayer(spec, weights, f"{self._at}.linear_attn")
+        elif spec.latent is not None:
+            self._queries = [found[name] for name in _query_names(spec.latent, attention)]
+            self._latents = found[f"{attention}.kv_a_proj_with_mqa"]
+            self._key_up, self._value_up = (
+                found[f"{attention}.{part}_b_proj"].experts(spec.heads) for part in "kv"
+            )
+        else:
+            self._qkv = [found[f"{attention}.{part}_proj"] for part in "qkv"]
+            self._joined = stacked(self._qkv)
+        if self.delta is None:
+            self._out = found[f"{attention}.o_proj"]
         self._feed_forward: Callable[[mx.array], mx.array]
         if spec.has_experts(number):
             self._feed_forward = _Mixture(model, weights, f"{self._at}.mlp")
@@ -99,34 +129,45 @@ class _Layer:
             gate, up, down = (found[f"{self._at}.mlp.{part}_proj"] for part in ("gate", "up", "down"))
             self._feed_forward = _Gated(gate, up, down, spec.activation)
 
-    def __call__(
-        self, x: mx.array, start: int, kept: tuple[mx.array, mx.array]
-    ) -> tuple[mx.array, tuple[mx.array, mx.array]]:
+    def __call__(self, x: mx.array, start: int, kept: LayerCache) -> tuple[mx.array, LayerCache]:
+        attend = self._attend if self._model.spec.latent is None else self._attend_latents
+        attended, now = attend(self._normed(x), start, kept)
+        return self._added(x, attended), now
+
+    def recur(self, x: mx.array, state: DeltaState, drafted: int) -> tuple[mx.array, DeltaRun]:
+        assert self.delta is not None
+        out, run = self.delta(self._normed(x), state, drafted)
+        return self._added(x, out), run
+
+    def _normed(self, x: mx.array) -> mx.array:
+        return self._model.norm(x, f"{self._at}.input_layernorm")
+
+    def _added(self, x: mx.array, attended: mx.array) -> mx.array:
+        """The layer's result, from its input and the output of its attention."""
         model, at = self._model, self._at
-        attended, now = self._attend(model.norm(x, f"{at}.input_layernorm"), start, kept)
         if not model.spec.post_norms:
             x = x + attended
-            return x + self._feed_forward(model.norm(x, f"{at}.post_attention_layernorm")), now
+            return x + self._feed_forward(model.norm(x, f"{at}.post_attention_layernorm"))
         x = x + model.norm(attended, f"{at}.post_attention_layernorm")
         fed = self._feed_forward(model.norm(x, f"{at}.pre_feedforward_layernorm"))
-        return x + model.norm(fed, f"{at}.post_feedforward_layernorm"), now
+        return x + model.norm(fed, f"{at}.post_feedforward_layernorm")
 
-    def _attend(
-        self, x: mx.array, start: int, kept: tuple[mx.array, mx.array]
-    ) -> tuple[mx.array, tuple[mx.array, mx.array]]:
+    def _attend(self, x: mx.array, start: int, kept: LayerCache) -> tuple[mx.array, LayerCache]:
         model, spec, rows = self._model, self._model.spec, x.shape[1]
-        sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim]
+        gates = 2 if spec.gated_attention else 1
+        sizes = [gates * spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim]
         if self._joined is not None:
             parts = list(mx.split(self._joined(x), [sizes[0], sizes[0] + sizes[1]], axis=-1))
         else:
             parts = [matrix(x) for matrix in self._qkv]
 
-        def heads(part: mx.array, count: int) -> mx.array:
-            return part.reshape(1, rows, count, spec.head_dim)
-
         q, k, v = (
-            heads(p, n) for p, n in zip(parts, (spec.heads, spec.kv_heads, spec.kv_heads), strict=True)
+            part.reshape(1, rows, count, -1)
+            for part, count in zip(parts, (spec.heads, spec.kv_heads, spec.kv_heads), strict=True)
         )
+        gate = None
+        if spec.gated_attention:
+            q, gate = mx.split(q, 2, axis=-1)
         if spec.qk_norm:
             q = model.norm(q, f"{self._at}.self_attn.q_norm")
             k = model.norm(k, f"{self._at}.self_attn.k_norm")
@@ -146,7 +187,36 @@ class _Layer:
             mask=_mask(start, rows, self._window),
             sinks=model.vector(sinks),
         )
-        return self._out(out.swapaxes(1, 2).reshape(1, rows, -1)), (keys, values)
+        out = out.swapaxes(1, 2)
+        if gate is not None:
+            out = out * mx.sigmoid(gate)
+        return self._out(out.reshape(1, rows, -1)), (keys, values)
+
+    def _attend_latents(self, x: mx.array, start: int, kept: LayerCache) -> tuple[mx.array, LayerCache]:
+        model, spec, rows = self._model, self._model.spec, x.shape[1]
+        latent, at = spec.latent, f"{self._at}.self_attn"
+        assert latent is not None
+        queries = self._queries[0](x)
+        if latent.query_rank:
+            queries = self._queries[1](model.norm(queries, f"{at}.q_a_layernorm", latent.norm_eps))
+        queries = queries.reshape(rows, spec.heads, -1).swapaxes(0, 1)
+        plain, turned = mx.split(queries, [latent.unrotated], axis=-1)
+        mixed, key = mx.split(self._latents(x), [latent.rank], axis=-1)
+        mixed = model.norm(mixed, f"{at}.kv_a_layernorm", latent.norm_eps)
+        q = mx.concatenate([turned, self._key_up.each(plain)], axis=-1)[None]
+        k = mx.concatenate([key, mixed], axis=-1)[:, None]
+        q, k = model.rotate(q, start, self._number), model.rotate(k, start, self._number)
+        keys, end = mx.slice_update(kept[0], k, mx.array([start]), axes=(2,)), start + rows
+        seen = keys[:, :, :end]
+        out = mx.fast.scaled_dot_product_attention(
+            q, seen, seen[..., latent.rotated :], scale=spec.query_scale, mask=_mask(start, rows, 0)
+        )
+        out = self._value_up.each(out[0]).swapaxes(0, 1)
+        return self._out(out.reshape(1, rows, -1)), (keys,)
+
+
+def _query_names(latent: LatentSpec, at: str) -> list[str]:
+    return [f"{at}.q_a_proj", f"{at}.q_b_proj"] if latent.query_rank else [f"{at}.q_proj"]
 
 
 class _Gated:

@@ -121,6 +121,20 @@ class ExpertMatrices:
             )
         return y if self._bias is None else y + self._bias[chosen][:, :, None, :]
 
+    def each(self, x: mx.array) -> mx.array:
+        """Every matrix with its own rows: x [count, rows, width] -> [count, rows, height]."""
+        if self._scales is None:
+            return x @ self._weight.swapaxes(-1, -2)
+        return mx.quantized_matmul(
+            x,
+            self._weight,
+            self._scales,
+            self._offsets,
+            transpose=True,
+            group_size=self._group,
+            bits=self._bits,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class MlxWeights:
@@ -159,7 +173,9 @@ def read_weights(checkpoint: Checkpoint, progress: Progress) -> MlxWeights:
     total, done = checkpoint.spec.parameters, 0
     for name, shape in shapes.items():
         stem = name.removesuffix(".weight")
-        if len(shape) == 2:
+        if ".linear_attn." in name and (len(shape) == 1 or name.endswith(".conv1d.weight")):
+            vectors[stem] = mx.array(checkpoint.tensor(name))  # exact: a recurrence adds up errors
+        elif len(shape) == 2:
             matrices[stem] = _matrix(checkpoint, name, dtype)
             mx.eval(matrices[stem].arrays)  # one after the other, so that there are never two copies
         else:

@@ -6,14 +6,12 @@ Importing this module does not import ONNX Runtime.
 from __future__ import annotations
 
 import importlib.util
-import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keystroke.config import Settings
 from keystroke.engine.backends import LoadArguments
 from keystroke.engine.checkpoint import Checkpoint, ModelSpec, extend_context, open_checkpoint
-from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.library import Progress
 from keystroke.engine.memory import available_bytes
 from keystroke.errors import ConfigError, NotEnoughMemory, UnsupportedModel
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from keystroke.engine.base import Engine
-    from keystroke.engine.onnx.disk_prefixes import DiskPrefixes
+    from keystroke.engine.disk_prefixes import DiskPrefixes
     from keystroke.engine.onnx.stored import NativeWeights
 
 # A model that is not stored in blocks is quantised. Below this many parameters, four bits cost more quality
@@ -197,18 +195,11 @@ def _kv_budget(settings: Settings) -> int:
 
 def _kept_prefixes(path: Path, made: str, settings: Settings) -> DiskPrefixes | None:
     """The prefixes on disk for this model; `made` describes how it is run."""
-    limit = settings.engine.prefix_disk_mb << 20
-    if not limit:
-        return None
-    from keystroke.engine.onnx.disk_prefixes import DiskPrefixes
+    from keystroke.engine.disk_prefixes import prefixes_of_model
     from keystroke.engine.onnx.precision import FORMAT, OPERATORS
 
-    # Everything that the values depend on: the weights, and how they are computed with.
-    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
-    how = (
-        f"{made}/{FORMAT}/{OPERATORS}/{settings.engine.exact}/{settings.engine.context}/{platform.machine()}"
-    )
-    return DiskPrefixes(settings.paths.cache / "prefixes", f"{quick_digest(files)}/{how}", limit)
+    how = f"{made}/{FORMAT}/{OPERATORS}/{settings.engine.exact}/{settings.engine.context}"
+    return prefixes_of_model(path, how, settings)
 
 
 def _check_memory(spec: ModelSpec, need: int, precision: str) -> None:

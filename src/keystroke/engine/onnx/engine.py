@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,14 @@ from keystroke.engine.adapter import AdapterFile
 from keystroke.engine.base import Engine, EngineStats, Interrupt, ModelInfo
 from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.cores import usable_cores
+from keystroke.engine.disk_prefixes import DiskPrefixes
 from keystroke.engine.host import HostSession
-from keystroke.engine.onnx.disk_prefixes import DiskPrefixes
 from keystroke.engine.onnx.kv import KvBuffers, KvPool
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS
-from keystroke.engine.onnx.recurrent import RecurrentState, SnapshotStore
+from keystroke.engine.onnx.recurrent import Float32, RecurrentState
 from keystroke.engine.onnx.stored import NativeWeights
 from keystroke.engine.prefix import CachedPrefix, PrefixCache, common_prefix
+from keystroke.engine.snapshots import SnapshotStore
 from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMemory
 
 PREFILL_CHUNK = 128  # rows; larger is hardly faster and slower to interrupt
@@ -101,7 +103,7 @@ class OnnxEngine(Engine):
         self.total = np.zeros(1, dtype=np.int32)
         self.control = np.zeros(4, dtype=np.int64)  # of recurrent layers: see RecurrentState.prepare
         self.control_value = ort.OrtValue.ortvalue_from_numpy(self.control)
-        self.snapshots = SnapshotStore(int(kv_budget * SNAPSHOT_SHARE))
+        self.snapshots: SnapshotStore[list[Float32]] = SnapshotStore(int(kv_budget * SNAPSHOT_SHARE))
         self.last_value = ort.OrtValue.ortvalue_from_numpy(self.last)
         self.total_value = ort.OrtValue.ortvalue_from_numpy(self.total)
         self._watched: tuple[Interrupt, ort.RunOptions, Callable[[], None]] | None = None
@@ -150,14 +152,19 @@ class OnnxEngine(Engine):
         for session in tuple(self.live):
             session.close()
         if self.disk_prefixes is not None:
-            for entry in self.cache.newest_first():
-                self.disk_prefixes.save(entry.tokens, entry.payload, entry.scope)
+            self.save_prefixes(self.disk_prefixes)
         self.cache.clear()
         self._unwatch()
         self._scratch.clear()
         self._logits.clear()
         del self._runtime
         self._tables.clear()
+
+    def save_prefixes(self, disk: DiskPrefixes) -> None:
+        for entry in self.cache.newest_first():
+            recurrent = entry.payload.recurrent
+            states = None if recurrent is None else recurrent.saved_states(len(entry.tokens))
+            disk.save(entry.tokens, entry.payload.arrays, entry.scope, states)
 
     # For sessions
 
@@ -177,7 +184,10 @@ class OnnxEngine(Engine):
             buffers = self.pool.allocate(length + MIN_ATTENTION_ROWS)
         except NotEnoughMemory:
             return
-        if self.disk_prefixes.load(entry, buffers, length, self.snapshots):
+        restore, recurrent = None, buffers.recurrent
+        if recurrent is not None:
+            restore = partial(recurrent.take_over, store=self.snapshots)
+        if self.disk_prefixes.load(entry, buffers.arrays, length, restore):
             self.cache.put(list(tokens[:length]), buffers, buffers.nbytes, scope)
         else:
             self.pool.release(buffers)

@@ -12,18 +12,14 @@ import numpy as np
 import onnxruntime as ort
 
 from keystroke.engine.checkpoint import ModelSpec
+from keystroke.engine.disk_prefixes import BLOCK, whole_blocks
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS
 from keystroke.engine.onnx.recurrent import RecurrentState, recurrent_shapes
 from keystroke.errors import NotEnoughMemory
 
-KEY_BLOCK = 64  # tokens; native attention stores keys in transposed blocks: see native/attention.h
+KEY_BLOCK = BLOCK  # native attention stores keys in transposed blocks: see native/attention.h
 FIRST_CAPACITY = 256  # tokens; small, so that an idle session costs little
 NARROW_ROOM = 64  # tokens of room to grow when the budget is nearly used up
-
-
-def whole_blocks(tokens: int) -> int:
-    """The number of tokens in the blocks of keys that hold the first `tokens`."""
-    return -(-tokens // KEY_BLOCK) * KEY_BLOCK
 
 
 class KvBuffers:

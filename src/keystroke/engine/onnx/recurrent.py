@@ -8,14 +8,12 @@ again from the newest of these. A run that fails leaves the state unknown, never
 
 from __future__ import annotations
 
-import weakref
-from collections import OrderedDict
-
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
 from keystroke.engine.checkpoint.spec import DeltaSpec
+from keystroke.engine.snapshots import Snapshot, SnapshotStore
 
 RECURRENT = ("state", "copy", "log")  # the inputs of a recurrent layer
 LOGGED = 64  # rows that can be repeated
@@ -31,46 +29,6 @@ def recurrent_shapes(delta: DeltaSpec) -> tuple[tuple[int, ...], ...]:
     inputs = (delta.kernel - 1) * delta.channels
     held = inputs + delta.value_heads * delta.key_size * delta.value_size
     return (held,), (held,), (LOGGED, delta.channels + 2 * delta.value_heads)
-
-
-class Snapshot:
-    """The state of every recurrent layer at one position; None once it was dropped."""
-
-    __slots__ = ("__weakref__", "arrays", "nbytes")
-
-    def __init__(self, arrays: list[Float32]) -> None:
-        self.arrays: list[Float32] | None = [array.copy() for array in arrays]
-        self.nbytes = sum(array.nbytes for array in arrays)
-
-
-class SnapshotStore:
-    """Bounds the bytes of all snapshots of an engine: the oldest are dropped first. Snapshots that no buffer
-    refers to any more are not counted."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self._known: OrderedDict[int, weakref.ref[Snapshot]] = OrderedDict()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(snapshot.nbytes for snapshot in self._live())
-
-    def take(self, arrays: list[Float32]) -> Snapshot | None:
-        """A snapshot; None if one alone exceeds the budget."""
-        need = sum(array.nbytes for array in arrays)
-        if need > self.budget:
-            return None
-        while self.nbytes + need > self.budget:
-            oldest = self._live()[0]
-            oldest.arrays = None
-            del self._known[id(oldest)]
-        snapshot = Snapshot(arrays)
-        key = id(snapshot)
-        self._known[key] = weakref.ref(snapshot, lambda _: self._known.pop(key, None))
-        return snapshot
-
-    def _live(self) -> list[Snapshot]:
-        return [snapshot for reference in self._known.values() if (snapshot := reference()) is not None]
 
 
 class RecurrentState:
@@ -90,7 +48,7 @@ class RecurrentState:
         }
         self.position = 0  # tokens that the state has read
         self._copy_at, self._logged = UNKNOWN, 0
-        self.snapshots: dict[int, Snapshot] = {}
+        self.snapshots: dict[int, Snapshot[list[Float32]]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -155,15 +113,15 @@ class RecurrentState:
         for target in self.state:
             target.fill(0)
 
-    def keep(self, position: int, store: SnapshotStore) -> None:
+    def keep(self, position: int, store: SnapshotStore[list[Float32]]) -> None:
         """Take a snapshot at `position`, if the state or its copy is there."""
         if position in self.snapshots or position <= 0:
             return
         arrays = self._copy if self._copy_at == position else None
         if self.position == position:
             arrays = self.state
-        if arrays is not None and (snapshot := store.take(arrays)) is not None:
-            self.snapshots[position] = snapshot
+        if arrays is not None:
+            self._hold(position, arrays, store)
 
     def saved_states(self, length: int) -> dict[int, list[Float32]]:
         """What is worth writing to disk, by position: the newest states up to `length`, and the first."""
@@ -174,12 +132,16 @@ class RecurrentState:
         chosen = sorted({*places[:1], *places[-_SAVED:]})
         return {at: arrays for at in chosen if (arrays := found[at]) is not None}
 
-    def take_over(self, position: int, state: Float32, store: SnapshotStore) -> None:
+    def take_over(self, position: int, state: Float32, store: SnapshotStore[list[Float32]]) -> None:
         """Make a snapshot of a state that was saved: all layers, one after the other."""
         sizes = np.cumsum([array.size for array in self.state])
         if state.size != sizes[-1]:
             raise ValueError("its state has another size")
-        if (snapshot := store.take(np.split(state, sizes[:-1]))) is not None:
+        self._hold(position, np.split(state, sizes[:-1]), store)
+
+    def _hold(self, position: int, arrays: list[Float32], store: SnapshotStore[list[Float32]]) -> None:
+        size = sum(array.nbytes for array in arrays)
+        if store.fits(size) and (snapshot := store.hold([array.copy() for array in arrays], size)):
             self.snapshots[position] = snapshot
 
     def newest_snapshot(self) -> int:

@@ -12,22 +12,33 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import Sequence
+import platform
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from keystroke.engine.onnx.kv import KvBuffers, whole_blocks
-from keystroke.engine.onnx.recurrent import SnapshotStore
+from keystroke.config import Settings
+from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.prefix import common_prefix
 
 log = logging.getLogger("keystroke.engine")
 
+BLOCK = 64  # tokens; engines may store those of a block in an order of their own
 WORTH_KEEPING = 256  # tokens: fewer are quickly computed again
 _MAGIC = b"keystroke-kv-2\n"
 _SUFFIX = ".kv"
+
+
+Float32 = npt.NDArray[np.float32]
+
+
+def whole_blocks(tokens: int) -> int:
+    """The number of tokens in the blocks that hold the first `tokens`."""
+    return -(-tokens // BLOCK) * BLOCK
 
 
 class _About(msgspec.Struct, frozen=True):
@@ -67,30 +78,35 @@ class DiskPrefixes:
         return best, length if best is not None else 0
 
     def load(
-        self, entry: _Entry, buffers: KvBuffers, length: int, snapshots: SnapshotStore | None = None
+        self,
+        entry: _Entry,
+        arrays: Sequence[np.ndarray],
+        length: int,
+        restore: Callable[[int, Float32], None] | None = None,
     ) -> bool:
-        """Fill the first `length` tokens of `buffers`; states become `snapshots`. Returns False, and deletes
-        the file, if it is damaged."""
+        """Fill the first `length` tokens of `arrays`, [1, heads, capacity, width] each; `restore` is called
+        with the position and content of each recurrent state up to there. Returns False, and deletes the
+        file, if it is damaged."""
         try:
             data = entry.file.read_bytes()
             if hashlib.blake2b(data[:-32], digest_size=32).digest() != data[-32:]:
                 raise ValueError("its checksum differs")
-            arrays, heads, width = entry.about.shape
-            first = buffers.arrays[0]
+            count, heads, width = entry.about.shape
+            first = arrays[0]
             if first.dtype.name != entry.about.dtype or first.shape[1::2] != (heads, width):
                 raise ValueError("it is of another kind")
-            shape = (arrays, heads, whole_blocks(len(entry.about.tokens)), width)
+            shape = (count, heads, whole_blocks(len(entry.about.tokens)), width)
             kind = np.dtype(entry.about.dtype)
             end = entry.body + math.prod(shape) * kind.itemsize
             values = np.frombuffer(data[entry.body : end], dtype=kind).reshape(shape)
-            if buffers.recurrent is not None and snapshots is not None:
+            if restore is not None:
                 states = np.frombuffer(data[end:-32], np.float32).reshape(len(entry.about.states), -1)
                 for at, state in zip(entry.about.states, states, strict=True):
                     if at <= length:
-                        buffers.recurrent.take_over(at, state, snapshots)
+                        restore(at, state)
             elif len(data) != end + 32:
                 raise ValueError("it has another size")
-            for array, value in zip(buffers.arrays, values, strict=True):
+            for array, value in zip(arrays, values, strict=True):
                 array[0, :, : whole_blocks(length)] = value[:, : whole_blocks(length)]
             os.utime(entry.file)
         except (OSError, ValueError) as error:
@@ -99,25 +115,30 @@ class DiskPrefixes:
             return False
         return True
 
-    def save(self, tokens: Sequence[int], buffers: KvBuffers, scope: str) -> None:
-        """Write one prefix. Errors are logged and ignored."""
-        if len(tokens) < WORTH_KEEPING:
+    def save(
+        self,
+        tokens: Sequence[int],
+        arrays: Sequence[np.ndarray],
+        scope: str,
+        states: Mapping[int, Sequence[Float32]] | None = None,
+    ) -> None:
+        """Write one prefix; of a recurrent model with its `states` by position. Errors are logged and
+        ignored."""
+        if len(tokens) < WORTH_KEEPING or states == {}:
             return
-        states = buffers.recurrent.saved_states(len(tokens)) if buffers.recurrent is not None else {}
-        if buffers.recurrent is not None and not states:
-            return
-        held, first = whole_blocks(len(tokens)), buffers.arrays[0]
+        held, first = whole_blocks(len(tokens)), arrays[0]
+        parts_of_states = [array for each in (states or {}).values() for array in each]
         about = _About(
             self._model,
             _digest(scope),
             list(tokens),
             first.dtype.name,
-            (len(buffers.arrays), first.shape[1], first.shape[3]),
-            tuple(states),
+            (len(arrays), first.shape[1], first.shape[3]),
+            tuple(states or ()),
         )
         head = _head(about)
-        size = len(head) + held * sum(a[:, :, :1].nbytes for a in buffers.arrays) + 32
-        size += sum(array.nbytes for arrays in states.values() for array in arrays)
+        size = len(head) + held * sum(a[:, :, :1].nbytes for a in arrays) + 32
+        size += sum(array.nbytes for array in parts_of_states)
         if size > self._limit:
             return
         for entry in self._known():  # delete shorter prefixes of it
@@ -134,8 +155,8 @@ class DiskPrefixes:
                 total = hashlib.blake2b(digest_size=32)
                 parts = itertools.chain(
                     [head],
-                    (np.ascontiguousarray(array[0, :, :held]).tobytes() for array in buffers.arrays),
-                    (array.tobytes() for arrays in states.values() for array in arrays),
+                    (np.ascontiguousarray(array[0, :, :held]).tobytes() for array in arrays),
+                    (array.tobytes() for array in parts_of_states),
                 )
                 for part in parts:
                     total.update(part)
@@ -186,6 +207,17 @@ class DiskPrefixes:
     def _delete(self, entry: _Entry) -> None:
         entry.file.unlink(missing_ok=True)
         self._entries = [other for other in self._known() if other is not entry]
+
+
+def prefixes_of_model(path: Path, how: str, settings: Settings) -> DiskPrefixes | None:
+    """The prefixes of a model that is run as `how` says: everything that values depend on besides the weights
+    and the processor. None if settings turn them off."""
+    limit = settings.engine.prefix_disk_mb << 20
+    if not limit:
+        return None
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+    model = f"{quick_digest(files)}/{how}/{platform.machine()}"
+    return DiskPrefixes(settings.paths.cache / "prefixes", model, limit)
 
 
 def _head(about: _About) -> bytes:
