@@ -98,6 +98,23 @@ def test_a_table_lines_up_and_its_last_column_is_free(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "name    where\na       here\nlonger  there\n"
 
 
+def test_on_a_terminal_the_last_column_is_wrapped_below_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    link = f"https://{'x' * 90}"
+    Console().table(("name", "what"), [("first", "word " * 20), ("b", link)])
+    ten = " ".join(["word"] * 10)
+    assert capsys.readouterr().out.splitlines() == [
+        "name   what",
+        f"first  {ten}",
+        f"       {ten}",
+        f"b      {link}",
+    ]
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1500, "1.5 KB"), (98_362_432, "98.4 MB"), (3e12, "3.0 TB")],

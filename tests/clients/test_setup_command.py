@@ -171,6 +171,22 @@ class TestCommand:
         assert f"{file} was changed since" in undone.stderr
         assert file.exists()
 
+    def test_folders_that_setup_made_go_and_those_of_the_user_stay(self, machine: Home) -> None:
+        mine = machine.root / ".codex"
+        mine.mkdir()
+        editors = ("--editor", "codex", "--editor", "neovim", "--editor", "opencode")
+        machine.keystroke("setup", "--yes", "--no-measure", "--deep", "none", *editors)
+        assert (mine / "config.toml").exists()
+        machine.keystroke("setup", "--undo", "--yes")
+        assert list(mine.iterdir()) == []
+        assert not (machine.root / "config").exists()
+
+    def test_undo_is_offered_only_where_something_was_done(self, machine: Home) -> None:
+        nothing = machine.keystroke("setup", "--yes", "--no-measure", "--deep", "none")
+        assert "--undo" not in nothing.stdout
+        some = machine.keystroke("setup", "--yes", "--no-measure", "--deep", "none", "--editor", "opencode")
+        assert "--undo" in some.stdout
+
     def test_an_unknown_editor_is_one_sentence(self, machine: Home) -> None:
         assert "choose from vscode, neovim" in machine.refused("setup", "--editor", "ed")
 

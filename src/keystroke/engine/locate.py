@@ -47,7 +47,7 @@ def resolve(model: str, settings: Settings, progress: Progress = no_progress) ->
     known = [EMBEDDED, *settings.models, *builtin.BUILT_IN, *library.names()]
     near = difflib.get_close_matches(model, [name for name in known if name != model], n=1)
     hint = f"did you mean {near[0]}?" if near else "add one with `keystroke models add`"
-    if named is not None:
+    if named is not None and named != NamedModel():
         hint = f"models.{model} names neither a path nor a model of the library; {hint}"
     raise NotFound(f"there is no model called {model:.80}; {hint}", param="model")
 

@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 BOLD, DIM, RED, GREEN, PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[0m"
 WAIT_SHOWN_AFTER = 0.7  # seconds
+NARROWEST = 24  # columns; text is not wrapped to fewer
 PROGRESS_INTERVAL = 5.0  # seconds between progress lines without a terminal
 
 
@@ -103,12 +105,20 @@ class Console:
         _say(f"{style}{text}{PLAIN}" if style and supports_colour(sys.stderr) else text)
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print aligned columns."""
+        """Print aligned columns; on a terminal the last one is wrapped."""
         widths = [max(len(row[i]) for row in (headings, *rows)) for i in range(len(headings) - 1)]
         for number, row in enumerate((headings, *rows)):
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-            text = "  ".join((*cells, row[-1])).rstrip()
-            self.line(text, BOLD if number == 0 else "")
+            self.field("".join(f"{cell}  " for cell in cells), row[-1], BOLD if number == 0 else "")
+
+    def field(self, label: str, text: str, style: str = "") -> None:
+        """Print a label and a text, whose further lines on a terminal stand below its first."""
+        room = shutil.get_terminal_size().columns - len(label)
+        lines = [text]
+        if sys.stdout.isatty() and room >= NARROWEST and len(text) > room:
+            lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+        for at, line in enumerate(lines):
+            self.line(f"{label if at == 0 else ' ' * len(label)}{line}".rstrip(), style)
 
     @contextmanager
     def progress(self, *, log: bool = False) -> Iterator[Progress]:
@@ -153,20 +163,24 @@ class Console:
 
 
 READING = "reading the prompt"  # progress in tokens
+READING_SHOWN_FROM = 3.0  # seconds; a shorter wait is not mentioned without a terminal
 BYTES_FROM = 1_000_000  # a total this large counts bytes
 
 
 class ProgressText:
-    """Describes progress in words: how much is done of how much, how fast, and about how long it takes."""
+    """Describes progress in words: how much is done of how much, how fast, and about how long it takes.
+    `wait` is that time in seconds, if it is known."""
 
     def __init__(self) -> None:
         self._began: dict[str, tuple[float, int]] = {}
+        self.wait: float | None = None
 
     def describe(self, what: str, done: int, total: int, now: float) -> str:
         began, first = self._began.setdefault(what, (now, done))
         seconds, made = now - began, done - first
         rate = made / seconds if seconds > 0 and made > 0 else 0.0
-        left = f", about {format_duration((total - done) / rate)}" if rate and total > done else ""
+        self.wait = (total - done) / rate if rate and total > done else None
+        left = f", about {format_duration(self.wait)}" if self.wait is not None else ""
         if not total:
             return f"{what} …"
         if what == READING:
@@ -203,10 +217,11 @@ class _Lines:
     def __call__(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
         text = self._text.describe(what, done, total, now)
-        if what == READING:  # said once, as soon as the time can be estimated
-            if "about" in text and not self._told_reading:
+        if what == READING:  # said once, as soon as the time can be estimated, unless it is short
+            if not self._told_reading and (wait := self._text.wait) is not None:
                 self._told_reading = True
-                _say(text)
+                if wait >= READING_SHOWN_FROM:
+                    _say(text)
         elif now - self._last >= PROGRESS_INTERVAL and text != self._told:
             self._last, self._told = now, text
             _say(text)
@@ -237,6 +252,8 @@ class _Bar:
             self._bar.start()
         text = self._text.describe(what, done, total, time.monotonic())
         if what not in self._tasks:
+            for task in self._tasks.values():
+                self._bar.update(task, visible=False)  # an earlier stage is over
             self._tasks[what] = self._bar.add_task(text, total=total or None)
         self._bar.update(self._tasks[what], description=text, completed=done, total=total or None)
 

@@ -10,7 +10,7 @@ import typer
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
-from keystroke.errors import UsageError
+from keystroke.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from keystroke.engine.library import InstalledModel, ModelLibrary, Progress
@@ -165,6 +165,11 @@ def _add_source(
         from keystroke.engine.fetch.repositories import add_repository
 
         return add_repository(library, reference["repo"], reference["file"], name, progress)
+    if not path.exists() and path.name == source:
+        raise NotFound(
+            f"{source:.80} is neither a path nor in the catalogue ({', '.join(builtin.BUILT_IN)}); "
+            "other models are added as OWNER/NAME or as a path"
+        )
     identify_files(path)
     traits = traits_of(path)  # what cannot run is refused now, not at first use
     return library.add(Path(source), name, copy=copy, progress=progress, traits=traits)

@@ -191,7 +191,7 @@ def setup(
             {**plan.record(), "installed": added, "roles": roles, "speeds": speeds, "editors": hints}
         )
     else:
-        _show_result(run, roles, speeds, hints)
+        _show_result(run, roles, speeds, hints, undoable=record != SetupRecord())
     if failed:
         raise typer.Exit(1)
 
@@ -211,7 +211,7 @@ def _show_plan(run: Invocation, plan: SetupPlan, found: list[EditorWriter]) -> N
     from keystroke.clients.cli.console import format_size
 
     def row(label: str, text: str) -> None:
-        run.console.line(f"{label:12}{text}")
+        run.console.field(f"{label:12}", text)
 
     def model(label: str, fit: ModelFit) -> None:
         parts = [fit.model.title]
@@ -345,27 +345,30 @@ def _measure(run: Invocation, roles: dict[str, str]) -> dict[str, float]:
 
 
 def _show_result(
-    run: Invocation, roles: dict[str, str], speeds: dict[str, float], hints: dict[str, str]
+    run: Invocation, roles: dict[str, str], speeds: dict[str, float], hints: dict[str, str], undoable: bool
 ) -> None:
     def row(label: str, model: str, text: str) -> None:
         speed = f"{speeds[model]:.0f} tokens/s" if model in speeds else ""
-        run.console.line(f"{label:14}{model:14}{speed:14}{text}".rstrip())
+        run.console.field(f"{label:14}{model:14}{speed:14}", text)
 
     run.console.line()
     row("completion", roles.get("fast", "-"), "try: keystroke play")
     if "deep" in roles:
         row("chat, edits", roles["deep"], 'try: keystroke chat, keystroke edit FILE -m "..."')
     else:
-        row("chat, edits", "-", "no model follows instructions yet: keystroke models add coder")
+        row("chat, edits", "-", "no model follows instructions yet: repeat keystroke setup")
     for title, hint in hints.items():
-        run.console.line(f"{title:14}{hint}".rstrip())
-    run.console.line(f"{'undo':14}keystroke setup --undo")
+        run.console.field(f"{title:14}", hint)
+    if undoable:
+        run.console.line(f"{'undo':14}keystroke setup --undo")
     run.console.line(f"{'more':14}keystroke --help, keystroke doctor, keystroke ps")
 
 
 def _undo(run: Invocation, yes: bool) -> None:
     from keystroke.clients.cli.changes import confirm_deletion
+    from keystroke.clients.cli.processes import stop_all
     from keystroke.clients.cli.setup_record import SetupRecord
+    from keystroke.clients.running import running_processes
 
     record = SetupRecord.load(run.settings.paths.state)
     if record is None:
@@ -378,6 +381,8 @@ def _undo(run: Invocation, yes: bool) -> None:
     ]
     if not yes and not confirm_deletion(f"Undo {', '.join(parts)}?"):
         raise typer.Exit(1)
+    if record.models:
+        stop_all(run, [one for one in running_processes() if one.belongs_to(run.settings.paths.state)])
     done, left = record.undo(run)
     if run.json:
         run.console.json({"undone": done, "left": left})

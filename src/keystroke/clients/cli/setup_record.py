@@ -23,11 +23,13 @@ FILE = "setup.json"
 
 
 class WrittenFile(msgspec.Struct):
-    """A file that was written: what it held before (None: it did not exist) and after."""
+    """A file that was written: what it held before (None: it did not exist) and after. `folders` were created
+    for it, the innermost first."""
 
     path: str
     before: str | None
     after: str
+    folders: list[str] = []
 
 
 class SetupRecord(msgspec.Struct):
@@ -56,6 +58,7 @@ class SetupRecord(msgspec.Struct):
         """Write a file and note what it held. Raises ConfigError if the system refuses."""
         try:
             before = path.read_text(encoding="utf-8") if path.exists() else None
+            folders = [str(folder) for folder in path.parents if not folder.exists()]
             path.parent.mkdir(parents=True, exist_ok=True)
             target = path.resolve()  # a symbolic link stays one
             draft = target.with_name(f".{target.name}.keystroke")
@@ -69,7 +72,7 @@ class SetupRecord(msgspec.Struct):
         if known is not None and known.after == before:
             known.after = text
         else:
-            self.files.append(WrittenFile(str(path), before, text))
+            self.files.append(WrittenFile(str(path), before, text, folders))
 
     def undo(self, run: Invocation) -> tuple[list[str], list[str]]:
         """Take everything back. Returns what was undone and what was left, each a sentence."""
@@ -111,7 +114,8 @@ def _undo_file(file: WrittenFile, done: list[str], left: list[str]) -> None:
             path.unlink()
             done.append(f"deleted {path}")
             with suppress(OSError):
-                path.parent.rmdir()  # if it is empty now
+                for folder in file.folders:
+                    os.rmdir(folder)  # if it is empty now
         else:
             path.write_text(file.before, encoding="utf-8")
             done.append(f"restored {path}")
