@@ -100,7 +100,17 @@ def test_replicas_that_do_not_fit_the_memory_are_refused(monkeypatch: pytest.Mon
 
 def test_the_error_of_a_replica_is_said_in_its_own_words() -> None:
     said = "ray::Replica\n  File ...\nkeystroke.errors.NotFound: there is no model called x; add one.\n"
-    assert str(_failed(said)) == "The replicas did not come up: there is no model called x; add one."
+    wanted = "The replicas did not come up: there is no model called x; add one."
+    assert str(_failed(said)) == str(_failed("Failed to update gateway.", "", said)) == wanted
+
+
+def test_the_last_error_of_a_replica_is_shown_where_it_is_not_ours() -> None:
+    failed = _failed(
+        "Failed to update gateway.", "ray::Replica\nKeyError: 'x'\n  File ...\nOSError: no socket\n"
+    )
+    assert str(failed).startswith(
+        "The replicas did not come up: Failed to update gateway: OSError: no socket;"
+    )
 
 
 GPU = {"engine-coder": {"CPU": 1.0, "GPU": 1.0}, "gateway": {"CPU": 0.1}}

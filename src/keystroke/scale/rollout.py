@@ -69,7 +69,7 @@ def deploy(
     began, told = time.monotonic(), False
     while (state := serve.status().applications[name]).status != "RUNNING":
         if state.status == "DEPLOY_FAILED":
-            raise _failed(state.message)
+            raise _failed(state.message, *(d.message for d in state.deployments.values()))
         waited = time.monotonic() - began
         if patience is not None and waited > patience:
             raise Unavailable(
@@ -109,9 +109,12 @@ def _waiting(lacking: list[str], state: Any) -> str:
     return ", ".join(late) or str(state.status.value)
 
 
-def _failed(why: object) -> Unavailable:
-    """Where a replica failed with an error of ours, its sentence; else what Ray says."""
-    ours = re.findall(r"keystroke\.errors\.\w+: (.+)", str(why))
-    if ours:
+def _failed(why: object, *replicas: str) -> Unavailable:
+    """Where a replica failed with an error of ours, its sentence; else what Ray says of the application and
+    the last error of `replicas`, which are Ray's messages about each deployment."""
+    said = "\n".join([str(why), *replicas])
+    if ours := re.findall(r"keystroke\.errors\.\w+: (.+)", said):
         return Unavailable(f"The replicas did not come up: {ours[-1].strip().rstrip('.')}.")
+    errors = re.findall(r"^\w[\w.]*(?:Error|Exception): .+", "\n".join(replicas), re.MULTILINE)
+    why = ": ".join([str(why).rstrip("."), *errors[-1:]])
     return Unavailable(f"The replicas did not come up: {why}; see Ray's logs under /tmp/ray.")
