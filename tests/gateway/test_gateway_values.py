@@ -335,15 +335,15 @@ def test_a_continued_conversation_has_the_tokens_of_one_rendered_whole() -> None
 @given(st.text(min_size=1, max_size=40))
 def test_the_quick_join_is_the_one_the_template_gives(text: str) -> None:
     for model in (BYTES, BPE):
-        quick = prompts._quick_join(model, text)
+        quick = prompts._quick_join(model, text, {})
         if quick is not None:
-            assert quick == prompts._rendered_join(model, [{"role": "user", "content": text}])
+            assert quick == prompts._rendered_join(model, [{"role": "user", "content": text}], {})
 
 
 def test_the_quick_join_takes_ordinary_text() -> None:
-    assert prompts._quick_join(BYTES, "rename x to y") is not None
-    assert prompts._quick_join(BPE, "rename x to y") is not None
-    assert prompts._quick_join(BYTES, "a <end> look-alike") is None
+    assert prompts._quick_join(BYTES, "rename x to y", {}) is not None
+    assert prompts._quick_join(BPE, "rename x to y", {}) is not None
+    assert prompts._quick_join(BYTES, "a <end> look-alike", {}) is None
 
 
 def test_images_are_refused_with_the_place_they_stand() -> None:

@@ -89,7 +89,7 @@ async def test_background_work_outlives_its_connection(pair: RunningServer) -> N
 
 def with_remote(url: str) -> ModelRegistry:
     """A registry whose deep model is another server's."""
-    table = NamedModel(engine="remote", base_url=f"{url}/v1", model="echo", role="deep")
+    table = NamedModel(engine="remote", base_url=f"{url}/v1", model="echo", role="deep", context=2000)
     fast = local_entry("small", scripted_model(named("fast"), "small"), named=NamedModel(concurrent=8))
     return ModelRegistry([fast, remote_entry("far", table, Settings())])
 
@@ -118,6 +118,44 @@ async def test_a_remote_model_answers_like_a_local_one(far: tuple[RunningServer,
         look = Tool(name="look", parameters={"type": "object"})
         called = await client.ask("weather?", model="deep", tools=[look])
         assert [type(i).__name__ for i in called.output] == ["FunctionCall"]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/v1/messages", "/api/chat"])
+def test_a_conversation_with_a_remote_model_is_compacted(
+    far: tuple[RunningServer, RunningServer], path: str
+) -> None:
+    history: list[dict[str, str]] = []
+    for turn in range(20):
+        history += [{"role": "user", "content": f"Turn {turn}. " + "word " * 100}]
+        history += [{"role": "assistant", "content": "Done."}]
+    body = {"model": "far", "max_tokens": 100, "stream": False}
+    body["input" if path == "/v1/responses" else "messages"] = [*history, {"role": "user", "content": "Last"}]
+    answer = httpx.post(far[0].url + path, json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    done = answer.json()["compacted"]
+    assert done["dropped_items"] > 0
+    assert "Turn 0." in done["summary"]
+
+
+def test_reasoning_effort_reaches_a_remote_model(far: tuple[RunningServer, RunningServer]) -> None:
+    front, behind = far
+    heard: list[str | None] = []
+    chat = behind.gateway.endpoints.texts._plan_chat
+
+    async def listening(request: Any, caller: Any) -> Any:
+        heard.append(request.reasoning_effort)
+        return await chat(request, caller)
+
+    behind.gateway.endpoints.texts._plan_chat = listening  # type: ignore[method-assign]
+    for path, more in (
+        ("/v1/chat/completions", {"reasoning_effort": "low"}),
+        ("/v1/chat/completions", {"reasoning_effort": "none"}),
+        ("/v1/messages", {"max_tokens": 10}),
+        ("/v1/messages", {"max_tokens": 10, "thinking": {"type": "adaptive"}}),
+    ):
+        body = {"model": "far", "messages": [{"role": "user", "content": "hello"}], **more}
+        assert httpx.post(front.url + path, json=body, timeout=60).status_code == 200
+    assert heard == ["low", "none", None, "medium"]
 
 
 async def test_a_remote_answer_can_be_cancelled_and_steered(far: tuple[RunningServer, RunningServer]) -> None:

@@ -289,6 +289,10 @@ class NamedModel:
     base_url: str | None = option(None, "server of a remote model", guarded=True)
     model: str | None = option(None, "its name at the server or in the library", guarded=True)
     api_key_env: str | None = option(None, "environment variable that holds the server's key", guarded=True)
+    # 0: unknown. A remote server refuses what is too long for it.
+    context: int = option(
+        0, "context of a remote model: longer conversations are compacted", least=0, guarded=True
+    )
     role: str = option(
         "fast",
         "fast: while typing; deep: hard tasks; chat: conversation",

@@ -124,10 +124,18 @@ class ChatTemplate:
     def direct_tokens(self, tokenizer: Tokenizer, messages: Messages) -> list[int]:
         """The conversation as tokens, so that a model that can reason answers at once."""
         prompt = self.tokens(tokenizer, messages, **reasoning_variables(self.source, "none"))
+        return self.without_thought(tokenizer, prompt)
+
+    def without_thought(self, tokenizer: Tokenizer, prompt: list[int]) -> list[int]:
+        """The prompt with an empty thought, where a model that can reason would begin one."""
         think, unthink = tokenizer.special("<think>"), tokenizer.special("</think>")
         tail = prompt[-4:]
-        if think is not None and unthink is not None and think in tail and unthink not in tail:
-            return [*prompt, unthink, *tokenizer.encode("\n\n")]
+        if think is not None and unthink is not None:
+            gap = tokenizer.encode("\n\n")
+            if think in tail and unthink not in tail:
+                return [*prompt, unthink, *gap]
+            if think not in tail and "enable_thinking" in self.source:
+                return [*prompt, think, *gap, unthink, *gap]
         if "<|channel|>" in self.source and tokenizer.special("<|channel|>") is not None:
             return prompt + tokenizer.encode("<|channel|>final<|message|>", special=True)
         return prompt

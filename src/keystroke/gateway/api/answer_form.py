@@ -78,11 +78,12 @@ class AnswerForm:
     parallel: bool = True
     text: TextFormat | None = None
     usable: Toolset | None = None  # the tools that the grammar allows
+    more: Mapping[str, Any] = field(default_factory=dict)  # further fields for a remote server
 
     @property
     def remote(self) -> dict[str, Any]:
         """The request fields for a remote server."""
-        fields: dict[str, Any] = {} if self.text is None else dict(self.text.wire)
+        fields = {**self.more, **({} if self.text is None else self.text.wire)}
         if self.toolset:
             if self.choice.wire is not None:
                 fields["tool_choice"] = self.choice.wire

@@ -391,10 +391,13 @@ class Compactor:
             return "", None  # the list of the user's messages remains
 
     async def _ask(self, job: Job | RemoteJob, entry: ServedModel, caller: Caller) -> tuple[str, Receipt]:
-        service = self._service
+        """A model that reasons is kept from it: the summary would not fit into its allowance."""
+        service, model = self._service, entry.model
+        if isinstance(job, Job) and model is not None and model.chat is not None:
+            job.prompt = model.chat.without_thought(model.tokenizer, list(job.prompt))
         permit = await service.admit_shared(entry, job, caller)
         work = service.submit(entry, job, caller, priority=Priority.CHAT, permit=permit)
-        parser = AnswerForm().parser(entry.model, job.prompt if isinstance(job, Job) else ())
+        parser = AnswerForm().parser(model, job.prompt if isinstance(job, Job) else ())
         pieces: list[str] = []
         async with aclosing(work.items()) as parts:
             async for part in parts:

@@ -26,7 +26,7 @@ from keystroke.gateway.api.answer import RunningAnswer, Sink
 from keystroke.gateway.api.answer_form import AnswerForm, answer_form, constrain, text_format
 from keystroke.gateway.api.compaction import Compactor, RenderedPrompt, compaction_limit
 from keystroke.gateway.api.foreign_edits import ForeignEdits, handles_natively
-from keystroke.gateway.api.response_request import cache_breakpoints
+from keystroke.gateway.api.response_request import cache_breakpoints, reasons
 from keystroke.gateway.api.serializers import ChatSerializer, CompletionSerializer, TextSerializer
 from keystroke.gateway.work.priority import Priority, Tier, shown_tier
 from keystroke.gateway.work.registry import AUTO, ServedModel
@@ -116,18 +116,17 @@ class TextCompletions:
             (request.top_logprobs or 0) if request.logprobs else None,
         )
         model = entry.model
-        job: Job | RemoteJob
-        compacted: Compacted | UnsetType = UNSET
         if model is not None:
             params, form = await constrain(model, params, form, items, plan.tools)
-            affinity = request.prompt_cache_key or prompts.affinity(None, items)
-            tokens, compacted = await self._fitting_tokens(model, plan, form, caller, affinity, params)
-            drafter = service.make_drafter(model, request.prediction, len(tokens), request.drafts)
-            job = Job(tokens, params, drafter, affinity=affinity)
-            job.protected = await self._protected_prefixes(model, plan, form, tokens)
-        else:
-            specs = form.toolset.specs or None
-            job = RemoteJob(params, plan.messages(form), specs, form.remote, form.check)
+        elif plan.effort is not None and (plan.effort != "none" or serializer is ChatSerializer):
+            # "none" only where the client wrote it: not every server knows it.
+            form = replace(form, more={"reasoning_effort": plan.effort})
+        affinity = request.prompt_cache_key or prompts.affinity(None, items)
+        prompt, compacted = await self._fitting_prompt(plan, form, caller, affinity, params)
+        job = prompt.job(params)
+        if model is not None and isinstance(job, Job):
+            job.drafter = service.make_drafter(model, request.prediction, len(job.prompt), request.drafts)
+            job.protected = await self._protected_prefixes(model, plan, form, job.prompt)
         messages_out = serializer(
             new_id("chatcmpl"),
             entry.name,
@@ -138,6 +137,8 @@ class TextCompletions:
         messages_out.compacted = compacted
         messages_out.tier = shown_tier(request.service_tier, plan.rank[1])
         messages_out.notes += ignored_fields("POST /v1/chat/completions", request)
+        if plan.effort not in (None, "none") and not reasons(model):
+            messages_out.notes.append(f"reasoning was asked for, but {entry.name} does not reason")
         return await self._run(
             entry,
             job,
@@ -152,39 +153,41 @@ class TextCompletions:
             edits=form.client_edits(service, entry, caller, items),
         )
 
-    async def _fitting_tokens(
+    async def _fitting_prompt(
         self,
-        model: Model,
         plan: ChatPlan,
         form: AnswerForm,
         caller: Caller,
         affinity: str,
         params: GenerationParams,
-    ) -> tuple[list[int], Compacted | UnsetType]:
+    ) -> tuple[RenderedPrompt, Compacted | UnsetType]:
         """The prompt; where the conversation is too long, that of the compacted one."""
         entry = plan.entry
         reused = self._compactor.reuse(caller, affinity, plan.read)
-        if reused is not None:
-            plan = replace(plan, read=reused.items)
-        tokens = await self._chat_tokens(model, plan, form)
-        limit = compaction_limit(entry.context_length, params.max_tokens)
-        if limit is None or len(tokens) <= limit.tokens:
-            return tokens, UNSET if reused is None else reused.compacted
-
-        def rendered(tokens: list[int]) -> RenderedPrompt:
-            return RenderedPrompt(len(tokens), lambda params: Job(tokens, params, affinity=affinity))
 
         async def render(items: Sequence[Item]) -> RenderedPrompt:
-            return rendered(await self._chat_tokens(model, replace(plan, read=list(items)), form))
+            return await self._rendered(replace(plan, read=list(items)), form, affinity)
 
+        items = plan.read if reused is None else reused.items
+        prompt = await render(items)
+        limit = compaction_limit(entry.context_length, params.max_tokens)
+        if limit is None or prompt.size <= limit.tokens:
+            return prompt, UNSET if reused is None else reused.compacted
         fitted = await self._compactor.fit(
-            plan.read, rendered(tokens), render, limit, entry, caller, conversation=affinity, reused=reused
+            items, prompt, render, limit, entry, caller, conversation=affinity, reused=reused
         )
-        if fitted is None:
-            return tokens, UNSET
-        job = fitted.prompt.job(params)
-        assert isinstance(job, Job)
-        return list(job.prompt), fitted.compacted
+        return (prompt, UNSET) if fitted is None else (fitted.prompt, fitted.compacted)
+
+    async def _rendered(self, plan: ChatPlan, form: AnswerForm, affinity: str) -> RenderedPrompt:
+        model = plan.entry.model
+        if model is None:
+            messages, specs = plan.messages(form), form.toolset.specs or None
+            size = RemoteJob(GenerationParams(), messages).estimate
+            return RenderedPrompt(
+                size, lambda params: RemoteJob(params, messages, specs, form.remote, form.check)
+            )
+        tokens = await self._chat_tokens(model, plan, form)
+        return RenderedPrompt(len(tokens), lambda params: Job(tokens, params, affinity=affinity))
 
     async def count_chat(self, request: ChatRequest, caller: Caller) -> int:
         """The tokens of the prompt that `chat` would use; for a remote model an estimate."""
@@ -367,6 +370,8 @@ class TextCompletions:
         )
         over = asyncio.Event()
         serializer.input_tokens = job.input_tokens
+        if isinstance(job, Job):
+            serializer.marked_tokens = max((length for length, _ in job.protected), default=0)
         answer = RunningAnswer(
             work,
             serializer,
@@ -400,13 +405,14 @@ def completion_tokens(
 
 def chat_items(messages: list[ChatMessage]) -> list[Item]:
     items: list[Item] = []
-    for message in messages:
+    for index, message in enumerate(messages):
         if message.role in ("tool", "function"):
             output = content_text(message.content)
             items.append(
                 Item(type="function_call_output", call_id=message.tool_call_id or message.name, output=output)
             )
             continue
+        prompts.refuse_images(message.content, f"messages[{index}]")
         if message.content is not None or not message.tool_calls:
             items.append(
                 Item(role=message.role, content=message.content if message.content is not None else "")

@@ -212,7 +212,7 @@ class Endpoints:
 
     async def models(self, call: ApiRequest[None]) -> HttpResponse:
         etag = f'"{models_etag(self.service.registry)}"'
-        if call.http.headers.get("if-none-match") == etag:
+        if etag in call.http.headers.get("if-none-match", ""):  # a list, or weak
             return HttpResponse(status_code=304, headers={"etag": etag})
         return json_response(model_catalog(self.service.registry), headers={"etag": etag})
 

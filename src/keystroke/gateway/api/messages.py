@@ -70,7 +70,7 @@ _CLIENT_TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
 async def create_message(api: Endpoints, call: ApiRequest[wire.MessagesRequest]) -> HttpResponse:
     request = call.body
     chat = chat_request(request, api.service.registry)
-    shown = request.thinking is not None and request.thinking.type not in ("disabled", "between_tools")
+    shown = _reasons(request) and request.thinking is not None and request.thinking.type != "between_tools"
     hidden = request.thinking is not None and request.thinking.display == "omitted"
     serializer = partial(MessagesSerializer, thinking=shown, hidden=hidden, notes=_left_out(request.tools))
     start = partial(api.texts.chat, serializer=serializer)
@@ -100,6 +100,7 @@ def chat_request(request: wire.MessagesPrompt, registry: ModelRegistry) -> ChatR
         messages=_messages(request),
         tools=[tool for one in request.tools or () if (tool := _tool(one)) is not None] or None,
         response_format=_format(request),
+        reasoning_effort=_effort(request),
     )
     choice = request.tool_choice
     if choice is not None and chat.tools:
@@ -282,6 +283,18 @@ def _tool_choice(choice: wire.MessagesToolChoice) -> Any:
     return "required" if choice.type == "any" else choice.type
 
 
+def _reasons(request: wire.MessagesPrompt) -> bool:
+    return request.thinking is not None and request.thinking.type != "disabled"
+
+
+def _effort(request: wire.MessagesPrompt) -> str:
+    """How much a model that can reason is to: not at all unless `thinking` asks for it."""
+    if not _reasons(request):
+        return "none"
+    wanted = request.output_config.effort if request.output_config is not None else None
+    return {"max": "xhigh"}.get(wanted or "", wanted or "medium")
+
+
 def _format(request: wire.MessagesPrompt) -> dict[str, Any] | None:
     output = request.output_config
     form = request.output_format or (output.format if output is not None else None)
@@ -351,7 +364,7 @@ class MessagesSerializer(TextSerializer):
     def on_end(self, outcome: WorkOutcome) -> list[Any]:
         unfinished = self._open and isinstance(self._blocks[-1], wire.ToolUseBlock)
         events = self._close()
-        usage, paid = messages_usage(outcome.receipt), outcome.receipt
+        usage, paid = messages_usage(outcome.receipt, self.marked_tokens), outcome.receipt
         reason: wire.StopReason = "end_turn"
         if outcome.finish in ("length", "grammar"):
             reason = "max_tokens"
@@ -360,8 +373,6 @@ class MessagesSerializer(TextSerializer):
         elif outcome.stop_string is not None:
             reason = "stop_sequence"
         stopped = outcome.stop_string if reason == "stop_sequence" else None
-        if self._thinking and not any(isinstance(block, wire.ThinkingBlock) for block in self._blocks):
-            self.notes.append(f"thinking: {self.model} did not reason")
         notes = self.notes or UNSET
         self.body = wire.MessagesReply(
             self.id,
@@ -412,10 +423,14 @@ class MessagesSerializer(TextSerializer):
         return [*events, wire.BlockStop(at)]
 
 
-def messages_usage(paid: Receipt) -> wire.MessagesUsage:
+def messages_usage(paid: Receipt, marked: int = 0) -> wire.MessagesUsage:
+    """`marked`: tokens up to the last `cache_control`; those of them that were read now were written to the
+    cache."""
+    written = max(0, min(marked, paid.input_tokens) - paid.reused_tokens)
     return wire.MessagesUsage(
-        input_tokens=paid.input_tokens - paid.reused_tokens,
+        input_tokens=paid.input_tokens - paid.reused_tokens - written,
         output_tokens=paid.output_tokens,
+        cache_creation_input_tokens=written,
         cache_read_input_tokens=paid.reused_tokens,
         service_tier="priority" if paid.service_tier in ("priority", "ultrafast") else "standard",
     )

@@ -59,6 +59,7 @@ async def ollama_chat(api: Endpoints, call: ApiRequest[wire.OllamaChatRequest]) 
     chat = ChatRequest(
         messages=list(_messages(request.messages)),
         tools=[_tool(tool) for tool in request.tools or ()] or None,
+        reasoning_effort=_effort(request.think),
         **_shared_fields(request),
     )
     if request.logprobs:
@@ -90,7 +91,9 @@ async def ollama_generate(api: Endpoints, call: ApiRequest[wire.OllamaGenerateRe
         start: Callable[..., Awaitable[TextRun]] = partial(api.texts.complete, serializer=serializer)
         return await api.answer_text(call.with_body(completion), start, OLLAMA)
     messages = [ChatMessage("system", request.system)] if request.system else []
-    chat = ChatRequest(messages=[*messages, ChatMessage("user", prompt)], **fields)
+    chat = ChatRequest(
+        messages=[*messages, ChatMessage("user", prompt)], reasoning_effort=_effort(request.think), **fields
+    )
     if request.logprobs:
         chat.logprobs, chat.top_logprobs = True, request.top_logprobs or 0
     start = partial(api.texts.chat, serializer=serializer)
@@ -125,6 +128,13 @@ def _answer_options(request: wire.OllamaGenerationFields) -> dict[str, Any]:
     ignored = () if options is None else [name for name in _IGNORED if getattr(options, name)]
     notes = [f"options.{name}: not sampled with here" for name in ignored]
     return {"thinking": request.think is not False, "notes": notes}
+
+
+def _effort(think: bool | str | None) -> str | None:
+    """How much a model that can reason is to; None: as it does by itself."""
+    if isinstance(think, bool):
+        return "medium" if think else "none"
+    return think or None
 
 
 def _format(form: str | dict[str, Any] | None) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -51,7 +51,7 @@ _READ = frozenset(
 # Codex describes its skills and its sandbox: half of a small model's prompt, and useless to it.
 _SPARED = re.compile(r"<(skills_instructions|permissions instructions)>.*?</\1>\s*", re.DOTALL)
 _LONGEST_TASK = 600  # characters of a request that is repeated to a small model
-_IMAGES = ("input_image", "image_url", "input_file", "input_audio")
+_IMAGES = ("input_image", "image_url", "input_file", "file", "input_audio")
 
 
 @dataclass(slots=True)
@@ -64,6 +64,7 @@ class ConversationTurn:
     items: list[Item]
     instructions: str | None = None
     tools: list[Tool] | None = None
+    effort: str | None = None  # of reasoning: a template may state it at the beginning of the prompt
     tokens: Sequence[int] | None = None
     steers: list[Item] = field(default_factory=list)  # accepted steering input for the next turn
 
@@ -76,14 +77,16 @@ def items_of(content: str | Sequence[Item] | None) -> list[Item]:
     if isinstance(content, str):
         return [Item(role="user", content=content)]
     for index, item in enumerate(content):
-        parts = item.content if isinstance(item.content, list) else []
-        for part in parts:
-            if part.type in _IMAGES:
-                raise InputError(
-                    f"input[{index}] holds {part.type}, but the models here read text only; leave it out.",
-                    param=f"input[{index}]",
-                )
+        refuse_images(item.content, f"input[{index}]")
     return [item for item in content if item.type in _READ]
+
+
+def refuse_images(content: str | list[ContentPart] | None, where: str) -> None:
+    for part in content if isinstance(content, list) else ():
+        if part.type in _IMAGES:
+            raise InputError(
+                f"{where} holds {part.type}, but the models here read text only; leave it out.", param=where
+            )
 
 
 def text_length(items: Sequence[Item]) -> int:
@@ -286,9 +289,11 @@ def _probe_later_system(chat: ChatTemplate) -> bool:
     return _MARK in alone and both.startswith(alone) and both.count(_NEXT_MESSAGE, len(alone)) == 1
 
 
-def continue_tokens(model: Model, held: Sequence[int], new: list[Message]) -> list[int] | None:
+def continue_tokens(
+    model: Model, held: Sequence[int], new: list[Message], *, effort: str | None = None
+) -> list[int] | None:
     """The held tokens followed by the new messages; None where the template cannot be joined this way."""
-    joint = join_tokens(model, new)
+    joint = join_tokens(model, new, effort)
     if joint is None:
         return None
     tokens = list(held)
@@ -297,14 +302,17 @@ def continue_tokens(model: Model, held: Sequence[int], new: list[Message]) -> li
     return [*tokens, *joint]
 
 
-def join_tokens(model: Model, new: list[Message]) -> list[int] | None:
+def join_tokens(model: Model, new: list[Message], effort: str | None = None) -> list[int] | None:
     """Tokens that close the assistant's message, add `new`, and open its next turn; None where the template
-    does not allow it."""
+    does not allow it. `effort`: of reasoning, the same as in the prompt before."""
     if model.chat is None:
         return None
-    if len(new) == 1 and new[0]["role"] == "user" and (quick := _quick_join(model, new[0]["content"])):
-        return quick
-    return _rendered_join(model, new)
+    variables = reasoning_variables(model.chat.source, effort)
+    if len(new) == 1 and new[0]["role"] == "user":
+        quick = _quick_join(model, new[0]["content"], variables)
+        if quick is not None:
+            return quick
+    return _rendered_join(model, new, variables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,17 +326,18 @@ class _Frame:
     after: list[int]
 
 
-_frames: WeakKeyDictionary[ChatTemplate, _Frame | None] = WeakKeyDictionary()
+_frames: WeakKeyDictionary[ChatTemplate, dict[str, _Frame | None]] = WeakKeyDictionary()  # by variables
 
 
-def _quick_join(model: Model, text: str) -> list[int] | None:
+def _quick_join(model: Model, text: str, variables: Mapping[str, Any]) -> list[int] | None:
     """The join of one plain user message without rendering the template; None for text that a template may
     treat specially."""
     chat, pattern = model.chat, model.tokenizer.special_pattern
     assert chat is not None
-    if chat not in _frames:
-        _frames[chat] = _frame(model, chat)
-    frame = _frames[chat]
+    frames, key = _frames.setdefault(chat, {}), repr(variables)
+    if key not in frames:
+        frames[key] = _frame(model, chat, variables)
+    frame = frames[key]
     if frame is None or pattern is None or not text or text != text.strip() or "<" in text:
         return None
     if pattern.search(text):
@@ -336,10 +345,10 @@ def _quick_join(model: Model, text: str) -> list[int] | None:
     return [*frame.before, *model.tokenizer.encode(frame.head + text + frame.tail), *frame.after]
 
 
-def _frame(model: Model, chat: ChatTemplate) -> _Frame | None:
+def _frame(model: Model, chat: ChatTemplate, variables: Mapping[str, Any]) -> _Frame | None:
     pattern, encode = model.tokenizer.special_pattern, model.tokenizer.encode
     try:
-        text = chat.render([*_STUB, {"role": "user", "content": _NEXT_MESSAGE}])
+        text = chat.render([*_STUB, {"role": "user", "content": _NEXT_MESSAGE}], **variables)
     except InputError:
         return None
     if pattern is None or text.count(_MARK) != 1 or text.count(_NEXT_MESSAGE) != 1:
@@ -358,10 +367,10 @@ def _frame(model: Model, chat: ChatTemplate) -> _Frame | None:
     )
 
 
-def _rendered_join(model: Model, new: list[Message]) -> list[int] | None:
+def _rendered_join(model: Model, new: list[Message], variables: Mapping[str, Any]) -> list[int] | None:
     assert model.chat is not None
     try:
-        tokens = model.chat.tokens(model.tokenizer, [*_STUB, *new])
+        tokens = model.chat.tokens(model.tokenizer, [*_STUB, *new], **variables)
     except InputError:
         return None
     mark = model.tokenizer.encode(_MARK)

@@ -42,6 +42,7 @@ from keystroke.gateway.api.replay import Replay, Replays
 from keystroke.gateway.api.response_request import (
     cache_breakpoints,
     is_warm_up,
+    key_state,
     new_response,
     request_notes,
     requested_format,
@@ -162,8 +163,13 @@ class ResponseRun:
     def affinity(self) -> str:
         """What requests with the same prefix have in common; chooses among engines that hold different
         ones."""
-        given = self._turn_state or self._request.prompt_cache_key
+        given = self._turn_state or key_state(self._request.prompt_cache_key)
         return given or prompts.affinity(self._request.instructions, self._items)
+
+    @property
+    def _effort(self) -> str | None:
+        reasoning = self._request.reasoning
+        return None if reasoning is None else reasoning.effort
 
     @property
     def items(self) -> list[Item]:
@@ -465,8 +471,7 @@ class ResponseRun:
     def _render_remote(self, items: Sequence[Item], form: AnswerForm) -> RenderedPrompt:
         messages = prompts.messages_of(self._request.instructions, items, toolset=form.toolset)
         tools = form.toolset.specs or None
-        wanted = self._request.reasoning.effort if self._request.reasoning is not None else None
-        effort = {"reasoning_effort": wanted} if wanted is not None else {}
+        effort = {} if self._effort is None else {"reasoning_effort": self._effort}
 
         def job(params: GenerationParams) -> RemoteJob:
             return RemoteJob(params, messages, tools, form.remote | effort, form.check)
@@ -486,9 +491,12 @@ class ResponseRun:
             and previous.model == self.entry.name
             and previous.instructions == request.instructions
             and previous.tools == self._tools
+            and previous.effort == self._effort
         ):
             new = prompts.messages_of(None, self._own_items, previous.items, toolset=form.toolset)
-            joined = prompts.continue_tokens(model, previous.tokens, new) if new else None
+            joined = (
+                prompts.continue_tokens(model, previous.tokens, new, effort=self._effort) if new else None
+            )
             if joined is not None:
                 return joined
         return self._render(model, self._items, form)
@@ -504,10 +512,8 @@ class ResponseRun:
             apart=prompts.keeps_later_system(model),
         )
         generate = generate and not self._warm
-        reasoning = self._request.reasoning
-        effort = None if reasoning is None else reasoning.effort
         return prompts.render_conversation(
-            model, messages, form.toolset.specs, generate=generate, effort=effort
+            model, messages, form.toolset.specs, generate=generate, effort=self._effort
         )
 
     def _will_be_stored(self) -> bool:
@@ -569,7 +575,7 @@ class ResponseRun:
             self._splicing = asyncio.create_task(self._splice_later(self._splicing, steer, model))
         else:
             messages = prompts.messages_of(None, items, self._items)
-            self._splice(steer, prompts.join_tokens(model, messages))
+            self._splice(steer, prompts.join_tokens(model, messages, self._effort))
         self._sink([accepted])
 
     def _splice(self, steer: PendingSteer, joint: list[int] | None) -> None:
@@ -585,7 +591,7 @@ class ResponseRun:
             await asyncio.wait({before})
         messages = prompts.messages_of(None, steer.items, self._items)
         try:
-            joint = await asyncio.to_thread(prompts.join_tokens, model, messages)
+            joint = await asyncio.to_thread(prompts.join_tokens, model, messages, self._effort)
         except KeystrokeError:
             return
         if steer in self._pending:
@@ -685,6 +691,7 @@ class ResponseRun:
     def _record_turn(self, response: Response, turn: ConversationTurn | None, *, saved: bool = False) -> None:
         if turn is not None:
             turn.instructions, turn.tools = self._request.instructions, self._tools
+            turn.effort = self._effort
             if response.store:
                 self._owner.conversations.remember(self.caller, turn)
         if response.store and self._owner.store is not None and not saved:

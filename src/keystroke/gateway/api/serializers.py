@@ -123,9 +123,10 @@ def chat_usage(paid: Receipt) -> chat.ChatUsage:
 
 class TextSerializer(Serializer):
     """What the APIs without stored responses share; `body` is the whole answer once it ended, `input_tokens`
-    the length of the prompt (0: a remote server counts it)."""
+    the length of the prompt (0: a remote server counts it), `marked_tokens` that of the longest prefix that
+    the request marks."""
 
-    input_tokens = 0
+    input_tokens = marked_tokens = 0
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class ChatSerializer(TextSerializer):
 
     def on_call(self, tool: OfferedTool) -> list[Any]:
         index = len(self._calls)
-        identity = f"call_{self.id.removeprefix('chatcmpl-')}_{index}"
+        identity = f"call_{self.id.removeprefix('chatcmpl_')}_{index}"
         self._calls.append(chat.ToolCall(identity, chat.FunctionPiece(tool.name)))
         piece = chat.FunctionPiece(tool.name)
         delta_call = chat.ToolCallPiece(index=index, id=identity, type="function", function=piece)
@@ -229,9 +230,10 @@ class CompletionSerializer(TextSerializer):
         return self.on_text(self._echo, ()) if self._echo else []
 
     def on_text(self, delta: str, logprobs: Sequence[ChosenToken]) -> list[Any]:
+        at = sum(map(len, self._text)) if logprobs else 0
         self._text.append(delta)
         self._logprobs += logprobs
-        choice = chat.TextChoice(delta, logprobs=_text_logprobs(logprobs) if logprobs else None)
+        choice = chat.TextChoice(delta, logprobs=_text_logprobs(logprobs, at) if logprobs else None)
         return [chat.TextCompletion(self.id, self._created, self.model, [choice])]
 
     def on_reasoning(self, delta: str) -> list[Any]:
@@ -245,7 +247,7 @@ class CompletionSerializer(TextSerializer):
 
     def on_end(self, outcome: WorkOutcome) -> list[Any]:
         spent = chat_usage(outcome.receipt)
-        logprobs = _text_logprobs(self._logprobs) if self._logprobs else None
+        logprobs = _text_logprobs(self._logprobs, len(self._echo)) if self._logprobs else None
         whole = chat.TextChoice("".join(self._text), _reason(outcome), logprobs=logprobs)
         self.body = self._completion([whole], usage=spent, receipt=outcome.receipt, routing=self.routing)
         if outcome.error is not None:
@@ -269,8 +271,9 @@ def _reason(outcome: WorkOutcome) -> str:
     return "length" if outcome.finish == "grammar" else outcome.finish
 
 
-def _text_logprobs(chosen: Sequence[ChosenToken]) -> chat.TextLogprobs:
-    offsets, at = [], 0
+def _text_logprobs(chosen: Sequence[ChosenToken], at: int) -> chat.TextLogprobs:
+    """`at`: where the first of the tokens is in the text."""
+    offsets = []
     for token in chosen:
         offsets.append(at)
         at += len(token.token)

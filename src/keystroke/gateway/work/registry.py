@@ -44,8 +44,8 @@ _JUST_USED = 5.0  # seconds between requesting a model and queueing its job, at 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One named model. `model` is None for a remote one. `edits`: the format of its next-edit prompts, where
-    it was trained for them."""
+    """One named model. `model` is None for a remote one, whose context is `remote_context`, where it is
+    known. `edits`: the format of its next-edit prompts, where it was trained for them."""
 
     name: str
     role: str
@@ -54,6 +54,7 @@ class ServedModel:
     budget: RateBudget
     price: TokenPrices
     edits: EditFormat | PlacesFormat | None = None
+    remote_context: int | None = None
 
     @property
     def candidate(self) -> ModelCandidate:
@@ -66,7 +67,7 @@ class ServedModel:
 
     @property
     def context_length(self) -> int | None:
-        return self.model.engine.info.context_length if self.model is not None else None
+        return self.model.engine.info.context_length if self.model is not None else self.remote_context
 
     @property
     def parameters(self) -> int:
@@ -374,7 +375,8 @@ def remote_entry(name: str, table: NamedModel, settings: Settings) -> ServedMode
     scheduler = RemoteScheduler(
         remote, name, concurrent=table.concurrent, max_queue=settings.server.max_queue
     )
-    return ServedModel(name, table.role, scheduler, None, budget_of(table), price_of(table))
+    budget, price = budget_of(table), price_of(table)
+    return ServedModel(name, table.role, scheduler, None, budget, price, remote_context=table.context or None)
 
 
 def budget_of(table: NamedModel) -> RateBudget:
