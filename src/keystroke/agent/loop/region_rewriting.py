@@ -171,6 +171,8 @@ class RewriteStrategy(AgentStrategy):
             interrupt=task.control.interrupt,
             steering=task.control.steering,
         )
+        if check and options.check:
+            task.runner.prepare_check(options.check)
         result = self.model.sample(request)
         task.add_receipt(result.receipt, result.race.model_seconds)
         for line in result.steering_lines:

@@ -61,6 +61,7 @@ class AgentTask:
         self._created = time.time()
         self._started = time.perf_counter()
         self._deep: ChatModel | None = None
+        self._runner: Runner | None = None
         self._mcp = (
             McpTools(permissions.servers, permissions.approvals.approve_command, self._control.interrupt)
             if permissions.servers
@@ -91,6 +92,8 @@ class AgentTask:
             finally:
                 if self._mcp is not None:
                     self._mcp.close()
+                if self._runner is not None:
+                    self._runner.close()
                 copies.close()
                 if self._deep is not None:
                     self._deep.close()
@@ -203,7 +206,7 @@ class AgentTask:
             self._created = previous.created or self._created
             self.overlay = Overlay.restore(workspace, previous.overlay)
             instruction = _continued(instruction, previous)
-        runner = Runner(
+        runner = self._runner = Runner(
             permissions.sandbox,
             self.overlay,
             copies,

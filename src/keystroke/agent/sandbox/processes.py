@@ -87,11 +87,13 @@ def end_tree(root: int) -> None:
         _send(pid, signal.SIGKILL)
 
 
-def end_namespace(root: int) -> None:
-    """Kill the first process of the namespace that `root` started: the kernel ends all others with it."""
-    for process in _all():
-        if process.parent == root:
-            _send(process.pid, signal.SIGKILL)
+def end_namespace(root: int) -> bool:
+    """Kill the first process of the namespace that `root` started: the kernel ends all others with it. False
+    where `root` has not started it yet."""
+    first = [process.pid for process in _all() if process.parent == root]
+    for pid in first:
+        _send(pid, signal.SIGKILL)
+    return bool(first)
 
 
 def _send(pid: int, number: signal.Signals) -> None:

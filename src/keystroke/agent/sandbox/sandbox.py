@@ -7,7 +7,7 @@ import json
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -63,9 +63,12 @@ class Sandbox:
         *,
         env: Mapping[str, str] | None = None,
         on_output: OnOutput | None = None,
+        stdin: int | None = None,
+        idle: Callable[[], bool] | None = None,
     ) -> CompletedCommand:
         """Run a command until it ends or exceeds a limit; no process it starts outlives the call. `env` is
-        added to the filtered environment. NotFound or InputError where it cannot start."""
+        added to the filtered environment; `stdin` is its standard input (None: empty), for which it waits as
+        long as `idle` returns True. NotFound or InputError where it cannot start."""
         limits = limits or CommandLimits()
         if not argv:
             raise UsageError("there is no command to run; name one")
@@ -87,6 +90,8 @@ class Sandbox:
                 unused=own,
                 namespace=self.kind.can_mount,
                 descriptors=(channel.descriptor,),
+                stdin=stdin,
+                idle=idle,
             )
         # The sandbox's own process reports a signal as a shell does.
         return replace(ended, code=128 - ended.code) if own and 128 < ended.code < 160 else ended

@@ -22,6 +22,7 @@ from keystroke.errors import InputError, NotFound
 
 _MEASURE_SECONDS = 0.05  # between two measurements of the command
 _POLL_SECONDS = 0.02  # between two looks at the machine's task count
+_IDLE_SECONDS = 0.25  # between two looks at a command that waits for its input
 _DRAIN_SECONDS = 2.0  # to wait for the last output of an ended tree
 
 OnOutput = Callable[[str], None]
@@ -39,26 +40,33 @@ def supervise(
     unused: int = 0,
     namespace: bool = False,
     descriptors: Sequence[int] = (),
+    stdin: int | None = None,
+    idle: Callable[[], bool] | None = None,
 ) -> CompletedCommand:
     """Run `argv` until it ends or exceeds a limit. `disk` is a folder whose file system must keep free
     space; `unused` processes of the tree belong to the sandbox; with `namespace` its only child is the
-    first process of a namespace; it inherits `descriptors`. NotFound or InputError where it cannot be
-    started."""
+    first process of a namespace; it inherits `descriptors`. `stdin` is its standard input; while `idle`
+    returns True it waits there and is not measured. NotFound or InputError where it cannot be started."""
     with process_limit(limits.processes + unused) as group:
-        child = _start([*group.prefix, *argv], argv[0], cwd, env, descriptors)
-        watch = _Watch(child, group, limits, interrupt, on_output, disk or cwd, unused)
+        child = _start([*group.prefix, *argv], argv[0], cwd, env, descriptors, stdin)
+        watch = _Watch(child, group, limits, interrupt, on_output, disk or cwd, unused, idle)
         return _supervise(child, watch, namespace)
 
 
 def _start(
-    argv: Sequence[str], name: str, cwd: Path, env: Mapping[str, str], descriptors: Sequence[int]
+    argv: Sequence[str],
+    name: str,
+    cwd: Path,
+    env: Mapping[str, str],
+    descriptors: Sequence[int],
+    stdin: int | None,
 ) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             argv,
             cwd=cwd,
             env=dict(env),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -75,8 +83,7 @@ def _supervise(child: subprocess.Popen[bytes], watch: _Watch, namespace: bool) -
     try:
         ending = watch.until_end(started)
     finally:
-        if child.poll() is None and namespace:
-            end_namespace(child.pid)
+        if child.poll() is None and namespace and end_namespace(child.pid):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_DRAIN_SECONDS)
         if child.poll() is None:
@@ -98,8 +105,10 @@ class _Watch:
         on_output: OnOutput | None,
         disk: Path,
         unused: int,
+        idle: Callable[[], bool] | None,
     ) -> None:
         self.output = OutputBuffer()
+        self._idle = idle or (lambda: False)
         self._child, self._group = child, group
         self._limits, self._interrupt = limits, interrupt
         self._on_output, self._disk, self._unused = on_output, disk, unused
@@ -133,7 +142,7 @@ class _Watch:
                 return ExitReason.INTERRUPTED
             if now >= end:
                 return ExitReason.TIMEOUT
-            wait = min(_POLL_SECONDS, end - now)
+            wait = min(_IDLE_SECONDS if self._idle() else _POLL_SECONDS, end - now)
             ready, _, _ = select.select([self._waker, *([self._pipe] if open_pipe else [])], [], [], wait)
             if self._pipe in ready:
                 open_pipe = self._read()
@@ -160,6 +169,8 @@ class _Watch:
 
     def _exceeded(self, now: float) -> ExitReason | None:
         """The limit that the process tree exceeds, if any."""
+        if self._idle():
+            return None
         # A growing tree shows in the machine's task count, which is cheap to read.
         if now < self._next_measurement and _tasks() - self._tasks <= self._limits.processes:
             return None

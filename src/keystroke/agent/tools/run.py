@@ -18,6 +18,7 @@ import msgspec
 
 from keystroke.agent.sandbox import CommandLimits, CompletedCommand, ExitReason, Sandbox
 from keystroke.agent.tools.call import AgentTool, ToolResult
+from keystroke.agent.tools.warm_tests import PytestCommand, WarmTests
 from keystroke.agent.workspace import Overlay, Replica, WorkspaceReplicas
 from keystroke.engine.base import Interrupt
 from keystroke.errors import Forbidden, InputError, Interrupted
@@ -78,6 +79,7 @@ class Runner:
         self._interrupt, self.on_output = interrupt, on_output
         self.changed_by_command: set[str] = set()
         self._busy = BusyClock()
+        self._warm = WarmTests(sandbox, self.limits)
 
     @property
     def command_seconds(self) -> float:
@@ -92,9 +94,21 @@ class Runner:
         does not approve; Interrupted."""
         if not self.sandbox.confines and not self._approve(CommandRequest(line, False, self._network)):
             raise Forbidden(f"{line!r:.80} was not run: no sandbox holds here and it was not approved")
+        quiet = interrupt is not None
+        tests = PytestCommand.parse(line, self.overlay.workspace.root) if self.sandbox.confines else None
         with self._copies.borrow() as replica:
-            quiet = interrupt is not None
-            return self._run(replica, ["/bin/sh", "-c", line], overlay or self.overlay, interrupt, quiet)
+            return self._run(
+                replica, ["/bin/sh", "-c", line], overlay or self.overlay, interrupt, quiet, tests
+            )
+
+    def prepare_check(self, line: str) -> None:
+        """Load the test runner of a check that will be run soon, if that is possible."""
+        tests = PytestCommand.parse(line, self.overlay.workspace.root) if self.sandbox.confines else None
+        if tests is None:
+            return
+        with self._copies.borrow() as replica:
+            replica.sync(self.overlay)
+            self._warm.prepare(tests, replica.sandbox_policy(network=self._network))
 
     def run(self, line: str) -> CompletedCommand:
         """Run a command of the model and take over its changes. Forbidden where it is not approved;
@@ -119,20 +133,24 @@ class Runner:
         overlay: Overlay,
         interrupt: Interrupt | None = None,
         quiet: bool = False,
+        tests: PytestCommand | None = None,
     ) -> CompletedCommand:
         replica.sync(overlay)
         place = replica.sandbox_policy(network=self._network)
+        interrupt, on_output = interrupt or self._interrupt, None if quiet else self.on_output
         with self._busy:
-            ended = self.sandbox.run(
-                words,
-                place,
-                self.limits,
-                interrupt or self._interrupt,
-                on_output=None if quiet else self.on_output,
-            )
+            ended = self._warm.run(tests, place, interrupt, on_output) if tests is not None else None
+            if ended is None:
+                ended = self.sandbox.run(words, place, self.limits, interrupt, on_output=on_output)
+        if tests is not None and ended.exit_reason is ExitReason.EXITED and not ended.ok:
+            self._warm.prepare(tests, place)  # it is run again after the next change
         if ended.exit_reason is ExitReason.INTERRUPTED:
             raise Interrupted("stopped on request; the command and all it started were ended")
         return ended
+
+    def close(self) -> None:
+        """End the test runners that wait. Idempotent."""
+        self._warm.close()
 
     def _adopt_changes(self, replica: Replica) -> None:
         changed = replica.changes()
