@@ -9,11 +9,13 @@ import pytest
 from test_task import BROKEN, CHECK, FIXED, Desk, call, in_turn, scripted
 
 from keystroke.agent.attempts import attempt_samplings
+from keystroke.agent.chat.model import AnswerOptions
 from keystroke.agent.loop import EndStatus
 from keystroke.agent.loop.events import NoteEvent, StepEvent
 from keystroke.agent.loop.focused_check import focused_command
 from keystroke.agent.loop.tool_probe import forget_probes
 from keystroke.agent.sandbox import CompletedCommand
+from keystroke.agent.tools import ReadTool, SearchTool, Toolbox, ToolInvocation
 from keystroke.assist.edit import plan_edit
 from keystroke.engine.base import GREEDY, Interrupt
 from keystroke.errors import Forbidden
@@ -240,3 +242,41 @@ def test_the_tests_that_fail_are_run_first_where_all_of_them_are_slow() -> None:
     assert focused_command("python -m pytest -q", dataclasses.replace(slow, seconds=1.0)) is None
     assert focused_command("make test && pytest", slow) is None
     assert focused_command("pytest", None) is None
+
+
+# ── reading ahead ──
+
+
+def test_a_call_is_known_as_soon_as_its_arguments_are_complete(desk: Desk) -> None:
+    answer = f"{call('read', path='calc.py')}\n{call('search', query='add')}"
+    model = scripted(lambda prompt: answer, small=False)
+    box = Toolbox([ReadTool(desk.project.overlay()), SearchTool(desk.project.overlay())])
+    written: list[str] = []
+    known: list[tuple[ToolInvocation, str]] = []
+    reply = model.reply(
+        [{"role": "user", "content": "go"}],
+        AnswerOptions(tools=box.specifications()),
+        on_text=written.append,
+        on_call=lambda made: known.append((made, "".join(written))),
+    )
+    assert tuple(made for made, _ in known) == reply.calls
+    assert [made.name for made in reply.calls] == ["read", "search"]
+    assert "search" not in known[0][1]
+
+
+def test_what_is_read_behind_a_change_of_the_same_answer_has_the_change(desk: Desk) -> None:
+    change = call("edit", path="calc.py", old="    return a - b\n", new="    return a + b\n")
+    first = "\n".join([call("read", path="calc.py"), change, call("read", path="calc.py")])
+    prompts: list[str] = []
+    answers = in_turn(first, "Done.")
+
+    def script(prompt: str) -> str:
+        prompts.append(prompt)
+        return answers(prompt)
+
+    ended = desk.task(scripted(script, small=False)).run("make add add")
+    assert ended.status is EndStatus.DONE
+    assert prompts[1].count("calc.py, lines 1 to 2 of 2:") == 2
+    before, after = prompts[1].split("calc.py, lines 1 to 2 of 2:")[1:]
+    assert "return a - b" in before.partition("<end>")[0]
+    assert "return a + b" in after.partition("<end>")[0]

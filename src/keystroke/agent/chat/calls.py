@@ -15,16 +15,20 @@ from typing import Any
 from keystroke.agent.tools import ToolInvocation
 from keystroke.engine.grammar.constraint import Constraint, lark
 
-# An answer is a call, or text that cannot be mistaken for one, or text followed by a call.
+# An answer is a call or a few, or text that cannot be mistaken for one, or text followed by calls.
 _GRAMMAR = r"""
-start: body | call | talk call?
+start: body | calls | talk calls?
+calls: call ("\n" call){{0,3}}
 talk: /[^<{{`\s][^<`]{{0,1500}}/
 call: "<tool_call>\n" body "\n</tool_call>"
 body: %json {schema}
 """
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MARKED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+_BEGUN = re.compile(r'(?:<tool_call>|\A)\s*\{\s*"name":\s*"([^"\\]+)",\s*"arguments":\s*(?=\{)')
 _FENCED = re.compile(r"\A\s*(?:```(?:json)?\s*\n)?(\{.*\})\s*(?:```)?\s*\Z", re.DOTALL)
+
+_DECODER = json.JSONDecoder(strict=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,18 @@ def parse_calls(text: str) -> ParsedCalls:
             return ParsedCalls(text, problem=call)
         calls.append(call)
     return ParsedCalls(rest, tuple(calls))
+
+
+def fixed_calls(text: str) -> tuple[ToolInvocation, ...]:
+    """The calls of an unfinished answer whose arguments are complete, as `parse_calls` will return them."""
+    calls = []
+    for begun in _BEGUN.finditer(text):
+        try:
+            arguments, _ = _DECODER.raw_decode(text, begun.end())
+        except (ValueError, RecursionError):
+            break
+        calls.append(ToolInvocation(begun[1], json.dumps(arguments)))
+    return tuple(calls)
 
 
 def _parse_call(body: str) -> ToolInvocation | str:

@@ -7,11 +7,13 @@ the next token, and the text written before it stays in the conversation.
 
 from __future__ import annotations
 
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Self
 
 from keystroke.agent.chat.receipt import Price, StepReceipt
@@ -141,6 +143,17 @@ class ModelAnswer(ABC):
         return tuple(ToolInvocation(name, arguments or "{}") for _, name, arguments in self._calls.values())
 
     @property
+    def fixed_calls(self) -> tuple[ToolInvocation, ...]:
+        """Those of `calls` whose arguments are complete while the answer is still being written."""
+        from keystroke.agent.chat.calls import fixed_calls
+        from keystroke.agent.tools import ToolInvocation
+
+        if not self._calls:
+            return fixed_calls(self.text)
+        fixed = takewhile(lambda call: _is_json(call[2]), self._calls.values())
+        return tuple(ToolInvocation(name, arguments) for _, name, arguments in fixed)
+
+    @property
     def seconds(self) -> float:
         return self._ended - self._started
 
@@ -243,12 +256,20 @@ class ChatModel(ABC):
         *,
         steering: Steering | None = None,
         on_text: Callable[[str], None] | None = None,
+        on_call: Callable[[ToolInvocation], None] | None = None,
     ) -> Reply:
-        """A complete answer. Raises Interrupted and what `answer` raises."""
+        """A complete answer. `on_call` gets each tool call as soon as its arguments are complete. Raises
+        Interrupted and what `answer` raises."""
+        called: set[ToolInvocation] = set()
         with self.answer(messages, options) as stream:
             for piece in stream.pieces:
                 if piece and on_text is not None:
                     on_text(piece)
+                if on_call is not None and (not piece or "}" in piece):
+                    for call in stream.fixed_calls:
+                        if call not in called:
+                            called.add(call)
+                            on_call(call)
                 if (
                     steering is not None
                     and stream.finish is None
@@ -329,6 +350,15 @@ class ChatModel(ABC):
         self.close()
 
 
+class NoModel(ChatModel):
+    """Stands in for a model in a task that needs none; asking it raises UnsupportedModel."""
+
+    name, is_small = "no model", True
+
+    def answer(self, messages: Sequence[Message], options: AnswerOptions | None = None) -> ModelAnswer:
+        raise UnsupportedModel("this task was begun without a model; name one with --model")
+
+
 class CompletionModel(ChatModel):
     """A chat model that also continues text and completes code at a cursor."""
 
@@ -363,6 +393,14 @@ class CompletionModel(ChatModel):
                 f"{self.name} was trained on {known}, not on {language}; use --model NAME, for example one "
                 "that `keystroke models add coder` installs"
             )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def no_chat_template(name: str) -> str:

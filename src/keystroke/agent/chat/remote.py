@@ -104,6 +104,7 @@ class _RemoteStream(RequestStream):
                     yield item.text
                 elif isinstance(item, ToolCallDelta):
                     self._add_call_delta(item)
+                    yield ""
                 elif isinstance(item, Usage):
                     self.prompt_tokens += item.prompt_tokens
                     self.reused_tokens += item.cached_tokens

@@ -9,10 +9,12 @@ neither the tools nor what they may do.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 
 from keystroke.agent.chat.calls import parse_calls
 from keystroke.agent.chat.model import Reply
 from keystroke.agent.loop import prompts
+from keystroke.agent.loop.early_reads import EarlyReads
 from keystroke.agent.loop.edit_checker import failure_message
 from keystroke.agent.loop.state import AgentStrategy, TaskState
 from keystroke.agent.tools import AgentTool, EditTool, ReadTool, RunTool, SearchTool, Toolbox, ToolInvocation
@@ -26,11 +28,15 @@ _MAX_MALFORMED = 3  # answers in a row that look like calls and are none
 
 class ToolCallingStrategy(AgentStrategy):
     def run(self, task: TaskState) -> bool:
-        check = task.options.check
         tools: list[AgentTool] = [ReadTool(task.overlay), SearchTool(task.overlay), EditTool(task.overlay)]
         if task.options.may_run:
             tools.append(RunTool(task.runner))
         box = Toolbox([*tools, *task.tools])
+        with closing(EarlyReads(box)) as reads:
+            return self._run(task, box, reads)
+
+    def _run(self, task: TaskState, box: Toolbox, reads: EarlyReads) -> bool:
+        check = task.options.check
         if not task.messages:
             task.messages += prompts.opening_messages(
                 task.instruction, task.overlay.files(), task.rules, runs=task.options.may_run
@@ -40,12 +46,12 @@ class ToolCallingStrategy(AgentStrategy):
         else:
             task.messages.append({"role": "user", "content": task.instruction})
         for number in range(max(1, task.options.tries)):
-            if not self._call_until_done(task, box):
+            if not self._call_until_done(task, box, reads):
                 return False
             if number == 0 and (damage := task.find_damage(complete=True)):
                 task.note(f"the change is not right yet: {damage[0]:.200}", failed=True)
                 task.messages.append(prompts.damaged(damage))
-                if not self._call_until_done(task, box):
+                if not self._call_until_done(task, box, reads):
                     return False
             if not check:
                 return True
@@ -59,13 +65,14 @@ class ToolCallingStrategy(AgentStrategy):
                 task.save()
         return False
 
-    def _call_until_done(self, task: TaskState, box: Toolbox) -> bool:
+    def _call_until_done(self, task: TaskState, box: Toolbox, reads: EarlyReads) -> bool:
         """Ask for answers until one makes no call. False where the model makes no progress."""
         seen: Counter[tuple[str, str, str]] = Counter()
         malformed = 0
         for _ in range(task.options.max_steps):
             task.control.interrupt.check()
-            reply = self._reply(task, box)
+            reads.next_answer()
+            reply = self._reply(task, box, reads)
             task.add_receipt(reply.receipt)
             if reply.finish is Finish.LENGTH and not reply.calls and self._shorten(task, _KEPT_RESULTS[1]):
                 continue  # the answer was cut because the conversation left no room for it
@@ -87,13 +94,14 @@ class ToolCallingStrategy(AgentStrategy):
                 return True
             ids = [call["id"] for call in reply.messages[-1].get("tool_calls", ())]
             for at, call in enumerate(reply.calls):
-                if not self._invoke(task, box, call, ids[at] if at < len(ids) else f"call_{at}", seen):
+                call_id = ids[at] if at < len(ids) else f"call_{at}"
+                if not self._invoke(task, box, reads, call, call_id, seen):
                     return False
             task.save()
         task.note(f"it did not finish within {task.options.max_steps} steps", failed=True)
         return False
 
-    def _reply(self, task: TaskState, box: Toolbox) -> Reply:
+    def _reply(self, task: TaskState, box: Toolbox, reads: EarlyReads) -> Reply:
         """The next answer; where the conversation is too long, what tools returned earlier is shortened."""
         for keep in _KEPT_RESULTS:
             try:
@@ -102,6 +110,7 @@ class ToolCallingStrategy(AgentStrategy):
                     task.answer_options(tools=box.specifications()),
                     steering=task.control.steering,
                     on_text=task.add_text,
+                    on_call=reads.start,
                 )
             except ContextOverflow:
                 if not self._shorten(task, keep) and keep == _KEPT_RESULTS[-1]:
@@ -122,6 +131,7 @@ class ToolCallingStrategy(AgentStrategy):
         self,
         task: TaskState,
         box: Toolbox,
+        reads: EarlyReads,
         call: ToolInvocation,
         call_id: str,
         seen: Counter[tuple[str, str, str]],
@@ -129,7 +139,7 @@ class ToolCallingStrategy(AgentStrategy):
         """Make one call. False where it was repeated too often."""
         task.begin_step(box.describe(call))
         before = dict(task.overlay.texts)
-        result = box.invoke(call)
+        result = reads.result(call)
         task.messages.append(prompts.tool_result(call, result, call_id))
         if result.failed:
             task.note(result.text.splitlines()[0][:200] if result.text else "it failed", failed=True)

@@ -38,6 +38,7 @@ class AgentTool(ABC):
     name: ClassVar[str]
     description: ClassVar[str]
     arguments: ClassVar[type[msgspec.Struct]]
+    reads_only: ClassVar[bool] = False  # changes nothing and needs no approval, so it may start early
 
     @abstractmethod
     def describe(self, arguments: Any) -> str:
@@ -69,6 +70,10 @@ class Toolbox:
 
     def specifications(self) -> list[dict[str, Any]]:
         return [tool.specification() for tool in self._tools.values()]
+
+    def reads_only(self, call: ToolInvocation) -> bool:
+        tool = self._tools.get(call.name)
+        return tool is not None and tool.reads_only
 
     def describe(self, call: ToolInvocation) -> str:
         """One line: what a call will do, or what is wrong with it."""

@@ -26,6 +26,7 @@ class ReadTool(AgentTool):
     name = "read"
     description = "Read a file of the workspace."
     arguments = ReadArguments
+    reads_only = True
 
     def __init__(self, overlay: Overlay) -> None:
         self._overlay = overlay

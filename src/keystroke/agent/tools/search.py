@@ -33,6 +33,7 @@ class SearchTool(AgentTool):
     name = "search"
     description = "Find lines in the workspace's files."
     arguments = SearchArguments
+    reads_only = True
 
     def __init__(self, overlay: Overlay) -> None:
         self._overlay = overlay
