@@ -255,6 +255,35 @@ def test_a_rename_follows_export_lists_and_quoted_annotations_and_no_other_strin
     assert after["pack/else.py"] == files["pack/else.py"]
 
 
+def test_a_rename_follows_dotted_paths_in_strings(tmp_path: Path) -> None:
+    files = {
+        "src/shop/__init__.py": "from shop.pricing import total\n",
+        "src/shop/pricing.py": "def total(items):\n    return sum(items)\n",
+        "src/shop/report.py": "from shop.pricing import total\n\n\ndef line(x):\n    return total(x)\n",
+        "tests/__init__.py": "",
+        "tests/test_report.py": (
+            "from unittest import mock\n\nfrom shop.pricing import total\n\n\n"
+            'PATHS = ["shop.pricing.total", "shop.report.total", "shop.pricing:total", "shop.total"]\n'
+            'OTHER = ["shop.other.total", "total", "pricing.total", "the shop.pricing.total", "a.total"]\n\n\n'
+            "def test_line(monkeypatch):\n"
+            '    with mock.patch("shop.report.total", lambda x: 7), mock.patch("shop.total"):\n'
+            '        monkeypatch.setattr("shop.pricing.total.__doc__", "")\n'
+        ),
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    done = Refactoring(tmp_path).rename("src/shop/pricing.py", 4, "grand_total")
+    changed = apply_edits(files["tests/test_report.py"], done.edits["tests/test_report.py"])
+    assert (
+        'PATHS = ["shop.pricing.grand_total", "shop.report.grand_total", "shop.pricing:grand_total", "shop.total"]'
+        in changed
+    )
+    assert files["tests/test_report.py"].split("\n")[6] in changed  # those of OTHER stay
+    assert 'mock.patch("shop.report.grand_total", lambda x: 7), mock.patch("shop.grand_total")' in changed
+    assert 'setattr("shop.pricing.grand_total.__doc__"' in changed
+
+
 def test_a_real_package_renamed_there_and_back_is_the_same_and_runs_in_between(tmp_path: Path) -> None:
     import shutil
 

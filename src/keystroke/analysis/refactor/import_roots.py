@@ -67,11 +67,12 @@ def left_behind(
 ) -> list[str]:
     """Files that still import `old` from the module `home`, or from one of the modules `exports` that passed
     it on."""
-    modules = {_dotted(path) for path in (home, *exports)}
+    modules = {dotted_module(path) for path in (home, *exports)}
     return [path for path in paths if _imports(text_of(path), path, old, modules)]
 
 
-def _dotted(path: str) -> str:
+def dotted_module(path: str) -> str:
+    """The module of a file, from the project's folder."""
     pure = PurePosixPath(path)
     parts = pure.parent.parts if pure.name == "__init__.py" else pure.with_suffix("").parts
     return ".".join(parts)

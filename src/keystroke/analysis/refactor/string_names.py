@@ -1,21 +1,26 @@
-"""Renames names inside strings: entries of `__all__` and forward references.
+"""Renames names inside strings: entries of `__all__`, forward references and dotted paths.
 
 A string is renamed only if its meaning is certain: an entry of `__all__` in a module that defines or
-re-exports the name, and a quoted annotation that would otherwise be undefined.
+re-exports the name, a quoted annotation that would otherwise be undefined, and a path that names the module
+and then the name (`"package.module.name"`, as tests replace it).
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from pathlib import PurePosixPath
 
 from keystroke.analysis.check.check import check, parse_source
 from keystroke.analysis.check.diagnostic import Diagnostic
 from keystroke.analysis.check.scope import PythonSource, bound_names, find_words
+from keystroke.analysis.refactor.import_roots import dotted_module
 from keystroke.text import Edit, apply_edits
 
 _ROUNDS = 3
+_PATH = re.compile(r"[A-Za-z_]\w*(?:[.:][A-Za-z_]\w*)+")
+_REPLACING = ("patch", "setattr", "delattr")  # calls whose first argument is the path of what is replaced
 
 
 def rename_in_strings(
@@ -44,6 +49,11 @@ def rename_in_strings(
         text = texts.get(path, plain[path])
         if (exported := _exported(text, old, new)) != text:
             texts[path] = exported
+    modules = {dotted_module(path) for path in homes}
+    for path in plain:
+        text = texts.get(path, plain[path])
+        if (named := _by_path(text, old, new, modules)) != text:
+            texts[path] = named
 
 
 def _forward(text: str, plain: str, old: str, new: str) -> str:
@@ -113,6 +123,36 @@ def _exported(text: str, old: str, new: str) -> str:
                 Edit(start + at, start + at + len(old), new) for at in find_words(text[start:end], old)
             ][:1]
     return apply_edits(text, edits)
+
+
+def _by_path(text: str, old: str, new: str, modules: set[str]) -> str:
+    """Rename strings that are the dotted path of the name. The path of a module without a package is too
+    short to be certain, except where something is replaced by it."""
+    source = parse_source(text) if old in text else None
+    if source is None:
+        return text
+    replaced = {
+        argument
+        for call in source.nodes(ast.Call)
+        if isinstance(call.func, (ast.Attribute, ast.Name))
+        and (call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id) in _REPLACING
+        for argument in call.args[:1]
+    }
+    edits = []
+    for node in source.nodes(ast.Constant):
+        if not isinstance(node.value, str) or not _PATH.fullmatch(node.value):
+            continue
+        parts = re.split("[.:]", node.value)
+        for at, part in enumerate(parts):
+            module = ".".join(parts[:at])
+            if part != old or at < (1 if node in replaced else 2):
+                continue
+            if any(f".{known}".endswith(f".{module}") for known in modules):
+                start, end = source.span(node)
+                place = source.text.find(node.value, start, end) + len(module) + 1
+                if source.text[place : place + len(old)] == old:  # not so in a string with escapes
+                    edits.append(Edit(place, place + len(old), new))
+    return apply_edits(text, sorted(edits, key=lambda edit: edit.start))
 
 
 def _export_entries(source: PythonSource) -> Iterator[ast.Constant]:

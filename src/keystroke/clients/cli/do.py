@@ -114,6 +114,7 @@ def do(
         dry_run=dry_run,
         review=review,
     )
+    from keystroke.agent.chat.model import NoModel
     from keystroke.agent.loop import (
         AgentTask,
         Approvals,
@@ -134,12 +135,13 @@ def do(
     from keystroke.clients.cli.shared_gateway import shared_gateway
     from keystroke.clients.cli.writers import slow_model_note
 
-    worker, other = _models(run, model, deep)
+    needs_model = bool(previous or check or types) or not _is_rename(workspace, task, chosen.files)
+    worker, other = _models(run, model, deep) if needs_model else ("", None)
     faster = ("name the files with --file", "take fewer --attempts")
-    if not run.json and (slow := slow_model_note(worker, run, faster)) is not None:
+    if needs_model and not run.json and (slow := slow_model_note(worker, run, faster)) is not None:
         run.console.note(slow)
     view = TerminalTaskView(run)
-    served_name = gateway_model(worker, run)
+    served_name = gateway_model(worker, run) if needs_model else None
     with interruptible() as interrupt:
         if served_name is not None:
             named: dict[str, Any] = {"model": served_name, "deep": other, "files": list(chosen.files)}
@@ -152,7 +154,7 @@ def do(
             identity = TaskIdentity(id=previous.id) if previous is not None else TaskIdentity()
             if previous is None:  # recorded before the model is loaded, so that a stop loses nothing
                 store.save(waiting_record(identity, task, worker, chosen, workspace.root))
-            opened = open_task_model(worker, run)
+            opened = open_task_model(worker, run) if needs_model else NoModel()
             try:
                 agent = AgentTask(
                     files=TaskFiles(
@@ -229,6 +231,19 @@ def _workspace_name(workspace: Workspace, path: str) -> str:
     name = workspace.name(path) if (Path.cwd() / path).exists() else path
     workspace.locate(name)
     return name
+
+
+def _is_rename(workspace: Workspace, task: str, files: tuple[str, ...]) -> bool:
+    """Whether the task is a rename, for which no model is loaded. InputError where several definitions have
+    the name."""
+    from keystroke.assist.edit.renaming import parse_renaming
+
+    if parse_renaming(task) is None:
+        return False
+    from keystroke.agent.loop.renaming import rename_in_project
+    from keystroke.agent.workspace import Overlay
+
+    return bool(rename_in_project(Overlay(workspace), task, files))
 
 
 def _models(run: Invocation, model: str | None, deep: str | None) -> tuple[str, str | None]:
