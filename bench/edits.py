@@ -10,16 +10,19 @@ reference changes, and no unrequested comment or example was added. Ceiling: 1.0
 themselves reach it.
 
 `single` is `auto` with one answer only, without candidates: what agreement is worth is the difference.
+`codex` and `opencode` are those programs, unchanged, over a gateway with the same model, given the same
+instruction and the file's name; what they leave in the folder is judged.
 `harder` cases (bench/data/edits/harder) are over whole files and change several places. `damaged`: files that
 no longer parse, hold markup or lost half of their lines without being asked; it must be 0. `overhead_s`: the
 median time in which the model does not compute.
 
     python -m bench.edits --model PATH [--engine cuda] [--way auto ...] [--half all|seen|held]
-                          [--set all|first|harder] [--sample N] [--seed N]
+                          [--set all|first|harder] [--sample N] [--seed N] [--minutes N]
                           [--case TEXT ...] [--record ANSWERS] [--save RESULTS] [--rescore RESULTS]
 
-`--record` keeps every answer by its prompt, so that a second run asks only what is new. `--rescore` decides
-the results that a run on another machine saved.
+A slow machine is given `--sample` and `--minutes`: no case is begun after that time, and each is done in all
+ways before the next. `--record` keeps every answer by its prompt, so that a second run asks only what is new.
+`--rescore` decides the results that a run on another machine saved.
 """
 
 from __future__ import annotations
@@ -27,15 +30,21 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import random
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from bench.client_rows.programs import PROGRAMS, Program
 from bench.edit_cases import InstructionCase, is_damaged, is_right, minimal, read_cases
 from bench.record import record
 from keystroke.analysis.outline import outline, walk_units
@@ -53,13 +62,17 @@ from keystroke.assist.edit import (
 )
 from keystroke.assist.edit.steps import propose_edit
 from keystroke.assist.edit.writer import Messages
-from keystroke.config import load_settings
+from keystroke.config import Settings, load_settings
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.load import load_model
 from keystroke.text.compare import compare
 
 MOST_TOKENS = 4096
-WAYS = ("auto", "single", "lines", "whole", "blocks")
+CLIENTS = ("codex", "opencode")
+WAYS = ("auto", "single", "lines", "whole", "blocks", *CLIENTS)
+CLIENT_SECONDS = 900.0  # for one instruction
+
+Propose = Callable[[InstructionCase], EditProposal | None]
 
 
 class Recorder:
@@ -190,14 +203,56 @@ def _blocks(task: EditTask, writer: Writer) -> EditProposal:
     return EditProposal(task.files, answers[-1], answers=tuple(answers))
 
 
-def ran(cases: Sequence[InstructionCase], ways: Sequence[str], writer: Recorder) -> Iterator[dict[str, Any]]:
-    """Every case in every way: what came out and what it cost."""
-    for way in ways:
-        for number, case in enumerate(cases, 1):
+@contextmanager
+def clients(model: Path, ways: Sequence[str], settings: Settings) -> Iterator[dict[str, Propose]]:
+    """How each client among `ways` does a case."""
+    wanted = [way for way in ways if way in CLIENTS]
+    if not wanted:
+        yield {}
+        return
+    from bench.clients import serving  # here: it needs the server's packages
+
+    server = replace(settings.server, port=0, host="127.0.0.1")
+    with serving(model, replace(settings, server=server)) as url:
+        yield {way: partial(_by_client, PROGRAMS[way](None), url) for way in wanted}
+
+
+def _by_client(program: Program, url: str, case: InstructionCase) -> EditProposal:
+    with tempfile.TemporaryDirectory(prefix="edit-client-") as name:
+        folder = Path(name)
+        for path, text in case.files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, "utf-8")
+        prompt = f"In {', '.join(case.files)}: {case.instruction}"
+        said = program.do(url, folder, prompt, CLIENT_SECONDS).said
+        left = {
+            path: (folder / path).read_text("utf-8", "replace") if (folder / path).is_file() else ""
+            for path in case.files
+        }
+    if left == dict(case.files):
+        failure = EditFailure(EditFailureReason.UNCHANGED, "", "the client left the files as they were")
+        return EditProposal(case.files, said[-2000:], failures=(failure,))
+    return EditProposal(case.files, said[-2000:], left)
+
+
+def ran(
+    cases: Sequence[InstructionCase],
+    ways: Sequence[str],
+    writer: Recorder,
+    seconds: float = math.inf,
+    by_client: Mapping[str, Propose] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Every case in every way, as many cases as are begun within `seconds`: what came out and its cost."""
+    started = time.monotonic()
+    for number, case in enumerate(cases, 1):
+        if time.monotonic() - started > seconds:
+            return
+        for way in ways:
             before = writer.seconds, writer.tokens, writer.asked
+            by_program = (by_client or {}).get(way)
             began = time.perf_counter()
             try:
-                proposal = propose(case, way, writer)
+                proposal = propose(case, way, writer) if by_program is None else by_program(case)
             except LookupError as error:  # without a model only recorded answers are read
                 proposal = EditProposal(
                     case.files, "", failures=(EditFailure(EditFailureReason.NO_HUNKS, "", str(error)),)
@@ -213,7 +268,9 @@ def ran(cases: Sequence[InstructionCase], ways: Sequence[str], writer: Recorder)
                 "failures": [f"{f.reason}: {f.message}" for f in proposal.failures],
                 "answers": list(proposal.answers),
                 "seconds": round(seconds, 3),
-                "overhead_s": round(max(0.0, seconds - (writer.seconds - before[0])), 3),
+                "overhead_s": 0.0  # a client's is not known
+                if by_program is not None
+                else round(max(0.0, seconds - (writer.seconds - before[0])), 3),
                 "agreement": proposal.agreement,
                 "tokens": writer.tokens - before[1],
                 "asked": writer.asked - before[2],
@@ -267,6 +324,7 @@ def main() -> int:
     parser.add_argument("--set", default="all", choices=("all", "first", "harder"))
     parser.add_argument("--sample", type=int, default=0, help="so many cases, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no case is begun after that time")
     parser.add_argument("--case", action="append", default=[], help="only cases whose name holds this")
     parser.add_argument("--record", type=Path)
     parser.add_argument("--save", type=Path)
@@ -303,18 +361,32 @@ def measured(
     flags = {"engine.kind": given.engine, "engine.context": 16384}
     if given.precision != "auto":
         flags["model.precision"] = given.precision
+    settings = load_settings(flags)
     model = None
     if given.model != "none":
         path = Path(given.model)
-        model = load_model(path if path.exists() else given.model, load_settings(flags))
+        model = load_model(path if path.exists() else given.model, settings)
     writer = ModelWriter(model, GenerationParams(max_tokens=MOST_TOKENS)) if model is not None else None
     try:
         if writer is not None:  # the first answer pays for what every later one finds ready
             "".join(writer.write([{"role": "user", "content": "Say yes."}], None))
-        return list(ran(cases, ways, Recorder(writer, given.record)))
+        with clients(Path(given.model), ways, settings) as by_client:
+            rows = ran(cases, ways, Recorder(writer, given.record), 60 * given.minutes, by_client)
+            return list(_saved(rows, given.save))
     finally:
         if model is not None:
             model.engine.close()
+
+
+def _saved(rows: Iterator[dict[str, Any]], path: Path | None) -> Iterator[dict[str, Any]]:
+    """The rows, written as they come: a run that is stopped can be decided by --rescore."""
+    if path is not None:
+        path.write_text("")
+    for row in rows:
+        if path is not None:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        yield row
 
 
 def report_results(
@@ -351,9 +423,9 @@ def report_results(
     first: dict[str, Any] = table.get("auto") or next(iter(table.values()), {})
     keys = {key: first.get(key) for key in ("right", "minimal", "damaged", "seconds_p50", "overhead_s")}
     figures = {"bench": "edits", "model": given.model, "half": given.half, **keys, "ways": table}
-    record(
-        "edits" if not given.sample else "edits-sample", {**figures, "sample": len(cases), "set": given.set}
-    )
+    done = len({row["case"] for row in results})
+    name = "edits" if not given.sample else "edits-sample"
+    record(name, {**figures, "sample": done, "set": given.set})
     if given.out:
         given.out.write_text(json.dumps(figures) + "\n")
     return 0 if table else 1
