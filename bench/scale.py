@@ -15,6 +15,13 @@ measured is routing, queueing and transport. Requests come over HTTP from this p
   ray_overhead_ms    median time of a request through gateway and replica, less that of the same request to a
                      gateway with the engine in its own process; one client, same step time
   lost               requests without exactly one right answer while one of 4 engine replicas is killed
+  resume_gap_ms      longest silence within 12 streams of about 6 s over 4 replicas that step one answer at
+                     a time, while one replica is killed
+  isolation_p95_ratio
+                     p95 of ghost text of one key with 50 chats of another key beside it, over alone; one
+                     replica that steps 16 answers together, 10 ms a step
+  head_recovery_s    seconds from the death of Ray's head (its GCS process is killed) under
+                     `keystroke scale up` to the first answer of the service that was started again
 
 Ceiling: `linear_share` 1, `reuse_gain` 4 (so many replicas), `ray_overhead_ms` one trip between processes.
 
@@ -34,7 +41,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -44,12 +51,15 @@ import httpx
 
 from bench.record import record
 from keystroke.config import Settings, load_settings
+from keystroke.gateway.access.keys import make_key
 from keystroke.gateway.record.store import Store, default_url
 from keystroke.scale.cluster import connect_ray
 from keystroke.scale.rollout import deploy
 
 STEP, TOKENS = 0.025, 8
 QUICK = 0.005  # seconds a step, where the cost of transport is looked for
+KEYS = [make_key("typing"), make_key("chatting")]  # two tenants
+RESUMED = 0.02  # seconds a step, where streams are interrupted
 
 
 @dataclass
@@ -77,7 +87,7 @@ def main() -> None:
         figures = _measured(settings, told.seconds)
     print("| figure | measured | aim |")
     print("|---|---|---|")
-    aims = {"linear_share": "0.9", "reuse_gain": "3", "lost": "0"}
+    aims = {"linear_share": "0.9", "reuse_gain": "3", "lost": "0", "isolation_p95_ratio": "at most 1.5"}
     for name, value in figures.items():
         print(f"| {name} | {value} | {aims.get(name, 'reported')} |")
     record("scale", figures)
@@ -87,12 +97,14 @@ def _settings(folder: Path) -> Settings:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with closing(Store(default_url(folder))):
-        pass  # the tables, once
+    with closing(Store(default_url(folder))) as store:  # the tables, once
+        for key, _ in KEYS:
+            store.add_key(key)
     flags = {
         "paths.state": str(folder),
         "server.port": port,
         "server.drain_s": 3,
+        "server.max_queue": 512,
         "scale.gateways": 1,
         "scale.replicas": 4,
         "speculation.enabled": False,
@@ -107,9 +119,10 @@ def _measured(settings: Settings, seconds: float) -> dict[str, float]:
         from keystroke.scale.application import EchoLoader, application
         from keystroke.scale.served_models import NAME
 
-        def up(replicas: int, step: float, *, spread: bool = False) -> None:
+        def up(replicas: int, step: float, *, spread: bool = False, batch: int = 1) -> None:
             fewer = replace(settings, scale=replace(settings.scale, replicas=replicas))
-            deploy(serve, application(fewer, echo=EchoLoader(step_cost=step), spread=spread), NAME)
+            loader = EchoLoader(step_cost=step, max_batch=batch, max_queue=512)
+            deploy(serve, application(fewer, echo=loader, spread=spread), NAME)
             _old_ones_gone(replicas + 1)
 
         rates = {}
@@ -124,6 +137,15 @@ def _measured(settings: Settings, seconds: float) -> dict[str, float]:
             figures[f"p95_ms_{replicas}"] = round(seen.p95, 1)
         figures["linear_share"] = round(rates[4] / (4 * rates[1]), 3)
         figures["lost"] = asyncio.run(_loss(url, seconds))
+        up(4, RESUMED)
+        figures["resume_gap_ms"] = round(asyncio.run(_resume_gap(url)) * 1e3)
+        print(figures, file=sys.stderr)  # so far
+        up(1, 0.01, batch=16)
+        alone, beside_chat = asyncio.run(_isolation(url, seconds))
+        figures["ghost_p95_ms_alone"] = round(alone, 1)
+        figures["ghost_p95_ms_beside_chat"] = round(beside_chat, 1)
+        figures["isolation_p95_ratio"] = round(beside_chat / alone, 2)
+        print(figures, file=sys.stderr)
         up(4, 0.0)
         computed = asyncio.run(_conversations(url))
         up(4, 0.0, spread=True)
@@ -133,6 +155,7 @@ def _measured(settings: Settings, seconds: float) -> dict[str, float]:
             through, direct = asyncio.run(_one_client(url, beside))
     figures["ray_overhead_ms"] = round((through - direct) * 1e3, 2)
     figures["direct_ms"] = round(direct * 1e3, 2)
+    figures["head_recovery_s"] = round(_head_recovery(settings), 1)
     return figures
 
 
@@ -165,13 +188,15 @@ def _old_ones_gone(wanted: int) -> None:
         time.sleep(0.2)
 
 
-async def _ghost(url: str, clients: int, seconds: float) -> RequestTimes:
+async def _ghost(url: str, clients: int, seconds: float, token: str = "") -> RequestTimes:
     """Completions from so many clients, each of its own file, one after another."""
     times: list[float] = []
     end = time.perf_counter() + seconds
 
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+
     async def client(who: int) -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=60, headers=headers) as http:
             turn = 0
             while time.perf_counter() < end:
                 turn += 1
@@ -259,6 +284,116 @@ async def _loss(url: str, seconds: float) -> int:
 
     await asyncio.gather(killer(), *map(client, range(8)))
     return wrong
+
+
+async def _resume_gap(url: str) -> float:
+    """The longest silence within a stream while the engine replica with most streams is killed."""
+    gaps: list[float] = []
+    started = asyncio.Event()
+    begun = 0
+
+    async def stream(who: int) -> None:
+        nonlocal begun
+        body = {"model": "auto", "input": f"{who} " + "word " * 60, "stream": True}
+        async with (
+            httpx.AsyncClient(base_url=url, timeout=120) as http,
+            http.stream("POST", "/v1/responses", json=body) as answer,
+        ):
+            last = 0.0
+            async for line in answer.aiter_lines():
+                if '"response.output_text.delta"' not in line or not line.startswith("data: "):
+                    continue
+                now = time.perf_counter()
+                if last:
+                    gaps.append(now - last)
+                else:
+                    begun += 1
+                    if begun == 4:
+                        started.set()
+                last = now
+
+    async def killer() -> None:
+        await started.wait()
+        await asyncio.sleep(1.0)
+        os.kill(next(pid for pid, title in _replicas() if "engine" in title), signal.SIGKILL)
+
+    await asyncio.gather(killer(), *map(stream, range(12)))
+    return max(gaps)
+
+
+async def _isolation(url: str, seconds: float) -> tuple[float, float]:
+    """p95 in ms of ghost text of 4 developers, alone and beside 50 chat streams."""
+    (_, typing), (_, chatting) = KEYS
+    await _ghost(url, 4, 1.0, typing)
+    alone = await _ghost(url, 4, seconds, typing)
+    stop = asyncio.Event()
+
+    async def chat(who: int) -> None:
+        body = {"model": "auto", "input": f"chat {who} " + "word " * 40}
+        headers = {"Authorization": f"Bearer {chatting}"}
+        async with httpx.AsyncClient(base_url=url, timeout=600, headers=headers) as http:
+            while not stop.is_set():
+                (await http.post("/v1/responses", json=body)).raise_for_status()
+
+    chats = [asyncio.create_task(chat(who)) for who in range(50)]
+    await asyncio.sleep(1.0)
+    beside = await _ghost(url, 4, seconds, typing)
+    stop.set()
+    await asyncio.gather(*chats)
+    return alone.p95, beside.p95
+
+
+def _head_recovery(settings: Settings) -> float:
+    """Seconds from the death of a local Ray's head to the first answer after it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = settings.paths.state
+    state = str(folder / "recovery")
+    environ = {**os.environ, "KEYSTROKE_PATHS_STATE": state, "KEYSTROKE_CONFIG": str(folder)}
+    command = [sys.executable, "-m", "keystroke", "scale", "up", "--echo", "--port", str(port)]
+    server = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
+    body = {"model": "auto", "input": "hi"}
+
+    def answers() -> bool:
+        try:
+            return httpx.post(f"http://127.0.0.1:{port}/v1/responses", json=body, timeout=10).is_success
+        except httpx.TransportError:
+            return False
+
+    try:
+        while not answers():
+            time.sleep(0.2)
+        head = next(pid for pid in _descendants(server.pid) if _name(pid) == "gcs_server")
+        began = time.perf_counter()
+        os.kill(head, signal.SIGKILL)
+        while answers():  # replicas go on until they see it
+            time.sleep(0.05)
+        while not answers():
+            time.sleep(0.05)
+        return time.perf_counter() - began
+    finally:
+        server.terminate()
+        server.wait(120)
+
+
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(folder.name))
+    found, todo = [], [pid]
+    while todo:
+        todo += (new := children.get(todo.pop(), []))
+        found += new
+    return found
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 @contextmanager
