@@ -2,7 +2,7 @@
 
   universe   every name of the Python package index that pip is configured for, and the packages of npm that
              `npm-high-impact` lists. `--draw SEED` shuffles both and takes the first projects whose newest
-             release has a test suite, at least 300 lines and at most 3 MB; data/audit_projects.json pins the
+             release has a test suite, 300 to 50,000 lines and at most 3 MB; data/audit_projects.json pins the
              name and version of each. A later draw uses another seed and packages never looked at.
   alarms     findings per 1,000 lines of the projects without their tests.
   fixes      every safe fix is applied alone, and all of a project together. The tests that passed before must
@@ -52,6 +52,7 @@ JUDGED = Path(__file__).resolve().parent / "results" / "audit-judged-alarms.json
 CACHE = Path(platformdirs.user_cache_dir("keystroke")) / "bench-audit" / "projects"
 MAX_ARCHIVE = 3_000_000  # bytes
 MIN_LINES = 300
+MAX_LINES = 50_000  # more would decide the rate of all projects together, and is mostly generated
 TEST_SECONDS = 120  # for one run of a project's tests
 TESTS = re.compile(
     r"(?:^|/)(?:tests?|spec|__tests__)/|(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$|\.(?:test|spec)\.[jt]sx?$"
@@ -155,7 +156,7 @@ def has_tests(root: Path) -> bool:
             return False
         if not re.search(r"mocha|jest|tape|node|ava|vitest|tap", str(scripts.get("test", ""))):
             return False
-    return sum(source.text.count("\n") for source in sources(root)) >= MIN_LINES
+    return MIN_LINES <= sum(source.text.count("\n") for source in sources(root)) <= MAX_LINES
 
 
 def sources(root: Path) -> Iterator[SourceFile]:

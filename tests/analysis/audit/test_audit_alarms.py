@@ -146,6 +146,143 @@ PAIRS = [
         "",
         "python-open-redirect",
     ),
+    (
+        "python",
+        "a table and a number that a caller in the program gives",
+        "def rows(cur, table: str, limit: int):\n    cur.execute(f'SELECT * FROM {table} LIMIT {limit}')\n",
+        "from flask import request\ndef rows(cur):\n    cur.execute('SELECT * FROM ' + request.args['t'])\n",
+        "python-sql-injection",
+    ),
+    (
+        "python",
+        "a table in quotes",
+        "def rows(cur, table):\n    cur.execute('SELECT * FROM \"' + table + '\"')\n",
+        "def rows(cur, name):\n    cur.execute('SELECT * FROM t WHERE n = \"' + name + '\"')\n",
+        "python-sql-injection",
+    ),
+    (
+        "python",
+        "comparisons with placeholders",
+        "def drop(cur, table, keys):\n    tests = ' AND '.join(f'{key.name} = ?' for key in keys)\n"
+        "    cur.execute(f'DELETE FROM {table} WHERE {tests}', [key.value for key in keys])\n",
+        "def drop(cur, name, size):\n"
+        "    cur.execute(f\"DELETE FROM t WHERE n = '{name}' AND s = ?\", (size,))\n",
+        "python-sql-injection",
+    ),
+    (
+        "python",
+        "an address from the settings of the program",
+        "import os, requests\nurl = os.environ['API']\nr = requests.get(f'{url}/projects', timeout=5)\n",
+        "import requests\nfrom flask import request\ndef f():\n    return requests.get(request.args['u'])\n",
+        "python-ssrf",
+    ),
+    (
+        "python",
+        "a header in the log, which cannot hold a line break",
+        "import logging\nfrom flask import request\n"
+        "def f():\n    logging.info('%s', request.headers['X-Id'])\n",
+        "import logging\nfrom flask import request\ndef f():\n    logging.info('%s', request.form['name'])\n",
+        "python-log-injection",
+    ),
+    (
+        "python",
+        "a value in the log as Python writes it",
+        "import logging\nfrom flask import request\ndef f():\n    logging.info('%r', request.form['name'])\n",
+        "",
+        "python-log-injection",
+    ),
+    (
+        "python",
+        "the answer of a server that the program asked, in the log",
+        "import logging, requests\ndef f():\n    r = requests.get('https://a.org', timeout=5)\n"
+        "    logging.info(f'{r.status_code} {r.text}')\n",
+        "",
+        "python-log-injection",
+    ),
+    (
+        "python",
+        "the text before a private key, without its bytes",
+        "MARK = '-----BEGIN PRIVATE KEY-----'\n",
+        "KEY = '-----BEGIN PRIVATE KEY-----\\nMIIEvQIBADANBgkqhkiG9w0B'\n",
+        "python-secret-format",
+    ),
+    (
+        "python",
+        "an example of a key",
+        "NOTE = 'key is sk-ant-api03-abcdefghijklmnopqrstuvwxyz0123456789'\n",
+        "KEY = 'AKIAIQ4SFODNN7QHBDFG'\n",
+        "python-secret-format",
+    ),
+    (
+        "python",
+        "a repeated mark of a list",
+        "import re\nRULE = re.compile(r'^\\s*([-*_])(?:\\s*\\1){2,}\\s*$')\n",
+        "import re\nRULE = re.compile(r'^(\\s*)(?:\\s*\\1){2,}x$')\n",
+        "python-regex-from-user",
+    ),
+    (
+        "python",
+        "a page made by a template",
+        "from django.http import HttpResponse\nfrom django.template import loader\ndef page(request):\n"
+        "    template = loader.get_template('a.html')\n"
+        "    return HttpResponse(template.render({'name': request.GET['name']}, request))\n",
+        "from django.http import HttpResponse\ndef page(request):\n"
+        "    return HttpResponse('<b>' + request.GET['name'])\n",
+        "python-xss",
+    ),
+    (
+        "python",
+        "an answer parsed by Python's own parser, which fetches nothing",
+        "import requests\nimport xml.etree.ElementTree as ET\ndef f():\n"
+        "    return ET.fromstring(requests.get('https://a.org', timeout=5).text)\n",
+        "import xml.etree.ElementTree as ET\ndef f(request):\n    return ET.fromstring(request.body)\n",
+        "python-xxe",
+    ),
+    (
+        "python",
+        "a namespace in front of a tag",
+        "class P:\n    SPACE = '{http://a.org/x}'\n    def find(self, element, tag):\n"
+        "        return element.find(self.SPACE + tag)\n",
+        "def find(tree, name):\n    return tree.find('.//user[@name=\"' + name + '\"]')\n",
+        "python-xpath-injection",
+    ),
+    (
+        "python",
+        "templates that write code",
+        "from jinja2 import Environment\nenv = Environment(trim_blocks=True, lstrip_blocks=True)\n",
+        "from jinja2 import Environment\nenv = Environment(loader=None)\n",
+        "python-autoescape-off",
+    ),
+    (
+        "python",
+        "a program that is looked for",
+        "import os\ndef which(path):\n    return path if os.access(path, os.X_OK) else None\n",
+        "import os\ndef f(p):\n    if os.access(p, os.W_OK):\n        return open(p, 'w')\n",
+        "python-toctou",
+    ),
+    (
+        "javascript",
+        "a row under the names of its columns",
+        "function label(row, columns) {\n  const out = {}\n  let i = 0\n  for (const { name } of columns) {\n"
+        "    out[name] = row[i++]\n  }\n  return out\n}\n",
+        "app.get('/', (req, res) => {\n  table[req.query.name][req.query.key] = req.query.value;\n});\n",
+        "javascript-prototype-pollution",
+    ),
+    (
+        "javascript",
+        "a list that grows",
+        "function on(event, handler) {\n  events[event] = events[event].concat(handler);\n}\n",
+        "function set(target, key, source) {\n  target[key] = merge(target[key], source);\n}\n",
+        "javascript-prototype-pollution",
+    ),
+    (
+        "javascript",
+        "a buffer of a text",
+        "function f(code) {\n  return new Buffer(String.fromCharCode(code));\n}\n"
+        "function g(text) {\n  return new Buffer(text, 'utf8');\n}\n",
+        "function f(size) {\n  return new Buffer(size);\n}\n",
+        "javascript-unsafe-buffer",
+    ),
 ]
 
 
@@ -176,6 +313,9 @@ FOREIGN = {
     "pkg/_vendor/b.py": "eval(input())\n",
     "dist2/main.js": "var x = __webpack_require__(1);\n" + WRITTEN,
     "one.js": "var a=1;" * 2000 + "\n" + WRITTEN,
+    "lib/a.js": 'Object.defineProperty(exports, "__esModule", { value: true });\n' + WRITTEN,
+    "es/b.js": WRITTEN + "//# sourceMappingURL=b.js.map\n",
+    "docs/_build/c.js": WRITTEN,
     "schema_pb2.py": "# Generated by the protocol buffer compiler.  DO NOT EDIT!\neval(input())\n",
 }
 
@@ -189,14 +329,28 @@ def test_files_that_nobody_here_writes_are_skipped_and_said_so(tmp_path: Path) -
     skipped = [item for item in found if isinstance(item, SkippedFile)]
     assert sorted(item.path.relative_to(tmp_path).as_posix() for item in skipped) == sorted(FOREIGN)
     assert {item.why for item in skipped} == {"vendored", "minified", "bundled", "generated"}
-    assert len([item for item in find_sources(tmp_path, foreign=True) if isinstance(item, SourceFile)]) == 8
+    assert len([item for item in find_sources(tmp_path, foreign=True) if isinstance(item, SourceFile)]) == 11
     app = typer.Typer()
     app.command()(audit)
     result = CliRunner().invoke(app, [str(tmp_path)])
-    assert "7 files skipped: 1 bundled, 1 generated, 2 minified, 3 vendored; --all" in result.stderr
+    assert "10 files skipped: 1 bundled, 4 generated, 2 minified, 3 vendored; --all" in result.stderr
     everything = CliRunner().invoke(app, [str(tmp_path), "--all"])
     assert "skipped" not in everything.stderr
     assert everything.stdout.count("code-injection") > result.stdout.count("code-injection") == 1
+
+
+def test_a_weakness_is_told_once() -> None:
+    texts = [
+        ("tsx", "const C = (p) => <p dangerouslySetInnerHTML={{ __html: p.text }}></p>;\n"),
+        ("python", "app.add_middleware(\n    CORSMiddleware,\n    allow_origins=['*'],\n)\n"),
+        ("python", "import random, string\nsession_id = ''.join(random.choices(string.digits, k=9))\n"),
+        ("python", "from ftplib import FTP\nserver = FTP('a.org')\n"),
+    ]
+    for language, text in texts:
+        assert len(Auditor(language).audit(text)) == 1, text
+    apart = 'exec("ls " + a, function () {\n  exec("rm " + b);\n});\n'
+    text = f'const {{ exec }} = require("child_process");\nfunction f(a, b) {{\n  {apart}}}\n'
+    assert len(Auditor("javascript").audit(text)) == 2
 
 
 def test_a_file_that_is_named_is_audited_whatever_it_is(tmp_path: Path) -> None:

@@ -106,7 +106,12 @@ def test_a_fix_writes_what_a_person_would(language: str, before: str, after: str
 
 # What is not surely right is not offered: each is a fix that went wrong once, or would.
 REFUSED = [
-    ("python", "a table's name", "import sqlite3\ndef f(cur, t):\n    cur.execute(f'SELECT * FROM {t}')\n"),
+    (
+        "python",
+        "a table's name",
+        "import sqlite3\nfrom flask import request\n"
+        "def f(cur):\n    cur.execute('SELECT * FROM ' + request.args['t'])\n",
+    ),
     ("python", "no driver", "def f(cur, n):\n    cur.execute(f\"SELECT 1 FROM u WHERE n = '{n}'\")\n"),
     (
         "python",

@@ -189,6 +189,12 @@ NOT_SAFE = [
         "function f(name) {\n  execSync(`npm view ${name}`);\n}\n",
     ),
     (
+        "javascript",
+        "the branch for a Node.js without the function",
+        "const make = async (n) => (Buffer.alloc ? Buffer.alloc(n) : new Buffer(n));\n",
+    ),
+    ("javascript", "a script for any Node.js", "var b = new Buffer(9);\n"),
+    (
         "go",
         "an address that stays a script",
         f"{HTTP}func f(w http.ResponseWriter, r *http.Request) {{\n"
@@ -247,6 +253,12 @@ SAFE = [
         "a field between tags",
         f'{EXPRESS}app.get("/", (req, res) => {{\n  res.send("<b>" + req.query.name + "</b>");\n}});\n',
         "String(req.query.name).replace(",
+    ),
+    (
+        "javascript",
+        "a script for a Node.js that has the function",
+        "async function make(n) {\n  return new Buffer(9);\n}\n",
+        "Buffer.alloc(9)",
     ),
     (
         "go",

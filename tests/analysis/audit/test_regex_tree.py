@@ -51,7 +51,17 @@ A, B = one("a"), one("b")
         ("(?=a)(?<!b)", (RegexLookaround((A,)), RegexLookaround((B,)))),
         (
             r"(a)\1(?P=x)\k<y>",
-            (RegexGroup((A,)), RegexBackreference(), RegexBackreference(), RegexBackreference()),
+            (RegexGroup((A,)), RegexGroup((A,)), RegexBackreference(), RegexBackreference()),
+        ),
+        (
+            r"(?:a)(?P<n>a*)(b)\1\2",
+            (
+                RegexGroup((A,)),
+                RegexGroup((RegexRepeat(0, None, (A,)),)),
+                RegexGroup((B,)),
+                RegexBackreference(),
+                RegexGroup((B,)),
+            ),
         ),
         ("[ab]", (RegexChars(A.options | B.options),)),
         ("[^a]", (RegexChars(ANY ^ A.options),)),

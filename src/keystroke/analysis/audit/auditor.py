@@ -416,7 +416,7 @@ class LiveAudit:
             about = (match.rule.id, match.cwe, match.severity, match.message)
             finding = Finding(*about, *span, match.origin, also=match.rule.also)
             out.append(_Found(finding, tuple(offers)))
-        return tuple(out)
+        return _without_echoes(out, source[shift:])
 
     def _site(self, match: RuleMatch, source: str) -> FixSite:
         self._lowering.depth = 0
@@ -528,6 +528,27 @@ def _parse(source: str, language: str) -> ir.Syntax:
         return SgRoot(source, language).root()
     except UnicodeEncodeError:  # bytes that were not UTF-8: one placeholder each keeps the offsets
         return SgRoot(_SURROGATE.sub("?", source), language).root()
+
+
+_NEW_SCOPE = re.compile(r"=>|\bfunction\b|\blambda\b|\bdef\b|[;{]\s*\n")
+
+
+def _without_echoes(found: list[_Found], source: str) -> tuple[_Found, ...]:
+    """Each weakness once: of a match inside another of its rule, the one that can be fixed, or the inner.
+
+    A match inside a function that is an argument of the outer one is a weakness of its own.
+    """
+    dropped: set[int] = set()
+    around: dict[str, list[_Found]] = {}  # by rule, the matches that contain the present one, outermost first
+    for inner in sorted(found, key=lambda item: (item.finding.start, -item.finding.end)):
+        open_ones = around.setdefault(inner.finding.rule, [])
+        while open_ones and open_ones[-1].finding.end < inner.finding.end:
+            open_ones.pop()
+        outer = open_ones[-1] if open_ones else None
+        if outer is not None and not _NEW_SCOPE.search(source, outer.finding.start, inner.finding.start):
+            dropped.add(id(inner if outer.offers and not inner.offers else outer))
+        open_ones.append(inner)
+    return tuple(item for item in found if id(item) not in dropped)
 
 
 def _errors(root: ir.Syntax) -> int:

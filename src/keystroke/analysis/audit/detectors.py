@@ -15,7 +15,13 @@ from keystroke.analysis.audit.flow.values import CONSTANT, LOCAL, PARAMETER, REM
 from keystroke.analysis.audit.memory.control import ControlMatcher
 from keystroke.analysis.audit.memory.matcher import MemoryMatcher
 from keystroke.analysis.audit.rules.match import RuleMatcher
-from keystroke.analysis.audit.rules.secrets import FORMAT_MARKS, FORMATS, is_placeholder, is_secret
+from keystroke.analysis.audit.rules.secrets import (
+    FORMAT_MARKS,
+    FORMATS,
+    is_formatted_secret,
+    is_placeholder,
+    is_secret,
+)
 from keystroke.analysis.audit.source import ir
 
 _LOGIN = re.compile(r"(?i)connect|login|createConnection|create_engine|pool$|authenticate")
@@ -159,7 +165,7 @@ class _Secrets(RuleMatcher):
         if pair is None or not any(mark in text for mark in FORMAT_MARKS):
             return
         for found in FORMATS.finditer(text):
-            if "EXAMPLE" not in found.group():
+            if is_formatted_secret(text, found.start(), found.end()):
                 self.record_match(pair[0], pair[1], found.start(), found.end())
 
 
@@ -246,22 +252,25 @@ class Detectors(_Secrets):
         walked = name is not None and re.search(rf"\b{re.escape(name)}\s*=\s*{re.escape(name)}\s*\[", around)
         own = self.function.name if self.function is not None else ""
         into = rf"\b{re.escape(own)}\s*\([^;]*\b{re.escape(name or '')}\s*\["
-        recursed = bool(name and own) and re.search(into, around)
+        body = around.partition("{")[2]  # without its own head
+        recursed = bool(name and own) and re.search(into, body)
         if name is not None and re.search(_OWNED.format(re.escape(name)), around):
             return
         # A copy of one level sets at most the prototype of the copy; one that calls itself reaches further.
         spelled = key_of(expr.key) or ""
+        given = rf"[(,]\s*{re.escape(name or '')}\s*\[\s*{re.escape(spelled)}\s*\]\s*(?:[,)]|\|\||\?\?)"
         deep = (
             right is not None
             and right.kind() == "call_expression"
-            and name is not None
-            and bool(spelled)
-            and re.search(rf"\b{re.escape(name)}\s*\[\s*{re.escape(spelled)}\s*\]", right.text()) is not None
+            and bool(name and spelled)
+            and re.search(given, right.text()) is not None
         )
-        if nested or walked or recursed or deep or key.level >= REMOTE:
+        sent = key.level >= REMOTE and not _OWN_DATA.search(key.origin)
+        if nested or walked or recursed or deep or sent:
             self.report("foreign-property", parent, origin=key.origin)
 
 
+_OWN_DATA = re.compile(r"^(?:JSON\.parse|process\.|minimist|yargs|commander|fs\.)")
 _COUNTED = re.compile(r"(?:^|[._])[ij]$|(?i:index|idx|length|count|offset|position|number|row|col)$")
 _LINK = re.compile(r"<a\s[\s\S]*\bhref=(?:\{|[\"']https?:)")
 _TIED = re.compile(r"\brel=|\{\.\.\.")

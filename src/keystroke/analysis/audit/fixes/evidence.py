@@ -255,6 +255,22 @@ def _since_python(site: FixSite, detail: str) -> str:
     return ""
 
 
+_MODERN_SCRIPT = re.compile(r"(?m)\basync\s|\bawait\s|^import\s.*\bfrom\b|\?\.\w|\.\.\.\w|[\"']node:")
+_ASKED_FEATURE = re.compile(r"Buffer\.\w+\s*(?:\?|&&|\|\||[!=]==?)|typeof Buffer\.|!\s*Buffer\.\w+\b(?!\()")
+
+
+def _since_node(site: FixSite, detail: str) -> str:
+    """The project declares a Node.js that has the function, or the file is written for one."""
+    if _ASKED_FEATURE.search(site.text):
+        return "the file asks whether the function exists, so it runs where it does not"
+    oldest = site.project.node if site.project is not None else None
+    if oldest is None and _MODERN_SCRIPT.search(site.text):
+        return ""
+    if oldest is None or oldest < int(detail):
+        return f"the function needs Node.js {detail}, which nothing here declares"
+    return ""
+
+
 def _project_lacks(site: FixSite, detail: str) -> str:
     """None of these texts occurs in the project."""
     if site.project is None:
@@ -337,6 +353,7 @@ _CHECKS: dict[str, Callable[[FixSite, str], str]] = {
     "unseeded": _unseeded,
     "public-host": _public_host,
     "since-python": _since_python,
+    "since-node": _since_node,
     "project-lacks": _project_lacks,
     "client-document": _client_document,
     "not-a-format": _not_a_format,

@@ -97,6 +97,14 @@ class CopyMatcher(BoundsMatcher):
                     f"{most * unit} bytes are read from a buffer of {origin.capacity}",
                     with_args=False,
                 )
+        if (
+            name == "strncpy"
+            and memory is not None
+            and memory.array
+            and count.const == memory.capacity
+            and not isinstance(args[source].const, str)
+        ):
+            self.report("missing-terminator", event.call.node)
         self.set_length(exprs[to], self.written_length(name, args, count, unit))
 
     def may_be_negative(self, count: Value, name: str, memory: Memory | None, unit: int) -> bool:

@@ -172,7 +172,8 @@ class LifetimeMatcher(CopyMatcher):
                 self.matches.pop((uaf[0].id, start), None)
             self.report("double-close" if memory.kind == "file" else "double-free", event.call.node)
             return
-        if value.target or (memory is not None and memory.kind in ("stack", "static")):
+        literal = isinstance(value.const, str) and isinstance(expr, ir.NameExpr)
+        if literal or value.target or (memory is not None and memory.kind in ("stack", "static")):
             if memory is None or memory.kind != "file":
                 self.report_call("invalid-free", event, with_args=False)
             return

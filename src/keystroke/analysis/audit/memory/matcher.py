@@ -270,6 +270,8 @@ class MemoryMatcher(LifetimeMatcher):
             ):
                 self.report("zero-division", node, origin=right.origin)
             return
+        if op in ("<<", ">>"):
+            self.check_shift(left, right, node)
         if op not in ("+", "-", "*") or "LL" in node.text():
             return
         for arg, other in ((left, right), (right, left)):
@@ -285,6 +287,18 @@ class MemoryMatcher(LifetimeMatcher):
                 continue
             self.report("integer-overflow", node, origin=arg.origin)
             return
+
+    def check_shift(self, left: Value, right: Value, node: ir.Syntax) -> None:
+        """Reports a count from outside that nothing limits, and one that is too large for the type."""
+        if not isinstance(left.const, int) and not (self.language == "c" and left.numeric):
+            return  # << may write to a stream
+        own = left.roots == {node.field("left").text()}  # a parameter itself, of its declared type
+        width = max(8 * ((size_of(left.path) if own else None) or 8), 32)
+        if isinstance(right.const, int):
+            if right.const >= width:
+                self.report("shift-width", node)
+        elif _foreign(right) and right.numeric and not right.bounded and right.high is None:
+            self.report("shift-width", node, origin=right.origin)
 
     def on_return(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None:
         super().on_return(value, node, function)

@@ -67,7 +67,7 @@ def _is_unbounded(node: RegexRepeat) -> bool:
 
 def _can_fail(rest: RegexSequence) -> bool:
     """Whether something behind the repetition can fail, so that it is tried again."""
-    return any(isinstance(node, RegexAnchor) or not _can_be_can_be_empty((node,)) for node in rest)
+    return any(isinstance(node, RegexAnchor) or not _can_be_empty((node,)) for node in rest)
 
 
 def _ambiguous(body: RegexSequence) -> bool:
@@ -89,7 +89,7 @@ def _ambiguous(body: RegexSequence) -> bool:
     for at, node in enumerate(body):
         before, behind = body[:at], body[at + 1 :]
         others = (*before, *behind)
-        if isinstance(node, RegexAlternation) and _can_be_can_be_empty((node,)):  # a(?:|a) is a|aa
+        if isinstance(node, RegexAlternation) and _can_be_empty((node,)):  # a(?:|a) is a|aa
             if any(branch and _overlap(_flat(branch), others) for branch in node.branches):
                 return True
             continue
@@ -98,17 +98,13 @@ def _ambiguous(body: RegexSequence) -> bool:
         inner = node.body
         taken = _chars(inner)
         if _is_unbounded(node):
-            if _can_be_can_be_empty(behind) and _iteration_fits(before, inner, taken):
+            if _can_be_empty(behind) and _iteration_fits(before, inner, taken):
                 return True
-            if (
-                _can_be_can_be_empty(before)
-                and not _can_be_can_be_empty(behind)
-                and _iteration_fits(behind, inner, taken)
-            ):
+            if _can_be_empty(before) and not _can_be_empty(behind) and _iteration_fits(behind, inner, taken):
                 return True
             if _iteration_fits(others, inner, taken):
                 return True
-        if _can_be_can_be_empty(others) and _repeats_inside(inner):
+        if _can_be_empty(others) and _repeats_inside(inner):
             return True
     return False
 
@@ -126,10 +122,10 @@ def _repeats_inside(inner: RegexSequence) -> bool:
 
 def _iteration_fits(others: RegexSequence, inner: RegexSequence, taken: int) -> bool:
     """Whether an iteration made of `others` can also be matched by the repetition of `inner`."""
-    if not others or _can_be_can_be_empty(others):
+    if not others or _can_be_empty(others):
         return bool(taken)
     return all(
-        bool(_chars((node,)) & taken) if not _can_be_can_be_empty((node,)) else True for node in others
+        bool(_chars((node,)) & taken) if not _can_be_empty((node,)) else True for node in others
     ) and bool(_first(_flat(others)) & _first(_flat(inner)) or not _first(_flat(others)))
 
 
@@ -174,18 +170,18 @@ def _flat(nodes: Iterable[RegexNode]) -> RegexSequence:
     return tuple(out)
 
 
-def _can_be_can_be_empty(nodes: Iterable[RegexNode]) -> bool:
+def _can_be_empty(nodes: Iterable[RegexNode]) -> bool:
     """Whether all of these can match the empty text."""
     for node in nodes:
         match node:
             case RegexRepeat(low, _, body):
-                if low > 0 and not _can_be_can_be_empty(body):
+                if low > 0 and not _can_be_empty(body):
                     return False
             case RegexGroup(body):
-                if not _can_be_can_be_empty(body):
+                if not _can_be_empty(body):
                     return False
             case RegexAlternation(branches):
-                if not any(_can_be_can_be_empty(branch) for branch in branches):
+                if not any(_can_be_empty(branch) for branch in branches):
                     return False
             case RegexAnchor() | RegexLookaround() | RegexBackreference():
                 continue
@@ -211,6 +207,6 @@ def _chars(nodes: Iterable[RegexNode], *, beginning: bool = False) -> int:
             case RegexAlternation(branches):
                 for branch in branches:
                     found |= _chars(branch, beginning=beginning)
-        if beginning and not _can_be_can_be_empty((node,)):
+        if beginning and not _can_be_empty((node,)):
             break
     return found

@@ -90,16 +90,20 @@ def index_of(language: str) -> RuleIndex:
 # What stands before the name of a table, a column or another object of a database.
 _NAMED = re.compile(
     r"(?i)(?:\b(?:from|join|into|update|table|exists|index|view|database|schema|sequence|column|references|"
-    r"pragma|truncate|describe|explain|as|by|select|distinct|vacuum|analyze|on|trigger|only)\s+|[\"`\[.])$"
+    r"pragma|truncate|describe|explain|as|by|select|distinct|vacuum|analyze|on|trigger|only|limit|offset)\s+|"
+    r"pragma \w+\s*=\s*|[\"`\[.])$"
 )
-_LISTED = re.compile(r"(?i)\b(?:in|values)\s*\(\s*$")  # a list of placeholders
+_QUOTED_VALUE = re.compile(r"(?i)(?:[=<>,(]|\blike|\bin|\bvalues)\s*\"$")
+# Where a list of columns, of placeholders or of comparisons with placeholders may stand.
+_LISTED = re.compile(r"(?i)\b(?:in|values)\s*\(\s*$|\b(?:where|set|and|or|having|returning)\s+$|[,(\0]\s*$")
 _BOUND = ("params", "parameters", "vars", "args", "values", "replacements", "bind")
 
 
 def is_internal_statement(value: Value, args: list[Value], kwargs: dict[str, Value]) -> bool:
     """Whether only names the program chose are put into a statement, and its values are bound.
 
-    A name is unknown but not a caller's; with bound values, also one that a caller inside the program gave.
+    A name may come from a caller inside the program, never from outside. With bound values, lists of columns,
+    of placeholders and of comparisons are names too.
     """
     text = value.skeleton
     if text is None or value.level >= REMOTE:
@@ -109,8 +113,10 @@ def is_internal_statement(value: Value, args: list[Value], kwargs: dict[str, Val
     if bound and value.level <= LOCAL:
         return True
     before = [text[:place] for place, char in enumerate(text) if char == HOLE]
-    named = all(_NAMED.search(part) or (bound and _LISTED.search(part)) for part in before)
-    return named and (bound or value.level <= LOCAL)
+    return all(
+        (_NAMED.search(part) and not _QUOTED_VALUE.search(part)) or (bound and _LISTED.search(part))
+        for part in before
+    )
 
 
 class RuleMatcher(FlowListener):
@@ -211,7 +217,7 @@ class RuleMatcher(FlowListener):
     ) -> None:
         """Adds a match of the rule that names this detector."""
         pair = self.rules.detectors.get(detector)
-        if pair is not None:
+        if pair is not None and (pair[1].unless is None or not pair[1].unless.search(_around(node).text())):
             self.add_match(pair[0], pair[1], node, None, subject, args or [], message, origin)
 
     def report_call(

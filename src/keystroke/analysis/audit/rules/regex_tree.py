@@ -15,6 +15,7 @@ _MAX_NESTING = 100
 _NEWLINE = 1 << 10
 _COUNT = re.compile(r"\{(\d{0,9})(?:(,)(\d{0,9}))?\}")
 _NAME = re.compile(r"<[^>]+>")
+_NAMED = re.compile(r"\?P?<(?![=!])")
 _CODE = re.compile(
     r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|u\{([0-9a-fA-F]+)\}|x\{([0-9a-fA-F]+)\}"
 )
@@ -112,6 +113,8 @@ class _Reader:
         self._text = text
         self._scripted = scripted  # `[^]` is any character, as in JavaScript, not the start of a set
         self._verbose = False
+        self._opened = 0  # capturing groups so far
+        self._captured: dict[int, RegexNode] = {}  # those of plain characters, by number
         self.at = 0
 
     def choice(self, depth: int) -> RegexSequence:
@@ -184,6 +187,7 @@ class _Reader:
             self.at = self._text.index(")", self.at) + 1
             return RegexBackreference()
         kind: type[RegexGroup | RegexLookaround | RegexAtomic] = RegexGroup
+        counted = self._text[self.at : self.at + 1] != "?" or bool(_NAMED.match(self._text, self.at))
         if any(self._take(look) for look in ("?=", "?!", "?<=", "?<!")):
             kind = RegexLookaround
         elif self._take("?>"):
@@ -202,9 +206,14 @@ class _Reader:
                 return None
         elif self._take("?"):
             raise ValueError("an unknown kind of group")
+        if counted:
+            self._opened += 1
+        number = self._opened
         body = self.choice(depth + 1)
         if not self._take(")"):
             raise ValueError("a group is not closed")
+        if counted and all(isinstance(node, RegexChars) for node in body):
+            self._captured[number] = RegexGroup(body)
         return kind(body)
 
     def _escape(self) -> RegexNode:
@@ -213,9 +222,11 @@ class _Reader:
             self.at += 1
             return RegexAnchor()
         if sign and sign in "123456789" and not _THREE.match(self._text, self.at):
+            begun = self.at
             while self._text[self.at : self.at + 1].isdigit():
                 self.at += 1
-            return RegexBackreference()
+            # It matches what its group matched, so one of plain characters is read as them.
+            return self._captured.get(int(self._text[begun : self.at]), RegexBackreference())
         if sign == "k" and (name := _NAME.match(self._text, self.at + 1)):
             self.at = name.end()
             return RegexBackreference()

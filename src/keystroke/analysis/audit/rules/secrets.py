@@ -22,6 +22,8 @@ _PLACEHOLDER = re.compile(
     r"|^(?:true|false|yes|no|bearer|basic|string|text|required|optional|hidden|plain|enabled|disabled|default)$"
     r"|^env[.:]|process\.env|os\.environ|^todo"
 )
+_COUNTED = re.compile(r"(?i)abcdefgh|12345678|(\w)\1{7}")
+_KEY_BYTES = re.compile(r"(?:\\[nr]|[\s\"'+,`#*\\])*(?:[A-Z][\w-]*: [^\n]*\s+)*[A-Za-z0-9+/=]{16}")
 _LABEL = re.compile(
     r"(?i)^[\w\-. /:]*(?:password|passwd|pwd|secret|token|api[_\- ]?key|credential"
     r"|passphrase|_key|auth)s?[\w\-.:/ ]*$"
@@ -91,8 +93,16 @@ def entropy(text: str) -> float:
 
 
 def is_placeholder(value: str) -> bool:
-    """Whether a text stands for a secret that is written elsewhere."""
-    return _PLACEHOLDER.search(value) is not None
+    """Whether a text stands for a secret that is written elsewhere, or counts up the alphabet."""
+    return _PLACEHOLDER.search(value) is not None or _COUNTED.search(value) is not None
+
+
+def is_formatted_secret(text: str, start: int, end: int) -> bool:
+    """Whether what `FORMATS` found in a text is a key: no example, and a private key with its bytes."""
+    value = text[start:end]
+    if value.startswith("-----"):
+        return _KEY_BYTES.match(text, end) is not None
+    return "EXAMPLE" not in value and _COUNTED.search(value) is None
 
 
 def is_secret(name: str, value: str) -> bool:
