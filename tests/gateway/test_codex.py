@@ -1,26 +1,32 @@
-"""Codex CLI, the real one from npm, works through the gateway: over SSE, over WebSocket, and when stopped."""
+"""Codex CLI, the real one from npm, works through the gateway: over SSE, over WebSocket, when stopped, and in
+a session much longer than the model's context."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
+import threading
 import time
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 import pytest
-from gateway_support import RunningServer, scripted_model, serving
+from gateway_support import RunningServer, last_user, scripted_model, serving
 
 from installed import program
+from keystroke.gateway.api.serializers import ResponseSerializer
+from keystroke.protocol.response import Compacted, Response
 
-VERSION = "0.166.0"
+VERSION = "0.169.0"
 PATCH = "*** Begin Patch\n*** Update File: hello.py\n@@\n-print('hi')\n+print('hello')\n*** End Patch\n"
 
 
@@ -153,3 +159,105 @@ def test_interrupting_codex_stops_the_decode_and_frees_the_place(
         steps = engine.steps
         time.sleep(0.1)
         assert engine.steps == steps
+
+
+class CodexSession:
+    """Codex as editors run it: one process, one thread, any number of turns."""
+
+    def __init__(self, codex: Path, home: Path, work: Path) -> None:
+        self._process = subprocess.Popen(
+            [str(codex), "app-server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=work,
+            env={**os.environ, "CODEX_HOME": str(home), "KEYSTROKE_TEST_KEY": "x"},
+            start_new_session=True,
+        )
+        self._watchdog = threading.Timer(600, self._process.kill)  # then reading ends, and the test fails
+        self._watchdog.start()
+        self._call("initialize", clientInfo={"name": "test", "title": "test", "version": "1"})
+        self._send({"method": "initialized", "params": {}})
+        started = self._call("thread/start", model="fast", cwd=str(work), approvalPolicy="never")
+        self._thread = started["thread"]["id"]
+
+    def ask(self, text: str) -> str:
+        """The answer to one turn."""
+        given = [{"type": "text", "text": text}]
+        self._send({"id": 1, "method": "turn/start", "params": {"threadId": self._thread, "input": given}})
+        said = ""
+        for event in self._events():
+            item = event["params"].get("item", {}) if event.get("method") == "item/completed" else {}
+            if item.get("type") == "agentMessage":
+                said += item["text"]
+            if event.get("method") == "turn/completed":
+                assert event["params"]["turn"]["status"] == "completed", event
+                return said
+        raise AssertionError("Codex ended")
+
+    def close(self) -> None:
+        self._watchdog.cancel()
+        self._process.kill()
+        self._process.communicate()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            event = json.loads(line)
+            assert "error" not in event, event
+            assert event.get("method") != "error", event
+            yield event
+
+    def _call(self, method: str, **params: Any) -> dict[str, Any]:
+        self._send({"id": 0, "method": method, "params": params})
+        reply = next(event for event in self._events() if event.get("id") == 0)
+        result: dict[str, Any] = reply["result"]
+        return result
+
+
+def remembering(prompt: str) -> str:
+    """A model that knows what its prompt contains, and nothing else."""
+    found = re.search(r"the password of the build server is \w+", prompt)
+    known = found[0] if found else "nothing is known"
+    if "Write a summary" in last_user(prompt):
+        return f"Facts: {known}."
+    return known if "what is the password" in last_user(prompt) else f"Done. {'x' * 200}"
+
+
+def test_sixty_codex_turns_over_a_context_of_8k_keep_what_the_first_one_said(
+    codex: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    responses: list[Response] = []
+    end = ResponseSerializer.on_end
+
+    def listening(serializer: ResponseSerializer, outcome: Any) -> list[Any]:
+        events = end(serializer, outcome)
+        responses.append(serializer.response)
+        return events
+
+    monkeypatch.setattr(ResponseSerializer, "on_end", listening)
+    model = scripted_model(remembering, context_length=8192)
+    # A token of this model is a byte: it is shown the short instructions and tools of a small model.
+    model.engine.info = replace(model.engine.info, parameters=1_500_000_000)
+    with serving(model) as server:
+        configure(home, server, websockets=True)
+        session = CodexSession(codex, home, tmp_path)
+        try:
+            session.ask("Remember that the password of the build server is swordfish.")
+            for turn in range(58):
+                session.ask(f"Step {turn}: " + " ".join(f"change{turn}_{word}" for word in range(40)))
+            last = session.ask("Now tell me: what is the password?")
+        finally:
+            session.close()
+        assert server.settled()
+    assert last == "the password of the build server is swordfish"
+    assert [response.status for response in responses] == ["completed"] * 60
+    made = [response.compacted for response in responses if isinstance(response.compacted, Compacted)]
+    assert sum(one.reason == "context" for one in made) >= 5
+    assert all(one.dropped_items > 0 for one in made)

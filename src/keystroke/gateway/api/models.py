@@ -96,7 +96,7 @@ def _codex(name: str, entry: _Listed, place: int) -> dict[str, Any]:
         "support_verbosity": False,
         "default_verbosity": None,
         "apply_patch_tool_type": "freeform",
-        "truncation_policy": {"mode": "tokens", "limit": 10_000},
+        "truncation_policy": {"mode": "tokens", "limit": min(10_000, window // 4)},
         "supports_parallel_tool_calls": True,
         "context_window": window,
         "experimental_supported_tools": [],
