@@ -17,6 +17,7 @@ import pytest
 from gateway_support import scripted_model, serving
 from test_tasks import BROKEN, FIXED, Bench, text
 
+from keystroke.agent.loop import tool_probe
 from keystroke.agent.sandbox import Sandbox, SandboxKind
 from keystroke.config import ServerSettings
 from keystroke.engine.model import Model
@@ -32,6 +33,12 @@ def with_tools(*answers: str) -> Model:
 
 def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+@pytest.fixture(autouse=True)
+def worker_calls_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its first answers would go to the questions that find this out."""
+    monkeypatch.setitem(tool_probe._known, "worker", True)
 
 
 EDIT = call("edit", path="calc.py", old="    return a - b", new="    return a + b")
