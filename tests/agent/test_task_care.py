@@ -9,6 +9,7 @@ import pytest
 from test_task import BROKEN, CHECK, FIXED, Desk, call, in_turn, scripted
 
 from keystroke.agent.attempts import attempt_samplings
+from keystroke.agent.attempts.busy_clock import BusyClock
 from keystroke.agent.chat.model import AnswerOptions
 from keystroke.agent.loop import EndStatus
 from keystroke.agent.loop.events import NoteEvent, StepEvent
@@ -126,6 +127,15 @@ def test_the_time_that_is_neither_the_model_s_nor_a_command_s_is_reported(desk: 
     ended = desk.task(scripted(lambda prompt: f"{FIXED}```\n", small=True), check=CHECK).run("mend calc.py")
     assert ended.status is EndStatus.DONE
     assert ended.overhead_s > 0
+
+
+def test_time_in_which_two_things_are_under_way_counts_once() -> None:
+    clock = BusyClock()
+    with clock:
+        with clock:
+            pass
+        assert not clock.seconds  # one is still under way
+    assert clock.seconds > 0
 
 
 # ── damage ──

@@ -78,7 +78,6 @@ class RaceResult:
     prompt_tokens: int
     prefill_seconds: float
     reused_tokens: int = 0
-    model_seconds: float = 0.0  # in which the model computed
 
     @property
     def passed(self) -> bool:

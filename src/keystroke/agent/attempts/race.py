@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from keystroke.agent.attempts.attempt import Attempt, AttemptEnd, CheckResult, RaceResult, SelectionPolicy
+from keystroke.agent.attempts.busy_clock import BusyClock
 from keystroke.agent.attempts.checker import AttemptChecker, AttemptWatch, WatchState
 from keystroke.agent.attempts.decoder import AttemptStream, Decoder
 from keystroke.agent.attempts.selection import select_attempt
@@ -64,10 +65,12 @@ class Race:
         retry: RetryPrompt | None = None,
         steer: SteeringTokens | None = None,
         on_attempt: Callable[[Attempt], None] | None = None,
+        busy: BusyClock | None = None,
     ) -> None:
         """`chosen` holds one sampling per attempt. `steer` is called between steps: its tokens are
         appended to what each attempt has written, and the answer starts again behind them. `on_attempt` is
-        called on this thread when an attempt has ended or was checked. The race closes the decoder."""
+        called on this thread when an attempt has ended or was checked. `busy` counts the time in which the
+        model computes. The race closes the decoder."""
         if not chosen:
             raise UsageError("a race needs at least one attempt")
         self._decoder, self._prompt, self._checker = decoder, list(prompt), checker
@@ -77,6 +80,7 @@ class Race:
         self._interrupt, self._retry = interrupt or Interrupt(), retry
         self._steer = steer
         self._on_attempt = on_attempt or (lambda attempt: None)
+        self._busy = busy or BusyClock()
         self._attempts: list[Attempt] = []
         self._live: dict[AttemptStream, _Runner] = {}
         self._unchecked: list[Attempt] = []
@@ -87,7 +91,6 @@ class Race:
         self._winner: Attempt | None = None
         self._started = 0.0
         self._prefill = 0.0
-        self._decode = 0.0
         self._reused = 0
 
     def run(self) -> RaceResult:
@@ -101,7 +104,8 @@ class Race:
             # longer than generating sixteen answers.
             held.callback(pool.shutdown, wait=False, cancel_futures=True)
             held.callback(self._over.set)
-            self._reused = self._decoder.prefill(self._prompt, self._interrupt)
+            with self._busy:
+                self._reused = self._decoder.prefill(self._prompt, self._interrupt)
             self._prefill = time.perf_counter() - self._started
             while self._winner is None:
                 self._interrupt.check()
@@ -124,7 +128,6 @@ class Race:
             len(self._prompt),
             self._prefill,
             self._reused,
-            self._prefill + self._decode,
         )
 
     def _start_waiting(self) -> None:
@@ -160,9 +163,8 @@ class Race:
     def _step(self) -> None:
         # While nothing is checked only the streams can have news, and an interrupt wakes them.
         timeout = _POLL_SECONDS if self._checks or self._steer is not None else None
-        began = time.perf_counter()
-        chunks = list(self._decoder.step(list(self._live), timeout))
-        self._decode += time.perf_counter() - began
+        with self._busy:
+            chunks = list(self._decoder.step(list(self._live), timeout))
         for stream, text, finish in chunks:
             runner = self._live[stream]
             watched = runner.watch(text)

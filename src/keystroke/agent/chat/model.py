@@ -311,7 +311,8 @@ class ChatModel(ABC):
             attempt = Attempt(number, sampling)
             params = GenerationParams(request.max_tokens, sampling=sampling)
             options = AnswerOptions(params, interrupt=request.interrupt)
-            reply = self.reply(messages, options, steering=request.steering)
+            with request.busy:
+                reply = self.reply(messages, options, steering=request.steering)
             lines += [message["content"] for message in reply.messages[:-1] if message["role"] == "user"]
             attempt.text = reply.text.removeprefix(request.opening)
             attempt.tokens = [0] * reply.receipt.tokens
@@ -337,7 +338,7 @@ class ChatModel(ABC):
         if winner is None:
             winner, reason = select_attempt(attempts, request.checker.key)
         seconds = time.perf_counter() - started
-        usage = total.prompt_tokens, 0.0, total.reused_tokens, total.seconds
+        usage = total.prompt_tokens, 0.0, total.reused_tokens
         return SamplingResult(RaceResult(tuple(attempts), winner, reason, seconds, *usage), total, lines)
 
     def close(self) -> None:  # noqa: B027 - most hold nothing

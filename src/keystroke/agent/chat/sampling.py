@@ -14,6 +14,7 @@ from keystroke.agent.attempts import (
     SelectionPolicy,
     attempt_samplings,
 )
+from keystroke.agent.attempts.busy_clock import BusyClock
 from keystroke.agent.chat.encoder import ConversationEncoder
 from keystroke.agent.chat.receipt import Price, StepReceipt
 from keystroke.agent.chat.steering import Message, Steering
@@ -23,7 +24,8 @@ from keystroke.engine.base import Interrupt
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
     """`opening` is text that every answer begins with; `prediction` is text the answer probably repeats;
-    `retry` returns the conversation that shows a failed attempt to the next one."""
+    `retry` returns the conversation that shows a failed attempt to the next one; `busy` counts the time in
+    which the model computes."""
 
     messages: Sequence[Message]
     checker: AttemptChecker
@@ -41,6 +43,7 @@ class SamplingRequest:
     on_attempt: Callable[[Attempt], None] | None = None
     interrupt: Interrupt = field(default_factory=Interrupt)
     steering: Steering = field(default_factory=Steering)
+    busy: BusyClock = field(default_factory=BusyClock)
 
 
 @dataclass(slots=True)
@@ -81,6 +84,7 @@ def run_race(
         retry=retry,
         steer=steer,
         on_attempt=request.on_attempt,
+        busy=request.busy,
     ).run()
     receipt = StepReceipt(
         "attempts",

@@ -103,7 +103,10 @@ class RewriteStrategy(AgentStrategy):
         parts = list_parts(texts)
         if len(parts) > 1:
             task.begin_step(f"find the place in {', '.join(files)}")
-            reply = self.model.reply(point_messages(texts, parts, task.instruction), task.answer_options(24))
+            with task.busy:
+                reply = self.model.reply(
+                    point_messages(texts, parts, task.instruction), task.answer_options(24)
+                )
             task.add_receipt(reply.receipt)
             chosen = parse_pointing(reply.text, parts)
             pointed = [
@@ -170,11 +173,12 @@ class RewriteStrategy(AgentStrategy):
             on_attempt=lambda attempt: _note_attempt(task, attempt, task.attempts(self.model)),
             interrupt=task.control.interrupt,
             steering=task.control.steering,
+            busy=task.busy,
         )
         if check and options.check:
             task.runner.prepare_check(options.check)
         result = self.model.sample(request)
-        task.add_receipt(result.receipt, result.race.model_seconds)
+        task.add_receipt(result.receipt)
         for line in result.steering_lines:
             task.instruction += f"\n{line}"
         return self._accept(task, edit, checker, result.race)

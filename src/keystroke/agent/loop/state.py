@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from keystroke.agent.attempts import SelectionPolicy
+from keystroke.agent.attempts.busy_clock import BusyClock
 from keystroke.agent.chat.model import AnswerOptions, ChatModel
 from keystroke.agent.chat.receipt import StepReceipt, TaskReceipts
 from keystroke.agent.chat.steering import Message, Steering
@@ -115,7 +116,7 @@ class TaskState:
     tries: int = 0
     files: tuple[str, ...] = ()  # that the program found for the task
     asked: set[str] = field(default_factory=set)  # questions so far
-    model_seconds: float = 0.0  # in which models computed
+    busy: BusyClock = field(default_factory=BusyClock)  # while models compute or commands run
 
     def answer_options(self, max_tokens: int = 0, **fields: Any) -> AnswerOptions:
         params = GenerationParams(max_tokens or self.options.max_tokens)
@@ -143,10 +144,7 @@ class TaskState:
             return min(_MOST_AUTO, model.parallel_attempts)
         return _SERIAL if self.options.check or self.options.types else 1
 
-    def add_receipt(self, receipt: StepReceipt, model_seconds: float | None = None) -> None:
-        """`model_seconds`: in which the model computed, where that is not the time of the step."""
-        if receipt.model:
-            self.model_seconds += receipt.seconds if model_seconds is None else model_seconds
+    def add_receipt(self, receipt: StepReceipt) -> None:
         self.receipts.add(receipt)
         self.control.on_event(events.CostEvent(receipt))
 

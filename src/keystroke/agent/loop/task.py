@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from keystroke.agent.attempts.busy_clock import BusyClock
 from keystroke.agent.chat.model import ChatModel
 from keystroke.agent.chat.receipt import StepReceipt, TaskReceipts
 from keystroke.agent.chat.steering import HandoverRequested
@@ -147,7 +148,8 @@ class AgentTask:
 
     def _review(self, task: TaskState, model: ChatModel) -> None:
         messages = prompts.review(task.instruction, task.overlay.diff())
-        reply = model.reply(messages, task.answer_options(512))
+        with task.busy:
+            reply = model.reply(messages, task.answer_options(512))
         task.add_receipt(reply.receipt)
         problems = prompts.parse_review(reply.text)
         for problem in problems:
@@ -189,7 +191,7 @@ class AgentTask:
         if status is EndStatus.DONE:  # the changes are the workspace's now
             self.overlay = task.overlay = Overlay(self._files.workspace)
         receipts = tuple(receipt for model, receipt in task.receipts.by_model().items() if model)
-        spent = task.model_seconds + task.runner.command_seconds + self._permissions.approvals.seconds
+        spent = task.busy.seconds + self._permissions.approvals.seconds
         overhead = max(0.0, time.perf_counter() - self._started - spent)
         ended = EndedEvent(status, line, diff, entry, receipts, round(overhead, 3))
         try:
@@ -206,6 +208,7 @@ class AgentTask:
             self._created = previous.created or self._created
             self.overlay = Overlay.restore(workspace, previous.overlay)
             instruction = _continued(instruction, previous)
+        busy = BusyClock()
         runner = self._runner = Runner(
             permissions.sandbox,
             self.overlay,
@@ -214,6 +217,7 @@ class AgentTask:
             limits=permissions.limits,
             network=permissions.network,
             interrupt=control.interrupt,
+            busy=busy,
         )
         first = self._options.files[0] if self._options.files else "."
         task = TaskState(
@@ -224,6 +228,7 @@ class AgentTask:
             project_rules(workspace.root / first, workspace.root).prompt_header(),
             control,
             save=lambda: self._save(task),
+            busy=busy,
         )
         if previous is not None:
             task.messages, task.tries = list(previous.messages), previous.tries

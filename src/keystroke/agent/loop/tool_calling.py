@@ -72,7 +72,8 @@ class ToolCallingStrategy(AgentStrategy):
         for _ in range(task.options.max_steps):
             task.control.interrupt.check()
             reads.next_answer()
-            reply = self._reply(task, box, reads)
+            with task.busy:
+                reply = self._reply(task, box, reads)
             task.add_receipt(reply.receipt)
             if reply.finish is Finish.LENGTH and not reply.calls and self._shorten(task, _KEPT_RESULTS[1]):
                 continue  # the answer was cut because the conversation left no room for it

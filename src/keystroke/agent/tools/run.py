@@ -8,14 +8,13 @@ that the model's commands change become part of the task; a check changes nothin
 from __future__ import annotations
 
 import shlex
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 
+from keystroke.agent.attempts.busy_clock import BusyClock
 from keystroke.agent.sandbox import CommandLimits, CompletedCommand, ExitReason, Sandbox
 from keystroke.agent.tools.call import AgentTool, ToolResult
 from keystroke.agent.tools.warm_tests import PytestCommand, WarmTests
@@ -39,28 +38,9 @@ class CommandRequest:
 ApproveCommand = Callable[[CommandRequest], bool]
 
 
-class BusyClock:
-    """Adds up the time in which at least one thread is inside it."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._inside, self._since, self._lock = 0, 0.0, threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._since = time.perf_counter()
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self.seconds += time.perf_counter() - self._since
-
-
 class Runner:
-    """Runs the commands of one task. `changed_by_command` names files that the model's commands changed."""
+    """Runs the commands of one task. `changed_by_command` names files that the commands of the model changed;
+    `busy` counts the time in which commands run."""
 
     def __init__(
         self,
@@ -73,18 +53,14 @@ class Runner:
         network: bool = False,
         interrupt: Interrupt | None = None,
         on_output: Callable[[str], None] | None = None,
+        busy: BusyClock | None = None,
     ) -> None:
         self.sandbox, self.overlay, self.limits = sandbox, overlay, limits or CommandLimits()
         self._copies, self._approve, self._network = copies, approve, network
         self._interrupt, self.on_output = interrupt, on_output
         self.changed_by_command: set[str] = set()
-        self._busy = BusyClock()
+        self._busy = busy or BusyClock()
         self._warm = WarmTests(sandbox, self.limits)
-
-    @property
-    def command_seconds(self) -> float:
-        """How long commands ran; time in which several ran counts once."""
-        return self._busy.seconds
 
     def run_check(
         self, line: str, overlay: Overlay | None = None, interrupt: Interrupt | None = None
