@@ -175,6 +175,15 @@ def test_the_turn_state_is_returned_and_chooses_the_engine(server: RunningServer
     assert strange.headers["x-codex-turn-state"] == state
 
 
+@pytest.mark.parametrize("key", ["日本", "a\r\nx-other: 1", "two words", "k" * 1024])
+def test_a_cache_key_that_no_header_can_carry_still_names_the_turn(server: RunningServer, key: str) -> None:
+    keyed = ask(server, input="x", prompt_cache_key=key)
+    assert keyed.json()["prompt_cache_key"] == key
+    state = keyed.headers["x-codex-turn-state"]
+    assert ask(server, {"x-codex-turn-state": state}, input="y").headers["x-codex-turn-state"] == state
+    assert ask(server, input="z", prompt_cache_key=key).headers["x-codex-turn-state"] == state
+
+
 def test_the_list_of_models_has_an_etag(server: RunningServer) -> None:
     listed = httpx.get(f"{server.url}/v1/models")
     etag = listed.headers["etag"]
