@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,12 +156,13 @@ def down(ctx: typer.Context, address: Address = None, timeout: Timeout = 10.0) -
     run = invocation_of(ctx)
     settings = run.settings_with({"scale.address": address})
     if settings.scale.address is None:
+        from keystroke.scale.supervisor import read_state
+
         found = _local_state(settings)
         os.kill(found.pid, signal.SIGTERM)
-        with suppress(ProcessLookupError):
-            while True:
-                os.kill(found.pid, 0)
-                time.sleep(0.1)
+        # Its state file goes last. The process itself may stay as a zombie that its parent does not collect.
+        while (state := read_state(settings)) is not None and state.pid == found.pid:
+            time.sleep(0.1)
         run.console.note("stopped")
         return
     from keystroke.scale.cluster_query import ClusterQuery, ask_cluster
