@@ -98,6 +98,22 @@ def test_a_tool_call_and_its_result(client: ollama.Client, stream: bool) -> None
     assert "[tool]\nrain" in prompts[-1]
 
 
+def test_a_tool_call_has_an_id_that_its_result_may_name(server: RunningServer) -> None:
+    """Clients that know ids require a text; older ones ignore it."""
+    asked = {"messages": user("call the tool"), "tools": [WEATHER], "stream": False}
+    message = httpx.post(f"{server.url}/api/chat", json=asked).json()["message"]
+    (call,) = message["tool_calls"]
+    assert call["id"].startswith("call_")
+    answered = [
+        *user("call the tool"),
+        message,
+        {"role": "tool", "tool_call_id": call["id"], "content": "sun"},
+    ]
+    reply = httpx.post(f"{server.url}/api/chat", json={"messages": answered, "stream": False})
+    assert reply.status_code == 200
+    assert "[tool]\nsun" in prompts[-1]
+
+
 def test_thinking_is_apart_from_the_answer(client: ollama.Client) -> None:
     message = client.chat("auto", user("think"), think=True).message
     assert (message.thinking, message.content) == ("Let me see.", "Forty-two.")

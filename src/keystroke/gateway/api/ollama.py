@@ -249,7 +249,8 @@ class OllamaSerializer(TextSerializer):
             return []
         name, pieces = self._call
         self._call = None
-        made = wire.OllamaToolCall(wire.OllamaFunctionCall(name, _arguments("".join(pieces))))
+        identity = f"call_{self.id.rpartition('_')[2]}_{len(self._made)}"
+        made = wire.OllamaToolCall(wire.OllamaFunctionCall(name, _arguments("".join(pieces))), identity)
         self._made.append(made)
         return [self.line("", calls=[made])]
 
