@@ -13,7 +13,7 @@ from keystroke.agent.attempts.busy_clock import BusyClock
 from keystroke.agent.chat.model import AnswerOptions
 from keystroke.agent.loop import EndStatus
 from keystroke.agent.loop.events import NoteEvent, StepEvent
-from keystroke.agent.loop.focused_check import focused_command
+from keystroke.agent.loop.focused_check import affected_tests, focused_command
 from keystroke.agent.loop.tool_probe import forget_probes
 from keystroke.agent.sandbox import CompletedCommand
 from keystroke.agent.tools import ReadTool, SearchTool, Toolbox, ToolInvocation
@@ -252,6 +252,20 @@ def test_the_tests_that_fail_are_run_first_where_all_of_them_are_slow() -> None:
     assert focused_command("python -m pytest -q", dataclasses.replace(slow, seconds=1.0)) is None
     assert focused_command("make test && pytest", slow) is None
     assert focused_command("pytest", None) is None
+    named = "pytest -k one -q tests/test_a.py"
+    assert focused_command(named, slow) == wanted.replace("python -m pytest -q", "pytest -k one -q")
+    assert focused_command("pytest --maxfail 2", slow) is None  # the value of an option, or a folder
+
+
+def test_the_tests_of_what_is_changed_come_first_where_all_pass(desk: Desk) -> None:
+    desk.project.write("test_other.py", "def test_other():\n    pass\n")
+    desk.project.write("tests/__init__.py", "")
+    assert affected_tests(desk.project.overlay(), "calc.py") == ["test_calc.py"]
+    slow = CompletedCommand(0, "9 passed", seconds=9.0)
+    first = focused_command("pytest -q", slow, lambda: ["test_calc.py"])
+    assert first == "pytest -q test_calc.py"
+    assert focused_command("pytest -q", slow) is None
+    assert focused_command("pytest -q test_calc.py", slow, lambda: ["test_calc.py"]) is None
 
 
 # ── reading ahead ──

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from keystroke.agent.attempts import CheckResult, normalise
 from keystroke.agent.attempts.checker import COMPLETE, CONTINUE, AttemptWatch
-from keystroke.agent.loop.focused_check import focused_command
+from keystroke.agent.loop.focused_check import affected_tests, focused_command
 from keystroke.agent.loop.region_edit import RegionEdit
 from keystroke.agent.sandbox import CompletedCommand, ExitReason
 from keystroke.agent.tools import Runner
@@ -76,9 +76,12 @@ class EditChecker:
                 return CheckResult(_APPLIES, f"the types do not fit:\n{failure_message(types)}")
         if not self._check:
             return None
-        if (first := focused_command(self._check, self._before)) is not None:
+        before, path = self._before, edit.region.path
+        first = focused_command(self._check, before, lambda: affected_tests(trial, path))
+        if first is not None and before is not None:
             failing = self._runner.run_check(first, trial, interrupt)
-            if not failing.ok and not count_tests(failing.output).passed:  # none of what fails now is mended
+            # Something that passed is broken, or nothing of what fails now is mended.
+            if not failing.ok and (before.ok or not count_tests(failing.output).passed):
                 return CheckResult(_TYPES_PASS, f"`{self._check}` fails:\n{failure_message(failing)}")
         ended = self._runner.run_check(self._check, trial, interrupt)
         if ended.ok:
