@@ -13,7 +13,10 @@ from cli_home import Home, home, remote_home, server  # noqa: F401
 from openai_server import DONE, USAGE, Behaviour, OpenAIServer, chat, delta, stream
 from test_cli_chat import terminal
 
+from keystroke.agent.loop.events import OutputEvent
 from keystroke.agent.sandbox import find_sandbox
+from keystroke.clients.cli.do_view import TerminalTaskView
+from keystroke.clients.cli.invocation import Invocation
 
 BEFORE = "def add(a, b):\n    return a - b\n"
 AFTER = "def add(a, b):\n    return a + b\n"
@@ -183,3 +186,12 @@ def test_a_command_is_asked_for_on_the_terminal(remote_home: Home, server: OpenA
         screen.expect("keystroke undo")
         assert screen.leave() == 0
     assert (remote_home.root / "other.py").exists()
+
+
+def test_a_line_without_end_does_not_grow_in_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = TerminalTaskView(Invocation())
+    for _ in range(100):
+        shown._show(OutputEvent("x" * 65_536))
+    assert len(shown._printed) < 10_000
+    shown._show(OutputEvent("\nend\n"))
+    assert [len(line) < 10_000 for line in capsys.readouterr().err.splitlines()] == [True, True]

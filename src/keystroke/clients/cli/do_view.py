@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from keystroke.clients.cli.invocation import Invocation
 
 _YES = frozenset({"y", "yes"})
+_SHOWN = 2000  # characters of a line of a command's output
 
 
 class TerminalTaskView:
@@ -119,9 +120,10 @@ class TerminalTaskView:
         elif isinstance(item, events.NoteEvent):
             self._print(f"  {item.line}", RED if item.failed else "")
         elif isinstance(item, events.OutputEvent):
-            *lines, self._printed = (self._printed + item.text).split("\n")
+            *lines, rest = (self._printed + item.text).split("\n")
+            self._printed = rest[:_SHOWN]  # a line without end does not grow in memory
             for line in lines[-20:]:
-                self._print(f"  | {line}")
+                self._print(f"  | {line[:_SHOWN]}")
         # The whole change and the sum are shown at the end.
 
     def _print(self, line: str, style: str = "") -> None:
