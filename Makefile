@@ -90,7 +90,7 @@ test-editors: $(DEV_STAMP)  ## the editors for real: fetches a VS Code and build
 editors: | $(VENV)/bin/python  ## build dist/keystroke.vsix for VS Code and dist/keystroke.nvim.tar.gz for Neovim
 	@$(BIN)/python editors/build.py
 
-dist: | $(VENV)/bin/python  ## build the wheel in dist/ and try it in an environment of its own
+dist: editors | $(VENV)/bin/python  ## build the wheel in dist/, with the extension for VS Code, and try it in an environment of its own
 	@rm -f dist/keystroke-*.whl
 	@$(PIP) wheel --no-deps --wheel-dir dist .
 	@rm -rf build/try && $(PYTHON) -m venv build/try

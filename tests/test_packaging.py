@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
@@ -165,13 +166,31 @@ def test_locks_of_node_agree_with_their_packages_and_name_no_host(folder: str) -
     assert "http" not in "".join(str(entry.get("resolved", "")) for entry in lock["packages"].values())
 
 
-def test_the_archives_for_editors_hold_what_an_editor_loads(tmp_path: Path) -> None:
-    """The packer on a folder that looks like a compiled extension; `make editors` compiles the real one."""
-    spec = importlib.util.spec_from_file_location("editor_packages", ROOT / "editors" / "build.py")
+def _editors_module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"editors_{name}", ROOT / "editors" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_wheel_takes_the_extension_for_vscode_if_it_was_built(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="the wheel is built with hatchling: pip install 'keystroke[dev]'")
+    hook = _editors_module("wheel_hook").ExtensionHook(str(tmp_path), {}, None, None, str(tmp_path), "wheel")
+    data: dict[str, dict[str, str]] = {"force_include": {}}
+    hook.initialize("standard", data)
+    assert data == {"force_include": {}}
+    extension = tmp_path / "dist" / "keystroke.vsix"
+    extension.parent.mkdir()
+    extension.touch()
+    hook.initialize("standard", data)
+    assert data == {"force_include": {str(extension): "keystroke/editors/keystroke.vsix"}}
+
+
+def test_the_archives_for_editors_hold_what_an_editor_loads(tmp_path: Path) -> None:
+    """The packer on a folder that looks like a compiled extension; `make editors` compiles the real one."""
+    build = _editors_module("build")
     room = tmp_path / "room"
     (room / "out").mkdir(parents=True)
     (room / "out" / "extension.js").write_text("exports.activate = () => {};\n")

@@ -143,12 +143,10 @@ def _vscode(folders: UserFolders) -> EditorChange:
 
 
 def _extension() -> Path | None:
-    """The built VS Code extension, in the checkout this program runs from."""
-    root = Path(__file__).resolve().parents[4]
-    return next(
-        (p for p in (root / "dist" / "keystroke.vsix", root / "editors/vscode/keystroke.vsix") if p.exists()),
-        None,
-    )
+    """The built VS Code extension: inside the package, or in the checkout it runs from."""
+    package = Path(__file__).resolve().parents[2]
+    places = (package / "editors" / "keystroke.vsix", package.parents[1] / "dist" / "keystroke.vsix")
+    return next((place for place in places if place.exists()), None)
 
 
 def _neovim(folders: UserFolders) -> EditorChange:
