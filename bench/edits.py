@@ -239,13 +239,13 @@ def ran(
     cases: Sequence[InstructionCase],
     ways: Sequence[str],
     writer: Recorder,
-    seconds: float = math.inf,
+    limit: float = math.inf,
     by_client: Mapping[str, Propose] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Every case in every way, as many cases as are begun within `seconds`: what came out and its cost."""
+    """Every case in every way, as many cases as are begun within `limit` seconds: what came out, its cost."""
     started = time.monotonic()
     for number, case in enumerate(cases, 1):
-        if time.monotonic() - started > seconds:
+        if time.monotonic() - started > limit:
             return
         for way in ways:
             before = writer.seconds, writer.tokens, writer.asked
