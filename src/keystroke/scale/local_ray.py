@@ -28,7 +28,7 @@ from keystroke.scale.served_models import NAME, replica_needs
 
 LOST = 70  # exit status: Ray's head is gone, start again
 _POLL = 0.5  # seconds between two checks of Ray's processes
-_SILENT = 30.0  # seconds without a status after which Ray counts as lost
+_SILENT = 120.0  # seconds without a status after which a head whose processes run counts as lost
 _FAREWELL = 5.0  # seconds for gateways to end their turns once the head is gone
 
 Report = Callable[[dict[str, Any]], None]
