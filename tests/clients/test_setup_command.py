@@ -181,6 +181,13 @@ class TestCommand:
         assert list(mine.iterdir()) == []
         assert not (machine.root / "config").exists()
 
+    def test_the_removal_of_everything_takes_it_back_too(self, machine: Home) -> None:
+        machine.keystroke("setup", "--yes", "--no-measure", "--deep", "none", "--editor", "opencode")
+        file = machine.root / "config" / "opencode" / "opencode.json"
+        assert file.exists()
+        assert f"deleted {file}" in machine.keystroke("cache", "--clear", "--everything", "--yes").stderr
+        assert not file.exists()
+
     def test_undo_is_offered_only_where_something_was_done(self, machine: Home) -> None:
         nothing = machine.keystroke("setup", "--yes", "--no-measure", "--deep", "none")
         assert "--undo" not in nothing.stdout

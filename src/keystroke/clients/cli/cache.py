@@ -2,10 +2,12 @@
 
 Without names only files that can be regenerated are deleted. Others (models, undo, history, a server's
 database, settings) are deleted only when named or with --everything, and always after confirmation.
+--everything also stops the gateway and takes back what `keystroke setup` wrote into the configuration of editors.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -52,11 +54,15 @@ def cache(
         raise typer.Exit(1)
     if everything:
         from keystroke.clients.cli.processes import stop_all
+        from keystroke.clients.cli.setup_record import SetupRecord
         from keystroke.clients.running import running_processes
 
         # A gateway would write files again. Language servers and terminals belong to whoever started them.
         state = run.settings.paths.state
         stop_all(run, [one for one in running_processes() if one.belongs_to(state)])
+        if not names and (record := SetupRecord.load(state)) is not None:
+            for sentence in chain(*record.undo_programs()):
+                run.console.note(sentence)
         listed = {kind.name for kind in doomed}
         doomed = [kind for kind in stored_files(run.settings, run.environ) if kind.name in listed]
     freed = {kind.name: kind.clear() for kind in doomed}

@@ -74,11 +74,9 @@ class SetupRecord(msgspec.Struct):
         else:
             self.files.append(WrittenFile(str(path), before, text, folders))
 
-    def undo(self, run: Invocation) -> tuple[list[str], list[str]]:
-        """Take everything back. Returns what was undone and what was left, each a sentence."""
-        from keystroke.config.write import write_setting
-        from keystroke.engine.library import ModelLibrary
-
+    def undo_programs(self) -> tuple[list[str], list[str]]:
+        """Take back what was written for editors and agents. Returns what was undone and what was left, each
+        a sentence."""
         done: list[str] = []
         left: list[str] = []
         for file in reversed(self.files):
@@ -89,6 +87,14 @@ class SetupRecord(msgspec.Struct):
                 done.append(f"ran {' '.join(command)}")
             except (OSError, subprocess.SubprocessError) as error:
                 left.append(f"{' '.join(command)} failed ({error}); run it yourself")
+        return done, left
+
+    def undo(self, run: Invocation) -> tuple[list[str], list[str]]:
+        """Take everything back. Returns the same as `undo_programs`."""
+        from keystroke.config.write import write_setting
+        from keystroke.engine.library import ModelLibrary
+
+        done, left = self.undo_programs()
         for key, value in self.settings.items():
             write_setting(key, value, run.environ)
             done.append(f"{key} is {value if value is not None else 'chosen automatically'} again")
