@@ -158,6 +158,19 @@ def test_reasoning_effort_reaches_a_remote_model(far: tuple[RunningServer, Runni
     assert heard == ["low", "none", None, "medium"]
 
 
+def test_only_more_than_the_usual_effort_of_messages_asks_for_depth(pair: RunningServer) -> None:
+    """Claude Code sends `high` with every request."""
+
+    def model(**more: Any) -> str:
+        body = {"model": "auto", "max_tokens": 10, "messages": [{"role": "user", "content": "hello"}], **more}
+        return str(httpx.post(f"{pair.url}/v1/messages", json=body, timeout=60).json()["model"])
+
+    adaptive = {"type": "adaptive"}
+    assert model(thinking=adaptive, output_config={"effort": "high"}) == "small"
+    assert model(thinking=adaptive, output_config={"effort": "max"}) == "large"
+    assert model(output_config={"effort": "max"}) == "small"
+
+
 async def test_a_remote_answer_can_be_cancelled_and_steered(far: tuple[RunningServer, RunningServer]) -> None:
     front, behind = far
     async with Client(front.url) as client:

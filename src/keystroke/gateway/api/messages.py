@@ -288,11 +288,12 @@ def _reasons(request: wire.MessagesPrompt) -> bool:
 
 
 def _effort(request: wire.MessagesPrompt) -> str:
-    """How much a model that can reason is to: not at all unless `thinking` asks for it."""
+    """How much a model that can reason is to: not at all unless `thinking` asks for it. Anthropic's `high` is
+    its default, which Claude Code sends with every request."""
     if not _reasons(request):
         return "none"
     wanted = request.output_config.effort if request.output_config is not None else None
-    return {"max": "xhigh"}.get(wanted or "", wanted or "medium")
+    return {"low": "low", "medium": "low", "xhigh": "high", "max": "high"}.get(wanted or "", "medium")
 
 
 def _format(request: wire.MessagesPrompt) -> dict[str, Any] | None:
