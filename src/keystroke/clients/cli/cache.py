@@ -2,7 +2,7 @@
 
 Without names only files that can be regenerated are deleted. Others (models, undo, history, a server's
 database, settings) are deleted only when named or with --everything, and always after confirmation.
---everything also stops the gateway and takes back what `keystroke setup` wrote into the configuration of editors.
+--everything also stops the gateway and takes back what `keystroke setup` wrote for editors.
 """
 
 from __future__ import annotations

@@ -40,9 +40,7 @@ def demo(ctx: typer.Context, model: options.Model = None) -> None:
             run.console.line(f"→{text}", GREEN)
             cost = f"{report.tokens} tokens in {report.seconds * 1000:.0f} ms"
             run.console.note(f"\n{cost}, {report.tokens_per_second:.0f} a second\n")
-    run.console.note(
-        "Next: `keystroke complete FILE:LINE`  `keystroke chat`  `keystroke doctor`  `keystroke --help`"
-    )
+    run.console.note("Next: `keystroke setup` (models, your editor)  `keystroke play`  `keystroke --help`")
 
 
 def _has_compiler() -> bool:
