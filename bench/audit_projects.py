@@ -8,7 +8,9 @@
   fixes      every safe fix is applied alone, and all of a project together. The tests that passed before must
              pass after. They run in the sandbox without a network; the project is installed before, outside.
              A project whose tests do not run here counts as read only: its fixes are listed for a reader.
-  ceiling    a fix that no test covers is not shown to be right by this; a reader judges the listed diffs.
+  ceiling    a fix that no test covers is not shown to be right by this; readers judge the listed diffs and 50
+             alarms drawn by the seed. results/audit-judged.json holds their verdicts for every draw; they count
+             for the revision that was read, which is the one before the causes of that draw were ended.
 
 Last line: JSON. `python -m bench.audit_projects [--draw SEED --count N] [--seed N] [--minutes M]
 [--out FILE]`
@@ -48,7 +50,7 @@ from keystroke.errors import KeystrokeError
 from keystroke.text import apply_edits
 
 PINNED = Path(__file__).resolve().parent / "data" / "audit_projects.json"
-JUDGED = Path(__file__).resolve().parent / "results" / "audit-judged-alarms.json"
+JUDGED = Path(__file__).resolve().parent / "results" / "audit-judged.json"
 CACHE = Path(platformdirs.user_cache_dir("keystroke")) / "bench-audit" / "projects"
 MAX_ARCHIVE = 3_000_000  # bytes
 MIN_LINES = 300
@@ -345,19 +347,26 @@ def main() -> None:
         print(f"{len(pins)} projects are pinned")
         return
     pins = [pin for pin in read_pins() if given.seed in (None, pin.seed)]
-    record("audit-projects", measure(pins, given.minutes, given.out) | judged())
+    record("audit-projects", measure(pins, given.minutes, given.out) | judged(given.seed))
 
 
-def judged() -> dict[str, float]:
-    """The share of the alarms judged by readers that are true, and that are true or arguable."""
+def judged(seed: int | None) -> dict[str, Any]:
+    """What readers said of the alarms and safe fixes of a draw, or of all draws."""
     if not JUDGED.is_file():
         return {}
-    verdicts = [item["verdict"] for item in json.loads(JUDGED.read_text(encoding="utf-8"))]
-    true, arguable = verdicts.count("true"), verdicts.count("arguable")
+    draws = json.loads(JUDGED.read_text(encoding="utf-8"))["draws"]
+    known = [draw for draw in draws if seed in (None, draw["seed"])]
+    alarms = [item["verdict"] for draw in known for item in draw["alarms"]]
+    fixes = [item["verdict"] for draw in known for item in draw["fixes"]]
+    if not alarms:
+        return {}
+    true, arguable = alarms.count("true"), alarms.count("arguable")
     return {
-        "judged": len(verdicts),
-        "true_share": round(true / len(verdicts), 3),
-        "true_or_arguable_share": round((true + arguable) / len(verdicts), 3),
+        "judged": len(alarms),
+        "true_share": round(true / len(alarms), 3),
+        "true_or_arguable_share": round((true + arguable) / len(alarms), 3),
+        "fixes_judged": len(fixes),
+        "fixes_judged_wrong": fixes.count("wrong"),
     }
 
 

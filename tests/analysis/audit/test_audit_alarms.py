@@ -277,6 +277,61 @@ PAIRS = [
     ),
     (
         "javascript",
+        "a component that is merged under the name of its channel",
+        "function f(axes, channel, child) {\n"
+        "  axes[channel] = mergeAxisComponents(axes[channel], child.axes[channel]);\n}\n",
+        "",
+        "javascript-prototype-pollution",
+    ),
+    (
+        "python",
+        "a value that the driver quotes",
+        "from clickhouse_connect.driver.binding import format_query_value\ndef f(client, name):\n"
+        "    return client.query(f'SELECT 1 FROM t WHERE n = {format_query_value(name)}')\n",
+        "def f(client, name):\n    return client.query(f'SELECT 1 FROM t WHERE n = {name}')\n",
+        "python-sql-injection",
+    ),
+    (
+        "python",
+        "an answer that is no page",
+        "from flask import make_response, request\ndef f():\n    r = make_response(reply(request.data))\n"
+        "    r.headers['Content-Type'] = 'application/xml'\n    return r\n",
+        "from flask import make_response, request\ndef f():\n    return make_response(request.args['a'])\n",
+        "python-xss",
+    ),
+    (
+        "python",
+        "a digest that says whether something changed",
+        "import hashlib\ndef has_changed(old, new):\n    return hashlib.md5(old) != hashlib.md5(new)\n",
+        "import hashlib\ndef sign(text):\n    return hashlib.md5(text).hexdigest()\n",
+        "python-weak-hash",
+    ),
+    (
+        "c",
+        "a length that was compared with the buffer",
+        "#include <string.h>\nint f(const char *p) {\n    char e[32];\n"
+        "    if (strlen(p + 1) >= sizeof(e)) return -1;\n    strcpy(e, p + 1);\n    return 0;\n}\n",
+        "int f(const char *p) {\n    char e[32];\n    strcpy(e, p + 1);\n    return 0;\n}\n",
+        "c-unbounded-copy",
+    ),
+    (
+        "c",
+        "some bits of a random number, and a number that was tested",
+        "#include <stdlib.h>\nint f(unsigned char *b, const char *r) {\n    b[0] = (unsigned char)rand();\n"
+        "    return atoi(r) > 0 ? atoi(r) - 1 : 0;\n}\n",
+        "#include <stdlib.h>\nint f(const char *r) {\n    return atoi(r) - 1;\n}\n",
+        "c-integer-overflow",
+    ),
+    (
+        "c",
+        "twice the length of a text",
+        "#include <stdlib.h>\n#include <string.h>\nchar *f(const char *p) {\n    size_t n = strlen(p);\n"
+        "    return malloc(n * 2);\n}\n",
+        "#include <stdlib.h>\nchar *f(size_t n) {\n    return malloc(n * 2);\n}\n",
+        "c-allocation-overflow",
+    ),
+    (
+        "javascript",
         "a buffer of a text",
         "function f(code) {\n  return new Buffer(String.fromCharCode(code));\n}\n"
         "function g(text) {\n  return new Buffer(text, 'utf8');\n}\n",

@@ -262,6 +262,7 @@ class Detectors(_Secrets):
         deep = (
             right is not None
             and right.kind() == "call_expression"
+            and (right.field("function").text() == own or bool(_MERGE.search(right.field("function").text())))
             and bool(name and spelled)
             and re.search(given, right.text()) is not None
         )
@@ -270,6 +271,9 @@ class Detectors(_Secrets):
             self.report("foreign-property", parent, origin=key.origin)
 
 
+_MERGE = re.compile(
+    r"(?i)(?:^|[._])(?:deep_?)?(?:merge|extend|assign|defaults|clone)(?:_?(?:deep|with|objects?))?$"
+)
 _OWN_DATA = re.compile(r"^(?:JSON\.parse|process\.|minimist|yargs|commander|fs\.)")
 _COUNTED = re.compile(r"(?:^|[._])[ij]$|(?i:index|idx|length|count|offset|position|number|row|col)$")
 _LINK = re.compile(r"<a\s[\s\S]*\bhref=(?:\{|[\"']https?:)")

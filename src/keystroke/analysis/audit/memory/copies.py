@@ -175,12 +175,26 @@ class CopyMatcher(BoundsMatcher):
             return value.memory.length
         return None
 
+    def is_measured_before(self, event: CallEvent) -> bool:
+        """Whether the length of a source that is no variable was compared with the size of the target."""
+        target, source = (str(expr.node.text()) for expr in event.call.args[:2])
+        if source.isidentifier() or self.function is None:
+            return False
+        tested = (
+            rf"strlen\(\s*{re.escape(source)}\s*\)[^;]{{0,8}}[<>]=?\s*sizeof\s*\(?\s*{re.escape(target)}\b"
+        )
+        text = str(self.function.node.text())
+        found = re.search(tested, text)
+        return found is not None and found.start() < text.find(str(event.call.node.text()))
+
     def check_string_copy(self, event: CallEvent, name: str) -> None:
         target, source = event.args[0], event.args[1]
         exprs = event.call.args
         unit = 4 if name.startswith("w") else 1
         self.check_dereference(target, event.call.node, exprs[0])
         if self.check_before_start(event, 0, 1):
+            return
+        if self.is_measured_before(event):
             return
         length = self.text_length(source)
         if isinstance(source.const, str) and unit == 4:

@@ -142,7 +142,7 @@ class LifetimeMatcher(CopyMatcher):
             foreign = size.level >= REMOTE or (
                 size.level >= PARAMETER and isinstance(expr, ir.OpExpr) and expr.op in ("*", "<<")
             )
-            lengths = "strlen" in str(event.call.node.text())
+            lengths = "strlen" in str(event.call.node.text()) or size.origin.startswith("the length of ")
             if foreign and size.numeric and not limited and not lengths:
                 self.report_call("allocation-overflow", event, origin=size.origin, with_args=False)
         elif size.level >= REMOTE and size.numeric and not limited and name != "realloc":

@@ -6,6 +6,7 @@ Unknown sizes are reported only for foreign data.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from keystroke.analysis.audit.flow.base import CallEvent
@@ -283,7 +284,7 @@ class MemoryMatcher(LifetimeMatcher):
                 continue
             if op == "-" and not other.known:
                 continue
-            if not _number_source(arg.origin):
+            if not _number_source(arg.origin) or _tested_above(node):
                 continue
             self.report("integer-overflow", node, origin=arg.origin)
             return
@@ -311,6 +312,16 @@ class MemoryMatcher(LifetimeMatcher):
             and "string" not in function.returns
         ):
             self.report("stack-return", node)
+
+
+def _tested_above(node: ir.Syntax) -> bool:
+    """Whether the condition of the expression compares the number of a difference: x > 0 ? x - 1 : 0."""
+    left, parent = str(node.field("left").text()), node.parent()
+    while parent is not None and parent.kind() in ("parenthesized_expression", "cast_expression"):
+        parent = parent.parent()
+    if parent is None or parent.kind() != "conditional_expression" or "-" not in node.text():
+        return False
+    return re.match(rf"\(?{re.escape(left)}\s*>", str(parent.field("condition").text())) is not None
 
 
 def _foreign(value: Value) -> bool:

@@ -204,6 +204,7 @@ class PointerFlow(DataFlow):
             and value.level >= REMOTE
             and open_ended
             and PARSED.search(value.origin)
+            and "rand" not in value.origin  # some of its bits are wanted
         ):
             if not self.silent:
                 self.listener.on_remark("truncation", expr.node)
