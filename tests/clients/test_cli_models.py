@@ -84,6 +84,15 @@ class TestByName:
         assert listed(home)["coder"]["kind"] == "gguf"
         assert "are intact" in home.keystroke("models", "verify", "coder").stdout
 
+    def test_a_model_of_the_catalogue_says_what_it_needs_before_it_is_installed(self, home: Home) -> None:
+        facts = json.loads(home.keystroke("models", "show", "qwen3.6-27b", "--json").stdout)
+        model = builtin.BUILT_IN["qwen3.6-27b"]
+        assert (facts["size"], facts["memory"]) == (model.size, model.memory_bytes)
+        assert facts["fits"].startswith(("yes, on the ", "no: needs "))
+        assert "keystroke models add qwen3.6-27b" in facts["installed"]
+        fits = json.loads(home.keystroke("doctor", "--quick", "--json").stdout)["fits"]
+        assert fits.keys() == builtin.BUILT_IN.keys()
+
     def test_a_model_that_only_the_hub_has_comes_from_there_and_is_checked(
         self, home: Home, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -94,6 +94,13 @@ class ModelFit:
     engine: str | None = None
     speed: float | None = None
 
+    def describe(self) -> str:
+        """One line for people."""
+        if self.reason is not None:
+            return f"no: {self.reason}"
+        speed = f", about {self.speed:.2g} tokens a second" if self.speed is not None else ""
+        return f"yes, on the {self.engine} engine{speed}"
+
 
 def look_up_machine(models: Path, *, measure: bool = True) -> Machine:
     """This machine. `models` is the folder whose disk counts; `measure`: read memory for a tenth of a
@@ -169,9 +176,12 @@ def recommend_deep(
     fits = [fit(model, machine, installed=model.name in present) for model in models if model.role == "deep"]
     usable = [one for one in fits if one.reason is None and one.model.rank > 0]
     quick = [one for one in usable if one.speed is None or one.speed >= SLOW]
-    # Without a quick one, the smallest: it is slow, but less so than the others.
+    # Without a quick one, the smallest: it is slow, but less so than the others. A busy machine measures slow,
+    # which is no reason to download another model than the one that is installed.
     if not quick:
-        return min(usable, key=lambda one: one.model.read_bytes, default=None)
+        return min(
+            usable, key=lambda one: (one.model.name not in present, one.model.read_bytes), default=None
+        )
     capable = [one for one in quick if one.model.rank >= _CAPABLE] or quick
     return max(capable, key=_preference)
 

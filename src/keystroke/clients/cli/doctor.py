@@ -37,7 +37,9 @@ def doctor(
 ) -> None:
     from keystroke.clients.cli.installed_version import release
     from keystroke.engine.backends import BACKENDS
+    from keystroke.engine.builtin import BUILT_IN
     from keystroke.engine.fetch.staging import folder_bytes
+    from keystroke.engine.machine import fit, look_up_machine
     from keystroke.engine.unsupported_gpu import unsupported_gpu
 
     run = invocation_of(ctx)
@@ -54,6 +56,8 @@ def doctor(
         name: {"path": str(path), "bytes": folder_bytes(path)}
         for name, path in (("models", settings.paths.models), ("cache", settings.paths.cache))
     }
+    box = look_up_machine(settings.paths.models, measure=not quick)
+    facts["fits"] = {model.name: fit(model, box, installed=True).describe() for model in BUILT_IN.values()}
     facts["gateways"] = gateways(settings.paths.state)
     if facts["gpu"] is not None or settings.engine.kind == "cuda":
         from keystroke.engine.cuda.backend import report
@@ -204,6 +208,8 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
     row("packages", ", ".join(f"{name} {v}" for name, v in facts["packages"].items() if v))
     row("gpu", facts["gpu"] or facts["other_gpu"] or "none found")
     row("engines", ", ".join(name for name, reason in facts["backends"].items() if reason is None) or "none")
+    for at, (name, words) in enumerate(facts["fits"].items()):
+        row("" if at else "fits", f"{name}: {words}")
     if "cuda" in facts:
         row("cuda", ("usable: " if facts["cuda"]["suits"] else "not usable: ") + facts["cuda"]["why"])
     for name, folder in facts["folders"].items():

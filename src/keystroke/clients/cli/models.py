@@ -270,7 +270,7 @@ def show(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
             "role": named.role,
         }
     else:
-        facts = _local_facts(name, run)
+        facts = _known_facts(name, run)
     if run.json:
         run.console.json(facts)
         return
@@ -279,7 +279,25 @@ def show(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
             for file, digest in value.items():
                 run.console.line(f"{'sha256':13}{digest}  {file}")
         else:
-            run.console.line(f"{key:13}{format_size(value) if key == 'size' else value}")
+            run.console.line(f"{key:13}{format_size(value) if key in ('size', 'memory') else value}")
+
+
+def _known_facts(name: str, run: Invocation) -> dict[str, Any]:
+    """A model on this disk, and of the catalogue's also what it needs and whether it fits this machine."""
+    from keystroke.engine.builtin import BUILT_IN
+    from keystroke.engine.machine import fit, look_up_machine
+
+    model = BUILT_IN.get(name)
+    if model is None:
+        return _local_facts(name, run)
+    installed = name in _library(run).names()
+    found = fit(model, look_up_machine(run.settings.paths.models), installed=installed)
+    facts: dict[str, Any] = {"name": name, "size": model.size, "architecture": model.architecture}
+    if installed or model.on_demand:
+        facts = _local_facts(name, run)
+    else:
+        facts["installed"] = f"no: `keystroke models add {name}`"
+    return {"title": model.title, **facts, "memory": model.memory_bytes, "fits": found.describe()}
 
 
 def _local_facts(name: str, run: Invocation) -> dict[str, Any]:
