@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from keystroke.agent.sandbox.processes import process_tree
-from keystroke.agent.tools import CommandRequest, Toolbox, ToolInvocation, mcp
+from keystroke.agent.tools import CommandRequest, Toolbox, ToolInvocation, mcp, mcp_relay
 from keystroke.agent.tools.mcp import McpServer, McpTools, load_servers
 from keystroke.engine.base import Interrupt
 from keystroke.errors import ConfigError, Interrupted, Unavailable
@@ -161,3 +162,19 @@ def test_a_message_without_end_is_cut(method: str, monkeypatch: pytest.MonkeyPat
     finally:
         tools.close()
     assert children() <= before
+
+
+@pytest.mark.parametrize("how", ["silent", "huge"])
+def test_a_server_ends_with_a_program_that_is_killed(how: str) -> None:
+    server = [sys.executable, "-c", HOSTILE.replace("for line", "print(flush=True)\nfor line"), "none", how]
+    relay, before = [sys.executable, "-I", "-S", mcp_relay.__file__, "1000", *server], children()
+    user = subprocess.Popen(relay, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert user.stdin is not None
+    assert user.stdout is not None
+    assert user.stdout.readline() == b"\n"  # the server runs; its input stays open
+    started = children() - before
+    assert len(started) == 2
+    user.stdout.close()
+    assert user.wait() != 0
+    user.stdin.close()
+    assert not children() & started

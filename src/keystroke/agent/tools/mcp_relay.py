@@ -1,4 +1,5 @@
-"""Passes the output of an MCP server on, and ends the server when a message is too long.
+"""Passes the output of an MCP server on. Ends the server when a message is too long or nobody reads any more,
+also where the reader was killed and the server is silent.
 
 Runs as a program of its own (`python -I -S mcp_relay.py BYTES COMMAND...`), so it imports only the standard
 library. The server's input is the relay's own.
@@ -7,6 +8,7 @@ library. The server's input is the relay's own.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,7 +23,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: server.kill())
     assert server.stdout is not None
     length = 0  # of the message so far
-    while data := os.read(server.stdout.fileno(), 1 << 16):
+    watched = select.poll()
+    watched.register(server.stdout, select.POLLIN)
+    watched.register(1, 0)  # reports only that its reader is gone
+    while 1 not in dict(watched.poll()) and (data := os.read(server.stdout.fileno(), 1 << 16)):
         newline = data.rfind(b"\n")
         length = len(data) - newline - 1 if newline >= 0 else length + len(data)
         if length > most:
@@ -33,8 +38,9 @@ def main() -> None:
             while data:
                 data = data[os.write(1, data) :]
         except BrokenPipeError:
-            server.kill()
             break
+    if 1 in dict(watched.poll(0)):
+        server.kill()
     sys.exit(server.wait())
 
 
