@@ -1,14 +1,17 @@
-"""Soak test with faults: cancels, steers, drops, slow readers, garbage, a failing engine, a full disk.
+"""Soak test with faults: cancels, steers, drops, slow readers, garbage, tasks, kills, a store that fails.
 
 Regime: one server with the echo engine (a token in half a millisecond), its database and all clients in this
-process. Every client counts its requests and their terminal events. From time to time the engine fails in the
-middle of answers and the database cannot be written. The ceiling: `lost` 0 (requests without a terminal event
-while their connection lived or could be taken up again, and responses acknowledged as stored that are not
-there), `doubled` 0 (a second terminal event), memory and handles flat, and no callback of the loop that takes
-long (`worst_stall_ms`, in time of this thread, so that a busy machine is not counted; the garbage collector's
+process: the Responses API over sockets and HTTP, Chat Completions, Messages, Ollama, and tasks that edit a
+file and run its check in a sandbox. From time to time the engine fails in the middle of answers, processes
+of a check are killed, the disk is full, the database is locked or read-only, or the clock is set. A second
+server is killed while it stores and started again. Every client counts its requests and their terminal
+events. The ceiling: `lost` 0 (requests without a terminal event while their connection lived or could be
+taken up again, and responses acknowledged as stored that are not there), `doubled` 0 (a second terminal
+event), memory and handles flat, no process or folder left, and no callback of the loop that takes long
+(`worst_stall_ms`, in time of this thread, so that a busy machine is not counted; the garbage collector's
 longest look at server and clients together is `worst_collection_ms`).
 
-`make bench-soak ARGS="--seconds 600 --clients 12"`; last line JSON with `requests`, `lost`, `doubled`,
+`make bench-soak ARGS="--seconds 3600 --clients 12"`; last line JSON with `requests`, `lost`, `doubled`,
 `rss_growth_mb`, `worst_stall_ms`; exit code 1 if one of the first three is wrong or a resource was not
 released.
 """
@@ -17,16 +20,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,14 +43,17 @@ import uvicorn
 import websockets
 
 from bench.record import record
-from keystroke.config import NamedModel, ServerSettings, Settings
-from keystroke.engine.echo import EchoEngine
+from bench.soak_faults import KilledServer, full_disk, locked, moved_clock, read_only
+from keystroke.config import NamedModel, PathSettings, ServerSettings, Settings
+from keystroke.engine.echo import EchoEngine, Script
 from keystroke.engine.echo_model import echo_model
 from keystroke.gateway.app import Gateway, tune_collector, uvicorn_config
 from keystroke.gateway.record.store import Store, default_url
 from keystroke.gateway.transport.socket import SocketLimits
 from keystroke.gateway.work.registry import ModelRegistry, local_entry
 
+PATIENCE = 240.0  # seconds after which a client counts as hung, also on a busy machine
+KILLS_FROM = 20.0  # seconds of a stretch from which the second server is killed in it
 POOL = 5  # connections to the database that stay open
 TERMINAL = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 GARBAGE = [
@@ -55,6 +64,10 @@ GARBAGE = [
     "\x00",
     '{"type":"response.create","model":"none","input":"x"}',
 ]
+BROKEN = "def add(a, b):\n    return a - b\n"
+FIXED = "def add(a, b):\n    return a + b\n"
+CHECK = "python3 -c 'from calc import add; assert add(1, 2) == 3'"
+_began: ContextVar[float] = ContextVar("began")  # when the client of this task began
 
 
 @dataclass
@@ -103,7 +116,7 @@ class Stalls:
                 return
             self.collection = max(self.collection, self._collected)
             own = spent - self._collected
-            if own > self.worst and not (who := _who(handle)).startswith("Soak."):
+            if own > self.worst and not (who := _who(handle)).startswith(("Soak.", "KilledServer.")):
                 self.worst, self.what = own, who
 
         setattr(asyncio.Handle, "_run", timed)  # noqa: B010 - there is no public way to look
@@ -119,6 +132,18 @@ class Stalls:
             self._collecting = time.thread_time()
         else:
             self._collected += time.thread_time() - self._collecting
+
+
+def _repairing(other: Script) -> Script:
+    """Repairs the file of a task and answers the rest as `other` does."""
+    return lambda prompt: f"{FIXED}```\n" if "def add" in prompt else other(prompt)
+
+
+def _http(base_url: str = "") -> httpx.AsyncClient:
+    """A client that opens a connection for every request: a server may close an idle one at any time, and
+    on a busy machine seconds lie between two requests."""
+    once = httpx.Limits(max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=base_url, timeout=PATIENCE, verify=False, limits=once)
 
 
 def _who(handle: asyncio.Handle) -> str:
@@ -140,22 +165,36 @@ class Soak:
         self.stalls = Stalls()
         model = echo_model(step_cost=0.0005)
         assert isinstance(model.engine, EchoEngine)
-        self.engine = FaultyEngine(model.engine.script, step_cost=0.0005)
+        repeat = model.engine.script
+        assert repeat is not None
+        self.engine = FaultyEngine(_repairing(repeat), step_cost=0.0005)
         model = dataclasses.replace(model, engine=self.engine)
         entry = local_entry("echo", model, named=NamedModel(concurrent=8), max_queue=256)
-        settings = Settings(server=ServerSettings(port=0, drain_s=0.1, max_frame_bytes=100_000))
         self._temporary = tempfile.TemporaryDirectory()
-        self.store = Store(default_url(folder or Path(self._temporary.name)), quota_mb=64)
+        self.folder = folder or Path(self._temporary.name)
+        self.scratch = self.folder / "tmp"  # where tasks make their copies
+        self.scratch.mkdir()
+        settings = Settings(
+            server=ServerSettings(port=0, drain_s=0.1, max_frame_bytes=100_000),
+            paths=PathSettings(state=self.folder / "state"),
+        )
+        self.store = Store(default_url(self.folder), quota_mb=64)
+        self.killed = KilledServer(self.folder / "killed", self.random)
         self.acknowledged: list[str] = []  # responses that were said to be stored
         self.trouble = False  # the engine or the disk fails on purpose: failures are no fault
+        self.trouble_over = 0.0  # when it was so last
         self.gateway = Gateway(
             ModelRegistry([entry]), settings, store=self.store, socket_limits=SocketLimits(patience=2.0)
         )
         self.entry = entry
 
     async def run(self) -> dict[str, Any]:
-        with self.stalls:
-            result = await self._run()
+        usual, tempfile.tempdir = tempfile.tempdir, str(self.scratch)
+        try:
+            with self.stalls:
+                result = await self._run()
+        finally:
+            tempfile.tempdir = usual
         result["worst_stall_ms"] = round(self.stalls.worst * 1e3, 1)
         result["worst_stall"] = self.stalls.what
         result["worst_collection_ms"] = round(self.stalls.collection * 1e3, 1)
@@ -171,7 +210,8 @@ class Soak:
         port = server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.ws = f"ws://127.0.0.1:{port}/v1/responses"
-        await self._play(min(3.0, self.seconds / 5))
+        await self._tasker()  # it looks for a sandbox, and imports what tasks need
+        await self._play(min(30.0, self.seconds / 5))
         held = [self.store.engine.connect() for _ in range(POOL)]  # all that its pool keeps open
         for connection in held:
             connection.close()
@@ -190,6 +230,10 @@ class Soak:
 
     async def _look_for_stored(self) -> None:
         """What was acknowledged as stored is there; the quota may have taken the oldest."""
+        self.tally.counts["lost"] += self.killed.lost
+        self.tally.counts["kept_through_kills"] = self.killed.acknowledged
+        if self.killed.lost:
+            self.tally.fault(f"{self.killed.lost} stored responses of a killed server are not there")
         await self.store.flush()
         for identity in self.acknowledged[-500:]:
             if await self.store.response(identity) is None:
@@ -198,30 +242,47 @@ class Soak:
 
     async def _play(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        await asyncio.gather(*(self._client(deadline) for _ in range(self.clients)), self._break(deadline))
+        clients = (self._client(deadline) for _ in range(self.clients))
+        await asyncio.gather(*clients, self._break(deadline), self._kill(deadline))
+
+    async def _kill(self, deadline: float) -> None:
+        """Kill the second server again and again."""
+        while time.monotonic() + KILLS_FROM < deadline:
+            try:
+                await self.killed.round()
+                self.tally.counts["server_killed"] += 1
+            except RuntimeError as error:
+                self.tally.fault(str(error))
+            await asyncio.sleep(5)
 
     async def _break(self, deadline: float) -> None:
-        """Now the engine fails, now the disk is full; each for a moment, and then all is well again."""
-        commit = self.store._writer._commit
+        """Something fails for a moment, and then all is well again."""
+        faults: dict[str, Any] = {
+            "disk_full": full_disk,
+            "store_locked": locked,
+            "store_read_only": read_only,
+        }
         while time.monotonic() + 1.0 < deadline:
             await asyncio.sleep(self.random.uniform(0.3, 1.5))
+            kind = self.random.choice(["engine_killed", "clock_moved", *faults])
+            self.tally.counts[kind] += 1
+            if kind == "clock_moved":  # which nobody may notice
+                days = self.random.choice([-400, -1, 1, 40])
+                with moved_clock(days * 86_400):
+                    await asyncio.sleep(1.0)
+                continue
             self.trouble = True
-            if self.random.random() < 0.5:
-                self.tally.counts["engine_killed"] += 1
+            if kind == "engine_killed":
                 self.engine.failing = self.random.randint(1, 5)
                 await asyncio.sleep(0.3)
                 self.engine.failing = 0
             else:
-                self.tally.counts["disk_full"] += 1
-                setattr(self.store._writer, "_commit", lambda _batch: False)  # noqa: B010
-                await asyncio.sleep(0.5)
-                setattr(self.store._writer, "_commit", commit)  # noqa: B010
-                for _ in range(100):
-                    if not self.store.failing:
-                        break
+                with faults[kind](self.store):
+                    await asyncio.sleep(0.5)
+                while self.store.failing:  # noqa: ASYNC110 - it is tried again every two seconds
                     await asyncio.sleep(0.05)
             await asyncio.sleep(0.3)
-            self.trouble = False
+            self.trouble, self.trouble_over = False, time.monotonic()
 
     async def _settle(self) -> dict[str, float]:
         """What is held once nothing is asked for."""
@@ -233,8 +294,14 @@ class Soak:
             self.stalls.watching = True
 
     async def _held(self) -> dict[str, float]:
-        for _ in range(1000):
-            busy = self.gateway.service.active_work or self.engine.live or self.entry.scheduler.waiting
+        manager = self.gateway.tasks
+        for _ in range(6000):
+            busy = (
+                manager.active_count
+                or self.gateway.service.active_work
+                or self.engine.live
+                or self.entry.scheduler.waiting
+            )
             if not busy and not self.gateway._connections and not self.entry.scheduler.running:
                 break
             await asyncio.sleep(0.01)
@@ -247,17 +314,19 @@ class Soak:
             "connections": len(self.gateway._connections),
             "tasks": len(asyncio.all_tasks()),
             "files": process.num_fds(),
+            "processes": sum(child.pid != self.killed.pid for child in process.children(recursive=True)),
+            "folders": len(list(self.scratch.iterdir())),
             "rss_mb": process.memory_info().rss / 2**20,
         }
 
     def _verdict(
         self, before: dict[str, float], after: dict[str, float], samples: list[float]
     ) -> dict[str, Any]:
-        for name in ("live", "sessions", "connections"):
+        for name in ("live", "sessions", "connections", "folders"):
             if after[name]:
                 self.tally.fault(f"{after[name]:.0f} {name} left behind")
-        for name in ("tasks", "files"):
-            if after[name] > before[name] + 2:
+        for name, most in (("tasks", 2), ("files", 2), ("processes", 0)):
+            if after[name] > before[name] + most:
                 self.tally.fault(f"{name} grew from {before[name]:.0f} to {after[name]:.0f}")
         half = len(samples) // 2
         growth = max(samples[half:]) - max(samples[: half + 1])
@@ -283,12 +352,14 @@ class Soak:
         kinds: list[Callable[[], Any]] = [
             self._chatter, self._chatter, self._canceller, self._steerer, self._dropper, self._closer,
             self._babbler, self._slow_reader, self._sse_dropper, self._plain, self._ghost, self._returner,
-            self._keeper, self._backgrounder, self._deaf,
+            self._keeper, self._backgrounder, self._deaf, self._chat_client, self._messages_client,
+            self._ollama_client, self._tasker,
         ]  # fmt: skip
         while time.monotonic() < deadline:
             kind = self.random.choice(kinds)
+            _began.set(time.monotonic())
             try:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(PATIENCE):
                     await kind()
                 self.tally.counts[kind.__name__.strip("_")] += 1
             except TimeoutError:
@@ -298,7 +369,7 @@ class Soak:
                 self.tally.fault(f"{kind.__name__}: {type(error).__name__} {error}")
 
     def _connect(self) -> Any:
-        return websockets.connect(self.ws, compression=None, max_size=None, open_timeout=20)
+        return websockets.connect(self.ws, compression=None, max_size=None, open_timeout=PATIENCE)
 
     async def _create(self, socket: Any, text: str, **more: Any) -> None:
         body = {"type": "response.create", "input": text, "store": False, **more}
@@ -332,7 +403,7 @@ class Soak:
     def _failed(self, kind: str, why: str) -> None:
         """An answer that did not complete: a fault, unless something is broken on purpose."""
         self.tally.counts["failed"] += 1
-        if not self.trouble:
+        if not self.trouble and self.trouble_over < _began.get():
             self.tally.fault(why)
 
     async def _returner(self) -> None:
@@ -372,17 +443,20 @@ class Soak:
 
     async def _keeper(self) -> None:
         """Wants its answer stored; what is acknowledged is looked for at the end."""
-        async with httpx.AsyncClient(timeout=25, verify=False) as http:
+        async with _http() as http:
             self.tally.counts["requests"] += 1
             answer = await http.post(f"{self.url}/v1/responses", json={"input": "keep this", "store": True})
             if answer.status_code == 200 and answer.json()["status"] == "completed":
                 self.tally.counts["terminal"] += 1
-                self.acknowledged.append(answer.json()["id"])
+                if answer.json()["store"]:
+                    self.acknowledged.append(answer.json()["id"])
+                else:
+                    self._failed("keeper", "a response could not be stored")
             else:
                 self._failed("keeper", f"a request to be stored was answered with {answer.status_code}")
 
     async def _backgrounder(self) -> None:
-        async with httpx.AsyncClient(timeout=25, verify=False) as http:
+        async with _http() as http:
             self.tally.counts["requests"] += 1
             body = {"input": "in the background", "background": True}
             made = await http.post(f"{self.url}/v1/responses", json=body)
@@ -394,7 +468,7 @@ class Soak:
                 if found.get("status") in ("completed", "failed", "cancelled", "incomplete"):
                     self.tally.counts["terminal"] += 1
                     return
-                if "status" not in found:
+                if "status" not in found and not self.trouble and self.trouble_over < _began.get():
                     self.tally.counts["lost"] += 1
                     self.tally.fault(f"a background response is gone: {found}")
                     return
@@ -486,7 +560,7 @@ class Soak:
     async def _sse_dropper(self) -> None:
         body = {"input": "dropped " * 100, "stream": True, "store": False}
         async with (
-            httpx.AsyncClient(verify=False) as http,
+            _http() as http,
             http.stream("POST", f"{self.url}/v1/responses", json=body) as a,
         ):
             count = 0
@@ -496,7 +570,7 @@ class Soak:
                     break
 
     async def _plain(self) -> None:
-        async with httpx.AsyncClient(timeout=25, verify=False) as http:
+        async with _http() as http:
             answer = await http.post(f"{self.url}/v1/responses", json={"input": "hello", "store": False})
             self.tally.counts["requests"] += 1
             if answer.status_code != 200 or answer.json()["status"] != "completed":
@@ -504,9 +578,94 @@ class Soak:
             else:
                 self.tally.counts["terminal"] += 1
 
+    async def _chat_client(self) -> None:
+        body = {"model": "echo", "messages": [{"role": "user", "content": "chat"}], "stream": True}
+        await self._stream("/v1/chat/completions", body, lambda line: line == "data: [DONE]", '"error"')
+
+    async def _messages_client(self) -> None:
+        asked = [{"role": "user", "content": "messages"}]
+        body = {"model": "echo", "messages": asked, "max_tokens": 50, "stream": True}
+        await self._stream("/v1/messages", body, lambda line: line == "event: message_stop", "event: error")
+
+    async def _ollama_client(self) -> None:
+        body = {"model": "echo", "messages": [{"role": "user", "content": "ollama"}]}
+        await self._stream("/api/chat", body, lambda line: '"done":true' in line, '"error"')
+
+    async def _stream(self, path: str, body: dict[str, Any], ends: Callable[[str], bool], bad: str) -> None:
+        """A streamed answer of one of the other APIs: it ends exactly once, or says why not."""
+        self.tally.counts["requests"] += 1
+        async with (
+            _http() as http,
+            http.stream("POST", self.url + path, json=body) as answer,
+        ):
+            lines = [line async for line in answer.aiter_lines()]
+        ended, failed = sum(map(ends, lines)), any(bad in line for line in lines)
+        if failed or answer.status_code != 200:
+            self._failed(path, f"{path} was answered with {answer.status_code}: {lines[-3:]}")
+        elif ended == 0:
+            self.tally.counts["lost"] += 1
+            self.tally.fault(f"{path} did not end: {lines[-3:]}")
+        self.tally.counts["terminal"] += 1
+        if ended > 1:
+            self.tally.counts["doubled"] += 1
+            self.tally.fault(f"{path} ended {ended} times")
+
+    async def _tasker(self) -> None:
+        """A task that repairs a file and checks it; now it is stopped, now the processes of its check die.
+        The file is as it was or repaired, never anything else."""
+        project = Path(tempfile.mkdtemp(prefix="project-", dir=self.folder))
+        try:
+            (project / "calc.py").write_text(BROKEN)
+            await self._do_task(project)
+        finally:
+            shutil.rmtree(project, ignore_errors=True)
+
+    async def _do_task(self, project: Path) -> None:
+        body = {"workspace": str(project), "instruction": "make add in calc.py add", "files": ["calc.py"]}
+        body |= {"check": CHECK, "approve": "never"}
+        how = self.random.choice(["finish", "finish", "stop", "kill"])
+        self.tally.counts["requests"] += 1
+        async with _http(self.url) as http:
+            made = await http.post("/v1/tasks", json=body)
+            if made.status_code != 200:
+                self._failed("tasker", f"a task was answered with {made.status_code} {made.text:.200}")
+                return
+            place = f"/v1/tasks/{made.json()['id']}"
+            await asyncio.sleep(self.random.random())
+            if how == "stop":
+                await http.post(f"{place}/cancel", json={})
+            elif how == "kill":
+                self._kill_commands()
+            task = (await http.get(place)).json()
+            while task["status"] in ("queued", "working"):
+                await asyncio.sleep(0.1)
+                task = (await http.get(place)).json()
+            self.tally.counts["terminal"] += 1
+            self.tally.counts[f"task_{task['status']}"] += 1
+            text = (project / "calc.py").read_text()
+            if text != (FIXED if task["status"] == "done" else BROKEN):
+                self.tally.counts["lost"] += 1
+                self.tally.fault(f"a task is {task['status']} and its file is {text!r}")
+            if how == "finish" and task["status"] != "done":
+                self._failed("tasker", f"a task ended as {task['status']}: {task['line']}")
+            if task["status"] == "done" and self.random.random() < 0.5:
+                undone = await http.post(f"{place}/undo", json={})
+                if undone.status_code != 200 or (project / "calc.py").read_text() != BROKEN:
+                    self._failed("tasker", f"a task could not be undone: {undone.text:.200}")
+
+    def _kill_commands(self) -> None:
+        """Kill what the checks of tasks run. Other tasks notice it too."""
+        if self.killed.pid < 0:
+            return
+        self.trouble_over = time.monotonic()
+        for child in psutil.Process().children(recursive=True):
+            if child.pid != self.killed.pid:
+                with contextlib.suppress(psutil.Error):
+                    child.kill()
+
     async def _ghost(self) -> None:
         """Completions for one buffer that supersede each other, as an editor sends them."""
-        async with httpx.AsyncClient(timeout=25, verify=False) as http:
+        async with _http() as http:
             body = {
                 "prompt": "x = ",
                 "suffix": "\n",

@@ -1,4 +1,4 @@
-"""A minute of bad manners leaves nothing behind; ten minutes of it are bench/soak.py."""
+"""Forty seconds of faulty clients, stores and clocks leave nothing behind; an hour of it is bench/soak.py."""
 
 from __future__ import annotations
 

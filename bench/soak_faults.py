@@ -1,0 +1,148 @@
+"""Faults of the soak: a store that cannot be written, a clock that is set, a server that is killed.
+
+The store fails for real: SQLite meets a limit on the size of files, a lock of another connection, or a
+connection that may only read. The killed server is a process of its own, killed while it stores responses
+and started again on the same files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import resource
+import signal
+import socket
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import sqlalchemy as sa
+
+from keystroke.gateway.record.store import Store
+
+_START = 120.0  # seconds for a server to start, on a busy machine
+_CLIENTS = 4
+
+
+@contextlib.contextmanager
+def full_disk(_store: Store) -> Iterator[None]:
+    """No file of this process grows beyond a kilobyte; SQLite's log needs four."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextlib.contextmanager
+def locked(store: Store) -> Iterator[None]:
+    """Another connection holds the write lock."""
+    other = sqlite3.connect(str(store.engine.url.database), isolation_level=None)
+    with contextlib.closing(other):
+        with contextlib.suppress(sqlite3.OperationalError):  # busy: then it is locked by a commit
+            other.execute("BEGIN IMMEDIATE")
+        yield
+
+
+@contextlib.contextmanager
+def read_only(store: Store) -> Iterator[None]:
+    """Every connection refuses to write."""
+
+    def refuse(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("PRAGMA query_only=1")
+
+    def permit(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("PRAGMA query_only=0")
+
+    sa.event.listen(store.engine, "begin", refuse)
+    try:
+        yield
+    finally:
+        sa.event.remove(store.engine, "begin", refuse)
+        if not sa.event.contains(store.engine, "begin", permit):
+            sa.event.listen(store.engine, "begin", permit)
+
+
+@contextlib.contextmanager
+def moved_clock(seconds: float) -> Iterator[None]:
+    """The wall clock of this process is set ahead or back; the monotonic clock goes on."""
+    real = time.time
+    setattr(time, "time", lambda: real() + seconds)  # noqa: B010 - a clock has no other switch
+    try:
+        yield
+    finally:
+        setattr(time, "time", real)  # noqa: B010
+
+
+class KilledServer:
+    """A server that is killed and started again. What it acknowledged as stored must be there."""
+
+    def __init__(self, home: Path, chance: random.Random) -> None:
+        self.pid = 0  # of the process that runs now; 0 for none, -1 while one is created
+        self.acknowledged, self.lost = 0, 0
+        self._home, self._random = home, chance
+        home.mkdir(mode=0o700, exist_ok=True)
+
+    async def round(self) -> None:
+        """Start, store, kill, start again, compare, end."""
+        url, process = await self._start()
+        kept: dict[str, object] = {}  # what was said by the id of the response
+        asking = [asyncio.create_task(self._ask(url, kept)) for _ in range(_CLIENTS)]
+        for _ in range(600):  # a busy machine takes long for the first
+            if kept:
+                break
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(self._random.uniform(0.0, 2.0))
+        process.kill()
+        await process.wait()
+        await asyncio.gather(*asking)
+        url, process = await self._start()
+        try:
+            async with httpx.AsyncClient(timeout=60, verify=False) as http:
+                for identity, output in kept.items():
+                    found = await http.get(f"{url}/v1/responses/{identity}")
+                    self.lost += found.status_code != 200 or found.json()["output"] != output
+        finally:
+            process.send_signal(signal.SIGTERM)
+            await process.wait()
+            self.pid = 0
+        self.acknowledged += len(kept)
+
+    async def _start(self) -> tuple[str, asyncio.subprocess.Process]:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.pid = -1
+        env = {**os.environ, "HOME": str(self._home), "XDG_STATE_HOME": str(self._home / "state")}
+        command = ("-m", "keystroke", "serve", "--echo", "--port", str(port))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, cwd=self._home, env=env, stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))  # this disk is never full
+        self.pid, url = process.pid, f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + _START
+        async with httpx.AsyncClient(timeout=5, verify=False) as http:
+            while time.monotonic() < deadline and process.returncode is None:
+                with contextlib.suppress(httpx.HTTPError):
+                    if (await http.get(f"{url}/health")).status_code == 200:
+                        return url, process
+                await asyncio.sleep(0.1)
+        raise RuntimeError("the server that is killed did not start")
+
+    @staticmethod
+    async def _ask(url: str, kept: dict[str, object]) -> None:
+        """Store responses until the server is gone."""
+        body = {"input": "keep this", "store": True, "max_output_tokens": 3}
+        with contextlib.suppress(httpx.HTTPError):
+            async with httpx.AsyncClient(timeout=60, verify=False) as http:
+                while True:
+                    answer = await http.post(f"{url}/v1/responses", json=body)
+                    if answer.status_code == 200 and answer.json()["store"]:
+                        kept[answer.json()["id"]] = answer.json()["output"]
