@@ -4,7 +4,7 @@ The engine is the echo one, so nothing but the pipeline is measured: read, parse
 byte-level BPE), schedule, encode, write, and the client's reading. A turn over the socket sends only what is
 new (previous_response_id); a turn over HTTP sends the whole conversation, as clients without a socket must.
 HTTP connections are kept alive and both sides decode with the same codec: the baseline is as good as we know
-how to make it.
+how to make it. Messages and Ollama streams are turns over HTTP as well; the socket is compared with them too.
 
   round trip   send to terminal event of a one-token turn, less the engine's own time (from the receipt)
   first token  send to first text delta
@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import msgspec
 import psutil
 import uvloop
 import websockets
@@ -113,18 +114,22 @@ class TimedTurn:
     began: float
     first: float
     ended: float
-    response: Response
+    engine: float  # seconds of it that the engine took
     events: int
 
     @property
     def round_trip(self) -> float:
-        receipt = self.response.receipt
-        assert isinstance(receipt, Receipt)
-        return self.ended - self.began - (receipt.prefill_ms + receipt.decode_ms) / 1e3
+        return self.ended - self.began - self.engine
 
     @property
     def first_token(self) -> float:
         return (self.first or self.ended) - self.began
+
+
+def engine_seconds(response: Response) -> float:
+    receipt = response.receipt
+    assert isinstance(receipt, Receipt)
+    return (receipt.prefill_ms + receipt.decode_ms) / 1e3
 
 
 class BenchSocket:
@@ -148,7 +153,7 @@ class BenchSocket:
                 first = time.perf_counter()
         assert stream.response is not None
         self._previous = stream.response.id
-        return TimedTurn(began, first, time.perf_counter(), stream.response, count)
+        return TimedTurn(began, first, time.perf_counter(), engine_seconds(stream.response), count)
 
     async def close(self) -> None:
         await self._client.close()
@@ -184,18 +189,87 @@ class Http:
         assert response is not None, answer.status_code
         ended = time.perf_counter()
         self._items += map(as_input, response.output)
-        return TimedTurn(began, first, ended, response, count)
+        return TimedTurn(began, first, ended, engine_seconds(response), count)
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+class Conversation:
+    """Whole-conversation turns of another API, streamed over a kept-alive HTTP connection."""
+
+    name: str
+    path: str
+
+    def __init__(self, port: int) -> None:
+        self._client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
+        self._messages: list[dict[str, str]] = []
+
+    def body(self, tokens: int) -> dict[str, Any]:
+        """What the request has beside its model and messages."""
+        raise NotImplementedError
+
+    def read(self, event: dict[str, Any]) -> tuple[str, float | None]:
+        """The text of an event; the last one's seconds of the engine."""
+        raise NotImplementedError
+
+    async def turn(self, model: str, text: str, tokens: int) -> TimedTurn:
+        self._messages.append({"role": "user", "content": text})
+        first, count, engine, said = 0.0, 0, 0.0, ""
+        began = time.perf_counter()
+        request = {"model": model, "messages": self._messages, "stream": True, **self.body(tokens)}
+        body, headers = msgspec.json.encode(request), {"content-type": "application/json"}
+        async with self._client.stream("POST", self.path, content=body, headers=headers) as answer:
+            async for line in answer.aiter_lines():
+                if not line.startswith(("data: ", "{")):
+                    continue
+                delta, spent = self.read(msgspec.json.decode(line.removeprefix("data: ")))
+                count += 1
+                said += delta
+                if delta and not first:
+                    first = time.perf_counter()
+                engine = engine if spent is None else spent
+        assert engine, answer.status_code
+        ended = time.perf_counter()
+        self._messages.append({"role": "assistant", "content": said})
+        return TimedTurn(began, first, ended, engine, count)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+class BenchMessages(Conversation):
+    name, path = "messages", "/v1/messages"
+
+    def body(self, tokens: int) -> dict[str, Any]:
+        return {"max_tokens": tokens}
+
+    def read(self, event: dict[str, Any]) -> tuple[str, float | None]:
+        if "receipt" in event:
+            return "", (event["receipt"]["prefill_ms"] + event["receipt"]["decode_ms"]) / 1e3
+        return event.get("delta", {}).get("text", ""), None
+
+
+class BenchOllama(Conversation):
+    name, path = "ollama", "/api/chat"
+
+    def body(self, tokens: int) -> dict[str, Any]:
+        return {"options": {"num_predict": tokens}}
+
+    def read(self, event: dict[str, Any]) -> tuple[str, float | None]:
+        if event["done"]:
+            return "", (event["prompt_eval_duration"] + event["eval_duration"]) / 1e9
+        return event["message"]["content"], None
 
 
 # What is measured
 
 
 async def turns(port: int, seed: str, rounds: int) -> dict[str, list[TimedTurn]]:
-    """Both ways in turn, for a conversation that already holds `seed`."""
-    ways: list[BenchSocket | Http] = [BenchSocket(port), Http(port)]
+    """All ways in turn, for a conversation that already holds `seed`."""
+    ways: list[BenchSocket | Http | Conversation] = [
+        BenchSocket(port), Http(port), BenchMessages(port), BenchOllama(port),
+    ]  # fmt: skip
     seen: dict[str, list[TimedTurn]] = {way.name: [] for way in ways}
     for way in ways:
         await way.turn("instant", seed, 1)
@@ -345,6 +419,11 @@ async def report(port: int, server: psutil.Process, rounds: int, tokens: int, re
             )
             result[key][label] = round(1 - ours / theirs, 3)
             row(label, name.replace("_", " "), ours, theirs, "ms", 1e3)
+        ours = lower_quartile([turn.round_trip for turn in found["websocket"]])
+        for way in ("messages", "ollama"):
+            theirs = lower_quartile([turn.round_trip for turn in found[way]])
+            result.setdefault(f"roundtrip_saving_{way}", {})[label] = round(1 - ours / theirs, 3)
+            row(label, way, ours, theirs, "ms", 1e3)
     base = engine_alone(tokens * 4, 0.0)
     spent = await per_token(port, server, "instant", tokens * 4, repeats)
     work = {way: max(s.server - base, 1e-9) for way, s in spent.items()}
