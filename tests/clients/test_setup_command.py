@@ -49,7 +49,14 @@ MACHINES = {
         engines=("cuda", "onnx"),
     ),
     "Mac": replace(
-        PLAIN, system="Darwin", architecture="arm64", processor="Apple M3", cores=8, memory_bytes=17 * GB
+        PLAIN,
+        system="Darwin",
+        architecture="arm64",
+        processor="Apple M3",
+        cores=8,
+        memory_bytes=17 * GB,
+        bandwidth=80e9,
+        engines=("mlx", "onnx"),
     ),
 }
 
@@ -85,10 +92,22 @@ class TestRecommendation:
         assert plan.deep_fit.model.rank >= builtin.BUILT_IN["qwen3-coder"].rank
         assert (plan.deep_fit.speed or 0) > 300
 
-    def test_a_mac_is_told_that_its_gpu_rests(self) -> None:
+    def test_a_mac_gets_a_small_mixture_on_its_gpu(self) -> None:
         plan = planned("Mac")
-        assert plan.deep == "coder"
-        assert any("GPU of this Mac is not used" in note for note in plan.notes)
+        assert (plan.fast, plan.deep) == ("embedded", "mellum2")
+        assert plan.deep_fit is not None
+        assert plan.deep_fit.engine == "mlx"
+
+    def test_a_mac_without_its_engine_is_told_what_to_install(self) -> None:
+        plan = make_plan(replace(MACHINES["Mac"], engines=("onnx",)), frozenset())
+        assert plan.deep_fit is not None
+        assert plan.deep_fit.engine == "onnx"
+        assert any("pip install mlx" in note for note in plan.notes)
+
+    def test_a_busy_machine_is_not_told_to_download_less_than_it_has(self) -> None:
+        busy = replace(PLAIN, bandwidth=3e9)
+        assert make_plan(busy, frozenset()).deep == "coder-small"
+        assert make_plan(busy, frozenset({"coder"})).deep == "coder"
 
     def test_a_gpu_without_its_engine_is_told_what_to_install(self) -> None:
         bare = replace(MACHINES["H200"], engines=("onnx",))

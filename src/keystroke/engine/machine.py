@@ -176,14 +176,19 @@ def recommend_deep(
     fits = [fit(model, machine, installed=model.name in present) for model in models if model.role == "deep"]
     usable = [one for one in fits if one.reason is None and one.model.rank > 0]
     quick = [one for one in usable if one.speed is None or one.speed >= SLOW]
-    # Without a quick one, the smallest: it is slow, but less so than the others. A busy machine measures slow,
-    # which is no reason to download another model than the one that is installed.
+    # Without a quick one, the smallest: it is slow, but less so than the others.
     if not quick:
-        return min(
-            usable, key=lambda one: (one.model.name not in present, one.model.read_bytes), default=None
-        )
-    capable = [one for one in quick if one.model.rank >= _CAPABLE] or quick
-    return max(capable, key=_preference)
+        best = min(usable, key=lambda one: one.model.read_bytes, default=None)
+    else:
+        capable = [one for one in quick if one.model.rank >= _CAPABLE] or quick
+        best = max(capable, key=_preference)
+    # A busy machine measures slow: that is no reason to download a lesser model than the installed one.
+    kept = max(
+        (one for one in usable if one.model.name in present), key=lambda one: one.model.rank, default=None
+    )
+    if best is not None and kept is not None and best.model.name not in present:
+        return kept if kept.model.rank > best.model.rank else best
+    return best
 
 
 def _preference(found: ModelFit) -> tuple[bool, float]:

@@ -92,7 +92,7 @@ def make_plan(
     if machine.gpu is not None and "cuda" not in machine.engines:
         notes.append("to use the GPU, first: pip install 'keystroke[cuda]' (in the environment of Keystroke)")
     if machine.is_mac and "mlx" not in machine.engines:
-        notes.append("the GPU of this Mac is not used yet; models run on the processor")
+        notes.append("to use the GPU of this Mac, first: pip install mlx (in the environment of Keystroke)")
     if deep_fit is not None and deep_fit.speed is not None and deep_fit.speed < 30:
         notes.append(
             f"expect about {deep_fit.speed:.0f} tokens a second from {deep_fit.model.name}: edits of whole "
