@@ -323,6 +323,21 @@ PAIRS = [
         "c-integer-overflow",
     ),
     (
+        "python",
+        "a secret of the settings, as bytes",
+        "from django.conf import settings\nsecret = settings.API_SECRET.encode('utf-8')\n",
+        "secret = 'c0rrect-h0rse-battery'.encode('utf-8')\n",
+        "python-hardcoded-secret",
+    ),
+    (
+        "python",
+        "numbers for rows of a simulation",
+        "import random\ndef rows(tests):\n    for name, test_code in random.sample(tests, 3):\n"
+        "        yield name, test_code\ndef reset(self):\n    self.size = random.randint(50, 200)\n",
+        "import random\ndef reset_token():\n    return str(random.randint(0, 999999))\n",
+        "python-weak-random",
+    ),
+    (
         "c",
         "twice the length of a text",
         "#include <stdlib.h>\n#include <string.h>\nchar *f(const char *p) {\n    size_t n = strlen(p);\n"
@@ -399,6 +414,10 @@ def test_a_weakness_is_told_once() -> None:
         ("tsx", "const C = (p) => <p dangerouslySetInnerHTML={{ __html: p.text }}></p>;\n"),
         ("python", "app.add_middleware(\n    CORSMiddleware,\n    allow_origins=['*'],\n)\n"),
         ("python", "import random, string\nsession_id = ''.join(random.choices(string.digits, k=9))\n"),
+        (
+            "python",
+            "import ssl\ndef f(c):\n    c.check_hostname = False\n    c.verify_mode = ssl.CERT_NONE\n",
+        ),
         ("python", "from ftplib import FTP\nserver = FTP('a.org')\n"),
     ]
     for language, text in texts:

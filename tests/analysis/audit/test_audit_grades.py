@@ -141,6 +141,13 @@ NOT_SAFE = [
         "import os\ndef f(name):\n    # required by the protocol\n    os.system('ls ' + name)\n",
     ),
     (
+        "c",
+        "an end of the whole program inside a library",
+        "#include <stdio.h>\nint save(const char *name, int value) {\n"
+        '    FILE *file = fopen(name, "w");\n    fprintf(file, "%d", value);\n'
+        "    fclose(file);\n    return 0;\n}\n",
+    ),
+    (
         "javascript",
         "a path inside the program",
         'const { join } = require("path");\nconst fs = require("fs");\n'
@@ -362,6 +369,14 @@ def test_a_call_that_the_tests_replace_is_not_changed_unasked(tmp_path: Path) ->
     assert finding.grade is FixGrade.SUGGESTION
     assert "tests" in finding.suggestions[0].changes
     assert ProjectFacts(tmp_path).python == (3, 10)
+
+
+def test_numbers_that_the_project_starts_with_a_seed_stay_as_they_are(tmp_path: Path) -> None:
+    text = "import random\ndef make_token():\n    return random.choice('abcdef0123456789')\n"
+    (tmp_path / "a.py").write_text(text)
+    assert offers("python", text, ProjectFacts(tmp_path))[0].grade is FixGrade.SAFE
+    (tmp_path / "run.py").write_text("import random\nrandom.seed(7)\n")
+    assert offers("python", text, ProjectFacts(tmp_path))[0].grade is FixGrade.SUGGESTION
 
 
 def test_the_grade_is_in_every_output() -> None:

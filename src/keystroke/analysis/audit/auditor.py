@@ -411,6 +411,8 @@ class LiveAudit:
                         Edit(edit.start - shift, edit.end - shift, edit.text) for edit in fix_edits.edits
                     )
                     changes = missing_evidence(site, spec)
+                    if not changes and any("abort();" in edit.text for edit in edits):
+                        changes = "the whole program ends where the call fails"
                     offers.append(UnitFix(spec.title, edits, fix_edits.needs, changes))
             span = (match.start - shift, match.end - shift)
             about = (match.rule.id, match.cwe, match.severity, match.message)

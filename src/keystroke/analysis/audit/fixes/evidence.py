@@ -211,8 +211,12 @@ def _driver(site: FixSite, detail: str) -> str:
 
 def _unseeded(site: FixSite, detail: str) -> str:
     """Nothing makes the numbers repeatable."""
-    if re.search(r"(?i)seed|repeatab|reproduc|determinis|\brng\b", _function_text(site)):
+    if re.search(r"(?i)seed|repeatab|reproduc|determinis|\brng\b|simulat|synthetic", _function_text(site)):
         return "the numbers may have to be repeatable"
+    if re.search(r"\brandom\.seed\(", site.text) or (
+        site.project is not None and site.project.mentions("random.seed(")
+    ):
+        return "the project starts the numbers with a seed"
     return ""
 
 

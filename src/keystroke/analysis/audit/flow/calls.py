@@ -30,6 +30,9 @@ _HTML = frozenset({"html"})
 _SETTER, _GETTER = re.compile(r"set[A-Z]\w*"), re.compile(r"get[A-Z]\w*")
 
 
+_CODECS = ("utf-8", "utf8", "UTF-8", "ascii", "latin-1", "latin1")  # how text is encoded is no part of it
+
+
 class CallFlow(NarrowingFlow):
     def eval_call(self, expr: ir.CallExpr) -> Value:
         receiver: Value | None = None
@@ -167,7 +170,8 @@ class CallFlow(NarrowingFlow):
             informative = [
                 item
                 for item in inputs
-                if item.level or item.known or item.items is not None or item.text is not None
+                if (item.level or item.known or item.items is not None or item.text is not None)
+                and (item is receiver or item.const not in _CODECS)
             ]
             single = informative[0] if len(informative) == 1 else None
             if (

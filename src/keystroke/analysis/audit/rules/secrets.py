@@ -18,7 +18,7 @@ _RANDOM = re.compile(r"(?=.*\d)(?=.*[a-z])(?=.*[A-Z])[A-Za-z0-9+/=_\-]+")  # loo
 _STRONG = re.compile(r"(?i)pass|pwd|secret")
 _PLACEHOLDER = re.compile(
     r"(?i)\(\?|^[\W_]*$|^<.*>$|^\$?\{.*\}|^%[(\w]|x{4,}|\*{3,}|\.\.\.|your[_\- ]|change[_\- ]?me"
-    r"|placeholder|example|dummy|redacted|^none$|^null$"
+    r"|placeholder|example|dummy|redacted|^none$|^null$|^utf-?(?:8|16|32)$|^ascii$|^latin-?1$"
     r"|^(?:true|false|yes|no|bearer|basic|string|text|required|optional|hidden|plain|enabled|disabled|default)$"
     r"|^env[.:]|process\.env|os\.environ|^todo"
 )
