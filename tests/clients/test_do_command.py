@@ -66,6 +66,14 @@ def test_a_task_is_done_shown_and_taken_back(remote_home: Home, server: OpenAISe
     assert file.read_text() == BEFORE
 
 
+def test_a_rename_asks_no_model(remote_home: Home, server: OpenAIServer, file: Path) -> None:
+    (remote_home.root / "use.py").write_text("from calc import add\n\nprint(add(1, 2))\n")
+    shown = remote_home.keystroke("do", "rename add to plus", "--model", "none-of-this-name")
+    assert "change calc.py in 1 place, change use.py in 2 places" in shown.stderr
+    assert "print(plus(1, 2))" in (remote_home.root / "use.py").read_text()
+    assert not server.bodies
+
+
 def test_tool_results_go_back_as_data_under_the_call_s_own_id(
     remote_home: Home, server: OpenAIServer, file: Path
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 from cli_home import PROGRAM, Home, home  # noqa: F401
 from tiny_model import write_tiny_model
 
+from keystroke.agent.loop import TaskStore
 from keystroke.clients.cli.fingerprint import checkout, fingerprint
 from keystroke.clients.cli.invocation import Invocation
 from keystroke.clients.cli.shared_gateway import serve_command
@@ -254,6 +255,21 @@ def test_an_interrupt_ends_the_answer_and_not_the_gateway(shared: Home) -> None:
     http = GatewayHttp(GatewayAddress(said.url, said.token))
     eventually(lambda: not any(m.running or m.waiting for m in http.status().models))
     assert gateways(shared) == [said]
+
+
+def test_a_task_that_is_stopped_while_its_gateway_starts_can_be_continued(shared: Home) -> None:
+    command = [PROGRAM, "do", "make f in a.py return 2"]
+    (shared.root / "a.py").write_text("def f():\n    return 1\n")
+    with subprocess.Popen(
+        command, env=shared.environment, cwd=shared.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        eventually(lambda: any((shared.root / "state").glob("tasks/*/*.json")))
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    known = TaskStore(shared.root / "state", shared.root).latest()
+    assert known.instruction == "make f in a.py return 2"
+    assert known.given["model"] == "tiny"
 
 
 def test_a_gateway_nobody_asks_ends_and_takes_its_announcement_with_it(shared: Home) -> None:

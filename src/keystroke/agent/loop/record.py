@@ -85,6 +85,11 @@ class TaskStore:
             with contextlib.suppress(OSError):
                 old.unlink()
 
+    def remove(self, task: str) -> None:
+        """Forget a task. Does nothing where it is not known."""
+        with contextlib.suppress(OSError):
+            (self._folder / f"{task}.json").unlink()
+
     def latest(self) -> TaskRecord:
         """The newest task of this workspace. NotFound if there is none."""
         if (record := next(self.all(), None)) is not None:

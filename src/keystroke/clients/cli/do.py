@@ -16,7 +16,7 @@ import typer
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
-from keystroke.errors import InputError, UsageError
+from keystroke.errors import InputError, KeystrokeError, UsageError
 
 if TYPE_CHECKING:
     from keystroke.agent.loop import ApprovalLevel
@@ -131,29 +131,48 @@ def do(
     from keystroke.clients.cli.do_gateway import GatewayTask
     from keystroke.clients.cli.do_view import TerminalTaskView
     from keystroke.clients.cli.interruption import interruptible
-    from keystroke.clients.cli.open_model import gateway_model, open_task_model
+    from keystroke.clients.cli.open_model import gateway_model, open_task_model, served_name
     from keystroke.clients.cli.shared_gateway import shared_gateway
     from keystroke.clients.cli.writers import slow_model_note
 
     needs_model = bool(previous or check or types) or not _is_rename(workspace, task, chosen.files)
+    if previous is not None and previous.given.get("model") not in (None, "auto"):
+        model = model or previous.given["model"]
     worker, other = _models(run, model, deep) if needs_model else ("", None)
     faster = ("name the files with --file", "take fewer --attempts")
     if needs_model and not run.json and (slow := slow_model_note(worker, run, faster)) is not None:
         run.console.note(slow)
     view = TerminalTaskView(run)
-    served_name = gateway_model(worker, run) if needs_model else None
+    fields |= {"deep": other, "files": list(chosen.files), "max_tokens": chosen.max_tokens}
+    if needs_model:
+        fields["model"] = served_name(worker, run.settings)
+    identity = TaskIdentity(id=previous.id) if previous is not None else TaskIdentity(given=fields)
+    if previous is None:  # recorded before a gateway is started or a model loaded: a stop loses nothing
+        store.save(waiting_record(identity, task, worker, chosen, workspace.root))
+    try:
+        at_gateway = needs_model and gateway_model(worker, run) is not None
+    except KeystrokeError:
+        if previous is None:
+            store.remove(identity.id)
+        raise
     with interruptible() as interrupt:
-        if served_name is not None:
-            named: dict[str, Any] = {"model": served_name, "deep": other, "files": list(chosen.files)}
-            named |= {"max_tokens": chosen.max_tokens}
+        if at_gateway:
             shared = GatewayTask(
-                shared_gateway(run).locate, str(workspace.root), fields | named, view, interrupt, go_on=go_on
+                shared_gateway(run).locate,
+                str(workspace.root),
+                fields,
+                view,
+                interrupt,
+                go_on=go_on,
+                on_created=lambda: store.remove(identity.id),
             )
-            ended = view.watch(lambda: shared.run(task), interrupt)
+            try:
+                ended = view.watch(lambda: shared.run(task), interrupt)
+            except KeystrokeError:
+                if previous is None and not interrupt.is_set:
+                    store.remove(identity.id)
+                raise
         else:
-            identity = TaskIdentity(id=previous.id) if previous is not None else TaskIdentity()
-            if previous is None:  # recorded before the model is loaded, so that a stop loses nothing
-                store.save(waiting_record(identity, task, worker, chosen, workspace.root))
             opened = open_task_model(worker, run) if needs_model else NoModel()
             try:
                 agent = AgentTask(

@@ -32,7 +32,8 @@ _POLL_SECONDS = 0.05  # between looks at what was typed
 
 
 class GatewayTask:
-    """`fields` are the task's wire fields; `go_on`: continue the folder's newest task."""
+    """`fields` are the task's wire fields; `go_on`: continue the folder's newest task; `on_created` is called
+    once the gateway has recorded a new one."""
 
     def __init__(
         self,
@@ -43,9 +44,11 @@ class GatewayTask:
         interrupt: Interrupt,
         *,
         go_on: bool = False,
+        on_created: Callable[[], None] = lambda: None,
     ) -> None:
         self._locate, self._workspace, self._fields = locate, workspace, fields
         self._view, self._interrupt, self._go_on = view, interrupt, go_on
+        self._on_created = on_created
 
     def run(self, instruction: str) -> EndedEvent:
         """Run the task to its end. Raises the gateway's refusals."""
@@ -76,7 +79,9 @@ class GatewayTask:
 
     async def _start(self, client: TaskClient, instruction: str) -> tuple[str, int]:
         if not self._go_on:
-            return (await client.create(self._workspace, instruction, **self._fields)).id, 0
+            created = await client.create(self._workspace, instruction, **self._fields)
+            self._on_created()
+            return created.id, 0
         for known in await client.list_tasks(self._workspace):
             if known.status == "done" and not instruction.strip():
                 raise UsageError(ALREADY_DONE)
@@ -94,6 +99,8 @@ class GatewayTask:
             async for event in stream:
                 if isinstance(event, wire.TaskAsked):
                     await self._answer(client, task, event.question)
+                elif isinstance(event, wire.TaskEnded) and event.task.status == "working":
+                    break  # another gateway runs it
                 elif isinstance(event, wire.TaskEnded):
                     ended = _ended(event.task)
                     self._view.handle_event(ended)

@@ -66,7 +66,7 @@ def gateway_model(name: str, run: Invocation) -> str | None:
     gateway, the model is remote, or no gateway can be started."""
     if not run.uses_shared_gateway or _remote(name, run.settings) is not None or _shared(name, run) is None:
         return None
-    return _served_name(name, run.settings)
+    return served_name(name, run.settings)
 
 
 def _shared(name: str, run: Invocation) -> CompletionModel | None:
@@ -75,13 +75,13 @@ def _shared(name: str, run: Invocation) -> CompletionModel | None:
     from keystroke.clients.cli.shared_gateway import shared_gateway
 
     try:
-        return GatewayChatModel(name, _served_name(name, run.settings), shared_gateway(run), run.console)
+        return GatewayChatModel(name, served_name(name, run.settings), shared_gateway(run), run.console)
     except NoGateway as error:
         run.console.note(f"{str(error).rstrip('.')}; the model is loaded here instead")
         return None
 
 
-def _served_name(name: str, settings: Settings) -> str:
+def served_name(name: str, settings: Settings) -> str:
     """The gateway's name of a model. The gateway has another working folder, so a path is made absolute."""
     from keystroke.engine.builtin import BUILT_IN
     from keystroke.engine.library import EMBEDDED, ModelLibrary
