@@ -160,15 +160,13 @@ def _measured(settings: Settings, seconds: float) -> dict[str, float]:
 
 
 def _replicas() -> list[tuple[int, str]]:
-    """Serve's replicas among the processes, by their titles."""
+    """Serve's replicas below this process, by their titles."""
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        if title.startswith("ray::ServeReplica"):
-            found.append((int(folder.name), title))
+    for pid in _descendants(os.getpid()):
+        with suppress(OSError):
+            title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if title.startswith("ray::ServeReplica"):
+                found.append((pid, title))
     return found
 
 

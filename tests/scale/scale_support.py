@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from keystroke.config import NamedModel, Settings, load_settings
 
+HANG = 600.0  # seconds that only something that hangs takes: starting Ray took 240 on a starved machine
 PAUSE = 0.2  # seconds between two turns of a conversation: the engines are to be busy, not the cores
 ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
 
@@ -46,14 +47,20 @@ def with_table(settings: Settings, name: str, table: NamedModel) -> Settings:
     return replace(settings, models={**settings.models, name: table})
 
 
+def descendants() -> list[tuple[psutil.Process, str]]:
+    """The processes below this one with their titles. Another Ray on this machine is none of ours."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            found.append((process, " ".join(process.cmdline())))
+    return found
+
+
 def replica_pids(kind: str) -> list[int]:
     """The processes of a deployment's replicas, as Ray titles them."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        title = " ".join(process.info["cmdline"] or ())
-        if title.startswith("ray::ServeReplica") and f":{kind}" in title:
-            found.append(process.pid)
-    return found
+    return [
+        p.pid for p, title in descendants() if title.startswith("ray::ServeReplica") and f":{kind}" in title
+    ]
 
 
 def kill(pid: int) -> None:
@@ -61,9 +68,9 @@ def kill(pid: int) -> None:
 
 
 @contextmanager
-def until(seconds: float, what: str) -> Iterator[Any]:
+def until(what: str) -> Iterator[Any]:
     """A check to call until it returns True."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + HANG
 
     def wait(check: Any) -> None:
         while not check():
@@ -104,7 +111,7 @@ class Load:
             await self._converse_by_socket(who, words)
             return
         turn = 0
-        async with httpx.AsyncClient(base_url=self.url, headers=self.headers(who), timeout=60) as client:
+        async with httpx.AsyncClient(base_url=self.url, headers=self.headers(who), timeout=HANG) as client:
             while not self.stop:
                 turn += 1
                 asked = f"{who}-{turn} " + "word " * words

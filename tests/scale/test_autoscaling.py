@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("ray", reason="the [scale] extra is not installed")
 
-from scale_support import settings_for, with_table
+from scale_support import HANG, settings_for, with_table
 
 from keystroke.config import NamedModel
 from keystroke.scale import application as applications
@@ -24,9 +24,9 @@ from keystroke.scale.served_models import ECHO, NAME
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("ray"),
+    pytest.mark.timeout(3 * HANG),
     pytest.mark.skipif("TEST_SCALE" not in os.environ, reason="takes minutes: make test-scale"),
 ]
-PATIENCE = 150.0  # seconds; Ray decides by the average of half a minute
 
 
 def engines(serve: Any) -> int:
@@ -50,14 +50,14 @@ async def test_replicas_follow_the_load(tmp_path: Path, monkeypatch: pytest.Monk
             statuses.append(answer.get("status") or str(answer))
 
     async def becomes(serve: Any, wanted: int) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(HANG):
             while await asyncio.to_thread(engines, serve) != wanted:  # noqa: ASYNC110 - Ray tells nobody
                 await asyncio.sleep(1)
 
     with connect_ray(settings) as serve:
         deploy(serve, application(settings, echo=EchoLoader(step_cost=0.02)), NAME)
         assert engines(serve) == 1
-        async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=HANG) as client:
             load = [asyncio.create_task(asks(client, who)) for who in range(9)]
             await becomes(serve, 3)
             quiet.set()

@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("ray", reason="the [scale] extra is not installed")
 
-from scale_support import Load, kill, replica_pids, settings_for, until, with_table
+from scale_support import HANG, Load, descendants, kill, replica_pids, settings_for, until, with_table
 
 from keystroke.config import NamedModel, Settings
 from keystroke.gateway.access.keys import Key, make_key
@@ -29,7 +29,7 @@ from keystroke.scale.cluster import connect_ray
 from keystroke.scale.rollout import deploy
 from keystroke.scale.served_models import ECHO, NAME
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(3 * HANG)]
 
 LIMIT = 240  # requests a minute and key
 LONG = pytest.mark.skipif("TEST_SCALE" not in os.environ, reason="takes half a minute: make test-scale")
@@ -37,7 +37,7 @@ LONG = pytest.mark.skipif("TEST_SCALE" not in os.environ, reason="takes half a m
 
 @pytest.fixture(scope="module")
 def keys() -> list[tuple[Key, str]]:
-    return [make_key(f"developer {at}") for at in range(9)]
+    return [*(make_key(f"developer {at}") for at in range(10)), make_key("limited", monthly_tokens=20)]
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +53,12 @@ def settings(keys: list[tuple[Key, str]], tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def serve(settings: Settings) -> Iterator[Any]:
-    before = {p.pid for p in psutil.process_iter()}
     with connect_ray(settings) as module:
         deploy(module, application(settings, echo=EchoLoader(step_cost=0.004)), NAME)
         yield module
-    left = [p for p in psutil.process_iter(["cmdline"]) if p.pid not in before]
-    titles = [" ".join(p.info["cmdline"] or ()) for p in left]
-    assert not [t for t in titles if "ray::" in t or "raylet" in t or "gcs_server" in t]
+        started = [p for p, title in descendants() if "ray" in title or "gcs_server" in title]
+    assert len(started) > 9  # head and replicas
+    assert not psutil.wait_procs(started, timeout=HANG)[1]
 
 
 @pytest.fixture
@@ -81,8 +80,13 @@ def test_nothing_listens_beyond_loopback(url: str) -> None:
     assert not beyond
 
 
+def test_replicas_give_way_to_other_programs_no_more_than_the_command_does(url: str) -> None:
+    pids = [*replica_pids("gateway"), *replica_pids("engine-echo")]
+    assert {psutil.Process(pid).nice() for pid in pids} == {psutil.Process().nice()}
+
+
 async def test_turns_of_a_conversation_find_their_prefix_on_the_replica_that_holds_it(url: str) -> None:
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=HANG) as client:
         for who in range(6):
             previous, before = None, 0
             for turn in range(3):
@@ -95,12 +99,29 @@ async def test_turns_of_a_conversation_find_their_prefix_on_the_replica_that_hol
                 before, previous = receipt["input_tokens"], told["id"]
 
 
+async def test_requests_with_the_turn_state_of_a_reply_reach_the_engine_that_made_it(url: str) -> None:
+    """Through three gateways; without the state, each conversation has an engine of its own."""
+    fresh = httpx.Limits(max_keepalive_connections=0)  # a connection each: the system deals them out
+    async with httpx.AsyncClient(base_url=url, timeout=HANG, limits=fresh) as client:
+
+        async def ask(text: str, state: str | None) -> tuple[str, int]:
+            body = {"model": "auto", "instructions": "w " * 100, "input": text, "max_output_tokens": 1}
+            sent = {"x-codex-turn-state": state} if state else {}
+            told = await client.post("/v1/responses", json=body, headers=sent)
+            return told.headers["x-codex-turn-state"], told.json()["receipt"]["reused_tokens"]
+
+        state, _ = await ask("0", None)
+        later = [await ask(f"{n}", state) for n in range(1, 9)]
+    assert {repeated for repeated, _ in later} == {state}
+    assert min(reused for _, reused in later) >= 200
+
+
 async def test_losing_an_engine_and_a_gateway_under_load_loses_no_turn(
     url: str, settings: Settings, keys: list[tuple[Key, str]]
 ) -> None:
     load = Load(url, [token for _, token in keys[:8]])
     talking = [asyncio.create_task(load.converse(who)) for who in range(8)]
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(HANG):
         await load.reaches(10)
         kill(replica_pids("engine-echo")[0])
         await load.reaches(20)
@@ -110,11 +131,11 @@ async def test_losing_an_engine_and_a_gateway_under_load_loses_no_turn(
     await asyncio.gather(*talking)
     assert not load.failures
     assert set(load.terminal.values()) == {1}
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=HANG) as client:
         for name, asked in load.answered.items():
             stored = (await client.get(f"/v1/responses/{name}", headers=load.owner(asked))).json()
             assert stored["output"][0]["content"][0]["text"] == f"You said: {asked}"
-    with until(120, "a whole set of replicas") as wait:
+    with until("a whole set of replicas") as wait:
         wait(lambda: len(replica_pids("engine-echo")) == 4 and len(replica_pids("gateway")) == 3)
 
 
@@ -122,7 +143,7 @@ def test_spans_of_gateway_router_and_engine_belong_together(url: str, settings: 
     parent = "4bf92f3577b34da6a3ce929d0e0e4736"
     header = {"traceparent": f"00-{parent}-00f067aa0ba902b7-01"}
     answer = httpx.post(
-        f"{url}/v1/responses", json={"model": "auto", "input": "hi"}, headers=header, timeout=60
+        f"{url}/v1/responses", json={"model": "auto", "input": "hi"}, headers=header, timeout=HANG
     )
     assert answer.status_code == 200
     folder = Path(str(settings.scale.traces))
@@ -131,7 +152,7 @@ def test_spans_of_gateway_router_and_engine_belong_together(url: str, settings: 
         lines = [line for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
         return {httpx.Response(200, content=x.encode()).json()["name"] for x in lines if parent in x}
 
-    with until(20, "the spans") as wait:
+    with until("the spans") as wait:
         wait(lambda: {"gateway", "work", "route", "engine"} <= names())
 
 
@@ -150,26 +171,48 @@ async def test_a_rolling_update_under_load_drops_no_turn(
     assert not load.failures
     assert len(load.answered) > 20
     assert set(load.terminal.values()) == {1}
-    with until(90, "the end of the old replicas") as wait:
+    with until("the end of the old replicas") as wait:
         wait(lambda: not old & set(replica_pids("engine-echo") + replica_pids("gateway")))
+
+
+async def test_a_spent_budget_is_refused_by_every_gateway_and_only_for_its_key(
+    url: str, keys: list[tuple[Key, str]]
+) -> None:
+    fresh = httpx.Limits(max_keepalive_connections=0)  # a connection each: the system deals them out
+    async with httpx.AsyncClient(base_url=url, timeout=HANG, limits=fresh) as client:
+
+        async def ask(who: int) -> str:
+            body = {"model": "auto", "input": "x " * 20, "max_output_tokens": 1}
+            told = await client.post(
+                "/v1/responses", json=body, headers={"Authorization": f"Bearer {keys[who][1]}"}
+            )
+            return str(told.json()["error"]["code"]) if told.is_error else "answered"
+
+        assert await ask(10) == "answered"
+        async with asyncio.timeout(HANG):
+            while {await ask(10) for _ in range(9)} != {"budget_exceeded"}:  # noqa: ASYNC110 - it is stored
+                await asyncio.sleep(3)  # below the requests a minute of a key
+        assert await ask(9) == "answered"
 
 
 async def test_three_gateways_admit_exactly_one_quota(url: str, keys: list[tuple[Key, str]]) -> None:
     token = keys[8][1]
-    with until(120, "three gateways") as wait:
+    with until("three gateways") as wait:
         wait(lambda: len(replica_pids("gateway")) == 3)
     loop = asyncio.get_running_loop()
     began = loop.time()
     # A connection each: the system deals them out to all three.
     each = httpx.Limits(max_connections=40, max_keepalive_connections=0)
     headers = {"Authorization": f"Bearer {token}"}
-    async with httpx.AsyncClient(base_url=url, timeout=60, limits=each, headers=headers) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=HANG, limits=each, headers=headers) as client:
 
         async def asked() -> int:
             body = {"model": "auto", "input": "x", "max_output_tokens": 1}
             return (await client.post("/v1/responses", json=body)).status_code
 
-        codes = await asyncio.gather(*(asked() for _ in range(LIMIT + 150)))
+        codes: list[int] = []
+        while 429 not in codes:  # a slow machine needs more: places come back meanwhile
+            codes += await asyncio.gather(*(asked() for _ in range(LIMIT + 150)))
     refill = int((loop.time() - began) * LIMIT / 60) + 1
     assert set(codes) == {200, 429}
     assert LIMIT <= codes.count(200) <= LIMIT + refill
@@ -199,7 +242,7 @@ async def test_the_embedded_model_says_the_same_though_its_replica_is_killed(
     async def completed(killing: bool) -> str:
         said = ""
         async with (
-            httpx.AsyncClient(base_url=address, timeout=60) as client,
+            httpx.AsyncClient(base_url=address, timeout=HANG) as client,
             client.stream("POST", "/v1/completions", json=body) as response,
         ):
             async for line in response.aiter_lines():

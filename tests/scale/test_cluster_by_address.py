@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from scale_support import free_port, until
+from scale_support import HANG, free_port, until
 
 from postgres_server import postgres_server
 
@@ -30,6 +30,7 @@ ray = pytest.importorskip("ray", reason="the [scale] extra is not installed")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("ray"),
+    pytest.mark.timeout(3 * HANG),
     pytest.mark.skipif("TEST_SCALE" not in os.environ, reason="takes a minute: make test-scale"),
 ]
 
@@ -43,7 +44,7 @@ class Cluster:
     def keystroke(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "keystroke", *arguments, "--address", self.address]
         told = {**self.environ, **environ}
-        return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, env=told)
+        return subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False, env=told)
 
 
 @contextmanager
@@ -69,7 +70,7 @@ def node(log: Path, environ: dict[str, str], *flags: str) -> Iterator[None]:
         _, left = psutil.wait_procs(family, timeout=60)
         for one in left:
             one.kill()
-        process.wait(60)
+        process.wait(HANG)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # otherwise replicas start only where nothing else runs
         "RAY_AUTH_TOKEN_PATH": str(token),
         "KEYSTROKE_CONFIG": str(folder),
     }
@@ -94,7 +96,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         stack.callback(shutil.rmtree, place, ignore_errors=True)
         where = [f"--port={head}", f"--temp-dir={place}", "--include-dashboard=false", "--num-cpus=8"]
         stack.enter_context(node(folder / "head.log", started, "--head", *where))
-        with until(90, "the cluster's head") as wait:
+        with until("the cluster's head") as wait:
             wait(lambda: _listens(head))
         second = [f"--address={address}", "--num-cpus=4", '--resources={"gateway": 4}']
         stack.enter_context(node(folder / "second.log", started, *second))
@@ -126,7 +128,7 @@ def test_an_application_comes_up_is_shown_renewed_and_taken_off_by_address(clust
     assert up.returncode == 0, up.stderr
     url = f"http://127.0.0.1:{cluster.port}"
     said = {"model": "auto", "input": "hello"}
-    first = httpx.post(f"{url}/v1/responses", json=said, timeout=60).json()
+    first = httpx.post(f"{url}/v1/responses", json=said, timeout=HANG).json()
     assert first["status"] == "completed"
 
     renewed = cluster.keystroke("scale", "up", "--echo", "--gateways", "2", "--replicas", "2", "--json")
@@ -136,12 +138,12 @@ def test_an_application_comes_up_is_shown_renewed_and_taken_off_by_address(clust
         "gateway": {"RUNNING": 2},
         "engine-echo": {"RUNNING": 2},
     }
-    kept = httpx.get(f"{url}/v1/responses/{first['id']}", timeout=60).json()
+    kept = httpx.get(f"{url}/v1/responses/{first['id']}", timeout=HANG).json()
     assert kept["output"] == first["output"]
 
     down = cluster.keystroke("scale", "down")
     assert down.returncode == 0, down.stderr
-    with until(30, "the end of the gateways") as wait:
+    with until("the end of the gateways") as wait:
         wait(lambda: not _listens(cluster.port))
     assert "does not run on this cluster" in cluster.keystroke("scale", "status").stderr
 

@@ -33,7 +33,6 @@ def connect_ray(settings: Settings, *, deploys: bool = True) -> Iterator[Any]:
     try:
         import ray
         from ray import serve
-        from ray.exceptions import AuthenticationError
     except ImportError as error:
         raise ConfigError(
             f"`keystroke scale` needs {error.name or 'ray'}, which is not installed; "
@@ -42,6 +41,8 @@ def connect_ray(settings: Settings, *, deploys: bool = True) -> Iterator[Any]:
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": "keystroke"}
+    if address is not None:
+        check_reachable(address)
     try:
         if address is None:
             bind_node()
@@ -54,11 +55,12 @@ def connect_ray(settings: Settings, *, deploys: bool = True) -> Iterator[Any]:
                 **quiet,
             )
         else:
-            check_reachable(address)
             ray.init(address=address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError, OSError, AuthenticationError) as error:
+    except Exception as error:  # Ray raises a bare one where a busy machine does not start it within 30 s
         if address is None:
-            raise ConfigError(f"a local Ray could not be started: {error}; see /tmp/ray") from None
+            raise ConfigError(
+                f"a local Ray could not be started: {str(error).rstrip('.')}; see /tmp/ray"
+            ) from None
         raise ConfigError(_refusal(address, error, ray.__version__)) from None
     try:
         if deploys:
