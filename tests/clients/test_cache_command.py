@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +13,17 @@ from pathlib import Path
 import pytest
 from cli_home import PROGRAM, Home, home  # noqa: F401
 
+from keystroke.clients.cli.stored_files import stored_files
+from keystroke.config import load_settings
 from keystroke.engine.library import ModelLibrary
 from keystroke.engine.onnx.cache import ConversionCache
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from tiny_model import write_tiny_model
 
+ROOT = Path(__file__).parents[2]
 AGAIN = {"converted", "tokenizers", "prefixes", "probes", "kernels", "benchmarks", "gateways"}
-KEPT = {"models", "undo", "tasks", "history", "learned", "database", "setup", "settings"}
+KEPT = {"models", "undo", "tasks", "sessions", "history", "learned", "database", "scale", "setup", "settings"}
 
 
 def converted(folder: Path) -> None:
@@ -40,6 +44,10 @@ def full(home: Home) -> Home:
         state / "gateway.db",
         state / "gateway.db-wal",
         state / "setup.json",
+        state / "play.html",
+        state / "scale.log",
+        state / "sessions" / "1.json",
+        cache / "eval" / "sets" / "1",
         home.root / "keystroke.toml",
     ]
     for place in places:
@@ -92,6 +100,25 @@ def test_everything_leaves_no_file_of_ours(full: Home) -> None:
     assert not any(shown(full).values())
     left = {path.relative_to(full.root).parts[0] for path in full.root.rglob("*") if path.is_file()}
     assert left == {"elsewhere"}
+
+
+def test_every_file_that_the_program_names_is_known(home: Home) -> None:
+    known = {
+        place.relative_to(folder).parts[0]
+        for kind in stored_files(load_settings(environ=home.environment), home.environment)
+        for place in kind.where
+        for folder in (home.root / "state", home.root / "cache")
+        if place.is_relative_to(folder)
+    }
+    named = {
+        found
+        for file in (ROOT / "src" / "keystroke").rglob("*.py")
+        if "evaluation" not in file.parts  # its cache is a folder of the cache
+        for found in re.findall(r'\b(?:state|cache) / "([\w.]+)"', file.read_text(encoding="utf-8"))
+    }
+    assert {"undo", "sessions", "native"} <= named
+    # Files of gateways that run stay; archives are in the folder of the evaluation.
+    assert named - {"gateways", "archives"} <= known
 
 
 def test_what_a_setting_points_to_is_never_removed_whole(full: Home) -> None:

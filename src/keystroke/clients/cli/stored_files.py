@@ -85,8 +85,15 @@ def stored_files(settings: Settings, environ: dict[str, str]) -> list[StoredFile
         StoredFiles(
             "kernels", "kernels compiled for this machine", (shared / "cuda", cache / "native"), True
         ),
-        StoredFiles("benchmarks", "downloads of benchmarks", tuple(sorted(shared.glob("bench-*"))), True),
-        StoredFiles("gateways", "files of gateways that have ended", tuple(_ended(state / "gateways")), True),
+        StoredFiles(
+            "benchmarks", "downloads of benchmarks", (*sorted(shared.glob("bench-*")), cache / "eval"), True
+        ),
+        StoredFiles(
+            "gateways",
+            "files of gateways that have ended",
+            (*_ended(state / "gateways"), state / "play.html"),
+            True,
+        ),
         StoredFiles(
             "models",
             "models you added or downloaded",
@@ -96,9 +103,13 @@ def stored_files(settings: Settings, environ: dict[str, str]) -> list[StoredFile
         ),
         StoredFiles("undo", "undo history of edits", (state / "undo",), False),
         StoredFiles("tasks", "tasks that can be resumed", (state / "tasks",), False),
+        StoredFiles("sessions", "conversations in the terminal", (state / "sessions",), False),
         StoredFiles("history", "lines typed into chats", (state / "chat_history",), False),
         StoredFiles("learned", "outcomes of suggestions (`keystroke learn`)", learned, False),
         StoredFiles("database", "a server's responses, keys and usage", database, False),
+        StoredFiles(
+            "scale", "state and log of `keystroke scale`", (state / "scale.json", state / "scale.log"), False
+        ),
         StoredFiles("setup", "what `keystroke setup --undo` takes back", (state / "setup.json",), False),
         StoredFiles("settings", "your own settings", (user_file(environ),), False),
     ]
