@@ -10,6 +10,7 @@
 #include "single_x86.h"
 #else
 #include "single_arm.h"
+#include "rows_arm.h"
 #endif
 
 enum {
@@ -88,6 +89,9 @@ INLINE void meet_large(const Tile *tile, Slice s, const int count, const int zer
 INLINE void meet_some(const Tile *tile, int blocks, Slice s, const int count, const int large, const int zero,
                       const int halves, const int has_minimum, const int alike, float (*total)[LANES]) {
     if (large) meet_large(tile, s, count, zero, halves, has_minimum, alike, total);
+#if LANES == 4
+    else if (count == 8 && halves == 1 && !has_minimum) meet_eight(tile, blocks, s, zero, total);
+#endif
     else meet(tile, blocks, s, count, zero, halves, has_minimum, total);
 }
 
@@ -107,24 +111,38 @@ INLINE void meet_rows(const Tile *tile, int blocks, const Activations *a, size_t
 /* The products of `rows` rows from `row` on with LANES rows of weights: total [rows][LANES]. */
 static void multiply(const Format *format, Rows weights, const Activations *a, size_t row, size_t rows,
                      float (*total)[LANES]) {
-    if (rows <= SINGLES && has_single(format, a->width)) {
+    if (rows <= singles_of(format) && has_single(format, a->width)) {
         for (size_t r = 0; r < rows; r++) put_floats(total[r], multiply_single(format, weights, a, row + r));
         return;
     }
+#if LANES == 4
+    if (rows < TOGETHER && format->type == 8) {
+        multiply_few_q8_0(weights, a, row, rows, total);
+        return;
+    }
+#endif
     Tile tile;
     const size_t unit_bytes = row_bytes(format, UNIT);
     memset(total, 0, rows * sizeof *total);
     for (size_t unit = 0; unit * UNIT < a->width; unit++) {
         fetch_ahead(weights, unit, unit_bytes, 0, 1);
         int blocks = blocks_in(a->width, unit);
-        format->unpack(weights, unit, blocks, &tile);
+#if LANES == 4
+        if (format->type == 8) unpack_signed_q8_0(weights, unit, blocks, &tile);
+        else
+#endif
+            format->unpack(weights, unit, blocks, &tile);
         switch (format->type) {
         case 12: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 1, 1, 0, total); break;
         case 13: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 2, 1, 1, total); break;
         case 14: meet_rows(&tile, blocks, a, row, rows, unit, 1, 5, 2, 0, 0, total); break;
+#if LANES == 4
+        case 8: meet_rows(&tile, blocks, a, row, rows, unit, 0, -1, 1, 0, 0, total); break;
+#else
+        case 8:
+#endif
         case 20:
-        case 23:
-        case 8: meet_rows(&tile, blocks, a, row, rows, unit, 0, 7, 1, 0, 0, total); break;
+        case 23: meet_rows(&tile, blocks, a, row, rows, unit, 0, 7, 1, 0, 0, total); break;
         case 2: meet_rows(&tile, blocks, a, row, rows, unit, 0, 3, 1, 0, 0, total); break;
         case 10: meet_rows(&tile, blocks, a, row, rows, unit, 0, -1, 2, 1, 0, total); break;
         case 11: meet_rows(&tile, blocks, a, row, rows, unit, 1, 2, 2, 0, 0, total); break;

@@ -103,12 +103,12 @@ INLINE int16x8_t pair_of_q5_k(const uint8_t *at, int pair, const ints values[4],
 /* Q4_K and Q5_K, one unit. */
 INLINE floats meet_six_bits(const int type, Rows rows, size_t unit, Slice s, floats total) {
     const size_t bytes = type == 12 ? 144 : 176, at = unit * bytes;
-    fetch_ahead(rows, unit, bytes, 0, 1);
     SixBits six = six_bits(rows, at);
     int16x8_t first = vreinterpretq_s16_s32(six.scales[0]), second = vreinterpretq_s16_s32(six.scales[1]);
     const int16x8_t in_pairs[2] = {vuzp1q_s16(first, second), vuzp2q_s16(first, second)}; /* as the shares have them */
     ints products[2] = {same_int(0), same_int(0)}; /* of two rows each, two in a row */
     UNROLLED for (int pair = 0; pair < 4; pair++) {
+        fetch_ahead(rows, unit, bytes, (size_t)pair, 4);
         ints values[4];
         int16x8_t each[LANES];
         int32_t starts[2];
@@ -188,15 +188,16 @@ INLINE floats meet_block(const int type, Rows rows, size_t at, Slice s, floats t
 /* Formats of 32 weights, block by block. */
 INLINE floats meet_small(const int type, Rows rows, size_t unit, const size_t bytes, int blocks, Slice s, floats total) {
     size_t at = unit * BLOCKS * bytes;
-    fetch_ahead(rows, unit, BLOCKS * bytes, 0, 1);
     for (int block = 0; block < blocks; block++, at += bytes) {
+        fetch_ahead(rows, unit, BLOCKS * bytes, (size_t)block, BLOCKS);
         total = meet_block(type, rows, at, s, total);
         s.codes += BLOCK, s.scales++, s.sums++, s.counts += 2;
     }
     return total;
 }
 
-enum { SINGLES = 2 }; /* rows for which weights are unpacked anew */
+/* The number of rows for which weights are unpacked anew. */
+INLINE size_t singles_of(const Format *format) { return format->type == 8 ? 1 : 2; }
 
 INLINE int has_single(const Format *format, size_t width) {
     return (void)width, format->type != 10 && format->type != 11 && format->type != 23;

@@ -6,7 +6,7 @@
 #pragma once
 #include "activations.h"
 
-enum { SINGLES = 1 }; /* rows for which weights are unpacked anew */
+INLINE size_t singles_of(const Format *format) { return (void)format, 1; } /* rows for which weights are unpacked anew */
 
 INLINE int has_single(const Format *format, size_t width) {
     return format->unpack == unpack_q4_k || (LANES == 16 && format->unpack == unpack_q8_0 && width % (2 * BLOCK) == 0);
