@@ -43,7 +43,7 @@ import uvicorn
 import websockets
 
 from bench.record import record
-from bench.soak_faults import KilledServer, full_disk, locked, moved_clock, read_only
+from bench.soak_faults import KilledServer, ReadOnly, full_disk, locked, moved_clock
 from keystroke.config import NamedModel, PathSettings, ServerSettings, Settings
 from keystroke.engine.echo import EchoEngine, Script
 from keystroke.engine.echo_model import echo_model
@@ -179,6 +179,7 @@ class Soak:
             paths=PathSettings(state=self.folder / "state"),
         )
         self.store = Store(default_url(self.folder), quota_mb=64)
+        self.read_only = ReadOnly(self.store)
         self.killed = KilledServer(self.folder / "killed", self.random)
         self.acknowledged: list[str] = []  # responses that were said to be stored
         self.trouble = False  # the engine or the disk fails on purpose: failures are no fault
@@ -260,7 +261,7 @@ class Soak:
         faults: dict[str, Any] = {
             "disk_full": full_disk,
             "store_locked": locked,
-            "store_read_only": read_only,
+            "store_read_only": self.read_only.enter,
         }
         while time.monotonic() + 1.0 < deadline:
             await asyncio.sleep(self.random.uniform(0.3, 1.5))

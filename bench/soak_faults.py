@@ -50,23 +50,24 @@ def locked(store: Store) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def read_only(store: Store) -> Iterator[None]:
-    """Every connection refuses to write."""
+class ReadOnly:
+    """While it is entered, every connection of a store refuses to write."""
 
-    def refuse(connection: sa.Connection) -> None:
-        connection.exec_driver_sql("PRAGMA query_only=1")
+    def __init__(self, store: Store) -> None:
+        self._entered = False
+        # Registered once: listeners must not change while another thread begins a transaction.
+        sa.event.listen(store.engine, "begin", self._set)
 
-    def permit(connection: sa.Connection) -> None:
-        connection.exec_driver_sql("PRAGMA query_only=0")
+    def _set(self, connection: sa.Connection) -> None:
+        connection.exec_driver_sql(f"PRAGMA query_only={int(self._entered)}")
 
-    sa.event.listen(store.engine, "begin", refuse)
-    try:
-        yield
-    finally:
-        sa.event.remove(store.engine, "begin", refuse)
-        if not sa.event.contains(store.engine, "begin", permit):
-            sa.event.listen(store.engine, "begin", permit)
+    @contextlib.contextmanager
+    def enter(self, _store: Store) -> Iterator[None]:
+        self._entered = True
+        try:
+            yield
+        finally:
+            self._entered = False
 
 
 @contextlib.contextmanager
