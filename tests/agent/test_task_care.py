@@ -9,13 +9,13 @@ import pytest
 from test_task import BROKEN, CHECK, FIXED, Desk, call, in_turn, scripted
 
 from keystroke.agent.attempts import attempt_samplings
-from keystroke.agent.attempts.busy_clock import BusyClock
 from keystroke.agent.chat.model import AnswerOptions
 from keystroke.agent.loop import EndStatus
 from keystroke.agent.loop.events import NoteEvent, StepEvent
 from keystroke.agent.loop.focused_check import affected_tests, focused_command
 from keystroke.agent.loop.tool_probe import forget_probes
 from keystroke.agent.sandbox import CompletedCommand
+from keystroke.agent.sandbox.busy_clock import BusyClock
 from keystroke.agent.tools import ReadTool, SearchTool, Toolbox, ToolInvocation
 from keystroke.assist.edit import plan_edit
 from keystroke.engine.base import GREEDY, Interrupt

@@ -6,6 +6,7 @@ import importlib.util
 import shlex
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,9 +98,17 @@ def test_a_plugin_of_the_workspace_is_never_loaded_ahead(
     about = "tools/lib/project_plugin-1.0.dist-info"
     project.write(f"{about}/METADATA", "Metadata-Version: 2.1\nName: project-plugin\nVersion: 1.0\n")
     project.write(f"{about}/entry_points.txt", "[pytest11]\nproject = project_plugin\n")
-    plugin = "def pytest_terminal_summary(terminalreporter):\n    terminalreporter.write_line('plugin {}')\n"
+    plugin = (
+        "open('loaded', 'w').close()\n\n\n"
+        "def pytest_terminal_summary(terminalreporter):\n    terminalreporter.write_line('plugin {}')\n"
+    )
     project.write("tools/lib/project_plugin.py", plugin.format("old"))
-    assert "plugin old" in runner.run_check(CHECK).output
+    runner.prepare_check(CHECK)
+    loaded = project.folder / "copies/copy0/loaded"
+    deadline = time.monotonic() + 120
+    while not loaded.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     overlay.write("tools/lib/project_plugin.py", plugin.format("new"))
     assert "plugin new" in runner.run_check(CHECK).output
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from keystroke.agent.attempts.attempt import Attempt, AttemptEnd, CheckResult, RaceResult, SelectionPolicy
-from keystroke.agent.attempts.busy_clock import BusyClock
 from keystroke.agent.attempts.checker import AttemptChecker, AttemptWatch, WatchState
 from keystroke.agent.attempts.decoder import AttemptStream, Decoder
 from keystroke.agent.attempts.selection import select_attempt
+from keystroke.agent.sandbox.busy_clock import BusyClock
 from keystroke.engine.base import GREEDY, Interrupt, Sampling
 from keystroke.engine.generation import Finish
 from keystroke.errors import UsageError

@@ -14,10 +14,10 @@ from keystroke.agent.attempts import (
     SelectionPolicy,
     attempt_samplings,
 )
-from keystroke.agent.attempts.busy_clock import BusyClock
 from keystroke.agent.chat.encoder import ConversationEncoder
 from keystroke.agent.chat.receipt import Price, StepReceipt
 from keystroke.agent.chat.steering import Message, Steering
+from keystroke.agent.sandbox.busy_clock import BusyClock
 from keystroke.engine.base import Interrupt
 
 

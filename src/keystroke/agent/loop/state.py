@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from keystroke.agent.attempts import SelectionPolicy
-from keystroke.agent.attempts.busy_clock import BusyClock
 from keystroke.agent.chat.model import AnswerOptions, ChatModel
 from keystroke.agent.chat.receipt import StepReceipt, TaskReceipts
 from keystroke.agent.chat.steering import Message, Steering
@@ -16,6 +15,7 @@ from keystroke.agent.loop import events
 from keystroke.agent.loop.approvals import Approvals
 from keystroke.agent.loop.record import TaskStore, new_id
 from keystroke.agent.sandbox import CommandLimits, CompletedCommand, Sandbox
+from keystroke.agent.sandbox.busy_clock import BusyClock
 from keystroke.agent.tools import AgentTool, Runner
 from keystroke.agent.tools.mcp import McpServer
 from keystroke.agent.workspace import Overlay

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from keystroke.agent.attempts.busy_clock import BusyClock
 from keystroke.agent.chat.model import ChatModel
 from keystroke.agent.chat.receipt import StepReceipt, TaskReceipts
 from keystroke.agent.chat.steering import HandoverRequested
@@ -34,6 +33,7 @@ from keystroke.agent.loop.state import (
 )
 from keystroke.agent.loop.tool_calling import ToolCallingStrategy
 from keystroke.agent.loop.tool_probe import calls_tools
+from keystroke.agent.sandbox.busy_clock import BusyClock
 from keystroke.agent.tools import Runner
 from keystroke.agent.tools.mcp import McpTools
 from keystroke.agent.workspace import Overlay, WorkspaceReplicas

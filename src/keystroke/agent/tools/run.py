@@ -14,8 +14,8 @@ from typing import Annotated
 
 import msgspec
 
-from keystroke.agent.attempts.busy_clock import BusyClock
 from keystroke.agent.sandbox import CommandLimits, CompletedCommand, ExitReason, Sandbox
+from keystroke.agent.sandbox.busy_clock import BusyClock
 from keystroke.agent.tools.call import AgentTool, ToolResult
 from keystroke.agent.tools.warm_tests import PytestCommand, WarmTests
 from keystroke.agent.workspace import Overlay, Replica, WorkspaceReplicas
