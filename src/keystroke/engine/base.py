@@ -309,6 +309,7 @@ class Engine(ABC):
         return [r.session.step(r.draft, r.sampling, None, r.allowed) for r in requests]
 
     drafts: bool = False  # whether `guess` may return a draft
+    guess_seconds: float = 0.0  # what a guess takes; 0: nothing that a step does not hide
     runs_ahead: bool = False  # whether it may start a step without `allowed` before it is asked for
 
     def guess(self, tokens: Sequence[int], *, wanted: bool = True) -> Guess | None:

@@ -189,11 +189,15 @@ def engine_on(path: Path, precision: str, cache: Path, **options: Any) -> OnnxEn
     if library is None:
         pytest.skip("no C compiler here, or not the vectors")
     with open_checkpoint(path) as checkpoint:
+        checkpoint.read_predictor()
         if precision != "stored":
             checkpoint = convert_tables(checkpoint, PRECISIONS[precision], cache=cache)
         model = convert_stored(checkpoint, native=True, cache=cache)
         stored = NativeWeights(library, stored_tables(checkpoint))
-        graph = OnnxGraph(model, checkpoint.spec, precision, stored)
+        predictor = None
+        if checkpoint.spec.predictor:
+            predictor = convert_stored(checkpoint, native=True, cache=cache, predictor=True)
+        graph = OnnxGraph(model, checkpoint.spec, precision, stored, predictor=predictor)
         return OnnxEngine(graph, OnnxOptions(**{"threads": 2, **options}))
 
 
@@ -215,16 +219,26 @@ def distance(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> float
 
 
 def write_gguf(
-    path: Path, name: str, model: Any, kind: GGMLQuantizationType = GGMLQuantizationType.F32
+    path: Path,
+    name: str,
+    model: Any,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    predictor: dict[str, Any] | None = None,
 ) -> None:
-    """The model as llama.cpp's converter writes it: matrices of whole blocks as `kind`."""
+    """The model as llama.cpp's converter writes it: matrices of whole blocks as `kind`. `predictor`: the
+    tensors of the layer that predicts the token after the next one, which becomes the last."""
     config, architecture = model.config, MODELS[name][3]
     writer = gguf.GGUFWriter(path, architecture)
-    _write_sizes(writer, config)
+    state, layers = model.state_dict(), config.num_hidden_layers
+    if predictor is not None:
+        state = {**state, **{_predictor_name(each, layers): value for each, value in predictor.items()}}
+        writer.add_nextn_predict_layers(1)
+        layers += 1
+    _write_sizes(writer, config, layers)
     _WRITERS.get(architecture, lambda writer, config: None)(writer, config)
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
-    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    for theirs, value in _tensors(architecture, config, model.state_dict()):
+    names = gguf.get_tensor_name_map(arch, layers)
+    for theirs, value in _tensors(architecture, config, state):
         ours = names.get_name(theirs, try_suffixes=(".weight", ".bias")) or theirs
         router = "gate_inp" in ours
         small = value.ndim == 1 or value.shape[-1] % 32 or value.shape[-2] < 16
@@ -238,9 +252,17 @@ def write_gguf(
     writer.close()
 
 
-def _write_sizes(writer: Any, config: Any) -> None:
+def _predictor_name(name: str, layers: int) -> str:
+    known = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm"}
+    known |= {"norm": "shared_head_norm"}
+    if (part := known.get(name.removesuffix(".weight"))) is not None:
+        return f"blk.{layers}.nextn.{part}.weight"
+    return name.replace("layers.0.", f"model.layers.{layers}.")
+
+
+def _write_sizes(writer: Any, config: Any, layers: int) -> None:
     writer.add_name("a small model")
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     if getattr(config, "intermediate_size", None):
@@ -260,6 +282,8 @@ def _write_sizes(writer: Any, config: Any) -> None:
             writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("none")  # all that llama.cpp needs for token numbers
     writer.add_token_list([f"token {index}" for index in range(config.vocab_size)])
 
 
@@ -297,6 +321,7 @@ def _write_hybrid(writer: Any, config: Any) -> None:
     writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
     writer.add_full_attention_interval(4)
     writer.add_rope_dimension_count(config.head_dim // 4)
+    writer.add_rope_dimension_sections([2, 1, 1, 0])  # of pictures; those of a text are all alike
     if getattr(config, "shared_expert_intermediate_size", None):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 

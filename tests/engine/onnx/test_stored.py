@@ -201,7 +201,7 @@ def test_heads_that_our_operators_do_not_take_are_left_to_the_runtime(tmp_path: 
     write_stored(tmp_path / "model.gguf", "qwen2", ["Q4_K"])
     with open_checkpoint(tmp_path / "model.gguf") as checkpoint:
         assert fits_native_operators(checkpoint)
-        checkpoint.spec = replace(checkpoint.spec, head_dim=512)
+        checkpoint.spec = replace(checkpoint.spec, head_dim=640)
         assert not fits_native_operators(checkpoint)
 
 

@@ -71,6 +71,10 @@ class GGUFCheckpoint(Checkpoint):
         rows = sum(shape[0] for shape in shapes) if source.rows is None else len(source.rows)
         return (rows, *shapes[0][1:])
 
+    def _has_predictor(self) -> bool:
+        known = family_of(self.spec.architecture).predicts
+        return known and f"blk.{self.spec.layers}.nextn.eh_proj.weight" in self._tensors
+
     def _stored(self, stored: str) -> tuple[npt.NDArray[np.generic], str]:
         file, info = self._tensors[stored]
         data = file[info.start : info.start + info.size]

@@ -53,6 +53,9 @@ class HuggingFaceCheckpoint(Checkpoint):
         rows = len(source.names) * shape[0] if source.rows is None else len(source.rows)
         return (rows // source.turned * shape[1], source.turned) if source.turned else (rows, *shape[1:])
 
+    def _has_predictor(self) -> bool:
+        return family_of(self.spec.architecture).predicts and "mtp.fc.weight" in self._home
+
     def _stored_shape(self, name: str, source: TensorSource) -> tuple[int, ...] | None:
         """The shape of a stored tensor as rows: experts one below the other."""
         if (found := self._home.get(name)) is None:

@@ -177,6 +177,7 @@ class ModelSpec:
     gated_attention: bool = False  # the query projection also makes a gate of attention's output
     delta: DeltaSpec | None = None
     latent: LatentSpec | None = None
+    predictor: bool = False  # a further layer that predicts the token after the next one (MTP) is read
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -206,9 +207,9 @@ class ModelSpec:
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """The layers with keys and values."""
+        """The layers with keys and values; the predictor's is the last."""
         recurrent = self.delta.layers if self.delta is not None else frozenset()
-        return tuple(layer for layer in range(self.layers) if layer not in recurrent)
+        return tuple(n for n in range(self.layers + self.predictor) if n not in recurrent)
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense
@@ -240,7 +241,8 @@ class ModelSpec:
 
     @property
     def parameters(self) -> int:
-        return sum(math.prod(shape) for shape in tensor_shapes(self).values())
+        """Without the predictor, as authors count."""
+        return sum(math.prod(shape) for shape in tensor_shapes(replace(self, predictor=False)).values())
 
 
 def limit_to_window(spec: ModelSpec) -> ModelSpec:
@@ -253,45 +255,54 @@ def limit_to_window(spec: ModelSpec) -> ModelSpec:
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """The shapes of all tensors, in the order of a forward pass."""
-    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, spec.hidden)}
+    for layer in range(spec.layers):
+        shapes.update(_layer_shapes(spec, layer, f"model.layers.{layer}"))
+    shapes[FINAL_NORM] = (spec.hidden,)
+    if not spec.tied:
+        shapes[HEAD] = (spec.vocab_size, spec.hidden)
+    if spec.predictor:
+        shapes["mtp.pre_fc_norm_embedding.weight"] = shapes["mtp.pre_fc_norm_hidden.weight"] = (spec.hidden,)
+        shapes["mtp.fc.weight"] = (spec.hidden, 2 * spec.hidden)
+        shapes.update(_layer_shapes(spec, spec.layers, "mtp.layers.0"))
+        shapes["mtp.norm.weight"] = (spec.hidden,)
+    return shapes
+
+
+def _layer_shapes(spec: ModelSpec, layer: int, at: str) -> dict[str, tuple[int, ...]]:
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    shapes: dict[str, tuple[int, ...]] = {f"{at}.input_layernorm.weight": (spec.hidden,)}
 
     def linear(name: str, rows: int, columns: int, bias: bool) -> None:
         shapes[f"{name}.weight"] = (rows, columns)
         if bias:
             shapes[f"{name}.bias"] = (rows,)
 
-    for layer in range(spec.layers):
-        at = f"model.layers.{layer}"
-        shapes[f"{at}.input_layernorm.weight"] = (spec.hidden,)
-        if spec.delta is not None and layer in spec.delta.layers:
-            shapes.update(_delta_shapes(spec.delta, f"{at}.linear_attn", spec.hidden))
-        elif spec.latent is not None:
-            shapes.update(_latent_shapes(spec.latent, f"{at}.self_attn", spec.hidden, spec.heads))
-        else:
-            gates = 2 if spec.gated_attention else 1
-            linear(f"{at}.self_attn.q_proj", gates * queries, spec.hidden, spec.qkv_bias)
-            linear(f"{at}.self_attn.k_proj", keys, spec.hidden, spec.qkv_bias)
-            linear(f"{at}.self_attn.v_proj", keys, spec.hidden, spec.qkv_bias)
-            if spec.qk_norm:
-                shapes[f"{at}.self_attn.q_norm.weight"] = (spec.head_dim,)
-                shapes[f"{at}.self_attn.k_norm.weight"] = (spec.head_dim,)
-            if spec.sinks:
-                shapes[f"{at}.self_attn.sinks"] = (spec.heads,)
-            linear(f"{at}.self_attn.o_proj", spec.hidden, queries, spec.o_bias)
-        shapes[f"{at}.post_attention_layernorm.weight"] = (spec.hidden,)
-        if spec.post_norms:
-            shapes[f"{at}.pre_feedforward_layernorm.weight"] = (spec.hidden,)
-            shapes[f"{at}.post_feedforward_layernorm.weight"] = (spec.hidden,)
-        if spec.experts is not None and layer not in spec.experts.dense:
-            shapes.update(_expert_shapes(spec.experts, f"{at}.mlp", spec.hidden))
-            continue
-        linear(f"{at}.mlp.gate_proj", spec.intermediate, spec.hidden, spec.mlp_bias)
-        linear(f"{at}.mlp.up_proj", spec.intermediate, spec.hidden, spec.mlp_bias)
-        linear(f"{at}.mlp.down_proj", spec.hidden, spec.intermediate, spec.mlp_bias)
-    shapes[FINAL_NORM] = (spec.hidden,)
-    if not spec.tied:
-        shapes[HEAD] = (spec.vocab_size, spec.hidden)
+    if spec.delta is not None and layer in spec.delta.layers:
+        shapes.update(_delta_shapes(spec.delta, f"{at}.linear_attn", spec.hidden))
+    elif spec.latent is not None:
+        shapes.update(_latent_shapes(spec.latent, f"{at}.self_attn", spec.hidden, spec.heads))
+    else:
+        gates = 2 if spec.gated_attention else 1
+        linear(f"{at}.self_attn.q_proj", gates * queries, spec.hidden, spec.qkv_bias)
+        linear(f"{at}.self_attn.k_proj", keys, spec.hidden, spec.qkv_bias)
+        linear(f"{at}.self_attn.v_proj", keys, spec.hidden, spec.qkv_bias)
+        if spec.qk_norm:
+            shapes[f"{at}.self_attn.q_norm.weight"] = (spec.head_dim,)
+            shapes[f"{at}.self_attn.k_norm.weight"] = (spec.head_dim,)
+        if spec.sinks:
+            shapes[f"{at}.self_attn.sinks"] = (spec.heads,)
+        linear(f"{at}.self_attn.o_proj", spec.hidden, queries, spec.o_bias)
+    shapes[f"{at}.post_attention_layernorm.weight"] = (spec.hidden,)
+    if spec.post_norms:
+        shapes[f"{at}.pre_feedforward_layernorm.weight"] = (spec.hidden,)
+        shapes[f"{at}.post_feedforward_layernorm.weight"] = (spec.hidden,)
+    if spec.experts is not None and layer not in spec.experts.dense:
+        shapes.update(_expert_shapes(spec.experts, f"{at}.mlp", spec.hidden))
+        return shapes
+    linear(f"{at}.mlp.gate_proj", spec.intermediate, spec.hidden, spec.mlp_bias)
+    linear(f"{at}.mlp.up_proj", spec.intermediate, spec.hidden, spec.mlp_bias)
+    linear(f"{at}.mlp.down_proj", spec.hidden, spec.intermediate, spec.mlp_bias)
     return shapes
 
 
@@ -373,6 +384,19 @@ class Checkpoint(ABC):
     def storage(self, name: str) -> str:
         """The type of one tensor, as `raw` names it."""
         return self.raw(name)[1]
+
+    def read_predictor(self) -> None:
+        """Read the predictor too, if the files hold one; `spec.predictor` tells. Raises ModelDamaged."""
+        if self._has_predictor():
+            self.spec = replace(self.spec, predictor=True)
+            check_shapes(self.spec, self._shape)
+
+    def _has_predictor(self) -> bool:
+        return False
+
+    def _shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape of a tensor in the files; None if it is missing."""
+        return None
 
     @abstractmethod
     def fingerprint(self) -> str:

@@ -71,4 +71,5 @@ class Family:
     source: Source = same_name  # where a folder holds a canonical tensor
     gguf_names: Mapping[str, str] = field(default_factory=dict)  # of layers, where they differ from the usual
     gguf_source: Source | None = None  # for tensors that a GGUF file lays out differently
+    predicts: bool = False  # the predictor (MTP) is read where a file holds it
     paired: bool = False  # GGUF files hold the rows of queries and keys in pairs

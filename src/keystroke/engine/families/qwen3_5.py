@@ -1,6 +1,5 @@
 """Qwen3.5, 3.6 and 3.8 (text), dense and as mixtures: Qwen3-Next with separate tensors for the parts of its
-delta nets. In GGUF files, value heads are in turns of their key heads. Layers that predict further tokens are
-not read."""
+delta nets. In GGUF files, value heads are in turns of their key heads."""
 
 from __future__ import annotations
 
@@ -62,6 +61,7 @@ FAMILY = Family(
     read_gguf=read_gguf,
     source=hybrid_source,
     gguf_source=gguf_source,
+    predicts=True,
 )
 MIXTURE = Family(
     name="qwen3_5_moe",
@@ -72,4 +72,5 @@ MIXTURE = Family(
     read_gguf=read_mixture_gguf,
     source=hybrid_source,
     gguf_source=gguf_source,
+    predicts=True,
 )

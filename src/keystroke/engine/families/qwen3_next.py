@@ -35,6 +35,12 @@ GGUF_NAMES = {
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
 }
+_PREDICTOR_NAMES = {  # of the layer after the last
+    "mtp.fc.weight": "nextn.eh_proj.weight",
+    "mtp.pre_fc_norm_embedding.weight": "nextn.enorm.weight",
+    "mtp.pre_fc_norm_hidden.weight": "nextn.hnorm.weight",
+    "mtp.norm.weight": "nextn.shared_head_norm.weight",
+}
 READ_HERE = frozenset({"rope.dimension_count"})
 
 
@@ -101,7 +107,7 @@ def hybrid_source(spec: ModelSpec, name: str, stored: Container[str]) -> TensorS
     """For tensors that all hybrids store alike."""
     if name.endswith(".linear_attn.decay"):
         return TensorSource((name.replace(".decay", ".A_log"),), change="minus exponential")
-    if name.endswith("norm.weight") and not name.endswith(".linear_attn.norm.weight"):
+    if "norm" in name.split(".")[-2] and not name.endswith(".linear_attn.norm.weight"):
         return TensorSource((name,), change="plus one")
     return expert_source(spec, name, stored)
 
@@ -155,6 +161,9 @@ def gguf_source(spec: ModelSpec, name: str, stored: Container[str]) -> TensorSou
                 ratio = spec.delta.value_heads // spec.delta.key_heads
                 rows = _grouped(spec.delta.key_heads, [ratio, ratio])["ba".index(letter)]
                 return TensorSource((joint,), rows)
+    if name in _PREDICTOR_NAMES:
+        return TensorSource((f"blk.{spec.layers}.{_PREDICTOR_NAMES[name]}",))
+    name = name.replace("mtp.layers.0.", f"model.layers.{spec.layers}.")
     return TensorSource(
         (gguf_name(name, GGUF_NAMES),),
         flat=name.endswith(".bias"),
@@ -171,4 +180,5 @@ FAMILY = Family(
     read_gguf=read_gguf,
     source=source,
     gguf_source=gguf_source,
+    predicts=True,
 )

@@ -42,8 +42,9 @@ def load(request: LoadArguments) -> Engine:
     from keystroke.engine.onnx.stored import NativeWeights, can_run_stored, needs_native_operators
 
     settings, progress, adapter = request.settings, request.progress, request.adapter
-    precision, stored = request.precision, None
+    precision, stored, predictor = request.precision, None, None
     with open_checkpoint(request.path) as checkpoint:
+        checkpoint.read_predictor()
         if settings.engine.context > checkpoint.spec.context_length:
             checkpoint.spec = extend_context(checkpoint.spec, settings.engine.context)
         spec = checkpoint.spec
@@ -56,7 +57,7 @@ def load(request: LoadArguments) -> Engine:
             smaller = "int4" if spec.parameters >= FOUR_BITS_FROM else "int8"
             precision = "stored" if can_run_stored(checkpoint) else smaller
         if feature is not None:
-            model, stored = _as_family(checkpoint, settings, progress, precision)
+            model, stored, predictor = _as_family(checkpoint, settings, progress, precision)
         elif precision == "stored":
             model, stored = _as_stored(checkpoint, settings, progress, adapted=adapter is not None)
         else:
@@ -80,14 +81,15 @@ def load(request: LoadArguments) -> Engine:
         free_memory=available_bytes if settings.engine.kv_budget_mb is None else lambda: None,
         disk_prefixes=_kept_prefixes(request.path, made, settings),
     )
-    return OnnxEngine(OnnxGraph(model, spec, precision, stored, adapter), options)
+    return OnnxEngine(OnnxGraph(model, spec, precision, stored, adapter, predictor), options)
 
 
 def _as_family(
     checkpoint: Checkpoint, settings: Settings, progress: Progress, precision: str
-) -> tuple[Path, NativeWeights]:
-    """The graph of a model that only the native operators run, and its matrices: as they are stored, or
-    converted to `precision`. Raises UnsupportedModel without operators, ConfigError."""
+) -> tuple[Path, NativeWeights, Path | None]:
+    """The graph of a model that only the native operators run, its matrices, as they are stored or converted
+    to `precision`, and the graph of its predictor, if it has one. Raises UnsupportedModel without operators,
+    ConfigError."""
     from keystroke.engine.onnx.convert import convert_stored
     from keystroke.engine.onnx.native import unavailable_reason as native_reason
     from keystroke.engine.onnx.precision import PRECISIONS
@@ -122,7 +124,10 @@ def _as_family(
         progress=lambda done, total: progress(f"laying out {spec.name}", done, total),
         cache=cache,
     )
-    return model, NativeWeights(own, tables)
+    predictor = (
+        convert_stored(checkpoint, native=True, cache=cache, predictor=True) if spec.predictor else None
+    )
+    return model, NativeWeights(own, tables), predictor
 
 
 def _resident_bytes(spec: ModelSpec, tables: dict[str, npt.NDArray[np.uint8]]) -> int:

@@ -72,16 +72,19 @@ def convert_stored(
     progress: Progress | None = None,
     cache: Path | None = None,
     adapted: bool = False,
+    predictor: bool = False,
 ) -> Path:
     """The ONNX model that runs this checkpoint's matrices as they are stored: with our own operators
     (`native`) only a graph, with the runtime's a graph and a rearranged copy of the matrices. The checkpoint
-    must be one that `can_run_stored`. Raises ModelError as `converted` does."""
+    must be one that `can_run_stored`. `predictor`: only the layer that predicts the token after the next one.
+    Raises ModelError as `converted` does."""
 
     def build(sink: DataFile) -> onnx.ModelProto:
         if native and needs_native_operators(checkpoint.spec) is not None:
-            from keystroke.engine.onnx.family_graph import FamilyBuilder
+            from keystroke.engine.onnx.family_graph import FamilyBuilder, PredictorBuilder
 
-            return FamilyBuilder(checkpoint, STORED, sink, progress).model()
+            made = PredictorBuilder if predictor else FamilyBuilder
+            return made(checkpoint, STORED, sink, progress).model()
         if native:
             from keystroke.engine.onnx.stored_graph import StoredBuilder
 
@@ -91,8 +94,10 @@ def convert_stored(
         return PortableBuilder(checkpoint, STORED, sink, progress, adapted=adapted).model()
 
     settings = {"precision": "stored", "operators": OPERATORS if native else 0, **_adapted(adapted)}
+    settings |= {"predictor": 1} if predictor else {}
     room = graph_bytes(checkpoint) + (0 if native else portable_bytes(checkpoint))
-    return _cached_model(checkpoint, "stored" if native else "portable", settings, build, room, cache)
+    label = "predictor" if predictor else "stored" if native else "portable"
+    return _cached_model(checkpoint, label, settings, build, room, cache)
 
 
 def _adapted(adapted: bool) -> dict[str, object]:

@@ -15,13 +15,14 @@ import numpy as np
 import onnxruntime as ort
 
 from keystroke.engine.adapter import AdapterFile
-from keystroke.engine.base import Engine, EngineStats, Interrupt, ModelInfo
+from keystroke.engine.base import Engine, EngineStats, Guess, Interrupt, ModelInfo
 from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.cores import usable_cores
 from keystroke.engine.disk_prefixes import DiskPrefixes
 from keystroke.engine.host import HostSession
 from keystroke.engine.onnx.kv import KvBuffers, KvPool
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS
+from keystroke.engine.onnx.predictor import MOST_TOKENS, Predictor
 from keystroke.engine.onnx.recurrent import Float32, RecurrentState
 from keystroke.engine.onnx.stored import NativeWeights
 from keystroke.engine.prefix import CachedPrefix, PrefixCache, common_prefix
@@ -37,6 +38,7 @@ FEW_CORES = 4
 SNAPSHOT_EVERY = 512  # tokens between two snapshots of a recurrent state
 SNAPSHOT_LEAST = 64  # tokens that make one worthwhile at the end of a message or prompt
 SNAPSHOT_SHARE = 0.5  # of the KV budget, in addition to it
+KEPT_STREAM = 16  # tokens by which a session can be taken back without a gap in the predictor's input
 BRIEF_SPIN_US = 50
 RESERVE = 1 << 30  # free memory in bytes below which cached prefixes are dropped
 
@@ -50,6 +52,7 @@ class OnnxGraph:
     precision: str
     stored: NativeWeights | None = None  # for a graph that was built without its weights
     adapter: AdapterFile | None = None  # for a graph that was built to take one
+    predictor: Path | None = None  # the graph of the layer that predicts the token after the next one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,7 @@ class OnnxEngine(Engine):
         halves = "float16" in kinds[f"key.{spec.attention_layers[0]}"]
         kv: np.dtype[np.floating] = np.dtype(np.float16 if halves else np.float32)
         self._padded = "pad" in kinds
-        self._returns_kv = len(self._runtime.get_outputs()) > 1
+        self._returns_kv = any(each.name.startswith("new_key.") for each in self._runtime.get_outputs())
         self.pool = KvPool(spec, kv, kv_budget, make_room=lambda: self.cache.drop_oldest())
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         self._pads = [np.zeros((1, rows, width), dtype=kv) for rows in range(MIN_ATTENTION_ROWS)]
@@ -106,6 +109,16 @@ class OnnxEngine(Engine):
         self.snapshots: SnapshotStore[list[Float32]] = SnapshotStore(int(kv_budget * SNAPSHOT_SHARE))
         self.last_value = ort.OrtValue.ortvalue_from_numpy(self.last)
         self.total_value = ort.OrtValue.ortvalue_from_numpy(self.total)
+        # The stream before the first row of a run and that of its rows, for models with a predictor.
+        self.previous = np.zeros((1, 1, spec.hidden), np.float32)
+        self._previous_value = ort.OrtValue.ortvalue_from_numpy(self.previous)
+        self._streams: dict[int, tuple[Float32, ort.OrtValue]] = {}
+        self.predictor: Predictor | None = None
+        if graph.predictor is not None:
+            runtime = _open(graph.predictor, options.threads, stored)
+            self.predictor = Predictor(runtime, spec, self._tables)
+            self._tables = {name: table for name, table in self._tables.items() if name in kinds}
+        self.drafts = self.predictor is not None
         self._watched: tuple[Interrupt, ort.RunOptions, Callable[[], None]] | None = None
         self._closed = False
         self.info = ModelInfo(
@@ -156,6 +169,8 @@ class OnnxEngine(Engine):
         self.cache.clear()
         self._unwatch()
         self._scratch.clear()
+        self._streams.clear()
+        self.predictor = None
         self._logits.clear()
         del self._runtime
         self._tables.clear()
@@ -165,6 +180,14 @@ class OnnxEngine(Engine):
             recurrent = entry.payload.recurrent
             states = None if recurrent is None else recurrent.saved_states(len(entry.tokens))
             disk.save(entry.tokens, entry.payload.arrays, entry.scope, states)
+
+    def guess(self, tokens: Sequence[int], *, wanted: bool = True) -> Guess | None:
+        if self.predictor is None or not wanted:
+            return None
+        session = next((each for each in self.live if each.tokens is tokens), None)
+        guess = session.predict(self.predictor) if session is not None else None
+        self.guess_seconds = self.predictor.seconds
+        return guess
 
     # For sessions
 
@@ -203,6 +226,9 @@ class OnnxEngine(Engine):
             binding.bind_ortvalue_input(name, table)
         if self._padded:
             binding.bind_ortvalue_input("total", self.total_value)
+        if self.spec.predictor:
+            binding.bind_ortvalue_input("previous", self._previous_value)
+            binding.bind_output("predicted")
         if buffers.recurrent is not None:
             binding.bind_ortvalue_input("control", self.control_value)
             for name, value in buffers.recurrent.values.items():
@@ -241,6 +267,8 @@ class OnnxEngine(Engine):
                 binding.bind_ortvalue_input("count", scratch.count)
                 binding.bind_ortvalue_input("pad", self._pad_values[padding])
             binding.bind_ortvalue_output("logits", found[1])
+            if self.spec.predictor:
+                binding.bind_ortvalue_output("hidden", self._stream_of(count)[1])
         scratch.ids[0, :] = tokens
         self.last[0] = start + count + padding - 1
         self.total[0] = start + count + padding
@@ -254,6 +282,18 @@ class OnnxEngine(Engine):
                 raise Interrupted("stopped on request") from None
             raise
         return found[0]
+
+    def _stream_of(self, count: int) -> tuple[Float32, ort.OrtValue]:
+        found = self._streams.get(count)
+        if found is None:
+            array = np.empty((1, count, self.spec.hidden), np.float32)
+            found = self._streams[count] = (array, ort.OrtValue.ortvalue_from_numpy(array))
+        return found
+
+    def stream(self, count: int) -> Float32:
+        """The stream of every row of the last run, which had `count`; valid until the next."""
+        rows: Float32 = self._stream_of(count)[0][0]
+        return rows
 
     def _options(self, interrupt: Interrupt) -> ort.RunOptions:
         """Run options that `interrupt` terminates, created once per interrupt."""
@@ -289,6 +329,8 @@ class OnnxSession(HostSession):
         self.scope = scope
         self.buffers: KvBuffers | None = None
         self._binding: SessionBinding | None = None
+        self._stream: Float32 | None = None  # of the tokens up to `_stream_end`, for the predictor
+        self._stream_end = 0
         engine.live.add(self)
 
     def fork(self) -> OnnxSession:
@@ -297,7 +339,29 @@ class OnnxSession(HostSession):
         if self.buffers is not None:
             other.buffers = self._engine.pool.share(self.buffers)
         self._copy_state_to(other)
+        other._stream, other._stream_end = self._stream, self._stream_end
         return other
+
+    def predict(self, predictor: Predictor) -> Guess | None:
+        """The predictor's draft; None without the stream before the last token, or if memory is short."""
+        position = len(self._tokens) - 1
+        stream = self._stream_before(position)
+        most = min(MOST_TOKENS, self._context_length - len(self._tokens) - 1)
+        if stream is None or self._resident != position or most < 1:
+            return None
+        try:
+            self._ensure_buffers(position, len(self._tokens) + most)
+        except NotEnoughMemory:
+            return None
+        assert self.buffers is not None
+        keys, values = self.buffers.values[-2:]
+        return predictor.draft((keys, values), self._tokens[position], position, stream, most)
+
+    def _stream_before(self, position: int) -> Float32 | None:
+        if self._stream is None or not 0 < self._stream_end - position + 1 <= len(self._stream):
+            return None
+        stream: Float32 = self._stream[position - 1 - self._stream_end]
+        return stream
 
     def _forward(
         self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
@@ -306,15 +370,37 @@ class OnnxSession(HostSession):
         assert self.buffers is not None
         if self._binding is None:
             self._binding = self._engine.binding(self.buffers)
+        if self._engine.spec.predictor:
+            stream = self._stream_before(start)
+            self._engine.previous[0, 0] = 0 if stream is None else stream
+            self._cut_stream(start)
         recurrent = self.buffers.recurrent
         if recurrent is None:
-            return self._engine.run(self._binding, tokens, start, rows, interrupt)
+            logits = self._engine.run(self._binding, tokens, start, rows, interrupt)
+            self._keep_stream(start, len(tokens), rows)
+            return logits
         # Not interrupted: a state that is half computed would have to be read again from a snapshot.
         self._engine.control[:3] = recurrent.prepare(start, len(tokens), max(rows - 1, 0))
         logits = self._engine.run(self._binding, tokens, start, rows, None)
         recurrent.finish()
+        self._keep_stream(start, len(tokens), rows)
         self._keep_snapshot(recurrent, start, tokens, max(rows - 1, 0))
         return logits
+
+    def _cut_stream(self, start: int) -> None:
+        """Forget the stream from `start` on, and what lies before a gap."""
+        if self._stream is not None:
+            known = len(self._stream) - (self._stream_end - start)
+            self._stream = self._stream[:known] if 0 < known <= len(self._stream) else None
+        self._stream_end = start
+
+    def _keep_stream(self, start: int, count: int, rows: int) -> None:
+        """Keep the stream of rows after which the next run may start: those of a draft, a few before."""
+        if self._engine.spec.predictor:
+            fresh = self._engine.stream(count)[-rows - KEPT_STREAM :]
+            older = [] if self._stream is None or len(fresh) < count else [self._stream[-KEPT_STREAM:]]
+            self._stream = np.concatenate([*older, fresh])
+            self._stream_end = start + count
 
     def _keep_snapshot(
         self, recurrent: RecurrentState, start: int, tokens: Sequence[int], drafted: int
@@ -382,7 +468,7 @@ class OnnxSession(HostSession):
             except NotEnoughMemory:
                 return own
         self._drop_buffers()
-        self.buffers = buffers
+        self.buffers, self._stream = buffers, None
         self._held = list(tokens[:shared])
         return shared
 

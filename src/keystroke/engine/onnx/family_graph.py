@@ -1,7 +1,13 @@
-"""A graph of the native operators for families with experts, sinks, gates or linear attention.
+"""Graphs of the native operators: for families with experts, sinks, gates, linear or latent attention, and
+for the layer that predicts the token after the next one.
 
 Matrices are inputs of the graph, as in `stored_graph`; they may also be plain numbers. There is no version
 for ONNX Runtime's own operators.
+
+A model with a predictor has the further input `previous` [1, 1, hidden], the normalised stream of the token
+before the first row, and the output `hidden` [1, rows, hidden], that of every row. The predictor's keys and
+values of a row come from its token and the stream of the one before: they depend on the tokens up to that row
+alone, and are reused, copied and taken back like all others.
 """
 
 from __future__ import annotations
@@ -31,6 +37,65 @@ class FamilyBuilder(StoredBuilder):
         if kind not in PLAIN.values():
             return super()._embed(ids)
         return self._node("PlainRows", [ids, table], ["embed"], domain=DOMAIN, type=kind)[0]
+
+    # The predictor
+
+    def _head(self, mlp: str, residual: str) -> None:
+        if not self.spec.predictor:
+            return super()._head(mlp, residual)
+        stream, _ = self._skip_norm("head.norm", mlp, residual, "model.norm.weight", last=True)
+        self._node("Identity", [stream], ["hidden"])
+        self._logits(self._node("Gather", [stream, "logit_rows"], ["head.rows"], axis=1)[0])
+        self._constant("minus one", [-1])
+        (before,) = self._node("Slice", [stream, "zero", "minus one", "one"], ["mtp.before"])
+        (shifted,) = self._node("Concat", ["previous", before], ["mtp.shifted"], axis=1)
+        x = self._norm("mtp.first", self._joined(shifted), "mtp.layers.0.input_layernorm.weight")
+        at, spec = "mtp.layers.0.self_attn", self.spec
+        pair = self._linear("mtp.kv", x, [f"{at}.k_proj", f"{at}.v_proj"], bias=spec.qkv_bias)
+        if spec.qk_norm:
+            norm = self._vector("mtp.k.norm", f"{at}.k_norm.weight")
+            sizes = {"heads": 0, "kv_heads": spec.kv_heads, "width": spec.head_dim, "gated": 0}
+            (pair,) = self._node(
+                "SplitHeads",
+                [pair, "", norm],
+                ["mtp.k"],
+                domain=DOMAIN,
+                epsilon=float(spec.norm_eps),
+                **sizes,
+            )
+        self._append_only(spec.layers, pair)
+        return None
+
+    def _joined(self, stream: str) -> str:
+        """The predictor's input: of the embedding of a token, and the stream of the one before."""
+        parts = [
+            self._norm(f"mtp.{name}", x, f"mtp.pre_fc_norm_{name}.weight")
+            for name, x in (("embedding", "embed"), ("hidden", stream))
+        ]
+        (both,) = self._node("Concat", parts, ["mtp.both"], axis=-1)
+        return self._linear("mtp.fc", both, ["mtp.fc"], bias=False)
+
+    def _append_only(self, layer: int, pair: str) -> None:
+        """Keys and values without any query. The empty output keeps the node in the graph."""
+        self._node(
+            "FamilyAttention",
+            [pair, *self._rope(layer), f"key.{layer}", f"value.{layer}", "last", ""],
+            ["predicted"],
+            domain=DOMAIN,
+            heads=0,
+            kv_heads=self.spec.kv_heads,
+            scale=1.0,
+            window=0,
+            rotary=self.spec.rotated,
+            growth=0.0,
+            growth_every=0,
+        )
+
+    def _further_outputs(self) -> list[onnx.ValueInfoProto]:
+        if not self.spec.predictor:
+            return []
+        sizes: dict[str, list[object]] = {"hidden": [1, "rows", self.spec.hidden], "predicted": [1, 0, 0]}
+        return [helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in sizes.items()]
 
     def _linear(
         self, name: str, x: str, sources: Sequence[str], *, bias: bool, bits: int | None = None
@@ -182,6 +247,10 @@ class FamilyBuilder(StoredBuilder):
 
     def _further_inputs(self) -> list[onnx.ValueInfoProto]:
         inputs, delta = super()._further_inputs(), self.spec.delta
+        if self.spec.predictor:
+            inputs.append(
+                helper.make_tensor_value_info("previous", TensorProto.FLOAT, [1, "before", self.spec.hidden])
+            )
         if delta is None:
             return inputs
         inputs.append(helper.make_tensor_value_info("control", TensorProto.INT64, [4]))
@@ -237,3 +306,36 @@ class FamilyBuilder(StoredBuilder):
             scale=float(experts.scale),
             limit=float(experts.limit),
         )[0]
+
+
+class PredictorBuilder(FamilyBuilder):
+    """The predictor alone: `input_ids` and, for each of them, the stream of the token before in `previous` ->
+    `logits` of the tokens after, and `hidden`, the predictor's own stream, with which it can go on."""
+
+    asks_rows = False
+
+    def model(self) -> onnx.ModelProto:
+        spec, at = self.spec, "mtp.layers.0"
+        self._tables()
+        self._embed("input_ids")
+        residual = self._joined("previous")
+        normed = self._norm("mtp.first", residual, f"{at}.input_layernorm.weight")
+        attention = self._attention(spec.layers, at, normed)
+        before_mlp = f"{at}.post_attention_layernorm.weight"
+        normed, residual = self._skip_norm("mtp.norm.mlp", attention, residual, before_mlp)
+        mlp = self._mlp(spec.layers, at, normed)
+        stream, _ = self._skip_norm("mtp.norm.out", mlp, residual, "mtp.norm.weight", last=True)
+        self._node("Identity", [stream], ["hidden"])
+        self._logits(stream)
+        return self._assemble()
+
+    @property
+    def _kv_layers(self) -> Sequence[int]:
+        return (self.spec.layers,)
+
+    def _further_inputs(self) -> list[onnx.ValueInfoProto]:
+        rows = helper.make_tensor_value_info("previous", TensorProto.FLOAT, [1, "rows", self.spec.hidden])
+        return [*self._matrices.values(), rows]
+
+    def _further_outputs(self) -> list[onnx.ValueInfoProto]:
+        return super()._further_outputs()[:1]

@@ -54,6 +54,7 @@ class Builder:
     domains: tuple[str, ...] = (MICROSOFT,)
     returns_kv = True  # whether attention returns the keys and values
     padding = MIN_ATTENTION_ROWS  # extra positions in the rotary tables
+    asks_rows = True  # whether the logits of some rows only are asked for
     runs_families = False  # whether layers beyond Llama's can be built
 
     def __init__(
@@ -256,6 +257,9 @@ class Builder:
         (last_mlp,) = self._node("Gather", [mlp, "logit_rows"], ["head.mlp"], axis=1)
         (last_residual,) = self._node("Gather", [residual, "logit_rows"], ["head.residual"], axis=1)
         normed, _ = self._skip_norm("head.norm", last_mlp, last_residual, "model.norm.weight", last=True)
+        self._logits(normed)
+
+    def _logits(self, normed: str) -> None:
         source = "model.embed_tokens" if self.spec.tied else "lm_head"
         logits = self._linear("head", normed, [source], bias=False, bits=self.precision.head_bits)
         self._constant("logits.shape", [-1, self.spec.vocab_size])
@@ -363,19 +367,29 @@ class Builder:
             helper.make_tensor_value_info("pad", kv, [1, "padding", width]),
         ]
 
+    @property
+    def _kv_layers(self) -> Sequence[int]:
+        """The layers whose keys and values are inputs."""
+        return self.spec.attention_layers
+
+    def _further_outputs(self) -> list[onnx.ValueInfoProto]:
+        return []
+
     def _assemble(self) -> onnx.ModelProto:
         spec = self.spec
         cache = [1, spec.kv_heads, "capacity", spec.head_dim]
         kv = helper.np_dtype_to_tensor_dtype(np.dtype(self.kv))
         inputs = [
             helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "rows"]),
-            helper.make_tensor_value_info("logit_rows", TensorProto.INT64, ["asked"]),
             helper.make_tensor_value_info("last", TensorProto.INT32, [1]),
             *self._further_inputs(),
             *self._adapter,
         ]
+        if self.asks_rows:
+            inputs.append(helper.make_tensor_value_info("logit_rows", TensorProto.INT64, ["asked"]))
         outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["asked", spec.vocab_size])]
-        for layer in spec.attention_layers:
+        outputs += self._further_outputs()
+        for layer in self._kv_layers:
             for kind in ("key", "value"):
                 inputs.append(helper.make_tensor_value_info(f"{kind}.{layer}", kv, cache))
                 if self.returns_kv:

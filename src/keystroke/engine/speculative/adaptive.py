@@ -93,7 +93,7 @@ class AdaptiveDrafter(Drafter):
         if not guess:
             return ()
         key = (_ENGINE, _bucket(engine.strength))
-        promised = self._promised(self.likelihood(*key), len(guess))
+        promised = self._promised(self.likelihood(*key), len(guess), self._guess_cost(engine))
         # Another draft would waste the step that the engine has already started.
         if promised <= (rate / 2.0 if engine.ahead else rate):
             return ()
@@ -113,6 +113,8 @@ class AdaptiveDrafter(Drafter):
         self._hits[key] = self._hits.get(key, 0.0) * _DECAY + accepted
         self._misses[key] = self._misses.get(key, 0.0) * _DECAY + (accepted < drafted)
         if key[0] == _ENGINE and self._engine is not None:
+            if extra := self._guess_cost(self._engine):
+                self._engine.require(self._costs.cost(drafted + 1) - 1.0 + extra)
             self._engine.record_result(drafted, accepted, seconds)
         else:
             self._inner.record_result(drafted, accepted, seconds)
@@ -131,9 +133,13 @@ class AdaptiveDrafter(Drafter):
             length += 1
         return length
 
-    def _promised(self, likelihood: float, length: int) -> float:
-        """Expected tokens of a draft of this length, per time of a plain step."""
-        return sum(likelihood**i for i in range(length + 1)) / self._costs.cost(length + 1)
+    def _promised(self, likelihood: float, length: int, extra: float = 0.0) -> float:
+        """Expected tokens of a draft of this length, per time of a plain step; `extra`: of making it."""
+        return sum(likelihood**i for i in range(length + 1)) / (self._costs.cost(length + 1) + extra)
+
+    def _guess_cost(self, engine: EngineDrafter) -> float:
+        """What the engine's guesses take, in plain steps."""
+        return engine.seconds / self._costs.unit if self._costs.unit else 0.0
 
     def _best(self, likelihood: float, limit: int) -> tuple[int, float]:
         """The length with the most expected tokens per second, and that rate relative to plain steps; length

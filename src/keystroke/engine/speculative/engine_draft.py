@@ -12,7 +12,7 @@ from keystroke.engine.base import Engine
 from keystroke.engine.speculative.base import Drafter
 
 _LEAST = 0.35  # mean accepted tokens per guess, below which guesses do not pay
-_HOPED = 0.7  # the mean that another attempt starts from
+_HOPED = 0.35  # how far above that another attempt starts
 _PACE = 0.05
 _REST = 64  # proposals
 
@@ -24,6 +24,7 @@ class EngineDrafter(Drafter):
         self._engine = engine
         self._accepted = 2.0  # running mean per guess
         self._resting = 0
+        self._least = _LEAST
         self.ahead = False  # whether the engine is already verifying the last proposal
 
     def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
@@ -36,6 +37,15 @@ class EngineDrafter(Drafter):
         self.ahead = guess.ahead
         return guess.tokens[:limit]
 
+    @property
+    def seconds(self) -> float:
+        """What a guess takes."""
+        return self._engine.guess_seconds
+
+    def require(self, accepted: float) -> None:
+        """Guesses pay if so many tokens of each are accepted on average."""
+        self._least = max(_LEAST, accepted)
+
     def keep_up(self, tokens: Sequence[int]) -> None:
         """Tell the engine that another drafter is used this time, so that it prepares for the next step."""
         if not self._rests():
@@ -43,8 +53,8 @@ class EngineDrafter(Drafter):
 
     def record_result(self, drafted: int, accepted: int, seconds: float) -> None:
         self._accepted += _PACE * (accepted - self._accepted)
-        if self._accepted < _LEAST:
-            self._accepted, self._resting = _HOPED, _REST
+        if self._accepted < self._least:
+            self._accepted, self._resting = self._least + _HOPED, _REST
 
     def _rests(self) -> bool:
         self._resting -= self._resting > 0

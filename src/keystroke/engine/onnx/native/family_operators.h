@@ -214,7 +214,7 @@ static Status *run_experts(void *kernel, Context *context) {
     return failed;
 }
 
-/* SplitHeads: mixed [1, rows, heads (twice with gates), keys, values], norms of queries and keys [width] or none
+/* SplitHeads: mixed [1, rows, heads (twice with gates; may be none), keys, values], norms of queries and keys [width] or none
  * -> [1, rows, queries, keys, values], normalised and without gates.
  * GateHeads: x [1, rows, heads * width], the same mixed -> x times the sigmoids of the gates. */
 
@@ -231,7 +231,7 @@ static Status *make_heads(Api api, const KernelInfo *info, void **out) {
     TRY(attribute_int(api, info, "width", &made.width));
     TRY(attribute_int(api, info, "gated", &made.gated));
     TRY(attribute_float(api, info, "epsilon", &made.epsilon));
-    if (made.heads <= 0 || made.kv_heads <= 0 || made.width <= 0) return failure(api, "these are no heads");
+    if (made.heads < 0 || made.kv_heads <= 0 || made.width <= 0) return failure(api, "these are no heads");
     HeadsKernel *self = malloc(sizeof *self);
     if (!self) return failure(api, "no memory for an operator");
     *self = made;

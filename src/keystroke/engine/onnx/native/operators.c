@@ -298,7 +298,7 @@ static Status *make_attention(Api api, const KernelInfo *info, void **out) {
 }
 
 /* FamilyAttention: HalfAttention with heads that are rotated in part, queries that grow with their position, and sinks
- * [heads] as a seventh input or none. */
+ * [heads] as a seventh input or none. Without heads, rows are only keys and values, and the result is empty. */
 static Status *make_family_attention(Api api, const KernelInfo *info, void **out) {
     TRY(make_attention(api, info, out));
     HalfAttention *self = *out;
@@ -342,8 +342,8 @@ static Status *run_attention(void *kernel, Context *context) {
         return failure(api, "attention was asked for positions outside of its memory");
     a.first = (size_t)end - a.rows;
     a.mixed = mixed.data, a.cosines = cosines.data, a.sines = sines.data, a.keys = keys.data, a.values = values.data;
-    TRY(output(api, context, a.rows, a.heads * a.width, &a.out));
-    if (!a.rows) return NULL;
+    TRY(output(api, context, a.heads ? a.rows : 0, a.heads * a.width, &a.out));
+    if (!a.rows || !a.heads) return for_rows(api, context, take_in, a.rows, &a); /* only keys and values */
     a.group = a.heads / a.kv_heads;
     a.padded = (a.width + LANES - 1) / LANES * LANES;
     a.tile_rows = MOST_QUERIES / a.group;
