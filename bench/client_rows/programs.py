@@ -21,6 +21,7 @@ from pathlib import Path
 import platformdirs
 
 CODEX, CLAUDE, OPENCODE, CONTINUE, AIDER = "0.169.0", "2.1.326", "1.18.33", "1.5.47", "0.86.2"
+COPILOT, QWEN = "1.0.102", "0.24.4"
 _CACHE = platformdirs.user_cache_path("keystroke-bench", appauthor=False)
 
 
@@ -152,6 +153,41 @@ class Continue(Program):
         return [str(self._program), "--config", str(config), "--auto", "-p", prompt], environment
 
 
+class Copilot(Program):
+    name, version, api = "copilot", COPILOT, "Chat Completions"
+    title = "Copilot CLI"
+
+    def _installed(self) -> Path:
+        return _from_npm("copilot", f"@github/copilot@{COPILOT}")
+
+    def _command(self, url: str, folder: Path, prompt: str, home: Path) -> tuple[list[str], dict[str, str]]:
+        environment = {
+            "HOME": str(home),
+            "COPILOT_PROVIDER_BASE_URL": f"{url}/v1",
+            "COPILOT_PROVIDER_API_KEY": "local",
+            "COPILOT_MODEL": "fast",
+            "COPILOT_OFFLINE": "true",
+        }
+        return [str(self._program), "-p", prompt, "--allow-all-tools", "--no-color"], environment
+
+
+class QwenCode(Program):
+    name, version, api = "qwen", QWEN, "Chat Completions"
+    title = "Qwen Code"
+
+    def _installed(self) -> Path:
+        return _from_npm("qwen", f"@qwen-code/qwen-code@{QWEN}")
+
+    def _command(self, url: str, folder: Path, prompt: str, home: Path) -> tuple[list[str], dict[str, str]]:
+        environment = {
+            "HOME": str(home),
+            "OPENAI_BASE_URL": f"{url}/v1",
+            "OPENAI_API_KEY": "local",
+            "OPENAI_MODEL": "fast",
+        }
+        return [str(self._program), "--auth-type", "openai", "--yolo", "-p", prompt], environment
+
+
 class Package(Program):
     """A small agent over a vendor's Python package."""
 
@@ -200,7 +236,10 @@ class Aider(Program):
         return command, {"HOME": str(home)}
 
 
-_ALL = (Codex, ClaudeCode, Opencode, Continue, Aider, OpenaiPackage, AnthropicPackage, OllamaPackage)
+_ALL = (
+    Codex, ClaudeCode, Opencode, Continue, Aider, Copilot, QwenCode,
+    OpenaiPackage, AnthropicPackage, OllamaPackage,
+)  # fmt: skip
 PROGRAMS: dict[str, type[Program]] = {program.name: program for program in _ALL}
 
 

@@ -23,7 +23,7 @@ _TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]\n{{ m.content }}<end>\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]\n{% endif %}"
 )
-_FOLDER = re.compile(r"(?:working directory|cwd)\W{1,4}(/[^\s`<\"]+)", re.IGNORECASE)
+_FOLDER = re.compile(r"(?:working (?:in the )?directory|cwd)\W{1,4}(/[^\s`<\"]+)", re.IGNORECASE)
 _PATHS = ("filepath", "path", "filename", "targetfile")
 
 
