@@ -24,7 +24,7 @@ class Snapshot(Generic[Arrays]):
 
 
 class SnapshotStore(Generic[Arrays]):
-    """Bounds the bytes of all snapshots of an engine. Those that nobody refers to any more are not counted."""
+    """Bounds the bytes of all snapshots of an engine. Those that nobody refers to any more do not count."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget

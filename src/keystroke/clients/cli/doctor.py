@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from keystroke.agent.chat.model import CompletionModel
     from keystroke.config import Settings
 
-PACKAGES = ("onnxruntime", "onnx", "numpy", "tokenizers", "gguf", "torch")
+PACKAGES = ("onnxruntime", "onnx", "numpy", "tokenizers", "gguf", "mlx", "torch")
 
 
 def doctor(

@@ -118,8 +118,9 @@ def check_runnable(model: BuiltInModel) -> None:
 
     if not is_runnable(model):
         raise UnsupportedModel(
-            f"no engine of this version runs {model.title} ({model.architecture}); serve it with another program "
-            f"(llama.cpp, Ollama, vLLM) and name that server in [models.{model.name}] with base_url and model"
+            f"no engine of this version runs {model.title} ({model.architecture}); serve it with another "
+            f"program (llama.cpp, Ollama, vLLM) and name that server in [models.{model.name}] with base_url "
+            "and model"
         )
 
 
