@@ -104,7 +104,9 @@ class DeltaLayer:
         """The results of all rows, [rows, value heads, value], and the state after them."""
         delta, rows = self._delta, inputs.mixed.shape[0]
         seen = mx.concatenate([state[0], inputs.mixed])
-        mixed = sum(seen[tap : tap + rows] * self._taps[tap] for tap in range(delta.kernel))
+        mixed = seen[:rows] * self._taps[0]
+        for tap in range(1, delta.kernel):
+            mixed = mixed + seen[tap : tap + rows] * self._taps[tap]
         mixed = mixed * mx.sigmoid(mixed)
         q, k, v = mx.split(mixed, [delta.keys, 2 * delta.keys], axis=-1)
         q, k = (_unit(part.reshape(rows, delta.key_heads, delta.key_size)) for part in (q, k))
