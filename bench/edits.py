@@ -231,8 +231,8 @@ def _by_client(program: Program, url: str, case: InstructionCase) -> EditProposa
         }
     if left == dict(case.files):
         failure = EditFailure(EditFailureReason.UNCHANGED, "", "the client left the files as they were")
-        return EditProposal(case.files, said[-2000:], failures=(failure,))
-    return EditProposal(case.files, said[-2000:], left)
+        return EditProposal(case.files, "", failures=(failure,), answers=(said[-2000:],))
+    return EditProposal(case.files, "", left, answers=(said[-2000:],))
 
 
 def ran(

@@ -18,14 +18,12 @@ import sys
 def load() -> None:
     """Import pytest, its own plugins and the installed ones. Those are imported through pytest's import hook,
     as pytest would, because their assertions are rewritten."""
-    import _pytest.config as config
-    from _pytest.assertion import install_importhook
-
+    config = importlib.import_module("_pytest.config")  # the project's, which is no dependency of ours
     for name in config.default_plugins:
         importlib.import_module(f"_pytest.{name}")
     if os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
         return
-    hook = install_importhook(config.get_config())
+    hook = importlib.import_module("_pytest.assertion").install_importhook(config.get_config())
     plugins = [
         (entry.value.partition(":")[0], dist)
         for dist in importlib.metadata.distributions()
