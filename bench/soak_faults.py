@@ -135,6 +135,10 @@ class KilledServer:
                     if (await http.get(f"{url}/health")).status_code == 200:
                         return url, process
                 await asyncio.sleep(0.1)
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        self.pid = 0
         raise RuntimeError("the server that is killed did not start")
 
     @staticmethod
