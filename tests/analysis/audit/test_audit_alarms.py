@@ -347,6 +347,14 @@ PAIRS = [
     ),
     (
         "javascript",
+        "a buffer that is filled at once",
+        "function join(a, b) {\n  const all = Buffer.allocUnsafe(a.length + b.length);\n  a.copy(all, 0);\n"
+        "  b.copy(all, a.length);\n  return all;\n}\n",
+        "function make(size) {\n  return Buffer.allocUnsafe(size);\n}\n",
+        "javascript-unsafe-buffer",
+    ),
+    (
+        "javascript",
         "a buffer of a text",
         "function f(code) {\n  return new Buffer(String.fromCharCode(code));\n}\n"
         "function g(text) {\n  return new Buffer(text, 'utf8');\n}\n",

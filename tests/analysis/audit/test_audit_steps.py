@@ -101,6 +101,34 @@ def java(count: int) -> str:
     return f"class Store {{\n  String helper(String a) {{ return a.trim(); }}\n{listed}}}\n"
 
 
+def python(count: int) -> str:
+    return "from flask import request\n" + "".join(
+        f"def f{at}(cur, rows):\n    name = request.args['n{at}']\n    for row in rows:\n"
+        f"        if row == name:\n            f{max(at - 1, 0)}(cur, [row])\n"
+        f'    cur.execute("SELECT * FROM t WHERE n = \'" + name + "\'")\n'
+        for at in range(count)
+    )
+
+
+def c(count: int) -> str:
+    return "#include <string.h>\n" + "".join(
+        f"int f{at}(const char *text, int n) {{\n    char word[{at + 9}];\n"
+        "    for (int i = 0; i < n; i++) {\n"
+        f"        if (text[i] == ' ') {{ f{max(at - 1, 0)}(text + i, n); }}\n    }}\n"
+        "    strcpy(word, text);\n    return word[0];\n}\n"
+        for at in range(count)
+    )
+
+
+def go(count: int) -> str:
+    return 'package m\n\nimport "database/sql"\n\n' + "".join(
+        f"func f{at}(db *sql.DB, name string, n int) {{\n\tfor i := 0; i < n; i++ {{\n"
+        f"\t\tf{max(at - 1, 0)}(db, name, i)\n\t}}\n"
+        '\tdb.Query("SELECT * FROM t WHERE n = \'" + name + "\'")\n}\n'
+        for at in range(count)
+    )
+
+
 SHAPES: list[tuple[str, Callable[[int], str]]] = [
     ("javascript", plain),
     ("typescript", wrapped),
@@ -109,10 +137,18 @@ SHAPES: list[tuple[str, Callable[[int], str]]] = [
     ("javascript", one_function),
     ("java", java),
 ]
-NAMES = [f"{language}: {shape.__name__}" for language, shape in SHAPES]
+OTHERS: list[tuple[str, Callable[[int], str]]] = [
+    ("python", python),
+    ("c", c),
+    ("go", go),
+]
 
 
-@pytest.mark.parametrize(("language", "shape"), SHAPES, ids=NAMES)
+@pytest.mark.parametrize(
+    ("language", "shape"),
+    SHAPES + OTHERS,
+    ids=[f"{language}: {shape.__name__}" for language, shape in SHAPES + OTHERS],
+)
 def test_the_work_of_an_audit_is_linear_in_the_text(
     language: str, shape: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
