@@ -22,7 +22,7 @@ from keystroke.engine.disk_prefixes import DiskPrefixes
 from keystroke.engine.host import HostSession
 from keystroke.engine.onnx.kv import KvBuffers, KvPool
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS
-from keystroke.engine.onnx.predictor import MOST_TOKENS, Predictor
+from keystroke.engine.onnx.predictor import MOST_TOKENS, MtpDrafter
 from keystroke.engine.onnx.recurrent import Float32, RecurrentState
 from keystroke.engine.onnx.stored import NativeWeights
 from keystroke.engine.prefix import CachedPrefix, PrefixCache, common_prefix
@@ -113,10 +113,10 @@ class OnnxEngine(Engine):
         self.previous = np.zeros((1, 1, spec.hidden), np.float32)
         self._previous_value = ort.OrtValue.ortvalue_from_numpy(self.previous)
         self._streams: dict[int, tuple[Float32, ort.OrtValue]] = {}
-        self.predictor: Predictor | None = None
+        self.predictor: MtpDrafter | None = None
         if graph.predictor is not None:
             runtime = _open(graph.predictor, options.threads, stored)
-            self.predictor = Predictor(runtime, spec, self._tables)
+            self.predictor = MtpDrafter(runtime, spec, self._tables)
             self._tables = {name: table for name, table in self._tables.items() if name in kinds}
         self.drafts = self.predictor is not None
         self._watched: tuple[Interrupt, ort.RunOptions, Callable[[], None]] | None = None
@@ -342,7 +342,7 @@ class OnnxSession(HostSession):
         other._stream, other._stream_end = self._stream, self._stream_end
         return other
 
-    def predict(self, predictor: Predictor) -> Guess | None:
+    def predict(self, predictor: MtpDrafter) -> Guess | None:
         """The predictor's draft; None without the stream before the last token, or if memory is short."""
         position = len(self._tokens) - 1
         stream = self._stream_before(position)

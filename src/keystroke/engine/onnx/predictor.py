@@ -19,7 +19,7 @@ MOST_TOKENS = 3  # later ones are rarely right: there is one layer, trained to p
 _LEAST_CHANCE = 0.3  # a draft less likely than this costs more than it saves
 
 
-class Predictor:
+class MtpDrafter:
     def __init__(
         self, runtime: ort.InferenceSession, spec: ModelSpec, tables: dict[str, ort.OrtValue]
     ) -> None:
