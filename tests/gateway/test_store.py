@@ -170,6 +170,8 @@ async def test_a_failing_database_is_logged_and_the_next_write_works(
 async def test_a_response_that_can_never_be_stored_is_not_called_committed(tmp_path: Path) -> None:
     store = Store(default_url(tmp_path), quota_mb=1)
     try:
+        store.save_response("key", [], response("large"), running=True)
+        assert await store.flush()
         committed = [
             await store.commit_response("key", [Item(role="user", content=text)], response(name))
             for name, text in (("large", "x" * (2 << 20)), ("a", ""), ("broken", "\ud800"), ("b", ""))

@@ -210,6 +210,8 @@ class StoreWriter:
                     log.warning("a response of %d bytes is over its key's quota and not kept", row["size"])
                     batch.refused.add(identity)
                     del rows[identity]
+        if batch.refused:  # what was stored of them while they ran would say forever that they run
+            connection.execute(sa.delete(RESPONSES).where(RESPONSES.c.id.in_(batch.refused)))
         if rows:
             _replace(connection, RESPONSES, rows)
         if self._quota:
