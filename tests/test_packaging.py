@@ -30,7 +30,12 @@ LOCK = ROOT / "requirements-dev.lock"
 # Declared and never imported by us, and why.
 SERVED = {"uvloop": "uvicorn's loop where it is installed"}
 # Imported where the user may have it; what to do without it is said there.
-OPTIONAL = {"llama_cpp": "a peer of the benchmarks", "nvidia": "where torch keeps CUDA's compiler"}
+OPTIONAL = {
+    "kubernetes": "a script that writes the schemas of manifests, run by hand",
+    "llama_cpp": "a peer of the benchmarks",
+    "nvidia": "where torch keeps CUDA's compiler",
+    "pip": "virtual environments have it",
+}
 
 
 def plain(name: str) -> str:
