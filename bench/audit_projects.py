@@ -9,7 +9,7 @@
              pass after. They run in the sandbox without a network; the project is installed before, outside.
              A project whose tests do not run here counts as read only: its fixes are listed for a reader.
   ceiling    a fix that no test covers is not shown to be right by this; readers judge the listed diffs and 50
-             alarms drawn by the seed. results/audit-judged.json holds their verdicts for every draw; they count
+             alarms drawn by the seed. results/judged/audit.json holds their verdicts for every draw; they count
              for the revision that was read, which is the one before the causes of that draw were ended.
 
 Last line: JSON. `python -m bench.audit_projects [--draw SEED --count N] [--seed N] [--minutes M]
@@ -50,7 +50,7 @@ from keystroke.errors import KeystrokeError
 from keystroke.text import apply_edits
 
 PINNED = Path(__file__).resolve().parent / "data" / "audit_projects.json"
-JUDGED = Path(__file__).resolve().parent / "results" / "audit-judged.json"
+JUDGED = Path(__file__).resolve().parent / "results" / "judged" / "audit.json"
 CACHE = Path(platformdirs.user_cache_dir("keystroke")) / "bench-audit" / "projects"
 MAX_ARCHIVE = 3_000_000  # bytes
 MIN_LINES = 300
