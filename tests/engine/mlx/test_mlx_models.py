@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,13 @@ def test_newer_families_compute_what_transformers_computes(family: str, tmp_path
             write_gguf(tmp_path / f"{kind}.gguf", family, model, GGMLQuantizationType[kind])
             with mlx_on(tmp_path / f"{kind}.gguf") as engine:
                 assert distance(logits(engine, TOKENS, 100), wanted) < most
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_an_engine_runs_on_another_thread_than_it_was_loaded_on(family: str, tmp_path: Path) -> None:
+    reference(family).save_pretrained(tmp_path)
+    with mlx_on(tmp_path) as engine, ThreadPoolExecutor(1) as other:
+        assert other.submit(logits, engine, TOKENS, 4).result().shape == (4, 96)
 
 
 @pytest.mark.parametrize("kind", _AFFINE)

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.checkpoint.spec import DeltaSpec
-from keystroke.engine.mlx.weights import MlxWeights, stacked
+from keystroke.engine.mlx.weights import MlxWeights, split_products, take_stacked
 
 # The last inputs of the convolution, [kernel - 1, channels], and the state, [value heads, key, value].
 DeltaState = tuple[mx.array, mx.array]
@@ -57,23 +57,20 @@ class DeltaLayer:
         assert spec.delta is not None
         self._delta, self._epsilon = spec.delta, spec.norm_eps
         names = [f"{at}.in_proj_{part}" for part in ("qkv", "z", "b", "a")]
-        self._in = [weights.matrices[name] for name in names]
-        self._joined = stacked(self._in)
+        self._in = take_stacked(names, weights.matrices)
         self._out = weights.matrices[f"{at}.out_proj"]
         # Rows of taps, so that a convolution is a sum of products with the inputs of each moment.
         self._taps = weights.vectors[f"{at}.conv1d"].T
+        mx.eval(self._taps)
         self._decay, self._bias = weights.vectors[f"{at}.decay"], weights.vectors[f"{at}.dt_bias"]
         self._norm = weights.vectors[f"{at}.norm"]
 
     def __call__(self, x: mx.array, state: DeltaState, drafted: int) -> tuple[mx.array, DeltaRun]:
         """x [1, rows, hidden]; the last `drafted` rows may be taken back."""
         delta, rows = self._delta, x.shape[1]
-        sizes = [delta.channels, delta.values, delta.value_heads]
-        if self._joined is not None:
-            edges = [sum(sizes[:n]) for n in (1, 2, 3)]
-            mixed, z, b, a = mx.split(self._joined(x[0]), edges, axis=-1)
-        else:
-            mixed, z, b, a = (matrix(x[0]) for matrix in self._in)
+        values = delta.channels + delta.values
+        edges = [delta.channels, values, values + delta.value_heads]
+        mixed, z, b, a = split_products(self._in, x[0], edges)
         inputs = DeltaInputs(
             mixed.astype(mx.float32),
             mx.sigmoid(b.astype(mx.float32)),

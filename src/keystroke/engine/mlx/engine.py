@@ -62,6 +62,7 @@ class MlxMemory:
 class MlxEngine(Engine):
     def __init__(self, spec: ModelSpec, weights: MlxWeights, options: MlxOptions) -> None:
         self.spec = spec
+        weight_bytes = weights.nbytes
         self.model: MlxModel | None = MlxModel(spec, weights)
         self.kv_budget = options.kv_budget
         self.cache: PrefixCache[MlxMemory] = PrefixCache(options.kv_budget)
@@ -78,7 +79,7 @@ class MlxEngine(Engine):
             vocab_size=spec.vocab_size,
             layers=spec.layers,
             parameters=spec.parameters,
-            weight_bytes=weights.nbytes,
+            weight_bytes=weight_bytes,
             kv_bytes_per_token=self._kv_token,
             precision="stored",
             bos=spec.bos,

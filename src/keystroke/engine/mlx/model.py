@@ -17,7 +17,13 @@ from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.checkpoint.rope import inverse_frequencies
 from keystroke.engine.checkpoint.spec import LatentSpec, RopeSpec
 from keystroke.engine.mlx.delta_net import DeltaInputs, DeltaLayer, DeltaRun, DeltaState
-from keystroke.engine.mlx.weights import ExpertMatrices, MlxWeights, WeightMatrix, stacked
+from keystroke.engine.mlx.weights import (
+    ExpertMatrices,
+    MlxWeights,
+    WeightMatrix,
+    split_products,
+    take_stacked,
+)
 
 # Keys and values of every layer with attention, [1, kv heads, capacity, head size]. Latents are both.
 LayerCache = tuple[mx.array, ...]
@@ -35,6 +41,8 @@ class MlxModel:
         window = spec if spec.window_rope is None else replace(spec, rope=spec.window_rope)
         self._window_frequencies = _frequencies(window)
         self._layers = [_Layer(self, weights, number) for number in range(spec.layers)]
+        # Nothing may be left to compute: arrays can be shared between threads, computations cannot.
+        mx.eval(self._frequencies, self._window_frequencies)
 
     @property
     def arrays_per_layer(self) -> int:
@@ -118,16 +126,14 @@ class _Layer:
                 found[f"{attention}.{part}_b_proj"].experts(spec.heads) for part in "kv"
             )
         else:
-            self._qkv = [found[f"{attention}.{part}_proj"] for part in "qkv"]
-            self._joined = stacked(self._qkv)
+            self._qkv = take_stacked([f"{attention}.{part}_proj" for part in "qkv"], found)
         if self.delta is None:
             self._out = found[f"{attention}.o_proj"]
         self._feed_forward: Callable[[mx.array], mx.array]
         if spec.has_experts(number):
             self._feed_forward = _Mixture(model, weights, f"{self._at}.mlp")
         else:
-            gate, up, down = (found[f"{self._at}.mlp.{part}_proj"] for part in ("gate", "up", "down"))
-            self._feed_forward = _Gated(gate, up, down, spec.activation)
+            self._feed_forward = _Gated(found, f"{self._at}.mlp", spec.activation)
 
     def __call__(self, x: mx.array, start: int, kept: LayerCache) -> tuple[mx.array, LayerCache]:
         attend = self._attend if self._model.spec.latent is None else self._attend_latents
@@ -156,10 +162,7 @@ class _Layer:
         model, spec, rows = self._model, self._model.spec, x.shape[1]
         gates = 2 if spec.gated_attention else 1
         sizes = [gates * spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim]
-        if self._joined is not None:
-            parts = list(mx.split(self._joined(x), [sizes[0], sizes[0] + sizes[1]], axis=-1))
-        else:
-            parts = [matrix(x) for matrix in self._qkv]
+        parts = split_products(self._qkv, x, [sizes[0], sizes[0] + sizes[1]])
 
         q, k, v = (
             part.reshape(1, rows, count, -1)
@@ -220,15 +223,13 @@ def _query_names(latent: LatentSpec, at: str) -> list[str]:
 
 
 class _Gated:
-    def __init__(self, gate: WeightMatrix, up: WeightMatrix, down: WeightMatrix, activation: str) -> None:
-        self._parts, self._joined, self._down = (gate, up), stacked([gate, up]), down
+    def __init__(self, found: dict[str, WeightMatrix], at: str, activation: str) -> None:
+        self._in = take_stacked([f"{at}.gate_proj", f"{at}.up_proj"], found)
+        self._down, self._width = found[f"{at}.down_proj"], found[f"{at}.down_proj"].columns
         self._activation = _gelu if activation == "gelu" else _silu
 
     def __call__(self, x: mx.array) -> mx.array:
-        if self._joined is not None:
-            gate, up = mx.split(self._joined(x), 2, axis=-1)
-        else:
-            gate, up = (part(x) for part in self._parts)
+        gate, up = split_products(self._in, x, [self._width])
         return self._down(self._activation(gate) * up)
 
 
@@ -248,8 +249,7 @@ class _Mixture:
         self._down = found[f"{at}.experts.down_proj"].experts(experts.count)
         self._shared = None
         if experts.shared:
-            gate, up, down = (found[f"{at}.shared_expert.{part}_proj"] for part in ("gate", "up", "down"))
-            self._shared = _Gated(gate, up, down, "silu")
+            self._shared = _Gated(found, f"{at}.shared_expert", "silu")
         self._shared_gate = found.get(f"{at}.shared_expert_gate")
 
     def __call__(self, x: mx.array) -> mx.array:

@@ -49,6 +49,11 @@ class WeightMatrix:
         self.bias: mx.array | None = None
 
     @property
+    def columns(self) -> int:
+        width = self._weight.shape[-1]
+        return width if self._scales is None else width * 32 // self._bits
+
+    @property
     def arrays(self) -> list[mx.array]:
         every = (self._weight, self._scales, self._offsets, self.bias)
         return [array for array in every if array is not None]
@@ -80,12 +85,11 @@ class WeightMatrix:
         def split(array: mx.array | None) -> mx.array | None:
             return None if array is None else array.reshape(count, -1, array.shape[-1])
 
-        weight = split(self._weight)
+        weight, scales, offsets = split(self._weight), split(self._scales), split(self._offsets)
         assert weight is not None
         bias = None if self.bias is None else self.bias.reshape(count, -1)
-        return ExpertMatrices(
-            weight, split(self._scales), split(self._offsets), (self._bits, self._group), bias
-        )
+        mx.eval([array for array in (weight, scales, offsets, bias) if array is not None])
+        return ExpertMatrices(weight, scales, offsets, (self._bits, self._group), bias)
 
 
 class ExpertMatrices:
@@ -189,23 +193,32 @@ def read_weights(checkpoint: Checkpoint, progress: Progress) -> MlxWeights:
     return MlxWeights(matrices, vectors, dtype)
 
 
-def stacked(parts: Sequence[WeightMatrix]) -> WeightMatrix | None:
-    """Matrices with the same input as one; None where their codes differ."""
+def take_stacked(names: Sequence[str], matrices: dict[str, WeightMatrix]) -> list[WeightMatrix]:
+    """Matrices with the same input, as one where their codes are alike; removed from `matrices`, so that there
+    are never two copies of all."""
+    parts = [matrices.pop(name) for name in names]
     first = parts[0]
-    kinds = {(p._bits, p._group, p.bias is None) for p in parts}
-    if len(kinds) > 1:
-        return None
+    if len({(part._bits, part._group, part.bias is None) for part in parts}) > 1:
+        return parts
 
     def joined(arrays: Sequence[mx.array | None]) -> mx.array | None:
         found = [array for array in arrays if array is not None]
         return mx.concatenate(found) if found else None
 
-    weight = joined([p._weight for p in parts])
+    weight = joined([part._weight for part in parts])
     assert weight is not None
-    scales, offsets = joined([p._scales for p in parts]), joined([p._offsets for p in parts])
+    scales, offsets = joined([part._scales for part in parts]), joined([part._offsets for part in parts])
     whole = WeightMatrix(weight, scales, offsets, first._bits, first._group)
-    whole.bias = joined([p.bias for p in parts])
-    return whole
+    whole.bias = joined([part.bias for part in parts])
+    mx.eval(whole.arrays)
+    return [whole]
+
+
+def split_products(matrices: Sequence[WeightMatrix], x: mx.array, edges: list[int]) -> list[mx.array]:
+    """The products of x with what `take_stacked` returned; `edges`: where each but the first begins."""
+    if len(matrices) > 1:
+        return [matrix(x) for matrix in matrices]
+    return list(mx.split(matrices[0](x), edges, axis=-1))
 
 
 def _matrix(checkpoint: Checkpoint, name: str, dtype: mx.Dtype) -> WeightMatrix:

@@ -1,0 +1,52 @@
+"""Server and language server with the embedded model on MLX, on its CPU build."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from lsp_support import editing
+
+from keystroke.config import load_settings
+from keystroke.engine.locate import shipped_model
+from keystroke.gateway.work.registry import registry_from_settings
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
+from gateway_support import serving
+
+if TYPE_CHECKING:
+    from gateway_support import RunningServer
+
+pytest.importorskip("mlx.core", reason="MLX is not installed")
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    if shipped_model() is None:
+        pytest.skip("the embedded model is not here")
+    alone = {"paths.models": str(tmp_path_factory.mktemp("models")), "engine.kind": "mlx"}
+    with serving(registry=registry_from_settings(load_settings(alone, environ={}))) as running:
+        yield running
+
+
+def test_answers_come_from_mlx_and_a_repeated_prompt_is_not_read_again(server: RunningServer) -> None:
+    body = {"model": "auto", "prompt": "def add(a, b):\n    return a +", "max_tokens": 4, "temperature": 0}
+    first = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300).json()
+    assert first["choices"][0]["text"].lstrip().startswith("b")
+    entry = next(iter(server.gateway.service.registry.entries.values()))
+    assert type(entry.model.engine).__module__ == "keystroke.engine.mlx.engine"
+    again = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300).json()
+    assert again["choices"][0]["text"] == first["choices"][0]["text"]
+
+
+async def test_ghost_text_comes_from_mlx(tmp_path: Path) -> None:
+    if shipped_model() is None:
+        pytest.skip("the embedded model is not here")
+    async with editing(tmp_path, "--linger", "0", environment={"KEYSTROKE_ENGINE_KIND": "mlx"}) as editor:
+        uri = editor.open("work.py", "for index in range(len(items)):\n    print(items[")
+        assert (await editor.until_ghost(uri)).startswith("index")
