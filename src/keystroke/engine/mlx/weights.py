@@ -194,8 +194,8 @@ def read_weights(checkpoint: Checkpoint, progress: Progress) -> MlxWeights:
 
 
 def take_stacked(names: Sequence[str], matrices: dict[str, WeightMatrix]) -> list[WeightMatrix]:
-    """Matrices with the same input, as one where their codes are alike; removed from `matrices`, so that there
-    are never two copies of all."""
+    """Matrices with the same input, as one where their codes are alike. They are removed from `matrices`, so
+    that there are never two copies of all."""
     parts = [matrices.pop(name) for name in names]
     first = parts[0]
     if len({(part._bits, part._group, part.bias is None) for part in parts}) > 1:
