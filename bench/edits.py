@@ -424,8 +424,10 @@ def report_results(
     keys = {key: first.get(key) for key in ("right", "minimal", "damaged", "seconds_p50", "overhead_s")}
     figures = {"bench": "edits", "model": given.model, "half": given.half, **keys, "ways": table}
     done = len({row["case"] for row in results})
-    name = "edits" if not given.sample else "edits-sample"
-    record(name, {**figures, "sample": done, "set": given.set})
+    if given.sample:  # not the figure of the set
+        print(json.dumps({**figures, "sample": done, "set": given.set}))
+    else:
+        record("edits", {**figures, "sample": done, "set": given.set})
     if given.out:
         given.out.write_text(json.dumps(figures) + "\n")
     return 0 if table else 1

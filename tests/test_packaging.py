@@ -84,7 +84,7 @@ EXTRAS = {
     "acp": ["clients/acp", "clients/cli/acp.py"],
     "cuda": ["engine/cuda"],
     "mcp": ["agent/tools/mcp.py"],
-    "scale": ["scale"],
+    "scale": ["scale", "gateway/record/usage_export.py"],
 }
 
 

@@ -39,6 +39,7 @@ def test_answers_come_from_mlx_and_a_repeated_prompt_is_not_read_again(server: R
     first = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300).json()
     assert first["choices"][0]["text"].lstrip().startswith("b")
     entry = next(iter(server.gateway.service.registry.entries.values()))
+    assert entry.model is not None
     assert type(entry.model.engine).__module__ == "keystroke.engine.mlx.engine"
     again = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300).json()
     assert again["choices"][0]["text"] == first["choices"][0]["text"]

@@ -226,7 +226,7 @@ async def test_keys_take_turns_in_a_replica() -> None:
         await asyncio.sleep(0)  # they are there first
         late = queue.submit(Job(PROMPT, GenerationParams(3)), key="late")
         await asyncio.gather(*map(noted, [*busy, late]))
-        assert order[1] == "late"  # behind the one that runs, before the busy key's others
+        assert order.index("late") <= 2  # behind the two that may run already, before the busy key's others
 
 
 async def test_a_turn_that_was_begun_is_not_refused_by_a_full_replica() -> None:
