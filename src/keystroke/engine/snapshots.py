@@ -8,9 +8,43 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
 from typing import Generic, TypeVar
 
+SNAPSHOT_EVERY = 512  # tokens between two snapshots
+SNAPSHOT_LEAST = 64  # tokens that make one worthwhile at the end of a message or prompt
+SNAPSHOT_SHARE = 0.5  # of the KV budget, in addition to it
+_SAVED = 3  # newest states of a prefix on disk
+
 Arrays = TypeVar("Arrays")
+
+
+def snapshot_position(
+    start: int, run: Sequence[int], drafted: int, *, length: int, newest: int, ends: Collection[int]
+) -> int | None:
+    """Where to take a snapshot after a run of tokens from `start` on, whose last `drafted` may be taken back;
+    None for nowhere. A later prompt may turn off at the end of a message (a token of `ends`) and at the end
+    of a prompt (of `length` tokens); besides, at intervals from the `newest` one."""
+    sure = start + len(run) - drafted
+    border = run[len(run) - drafted - 1] in ends
+    ends_prompt = len(run) - drafted > 1 and sure == length
+    least = SNAPSHOT_LEAST if border or ends_prompt else SNAPSHOT_EVERY
+    return sure if sure - newest >= least else None
+
+
+def run_to_border(tokens: Sequence[int], start: int, chunk: int, ends: Collection[int]) -> int:
+    """How many tokens a run from `start` on has: up to the last end of a message within `chunk`, for a
+    snapshot there. The last token is left to the next step."""
+    for at in range(min(start + chunk, len(tokens) - 1) - 1, start - 1, -1):
+        if tokens[at] in ends:
+            return at + 1 - start
+    return chunk
+
+
+def worth_saving(positions: Iterable[int]) -> list[int]:
+    """The states of a prefix to write to disk: the first and the newest."""
+    places = sorted(positions)
+    return sorted({*places[:1], *places[-_SAVED:]})
 
 
 class Snapshot(Generic[Arrays]):

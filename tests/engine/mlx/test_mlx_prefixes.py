@@ -10,8 +10,8 @@ import pytest
 
 from keystroke.engine.base import Session
 from keystroke.engine.disk_prefixes import DiskPrefixes
-from keystroke.engine.mlx.engine import SNAPSHOT_EVERY, SNAPSHOT_LEAST, MlxEngine
-from keystroke.engine.snapshots import SnapshotStore
+from keystroke.engine.mlx.engine import MlxEngine
+from keystroke.engine.snapshots import SNAPSHOT_EVERY, SNAPSHOT_LEAST, SnapshotStore
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from engine_models import cold, mlx_engine, prompt

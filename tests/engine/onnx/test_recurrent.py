@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from keystroke.engine.disk_prefixes import DiskPrefixes
-from keystroke.engine.onnx.engine import SNAPSHOT_EVERY, OnnxEngine
-from keystroke.engine.snapshots import SnapshotStore
+from keystroke.engine.onnx.engine import OnnxEngine
+from keystroke.engine.snapshots import SNAPSHOT_EVERY, SnapshotStore
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
 from family_models import engine_on, reference

@@ -24,16 +24,18 @@ from keystroke.engine.mlx.model import Cache, MlxModel
 from keystroke.engine.mlx.recurrent import MlxRecurrentState, States
 from keystroke.engine.mlx.weights import MlxWeights
 from keystroke.engine.prefix import PrefixCache, common_prefix
-from keystroke.engine.snapshots import SnapshotStore
+from keystroke.engine.snapshots import (
+    SNAPSHOT_SHARE,
+    SnapshotStore,
+    run_to_border,
+    snapshot_position,
+)
 from keystroke.errors import EngineError, NotEnoughMemory
 
 PAGE = 256  # tokens by which a session's memory grows
 PREFILL_CHUNK = 256  # rows between two looks at the interrupt
 TAIL = 16  # an extension of up to this many tokens is computed with the next step
 WORTH_KEEPING = 16  # tokens: fewer are quickly computed again
-SNAPSHOT_EVERY = 512  # tokens between two snapshots of a recurrent state
-SNAPSHOT_LEAST = 64  # tokens that make one worthwhile at the end of a message or prompt
-SNAPSHOT_SHARE = 0.5  # of the KV budget, in addition to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,27 +212,24 @@ class MlxSession(HostSession):
     def _keep_snapshot(
         self, recurrent: MlxRecurrentState, start: int, tokens: Sequence[int], drafted: int
     ) -> None:
-        """Take a snapshot where a later prompt may turn off: at the end of a message, at the end of a prompt,
-        and at intervals."""
-        sure = start + len(tokens) - drafted
-        since = sure - recurrent.newest_snapshot()
-        border = tokens[len(tokens) - drafted - 1] in self._engine.spec.eos
-        ends_prompt = len(tokens) - drafted > 1 and sure == len(self._tokens)
-        if since >= (SNAPSHOT_LEAST if border or ends_prompt else SNAPSHOT_EVERY):
-            recurrent.keep(sure, self._engine.snapshots, self._engine.state_bytes)
+        at = snapshot_position(
+            start,
+            tokens,
+            drafted,
+            length=len(self._tokens),
+            newest=recurrent.newest_snapshot(),
+            ends=self._engine.spec.eos,
+        )
+        if at is not None:
+            recurrent.keep(at, self._engine.snapshots, self._engine.state_bytes)
 
     def _resume(self, length: int) -> int:
         return length if self.memory is None else self.memory.reach(length)
 
     def _portion(self, start: int) -> int:
-        """Runs of a recurrent model end where a message ends, for a snapshot there."""
         if self._engine.spec.delta is None:
             return self._chunk
-        ends = self._engine.spec.eos
-        for at in range(min(start + self._chunk, len(self._tokens) - 1) - 1, start - 1, -1):
-            if self._tokens[at] in ends:
-                return at + 1 - start
-        return self._chunk
+        return run_to_border(self._tokens, start, self._chunk, self._engine.spec.eos)
 
     def _with_room(self, length: int) -> MlxMemory:
         """This session's memory with at least `length` tokens of capacity."""

@@ -12,10 +12,9 @@ import numpy as np
 from keystroke.engine.disk_prefixes import Float32
 from keystroke.engine.mlx.delta_net import DeltaInputs, DeltaRun, DeltaState, empty_state
 from keystroke.engine.mlx.model import MlxModel
-from keystroke.engine.snapshots import Snapshot, SnapshotStore
+from keystroke.engine.snapshots import Snapshot, SnapshotStore, worth_saving
 
 States = list[DeltaState]  # of every recurrent layer
-_SAVED = 3  # newest states of a prefix on disk
 
 
 @dataclass(slots=True)
@@ -83,8 +82,7 @@ class MlxRecurrentState:
         found = {at: kept.arrays for at, kept in self.snapshots.items() if kept.arrays is not None}
         if 0 < self.position <= length:
             found[self.position] = self.states
-        places = sorted(at for at in found if at <= length)
-        chosen = sorted({*places[:1], *places[-_SAVED:]})
+        chosen = worth_saving(at for at in found if at <= length)
         return {at: [np.array(array).ravel() for state in found[at] for array in state] for at in chosen}
 
     def restore(self, position: int, saved: Float32, store: SnapshotStore[States]) -> None:

@@ -26,7 +26,12 @@ from keystroke.engine.onnx.predictor import MOST_TOKENS, MtpDrafter
 from keystroke.engine.onnx.recurrent import Float32, RecurrentState
 from keystroke.engine.onnx.stored import NativeWeights
 from keystroke.engine.prefix import CachedPrefix, PrefixCache, common_prefix
-from keystroke.engine.snapshots import SnapshotStore
+from keystroke.engine.snapshots import (
+    SNAPSHOT_SHARE,
+    SnapshotStore,
+    run_to_border,
+    snapshot_position,
+)
 from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMemory
 
 PREFILL_CHUNK = 128  # rows; larger is hardly faster and slower to interrupt
@@ -35,9 +40,6 @@ LOGIT_ROWS = 64  # more than any drafter's longest draft
 WORTH_COPYING = 16  # tokens: below this, recomputing is as fast
 WORTH_SPARING = 256  # tokens beyond the shared prefix that justify a copy, if memory allows
 FEW_CORES = 4
-SNAPSHOT_EVERY = 512  # tokens between two snapshots of a recurrent state
-SNAPSHOT_LEAST = 64  # tokens that make one worthwhile at the end of a message or prompt
-SNAPSHOT_SHARE = 0.5  # of the KV budget, in addition to it
 KEPT_STREAM = 16  # tokens by which a session can be taken back without a gap in the predictor's input
 BRIEF_SPIN_US = 50
 RESERVE = 1 << 30  # free memory in bytes below which cached prefixes are dropped
@@ -405,27 +407,24 @@ class OnnxSession(HostSession):
     def _keep_snapshot(
         self, recurrent: RecurrentState, start: int, tokens: Sequence[int], drafted: int
     ) -> None:
-        """Take a snapshot where a later prompt may turn off: at the end of a message, at the end of a prompt,
-        and at intervals."""
-        sure = start + len(tokens) - drafted
-        since = sure - recurrent.newest_snapshot()
-        border = tokens[len(tokens) - drafted - 1] in self._engine.spec.eos
-        ends_prompt = len(tokens) - drafted > 1 and sure == len(self._tokens)
-        if since >= (SNAPSHOT_LEAST if border or ends_prompt else SNAPSHOT_EVERY):
-            recurrent.keep(sure, self._engine.snapshots)
+        at = snapshot_position(
+            start,
+            tokens,
+            drafted,
+            length=len(self._tokens),
+            newest=recurrent.newest_snapshot(),
+            ends=self._engine.spec.eos,
+        )
+        if at is not None:
+            recurrent.keep(at, self._engine.snapshots)
 
     def _resume(self, length: int) -> int:
         return length if self.buffers is None else self.buffers.reach(length)
 
     def _portion(self, start: int) -> int:
-        """Runs of a recurrent model end where a message ends, for a snapshot there."""
         if self._engine.spec.delta is None:
             return self._chunk
-        ends = self._engine.spec.eos
-        for at in range(min(start + self._chunk, len(self._tokens) - 1) - 1, start - 1, -1):
-            if self._tokens[at] in ends:
-                return at + 1 - start
-        return self._chunk
+        return run_to_border(self._tokens, start, self._chunk, self._engine.spec.eos)
 
     def _ensure_buffers(self, keep: int, length: int) -> None:
         """Make the buffers exclusive to this session and large enough, keeping the first `keep` tokens."""

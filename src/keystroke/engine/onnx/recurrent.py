@@ -13,13 +13,12 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from keystroke.engine.checkpoint.spec import DeltaSpec
-from keystroke.engine.snapshots import Snapshot, SnapshotStore
+from keystroke.engine.snapshots import Snapshot, SnapshotStore, worth_saving
 
 RECURRENT = ("state", "copy", "log")  # the inputs of a recurrent layer
 LOGGED = 64  # rows that can be repeated
 MARK_EVERY = 32  # steps of single rows between two copies of the state
 UNKNOWN = -1
-_SAVED = 3  # newest states of a prefix on disk
 
 Float32 = npt.NDArray[np.float32]
 
@@ -128,8 +127,7 @@ class RecurrentState:
         found = {at: kept.arrays for at, kept in self.snapshots.items() if kept.arrays is not None}
         if 0 < self.position <= length:
             found[self.position] = self.state
-        places = sorted(at for at in found if at <= length)
-        chosen = sorted({*places[:1], *places[-_SAVED:]})
+        chosen = worth_saving(at for at in found if at <= length)
         return {at: arrays for at in chosen if (arrays := found[at]) is not None}
 
     def take_over(self, position: int, state: Float32, store: SnapshotStore[list[Float32]]) -> None:
