@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from contextlib import aclosing
 
 from keystroke.assist.edit import EditFailure, EditTask, edit_steps
 from keystroke.assist.edit.steps import CHEAP, Answer, next_question
@@ -27,7 +26,7 @@ from keystroke.assist.tool_calls.file_edits import (
 from keystroke.assist.tool_calls.segments import Segment, ToolCallSegment
 from keystroke.assist.tool_calls.tools import OfferedTool
 from keystroke.engine.base import GREEDY, Sampling
-from keystroke.engine.generation import Chunk, GenerationParams
+from keystroke.engine.generation import GenerationParams
 from keystroke.engine.speculative import FileDrafter
 from keystroke.errors import KeystrokeError
 from keystroke.gateway.access.keys import Caller
@@ -126,13 +125,4 @@ class ClientEdits:
         job = Job(prompt, params, FileDrafter(predicted) if self._service.speculation else None)
         permit = await self._service.admit_shared(self._entry, job, self._caller)
         work = self._service.submit(self._entry, job, self._caller, priority=Priority.CHAT, permit=permit)
-        pieces: list[str] = []
-        ended = question.end_detector()
-        async with aclosing(work.items()) as items:
-            async for item in items:
-                if isinstance(item, Chunk):
-                    pieces.append(item.text)
-                    if ended(item.text):
-                        work.stop_early()
-                        break
-        return "".join(pieces)
+        return await work.read_text(question.end_detector())

@@ -12,14 +12,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import aclosing
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from keystroke.analysis.check import Diagnostic
 from keystroke.analysis.rules import project_rules
 from keystroke.assist.edit import EditProposal, EditTask, Region, RewriteQuestion, edit_steps
-from keystroke.engine.generation import Chunk, GenerationParams
+from keystroke.engine.generation import GenerationParams
 from keystroke.engine.speculative.file_draft import FileDrafter
 from keystroke.errors import Forbidden, InputError, KeystrokeError, UsageError
 from keystroke.gateway.access.keys import Caller
@@ -222,16 +221,7 @@ class LiveActions:
             job = RemoteJob(GenerationParams(), messages=messages)
         permit = await self._service.admit_shared(entry, job, self._caller)
         work = self._service.submit(entry, job, self._caller, priority=Priority.EDIT, permit=permit)
-        pieces: list[str] = []
-        ended = question.end_detector()
-        async with aclosing(work.items()) as items:
-            async for item in items:
-                if isinstance(item, Chunk):
-                    pieces.append(item.text)
-                    if ended(item.text):
-                        work.stop_early()
-                        break
-        return "".join(pieces)
+        return await work.read_text(question.end_detector())
 
     # Refactorings
 

@@ -6,7 +6,6 @@ A request goes through the model's queue like all work; cancelling the awaiting 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 
 from keystroke.assist.next_edit import EngineAnswer
 from keystroke.engine.base import TokenLogprob
@@ -55,10 +54,9 @@ class ModelClient:
         permit = await service.admit_shared(entry, job, self.caller)
         work = service.submit(entry, job, self.caller, priority=Priority.NEXT_EDIT, live=True, permit=permit)
         self.input_tokens += len(tokens)
-        async with aclosing(work.items()) as items:
-            async for item in items:
-                if isinstance(item, Chunk):
-                    self.output_tokens += len(item.tokens)
-                    if enough(item):
-                        work.stop_early()
-                        return
+
+        def counted(chunk: Chunk) -> bool:
+            self.output_tokens += len(chunk.tokens)
+            return enough(chunk)
+
+        await work.read_chunks(counted)

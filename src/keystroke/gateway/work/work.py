@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from keystroke.engine.generation import Finish
+from keystroke.engine.generation import Chunk, Finish
 from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.access.limits import Permit
@@ -92,6 +92,25 @@ class Work:
                 ):
                     raise item.error
                 yield item
+
+    async def read_chunks(self, enough: Callable[[Chunk], bool]) -> None:
+        """Pass each chunk to `enough`; stop generating once it returns True. Raises the work's error."""
+        async with aclosing(self.items()) as items:
+            async for item in items:
+                if isinstance(item, Chunk) and enough(item):
+                    self.stop_early()
+                    return
+
+    async def read_text(self, ended: Callable[[str], bool]) -> str:
+        """The text up to the chunk for which `ended` returns True. Raises the work's error."""
+        pieces: list[str] = []
+
+        def add(chunk: Chunk) -> bool:
+            pieces.append(chunk.text)
+            return ended(chunk.text)
+
+        await self.read_chunks(add)
+        return "".join(pieces)
 
     def cancel(self, reason: KeystrokeError | None = None) -> None:
         """Stop within one step. Idempotent; harmless after the end."""
