@@ -34,11 +34,7 @@ static Status *make_plain(Api api, const KernelInfo *info, void **out) {
     Plain made = {.api = api};
     TRY(attribute_int(api, info, "type", &made.type));
     if (!is_plain(made.type)) return failure(api, "PlainMatMul takes numbers of 16 or 32 bits");
-    Plain *self = malloc(sizeof *self);
-    if (!self) return failure(api, "no memory for an operator");
-    *self = made;
-    *out = self;
-    return NULL;
+    return keep_kernel(api, &made, sizeof made, out);
 }
 
 static void plain_run(void *data, size_t task) {
@@ -116,11 +112,7 @@ static Status *make_experts(Api api, const KernelInfo *info, void **out) {
     for (int i = 0; i < 3; i++) {
         if (!is_plain(made.types[i]) && !format_of(made.types[i])) return failure(api, "Experts does not know this storage type");
     }
-    ExpertsKernel *self = malloc(sizeof *self);
-    if (!self) return failure(api, "no memory for an operator");
-    *self = made;
-    *out = self;
-    return NULL;
+    return keep_kernel(api, &made, sizeof made, out);
 }
 
 /* Reads a table and checks that it has `height` rows of `width` weights. */
@@ -232,11 +224,7 @@ static Status *make_heads(Api api, const KernelInfo *info, void **out) {
     TRY(attribute_int(api, info, "gated", &made.gated));
     TRY(attribute_float(api, info, "epsilon", &made.epsilon));
     if (made.heads < 0 || made.kv_heads <= 0 || made.width <= 0) return failure(api, "these are no heads");
-    HeadsKernel *self = malloc(sizeof *self);
-    if (!self) return failure(api, "no memory for an operator");
-    *self = made;
-    *out = self;
-    return NULL;
+    return keep_kernel(api, &made, sizeof made, out);
 }
 
 static Status *run_split_heads(void *kernel, Context *context) {
@@ -289,11 +277,7 @@ static Status *make_heads_matmul(Api api, const KernelInfo *info, void **out) {
     TRY(attribute_int(api, info, "skipped", &made.skipped));
     if (made.heads <= 0 || made.width <= 0 || made.skipped < 0 || (!is_plain(made.type) && !format_of(made.type)))
         return failure(api, "HeadsMatMul cannot multiply these heads");
-    HeadsMatMul *self = malloc(sizeof *self);
-    if (!self) return failure(api, "no memory for an operator");
-    *self = made;
-    *out = self;
-    return NULL;
+    return keep_kernel(api, &made, sizeof made, out);
 }
 
 static Status *run_heads_matmul(void *kernel, Context *context) {
@@ -345,11 +329,7 @@ static Status *make_join_latent(Api api, const KernelInfo *info, void **out) {
     TRY(attribute_float(api, info, "epsilon", &made.epsilon));
     if (made.heads <= 0 || made.rank <= 0 || made.unrotated <= 0 || made.rotated <= 0 || made.rotated % 2)
         return failure(api, "these are no heads");
-    JoinLatent *self = malloc(sizeof *self);
-    if (!self) return failure(api, "no memory for an operator");
-    *self = made;
-    *out = self;
-    return NULL;
+    return keep_kernel(api, &made, sizeof made, out);
 }
 
 static Status *run_join_latent(void *kernel, Context *context) {
@@ -392,11 +372,7 @@ static Status *make_delta(Api api, const KernelInfo *info, void **out) {
     if (made.key_heads <= 0 || made.value_heads % made.key_heads || made.key_size <= 0 || made.value_size <= 0 ||
         made.value_size % LANES || made.kernel < 2)
         return failure(api, "these heads of a delta net cannot be computed");
-    DeltaKernel *self = malloc(sizeof *self);
-    if (!self) return failure(api, "no memory for an operator");
-    *self = made;
-    *out = self;
-    return NULL;
+    return keep_kernel(api, &made, sizeof made, out);
 }
 
 static Status *compute_delta(DeltaNet *d, Api api, Context *context) {

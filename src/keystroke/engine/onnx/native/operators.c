@@ -51,6 +51,14 @@ static Status *output(Api api, Context *context, size_t rows, size_t width, floa
     return data_of(api, value, (void **)out);
 }
 
+/* A copy of an operator's attributes, which the runtime passes to its runs and frees. */
+static Status *keep_kernel(Api api, const void *made, size_t size, void **out) {
+    *out = malloc(size);
+    if (!*out) return failure(api, "no memory for an operator");
+    memcpy(*out, made, size);
+    return NULL;
+}
+
 /* StoredMatMul: x [1, rows, width], bias [height] or none, one to three tables of bytes [height, bytes a row]
  * -> [1, rows, sum of heights]. With `gated`, two tables: silu(first) * second. */
 
@@ -290,11 +298,7 @@ static Status *make_attention(Api api, const KernelInfo *info, void **out) {
     TRY(attribute_float(api, info, "scale", &made.scale));
     if (made.kv_heads <= 0 || made.window < 0 || made.heads % made.kv_heads || made.heads / made.kv_heads > MOST_QUERIES)
         return failure(api, "these heads cannot share their keys");
-    HalfAttention *self = malloc(sizeof *self);
-    if (!self) return failure(api, "no memory for an operator");
-    *self = made;
-    *out = self;
-    return NULL;
+    return keep_kernel(api, &made, sizeof made, out);
 }
 
 /* FamilyAttention: HalfAttention with heads that are rotated in part, queries that grow with their position, and sinks
