@@ -80,6 +80,7 @@ class SoakCounts:
     def fault(self, words: str) -> None:
         if len(self.faults) < 20:
             self.faults.append(words[:300])
+            print(f"fault  {words[:300]}", file=sys.stderr, flush=True)  # an hour is long to wait for it
         self.counts["faults"] += 1
 
 
@@ -223,6 +224,8 @@ class Soak:
         while (left := self.seconds - (time.monotonic() - began)) > 0:
             await self._play(min(left, max(2.0, self.seconds / 10)))
             samples.append((await self._settle())["rss_mb"])
+            so_far = {name: self.tally.counts[name] for name in ("requests", "terminal", "lost", "faults")}
+            print(f"{time.monotonic() - began:6.0f} s  {so_far}", file=sys.stderr, flush=True)
         after = await self._settle()
         await self._look_for_stored()
         server.should_exit = True
