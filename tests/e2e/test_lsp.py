@@ -19,7 +19,7 @@ from keystroke.text import Document
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CLEAN = "value = 1\n"
-RISKY = "import os\n\n\ndef run(request):\n    os.system('ls ' + request.args['dir'])\n"
+RISKY = "import os\n\n\ndef run(request):\n    os.system(f\"ls '{request.args['dir']}'\")\n"
 
 
 def script(prompt: str) -> str:

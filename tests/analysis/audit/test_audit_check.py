@@ -13,9 +13,12 @@ from typer.testing import CliRunner, Result
 from keystroke.clients.cli.audit import audit
 from keystroke.clients.cli.audit_check import project_checks
 
-TEXT = (
-    "import os\ndef show(name):\n    os.system('ls ' + name)\ndef drop(name):\n    os.system('rm ' + name)\n"
-)
+TEXT = """import os
+def show(name: str):
+    os.system(f"ls '{name}'")
+def drop(name: str):
+    os.system(f"rm '{name}'")
+"""
 
 
 def run(*arguments: str) -> Result:
@@ -43,11 +46,11 @@ def test_fixes_after_which_the_check_passes_are_written(file: Path) -> None:
 
 
 def test_a_fix_that_breaks_the_check_is_left_out_and_the_others_stay(file: Path) -> None:
-    check = python("assert \"'rm ' + name)\" in open('a.py').read()")
+    check = python("assert \"rm '{name}'\" in open('a.py').read()")
     result = run(str(file), "--fix", "--check", check)
     text = file.read_text()
-    assert "os.system('ls ' + shlex.quote(name))" in text
-    assert "os.system('rm ' + name)" in text
+    assert 'os.system(f"ls {shlex.quote(name)}")' in text
+    assert "rm '{name}'" in text
     assert "a.py:5: python-command-injection was not fixed" in result.stderr
 
 

@@ -189,7 +189,7 @@ def test_a_direction_alone_is_a_suggestion_and_never_applied() -> None:
 
 
 def test_fixes_that_meet_are_not_applied_together() -> None:
-    text = "import os\ndef f(a, b):\n    os.system('x ' + a)\n    os.system('y ' + b)\n"
+    text = "import os\ndef f(a, b):\n    os.system(f\"x '{a}'\")\n    os.system(f\"y '{b}'\")\n"
     file = AuditedFile("a.py", text, Auditor("python").audit(text))
     after, count = apply_fixes(file)
     assert count == 2

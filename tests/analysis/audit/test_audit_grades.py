@@ -111,6 +111,11 @@ NOT_SAFE = [
         "a server of this machine",
         "import requests\nr = requests.get('https://127.0.0.1:8443/', timeout=9, verify=False)\n",
     ),
+    (
+        "python",
+        "a public server whose certificate may have expired",
+        "import requests\nr = requests.get('https://pypi.org/simple/', timeout=9, verify=False)\n",
+    ),
     ("python", "a time limit", "import requests\nrequests.get('https://example.org/feed')\n"),
     (
         "python",
@@ -127,6 +132,47 @@ NOT_SAFE = [
         "python",
         "a pattern that the shell expands",
         "import os\ndef clean(pattern):\n    os.system('rm -f ' + pattern)\n",
+    ),
+    ("python", "a name with words or a home", "import os\ndef f(name):\n    os.system('ls ' + name)\n"),
+    (
+        "python",
+        "a name that the shell completes inside double quotes",
+        "import os\ndef f(name):\n    os.system('ls \"' + name + '\"')\n",
+    ),
+    (
+        "python",
+        "a part of a statement that may be code",
+        "import sqlite3\ndef f(path, value):\n    base = sqlite3.connect(path)\n"
+        '    return base.execute("SELECT 1 FROM u WHERE n = " + value)\n',
+    ),
+    (
+        "python",
+        "a value that was escaped before",
+        "import sqlite3\ndef f(path, name):\n    base = sqlite3.connect(path)\n"
+        '    name = name.replace("\'", "\'\'")\n'
+        '    return base.execute("SELECT 1 FROM u WHERE n = \'" + name + "\'")\n',
+    ),
+    (
+        "python",
+        "a driver that wants a number for a number",
+        "import asyncpg\nasync def f(path, name):\n    conn = await asyncpg.connect(path)\n"
+        '    return await conn.fetch("SELECT 1 FROM u WHERE n = \'" + name + "\'")\n',
+    ),
+    (
+        "python",
+        "a token of a language model",
+        "import random\ndef mask_token(vocabulary):\n    token = random.choice(vocabulary)\n    return token\n",
+    ),
+    (
+        "python",
+        "noise in a picture",
+        "import random\ndef add_salt(picture):\n    salt = random.randint(0, 9)\n    return picture + salt\n",
+    ),
+    (
+        "python",
+        "a drawing with entities of its own",
+        f"{FLASK}from lxml import etree\n@app.route('/')\ndef page():\n"
+        "    return str(etree.fromstring(request.data))\n",
     ),
     (
         "python",
@@ -197,6 +243,17 @@ NOT_SAFE = [
     ),
     (
         "javascript",
+        "the first occurrence",
+        'function f(text) {\n  return text.replace("<", "&lt;");\n}\n',
+    ),
+    (
+        "javascript",
+        "a program that is a script on Windows",
+        'const { execSync } = require("child_process");\n'
+        "function f(name) {\n  execSync(`mytool '${name}'`);\n}\n",
+    ),
+    (
+        "javascript",
         "the branch for a Node.js without the function",
         "const make = async (n) => (Buffer.alloc ? Buffer.alloc(n) : new Buffer(n));\n",
     ),
@@ -224,6 +281,12 @@ NOT_SAFE = [
         "#include <stdlib.h>\nint hash(const char *s) {\n    int n = atoi(s);\n"
         "    int h = n * 31;\n    return h;\n}\n",
     ),
+    (
+        "c",
+        "an early end that the callers do not know",
+        "#include <stdlib.h>\n#include <string.h>\nint f(const char *s) {\n"
+        "    char *copy = malloc(strlen(s) + 1);\n    strcpy(copy, s);\n    free(copy);\n    return 0;\n}\n",
+    ),
     ("c", "a format of the program", "#include <stdio.h>\nvoid say(const char *fmt) { printf(fmt); }\n"),
 ]
 
@@ -234,12 +297,6 @@ SAFE = [
         "a field between tags",
         f"{FLASK}@app.route('/')\ndef page():\n    return '<b>' + request.args['name'] + '</b>'\n",
         "html.escape(",
-    ),
-    (
-        "python",
-        "a public server",
-        "import requests\nr = requests.get('https://pypi.org/simple/', timeout=9, verify=False)\n",
-        "verify=True",
     ),
     (
         "python",
@@ -254,7 +311,12 @@ SAFE = [
         '    return base.execute("SELECT 1 FROM u WHERE n = \'" + name + "\'")\n',
         "WHERE n = ?",
     ),
-    ("python", "one argument", "import os\ndef f(name):\n    os.system('ls ' + name)\n", "shlex.quote(name)"),
+    (
+        "python",
+        "one argument in quotes",
+        'import os\ndef f(name):\n    os.system("ls \'" + name + "\'")\n',
+        "shlex.quote(",
+    ),
     (
         "javascript",
         "a field between tags",
@@ -328,7 +390,7 @@ def test_a_pipe_is_closed_by_its_own_function() -> None:
         apply_edits(text, fix.edits)
         for item in offers("c", text)
         if item.rule == "c-handle-leak"
-        for fix in item.fixes
+        for fix in item.suggestions
     ]
     assert fixed
     assert all("pclose(in)" in item and "fclose" not in item for item in fixed)
@@ -380,7 +442,7 @@ def test_numbers_that_the_project_starts_with_a_seed_stay_as_they_are(tmp_path: 
 
 
 def test_the_grade_is_in_every_output() -> None:
-    text = "import os\ndef f(name, code):\n    os.system('ls ' + name)\n    eval(code)\n    exec(code)\n"
+    text = 'import os\ndef f(name, code):\n    os.system("ls \'" + name + "\'")\n    eval(code)\n    exec(code)\n'
     file = AuditedFile("a.py", text, offers("python", text))
     assert [item.grade.value for item in file.findings] == ["safe", "suggestion", "none"]
     entries = json.loads(json.dumps(as_json([file])))["findings"]

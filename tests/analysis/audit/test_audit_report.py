@@ -19,7 +19,7 @@ from keystroke.clients.cli.app import app as program
 from keystroke.clients.cli.audit import audit
 from keystroke.errors import UsageError
 
-BAD = "import os\nfrom flask import request\n\ndef f():\n    os.system('ls ' + request.args['d'])\n"
+BAD = "import os\nfrom flask import request\n\ndef f():\n    os.system(f\"ls '{request.args['d']}'\")\n"
 app = typer.Typer()
 app.command()(audit)
 
@@ -60,7 +60,7 @@ def test_text_names_place_rule_weakness_and_source(tree: Path) -> None:
 def test_json_holds_offsets_and_fixes(tree: Path) -> None:
     (finding,) = json.loads(run(str(tree), "--format", "json").stdout)["findings"]
     assert (finding["line"], finding["cwe"], finding["rule"]) == (5, 78, "python-command-injection")
-    assert BAD[finding["start"] : finding["end"]] == "os.system('ls ' + request.args['d'])"
+    assert BAD[finding["start"] : finding["end"]] == "os.system(f\"ls '{request.args['d']}'\")"
     assert finding["fixes"][0]["edits"]
 
 
@@ -74,7 +74,7 @@ def test_a_diff_changes_nothing_and_a_fix_writes_only_what_it_proved(tree: Path)
     file = tree / "a.py"
     file.write_bytes(b"\xef\xbb\xbf" + BAD.replace("\n", "\r\n").encode())
     before = file.read_bytes()
-    assert "+    os.system('ls ' + shlex.quote(request.args['d']))" in run(str(file), "--diff").output
+    assert "+    os.system(f\"ls {shlex.quote(request.args['d'])}\")" in run(str(file), "--diff").output
     assert file.read_bytes() == before
     run(str(file), "--fix")
     after = file.read_bytes()
@@ -190,7 +190,7 @@ def test_a_suggestion_is_said_by_that_word_and_fix_leaves_it(tmp_path: Path) -> 
 
 def test_the_diff_of_a_fix_is_shown_before_it_is_written(tree: Path) -> None:
     result = run(str(tree / "a.py"), "--fix")
-    assert "+    os.system('ls ' + shlex.quote(request.args['d']))" in result.stderr
+    assert "+    os.system(f\"ls {shlex.quote(request.args['d'])}\")" in result.stderr
     assert "1 fixed" in result.stderr
 
 

@@ -91,6 +91,23 @@ def one_function(count: int) -> str:
     )
 
 
+def findings_of_one_function(count: int) -> str:
+    return (
+        'const { exec } = require("child_process");\nasync function all(req) {\n'
+        + "".join(
+            f"  const v{at} = req.query.n{at};\n  exec(`ls '${{v{at}}}'`);\n  use(new Buffer({at + 1}));\n"
+            for at in range(count)
+        )
+        + "}\n"
+    )
+
+
+def python_findings_of_one_function(count: int) -> str:
+    return "import os\nfrom flask import request\ndef all():\n" + "".join(
+        f"    v{at} = request.args['n{at}']\n    os.system(f\"ls '{{v{at}}}'\")\n" for at in range(count)
+    )
+
+
 def java(count: int) -> str:
     listed = "".join(
         f"  String m{at}(String name) {{\n    String text = name + {at};\n"
@@ -138,6 +155,9 @@ SHAPES: list[tuple[str, Callable[[int], str]]] = [
     ("java", java),
 ]
 OTHERS: list[tuple[str, Callable[[int], str]]] = [
+    ("javascript", findings_of_one_function),
+    ("typescript", findings_of_one_function),
+    ("python", python_findings_of_one_function),
     ("python", python),
     ("c", c),
     ("go", go),
@@ -182,6 +202,16 @@ def test_the_work_of_a_key_does_not_grow_with_the_rest_of_the_file(
     per_unit = 150  # calls for each further function: its cached result is looked up
     assert done[1][0] < 1.5 * done[0][0] + per_unit * (SIZES[1] - SIZES[0]), done
     assert done[1][1] < 1.2 * done[0][1] + 100, done
+
+
+def test_many_fixes_of_one_function_are_all_proved() -> None:
+    for language, shape in (
+        ("javascript", findings_of_one_function),
+        ("python", python_findings_of_one_function),
+    ):
+        few, many = (LiveAudit(language, shape(count)).findings for count in (2, 30))
+        assert len(many) == 15 * len(few)
+        assert {(item.rule, item.grade) for item in many} == {(item.rule, item.grade) for item in few}
 
 
 def test_an_open_bracket_does_not_join_the_functions_behind_it() -> None:

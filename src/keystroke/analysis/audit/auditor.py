@@ -8,8 +8,9 @@ equals the audit of the same text from scratch.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from keystroke.analysis.audit.go_numbers import GoDetectors
 from keystroke.analysis.audit.memory.control import thread_and_signal_functions
 from keystroke.analysis.audit.memory.pointers import PointerFlow
 from keystroke.analysis.audit.project import ProjectFacts
-from keystroke.analysis.audit.rules.catalog import LANGUAGES
+from keystroke.analysis.audit.rules.catalog import LANGUAGES, FixSpec, FixSpec, FixSpec
 from keystroke.analysis.audit.rules.match import RuleMatch, RuleMatcher, index_of
 from keystroke.analysis.audit.rules.triggers import FLOW, SILENT, WORD, triggers_of, words_of
 from keystroke.analysis.audit.rules.wrappers import shell_wrappers
@@ -55,6 +56,9 @@ INLINED_LANGUAGES = ("java", "javascript", "typescript", "tsx", "go")
 # Languages whose functions are walked statement by statement from remembered effects.
 REMEMBERED = ("python", "javascript", "typescript", "tsx")
 MAX_CALLERS = 3  # C functions with more callers are not evaluated at their calls
+MAX_PROVED_ALONE = 6  # fixes of one unit; more are proved together
+MAX_PROVED_ALONE = 6  # fixes of one unit; more are proved together
+MAX_PROVED_ALONE = 6  # fixes of one unit; more are proved together
 MAX_KEPT_RESULTS = 400  # results of units no longer in the text, kept for undo
 _LOWERINGS: dict[str, type[Lowering]] = {
     "python": PythonLowering,
@@ -80,6 +84,39 @@ class _Result:
     called: dict[str, str]  # functions of the file that its walk looked up, with their texts; "" for none
     apart: bool  # whether the file defined no functions to look up
     reach: frozenset[str]  # names whose meaning outside the unit matters: its own and those of `called`
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A fix that was built for the match with this number, and is not proved yet."""
+
+    number: int
+    match: RuleMatch
+    spec: FixSpec
+    site: FixSite
+    fix: FixEdits
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A fix that was built for the match with this number, and is not proved yet."""
+
+    number: int
+    match: RuleMatch
+    spec: FixSpec
+    site: FixSite
+    fix: FixEdits
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A fix that was built for the match with this number, and is not proved yet."""
+
+    number: int
+    match: RuleMatch
+    spec: FixSpec
+    site: FixSite
+    fix: FixEdits
 
 
 class Auditor:
@@ -393,66 +430,82 @@ class LiveAudit:
     # Fixes
 
     def _with_fixes(self, matches: list[RuleMatch], source: str, env: Env, shift: int) -> tuple[_Found, ...]:
+        imports = self._imports
+        if any(match.rule.fixes for match in matches):
+            imports = imports | imported(source, self.language)
+        offers: list[list[UnitFix]] = [[] for _ in matches]
+        rounds: list[list[_Attempt]] = []  # the first attempt of each match, the second of each match, ...
+        for number, match in enumerate(matches):
+            built = self._attempts(number, match, source, imports, shift)
+            for at, attempt in enumerate(built):
+                if at == len(rounds):
+                    rounds.append([])
+                rounds[at].append(attempt)
+        for attempts in rounds:
+            # Of several ways to make the same fix the first that is proved is offered.
+            wanted = [
+                item
+                for item in attempts
+                if not any(offer.title == item.spec.title for offer in offers[item.number])
+            ]
+            for item in self._proved(wanted, matches, source, env):
+                edits = tuple(
+                    Edit(edit.start - shift, edit.end - shift, edit.text) for edit in item.fix.edits
+                )
+                changes = missing_evidence(item.site, item.spec)
+                offers[item.number].append(UnitFix(item.spec.title, edits, item.fix.needs, changes))
         out: list[_Found] = []
-        errors: int | None = None
-        for match in matches:
-            offers: list[UnitFix] = []
-            for spec in match.rule.fixes if match.node is not None else ():
-                if any(offer.title == spec.title for offer in offers):
-                    continue  # another way to make the same fix
-                site = self._site(match, source)
-                fix_edits = build(site, spec)
-                if fix_edits is None or fix_edits.edits[0].start < shift:
-                    continue
-                if errors is None:
-                    errors = _errors(_parse(source, self.language))
-                if self._is_fixed(match, matches, fix_edits, source, env, errors):
-                    edits = tuple(
-                        Edit(edit.start - shift, edit.end - shift, edit.text) for edit in fix_edits.edits
-                    )
-                    changes = missing_evidence(site, spec)
-                    if not changes and any("abort();" in edit.text for edit in edits):
-                        changes = "the whole program ends where the call fails"
-                    offers.append(UnitFix(spec.title, edits, fix_edits.needs, changes))
+        for match, made in zip(matches, offers, strict=True):
             span = (match.start - shift, match.end - shift)
             about = (match.rule.id, match.cwe, match.severity, match.message)
             finding = Finding(*about, *span, match.origin, also=match.rule.also)
-            out.append(_Found(finding, tuple(offers)))
+            out.append(_Found(finding, tuple(made)))
         return _without_echoes(out, source[shift:])
 
-    def _site(self, match: RuleMatch, source: str) -> FixSite:
-        self._lowering.depth = 0
-        imports = self._imports | imported(source, self.language)
-        return FixSite(match, self.language, source, imports, self._lowering.expr, self._project)
+    def _attempts(
+        self, number: int, match: RuleMatch, source: str, imports: frozenset[str], shift: int
+    ) -> Iterator[_Attempt]:
+        """The fixes that can be built for a match, in the order of its rule."""
+        for spec in match.rule.fixes if match.node is not None else ():
+            self._lowering.depth = 0
+            site = FixSite(match, self.language, source, imports, self._lowering.expr, self._project)
+            fix = build(site, spec)
+            if fix is not None and fix.edits[0].start >= shift:
+                yield _Attempt(number, match, spec, site, fix)
 
-    def _is_fixed(
-        self,
-        match: RuleMatch,
-        matches: list[RuleMatch],
-        fix_edits: FixEdits,
-        source: str,
-        env: Env,
-        errors: int,
-    ) -> bool:
-        """Whether the rule no longer matches the fixed text, and that text parses no worse."""
-        try:
-            fixed = apply_edits(source, fix_edits.edits)
-        except InputError:
-            return False
-        known = dict(env) if fix_edits.needs else env  # the same environment: effects are remembered
-        for need in fix_edits.needs:
-            name = bound_name(need, self.language)
-            if name:
-                known[name] = Value(path=_bound_path(need, self.language))
-        left, _, root = self._walk(fixed, known, 0)
-        if _errors(root) > errors:
-            return False
-        start = min(match.start, fix_edits.edits[0].start)
-        end = max(match.end, fix_edits.edits[-1].end)
-        longer = sum(edit.delta for edit in fix_edits.edits)
-        return _count(left, match, start, end + longer, match.end + longer) < _count(
-            matches, match, start, end, match.end
-        )
+    def _proved(
+        self, attempts: list[_Attempt], matches: list[RuleMatch], source: str, env: Env
+    ) -> Iterator[_Attempt]:
+        """The fixes after which their rule no longer matches and the text parses no worse.
+
+        Each of a few is proved by an audit of the text with this fix alone. Many are proved together, so that
+        the work does not grow with their number times the length of the text.
+        """
+        if not attempts:
+            return
+        errors = _errors(_parse(source, self.language))
+        alone = len(attempts) <= MAX_PROVED_ALONE
+        groups = [[item] for item in attempts] if alone else _without_overlaps(attempts)
+        while groups:
+            group = groups.pop(0)
+            edits = tuple(sorted({edit for item in group for edit in item.fix.edits}, key=_edit_order))
+            needs = tuple(dict.fromkeys(need for item in group for need in item.fix.needs))
+            try:
+                fixed = apply_edits(source, edits)
+            except InputError:
+                continue
+            known = dict(env) if needs else env  # the same environment: effects are remembered
+            for need in needs:
+                name = bound_name(need, self.language)
+                if name:
+                    known[name] = Value(path=_bound_path(need, self.language))
+            left, _, root = self._walk(fixed, known, 0)
+            if _errors(root) <= errors:
+                places = _Places(edits)
+                yield from (item for item in group if _is_fixed(item, matches, left, places))
+            elif len(group) > 1:
+                half = len(group) // 2
+                groups = [group[:half], group[half:], *groups]
 
     def _place(self, found: _Found, at: int) -> Finding:
         offers = [offer.move_by(at) for offer in found.offers]
@@ -555,6 +608,143 @@ def _without_echoes(found: list[_Found], source: str) -> tuple[_Found, ...]:
 
 def _errors(root: ir.Syntax) -> int:
     return len(root.find_all(kind="ERROR"))
+
+
+def _edit_order(edit: Edit) -> tuple[int, int]:
+    return edit.start, edit.end
+
+
+def _without_overlaps(attempts: list[_Attempt]) -> list[list[_Attempt]]:
+    """The fixes in groups whose edits do not overlap; equal edits may share a group."""
+    groups: list[list[_Attempt]] = []
+    taken: list[tuple[set[Edit], int]] = []  # the edits of each group and the end of the last
+    for item in sorted(attempts, key=lambda item: item.fix.edits[0].start):
+        edits, start = set(item.fix.edits), item.fix.edits[0].start
+        at = next((at for at, (known, end) in enumerate(taken) if edits <= known or start > end), len(groups))
+        if at == len(groups):
+            groups.append([])
+            taken.append((set(), 0))
+        known, end = taken[at]
+        known |= edits
+        taken[at] = known, max(end, item.fix.edits[-1].end)
+        groups[at].append(item)
+    return groups
+
+
+class _Places:
+    """Where the positions of a text are after edits."""
+
+    def __init__(self, edits: tuple[Edit, ...]) -> None:
+        self._ends: list[int] = []
+        self._moved: list[int] = [0]
+        for edit in edits:
+            self._ends.append(edit.end)
+            self._moved.append(self._moved[-1] + edit.delta)
+
+    def after(self, at: int) -> int:
+        return at + self._moved[bisect_right(self._ends, at)]
+
+
+def _is_fixed(item: _Attempt, matches: list[RuleMatch], left: list[RuleMatch], places: _Places) -> bool:
+    """Whether fewer matches of the same weakness remain where the fix was made."""
+    match, edits = item.match, item.fix.edits
+    start, end = min(match.start, edits[0].start), max(match.end, edits[-1].end)
+    moved = places.after(start - 1) + 1  # an insertion at the start belongs to the fix
+    own = any(edit.end == match.end for edit in edits)  # another fix may insert at the end of the match
+    last = places.after(match.end) if own else places.after(match.end - 1) + 1
+    return _count(left, match, moved, places.after(end), last) < _count(matches, match, start, end, match.end)
+
+
+def _edit_order(edit: Edit) -> tuple[int, int]:
+    return edit.start, edit.end
+
+
+def _without_overlaps(attempts: list[_Attempt]) -> list[list[_Attempt]]:
+    """The fixes in groups whose edits do not overlap; equal edits may share a group."""
+    groups: list[list[_Attempt]] = []
+    taken: list[tuple[set[Edit], int]] = []  # the edits of each group and the end of the last
+    for item in sorted(attempts, key=lambda item: item.fix.edits[0].start):
+        edits = set(item.fix.edits)
+        for at, (known, end) in enumerate(taken):
+            if edits <= known or item.fix.edits[0].start > end:
+                break
+        else:
+            at, known, end = len(groups), set(), 0
+            groups.append([])
+            taken.append((known, end))
+        groups[at].append(item)
+        taken[at] = (known | edits, max(end, item.fix.edits[-1].end))
+    return groups
+
+
+class _Places:
+    """Where the positions of a text are after edits."""
+
+    def __init__(self, edits: tuple[Edit, ...]) -> None:
+        self._ends: list[int] = []
+        self._moved: list[int] = [0]
+        for edit in edits:
+            self._ends.append(edit.end)
+            self._moved.append(self._moved[-1] + edit.delta)
+
+    def after(self, at: int) -> int:
+        return at + self._moved[bisect_right(self._ends, at)]
+
+
+def _is_fixed(item: _Attempt, matches: list[RuleMatch], left: list[RuleMatch], places: _Places) -> bool:
+    """Whether fewer matches of the same weakness remain where the fix was made."""
+    match, edits = item.match, item.fix.edits
+    start, end = min(match.start, edits[0].start), max(match.end, edits[-1].end)
+    moved = places.after(start - 1) + 1  # an insertion at the start belongs to the fix
+    return _count(left, match, moved, places.after(end), places.after(match.end)) < _count(
+        matches, match, start, end, match.end
+    )
+
+
+def _edit_order(edit: Edit) -> tuple[int, int]:
+    return edit.start, edit.end
+
+
+def _without_overlaps(attempts: list[_Attempt]) -> list[list[_Attempt]]:
+    """The fixes in groups whose edits do not overlap; equal edits may share a group."""
+    groups: list[list[_Attempt]] = []
+    taken: list[tuple[set[Edit], int]] = []  # the edits of each group and the end of the last
+    for item in sorted(attempts, key=lambda item: item.fix.edits[0].start):
+        edits = set(item.fix.edits)
+        for at, (known, end) in enumerate(taken):
+            if edits <= known or item.fix.edits[0].start > end:
+                break
+        else:
+            at, known, end = len(groups), set(), 0
+            groups.append([])
+            taken.append((known, end))
+        groups[at].append(item)
+        taken[at] = (known | edits, max(end, item.fix.edits[-1].end))
+    return groups
+
+
+class _Places:
+    """Where the positions of a text are after edits."""
+
+    def __init__(self, edits: tuple[Edit, ...]) -> None:
+        self._ends: list[int] = []
+        self._moved: list[int] = [0]
+        for edit in edits:
+            self._ends.append(edit.end)
+            self._moved.append(self._moved[-1] + edit.delta)
+
+    def after(self, at: int) -> int:
+        return at + self._moved[bisect_right(self._ends, at)]
+
+
+def _is_fixed(item: _Attempt, matches: list[RuleMatch], left: list[RuleMatch], places: _Places) -> bool:
+    """Whether fewer matches of the same weakness remain where the fix was made."""
+    match, edits = item.match, item.fix.edits
+    start, end = min(match.start, edits[0].start), max(match.end, edits[-1].end)
+    moved = places.after(start - 1) + 1  # an insertion at the start belongs to the fix
+    return _count(left, match, moved, places.after(end), places.after(match.end)) < _count(
+        matches, match, start, end, match.end
+    )
 
 
 def _count(matches: list[RuleMatch], about: RuleMatch, start: int, end: int, last: int) -> int:

@@ -7,13 +7,11 @@ evidence a fix is never safe.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 from keystroke.analysis.audit.fixes.site import ChangedValue, FixSite
-from keystroke.analysis.audit.flow.values import CONSTANT, PARAMETER, REMOTE
+from keystroke.analysis.audit.flow.values import REMOTE
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 
@@ -42,12 +40,6 @@ _MARKUP_NAME = re.compile(
     r"(?i)html|markup|markdown|body|content|render|snippet|svg|embed|page|template|widget|fragment|node|"
     r"element|\bel\b|script|css|style|block|view|layout|message|rich|raw|safe"
 )
-_SEVERAL = re.compile(
-    r"(?i)(?:^|[\W_])(?:c?md|commands?|args?|argv|arguments|opts?|options|flags?|params|parameters|extras?|"
-    r"switches|files|paths|names|hosts|urls|list|all|rest|script|expr|expression|query|pipeline|patterns?|globs?|wildcards?|masks?)\b|"
-    r"(?:args|opts|options|flags|cmd|command|params)$|[a-z](?:Args|Opts|Options|Flags|Cmd|Command)$"
-)
-_SEVERAL_BEHIND = re.compile(r"(?:^|\s)--?\w*[a-z]s[ =]['\"]?$")  # an option whose name is a plural
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>?|[\w-]+=[\"']$")
 # Remarks of the author that the code is as it must be.
 _DELIBERATE = re.compile(
@@ -169,15 +161,17 @@ def _key_of(site: FixSite, changed: ChangedValue) -> str:
     return " ".join([*keys, *value.path.removeprefix(value.origin).replace("()", "").split(".")[-1:]])
 
 
-def _one_word(site: FixSite, detail: str) -> str:
-    """Every value given to a command is one argument and not several words or a command."""
+def _quoted(site: FixSite, detail: str) -> str:
+    """Every changed value is inside single quotes: it is one text there, and not words, patterns or code."""
     for changed in site.changed:
-        source = changed.node.text()
-        if _SEVERAL.search(_key_of(site, changed)) or _SEVERAL_BEHIND.search(changed.before):
-            return f"`{source}` may hold several words or a command"
-        if site.value(changed.node).level < PARAMETER:
-            return f"where `{source}` comes from is not known"
+        if changed.before.count("'") % 2 == 0 or changed.before.count('"') % 2:
+            return f"`{changed.node.text()}` may be more than one plain text"
+        if _ESCAPED.search(_function_text(site)):
+            return "the function may escape the value already"
     return "" if site.changed else "it is not known what the values hold"
+
+
+_ESCAPED = re.compile(r"(?i)escape|quot|replace(?:All)?\(")
 
 
 def _file_name(site: FixSite, detail: str) -> str:
@@ -188,23 +182,20 @@ def _file_name(site: FixSite, detail: str) -> str:
 
 
 def _driver(site: FixSite, detail: str) -> str:
-    """The statement is run by the imported driver and not by a class of the project."""
+    """The statement is run by the imported driver, which takes any value as text, and not by a class of the
+    project.
+    """
     call = site.call
     if call is None or not isinstance(call.func, ir.AttrExpr):
         return "it is not known what runs the statement"
+    if any(item.split(".", 1)[0] == "asyncpg" or "/pgx" in item for item in site.imports):
+        return "the driver takes only values of the column's type"
     base = call.func.base
-    value = site.match.evaluate(base)
-    root = value.path.split(".", 1)[0].removesuffix("()")
-    if site.family == "java":
-        return ""
+    root = site.match.evaluate(base).path.split(".", 1)[0].removesuffix("()")
     if root and any(item == root or item.startswith((f"{root}.", f"{root}/")) for item in site.imports):
         return "" if not root.startswith(".") else "the class that runs the statement is the project's own"
     name = ir.last_name(base) if not isinstance(base, ir.CallExpr) else ir.last_name(base.func)
-    if not re.search(
-        r"(?i)^_*(?:c|cur|curs|cursor|crsr|conn|cnx|cxn|con|connection|db|database|pool|client|tx|trx|session|"
-        r"engine|sqlite|mysql|pg|postgres|stmt)\w{0,4}$|(?:cursor|conn|connection|db|pool|client)$",
-        name,
-    ):
+    if not re.fullmatch(r"(?i)\w*?_*(?:cur|curs|cursor|conn|connection)\d?", name):
         return f"it is not known that `{name}` belongs to the imported driver"
     return ""
 
@@ -220,32 +211,23 @@ def _unseeded(site: FixSite, detail: str) -> str:
     return ""
 
 
-def _public_host(site: FixSite, detail: str) -> str:
-    """The request goes to a constant address of a public host by https."""
-    for argument in site.arguments():
-        value = site.value(argument)
-        text = value.text if value.level == CONSTANT or value.skeleton else None
-        if not isinstance(text, str) or "://" not in text:
-            continue
-        parts = urlsplit(text.split("\0", 1)[0])
-        try:
-            host = parts.hostname or ""
-        except ValueError:
-            host = ""
-        if parts.scheme == "https" and _is_public(host) and parts.netloc == text.split("/", 3)[2]:
-            return ""
-    return "a server with a certificate of its own would be refused"
+def _secret(site: FixSite, detail: str) -> str:
+    """The number is part of a secret: by its name, or because letters and digits are drawn for a token."""
+    node = site.match.node
+    line = site.text[site.text.rfind("\n", 0, site.match.start) + 1 : site.match.end]
+    names = f"{_function_text(site).split('(', 1)[0]} {line}"
+    if _SECRET_NAME.search(names):
+        return ""
+    if _TOKEN_NAME.search(names) and _CHARACTERS.search(site.source(node)):
+        return ""
+    return "the numbers may be no secret, and may have to be repeatable"
 
 
-def _is_public(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_global
-    except ValueError:
-        return (
-            "." in host
-            and "\0" not in host
-            and not host.endswith((".local", ".internal", ".lan", ".test", ".example", ".localhost", ".corp"))
-        )
+_SECRET_NAME = re.compile(
+    r"(?i)passw|secret|csrf|(?<![a-z])(?:otp|nonce)(?![a-z])|(?:api|access|auth|session|reset|login|bearer)_?(?:token|key)"
+)
+_TOKEN_NAME = re.compile(r"(?i)token|salt|session|captcha|(?<![a-z])(?:pin|sid|code|key)(?![a-z])")
+_CHARACTERS = re.compile(r"string\.(?:ascii_|digits|hexdigits|letters)|[0-9]{10}|(?i:abcdef)")
 
 
 def _since_python(site: FixSite, detail: str) -> str:
@@ -260,6 +242,7 @@ def _since_python(site: FixSite, detail: str) -> str:
 
 
 _MODERN_SCRIPT = re.compile(r"(?m)\basync\s|\bawait\s|^import\s.*\bfrom\b|\?\.\w|\.\.\.\w|[\"']node:")
+_MODERN_NODE = 7  # the oldest Node.js that runs such a script
 _ASKED_FEATURE = re.compile(r"Buffer\.\w+\s*(?:\?|&&|\|\||[!=]==?)|typeof Buffer\.|!\s*Buffer\.\w+\b(?!\()")
 
 
@@ -268,7 +251,7 @@ def _since_node(site: FixSite, detail: str) -> str:
     if _ASKED_FEATURE.search(site.text):
         return "the file asks whether the function exists, so it runs where it does not"
     oldest = site.project.node if site.project is not None else None
-    if oldest is None and _MODERN_SCRIPT.search(site.text):
+    if oldest is None and int(detail) <= _MODERN_NODE and _MODERN_SCRIPT.search(site.text):
         return ""
     if oldest is None or oldest < int(detail):
         return f"the function needs Node.js {detail}, which nothing here declares"
@@ -285,40 +268,11 @@ def _project_lacks(site: FixSite, detail: str) -> str:
     return ""
 
 
-def _client_document(site: FixSite, detail: str) -> str:
-    """What is parsed comes from a client."""
-    if any(site.value(node).level >= REMOTE for node in site.arguments()):
-        return ""
-    return "documents that define entities of their own would be read differently"
-
-
 def _not_a_format(site: FixSite, detail: str) -> str:
     """The printed value is no format that the program passes on."""
     for node in site.arguments():
         if re.search(r"(?i)fmt|format|usage|help|template", node.text()):
             return f"`{node.text()}` may be a format that the program itself writes"
-    return ""
-
-
-def _no_script_command(site: FixSite, detail: str) -> str:
-    """The program can be started without a shell on every system: npm and others are scripts on Windows."""
-    found = re.search(r"[\"'`]\s*(\w+)", site.source(site.match.node))
-    if found is not None and found[1] in (
-        "npm",
-        "npx",
-        "yarn",
-        "pnpm",
-        "tsc",
-        "jest",
-        "start",
-        "dir",
-        "echo",
-        "type",
-        "cd",
-        "source",
-        "export",
-    ):
-        return f"`{found[1]}` is run by the shell on some systems"
     return ""
 
 
@@ -334,13 +288,6 @@ def _written_here(site: FixSite, detail: str) -> str:
     return "the file would exist before another program creates it"
 
 
-def _secret_file(site: FixSite, detail: str) -> str:
-    """The file holds a secret by its name, so nobody else can need it."""
-    if re.search(r"(?i)secret|private|passw|token|credential|id_rsa|\.pem|\.key\b", _function_text(site)):
-        return ""
-    return "other users or processes may need the access that it takes away"
-
-
 def _function_text(site: FixSite) -> str:
     text: str = site.enclosing_function(site.match.node).text()
     return text
@@ -351,18 +298,15 @@ _CHECKS: dict[str, Callable[[FixSite, str], str]] = {
     "library": _library,
     "client-text": _client_text,
     "markup": _markup,
-    "one-word": _one_word,
+    "quoted": _quoted,
     "file-name": _file_name,
     "driver": _driver,
     "unseeded": _unseeded,
-    "public-host": _public_host,
+    "secret": _secret,
     "since-python": _since_python,
     "since-node": _since_node,
     "project-lacks": _project_lacks,
-    "client-document": _client_document,
     "not-a-format": _not_a_format,
-    "no-script-command": _no_script_command,
     "written-here": _written_here,
-    "secret-file": _secret_file,
 }
 EVIDENCE = frozenset(_CHECKS)

@@ -232,7 +232,7 @@ def use_positional_arguments(site: FixSite, spec: FixSpec) -> FixEdits | None:
             continue
         source = site.source(atom.node)
         require(not _several(source) and atom.format in ("", "%d", "%v"))
-        site.changed.append(ChangedValue(atom.node))
+        site.changed.append(ChangedValue(atom.node, text.skeleton[:number]))
         place = found[number]
         values.append(source if not atom.format else f"fmt.Sprint({source})")
         name = f"${len(values)}" if len(values) < 10 else f"${{{len(values)}}}"

@@ -10,7 +10,15 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, needed, require, span
+from keystroke.analysis.audit.fixes.site import (
+    ChangedValue,
+    FixEdits,
+    FixSite,
+    named_children,
+    needed,
+    require,
+    span,
+)
 from keystroke.analysis.audit.fixes.text_parts import TextChar, TextComposition, TextHole, compose
 from keystroke.analysis.audit.flow.knowledge import load_table
 from keystroke.analysis.audit.flow.values import CONSTANT, HOLE, LOCAL, REMOTE
@@ -140,6 +148,7 @@ def bindable_values(site: FixSite, statement: TextComposition) -> list[BoundValu
         )
         if bound is None and value.level <= LOCAL and not statement.template:
             continue  # local data
+        site.changed.append(ChangedValue(atom.node, skeleton[:at]))
         out.append(needed(bound))
     require(out)
     return out
