@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,11 @@ from keystroke.engine.adapter import (
     read_adapter,
     write_adapter,
 )
+from keystroke.engine.backends import LoadArguments, choose_backend
+from keystroke.engine.base import Engine
 from keystroke.engine.checkpoint import ModelSpec, open_checkpoint
+from keystroke.engine.host import HostSession
+from keystroke.engine.library import no_progress
 from keystroke.engine.load import load_model
 from keystroke.engine.locate import adapter_path
 from keystroke.engine.onnx import native
@@ -55,12 +60,17 @@ def adapter_for(spec: ModelSpec, path: Path, rank: int = 4, size: float = 0.4) -
     return read_adapter(path)
 
 
-def logprobs(engine: OnnxEngine) -> np.ndarray[Any, np.dtype[np.float64]]:
+def logprobs(engine: Engine) -> np.ndarray[Any, np.dtype[np.float64]]:
     with engine.session() as session:
+        assert isinstance(session, HostSession)
         logits = session._forward(PROMPT, 0, len(PROMPT), None).astype(np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     found: np.ndarray[Any, np.dtype[np.float64]] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     return found
+
+
+def divergence(wanted: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:
+    return float((np.exp(wanted) * (wanted - found)).sum(axis=1).mean())
 
 
 @pytest.mark.parametrize("layout", ["fp32", "native", "portable"])
@@ -87,10 +97,33 @@ def test_an_adapter_beside_the_weights_is_the_adapter_in_them(tmp_path: Path, la
     with OnnxEngine(OnnxGraph(beside, spec, layout, stored, adapter), one_thread) as engine:
         found = logprobs(engine)
         assert engine.info.mapped == (layout == "native"), "only there a second engine shares the weights"
-    apart = float((np.exp(wanted) * (wanted - plain)).sum(axis=1).mean())
-    near = float((np.exp(wanted) * (wanted - found)).sum(axis=1).mean())
+    apart, near = divergence(wanted, plain), divergence(wanted, found)
     assert apart > 0.02  # the adapter does something
     assert near < (1e-6 if layout == "fp32" else apart / 10)
+
+
+@pytest.mark.parametrize("kinds", [["Q8_0"], ["Q4_K", "Q6_K"]], ids=" ".join)
+def test_mlx_adds_an_adapter_to_weights_as_they_are_stored(tmp_path: Path, kinds: list[str]) -> None:
+    pytest.importorskip("mlx.core", reason="MLX is not installed")
+    write_stored(tmp_path / "model.gguf", "qwen2", kinds)
+    with open_checkpoint(tmp_path / "model.gguf") as checkpoint:
+        spec = checkpoint.spec
+        adapter = adapter_for(spec, tmp_path / "a.safetensors")
+        merged = convert_model(AdaptedCheckpoint(checkpoint, adapter), precision="fp32", cache=tmp_path)
+    with OnnxEngine(OnnxGraph(merged, spec, "fp32"), OnnxOptions(threads=1)) as engine:
+        wanted = logprobs(engine)
+    request = LoadArguments(
+        path=tmp_path / "model.gguf", precision="auto", settings=load_settings(), progress=no_progress
+    )
+    with choose_backend("mlx").load(request) as engine:
+        apart = divergence(wanted, logprobs(engine))
+    with choose_backend("mlx").load(replace(request, adapter=adapter)) as engine:
+        near = divergence(wanted, logprobs(engine))
+    assert apart > 0.01
+    assert near < apart / 1000
+    write_stored(tmp_path / "other.gguf", "qwen2", kinds, intermediate_size=256)
+    with pytest.raises(InputError, match="made for tiny"):
+        choose_backend("mlx").load(replace(request, path=tmp_path / "other.gguf", adapter=adapter))
 
 
 def test_a_table_names_an_adapter_and_the_model_says_what_it_has_learned(tmp_path: Path) -> None:

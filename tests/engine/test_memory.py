@@ -52,3 +52,18 @@ def test_a_system_that_says_nothing_readable_is_not_guessed_at(
 
     monkeypatch.setattr(os, "sysconf", unknown)
     assert memory.available_bytes() is None
+
+
+def test_a_mac_counts_pages_that_it_may_drop() -> None:
+    shown = (
+        "Mach Virtual Memory Statistics: (page size of 16384 bytes)\n"
+        "Pages free:                               10.\n"
+        "Pages active:                            500.\n"
+        "Pages inactive:                           20.\n"
+        "Pages speculative:                         3.\n"
+        "Pages wired down:                        400.\n"
+        "Pages purgeable:                           2.\n"
+    )
+    assert memory.droppable_bytes(shown) == 35 * 16384
+    assert memory.droppable_bytes("Pages free: 10.\n") is None
+    assert memory.droppable_bytes("") is None

@@ -200,7 +200,7 @@ class AdaptedCheckpoint(Checkpoint):
         return self._base.raw(name) if delta is None else (self._base.tensor(name) + delta, "F32")
 
     def storage(self, name: str) -> str:
-        return self._base.storage(name) if self._product(name) is None else "F32"
+        return self._base.storage(name) if _product_of(name) is None else "F32"
 
     def fingerprint(self) -> str:
         return hashlib.sha256((self._base.fingerprint() + self._adapter.digest).encode()).hexdigest()
@@ -208,27 +208,32 @@ class AdaptedCheckpoint(Checkpoint):
     def close(self) -> None:
         self._base.close()
 
-    @staticmethod
-    def _product(name: str) -> str | None:
-        """The product that a weight belongs to; None if the adapter does not change it."""
-        parts = name.split(".")
-        inside = parts[:2] == ["model", "layers"] and parts[-1] == "weight"
-        return _PARTS.get(".".join(parts[3:-1])) if inside else None
-
     def _delta(self, name: str) -> Array | None:
         """The correction of a weight; None if there is none."""
-        product = self._product(name)
-        if product is None:
-            return None
-        parts = name.split(".")
-        part = ".".join(parts[3:-1])
-        spec = self.spec
-        keys, queries = spec.kv_heads * spec.head_dim, spec.heads * spec.head_dim
-        sizes = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
-        rows = {
-            "qkv": sizes,
-            "gate_up": {"mlp.gate_proj": spec.intermediate, "mlp.up_proj": spec.intermediate},
-        }.get(product, {part: spec.hidden})
-        first = sum(size for other, size in rows.items() if list(rows).index(other) < list(rows).index(part))
-        down, up = self._adapter.pairs[int(parts[2]), product]
-        return up[first : first + rows[part]] @ down
+        pair = pair_of_weight(self._adapter, self.spec, name)
+        return None if pair is None else pair[1] @ pair[0]
+
+
+def pair_of_weight(adapter: AdapterFile, spec: ModelSpec, name: str) -> tuple[Array, Array] | None:
+    """`down` and the rows of `up` that correct one weight of a model; None if the adapter does not."""
+    product = _product_of(name)
+    if product is None:
+        return None
+    parts = name.split(".")
+    part = ".".join(parts[3:-1])
+    keys, queries = spec.kv_heads * spec.head_dim, spec.heads * spec.head_dim
+    sizes = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+    rows = {
+        "qkv": sizes,
+        "gate_up": {"mlp.gate_proj": spec.intermediate, "mlp.up_proj": spec.intermediate},
+    }.get(product, {part: spec.hidden})
+    first = sum(size for other, size in rows.items() if list(rows).index(other) < list(rows).index(part))
+    down, up = adapter.pairs[int(parts[2]), product]
+    return down, up[first : first + rows[part]]
+
+
+def _product_of(name: str) -> str | None:
+    """The product that a weight belongs to; None if adapters do not change it."""
+    parts = name.split(".")
+    inside = parts[:2] == ["model", "layers"] and parts[-1] == "weight"
+    return _PARTS.get(".".join(parts[3:-1])) if inside else None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
@@ -22,10 +25,34 @@ def _machine() -> int | None:
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
         pass
-    try:  # macOS has no such estimate: use the total
+    if (found := _mac()) is not None:
+        return found
+    try:  # no such estimate: use the total
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def _mac() -> int | None:
+    """What macOS can hand out: free pages, and those it may drop. None elsewhere."""
+    if sys.platform != "darwin":
+        return None
+    try:
+        done = subprocess.run(["vm_stat"], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return droppable_bytes(done.stdout)
+
+
+def droppable_bytes(vm_stat: str) -> int | None:
+    """The bytes of free, inactive, speculative and purgeable pages in the output of `vm_stat`; None if it
+    is not understood. Purgeable pages may be counted twice, if they are inactive too: they are few."""
+    size = re.search(r"page size of (\d+) bytes", vm_stat)
+    pages = dict(re.findall(r"^Pages (\w+):\s+(\d+)\.", vm_stat, re.MULTILINE))
+    if size is None or not {"free", "inactive"} <= pages.keys():
+        return None
+    kinds = ("free", "inactive", "speculative", "purgeable")
+    return int(size[1]) * sum(int(pages.get(kind, 0)) for kind in kinds)
 
 
 def _container() -> int | None:

@@ -22,7 +22,9 @@ from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.library import no_progress
 from keystroke.engine.mlx.backend import unavailable_reason
 from keystroke.engine.mlx.engine import MlxEngine
-from keystroke.engine.mlx.weights import _AFFINE, pack, quantised
+from keystroke.engine.mlx.weights import _AFFINE, mxfp4, pack, quantised
+from keystroke.engine.speculative import MAX_DRAFT, drafter_for, verify_cost
+from keystroke.engine.speculative.cost import CHEAP, remember_cost
 from keystroke.errors import ConfigError, ModelDamaged, NotEnoughMemory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
@@ -85,6 +87,19 @@ def test_blocks_become_groups_without_a_change(kind: str) -> None:
     found = mx.dequantize(packed, mx.array(scales), mx.array(offsets), group_size=32, bits=affine.bits)
     wanted = widened(kind, blocks)
     assert np.abs(np.array(found) - wanted).max() <= 1e-6 * np.abs(wanted).max()
+
+
+def test_mxfp4_keeps_its_codes_and_scales() -> None:
+    blocks, ids = random_blocks("MXFP4", 6, 512), mx.array([4, 0])
+    matrix, wanted = mxfp4(blocks), widened("MXFP4", blocks)
+    assert (np.array(matrix.rows(ids).astype(mx.float32)) == wanted[[4, 0]]).all()
+    assert sum(array.nbytes for array in matrix.arrays) == blocks.nbytes
+    x = np.random.default_rng(0).standard_normal((3, 512)).astype(np.float32)
+    near = 1e-5 * np.abs(x).sum() * np.abs(wanted).max()
+    assert np.abs(np.array(matrix(mx.array(x))) - x @ wanted.T).max() < near
+    experts, chosen = matrix.experts(2), mx.array([[1], [0], [1]])
+    found = np.array(experts(mx.array(x)[:, None, None], chosen))[:, 0, 0]
+    assert np.abs(found - [x[0] @ wanted[3:].T, x[1] @ wanted[:3].T, x[2] @ wanted[3:].T]).max() < near
 
 
 def test_other_types_keep_eight_bits() -> None:
@@ -171,3 +186,30 @@ def test_what_it_does_not_do_is_said(tmp_path: Path) -> None:
     if sys.platform != "darwin":
         assert unavailable_reason() == "MLX runs on Macs with Apple silicon"
         assert choose_backend("auto").name != "mlx"
+
+
+def test_on_a_cpu_no_draft_pays_and_none_is_made(tmp_path: Path) -> None:
+    checkpoint_models.saved(tmp_path, "llama")
+    repeated = [1, 2, 3, 4] * 8
+    with mlx_on(tmp_path) as engine:
+        assert verify_cost(engine)[:4] == (0.0, 1.0, 2.0, 3.0)
+        drafter = drafter_for(engine, repeated)
+        drafter.begin(repeated)
+        assert not drafter.propose(repeated, 8)
+        remember_cost(engine, CHEAP)
+        drafter = drafter_for(engine, repeated)
+        drafter.begin(repeated)
+        assert drafter.propose(repeated, 8)
+
+
+def test_on_a_gpu_the_cost_of_rows_is_measured_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    checkpoint_models.saved(tmp_path, "llama")
+    with mlx_on(tmp_path) as engine:
+        engine.measure_drafts(gpu=True)
+        measured = verify_cost(engine)
+        assert len(measured) == MAX_DRAFT + 2
+        assert measured[:4] != (0.0, 1.0, 2.0, 3.0)
+        assert engine.stats().cached_tokens == 0
+    with mlx_on(tmp_path, kv_budget_mb=0) as engine:
+        engine.measure_drafts(gpu=True)
+        assert verify_cost(engine)[:4] == (0.0, 1.0, 2.0, 3.0)

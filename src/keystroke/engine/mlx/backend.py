@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from keystroke.engine.backends import LoadArguments
 from keystroke.engine.checkpoint import extend_context, open_checkpoint
 from keystroke.engine.memory import available_bytes
-from keystroke.errors import ConfigError, NotEnoughMemory
+from keystroke.errors import ConfigError, NotEnoughMemory, UnsupportedModel
 
 if TYPE_CHECKING:
     from keystroke.engine.base import Engine
@@ -36,9 +36,7 @@ def load(request: LoadArguments) -> Engine:
     from keystroke.engine.mlx.engine import MlxEngine, MlxOptions
     from keystroke.engine.mlx.weights import read_weights, weight_bytes
 
-    settings, progress = request.settings, request.progress
-    if request.adapter is not None:
-        raise ConfigError("the MLX engine runs no adapters yet; set engine.kind to onnx for a model with one")
+    settings, progress, adapter = request.settings, request.progress, request.adapter
     if request.precision not in _PRECISIONS:
         raise ConfigError(
             f"the MLX engine has no precision {request.precision}; set model.precision to stored or fp16"
@@ -47,25 +45,35 @@ def load(request: LoadArguments) -> Engine:
         if settings.engine.context > checkpoint.spec.context_length:
             checkpoint.spec = extend_context(checkpoint.spec, settings.engine.context)
         spec = checkpoint.spec
+        if adapter is not None:
+            adapter.check(spec)
+            if (feature := spec.unsupported_feature()) is not None:
+                raise UnsupportedModel(f"{spec.name} has {feature}, which adapters cannot be added to so far")
         need, free = weight_bytes(checkpoint), available_bytes()
         if free is not None and need > free:
             raise NotEnoughMemory(
                 f"{spec.name} needs about {need / 2**30:.1f} GB and {free / 2**30:.1f} GB are free; "
                 "close other programs or choose a smaller model"
             )
-        weights = read_weights(checkpoint, lambda done, total: progress(f"loading {spec.name}", done, total))
+        weights = read_weights(
+            checkpoint, lambda done, total: progress(f"loading {spec.name}", done, total), adapter
+        )
     budget = settings.engine.kv_budget_mb
-    return MlxEngine(
+    made = f"mlx-{FORMAT}/{weights.dtype}/{settings.engine.context}" + (
+        f"/{adapter.digest}" if adapter is not None else ""
+    )
+    engine = MlxEngine(
         spec,
         weights,
         MlxOptions(
             kv_budget=_kv_budget(free, need) if budget is None else budget << 20,
             context_length=settings.engine.context or None,
-            disk_prefixes=prefixes_of_model(
-                request.path, f"mlx-{FORMAT}/{weights.dtype}/{settings.engine.context}", settings
-            ),
+            disk_prefixes=prefixes_of_model(request.path, made, settings),
         ),
     )
+    if settings.speculation.enabled:
+        engine.measure_drafts()
+    return engine
 
 
 def _kv_budget(free: int | None, weights: int) -> int:

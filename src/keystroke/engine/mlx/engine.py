@@ -30,6 +30,8 @@ from keystroke.engine.snapshots import (
     run_to_border,
     snapshot_position,
 )
+from keystroke.engine.speculative.base import MAX_DRAFT
+from keystroke.engine.speculative.cost import measure_verify_cost, remember_cost
 from keystroke.errors import EngineError, NotEnoughMemory
 
 PAGE = 256  # tokens by which a session's memory grows
@@ -111,6 +113,19 @@ class MlxEngine(Engine):
         self.cache.clear()
         self.model = None
         mx.clear_cache()
+
+    def measure_drafts(self, *, gpu: bool | None = None) -> None:
+        """Find out what verifying several rows costs, so that drafts are made only where they pay. MLX's CPU
+        build computes a row after the other: there no draft can. `gpu`: whether to measure; None: if there
+        is one."""
+        if not (mx.default_device() == mx.Device(mx.gpu) if gpu is None else gpu):
+            remember_cost(self, [float(rows) for rows in range(MAX_DRAFT + 2)])
+            return
+        try:
+            measure_verify_cost(self)
+        except NotEnoughMemory:  # the assumed costs stay
+            return
+        self.cache.clear()  # of what was only measured
 
     def protect_prefix(self, tokens: Sequence[int], seconds: float, scope: str = "") -> None:
         self.cache.protect(tokens, seconds, scope)

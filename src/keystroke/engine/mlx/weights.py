@@ -1,8 +1,8 @@
 """MlxWeights as MLX arrays: floats, or affine codes in groups of 32 as a GGUF file stores them.
 
 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K and Q5_K are groups of 32 codes with a scale and an offset already; only
-their scales are rounded to the compute type. Types with other groups (Q6_K, Q3_K, Q2_K, IQ4, MXFP4) are
-quantised anew, in 8 bits.
+their scales are rounded to the compute type. MXFP4 is a type of MLX too. Types with other groups (Q6_K, Q3_K,
+Q2_K, IQ4) are quantised anew, in 8 bits.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from keystroke.engine.adapter import AdapterFile, pair_of_weight
 from keystroke.engine.checkpoint import Checkpoint, tensor_shapes
 from keystroke.engine.checkpoint.huggingface import HuggingFaceCheckpoint
 
@@ -34,7 +35,8 @@ class Affine:
 
 
 class WeightMatrix:
-    """A matrix of the model: `matrix(x)` is x @ W.T (+ bias); `rows(ids)` are rows of W."""
+    """A matrix of the model, as floats (no scales), as affine codes, or as MXFP4 (no offsets). `matrix(x)` is
+    x @ W.T (+ bias, + an adapter's x @ down @ up); `rows(ids)` are rows of W."""
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class WeightMatrix:
         self._weight, self._scales, self._offsets, self._bits = weight, scales, offsets, bits
         self._group = group
         self.bias: mx.array | None = None
+        self.adapter: tuple[mx.array, mx.array] | None = None
 
     @property
     def columns(self) -> int:
@@ -55,7 +58,7 @@ class WeightMatrix:
 
     @property
     def arrays(self) -> list[mx.array]:
-        every = (self._weight, self._scales, self._offsets, self.bias)
+        every = (self._weight, self._scales, self._offsets, self.bias, *(self.adapter or ()))
         return [array for array in every if array is not None]
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -70,14 +73,24 @@ class WeightMatrix:
                 transpose=True,
                 group_size=self._group,
                 bits=self._bits,
+                mode=_mode(self._offsets),
             )
+        if self.adapter is not None:
+            y = y + x @ self.adapter[0] @ self.adapter[1]
         return y if self.bias is None else y + self.bias
 
     def rows(self, ids: mx.array) -> mx.array:
-        if self._scales is None or self._offsets is None:
+        if self._scales is None:
             return self._weight[ids]
-        parts = (self._weight[ids], self._scales[ids], self._offsets[ids])
-        return mx.dequantize(*parts, group_size=self._group, bits=self._bits)
+        offsets = None if self._offsets is None else self._offsets[ids]
+        return mx.dequantize(
+            self._weight[ids],
+            self._scales[ids],
+            offsets,
+            group_size=self._group,
+            bits=self._bits,
+            mode=_mode(self._offsets),
+        )
 
     def experts(self, count: int) -> ExpertMatrices:
         """The same, of `count` experts one below the other."""
@@ -122,6 +135,7 @@ class ExpertMatrices:
                 transpose=True,
                 group_size=self._group,
                 bits=self._bits,
+                mode=_mode(self._offsets),
             )
         return y if self._bias is None else y + self._bias[chosen][:, :, None, :]
 
@@ -137,7 +151,12 @@ class ExpertMatrices:
             transpose=True,
             group_size=self._group,
             bits=self._bits,
+            mode=_mode(self._offsets),
         )
+
+
+def _mode(offsets: mx.array | None) -> str:
+    return "mxfp4" if offsets is None else "affine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +184,14 @@ def weight_bytes(checkpoint: Checkpoint) -> int:
     for name, shape in tensor_shapes(checkpoint.spec).items():
         size = int(np.prod(shape))
         bits = _BITS.get(checkpoint.storage(name), 8 if _is_block(checkpoint.storage(name)) else 0)
-        total += size * bits // 8 + size // GROUP * 4 if bits else 2 * size
+        scales = 1 if checkpoint.storage(name) == "MXFP4" else 4
+        total += size * bits // 8 + size // GROUP * scales if bits else 2 * size
     return total
 
 
-def read_weights(checkpoint: Checkpoint, progress: Progress) -> MlxWeights:
+def read_weights(
+    checkpoint: Checkpoint, progress: Progress, adapter: AdapterFile | None = None
+) -> MlxWeights:
     dtype = compute_type()
     matrices: dict[str, WeightMatrix] = {}
     vectors: dict[str, mx.array] = {}
@@ -181,6 +203,10 @@ def read_weights(checkpoint: Checkpoint, progress: Progress) -> MlxWeights:
             vectors[stem] = mx.array(checkpoint.tensor(name))  # exact: a recurrence adds up errors
         elif len(shape) == 2:
             matrices[stem] = _matrix(checkpoint, name, dtype)
+            pair = None if adapter is None else pair_of_weight(adapter, checkpoint.spec, name)
+            if pair is not None:
+                down, up = (mx.array(np.ascontiguousarray(each.T)).astype(dtype) for each in pair)
+                matrices[stem].adapter = down, up
             mx.eval(matrices[stem].arrays)  # one after the other, so that there are never two copies
         else:
             vectors[stem] = mx.array(checkpoint.tensor(name)).astype(dtype)
@@ -198,7 +224,8 @@ def take_stacked(names: Sequence[str], matrices: dict[str, WeightMatrix]) -> lis
     that there are never two copies of all."""
     parts = [matrices.pop(name) for name in names]
     first = parts[0]
-    if len({(part._bits, part._group, part.bias is None) for part in parts}) > 1:
+    alike = {(part._bits, part._group, part._offsets is None, part.bias is None) for part in parts}
+    if len(alike) > 1:
         return parts
 
     def joined(arrays: Sequence[mx.array | None]) -> mx.array | None:
@@ -210,6 +237,9 @@ def take_stacked(names: Sequence[str], matrices: dict[str, WeightMatrix]) -> lis
     scales, offsets = joined([part._scales for part in parts]), joined([part._offsets for part in parts])
     whole = WeightMatrix(weight, scales, offsets, first._bits, first._group)
     whole.bias = joined([part.bias for part in parts])
+    if first.adapter is not None:  # matrices with the same input have the same `down`
+        ups = [part.adapter[1] for part in parts if part.adapter is not None]
+        whole.adapter = first.adapter[0], mx.concatenate(ups, axis=1)
     mx.eval(whole.arrays)
     return [whole]
 
@@ -232,12 +262,23 @@ def _matrix(checkpoint: Checkpoint, name: str, dtype: mx.Dtype) -> WeightMatrix:
     columns = tensor_shapes(checkpoint.spec)[name][1]
     if columns % GROUP:
         return WeightMatrix(mx.array(checkpoint.tensor(name)).astype(dtype), None, None, 0)
+    if kind == "MXFP4":
+        return mxfp4(np.asarray(stored, dtype=np.uint8))
     affine = _AFFINE[kind](np.asarray(stored, dtype=np.uint8)) if kind in _AFFINE else None
     if affine is None:
         affine = quantised(checkpoint.tensor(name))
     packed = mx.array(pack(affine.codes, affine.bits))
     scales, offsets = (mx.array(each).astype(dtype) for each in (affine.scales, affine.offsets))
     return WeightMatrix(packed, scales, offsets, affine.bits)
+
+
+def mxfp4(blocks: Bytes) -> WeightMatrix:
+    """GGUF's blocks of a power of two and 32 codes, whose values are those of MLX."""
+    rows = len(blocks)
+    blocks = blocks.reshape(rows, -1, 17)
+    codes = _nibbles(blocks[..., 1:]).reshape(rows, -1)
+    scales = mx.array(np.ascontiguousarray(blocks[..., 0]))
+    return WeightMatrix(mx.array(pack(codes, 4)), scales, None, 4)
 
 
 def pack(codes: Bytes, bits: int) -> npt.NDArray[np.uint32]:
@@ -325,4 +366,4 @@ _AFFINE: dict[str, Callable[[Bytes], Affine]] = {
     "Q4_K": lambda blocks: _k(blocks, 144, fifth=False),
     "Q5_K": lambda blocks: _k(blocks, 176, fifth=True),
 }
-_BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5}
+_BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "MXFP4": 4}
