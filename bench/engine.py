@@ -10,7 +10,8 @@ no dependency); the best of its 4-bit and 8-bit files counts, made from the same
 best precision too, and the table shows both, with the KL divergence from 32-bit floats that each costs.
 
 With `--model FILE.gguf` (or a model named `coder` in the library) a code model takes part as it is stored;
-`--llama FOLDER` names builds of llama.cpp that it is compared with, `--only-model` leaves out the rest.
+`--llama FOLDER` names builds of llama.cpp that it is compared with, `--only-model` leaves out the rest. MLX
+has a row on Macs, and with `--mlx` elsewhere (on its CPU build, which takes seconds a token).
 
     make bench-engine            # ARGS="--rounds 5" for steadier figures
 """
@@ -322,13 +323,14 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=0, help="of every engine; one per core if left out")
     parser.add_argument("--only-model", action="store_true", help="nothing but the row of --model")
+    parser.add_argument("--mlx", action="store_true", help="a row of MLX, also without a Mac")
     arguments = parser.parse_args()
     rounds = arguments.rounds
     threads = arguments.threads or usable_cores()
     stored: dict[str, object] = {}
     if (file := arguments.model or added_coder()) is not None:
         text = "\n".join((ROOT / name).read_text() for name in SOURCES)
-        stored = measure_stored_weights(file, text, arguments.llama, rounds, threads)
+        stored = measure_stored_weights(file, text, arguments.llama, rounds, threads, mlx=arguments.mlx)
         for key, value in stored.items():
             print(f"{key:28} {value}")
     if arguments.only_model:

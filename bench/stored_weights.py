@@ -19,14 +19,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from bench.fp32_reference import divergence, log_softmax, widened_logprobs
 from bench.llama_library import LlamaLibrary
 from keystroke.config import load_settings
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.load import load_model
+from keystroke.engine.mlx.backend import unavailable_reason
 from keystroke.engine.onnx.engine import OnnxEngine
+
+if TYPE_CHECKING:
+    from keystroke.engine.mlx.engine import MlxEngine
 
 PROMPT, STEPS, READ, JUDGED = 150, 16, 512, 256
 Took = tuple[float, float]  # seconds, seconds of the processor
@@ -49,20 +53,24 @@ def timed(work: Callable[[], object]) -> Took:
 
 
 class StoredPeer:
-    def __init__(self, engine: OnnxEngine) -> None:
-        self.engine = engine
+    """An engine of ours; `steps` and `read`: how much is measured, fewer where a step takes seconds."""
+
+    def __init__(self, engine: OnnxEngine | MlxEngine, steps: int = STEPS, read: int = READ) -> None:
+        self.engine, self.steps, self.read = engine, steps, read
 
     def decode(self, prompt: Sequence[int]) -> list[Took]:
         self.engine.cache.clear()
         with self.engine.session() as session:
-            session.extend(prompt)
+            session.extend(prompt[: self.read])
             session.step()
-            return [timed(session.step) for _ in range(STEPS)]
+            return [timed(session.step) for _ in range(self.steps)]
 
     def prefill(self, tokens: Sequence[int]) -> Took:
         self.engine.cache.clear()
         with self.engine.session() as session:
-            return timed(lambda: (session.extend(tokens), session.step()))
+            wall, processor = timed(lambda: (session.extend(tokens[: self.read]), session.step()))
+        share = len(tokens) / min(self.read, len(tokens))
+        return wall * share, processor * share
 
 
 class LlamaPeer:
@@ -86,11 +94,14 @@ began = time.perf_counter()
 from dataclasses import replace
 from pathlib import Path
 from keystroke.config import load_settings
-from keystroke.config import load_settings
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.load import load_model
 settings = load_settings()
-settings = replace(settings, paths=replace(settings.paths, cache=Path(sys.argv[2])))
+settings = replace(
+    settings,
+    paths=replace(settings.paths, cache=Path(sys.argv[2])),
+    engine=replace(settings.engine, kind="onnx"),
+)
 model = load_model(Path(sys.argv[1]), settings)
 loaded = time.perf_counter() - began
 with model.engine.session() as session:
@@ -127,13 +138,25 @@ def memory_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 
+def mlx_peer(path: Path) -> StoredPeer:
+    """The same file on MLX. Its CPU build takes seconds a token, so that little is measured there."""
+    from keystroke.engine.mlx.engine import MlxEngine
+
+    settings = load_settings()
+    engine = load_model(path, replace(settings, engine=replace(settings.engine, kind="mlx"))).engine
+    assert isinstance(engine, MlxEngine)
+    return StoredPeer(engine) if unavailable_reason() is None else StoredPeer(engine, steps=2, read=8)
+
+
 def measure_stored_weights(
-    path: Path, text: str, builds: Sequence[Path], rounds: int, threads: int
+    path: Path, text: str, builds: Sequence[Path], rounds: int, threads: int, *, mlx: bool = False
 ) -> dict[str, object]:
-    """Print the table of one file; `builds` are folders of llama.cpp, of which the best counts."""
+    """Print the table of one file; `builds` are folders of llama.cpp, of which the best counts. `mlx`: with
+    a row of the MLX engine, on a machine it is not made for too."""
     result: dict[str, object] = dict(starts(path))
     settings = load_settings()
-    model = load_model(path, replace(settings, engine=replace(settings.engine, threads=threads)))
+    engine = replace(settings.engine, threads=threads, kind="onnx")
+    model = load_model(path, replace(settings, engine=engine))
     assert isinstance(model.engine, OnnxEngine)
     tokens = model.tokenizer.encode(text)
     prompt, long = tokens[:PROMPT], tokens[:READ]
@@ -143,6 +166,9 @@ def measure_stored_weights(
     peers: dict[str, Peer] = {f"keystroke {model.engine.info.precision}": ours_alone}
     for build in builds:
         peers[f"llama.cpp {build.name}"] = LlamaPeer(LlamaLibrary(build, path, threads))
+    llama = list(peers)[1:]
+    if mlx or unavailable_reason() is None:
+        peers["keystroke mlx"] = mlx_peer(path)
     decode: dict[str, list[Took]] = {name: [] for name in peers}
     prefill: dict[str, list[Took]] = {name: [] for name in peers}
     for _ in range(rounds):
@@ -161,7 +187,7 @@ def measure_stored_weights(
         speed = rate(decode, name)
         seconds = f"{rate(decode, name, 1):8.2f} {rate(prefill, name, 1):8.1f}"
         print(f"{name:32} {speed:12.2f} {speed * size / 1e9:6.1f} {rate(prefill, name):13.1f}   {seconds}")
-    ours, *theirs = peers
+    ours, theirs = next(iter(peers)), llama
     for clock, key in enumerate(("coder_vs_llamacpp", "coder_vs_llamacpp_processor")):
         result[key] = {
             each: rate(taken, ours, clock) / max(rate(taken, name, clock) for name in theirs)

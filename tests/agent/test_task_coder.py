@@ -1,7 +1,9 @@
-"""A task done by a real small model: its place, its edit, its check, its undo."""
+"""A task done by a real small model: its place, its edit, its check, its undo. CODER_ENGINE names another
+engine than the embedded one; MLX's CPU build takes about ten minutes with the 0.5B model."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +21,10 @@ pytestmark = [pytest.mark.coder, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def chat() -> Iterator[LocalChatModel]:
-    settings = load_settings({"engine.kind": "onnx", "engine.context": 4096})
+    kind = os.environ.get("CODER_ENGINE", "onnx")
+    settings = load_settings({"engine.kind": kind, "engine.context": 4096})
     model = load_model(needed_coder(), settings)
+    assert type(model.engine).__module__ == f"keystroke.engine.{kind}.engine"
     with model.engine:
         yield LocalChatModel(model)
 

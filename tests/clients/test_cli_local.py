@@ -6,12 +6,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from cli_home import Home, home  # noqa: F401
 from tiny_model import write_tiny_model
 
+from keystroke.clients.cli.bench import recorded
 from keystroke.engine.unsupported_gpu import unsupported_gpu
 
 
@@ -100,7 +102,23 @@ def test_doctor_and_the_quick_benchmark_measure(tiny_home: Home) -> None:
     assert (facts["name"], facts["context"], facts["fill_in_the_middle"]) == ("tiny", 512, "psm")
     assert facts["speed"]["decode"] > 0
     assert "decode" in tiny_home.keystroke("doctor").stdout
-    assert json.loads(tiny_home.keystroke("bench", "quick", "--json").stdout)["prefill"] > 0
+    quick = json.loads(tiny_home.keystroke("bench", "quick", "--json").stdout)
+    assert quick["prefill"] > 0
+    assert (quick["model"], quick["engine"]) == ("tiny", "onnx")
+    assert "cores" in quick["machine"]
+
+
+def test_a_benchmark_for_an_issue_prints_what_it_recorded_and_changes_no_result() -> None:
+    root = Path(__file__).parents[2]
+    results = root / "bench/results"
+    before = {file.name: file.stat().st_mtime_ns for file in results.iterdir()}
+    script = "from bench.record import record; print('a table'); record('engine', {'decode': {'mlx': 2}})"
+    code, (result,) = recorded([sys.executable, "-c", script], root)
+    assert code == 0
+    assert result["figures"] == {"decode.mlx": 2}  # type: ignore[index]
+    assert {"machine", "version", "command"} <= set(result)  # type: ignore[call-overload]
+    assert {file.name: file.stat().st_mtime_ns for file in results.iterdir()} == before
+    assert recorded([sys.executable, "-c", "raise SystemExit(3)"], root) == (3, [])
 
 
 def test_without_a_gpu_the_cuda_engine_says_what_is_missing(tiny_home: Home) -> None:

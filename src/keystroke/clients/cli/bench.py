@@ -1,13 +1,17 @@
 """`keystroke bench`: runs a benchmark of the checkout, or a quick one of the default model.
 
-A benchmark's file runs with this Python, and its exit code is passed on.
+A benchmark's file runs with this Python, and its exit code is passed on. With --json its output goes to
+standard error, and what it recorded (machine, version, command, figures) is printed, for an issue.
 """
 
 from __future__ import annotations
 
 import ast
+import json as json_text
+import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -47,6 +51,11 @@ def bench(
 
             check_machine()  # raises an error that says what is missing
         command = [sys.executable, "-m", f"bench.{name}", *(arguments or ())]
+        if run.json:
+            code, results = recorded(command, found[name].parents[1])
+            for result in results:
+                run.console.json(result)
+            raise typer.Exit(code)
         done = subprocess.run(command, check=False, cwd=found[name].parents[1])
         raise typer.Exit(done.returncode)
     else:
@@ -56,6 +65,15 @@ def bench(
             else f"outside a checkout there is only {QUICK}"
         )
         raise NotFound(f"there is no benchmark called {name:.60}; {where}")
+
+
+def recorded(command: list[str], folder: Path) -> tuple[int, list[object]]:
+    """The exit code of a benchmark and what it recorded; the results of the checkout stay as they are."""
+    with tempfile.TemporaryDirectory() as results:
+        environment = {**os.environ, "BENCH_RESULTS": results}
+        done = subprocess.run(command, check=False, cwd=folder, env=environment, stdout=sys.stderr)
+        files = sorted(Path(results).glob("*.json"))
+        return done.returncode, [json_text.loads(file.read_bytes()) for file in files]
 
 
 def benchmarks() -> dict[str, Path]:
@@ -87,8 +105,14 @@ def _quick(model: str | None, run: Invocation) -> None:
                 f"{opened.name} runs on a server; the quick benchmark is for models on this machine"
             )
         speed = measure(opened.model.engine)
+        engine = type(opened.model.engine).__module__.split(".")[2]
     if run.json:
-        run.console.json({"model": opened.name, **asdict(speed)})
+        from keystroke.clients.cli.installed_version import release
+        from keystroke.engine.machine import look_up_machine
+
+        machine = look_up_machine(run.settings.paths.models).describe()
+        about = {"machine": machine, "version": release(), "engine": engine}
+        run.console.json({"model": opened.name, **about, **asdict(speed)})
     else:
         costs = ", ".join(f"{rows}: {cost:.1f}" for rows, cost in speed.verify.items())
         run.console.table(
