@@ -32,9 +32,8 @@ RTX = replace(LAPTOP, memory_bytes=64 << 30, gpu=NvidiaGpu("NVIDIA GeForce RTX 4
 
 
 def test_every_entry_of_the_catalogue_states_what_a_user_must_know() -> None:
-    assert {"coder", "coder-small", "qwen3-coder", "gpt-oss-20b", "qwen3.6-35b", "qwen3.6-27b"} <= set(
-        BUILT_IN
-    )
+    named = {"coder", "coder-small", "qwen3-coder", "gpt-oss-20b", "qwen3.6-35b", "qwen3.6-27b"}
+    assert named | {"mellum2", "glm-4.7-flash"} <= set(BUILT_IN)
     for model in BUILT_IN.values():
         assert re.fullmatch(r"[0-9a-f]{64}", model.sha256)
         assert model.file.endswith(".gguf")
@@ -68,7 +67,7 @@ def test_a_mixture_runs_on_the_gpu_or_in_memory_and_else_says_how_much_it_needs(
 def test_a_mac_with_its_engine_uses_it() -> None:
     mac = replace(LAPTOP, system="Darwin", engines=("mlx", "onnx"), memory_bytes=34_000_000_000)
     assert fit(CODER, mac).engine == "mlx"
-    assert fit(BUILT_IN["qwen3.6-27b"], mac).engine == "onnx"
+    assert fit(BUILT_IN["qwen3.6-27b"], mac).engine == "mlx"
 
 
 def test_memory_and_disk_limit_what_fits() -> None:
