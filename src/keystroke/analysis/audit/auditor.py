@@ -32,7 +32,7 @@ from keystroke.analysis.audit.go_numbers import GoDetectors
 from keystroke.analysis.audit.memory.control import thread_and_signal_functions
 from keystroke.analysis.audit.memory.pointers import PointerFlow
 from keystroke.analysis.audit.project import ProjectFacts
-from keystroke.analysis.audit.rules.catalog import LANGUAGES, FixSpec, FixSpec, FixSpec
+from keystroke.analysis.audit.rules.catalog import LANGUAGES, FixSpec
 from keystroke.analysis.audit.rules.match import RuleMatch, RuleMatcher, index_of
 from keystroke.analysis.audit.rules.triggers import FLOW, SILENT, WORD, triggers_of, words_of
 from keystroke.analysis.audit.rules.wrappers import shell_wrappers
@@ -56,8 +56,6 @@ INLINED_LANGUAGES = ("java", "javascript", "typescript", "tsx", "go")
 # Languages whose functions are walked statement by statement from remembered effects.
 REMEMBERED = ("python", "javascript", "typescript", "tsx")
 MAX_CALLERS = 3  # C functions with more callers are not evaluated at their calls
-MAX_PROVED_ALONE = 6  # fixes of one unit; more are proved together
-MAX_PROVED_ALONE = 6  # fixes of one unit; more are proved together
 MAX_PROVED_ALONE = 6  # fixes of one unit; more are proved together
 MAX_KEPT_RESULTS = 400  # results of units no longer in the text, kept for undo
 _LOWERINGS: dict[str, type[Lowering]] = {
@@ -84,28 +82,6 @@ class _Result:
     called: dict[str, str]  # functions of the file that its walk looked up, with their texts; "" for none
     apart: bool  # whether the file defined no functions to look up
     reach: frozenset[str]  # names whose meaning outside the unit matters: its own and those of `called`
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """A fix that was built for the match with this number, and is not proved yet."""
-
-    number: int
-    match: RuleMatch
-    spec: FixSpec
-    site: FixSite
-    fix: FixEdits
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """A fix that was built for the match with this number, and is not proved yet."""
-
-    number: int
-    match: RuleMatch
-    spec: FixSpec
-    site: FixSite
-    fix: FixEdits
 
 
 @dataclass(frozen=True, slots=True)
@@ -653,98 +629,6 @@ def _is_fixed(item: _Attempt, matches: list[RuleMatch], left: list[RuleMatch], p
     own = any(edit.end == match.end for edit in edits)  # another fix may insert at the end of the match
     last = places.after(match.end) if own else places.after(match.end - 1) + 1
     return _count(left, match, moved, places.after(end), last) < _count(matches, match, start, end, match.end)
-
-
-def _edit_order(edit: Edit) -> tuple[int, int]:
-    return edit.start, edit.end
-
-
-def _without_overlaps(attempts: list[_Attempt]) -> list[list[_Attempt]]:
-    """The fixes in groups whose edits do not overlap; equal edits may share a group."""
-    groups: list[list[_Attempt]] = []
-    taken: list[tuple[set[Edit], int]] = []  # the edits of each group and the end of the last
-    for item in sorted(attempts, key=lambda item: item.fix.edits[0].start):
-        edits = set(item.fix.edits)
-        for at, (known, end) in enumerate(taken):
-            if edits <= known or item.fix.edits[0].start > end:
-                break
-        else:
-            at, known, end = len(groups), set(), 0
-            groups.append([])
-            taken.append((known, end))
-        groups[at].append(item)
-        taken[at] = (known | edits, max(end, item.fix.edits[-1].end))
-    return groups
-
-
-class _Places:
-    """Where the positions of a text are after edits."""
-
-    def __init__(self, edits: tuple[Edit, ...]) -> None:
-        self._ends: list[int] = []
-        self._moved: list[int] = [0]
-        for edit in edits:
-            self._ends.append(edit.end)
-            self._moved.append(self._moved[-1] + edit.delta)
-
-    def after(self, at: int) -> int:
-        return at + self._moved[bisect_right(self._ends, at)]
-
-
-def _is_fixed(item: _Attempt, matches: list[RuleMatch], left: list[RuleMatch], places: _Places) -> bool:
-    """Whether fewer matches of the same weakness remain where the fix was made."""
-    match, edits = item.match, item.fix.edits
-    start, end = min(match.start, edits[0].start), max(match.end, edits[-1].end)
-    moved = places.after(start - 1) + 1  # an insertion at the start belongs to the fix
-    return _count(left, match, moved, places.after(end), places.after(match.end)) < _count(
-        matches, match, start, end, match.end
-    )
-
-
-def _edit_order(edit: Edit) -> tuple[int, int]:
-    return edit.start, edit.end
-
-
-def _without_overlaps(attempts: list[_Attempt]) -> list[list[_Attempt]]:
-    """The fixes in groups whose edits do not overlap; equal edits may share a group."""
-    groups: list[list[_Attempt]] = []
-    taken: list[tuple[set[Edit], int]] = []  # the edits of each group and the end of the last
-    for item in sorted(attempts, key=lambda item: item.fix.edits[0].start):
-        edits = set(item.fix.edits)
-        for at, (known, end) in enumerate(taken):
-            if edits <= known or item.fix.edits[0].start > end:
-                break
-        else:
-            at, known, end = len(groups), set(), 0
-            groups.append([])
-            taken.append((known, end))
-        groups[at].append(item)
-        taken[at] = (known | edits, max(end, item.fix.edits[-1].end))
-    return groups
-
-
-class _Places:
-    """Where the positions of a text are after edits."""
-
-    def __init__(self, edits: tuple[Edit, ...]) -> None:
-        self._ends: list[int] = []
-        self._moved: list[int] = [0]
-        for edit in edits:
-            self._ends.append(edit.end)
-            self._moved.append(self._moved[-1] + edit.delta)
-
-    def after(self, at: int) -> int:
-        return at + self._moved[bisect_right(self._ends, at)]
-
-
-def _is_fixed(item: _Attempt, matches: list[RuleMatch], left: list[RuleMatch], places: _Places) -> bool:
-    """Whether fewer matches of the same weakness remain where the fix was made."""
-    match, edits = item.match, item.fix.edits
-    start, end = min(match.start, edits[0].start), max(match.end, edits[-1].end)
-    moved = places.after(start - 1) + 1  # an insertion at the start belongs to the fix
-    return _count(left, match, moved, places.after(end), places.after(match.end)) < _count(
-        matches, match, start, end, match.end
-    )
 
 
 def _count(matches: list[RuleMatch], about: RuleMatch, start: int, end: int, last: int) -> int:

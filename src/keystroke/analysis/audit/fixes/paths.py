@@ -165,9 +165,9 @@ def _anchor(site: FixSite, node: ir.Syntax, known: bool) -> tuple[list[Edit], li
         require(not re.search(r"\bos\s*=(?!=)", site.text))
         needs.append("import os")
         before, after = (
-            ('os.path.normpath("/" + ', ').lstrip(os.sep)')
+            ('os.path.normpath("/" + ', ").lstrip(os.sep)")
             if known
-            else ('os.path.normpath("/" + str(', ')).lstrip(os.sep)')
+            else ('os.path.normpath("/" + str(', ")).lstrip(os.sep)")
         )
         parent = node.parent()
         if parent is not None and parent.kind() == "interpolation":

@@ -282,7 +282,7 @@ _SCRIPT = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _SCRIPT_CLASS = re.compile(
-    r"^\s*(?:export\s+)?(?:default\s+)?(?:abstract\s+)?class\b(?!.*[({=]).*$", re.DOTALL
+    r"^\s*(?:export\s+)?(?:default\s+)?(?:abstract\s+)?class\b(?:[^({=<]|<[^({]*>)*$", re.DOTALL
 )
 # Functions that only wrap the statements of a module: their statements are split like those of a file.
 _FUNCTION = r"(?:async\s*)?(?:function\b[^(]*\([^()]*\)|(?:\([^()]*\)|[\w$]+)\s*=>)\s*$"
@@ -298,6 +298,15 @@ _WRAPPER = re.compile(
     r")",
     re.DOTALL,
 )
+_RETURN_TYPE = re.compile(r"\)\s*:\s*([^;={}()]*[^;={}(),:|&<\s])$")
+
+
+def _returns_type(before: str) -> bool:
+    """Whether the text before a brace ends with the type that a method returns."""
+    found = _RETURN_TYPE.search(before)
+    return found is not None and found[1].count("<") == found[1].count(">")
+
+
 _IN_TAIL = re.compile(_FUNCTION, re.DOTALL)
 _MAX_HEADER = 2000  # characters; a longer head of a statement is no wrapper
 CLASS = -1
@@ -366,7 +375,11 @@ def _split_script(text: str, at: int, outer: Nesting, stop: Stop) -> list[Source
                 continue
             if not kept and tail is None:
                 before = text[max(head, found.start() - 160) : found.start()].rstrip()
-                kept = before.endswith((")", "=>")) or "function" in before
+                kept = (
+                    before.endswith((")", "=>"))
+                    or "function" in before
+                    or (nest[-1:] == (CLASS,) and _returns_type(before))
+                )
             open_brackets.append(mark)
         elif single and mark in ")]":
             if open_brackets and open_brackets[-1] == _PARTNER[mark]:
