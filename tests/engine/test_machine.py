@@ -81,6 +81,25 @@ def test_memory_and_disk_limit_what_fits() -> None:
     assert fit(CODER, full, installed=True).reason is None
 
 
+def test_a_file_that_nearly_fills_the_memory_runs_mapped_but_is_not_recommended() -> None:
+    mixture = BUILT_IN["qwen3-coder"]
+    small = replace(LAPTOP, memory_bytes=24 << 30)
+    found = fit(mixture, small)
+    assert (found.reason, found.engine, found.tight) == (None, "onnx", True)
+    assert found.describe() == (
+        "yes, mapped, on the onnx engine, about 8.7 tokens a second while other programs leave its 18.6 GB in "
+        "memory; slower, at the speed of the disk, when they do not"
+    )
+    recommended = recommend_deep([mixture, CODER], small)
+    assert recommended is not None
+    assert recommended.model is CODER
+    assert not fit(mixture, replace(LAPTOP, memory_bytes=64 << 30)).tight
+    assert fit(mixture, replace(LAPTOP, memory_bytes=20 << 30)).reason is not None
+    mac = replace(small, system="Darwin", engines=("mlx", "onnx"))
+    assert fit(mixture, mac).reason is not None, "MLX copies the weights"
+    assert fit(mixture, replace(small, compiler=False)).reason is not None
+
+
 def test_a_model_whose_architecture_no_engine_knows_never_fits() -> None:
     strange = replace(CODER, architecture="from-the-future")
     assert "no engine of this version runs its architecture" in str(fit(strange, RTX).reason)

@@ -42,6 +42,7 @@ _GPU_BANDWIDTH = (
 _GPU_SHARE, _CPU_SHARE, _WEIGHTS_PER_CORE = 0.3, 0.8, 14e9
 _GPU_RESERVED = 1_500_000_000  # bytes that the driver, kernels and the desktop take
 _MEMORY_SHARE = 0.7  # of a machine's memory; the rest is for the editor, the browser and the project
+_LEFT = 2_000_000_000  # bytes that the system itself needs beside a model that takes the rest
 SLOW, COMFORTABLE = 5.0, 15.0  # tokens a second: below the first a model is not recommended
 _CAPABLE = 20  # rank below which a model is recommended only where nothing else runs
 _PLAIN = ("llama", "qwen2", "qwen3")  # architectures that the CPU engine runs without compiled operators
@@ -87,18 +88,25 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class ModelFit:
     """Whether a model suits a machine. `reason` is why not; `engine` is the one that would run it, and
-    `speed` its expected rate in tokens a second (None: cannot be estimated)."""
+    `speed` its expected rate in tokens a second (None: cannot be estimated). `tight`: it runs, since its file
+    is mapped and not loaded, but leaves little for other programs; whatever they push out is read again."""
 
     model: BuiltInModel
     reason: str | None
     engine: str | None = None
     speed: float | None = None
+    tight: bool = False
 
     def describe(self) -> str:
         """One line for people."""
         if self.reason is not None:
             return f"no: {self.reason}"
         speed = f", about {self.speed:.2g} tokens a second" if self.speed is not None else ""
+        if self.tight:
+            return (
+                f"yes, mapped, on the {self.engine} engine{speed} while other programs leave its "
+                f"{self.model.size / 1e9:.1f} GB in memory; slower, at the speed of the disk, when they do not"
+            )
         return f"yes, on the {self.engine} engine{speed}"
 
 
@@ -130,9 +138,12 @@ def fit(model: BuiltInModel, machine: Machine, *, installed: bool = False) -> Mo
             "use it through a server",
         )
     gpu = machine.gpu
+    crowded = model.memory_bytes > machine.memory_bytes * _MEMORY_SHARE
+    # MLX copies weights into its own memory, so that only the CPU engine runs from a mapped file.
+    mapped = "mlx" not in machine.engines and model.memory_bytes <= machine.memory_bytes - _LEFT
     if gpu is not None and "cuda" in model.engines and model.memory_bytes <= gpu.memory_bytes - _GPU_RESERVED:
         engine = "cuda"
-    elif model.memory_bytes > machine.memory_bytes * _MEMORY_SHARE:
+    elif crowded and not (mapped and machine.compiler and "onnx" in model.engines):
         needed = model.memory_bytes / _MEMORY_SHARE / 1e9
         on_gpu = f", or a GPU with {(model.memory_bytes + _GPU_RESERVED) / 1e9:.0f}"
         return ModelFit(
@@ -152,7 +163,9 @@ def fit(model: BuiltInModel, machine: Machine, *, installed: bool = False) -> Mo
         return ModelFit(
             model, f"needs {model.size / 1e9:.1f} GB of disk; {machine.disk_bytes / 1e9:.1f} are free", engine
         )
-    return ModelFit(model, None, engine, expected_speed(model, machine, engine))
+    return ModelFit(
+        model, None, engine, expected_speed(model, machine, engine), tight=crowded and engine == "onnx"
+    )
 
 
 def expected_speed(model: BuiltInModel, machine: Machine, engine: str) -> float | None:
@@ -174,7 +187,7 @@ def recommend_deep(
     """The best model for instructions that runs here at a usable speed; None if there is none."""
     present = set(installed)
     fits = [fit(model, machine, installed=model.name in present) for model in models if model.role == "deep"]
-    usable = [one for one in fits if one.reason is None and one.model.rank > 0]
+    usable = [one for one in fits if one.reason is None and one.model.rank > 0 and not one.tight]
     quick = [one for one in usable if one.speed is None or one.speed >= SLOW]
     # Without a quick one, the smallest: it is slow, but less so than the others.
     if not quick:

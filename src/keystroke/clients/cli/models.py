@@ -93,6 +93,7 @@ def _rows(run: Invocation) -> list[dict[str, Any]]:
         if model.name not in known:
             found = fit(model, machine)
             how = "downloaded on first use" if model.on_demand else f"`keystroke models add {model.name}`"
+            how += " (mapped, takes most of the memory)" if found.tight else ""
             where = f"{found.reason or how}; {model.about}"
             fits = {"fits": found.reason is None, "licence": model.licence}
             rows.append({"name": model.name, "kind": "built in", "size": model.size, "where": where, **fits})
