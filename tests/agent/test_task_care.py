@@ -17,6 +17,7 @@ from keystroke.agent.loop.tool_probe import forget_probes
 from keystroke.agent.sandbox import CompletedCommand
 from keystroke.agent.sandbox.busy_clock import BusyClock
 from keystroke.agent.tools import ReadTool, SearchTool, Toolbox, ToolInvocation
+from keystroke.agent.workspace import Overlay
 from keystroke.assist.edit import plan_edit
 from keystroke.engine.base import GREEDY, Interrupt
 from keystroke.errors import Forbidden
@@ -149,6 +150,33 @@ def test_a_command_of_the_model_that_breaks_a_file_is_not_applied(desk: Desk) ->
     assert ended.status is EndStatus.FAILED
     assert "does not parse" in ended.line
     assert desk.project.tree() == before
+
+
+def test_a_command_may_rewrite_files_as_it_likes(desk: Desk) -> None:
+    """A formatter or a generator leaves hardly a line as it was, and nothing is asked of the model for it."""
+    long = "".join(f"def f{i}(a, b):\n    return a+b\n\n\n" for i in range(20))
+    for i in range(3):
+        desk.project.write(f"m{i}.py", long)
+    rewriting = call("run", command="sh -c 'for f in m?.py; do echo \"x = 1\" > $f; done'")
+    chat = scripted(in_turn(rewriting, "Done."), small=False, held=False)
+    ended = desk.task(chat, may_run=True).run("bring the files into shape")
+    assert ended.status is EndStatus.DONE
+    assert desk.project.tree()["m2.py"] == "x = 1\n"
+    assert not [event for event in desk.events if isinstance(event, NoteEvent) and event.failed]
+
+
+def test_what_a_model_edits_after_a_command_is_judged_against_the_command_s_text(desk: Desk) -> None:
+    overlay = desk.project.overlay()
+    overlay.write_by_command("calc.py", "def add(a, b):\n    return a + b\n")
+    assert overlay.left_by_command("calc.py") == FIXED
+    overlay.write("calc.py", "x = 1\n")  # now it is the model's
+    overlay.write_by_command("calc.py", "x = 2\n")
+    assert overlay.left_by_command("calc.py") == FIXED
+    again = Overlay.restore(desk.project.workspace, overlay.snapshot())
+    assert again.left_by_command("calc.py", "nothing") == "nothing"
+    overlay.write("calc.py", FIXED)
+    again = Overlay.restore(desk.project.workspace, overlay.snapshot())
+    assert again.left_by_command("calc.py", "nothing") == FIXED
 
 
 def test_a_model_with_tools_is_told_what_its_change_broke(desk: Desk) -> None:

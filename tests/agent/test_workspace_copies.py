@@ -193,7 +193,8 @@ def test_what_a_model_s_command_made_joins_the_task_and_litter_does_not(
         "sh -c 'echo made > made.txt; echo x > run.log; mkdir __pycache__; echo x > __pycache__/a.pyc'"
     )
     assert dict(overlay.texts) == {"made.txt": "made\n"}
-    assert runner.changed_by_command == {"made.txt"}
+    assert overlay.left_by_command("made.txt", "not changed") == "made\n"
+    assert overlay.left_by_command("calc.py", "not changed") == "not changed"
 
 
 def test_the_repository_and_installed_packages_cannot_be_written(project: Project) -> None:
@@ -254,23 +255,34 @@ def test_the_workspace_a_task_is_about_may_be_empty(tmp_path: Path, sandbox: San
     assert sandbox.run(["ls"], copy.sandbox_policy(), CommandLimits()).output == ""
 
 
-def work(runner: Runner, script: str) -> None:
-    """A command of the model, whose changes are taken over."""
-    runner.run(f"sh -c {shlex.quote(script)}")
+def work(runner: Runner, script: str) -> str:
+    """A command of the model, whose changes are taken over, and what the model sees of it."""
+    return runner.run(f"sh -c {shlex.quote(script)}").output
 
 
 def test_sparse_files_cost_no_memory(project: Project, sandbox: Sandbox) -> None:
-    """Sizes are read before contents: a file too large to edit is never read."""
+    """Sizes are read before contents: a file too large to edit is never read, and user and model are told."""
     overlay = project.overlay()
     runner = project.runner(sandbox, overlay)
+    shown: list[str] = []
+    runner.on_output = shown.append
     tracemalloc.start()
     try:
-        work(runner, "for i in 1 2 3 4; do truncate -s 900M big$i.txt; done; echo x = 1 > small.py")
+        told = work(runner, "for i in 1 2 3 4; do truncate -s 900M big$i.txt; done; echo x = 1 > small.py")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert overlay.texts == {"small.py": "x = 1\n"}
     assert peak < 32 << 20
+    assert "not kept after the command: big1.txt (larger than 8 MB), big2.txt" in told
+    assert told in "".join(shown)
+
+
+def test_what_is_not_text_is_said_to_be_lost(project: Project, sandbox: Sandbox) -> None:
+    overlay = project.overlay()
+    told = work(project.runner(sandbox, overlay), r"printf '\000\377\001' > picture.png; printf done")
+    assert overlay.texts == {}
+    assert told == "done\n[not kept after the command: picture.png (not text)]\n"
 
 
 def test_more_text_than_a_task_may_change_is_refused_whole(project: Project, sandbox: Sandbox) -> None:

@@ -63,7 +63,7 @@ class Approvals:
         themselves always needs approval: nobody is asked again when they run."""
         if self._level is not ApprovalLevel.ALL and not plan.auto_executed():
             return ApprovalDecision(True)
-        text = f"Make this change ({', '.join(plan.summary())})?"
+        text = f"Make this change ({plan.sentence()})?"
         return self._decide(ApprovalRequest(text, plan=plan, diff=plan.diff()))
 
     def _decide(self, question: ApprovalRequest) -> ApprovalDecision:

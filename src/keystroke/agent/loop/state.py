@@ -20,7 +20,7 @@ from keystroke.agent.tools import AgentTool, Runner
 from keystroke.agent.tools.mcp import McpServer
 from keystroke.agent.workspace import Overlay
 from keystroke.assist.edit import EditFailure, Journal, Workspace
-from keystroke.assist.edit.validation import validate_change
+from keystroke.assist.edit.validation import syntax_failure, validate_change
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import GenerationParams
 
@@ -154,12 +154,18 @@ class TaskState:
 
     def find_damage(self, *, complete: bool) -> list[str]:
         """What is wrong with the change so far, one sentence for each file; repairs what needs no question.
-        `complete`: the change is to be the whole of the task."""
+        `complete`: the change is to be the whole of the task. A command may rewrite a file as it likes, as
+        long as it still parses."""
         problems = []
         for change in self.overlay.plan("").changes:
             if change.after is None:
                 continue
-            old = change.before.text if change.before is not None else ""
+            before = change.before.text if change.before is not None else ""
+            old = self.overlay.left_by_command(change.path, before)
+            if old == change.after:
+                if (broken := syntax_failure(before, old, change.path)) is not None:
+                    problems.append(f"{change.path}: {broken.message}")
+                continue
             found = validate_change(old, change.after, change.path, self.instruction, complete=complete)
             if isinstance(found, EditFailure):
                 problems.append(f"{change.path}: {found.message}")

@@ -158,7 +158,7 @@ class AgentTask:
             task.note("review: OK")
 
     def _apply(self, task: TaskState, seconds: float) -> EndedEvent:
-        if damage := task.find_damage(complete=False):  # a command may have changed a file, too
+        if damage := task.find_damage(complete=False):
             return self._end(
                 task, EndStatus.FAILED, f"the change is refused: {damage[0]}; nothing was written"
             )
@@ -170,7 +170,7 @@ class AgentTask:
         if not self._options.check and (command := command_for_tests(task.rules)) is not None:
             task.note(f"the project's rules name the tests `{command:.100}`; --check runs them")
         if self._options.dry_run:
-            line = f"would {', '.join(plan.summary())}; nothing was written"
+            line = f"would {plan.sentence()}; nothing was written"
             return self._end(task, EndStatus.PROPOSED, line, plan.diff())
         decision = self._permissions.approvals.approve_change(plan)
         self._control.interrupt.check()
@@ -178,7 +178,7 @@ class AgentTask:
             plan = select_hunks(plan, decision.hunks)
         if not decision.approved or not plan.changes:
             return self._end(task, EndStatus.PROPOSED, "not approved; nothing was written", plan.diff())
-        diff, summary = plan.diff(), ", ".join(plan.summary())
+        diff, summary = plan.diff(), plan.sentence()
         entry = plan.apply(self._files.journal)
         tokens = task.receipts.total().tokens
         line = f"{summary} ({tokens:,} tokens, {seconds:.1f} s); `keystroke undo` reverts it"

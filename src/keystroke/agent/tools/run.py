@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
@@ -19,11 +19,13 @@ from keystroke.agent.sandbox.busy_clock import BusyClock
 from keystroke.agent.tools.call import AgentTool, ToolResult
 from keystroke.agent.tools.warm_tests import PytestCommand, WarmTests
 from keystroke.agent.workspace import Overlay, Replica, WorkspaceReplicas
+from keystroke.assist.edit.workspace import MAX_BYTES
 from keystroke.engine.base import Interrupt
 from keystroke.errors import Forbidden, InputError, Interrupted
 from keystroke.text.encoding import decode
 
 _REMOVED = 20  # files that a command may remove without another approval
+_NAMED = 5  # files that a message names
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,7 @@ ApproveCommand = Callable[[CommandRequest], bool]
 
 
 class Runner:
-    """Runs the commands of one task. `changed_by_command` names files that the commands of the model changed;
-    `busy` counts the time in which commands run."""
+    """Runs the commands of one task. `busy` counts the time in which commands run."""
 
     def __init__(
         self,
@@ -58,7 +59,6 @@ class Runner:
         self.sandbox, self.overlay, self.limits = sandbox, overlay, limits or CommandLimits()
         self._copies, self._approve, self._network = copies, approve, network
         self._interrupt, self.on_output = interrupt, on_output
-        self.changed_by_command: set[str] = set()
         self._busy = busy or BusyClock()
         self._warm = WarmTests(sandbox, self.limits)
 
@@ -99,8 +99,12 @@ class Runner:
             raise Forbidden(f"{line!r:.80} was not approved; do without it")
         with self._copies.borrow() as replica:
             ended = self._run(replica, words, self.overlay)
-            self._adopt_changes(replica)
-        return ended
+            lost = self._adopt_changes(replica)
+        if not lost:
+            return ended
+        if self.on_output is not None:
+            self.on_output(lost)
+        return replace(ended, output=f"{_whole_lines(ended.output)}{lost}")
 
     def _run(
         self,
@@ -128,8 +132,9 @@ class Runner:
         """End the test runners that wait. Idempotent."""
         self._warm.close()
 
-    def _adopt_changes(self, replica: Replica) -> None:
-        changed = replica.changes()
+    def _adopt_changes(self, replica: Replica) -> str:
+        """Take over the files that a command changed; returns a line on those that are lost."""
+        changed, large = replica.changes()
         removed = [path for path, data in changed.items() if data is None]
         if len(removed) > _REMOVED and not self._approve(
             CommandRequest(
@@ -139,12 +144,18 @@ class Runner:
             raise Forbidden(
                 f"the command removed {len(removed)} files; that was not approved and is not kept"
             )
+        lost = [f"{path} (larger than {MAX_BYTES >> 20} MB)" for path in large]
         for path, data in changed.items():
             try:
-                self.overlay.write(path, None if data is None else decode(data, path).text)
-            except (InputError, Forbidden):
-                continue  # not text, or forbidden: it stays in the copy
-            self.changed_by_command.add(path)
+                self.overlay.write_by_command(path, None if data is None else decode(data, path).text)
+            except Forbidden:
+                lost.append(f"{path} (may not be changed)")
+            except InputError:
+                lost.append(f"{path} (not text)")
+        if not lost:
+            return ""
+        more = f" and {len(lost) - _NAMED:,} more" if len(lost) > _NAMED else ""
+        return f"[not kept after the command: {', '.join(lost[:_NAMED])}{more}]\n"
 
 
 class RunArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -171,5 +182,8 @@ class RunTool(AgentTool):
 
 def result_text(ended: CompletedCommand, limits: CommandLimits) -> str:
     """A command's output and exit, for the model."""
-    text = ended.output if not ended.output or ended.output.endswith("\n") else f"{ended.output}\n"
-    return f"{text}The command {ended.describe(limits)}."
+    return f"{_whole_lines(ended.output)}The command {ended.describe(limits)}."
+
+
+def _whole_lines(text: str) -> str:
+    return text if not text or text.endswith("\n") else f"{text}\n"

@@ -24,10 +24,12 @@ _COMPARISONS = 1_000_000  # of words, over all files of a task: a fraction of a 
 
 
 class SavedOverlay(msgspec.Struct, frozen=True):
-    """An overlay in a task's record: new texts (None: removed), and digests of the original files."""
+    """An overlay in a task's record: new texts (None: removed), digests of the original files, and the files
+    that are as commands left them."""
 
     texts: dict[str, str | None]
     digests: dict[str, str | None]
+    by_command: frozenset[str] = frozenset()
 
 
 class Overlay:
@@ -36,12 +38,14 @@ class Overlay:
         self._base: dict[str, WorkspaceFile | None] = {}  # as first read; shared with forks
         self._texts: dict[str, str | None] = {}
         self._changes: dict[str, FileChange] = {}  # as last compared
+        self._by_command: dict[str, str | None] = {}  # of files that only commands had changed until then
         self._work = Budget(_COMPARISONS)
 
     def fork(self) -> Overlay:
         """A copy with the same changes; later changes are independent."""
         other = Overlay(self.workspace)
         other._base, other._texts, other._changes = self._base, dict(self._texts), dict(self._changes)
+        other._by_command = dict(self._by_command)
         return other
 
     def name(self, path: str) -> str:
@@ -64,6 +68,15 @@ class Overlay:
         if text == (None if base is None else base.text):
             del self._texts[path]
 
+    def write_by_command(self, path: str, text: str | None) -> None:
+        """Take over what a command made of one file. Forbidden where it may not be touched."""
+        path = self.name(path)
+        base = self._original(path)
+        left = self._by_command.get(path, None if base is None else base.text)
+        if self.read(path) == left:  # a model did not change it before
+            self._by_command[path] = text
+        self.write(path, text)
+
     def check_writable(self, path: str) -> None:
         """Raise Forbidden where the file is read-only, before work is spent on it."""
         self.workspace.check_writable(path)
@@ -80,7 +93,7 @@ class Overlay:
 
     def replace_with(self, other: Overlay) -> None:
         """Replace all changes with those of another overlay of the same workspace."""
-        self._texts = dict(other._texts)
+        self._texts, self._by_command = dict(other._texts), dict(other._by_command)
 
     @property
     def texts(self) -> Mapping[str, str | None]:
@@ -95,6 +108,10 @@ class Overlay:
     def plan(self, instruction: str) -> EditPlan:
         """The changes as one edit, with minimal hunks."""
         return EditPlan(self.workspace, instruction, tuple(map(self._change, sorted(self._texts))))
+
+    def left_by_command(self, path: str, otherwise: str = "") -> str:
+        """A file's text when commands were done with it; `otherwise` where no command changed it alone."""
+        return self._by_command.get(path, otherwise) or ""
 
     def encoded(self, path: str) -> bytes | None:
         """A changed file's bytes, in the encoding of the file it replaces; None where it is removed."""
@@ -113,7 +130,9 @@ class Overlay:
 
     def snapshot(self) -> SavedOverlay:
         digests = {path: base.digest if (base := self._base[path]) else None for path in self._texts}
-        return SavedOverlay(dict(self._texts), digests)
+        left = self._by_command
+        kept = frozenset(path for path, text in self._texts.items() if path in left and left[path] == text)
+        return SavedOverlay(dict(self._texts), digests, kept)
 
     @classmethod
     def restore(cls, workspace: Workspace, saved: SavedOverlay) -> Overlay:
@@ -125,7 +144,7 @@ class Overlay:
                 raise InputError(
                     f"{path} was changed since the task stopped; start the task again to work on the new text"
                 )
-            overlay.write(path, text)
+            (overlay.write_by_command if path in saved.by_command else overlay.write)(path, text)
         return overlay
 
     def _original(self, path: str) -> WorkspaceFile | None:

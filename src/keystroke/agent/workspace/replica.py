@@ -74,10 +74,10 @@ class Replica:
         # Installed packages are linked into the copy, so the workspace itself can be read too.
         return SandboxPolicy(self.folder, readonly={self.root: self.root}, hidden=hidden, network=network)
 
-    def changes(self) -> dict[str, bytes | None]:
-        """The changes in the copy since `sync`: new bytes by path, None for removed files. Ignored files,
-        files too large to edit, names that are not UTF-8 and what is not a regular file are left out.
-        InputError where there is more than a change may hold."""
+    def changes(self) -> tuple[dict[str, bytes | None], list[str]]:
+        """The changes in the copy since `sync`: new bytes by path, None for removed files; and the files that
+        are too large to edit. Ignored files, names that are not UTF-8 and what is not a regular file are
+        left out. InputError where there is more than a change may hold."""
         now = dict(self._walk(2 * MOST_FILES))
         names = {name for name in {*now, *self._marks} if now.get(name) != self._marks.get(name)}
         if len(names) > MOST_FILES:
@@ -90,7 +90,8 @@ class Replica:
             or sum(sizes.get(name, 0) for name in wanted) > MOST_CHANGED_BYTES
         ):
             raise _too_much(len(wanted))
-        return {name: self._read(name, sizes[name]) if name in now else None for name in wanted}
+        large = [name for name in kept if sizes.get(name, 0) > MAX_BYTES]
+        return {name: self._read(name, sizes[name]) if name in now else None for name in wanted}, large
 
     def _read(self, name: str, size: int) -> bytes:
         """At most the bytes that were counted."""

@@ -14,7 +14,7 @@ from keystroke.assist.edit.operations import EditFailure
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
 from keystroke.assist.edit.rewrite import Region
 from keystroke.assist.edit.rule_checks import find_violation
-from keystroke.assist.edit.steps import propose_edit
+from keystroke.assist.edit.steps import Checks, propose_edit
 from keystroke.assist.edit.task import EditTask
 from keystroke.assist.edit.workspace import FileWrite, Workspace, WorkspaceFile, is_auto_executed
 from keystroke.assist.edit.writer import Writer
@@ -22,8 +22,10 @@ from keystroke.errors import InputError
 from keystroke.text import Edit, invert, minimal_diff, unified_diff
 from keystroke.text.encoding import Decoded, digest
 
+_NAMED = 8  # files that a sentence names
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class FileChange:
     """One file's part in a plan. `before` is None for a new file, `after` for one to be removed."""
 
@@ -39,6 +41,13 @@ class FileChange:
             return None
         manner = self.before or self.moved_from
         return (manner.decoded if manner else Decoded("")).encode(self.after, self.path)
+
+    @cached_property
+    def diff(self) -> str:
+        """The change as a unified diff, as `git apply` takes it."""
+        old_name = f"a/{self.path}" if self.before else "/dev/null"
+        new_name = f"b/{self.path}" if self.after is not None else "/dev/null"
+        return unified_diff(self.before.text if self.before else "", self.after or "", old_name, new_name)
 
 
 @dataclass(frozen=True)
@@ -66,14 +75,8 @@ class EditPlan:
         )
 
     def diff(self) -> str:
-        """The change as a unified diff, as `git apply` takes it."""
-        parts = []
-        for change in self.changes:
-            old, new = change.before.text if change.before else "", change.after or ""
-            old_name = f"a/{change.path}" if change.before else "/dev/null"
-            new_name = f"b/{change.path}" if change.after is not None else "/dev/null"
-            parts.append(unified_diff(old, new, old_name, new_name))
-        return "".join(parts)
+        """All changes as one unified diff."""
+        return "".join(change.diff for change in self.changes)
 
     def summary(self) -> tuple[str, ...]:
         """One line a file: what happens to it."""
@@ -91,6 +94,13 @@ class EditPlan:
             elif change.path not in gone:
                 lines.append(f"remove {change.path}")
         return tuple(lines)
+
+    def sentence(self) -> str:
+        """What happens to the files, in one line."""
+        lines = self.summary()
+        if len(lines) <= _NAMED:
+            return ", ".join(lines)
+        return f"{', '.join(lines[: _NAMED - 1])} and {len(lines) - _NAMED + 1:,} files more"
 
     def confidence(self) -> str:
         """How many candidates agree, in words; empty where only one answer was asked for."""
@@ -150,6 +160,7 @@ def plan_edit(
     blocks: bool = False,
     retries: int = 1,
     on_text: Callable[[str], None] | None = None,
+    checks: Checks | None = None,
 ) -> EditPlan:
     """Plan a change of files on disk. `paths` are workspace names (`workspace.name` makes them)."""
     for path in paths:
@@ -163,6 +174,7 @@ def plan_edit(
         retries=retries,
         on_text=on_text,
         exists=lambda path: workspace.locate(path).exists(),
+        checks=checks,
     )
     resolution = Resolution(proposal.texts, proposal.moves, proposal.failures)
     plan = _planned(workspace, instruction, resolution, sources, proposal.answers)

@@ -68,8 +68,8 @@ def validate_change(
     old: str, new: str, path: str, instruction: str, *, complete: bool = True
 ) -> str | EditFailure:
     """The new text with simple repairs, or what is wrong with it. `old` is empty for a new file. With
-    `complete` False the change may be one of several that belong together, or one that a command made: then
-    only faults count that no further step can be meant to mend."""
+    `complete` False the change may be one of several that belong together: then only faults count that no
+    further step can be meant to mend."""
     language = language_of(path)
     if new == old:
         return new
@@ -83,7 +83,7 @@ def validate_change(
         if isinstance(restored, EditFailure):
             return restored
         new = restored
-    problem = _syntax(old, new, path) or _twice(old, new, path)
+    problem = syntax_failure(old, new, path) or _twice(old, new, path)
     if problem is not None or not complete:
         return problem or new
     if not _REMOVING.search(instruction):
@@ -116,7 +116,8 @@ def _gone(old: str, new: str, path: str, instruction: str) -> EditFailure | None
 # ── syntax ──
 
 
-def _syntax(old: str, new: str, path: str) -> EditFailure | None:
+def syntax_failure(old: str, new: str, path: str) -> EditFailure | None:
+    """Why a text that replaces one that parses does not."""
     if path.endswith((".py", ".pyi")):
         if (error := compile_error(new)) is None or compile_error(old) is not None:
             return None

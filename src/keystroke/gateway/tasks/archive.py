@@ -112,7 +112,7 @@ class TaskArchive:
             overlay=SavedOverlay({}, {}),
             diff=plan.diff(),
             entry=entry.id if entry is not None else "",
-            line=f"{', '.join(plan.summary())}; undo reverts it",
+            line=f"{plan.sentence()}; undo reverts it",
         )
         records.save(applied)
         return applied
