@@ -80,8 +80,13 @@ class SoakCounts:
     def fault(self, words: str) -> None:
         if len(self.faults) < 20:
             self.faults.append(words[:300])
-            print(f"fault  {words[:300]}", file=sys.stderr, flush=True)  # an hour is long to wait for it
+            _say(f"fault  {words[:300]}")  # an hour is long to wait for it
         self.counts["faults"] += 1
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # the disk may be full for a log, too
+        print(line, file=sys.stderr, flush=True)
 
 
 class FaultyEngine(EchoEngine):
@@ -225,7 +230,7 @@ class Soak:
             await self._play(min(left, max(2.0, self.seconds / 10)))
             samples.append((await self._settle())["rss_mb"])
             so_far = {name: self.tally.counts[name] for name in ("requests", "terminal", "lost", "faults")}
-            print(f"{time.monotonic() - began:6.0f} s  {so_far}", file=sys.stderr, flush=True)
+            _say(f"{time.monotonic() - began:6.0f} s  {so_far}")
         after = await self._settle()
         await self._look_for_stored()
         server.should_exit = True
@@ -467,16 +472,21 @@ class Soak:
             if made.status_code != 200:
                 self._failed("backgrounder", f"a background request was answered with {made.status_code}")
                 return
-            while True:
-                found = (await http.get(f"{self.url}/v1/responses/{made.json()['id']}")).json()
-                if found.get("status") in ("completed", "failed", "cancelled", "incomplete"):
-                    self.tally.counts["terminal"] += 1
-                    return
-                if "status" not in found and not self.trouble and self.trouble_over < _began.get():
-                    self.tally.counts["lost"] += 1
-                    self.tally.fault(f"a background response is gone: {found}")
-                    return
-                await asyncio.sleep(0.02)
+            place, found = f"{self.url}/v1/responses/{made.json()['id']}", made
+            try:
+                while True:
+                    found = await http.get(place)
+                    if found.json().get("status") in ("completed", "failed", "cancelled", "incomplete"):
+                        self.tally.counts["terminal"] += 1
+                        return
+                    if found.status_code == 404:  # 503 while the database cannot be read
+                        self.tally.counts["lost"] += 1
+                        self.tally.fault(f"a background response is gone: {found.text:.200}")
+                        return
+                    await asyncio.sleep(0.1)
+            except asyncio.CancelledError:  # it hung
+                _say(f"last answer about a background response: {found.status_code} {found.text:.200}")
+                raise
 
     async def _deaf(self) -> None:
         """Asks for much over SSE, reads nothing, and goes."""

@@ -204,3 +204,22 @@ async def test_a_clock_that_is_set_back_does_not_make_new_responses_the_oldest(
 def test_a_database_that_cannot_be_opened_is_one_sentence(url: str) -> None:
     with pytest.raises(ConfigError, match=r"server\.database"):
         Store(url)
+
+
+async def test_a_response_that_cannot_be_stored_does_not_stay_in_progress(tmp_path: Path) -> None:
+    """What was stored while it ran goes, and rows that come later are stored."""
+    store = Store(default_url(tmp_path))
+    running = response("a")
+    running.status = "in_progress"
+    store.save_response("key", [], running, running=True)
+    assert await store.flush()
+    with store.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE TRIGGER refuse BEFORE INSERT ON responses WHEN NEW.id = 'a' "
+            "BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+        )
+    assert not await store.commit_response("key", [], response("a"))
+    assert await store.response("a") is None
+    assert await store.commit_response("key", [], response("b"))
+    assert await store.response("b") is not None
+    store.close()

@@ -130,7 +130,7 @@ class StoreWriter:
             if over:
                 deadline = time.monotonic() + LAST_TRIES
             refused = batch.refused
-            if not batch.rows or self._commit(batch):
+            if not (batch.rows or refused) or self._commit(batch):
                 self._drop_pending(batch)
                 batch, tries, self.failing = _Batch(), 0, False
             else:
@@ -139,7 +139,7 @@ class StoreWriter:
                 lost = flush.entry is not None and flush.entry.response.id in refused
                 with contextlib.suppress(RuntimeError):  # whoever waited has closed its loop
                     flush.on_tried(not self.failing and not lost)
-            if deadline < float("inf") and (not batch.rows or time.monotonic() > deadline):
+            if deadline < float("inf") and (not (batch.rows or batch.refused) or time.monotonic() > deadline):
                 if batch.rows:
                     log.error("%d rows could not be stored before the end", batch.rows)
                 return
@@ -197,8 +197,22 @@ class StoreWriter:
             return False
         except Exception:
             self._held.clear()
-            batch.refused.update(batch.responses)
             log.exception("%d rows could not be stored", batch.rows)
+            return self._refuse(batch)
+        return True
+
+    def _refuse(self, batch: _Batch) -> bool:
+        """Give up the rows of a batch that cannot be stored for an unexpected reason; delete what was stored
+        of its responses while they ran. Whether that is done, too."""
+        batch.refused.update(batch.responses)
+        self._drop_pending(batch)
+        batch.responses, batch.usage, batch.sums = {}, {}, {}
+        try:
+            with self._engine.begin() as connection:
+                self._write_responses(connection, batch)
+        except Exception:
+            log.exception("what was stored of %d responses could not be deleted", len(batch.refused))
+            return False
         return True
 
     def _write_responses(self, connection: sa.Connection, batch: _Batch) -> None:
