@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,14 +19,14 @@ from safetensors.numpy import load_file, save_file
 from keystroke.config import load_settings
 from keystroke.engine.backends import LoadArguments, choose_backend
 from keystroke.engine.base import GREEDY
-from keystroke.engine.checkpoint import open_checkpoint
+from keystroke.engine.checkpoint import open_checkpoint, tensor_shapes
 from keystroke.engine.library import no_progress
 from keystroke.engine.mlx.backend import unavailable_reason
 from keystroke.engine.mlx.engine import MlxEngine
 from keystroke.engine.mlx.weights import _AFFINE, mxfp4, pack, quantised
 from keystroke.engine.speculative import MAX_DRAFT, drafter_for, verify_cost
 from keystroke.engine.speculative.cost import CHEAP, remember_cost
-from keystroke.errors import ConfigError, ModelDamaged, NotEnoughMemory
+from keystroke.errors import ConfigError, ModelDamaged, NotEnoughMemory, UnsupportedModel
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
@@ -150,6 +151,85 @@ def test_a_folder_of_mlx_is_read_by_every_engine(tmp_path: Path, bits: int, grou
     save_file({**tensors, "model.layers.0.mlp.up_proj.scales": words[:, :1]}, tmp_path / "model.safetensors")
     with open_checkpoint(tmp_path) as checkpoint, pytest.raises(ModelDamaged, match="do not fit"):
         checkpoint.tensor("model.layers.0.mlp.up_proj.weight")
+
+
+def mlx_layout(folder: Path) -> None:
+    """Rewrite a saved model as MLX's converter does: experts stacked under another name (those of gpt-oss as
+    MXFP4), norms of hybrids with the one added, latent matrices apart; matrices in 8 bits, groups of 32."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors: dict[str, Any] = {}
+    experts: dict[str, list[Any]] = {}
+    hybrid = "linear_num_value_heads" in config
+    for name, value in load_file(folder / "model.safetensors").items():
+        value = value.astype(np.float32)
+        if match := re.fullmatch(r"(.*\.mlp)\.experts\.\d+\.(\w+)\.weight", name):
+            experts.setdefault(f"{match[1]}.switch_mlp.{match[2]}.weight", []).append(value)
+        elif ".experts.gate_up_proj" in name:
+            ending = ".bias" if name.endswith("_bias") else ".weight"
+            rows = value if ending == ".bias" else value.swapaxes(-1, -2)
+            stem = name.partition("gate_up_proj")[0]
+            for part, first in (("gate_proj", 0), ("up_proj", 1)):
+                each = rows[:, first::2] if ending == ".weight" else rows[..., first::2]
+                tensors[f"{stem}{part}{ending}"] = np.ascontiguousarray(each)
+        elif ".experts.down_proj" in name:
+            bias = name.endswith("_bias")
+            stem = name.removesuffix("_bias")
+            tensors[f"{stem}.{'bias' if bias else 'weight'}"] = np.ascontiguousarray(
+                value if bias else value.swapaxes(-1, -2)
+            )
+        elif name.endswith(".kv_b_proj.weight"):
+            stem, keys = name.removesuffix("kv_b_proj.weight"), config["qk_nope_head_dim"]
+            heads = value.reshape(config["num_attention_heads"], -1, value.shape[-1])
+            tensors[f"{stem}embed_q.weight"] = np.ascontiguousarray(heads[:, :keys].swapaxes(-1, -2))
+            tensors[f"{stem}unembed_out.weight"] = np.ascontiguousarray(heads[:, keys:])
+        elif hybrid and name.endswith("norm.weight") and ".linear_attn." not in name:
+            tensors[name] = value + 1
+        elif name.endswith(".conv1d.weight"):
+            tensors[name] = np.ascontiguousarray(np.moveaxis(value, 2, 1))
+        else:
+            tensors[name] = value
+    tensors |= {name: np.stack(each) for name, each in experts.items()}
+    groups: dict[str, Any] = {"bits": 8, "group_size": 32, "mode": "affine"}
+    stored: dict[str, Any] = {}
+    for name, value in tensors.items():
+        stem = name.removesuffix(".weight")
+        if value.ndim < 2 or value.shape[-1] % 32 or "conv1d" in name or name.endswith("bias"):
+            stored[name] = value
+            continue
+        mode = {"bits": 4, "mode": "mxfp4"} if ".mlp.experts." in name else {"bits": 8, "mode": "affine"}
+        parts = mx.quantize(mx.array(value), group_size=32, **mode)
+        stored |= dict(zip((name, f"{stem}.scales", f"{stem}.biases"), map(np.array, parts), strict=False))
+        if mode["mode"] == "mxfp4":
+            groups[stem] = {**mode, "group_size": 32}
+    save_file(stored, folder / "model.safetensors")
+    config["quantization"] = config["quantization_config"] = groups
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_next", "qwen3_5_moe", "glm4_moe_lite", "gpt_oss"])
+def test_folders_as_mlx_publishes_them_hold_the_same_model(family: str, tmp_path: Path) -> None:
+    reference(family).save_pretrained(tmp_path)
+    with open_checkpoint(tmp_path) as checkpoint:
+        names = list(tensor_shapes(checkpoint.spec))
+        wanted = {name: checkpoint.tensor(name) for name in names}
+    mlx_layout(tmp_path)
+    with open_checkpoint(tmp_path) as checkpoint:
+        for name in names:
+            found, bits = checkpoint.tensor(name), checkpoint.storage(name)
+            assert found.shape == wanted[name].shape, name
+            near = 0.3 if bits == "MXFP4" else 0.01
+            assert np.abs(found - wanted[name]).max() <= near * np.abs(wanted[name]).max(), name
+    with mlx_on(tmp_path) as engine:
+        assert np.isfinite(logits(engine, TOKENS, 4)).all()
+
+
+def test_a_folder_in_another_format_of_mlx_is_refused(tmp_path: Path) -> None:
+    checkpoint_models.saved(tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization"] = {"bits": 4, "group_size": 16, "mode": "nvfp4"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match="nvfp4"):
+        open_checkpoint(tmp_path)
 
 
 def test_memory_is_bounded_and_comes_back(tmp_path: Path) -> None:

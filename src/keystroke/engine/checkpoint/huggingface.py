@@ -6,6 +6,7 @@ A model that the spec cannot express raises UnsupportedModel.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,10 @@ _JSON_LIMIT = 64 << 20
 _TEXT_PARTS = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.": ""}
 
 
+# Keys beside the text part's configuration that count for it too.
+_SHARED = ("architectures", "quantization_config", "quantization")
+
+
 class HuggingFaceCheckpoint(Checkpoint):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -39,10 +44,20 @@ class HuggingFaceCheckpoint(Checkpoint):
         self.spec = read_spec(config, extra, _name(folder), tied=HEAD not in self._home)
         self._scales = BlockScales.of(config) if quantisation_method(config) == "fp8" else None
         self._groups = AffineGroups.of(config)
+        # Hybrids in MLX's layout: convolutions have their channel last, and norms include the one.
+        self._shifted = any(
+            name.endswith(".linear_attn.conv1d.weight") and file.entries[stored].shape[-1] == 1
+            for name, (file, stored) in self._home.items()
+        )
         check_shapes(self.spec, self._shape)
 
     def _source(self, name: str) -> TensorSource:
-        return family_of(self.spec.architecture).source(self.spec, name, self._home)
+        """Where a tensor lies. MLX stacks experts, under a name of its own."""
+        for stacked in (name.replace(".mlp.experts.", ".mlp.switch_mlp."), name):
+            if ".mlp.experts." in name and stacked in self._home:
+                return TensorSource((stacked,), flat=name.endswith(".bias"))
+        source = family_of(self.spec.architecture).source(self.spec, name, self._home)
+        return replace(source, change="") if self._shifted and source.change == "plus one" else source
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
         source = self._source(name)
@@ -69,6 +84,8 @@ class HuggingFaceCheckpoint(Checkpoint):
             shape = (*shape[:-1], groups.columns(shape[-1]))
         if source.flat:
             return (int(np.prod(shape)),)
+        if name.endswith(".conv1d.weight"):
+            return (shape[0], int(np.prod(shape[1:])))
         if source.transposed:
             shape = (*shape[:-2], shape[-1], shape[-2])
         return (shape[0] * shape[1], *shape[2:]) if len(shape) == 3 else shape
@@ -110,10 +127,14 @@ class HuggingFaceCheckpoint(Checkpoint):
                 raise ModelDamaged(f"{self.spec.name} lacks the scales of {name}; download the model again")
             return read_fp8(file.array(stored), scale[0].tensor(scale[1]), self._scales), "F32"
         if (groups := self._groups_of(name)) is not None:
+            if groups.mode == "mxfp4":
+                return self._mxfp4(name), "MXFP4"
             return groups.read(*self._group_parts(name)), "F32"
         values, kind = file.raw(stored)
         if source.flat:
             return values.ravel(), kind
+        if name.endswith(".conv1d.weight"):
+            return values.reshape(len(values), -1), kind
         if source.transposed:
             values = values.swapaxes(-1, -2)
         return (values.reshape(-1, *values.shape[2:]) if values.ndim == 3 else values), kind
@@ -127,8 +148,8 @@ class HuggingFaceCheckpoint(Checkpoint):
             return "MXFP4"
         file, stored = self._home[first]
         kind = file.entries[stored].type
-        if self._groups_of(first) is not None:
-            return "F32"
+        if (groups := self._groups_of(first)) is not None:
+            return "MXFP4" if groups.mode == "mxfp4" else "F32"
         return "F32" if kind == "F8_E4M3" and self._scales is not None else kind
 
     def affine_groups(
@@ -138,7 +159,12 @@ class HuggingFaceCheckpoint(Checkpoint):
         source = self._source(name)
         parts = [(self._groups_of(part), part) for part in source.names]
         groups = parts[0][0]
-        if groups is None or source.rows is not None or any(each != groups for each, _ in parts):
+        if (
+            groups is None
+            or groups.mode != "affine"
+            or source.rows is not None
+            or any(each != groups for each, _ in parts)
+        ):
             return None
         words, scales, offsets = (
             np.concatenate(each) for each in zip(*(self._group_parts(part) for _, part in parts), strict=True)
@@ -150,6 +176,14 @@ class HuggingFaceCheckpoint(Checkpoint):
         if self._groups is None or f"{name.removesuffix('.weight')}.scales" not in self._home:
             return None
         return self._groups.named(name)
+
+    def _mxfp4(self, name: str) -> npt.NDArray[np.uint8]:
+        """MLX's words of codes and their scales as GGUF's blocks."""
+        file, stored = self._home[name]
+        place = self._home[f"{name.removesuffix('.weight')}.scales"]
+        codes = file.stored(stored).view(np.uint8).reshape(-1, file.entries[stored].shape[-1] // 4, 16)
+        scales = place[0].array(place[1])
+        return read_mxfp4(codes, scales.reshape(-1, scales.shape[-1]))
 
     def _group_parts(
         self, name: str
@@ -196,7 +230,7 @@ def read_spec(config: Fields, generation: Fields, name: str, *, tied: bool = Fal
     """The spec of a config.json and generation_config.json. `tied`: the default of tie_word_embeddings."""
     family = _family(config)
     if "text_config" in config:  # with pictures or sound: the text part alone
-        above = {key: config.get(key) for key in ("architectures", "quantization_config") if key in config}
+        above = {key: config.get(key) for key in _SHARED if key in config}
         config = config.table("text_config").merged(above)
     return family.read_config(ConfigFile(config, generation, name, tied))
 

@@ -46,18 +46,21 @@ class BlockScales:
 @dataclass(frozen=True, slots=True)
 class AffineGroups:
     """How MLX's folders store a matrix: codes of `bits` bits, one after the other, and for each `group` of
-    them a scale and an offset (`.scales`, `.biases`). Single tensors may differ from the rest."""
+    them a scale and an offset (`.scales`, `.biases`); or MXFP4, with scales only. Single tensors may differ
+    from the rest."""
 
     bits: int
     group: int
     others: Fields | None = None
+    mode: str = "affine"
 
     @classmethod
     def of(cls, config: Fields) -> AffineGroups | None:
         if config.get("quantization") is None:
             return None
         table = config.table("quantization")
-        return cls(table.integer("bits", 8), table.integer("group_size", 128, default=64), table)
+        mode = _known_mode(table.text("mode", "affine"))
+        return cls(table.integer("bits", 8), table.integer("group_size", 128, default=64), table, mode)
 
     def named(self, tensor: str) -> AffineGroups:
         """The groups of one tensor."""
@@ -67,7 +70,7 @@ class AffineGroups:
         bits, group = other.get("bits", self.bits), other.get("group_size", self.group)
         if not isinstance(bits, int) or not isinstance(group, int) or not 0 < bits <= 8 or group <= 0:
             raise ModelDamaged(f"the quantisation of {tensor} is not described in config.json")
-        return AffineGroups(bits, group)
+        return AffineGroups(bits, group, mode=_known_mode(other.get("mode", "affine")))
 
     def columns(self, words: int) -> int:
         """The number of weights in a row of `words` 32-bit words."""
@@ -87,6 +90,14 @@ class AffineGroups:
             each = scales[at : at + step, :, None] * codes + offsets[at : at + step, :, None]
             wide[at : at + step] = each.reshape(len(part), columns)
         return wide
+
+
+def _known_mode(mode: object) -> str:
+    if mode not in ("affine", "mxfp4"):
+        raise UnsupportedModel(
+            f"weights in MLX's format {mode!s:.20} are not read; use a folder with affine groups or MXFP4"
+        )
+    return str(mode)
 
 
 def read_fp8(codes: UInt8, scales: Float32, blocks: BlockScales) -> Float32:

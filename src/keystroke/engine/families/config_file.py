@@ -111,8 +111,9 @@ def _refuse_variants(config: Fields, key: str, usual: str, known: tuple[str, ...
 
 
 def quantisation_method(config: Fields) -> str | None:
-    """The format of weights that are already quantised; None if they are not."""
-    if config.get("quantization_config") is None:
+    """The format of weights that are already quantised; None if they are not. Folders of MLX describe theirs
+    twice, under `quantization` and without a method under the name that is read here."""
+    if config.get("quantization_config") is None or config.get("quantization") is not None:
         return None
     return config.table("quantization_config").text("quant_method", "?")
 

@@ -70,6 +70,9 @@ def source(spec: ModelSpec, name: str, stored: Container[str]) -> TensorSource:
     before, _, part = name.rpartition(".self_attn.")
     if spec.latent is None or part not in ("k_b_proj.weight", "v_b_proj.weight"):
         return expert_source(spec, name.replace(".shared_expert.", ".shared_experts."), stored)
+    apart = f"{before}.self_attn.{'embed_q' if part[0] == 'k' else 'unembed_out'}.weight"
+    if apart in stored:  # a folder of MLX
+        return TensorSource((apart,))
     keys, values = spec.latent.unrotated, spec.latent.value
     within = np.arange(keys) if part[0] == "k" else keys + np.arange(values)
     rows = (np.arange(spec.heads)[:, None] * (keys + values) + within).ravel()
