@@ -45,6 +45,40 @@ def test_answers_come_from_mlx_and_a_repeated_prompt_is_not_read_again(server: R
     assert again["choices"][0]["text"] == first["choices"][0]["text"]
 
 
+def test_a_model_on_the_cpu_engine_answers_while_one_on_mlx_writes(tmp_path: Path) -> None:
+    shipped = shipped_model()
+    if shipped is None:
+        pytest.skip("the embedded model is not here")
+    settings = load_settings(
+        {
+            "paths.models": str(tmp_path),
+            "models.quick.path": str(shipped),
+            "models.quick.engine": "onnx",
+            "models.large.path": str(shipped),
+            "models.large.engine": "mlx",
+        },
+        environ={},
+    )
+    with serving(registry=registry_from_settings(settings)) as server:
+        long = {"model": "large", "prompt": "1, 2, 3, 4, 5,", "max_tokens": 2000, "stream": True}
+        long |= {"temperature": 0}
+        short = {"model": "quick", "prompt": "for index in range(len(items)):\n    print(items["}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=long, timeout=300) as writing:
+            lines = writing.iter_lines()
+            assert next(lines).startswith("data: ")
+            body = {**short, "max_tokens": 3, "temperature": 0}
+            answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300).json()
+            assert answer["choices"][0]["text"]
+            more = [next(lines) for _ in range(8)]
+            assert "data: [DONE]" not in more, "the large model is still writing"
+        used = {
+            name: type(entry.model.engine).__module__.split(".")[2]
+            for name, entry in server.gateway.service.registry.entries.items()
+            if entry.model is not None
+        }
+        assert used == {"quick": "onnx", "large": "mlx"}
+
+
 async def test_ghost_text_comes_from_mlx(tmp_path: Path) -> None:
     if shipped_model() is None:
         pytest.skip("the embedded model is not here")
