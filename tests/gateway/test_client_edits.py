@@ -4,7 +4,6 @@ made as `keystroke edit` makes a change."""
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -160,7 +159,7 @@ def bad_call(content: str = f"{RIGHT}Now do what was asked: {ASKED}") -> str:
     return f"<tool_call>\n{json.dumps({'name': 'write_file', 'arguments': arguments})}\n</tool_call>"
 
 
-def test_a_small_model_s_call_is_made_as_edit_makes_a_change(tmp_path: Path) -> None:
+def test_a_small_model_s_call_is_made_as_edit_makes_a_change() -> None:
     asked: list[str] = []
 
     def script(prompt: str) -> str:
@@ -180,15 +179,28 @@ def test_a_small_model_s_call_is_made_as_edit_makes_a_change(tmp_path: Path) -> 
     assert any("You edit source files" in prompt for prompt in asked)
 
 
-def test_where_nothing_usable_comes_the_client_reads_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["def area(:\n", ""], ids=["a broken text", "only the file"])
+def test_where_nothing_usable_comes_the_client_reads_why(content: str) -> None:
     def script(prompt: str) -> str:
-        return "no code" if "You edit source files" in prompt else bad_call("def area(:\n")
+        return "no code" if "You edit source files" in prompt else bad_call(content)
 
     with serving(scripted_model(script), assist=AssistSettings(tool_declarations="short")) as server:
         output = response(server.url, TOOLS)
         assert server.settled()
     assert [item["type"] for item in output] == ["message"]
     assert "I did not change area.py" in output[0]["content"][0]["text"]
+
+
+def test_two_calls_for_one_file_make_one_change() -> None:
+    def script(prompt: str) -> str:
+        if "You edit source files" in prompt:
+            return "```python\ndef area(r):\n    return r ** 3\n```\n"
+        return f"{bad_call('')}\n{bad_call('')}"
+
+    with serving(scripted_model(script), assist=AssistSettings(tool_declarations="short")) as server:
+        output = response(server.url, TOOLS)
+        assert server.settled()
+    assert [item["type"] for item in output if item["type"] != "message"] == ["custom_tool_call"]
 
 
 def test_a_larger_model_s_good_call_is_sent_as_it_is() -> None:

@@ -195,6 +195,6 @@ def test_a_short_file_is_written_whole_and_a_long_one_by_lines() -> None:
         assert narrowed is not None
         return {s.name: s.parameters["properties"].get("path", {}).get("enum") for s in narrowed.shown}
 
-    assert usable(*run("cat a.py", "print('hi')")) == {"exec_command": None, "write_file": ["a.py"]}
-    assert list(usable(*run("cat a.py", LONG))) == ["exec_command", "replace_lines"]
+    assert usable(*run("cat a.py", "print('hi')")) == {"write_file": ["a.py"]}
+    assert usable(*run("cat a.py", LONG)) == {"replace_lines": ["a.py"]}
     assert "replace_lines" in usable(*run("head -5 a.py", "print('hi')"))

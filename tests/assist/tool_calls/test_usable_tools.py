@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from keystroke.assist.tool_calls.usable import (
     LONGEST_COMMAND,
     SHORT_FILE,
     ToolConstraints,
+    must_edit_next,
     must_read_first,
     named_files,
     usable_tools,
@@ -189,6 +191,44 @@ def test_a_file_that_was_read_is_the_only_one_a_grammar_lets_be_written() -> Non
     assert written("a.py")
     assert not written("b.py")
     assert not written("c.py")
+
+
+def test_a_change_of_a_file_that_was_read_is_a_call_that_only_names_the_file() -> None:
+    bounds = ToolConstraints(request="Fix a.py.", seen_lines=["x = 1\n"] * 80, made=["a.py"])
+    held = calls_constraint(CODEX, HERMES, PLAIN, bounds)
+
+    def edited(path: str, old: str = "", new: str = "") -> bool:
+        call = {"name": "replace_lines", "arguments": {"path": path, "old": old, "new": new}}
+        return accepts(held, f"<tool_call>\n{json.dumps(call)}\n</tool_call>")
+
+    assert edited("a.py")
+    assert not edited("b.py")
+    assert not edited("a.py", "x = 1\n", "x = 2\n")
+    assert not accepts(held, "Here is the change: x = 2")  # the file would stay as it is
+    assert not accepts(held, command("cat a.py"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "forced"),
+    [
+        ("In lru.py: put throws away the newest entry instead of the oldest", True),
+        ("In router.py: find must ignore what follows a ? or a # in the path.", True),
+        ("What does lru.py do?", False),
+        ("Explain lru.py, which should be simple.", False),
+        ("Run lru.py", False),
+        ("Make the tests in test_lru.py pass.", False),
+        ("Move put from lru.py to cache.py.", False),  # one of them was not read
+        ("Write a new file b.py like lru.py.", False),
+        ("Delete lru.py.", False),
+    ],
+)
+def test_an_edit_is_the_next_call_where_a_change_was_asked_for(asked: str, forced: bool) -> None:
+    made = ["/w/lru.py", "router.py", "test_lru.py"]
+    bounds = ToolConstraints(request=asked, seen_lines=["x\n"], made=made)
+    assert must_edit_next(CODEX, bounds) is forced
+    assert not must_edit_next(CODEX, replace(bounds, written=["lru.py"]))
+    assert not must_edit_next(CODEX, replace(bounds, exhausted=["apply_patch"]))
+    assert not must_edit_next(whole_toolset([RUN, PATCH]), bounds)
 
 
 @pytest.mark.parametrize("tokenizer", [PLAIN, MARKED], ids=["marks are text", "marks are tokens"])

@@ -57,12 +57,13 @@ def edits_files(tool: OfferedTool) -> bool:
 
 def known_text(path: str, files: Mapping[str, str]) -> str | None:
     """The text of a file that was read, also under a shorter or longer path."""
-    name = path.removeprefix("./")
-    for known, text in files.items():
-        other = known.removeprefix("./")
-        if name == other or name.endswith(f"/{other}") or other.endswith(f"/{name}"):
-            return text
-    return None
+    return next((text for known, text in files.items() if same_file(path, known)), None)
+
+
+def same_file(one: str, other: str) -> bool:
+    """Whether two paths name the same file, where one of them may be shorter."""
+    one, other = f"/{one.removeprefix('./')}", f"/{other.removeprefix('./')}"
+    return one.endswith(other) or other.endswith(one)
 
 
 def read_edit(tool: OfferedTool, payload: str, files: Mapping[str, str]) -> ClientFileEdit | None:

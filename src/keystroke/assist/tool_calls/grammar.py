@@ -17,7 +17,7 @@ from keystroke.assist.tool_calls.forms import ARGS, HARMONY, NAMED, SPACE, CallF
 from keystroke.assist.tool_calls.harmony import harmony_rules
 from keystroke.assist.tool_calls.seen import quoted_lines_term
 from keystroke.assist.tool_calls.tools import ShownTool, Toolset
-from keystroke.assist.tool_calls.usable import ToolConstraints, must_read_first, usable_tools
+from keystroke.assist.tool_calls.usable import ToolConstraints, must_edit_next, must_read_first, usable_tools
 from keystroke.engine.grammar.constraint import Constraint, FreeText, json_schema, regex_as_lark
 from keystroke.engine.grammar.json_strings import escape_grammar
 from keystroke.engine.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ def calls_constraint(
     nothing but calls. `answer`: what text that is no call must be. Raises GrammarError where a schema or a
     tool's own grammar cannot be enforced."""
     writer = _Writer(form, tokenizer, bounds)
-    look = must_read_first(toolset, bounds)
+    look = must_read_first(toolset, bounds) or must_edit_next(toolset, bounds)
     usable = usable_tools(toolset, replace(bounds, closed=bounds.closed and not required))
     for shown in usable.shown:
         writer.add(shown)

@@ -1,8 +1,9 @@
 """Decides which of its tools a small model may call next, and with which arguments.
 
 Models of one or two billion parameters act before they read, undo their work and repeat themselves. So they
-first read a file that the user names, create and delete files only on request, and rewrite short files whole
-instead of replacing lines. Larger models are not restricted.
+first read a file that the user names, then change it if that was asked for, and create and delete files only
+on request. A call that changes a file which was read only names the file: the server makes its text. Larger
+models are not restricted.
 """
 
 from __future__ import annotations
@@ -22,10 +23,28 @@ _NAMED = re.compile(rf"(?<![\w@:/.-])(?!e\.g\b|i\.e\b){_FILE}(?![\w(/]|\.\w)")
 _OBJECT = rf"(?:(?!in\b|to\b|from\b|of\b|into\b)\w+\s+){{0,3}}?[`'\"]?(?:files?\b|{_FILE})"
 _DELETES = re.compile(rf"\b(?:delet|remov|eras|drop|unlink|rm\b|get rid of)\w*\s+{_OBJECT}", re.IGNORECASE)
 _CREATES = re.compile(rf"\b(?:creat|writ|generat|sav|mak|new\b)\w*\s+{_OBJECT}", re.IGNORECASE)
+_CHANGES = re.compile(
+    r"\b(?:must|should|shall|add|fix|correct|chang|replac|renam|remov|mak|let|use|implement|convert|refactor|mov|"
+    r"rais|return|rewrit|updat|extend|support|handl|leav|keep|insert|set|allow|ignor|mend|repair)\w*\b",
+    re.IGNORECASE,
+)
+_ASKS = re.compile(
+    r"\?\s*$|^\W*(?:please\s+)?(?:what|why|how|where|which|who|explain|describe|summari[sz]e|review|tell)\b",
+    re.IGNORECASE,
+)
+_LOOKS = re.compile(
+    r"^\W*(?:in [^:]*:\s*)?(?:please\s+)?"
+    r"(?:run|execute|show|list|print|read|open|look|find|search|count|check|test|compare|go)\b",
+    re.IGNORECASE,
+)
+_OF_TESTS = re.compile(r"(?:^|/)test_|_test\.|\.(?:test|spec)\.")
 _READS = frozenset(("read", "view", "cat", "open"))
 _COMMAND = ("cmd", "command")
 PATHS = ("path", "filePath", "file_path", "file")  # parameter names for a file
 _CONTENTS = ("content", "contents", "file_text")
+_TEXTS = frozenset(
+    (*_CONTENTS, "old", "new", "old_string", "new_string", "oldString", "newString", "old_str", "new_str")
+)
 _CONSTRAINED = frozenset(
     ("pattern", "maxLength", "enum", "const")
 )  # keys of a schema that is already constrained
@@ -36,8 +55,9 @@ class ToolConstraints:
     """What the conversation implies for the tools. `only`: names of the allowed tools. `seen_lines`: lines
     that may be quoted. `request`: the user's last message. `exhausted`: tools that led nowhere. `written`:
     files that this turn wrote; `copied`: those it wrote unchanged. `short`: short files that were read
-    completely. `has_acted`: the turn has called a tool. `closed`: with all tools exhausted none is left;
-    otherwise they become usable again."""
+    completely. `made`: files that were read completely and whose new text the server makes. `has_acted`: the
+    turn has called a tool. `closed`: with all tools exhausted none is left; otherwise they become usable
+    again."""
 
     only: Collection[str] | None = None
     seen_lines: Sequence[str] = ()
@@ -46,6 +66,7 @@ class ToolConstraints:
     written: Sequence[str] = ()
     copied: Sequence[str] = ()
     short: Sequence[str] = ()
+    made: Sequence[str] = ()
     has_acted: bool = True
     closed: bool = False
 
@@ -61,6 +82,10 @@ def usable_tools(toolset: Toolset, bounds: ToolConstraints) -> Toolset:
             allowed = tuple(_rewriting(s, bounds) or s for s in allowed)
     whole = bounds.short and len(bounds.seen_lines) <= SHORT_FILE and any(map(_writes_whole, allowed))
     usable = tuple(s for s in allowed if _usable(s, bounds) and not (whole and s.grounded))
+    if toolset.short and not _CREATES.search(bounds.request):
+        usable = tuple(_naming(s, bounds) or s for s in usable)
+    if must_edit_next(toolset, bounds) and (edits := tuple(filter(_is_naming, usable))):
+        return replace(toolset, shown=edits)
     fresh = tuple(s for s in usable if s.tool.name not in bounds.exhausted)
     if bounds.closed and bounds.exhausted and allowed:
         return replace(toolset, shown=fresh)
@@ -75,6 +100,22 @@ def must_read_first(toolset: Toolset, bounds: ToolConstraints) -> bool:
         return False
     allowed = [s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only]
     return bool(_readers(allowed, bounds.request))
+
+
+def must_edit_next(toolset: Toolset, bounds: ToolConstraints) -> bool:
+    """Whether the next answer must change a file: the user asks for a change of files that were all read, and
+    nothing was written or tried in vain. A small model would rather show the change in words."""
+    named, asked = named_files(bounds.request), bounds.request
+    if not toolset.short or not bounds.made or bounds.written or bounds.copied or not named:
+        return False
+    if any(kind.search(asked) for kind in (_ASKS, _CREATES, _DELETES)):
+        return False
+    if _LOOKS.search(asked) and not _CHANGES.search(asked):
+        return False
+    if any(_OF_TESTS.search(name) or not _among(name, bounds.made) for name in named):
+        return False
+    allowed = [s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only]
+    return any(_naming(s, bounds) is not None and s.tool.name not in bounds.exhausted for s in allowed)
 
 
 def named_files(asked: str) -> list[str]:
@@ -117,6 +158,22 @@ def _rewriting(shown: ShownTool, bounds: ToolConstraints) -> ShownTool | None:
     named = [name for name in named_files(bounds.request) if not _among(name, bounds.short)]
     files = [*bounds.short, *(name for name in named if not _among(name, bounds.written))]
     return _held(shown, PATHS, {"enum": files}) if files and _writes_whole(shown) else None
+
+
+def _naming(shown: ShownTool, bounds: ToolConstraints) -> ShownTool | None:
+    """A tool that changes files, whose call names one of those that were read and brings no text; None where
+    there are no such files or it has other parameters."""
+    properties = shown.parameters.get("properties", {})
+    texts = set(properties) - set(PATHS)
+    if not bounds.made or not texts or len(properties) - len(texts) != 1 or not texts <= _TEXTS:
+        return None
+    paths = {"type": "string", "enum": list(bounds.made)}
+    held = {name: {"const": ""} if name in texts else paths for name in properties}
+    return replace(shown, parameters={**shown.parameters, "properties": held}, grounded=frozenset())
+
+
+def _is_naming(shown: ShownTool) -> bool:
+    return {"const": ""} in shown.parameters.get("properties", {}).values()
 
 
 def _among(name: str, paths: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from keystroke.assist.tool_calls.file_edits import SegmentSource, WholeEditCalls, edits_files
+from keystroke.assist.tool_calls.file_edits import SegmentSource, WholeEditCalls, edits_files, same_file
 from keystroke.assist.tool_calls.forms import HERMES, call_form, opens_thought
 from keystroke.assist.tool_calls.grammar import calls_constraint
 from keystroke.assist.tool_calls.parser import answer_parser
@@ -28,7 +28,7 @@ from keystroke.engine.grammar.validate import text_violation
 from keystroke.engine.model import Model
 from keystroke.errors import EngineError, GrammarError, InputError, KeystrokeError
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.api.client_edits import ClientEdits
+from keystroke.gateway.api.client_edits import ClientEdits, makes_edits
 from keystroke.gateway.api.tool_history import (
     calls_made,
     exhausted_tools,
@@ -153,15 +153,20 @@ class AnswerForm:
         own = written_edits(items, self.toolset)
         seen = seen_lines(texts_read(items, self.toolset))
         others = tuple(line for line in seen if line.removesuffix("\n") not in own.lines)
+        request = last_user_text(items)
+        files = files_read(items, self.toolset) if makes_edits(request) else {}
         return ToolConstraints(
             only=self.choice.only,
             seen_lines=others if any(map(str.strip, others)) else (),
-            request=last_user_text(items),
+            request=request,
             exhausted=exhausted_tools(items, self.toolset),
             written=tuple(sorted(own.paths)),
             copied=tuple(sorted(own.copied)),
             short=tuple(
                 path for path in short_files(items, self.toolset) if path not in own.paths | own.copied
+            ),
+            made=tuple(
+                path for path in files if not any(same_file(path, one) for one in own.paths | own.copied)
             ),
             has_acted=bool(calls_made(items)),
             closed=self.choice.mode != "required",

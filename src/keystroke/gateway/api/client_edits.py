@@ -2,8 +2,8 @@
 
 A small model writes poor calls: it copies the conversation into the file, or loses half of it. Where it wants
 to change a file that the client has shown it, the new text is made as `keystroke edit` makes it, by questions
-of their own; the client sees an ordinary call. Where that fails, the model's own call is sent if it does no
-damage, and else a text that says why it was not made.
+of their own; the client sees an ordinary call. The model only names the file. Where that fails and it has
+written a text of its own, that is sent if it does no damage, and else a text that says why it was not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from keystroke.assist.edit import EditFailure, EditTask, edit_steps
+from keystroke.assist.edit import EditFailure, EditFailureReason, EditTask, edit_steps
 from keystroke.assist.edit.steps import CHEAP, Answer, next_question
 from keystroke.assist.edit.task import EditProposal, RewriteQuestion
 from keystroke.assist.tool_calls.file_edits import (
@@ -23,7 +23,7 @@ from keystroke.assist.tool_calls.file_edits import (
     read_edit,
     refusal,
 )
-from keystroke.assist.tool_calls.segments import Segment, ToolCallSegment
+from keystroke.assist.tool_calls.segments import Segment, TextSegment, ToolCallSegment
 from keystroke.assist.tool_calls.tools import OfferedTool
 from keystroke.engine.base import GREEDY, Sampling
 from keystroke.engine.generation import GenerationParams
@@ -42,6 +42,11 @@ _CANDIDATES = 8  # asked for at once where they cost about as much as one
 _ANSWER_ROOM = 1024  # tokens beyond those of the text that is rewritten
 
 
+def makes_edits(request: str) -> bool:
+    """Whether a small model's calls that change files are made here."""
+    return 0 < len(request.strip()) <= LONGEST_REQUEST
+
+
 class ClientEdits:
     """`files`: texts that were read in the conversation, by path. `request`: what the user asked for.
     `makes`: the model is small, so its changes of these files are made here."""
@@ -58,7 +63,8 @@ class ClientEdits:
     ) -> None:
         self._service, self._entry, self._caller = service, entry, caller
         self._files, self._request = dict(files), request.strip()
-        self._makes = makes and 0 < len(self._request) <= LONGEST_REQUEST
+        self._makes = makes and makes_edits(request)
+        self._made: set[str] = set()
 
     def concerns(self, tool: OfferedTool) -> bool:
         return edits_files(tool)
@@ -76,6 +82,9 @@ class ClientEdits:
         edit = read_edit(segment.tool, segment.payload, self._files)
         if edit is None or edit.old is None or not self._makes:
             return await asyncio.to_thread(self.check, segment)
+        if edit.path in self._made:  # the first call does all that was asked for
+            return TextSegment("")
+        self._made.add(edit.path)
         try:
             proposal = await self._propose(EditTask({edit.path: edit.old}, self._request))
         except KeystrokeError as error:
@@ -84,6 +93,9 @@ class ClientEdits:
         new: str | EditFailure | None = None
         if proposal is not None and not proposal.failures and set(proposal.texts) == {edit.path}:
             new = proposal.texts[edit.path]
+        if new is None and not edit.written:
+            found = proposal.failures if proposal is not None else ()
+            new = next(iter(found), EditFailure(EditFailureReason.NO_HUNKS, edit.path, "no change was made"))
         if new is None:
             new = await asyncio.to_thread(check_edit, edit, self._request)
         if isinstance(new, EditFailure):
@@ -114,7 +126,7 @@ class ClientEdits:
         model = self._entry.model
         assert model is not None
         assert model.chat is not None
-        prompt = await asyncio.to_thread(model.chat.tokens, model.tokenizer, question.messages)
+        prompt = await asyncio.to_thread(model.chat.direct_tokens, model.tokenizer, question.messages)
         predicted = model.tokenizer.encode(question.prediction)
         params = GenerationParams(
             max_tokens=question.most or len(predicted) + _ANSWER_ROOM,

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from keystroke.assist.tool_calls.file_edits import edits_files, read_edit
+from keystroke.assist.tool_calls.file_edits import edits_files, read_edit, same_file
 from keystroke.assist.tool_calls.patches import calls_from_patch
 from keystroke.assist.tool_calls.seen import strip_line_numbers
 from keystroke.assist.tool_calls.tools import Toolset
@@ -111,7 +111,7 @@ def files_read(items: Sequence[Item], toolset: Toolset) -> dict[str, str]:
 
 def _forget(path: str, found: dict[str, str]) -> None:
     for name in tuple(found):
-        if f"/{name}".endswith(f"/{path}") or f"/{path}".endswith(f"/{name}"):
+        if same_file(name, path):
             del found[name]
 
 
