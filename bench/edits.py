@@ -40,13 +40,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
 from bench.client_rows.programs import PROGRAMS, Program
 from bench.edit_cases import InstructionCase, is_damaged, is_right, minimal, read_cases
 from bench.record import record
+from keystroke.agent.evaluation.docstring_checks import DocstringChecks
+from keystroke.agent.sandbox import find_sandbox
 from keystroke.analysis.outline import outline, walk_units
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit import (
@@ -72,6 +74,7 @@ CLIENTS = ("codex", "opencode")
 WAYS = ("auto", "single", "lines", "whole", "blocks", *CLIENTS)
 CLIENT_SECONDS = 900.0  # for one instruction
 
+_CHECKS = DocstringChecks(cache(find_sandbox))
 Propose = Callable[[InstructionCase], EditProposal | None]
 
 
@@ -171,7 +174,7 @@ def chosen_by_hand(case: InstructionCase) -> Region | None:
 def propose(case: InstructionCase, way: str, writer: Writer) -> EditProposal | None:
     """One case in one way; None where the way cannot be gone."""
     if way == "auto":
-        return propose_edit(EditTask(case.files, case.instruction), writer)
+        return propose_edit(EditTask(case.files, case.instruction), writer, checks=_CHECKS)
     if way == "single":
         return propose_edit(EditTask(case.files, case.instruction), _Single(writer))
     if way == "blocks":

@@ -21,6 +21,7 @@ import pytest
 from test_task import call, in_turn, scripted
 
 from keystroke.agent.attempts import SelectionPolicy, WatchState
+from keystroke.agent.evaluation.docstring_checks import DocstringChecks, docstring_examples
 from keystroke.agent.evaluation.evaluate import EvaluationConfig, Solution, evaluate, missing_tools
 from keystroke.agent.evaluation.examples import examples
 from keystroke.agent.evaluation.folder_sets import folder_tasks, strip_downloads
@@ -42,7 +43,7 @@ from keystroke.agent.evaluation.result_file import ResultFile, ResultHeader
 from keystroke.agent.evaluation.sets import load_set, select_tasks, with_test_timeout
 from keystroke.agent.evaluation.source_archives import source_archive
 from keystroke.agent.evaluation.tasks import FolderTask, FunctionTask, ResultStatus, Task, TaskResult
-from keystroke.agent.sandbox import find_sandbox
+from keystroke.agent.sandbox import Sandbox, find_sandbox
 from keystroke.engine.base import Interrupt
 from keystroke.errors import EngineError, InputError, Interrupted, NotFound
 
@@ -626,3 +627,38 @@ def test_a_source_archive_is_downloaded_once(tmp_path: Path, monkeypatch: pytest
     assert asked == ["/pypi/some-package/json", "/pypi/some-package/json", "/files/p-1.tar.gz"]
     with pytest.raises(InputError, match="no source archive of Some_Package 2"):
         source_archive("Some_Package", "2", folder)
+
+
+SHOWN_WRONG = '''from __future__ import annotations
+
+
+def double(n: int) -> int:
+    """Twice the number.
+
+    >>> double(2)
+    4
+    >>> double(0)
+    0
+    """
+    return n + 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(3)
+'''
+
+
+def test_examples_in_docstrings_tell_versions_of_a_file_apart() -> None:
+    assert docstring_examples(SHOWN_WRONG) == ["assert double(2) == 4", "assert double(0) == 0"]
+    checks = DocstringChecks(lambda: SANDBOX)
+    texts = [SHOWN_WRONG.replace("n + 1", body) for body in ("2 * n", "n + 2", "n // 0")]
+    assert checks("a.py", SHOWN_WRONG, texts) == [1.0, 0.5, 0.0]
+    assert checks("a.js", SHOWN_WRONG, texts) == []
+    assert checks("a.py", texts[0], texts) == []  # they hold already: the change may be about them
+
+
+def test_a_file_without_examples_is_not_run() -> None:
+    def looked() -> Sandbox:
+        raise AssertionError("the sandbox is not needed")
+
+    assert DocstringChecks(looked)("a.py", "def f():\n    return 1\n", ["x = 1\n"]) == []

@@ -120,3 +120,29 @@ def test_of_equally_frequent_candidates_one_without_a_doubt_is_taken(number: int
     chosen, votes = choose_candidate(found, CODE, "a.py", "area should use math.pow")
     assert votes == 1
     assert "math.pow" in chosen
+
+
+def checks(path: str, old: str, texts: Sequence[str]) -> list[float]:
+    return [1.0 if "r ** 3" in text else 0.5 for text in texts]
+
+
+def test_a_candidate_that_the_checks_find_best_beats_more_frequent_ones() -> None:
+    writer = Together([whole("r ** 2")] * 7 + [whole("r ** 3")])
+    proposal = propose_edit(TASK, writer, checks=checks)
+    assert writer.batches == [8]
+    assert proposal.texts["a.py"] == CODE.replace("3 * r * r", "r ** 3")
+    assert proposal.agreement == (1, 8)
+
+
+def test_where_no_candidate_passes_the_checks_others_are_asked_for_once() -> None:
+    writer = Together([whole("r ** 2")] * 15 + [whole("r ** 3")])
+    proposal = propose_edit(TASK, writer, checks=checks)
+    assert writer.batches == [8, 8]
+    assert proposal.texts["a.py"] == CODE.replace("3 * r * r", "r ** 3")
+
+
+def test_checks_that_know_nothing_change_nothing() -> None:
+    writer = Together([whole("r ** 2")] * 7 + [whole("r ** 3")])
+    proposal = propose_edit(TASK, writer, checks=lambda path, old, texts: [])
+    assert writer.batches == [8]
+    assert proposal.agreement == (7, 8)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from keystroke.analysis.normalise import normalise
 from keystroke.analysis.syntax import language_of
@@ -38,6 +39,7 @@ CHEAP = 4  # answers that cost about as much as one; with so many, several are a
 MOST = 8  # candidates
 FEW = 3  # further candidates where each costs as much as the first
 TEMPERATURE = 0.8
+HOTTER = 1.0  # where a check refused all that was written
 LARGEST = 250  # lines that a model is asked to rewrite at once
 # Faults that asking again for the same region can correct; the others need another region.
 _MENDED = (
@@ -46,6 +48,8 @@ _MENDED = (
 )  # fmt: skip
 
 Exists = Callable[[str], bool]
+# How well each of several texts of a file does, of 1, given its path and old text; empty: nothing is known.
+Checks = Callable[[str, str, Sequence[str]], Sequence[float]]
 Answer = str | list[str]  # to a question, or to it and all that it announces
 Steps = Generator[RewriteQuestion, Answer, EditProposal]
 Result = str | Resolution | EditFailure  # of a region: the whole file, several files, or what is wrong
@@ -58,12 +62,13 @@ def edit_steps(
     retries: int = 1,
     exists: Exists = lambda path: False,
     candidates: int = 0,
+    checks: Checks | None = None,
 ) -> Steps:
     """Ask until the task is done or no larger region is left. `blocks`: the model writes search/replace
     blocks well. `retries`: how often one question is repeated with its fault named; 0 asks once and tries no
     larger region. `candidates`: answers that cost about as much as one; with fewer than four, several are
-    asked for only where the first answers fail or leave a doubt; 0: never."""
-    asking = _Asking(task, retries, exists, candidates)
+    asked for only where the first answers fail or leave a doubt; 0: never. `checks` compares candidates."""
+    asking = _Asking(task, retries, exists, candidates, checks)
     if task.region is not None:
         return (yield from asking.one_region(task.region))
     if (texts := apply_renaming(task.files, task.instruction)) is not None:
@@ -85,15 +90,18 @@ def propose_edit(
     retries: int = 1,
     on_text: Callable[[str], None] | None = None,
     exists: Exists = lambda path: False,
+    checks: Checks | None = None,
 ) -> EditProposal:
     """Let a model perform a task. `blocks`: it writes search/replace blocks well. `exists` tells which paths
-    beyond the task's files exist. Raises InputError for an endless answer, and what the writer raises."""
+    beyond the task's files exist, `checks` which of several candidates does best. Raises InputError for an
+    endless answer, and what the writer raises."""
     steps = edit_steps(
         task,
         blocks=blocks,
         retries=retries,
         exists=exists,
         candidates=min(MOST, getattr(writer, "parallel", 0)),
+        checks=checks,
     )
     question = next_question(steps, None)
     while isinstance(question, RewriteQuestion):
@@ -145,6 +153,7 @@ class _Asking:
     retries: int
     exists: Exists
     candidates: int = 0
+    checks: Checks | None = None
     answers: list[str] = field(default_factory=list)
 
     def one_region(self, region: Region) -> Steps:
@@ -223,26 +232,46 @@ class _Asking:
         ways = list(dict.fromkeys([*(regions if len(regions) == 1 else ()), *_whole(task.files, LARGEST)]))
         if not ways:
             return None
-        asked = [
-            (way, replace(self._question(way, text), temperature=heat, seed=number))
-            for number, (way, heat) in enumerate(_ways(ways, count, greedy=self.candidates >= CHEAP))
+        cheap = self.candidates >= CHEAP
+        found = [] if first is None else [first]
+        found += yield from self._ask_all(_ways(ways, count, greedy=cheap))
+        scores = self._scores(path, text, found)
+        if cheap and scores and max(scores.values()) < 1.0:
+            more = [(way, HOTTER) for way, _ in _ways(ways, count, greedy=False)]
+            found += yield from self._ask_all(more, seed=count)
+            scores = self._scores(path, text, found)
+        if not found:
+            return None
+        chosen, votes = choose_candidate(found, text, path, task.instruction, task.rules, scores)
+        return replace(self._proposal(Resolution({path: chosen})), agreement=(votes, len(found)))
+
+    def _ask_all(
+        self, ways: Sequence[tuple[Region, float]], seed: int = 0
+    ) -> Generator[RewriteQuestion, Answer, list[str]]:
+        """The usable answers of all ways: whole files."""
+        task = self.task
+        text = task.files[ways[0][0].path]
+        questions = [
+            replace(self._question(way, text), temperature=heat, seed=seed + number)
+            for number, (way, heat) in enumerate(ways)
         ]
-        questions = [question for _, question in asked]
         reply = yield replace(questions[0], also=tuple(questions[1:]))
         answers = reply if isinstance(reply, list) else [reply]
         while len(answers) < len(questions):
             more = yield questions[len(answers)]
             answers += more if isinstance(more, list) else [more]
         self.answers.extend(answers)
-        found = [] if first is None else [first]
-        for (way, _), answer in zip(asked, answers, strict=True):
-            result = read_rewrite(answer, way, text, task.instruction)
-            if isinstance(result, str):
-                found.append(result)
-        if not found:
-            return None
-        chosen, votes = choose_candidate(found, text, path, task.instruction, task.rules)
-        return replace(self._proposal(Resolution({path: chosen})), agreement=(votes, len(found)))
+        results = (
+            read_rewrite(answer, way, text, task.instruction)
+            for (way, _), answer in zip(ways, answers, strict=True)
+        )
+        return [result for result in results if isinstance(result, str)]
+
+    def _scores(self, path: str, old: str, texts: Sequence[str]) -> dict[str, float]:
+        distinct = list(dict.fromkeys(texts))
+        if self.checks is None or not distinct:
+            return {}
+        return dict(zip(distinct, self.checks(path, old, distinct), strict=False))
 
     def _doubt(self, old: str, new: str, path: str) -> str | None:
         """What may be wrong with a change that can be used: something is missing, or a rule is broken."""
@@ -359,18 +388,25 @@ def _ways(regions: Sequence[Region], count: int, *, greedy: bool) -> list[tuple[
 
 
 def choose_candidate(
-    found: Sequence[str], old: str, path: str, instruction: str, rules: str = ""
+    found: Sequence[str],
+    old: str,
+    path: str,
+    instruction: str,
+    rules: str = "",
+    scores: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[str, int]:
-    """The text that most candidates agree on, as syntax trees, and how many do. Of equally frequent ones, one
-    without a doubt, then the one that changes least."""
+    """The text that most candidates agree on, as syntax trees, and how many do; first of those that the
+    checks (`scores`) find best. Of equally frequent ones, one without a doubt, then the one that changes
+    least."""
     language = language_of(path)
     groups: dict[str, list[str]] = {}
     for text in found:
         groups.setdefault(normalise(text, language), []).append(text)
 
-    def rank(texts: list[str]) -> tuple[int, bool, int]:
+    def rank(texts: list[str]) -> tuple[float, int, bool, int]:
         doubt = find_doubt(old, texts[0], path, instruction) or find_violation(old, texts[0], path, rules)
-        return len(texts), not doubt, -sum(len(edit.text) for edit in minimal_diff(old, texts[0]))
+        size = sum(len(edit.text) for edit in minimal_diff(old, texts[0]))
+        return scores.get(texts[0], 0.0), len(texts), not doubt, -size
 
     best = max(groups.values(), key=rank)
     return best[0], len(best)

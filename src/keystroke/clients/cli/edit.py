@@ -103,6 +103,8 @@ def edit(
 def _plan_by_model(
     run: Invocation, workspace: Workspace, files: list[str], instruction: str, lines: str, model: str | None
 ) -> EditPlan:
+    from keystroke.agent.evaluation.docstring_checks import DocstringChecks
+    from keystroke.agent.sandbox import find_sandbox
     from keystroke.analysis.rules import project_rules
     from keystroke.assist.edit import plan_edit
     from keystroke.clients.cli.interruption import interruptible
@@ -127,6 +129,7 @@ def _plan_by_model(
             rules=rules,
             blocks=region is None and supports_blocks(writer, run),
             on_text=show,
+            checks=DocstringChecks(find_sandbox),
         )
         if interrupt.is_set:
             raise KeyboardInterrupt

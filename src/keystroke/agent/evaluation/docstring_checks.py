@@ -1,0 +1,54 @@
+"""Tells versions of a Python file apart by the examples in its docstrings, run in the sandbox.
+
+Examples that hold already say nothing about a change, which may be about to make them wrong. So they count
+only where the file itself does not do what its docstrings show.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from keystroke.agent.evaluation.examples import examples
+from keystroke.agent.evaluation.programs import interpreter_pool, run_examples
+from keystroke.agent.sandbox import Sandbox
+
+_SECONDS = 3.0
+_AT_ONCE = 4
+_MOST = 20  # examples
+# As a module: what a file does only as the main program is not done.
+_MODULE = "__name__ = 'checked'\nexec(compile({text!r}, 'checked.py', 'exec'), globals())"
+
+
+class DocstringChecks:
+    """Runs nothing where the sandbox, which is looked for when there are examples, does not confine."""
+
+    def __init__(self, find_sandbox: Callable[[], Sandbox]) -> None:
+        self._find_sandbox = find_sandbox
+
+    def __call__(self, path: str, old: str, texts: Sequence[str]) -> list[float]:
+        """The share of the old text's examples that holds in each text; empty where they tell nothing."""
+        shown = docstring_examples(old) if path.endswith(".py") else []
+        if not shown or not (sandbox := self._find_sandbox()).confines:
+            return []
+        size = min(_AT_ONCE, len(texts) + 1)
+        with interpreter_pool(sandbox, size) as ready, ThreadPoolExecutor(size) as pool:
+            check = partial(run_examples, ready, examples=shown, seconds=_SECONDS)
+            codes = [_MODULE.format(text=text) for text in (old, *texts)]
+            before, *after = [result.score for result in pool.map(check, codes)]
+        return after if before < 1.0 else []
+
+
+def docstring_examples(text: str) -> list[str]:
+    """The examples of a file's functions, as assertions."""
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    found: list[str] = []
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and (said := ast.get_docstring(node)) is not None:
+            found += examples(f"def {node.name}({ast.unparse(node.args)}):\n{said}", node.name)
+    return found[:_MOST]
