@@ -301,6 +301,85 @@ PAIRS = [
     ),
     (
         "python",
+        "a hash that names content",
+        "import hashlib\ndef name_of(data):\n    return hashlib.sha1(data).hexdigest()[:8]\n",
+        "import hashlib\ndef f(password):\n    return hashlib.sha1(password).hexdigest()\n",
+        "python-weak-hash",
+    ),
+    (
+        "javascript",
+        "a hash that names content",
+        'const { createHash } = require("crypto");\n'
+        'const nameOf = (data) => createHash("md5").update(data).digest("hex");\n',
+        'const { createHash } = require("crypto");\n'
+        'const sign = (data, secret) => createHash("md5").update(data + secret).digest("hex");\n',
+        "javascript-weak-hash",
+    ),
+    (
+        "python",
+        "letters of an example",
+        "import random, string\ndef make_plate():\n    return random.choice(string.ascii_uppercase)\n",
+        "import random, string\ndef make_password():\n    return random.choice(string.ascii_uppercase)\n",
+        "python-weak-random",
+    ),
+    (
+        "python",
+        "the digest of a file",
+        "def is_copy(path, digest):\n    return sha256_of(path) == digest\n",
+        "import hmac\ndef is_valid(key, body, signature):\n"
+        "    return hmac.new(key, body, 'sha256').hexdigest() == signature\n",
+        "python-timing-compare",
+    ),
+    ("python", "a name that stands for itself", '_MUST_PASS = "must_pass"\n', "", "python-hardcoded-secret"),
+    (
+        "python",
+        "a text of the program",
+        'TEXTS = {"result_pass": "\u7ed3\u679c\uff1a\u901a\u8fc7\u9a8c\u8bc1\u7ed3\u679c"}\n',
+        "",
+        "python-hardcoded-secret",
+    ),
+    (
+        "python",
+        "an address inside the machine room",
+        "import urllib.request\nurllib.request.urlopen('http://169.254.169.254/latest/', timeout=1)\n",
+        "import urllib.request\nurllib.request.urlopen('http://files.shop.org/latest/', timeout=1)\n",
+        "python-insecure-protocol",
+    ),
+    (
+        "python",
+        "an address that another server gave",
+        "import requests\ndef f():\n    made = requests.post('https://api.shop.org/x', timeout=9).json()\n"
+        "    return requests.get(made['url'], timeout=9)\n",
+        "import requests\nfrom flask import request\ndef f():\n"
+        "    return requests.get(request.json['url'], timeout=9)\n",
+        "python-ssrf",
+    ),
+    (
+        "python",
+        "a file beside the script",
+        "import os\ndef read(name):\n    return open(os.path.dirname(__file__) + '/' + name).read()\n",
+        "import os\nfrom flask import request\ndef read():\n"
+        "    return open('/srv/' + request.args['name']).read()\n",
+        "python-path-traversal",
+    ),
+    (
+        "javascript",
+        "an option of the command line",
+        'const { Command } = require("commander");\nconst fs = require("fs");\n'
+        'const given = new Command().option("-i <file>").parse().opts();\nfs.readFileSync(given.i);\n',
+        'const fs = require("fs");\nfunction f(req) {\n  fs.readFileSync(req.query.i);\n}\n',
+        "javascript-path-traversal",
+    ),
+    (
+        "javascript",
+        "a copy of one level",
+        "function f(req) {\n  return Object.assign({}, JSON.parse(req.body.options));\n}\n",
+        'const _ = require("lodash");\n'
+        "function f(req) {\n  return _.merge({}, JSON.parse(req.body.options));\n}\n",
+        "javascript-prototype-pollution",
+    ),
+    (
+        "python",
         "a digest that says whether something changed",
         "import hashlib\ndef has_changed(old, new):\n    return hashlib.md5(old) != hashlib.md5(new)\n",
         "import hashlib\ndef sign(text):\n    return hashlib.md5(text).hexdigest()\n",

@@ -152,7 +152,7 @@ REFUSED = [
     (
         "python",
         "a digest that others keep",
-        "import hashlib\ndef f(p, kept):\n    return hashlib.md5(p).hexdigest() == kept\n",
+        "import hashlib\ndef f(token, kept):\n    return hashlib.md5(token).hexdigest() == kept\n",
     ),
     ("c", "a pointer of unknown size", "void f(char *b, const char *s) { strcpy(b, s); }\n"),
     ("c", "the result is used", "char *f(const char *s) { char b[9]; return strdup(strcpy(b, s)); }\n"),

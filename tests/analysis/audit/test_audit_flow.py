@@ -74,7 +74,7 @@ def test_a_branch_that_can_never_run_brings_no_data() -> None:
 
 
 def test_facts_outside_a_function_are_known_inside_it() -> None:
-    assert "python-weak-hash" in rules("python", "import hashlib as h\n\ndef f(b):\n    return h.md5(b)\n")
+    assert "python-weak-hash" in rules("python", "import hashlib as h\n\ndef sign(b):\n    return h.md5(b)\n")
     assert "python-static-iv" in rules(
         "python",
         "from Crypto.Cipher import AES\nIV = b'0000000000000000'\n\ndef f(k):\n    AES.new(k, 2, IV)\n",

@@ -28,7 +28,7 @@ _LOGIN = re.compile(r"(?i)connect|login|createConnection|create_engine|pool$|aut
 
 _TIMED = ("python", "javascript", "typescript", "tsx")
 _TIMED_NAME = re.compile(
-    r"(?i)(?:^|[._])(?:\w*(?:signature|hmac|digest|csrf\w*|(?:secret|api|auth|access)_?(?:key|token)|password|passwd)|secret)$"
+    r"(?i)(?:^|[._])(?:\w*(?:signature|hmac|csrf\w*|(?:secret|api|auth|access)_?(?:key|token)|password|passwd)|secret)$"
 )
 _TOKEN = re.compile(r"(?i)token$")
 _LOGS = re.compile(

@@ -219,13 +219,6 @@ def use_buffer_factory(site: FixSite, spec: FixSpec) -> FixEdits | None:
     return FixEdits((Edit(start, span(listed)[0], name),))
 
 
-def drop_last_argument(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """Removes a last argument that disables a check."""
-    given = site.arguments()
-    require(len(given) >= 2 and given[-1].text() == "true")
-    return FixEdits((Edit(span(given[-2])[1], span(given[-1])[1], ""),))
-
-
 def add_noopener(site: FixSite, spec: FixSpec) -> FixEdits | None:
     """Adds rel="noopener noreferrer" to a link."""
     for attribute in site.match.node.children():

@@ -116,6 +116,8 @@ def is_secret(name: str, value: str) -> bool:
         return False  # a pass of another kind
     if _LABEL.match(value) and not re.search(r"\d", value):
         return False
+    if not value.isascii() or value.lower() == name.strip("_").lower():
+        return False  # a text of a language, or a name that stands for itself
     if (
         value.count(" ") > 1
         or value.startswith(("/", "http://", "https://", "--", "./"))
