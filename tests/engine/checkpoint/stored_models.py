@@ -18,7 +18,7 @@ from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.onnx import native
 from keystroke.engine.onnx.convert import convert_stored
 from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
-from keystroke.engine.onnx.stored import NativeWeights, stored_tables
+from keystroke.engine.onnx.stored import native_weights
 
 UInt8 = np.ndarray[Any, np.dtype[np.uint8]]
 KINDS = (
@@ -94,6 +94,6 @@ def opened(path: Path, cache: Path, kernels: str, **options: Any) -> OnnxEngine:
         pytest.skip("no C compiler here, or not the vectors")
     with open_checkpoint(path) as checkpoint:
         model = convert_stored(checkpoint, native=library is not None, cache=cache)
-        stored = NativeWeights(library, stored_tables(checkpoint)) if library is not None else None
+        stored = native_weights(checkpoint, library) if library is not None else None
         graph = OnnxGraph(model, checkpoint.spec, "stored", stored)
         return OnnxEngine(graph, OnnxOptions(**{"threads": 2, **options}))

@@ -78,6 +78,7 @@ def test_threads_spin_briefly_where_cores_are_few(
 ) -> None:
     monkeypatch.setattr("keystroke.engine.onnx.engine.usable_cores", lambda: cores)
     with made(tmp_path, "llama", "int8") as engine:
+        assert engine._runtime is not None
         set_up = engine._runtime.get_session_options()
         try:
             limit = set_up.get_session_config_entry("session.intra_op.spin_duration_us")

@@ -145,10 +145,9 @@ def _as_stored(
     from keystroke.engine.onnx.convert import convert_stored
     from keystroke.engine.onnx.stored import (
         TYPES,
-        NativeWeights,
         can_run_stored,
+        native_weights,
         portable_bytes,
-        stored_tables,
     )
 
     spec, cache = checkpoint.spec, settings.paths.cache
@@ -158,12 +157,9 @@ def _as_stored(
             "set model.precision to int8 or int4, which converts them"
         )
     own = _operators(checkpoint, settings, progress)
-    tables = stored_tables(checkpoint) if own is not None else {}
-    _check_memory(
-        spec,
-        sum(table.nbytes for table in tables.values()) if tables else portable_bytes(checkpoint),
-        "stored",
-    )
+    weights = native_weights(checkpoint, own, adapted=adapted) if own is not None else None
+    need = sum(table.nbytes for table in weights.tables.values()) if weights else portable_bytes(checkpoint)
+    _check_memory(spec, need, "stored")
     model = convert_stored(
         checkpoint,
         native=own is not None,
@@ -171,7 +167,7 @@ def _as_stored(
         cache=cache,
         adapted=adapted,
     )
-    return model, NativeWeights(own, tables) if own is not None else None
+    return model, weights
 
 
 def _operators(checkpoint: Checkpoint, settings: Settings, progress: Progress) -> Path | None:

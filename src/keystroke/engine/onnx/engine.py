@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -21,6 +22,7 @@ from keystroke.engine.cores import usable_cores
 from keystroke.engine.disk_prefixes import DiskPrefixes
 from keystroke.engine.host import HostSession
 from keystroke.engine.onnx.kv import KvBuffers, KvPool
+from keystroke.engine.onnx.plan import StepPlan, StopFlag
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS
 from keystroke.engine.onnx.predictor import MOST_TOKENS, MtpDrafter
 from keystroke.engine.onnx.recurrent import Float32, RecurrentState
@@ -64,6 +66,7 @@ class OnnxOptions:
     threads: int = 0  # 0: one per physical core
     kv_budget: int = 4 << 30  # bytes
     context_length: int | None = None  # None: the model's own
+    planned: bool = True  # one native call a step, where there is a plan for the model
     exact: bool = True  # results do not depend on how tokens were grouped into runs
     # Bytes that the machine can still give; when they run short, cached prefixes are dropped, oldest first.
     free_memory: Callable[[], int | None] = lambda: None
@@ -86,13 +89,22 @@ class OnnxEngine(Engine):
         tables: dict[str, np.ndarray] = dict(stored.tables) if stored is not None else {}
         if graph.adapter is not None:
             tables |= _matrices(graph.adapter)
-        self._tables = {name: ort.OrtValue.ortvalue_from_numpy(table) for name, table in tables.items()}
-        self._runtime = _open(graph.file, options.threads, stored)
-        kinds = {each.name: each.type for each in self._runtime.get_inputs()}
-        halves = "float16" in kinds[f"key.{spec.attention_layers[0]}"]
+        self._tables: dict[str, ort.OrtValue] = {}
+        # Models that a plan runs have no other use for the runtime.
+        self._plan: StepPlan | None = None
+        self._runtime: ort.InferenceSession | None = None
+        kinds: dict[str, str] = {}
+        if stored is not None and stored.vectors and options.planned:
+            self._plan = StepPlan(spec, stored, options.threads)
+        else:
+            self._tables = {name: ort.OrtValue.ortvalue_from_numpy(each) for name, each in tables.items()}
+            self._runtime = _open(graph.file, options.threads, stored)
+            kinds = {each.name: each.type for each in self._runtime.get_inputs()}
+        halves = self._plan is not None or "float16" in kinds[f"key.{spec.attention_layers[0]}"]
         kv: np.dtype[np.floating] = np.dtype(np.float16 if halves else np.float32)
         self._padded = "pad" in kinds
-        self._returns_kv = any(each.name.startswith("new_key.") for each in self._runtime.get_outputs())
+        outputs = self._runtime.get_outputs() if self._runtime is not None else []
+        self._returns_kv = any(each.name.startswith("new_key.") for each in outputs)
         self.pool = KvPool(spec, kv, kv_budget, make_room=lambda: self.cache.drop_oldest())
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         self._pads = [np.zeros((1, rows, width), dtype=kv) for rows in range(MIN_ATTENTION_ROWS)]
@@ -121,7 +133,8 @@ class OnnxEngine(Engine):
             self.predictor = MtpDrafter(runtime, spec, self._tables)
             self._tables = {name: table for name, table in self._tables.items() if name in kinds}
         self.drafts = self.predictor is not None
-        self._watched: tuple[Interrupt, ort.RunOptions, Callable[[], None]] | None = None
+        self._watched: tuple[Interrupt, ort.RunOptions | StopFlag, Callable[[], None]] | None = None
+        self._never = StopFlag()
         self._closed = False
         self.info = ModelInfo(
             name=spec.name,
@@ -174,7 +187,9 @@ class OnnxEngine(Engine):
         self._streams.clear()
         self.predictor = None
         self._logits.clear()
-        del self._runtime
+        self._runtime = None
+        if self._plan is not None:
+            self._plan.close()
         self._tables.clear()
 
     def save_prefixes(self, disk: DiskPrefixes) -> None:
@@ -222,6 +237,9 @@ class OnnxEngine(Engine):
         return self.pool.used + buffers.nbytes <= self.pool.budget // 2
 
     def binding(self, buffers: KvBuffers) -> SessionBinding:
+        if self._plan is not None:
+            return SessionBinding(self._plan.bind(buffers.arrays), buffers.capacity)
+        assert self._runtime is not None
         binding = self._runtime.io_binding()
         binding.bind_ortvalue_input("last", self.last_value)
         for name, table in self._tables.items():
@@ -259,6 +277,11 @@ class OnnxEngine(Engine):
             if rows > LOGIT_ROWS:
                 array = np.empty((rows, self.spec.vocab_size), dtype=np.float32)
             found = self._logits[rows] = (array, ort.OrtValue.ortvalue_from_numpy(array))
+        if self._plan is not None:
+            stop = self._never if interrupt is None else self._options(interrupt)
+            scratch.ids[0, :] = tokens
+            self._plan.run(scratch.ids, start, bound.binding, bound.capacity, found[0], stop)
+            return found[0]
         padding = self.padding(count)
         if bound.shape != (count, rows, padding):  # decoding binds once and then only updates values in place
             bound.shape = (count, rows, padding)
@@ -297,11 +320,11 @@ class OnnxEngine(Engine):
         rows: Float32 = self._stream_of(count)[0][0]
         return rows
 
-    def _options(self, interrupt: Interrupt) -> ort.RunOptions:
+    def _options(self, interrupt: Interrupt) -> ort.RunOptions | StopFlag:
         """Run options that `interrupt` terminates, created once per interrupt."""
         if self._watched is None or self._watched[0] is not interrupt:
             self._unwatch()
-            options = ort.RunOptions()
+            options = ort.RunOptions() if self._plan is None else StopFlag()
 
             def terminate() -> None:
                 options.terminate = True
@@ -316,6 +339,7 @@ class OnnxEngine(Engine):
             self._watched = None
 
     def _execute(self, binding: ort.IOBinding, options: ort.RunOptions | None) -> None:
+        assert self._runtime is not None
         try:
             self._runtime.run_with_iobinding(binding, options)
         except MemoryError:
@@ -497,12 +521,14 @@ class OnnxSession(HostSession):
 
 
 class SessionBinding:
-    """A session's runtime binding and the shape that it was last bound for."""
+    """A session's runtime binding and the shape that it was last bound for; or, with a plan, the addresses of
+    its keys and values and for how many tokens they have room."""
 
-    __slots__ = ("binding", "shape")
+    __slots__ = ("binding", "capacity", "shape")
 
-    def __init__(self, binding: ort.IOBinding) -> None:
+    def __init__(self, binding: Any, capacity: int = 0) -> None:
         self.binding = binding
+        self.capacity = capacity
         self.shape: tuple[int, int, int] | None = None
 
 

@@ -6,7 +6,7 @@ matrices of Llama files, whose rows are reordered in a copy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +46,9 @@ class NativeWeights:
 
     library: Path
     tables: dict[str, npt.NDArray[np.uint8]]
+    # The types of the matrices and the norms and biases, for models that `fits_plan`; else empty.
+    types: dict[str, int] = field(default_factory=dict)
+    vectors: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
@@ -65,6 +68,12 @@ def needs_native_operators(spec: ModelSpec) -> str | None:
         ("queries that grow with their position", spec.rope.query_growth != 0.0),
     )
     return next((name for name, there in named if there), None)
+
+
+def fits_plan(spec: ModelSpec) -> bool:
+    """Whether native/plan.h runs such a model, if its matrices are stored in blocks."""
+    plain = spec.activation == "silu" and not spec.post_norms and spec.embedding_scale == 1.0
+    return plain and needs_native_operators(spec) is None and spec.window_rope is None and not spec.predictor
 
 
 def can_run_stored(checkpoint: Checkpoint) -> bool:
@@ -105,6 +114,21 @@ def stored_tables(checkpoint: Checkpoint) -> dict[str, npt.NDArray[np.uint8]]:
     """Every matrix of the model, mapped."""
     names = [name for name, shape in tensor_shapes(checkpoint.spec).items() if is_matrix(name, shape)]
     return {name: table_of(checkpoint, name)[0] for name in names}
+
+
+def native_weights(checkpoint: Checkpoint, library: Path, *, adapted: bool = False) -> NativeWeights:
+    """What the native operators need of a model, and if it has no adapter, what its plan needs."""
+    tables = stored_tables(checkpoint)
+    if adapted or not fits_plan(checkpoint.spec):
+        return NativeWeights(library, tables)
+    shapes = tensor_shapes(checkpoint.spec)
+    vectors = {
+        name: np.ascontiguousarray(checkpoint.tensor(name), np.float32)
+        for name, shape in shapes.items()
+        if len(shape) == 1
+    }
+    types = {name: TYPES[checkpoint.storage(name)] for name in tables}
+    return NativeWeights(library, tables, types, vectors)
 
 
 def table_of(checkpoint: Checkpoint, name: str) -> tuple[npt.NDArray[np.uint8], str]:

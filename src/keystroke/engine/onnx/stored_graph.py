@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from keystroke.engine.checkpoint import EMBEDDING
 from keystroke.engine.onnx.half_attention import DOMAIN, HalfBuilder
-from keystroke.engine.onnx.stored import PLAIN, TYPES, table_of
+from keystroke.engine.onnx.stored import PLAIN, TYPES, fits_plan, table_of
 
 
 class StoredBuilder(HalfBuilder):
@@ -46,6 +46,42 @@ class StoredBuilder(HalfBuilder):
         sources = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]
         hidden = self._product(f"{name}.in", x, sources, bias=bias, gated=True)
         return self._linear(f"{name}.down", hidden, [f"{prefix}.mlp.down_proj"], bias=bias)
+
+    def _norm(self, name: str, x: str, source: str, *, epsilon: float | None = None) -> str:
+        if not self._planned:
+            return super()._norm(name, x, source, epsilon=epsilon)
+        self._weight(f"{name}.g", self.checkpoint.tensor(source).astype(np.float32))
+        return self._node(
+            "StoredNorm", [x, f"{name}.g"], [f"{name}.y"], domain=DOMAIN, epsilon=float(self.spec.norm_eps)
+        )[0]
+
+    def _skip_norm(self, name: str, x: str, skip: str, source: str, *, last: bool = False) -> tuple[str, str]:
+        if not self._planned:
+            return super()._skip_norm(name, x, skip, source, last=last)
+        (total,) = self._node("Add", [skip, x], [f"{name}.sum"])
+        return self._norm(name, total, source), total
+
+    def _normed_heads(self, name: str, prefix: str, qkv: str) -> str:
+        if not self._planned:
+            return super()._normed_heads(name, prefix, qkv)
+        spec, gains = self.spec, [f"{name}.q.g", f"{name}.k.g"]
+        for gain, letter in zip(gains, "qk", strict=True):
+            norm = self.checkpoint.tensor(f"{prefix}.self_attn.{letter}_norm.weight")
+            self._weight(gain, norm.astype(np.float32))
+        sizes = {"heads": spec.heads, "kv_heads": spec.kv_heads, "width": spec.head_dim, "gated": 0}
+        return self._node(
+            "SplitHeads",
+            [qkv, *gains],
+            [f"{name}.heads"],
+            domain=DOMAIN,
+            epsilon=float(spec.norm_eps),
+            **sizes,
+        )[0]
+
+    @property
+    def _planned(self) -> bool:
+        """Whether plan.py runs this model too, with the same bits: its norms are ours, then."""
+        return fits_plan(self.spec) and not self.adapted
 
     def _linear(
         self, name: str, x: str, sources: Sequence[str], *, bias: bool, bits: int | None = None

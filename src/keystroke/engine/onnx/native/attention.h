@@ -8,6 +8,7 @@
  * so that the scores of several keys are computed without rearranging anything. Values are stored token by token.
  */
 #pragma once
+#include "threads.h"
 #include "vector.h"
 #include <stdlib.h>
 
@@ -288,4 +289,22 @@ static void merge(void *data, size_t row) {
         }
         for (size_t d = 0; d < a->width; d++) out[d] = total[d] / weight;
     }
+}
+
+/* Appends the keys and values of all rows and computes their results. Returns 0, or 1 without memory. */
+static int run_attend(Attention *a, Threads *threads) {
+    a->group = a->heads / a->kv_heads;
+    a->padded = (a->width + LANES - 1) / LANES * LANES;
+    a->tile_rows = MOST_QUERIES / a->group;
+    a->tiles = (a->rows + a->tile_rows - 1) / a->tile_rows;
+    a->spans = (a->first + a->rows - 1) / SPAN + 1;
+    size_t queries = a->rows * a->heads * a->padded;
+    a->queries = malloc((queries + a->rows * a->heads * a->spans * part_size(a)) * sizeof(float));
+    if (!a->queries) return 1;
+    a->parts = a->queries + queries;
+    for_each_row(threads, take_in, a->rows, a);
+    for_tasks(threads, attend, a->kv_heads * a->tiles * a->spans, a);
+    for_each_row(threads, merge, a->rows, a);
+    free(a->queries);
+    return 0;
 }

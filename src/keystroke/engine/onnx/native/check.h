@@ -54,6 +54,27 @@ static int product_is_right(const Format *format, const Activations *a, uint8_t 
     return 1;
 }
 
+/* Packed weights must give the bits of stored ones, for any number of rows. */
+static int packing_is_right(const Format *format, const Activations *a, uint8_t *bytes) {
+#if LANES == 4
+    static float expected[CHECKED_ROWS][LANES], total[CHECKED_ROWS][LANES];
+    static uint8_t packed[CHECKED_BYTES];
+    const Format *other = packed_format(format, LANES);
+    Rows rows = {bytes, row_bytes(format, CHECKED_WIDTH)};
+    if (!other) return 1;
+    fill(format, bytes);
+    pack_rows(format, rows, CHECKED_WIDTH, packed);
+    multiply(format, rows, a, 0, CHECKED_ROWS, expected);
+    for (size_t count = 1; count <= CHECKED_ROWS; count++) {
+        multiply(other, (Rows){packed, rows.stride}, a, 0, count, total);
+        if (memcmp(total, expected, count * sizeof *total)) return 0;
+    }
+#else
+    (void)format, (void)a, (void)bytes;
+#endif
+    return 1;
+}
+
 /* Attention over a single value must return it. */
 static int attention_is_right(void) {
     enum { WIDTH = 64, CAPACITY = KEY_BLOCK };
@@ -92,7 +113,7 @@ __attribute__((visibility("default"))) int self_check(void) {
         for (size_t i = 0; i < sizeof FORMATS / sizeof *FORMATS; i++) {
             Activations a = activations_in(memory, CHECKED_ROWS, CHECKED_WIDTH, is_large(FORMATS + i));
             for (size_t r = 0; r < CHECKED_ROWS; r++) round_row(x[r], r, &a);
-            wrong |= !product_is_right(FORMATS + i, &a, bytes);
+            wrong |= !product_is_right(FORMATS + i, &a, bytes) || !packing_is_right(FORMATS + i, &a, bytes);
         }
         wrong |= !attention_is_right();
     }

@@ -1,13 +1,14 @@
-/* Three operators for ONNX Runtime: products with weights as a GGUF file stores them, rows of such a table,
- * and attention with keys and values in half precision.
+/* Operators for ONNX Runtime: products with weights as a GGUF file stores them, rows of such a table, norms, and
+ * attention with keys and values in half precision; and a whole model without the runtime, in plan.h.
  *
  * Connects the runtime's values with the functions of the headers. Every size is checked against the available bytes
  * before it is used; a mismatch is an error of the session.
  */
 #include "attention.h"
 #include "check.h"
-#include "product.h"
+#include "plan.h"
 #include "runtime.h"
+#include "stored_product.h"
 
 #define TRY(call)                                \
     do {                                         \
@@ -15,7 +16,7 @@
         if (status_) return status_;             \
     } while (0)
 
-enum { MOST_RANK = 4, MOST_PARTS = 3, LEAST_TASK = 1 << 15 }; /* bytes of weights: a task has its price */
+enum { MOST_RANK = 4 };
 
 /* An input: its data, the number of elements, and its last two sizes. */
 typedef struct {
@@ -51,6 +52,21 @@ static Status *output(Api api, Context *context, size_t rows, size_t width, floa
     return data_of(api, value, (void **)out);
 }
 
+/* The threads of a session. */
+typedef struct {
+    Threads base;
+    Api api;
+    const Context *context;
+    Status *failed;
+} Runtime;
+
+static void on_session_threads(Threads *threads, Work work, size_t count, void *data) {
+    Runtime *runtime = (Runtime *)threads;
+    if (!runtime->failed) runtime->failed = in_parallel(runtime->api, runtime->context, work, count, data);
+}
+
+INLINE Runtime threads_of(Api api, const Context *context) { return (Runtime){{on_session_threads}, api, context, NULL}; }
+
 /* A copy of an operator's attributes, which the runtime passes to its runs and frees. */
 static Status *keep_kernel(Api api, const void *made, size_t size, void **out) {
     *out = malloc(size);
@@ -68,90 +84,6 @@ typedef struct {
     int64_t gated;
     const Format *formats[MOST_PARTS];
 } StoredMatMul;
-
-typedef struct {
-    const Format *format;
-    const uint8_t *at;
-    size_t height, stride, column; /* `column`: where its results begin in a row of the output */
-} Part;
-
-typedef struct {
-    Part parts[MOST_PARTS];
-    size_t count, strips, run, width, stride; /* `strips` of LANES rows of weights; `run`: one task's; `stride` of the output */
-    const float *x, *bias;
-    float *out;
-    int gated;
-    size_t rows, *places; /* where each row begins among the rounded ones: an uneven one takes two */
-    float *residues;      /* what the first of two lost */
-    Activations rounded[2]; /* in blocks, in units: as its parts ask for, or none */
-} Product;
-
-INLINE int is_double(const Product *p, size_t row) { return p->places[row + 1] - p->places[row] == 2; }
-
-static void round_rows(void *data, size_t row) {
-    const Product *p = data;
-    const float *x = p->x + row * p->width;
-    size_t place = p->places[row];
-    for (const Activations *a = p->rounded; a < p->rounded + 2; a++) {
-        if (!a->rows) continue;
-        round_row(x, place, a);
-        if (!is_double(p, row)) continue;
-        float *lost = p->residues + (place - row) * p->width; /* as many doubles lie before it */
-        residue(x, place, a, lost);
-        round_row(lost, place + 1, a);
-    }
-}
-
-INLINE const Activations *rounded_for(const Product *p, const Part *part) { return p->rounded + is_large(part->format); }
-
-INLINE Rows strip_of(const Part *part, size_t first) {
-    return (Rows){part->at + first * part->stride, part->stride};
-}
-
-/* The first row of strip `i` of a part. If the height is not a multiple of LANES, the last strip overlaps the one
- * before; both compute the same result. */
-INLINE size_t strip_start(const Part *part, size_t i) {
-    return i * LANES + LANES <= part->height ? i * LANES : part->height - LANES;
-}
-
-static void multiply_strip(const Product *p, size_t strip) {
-    size_t index = 0;
-    while (index + 1 < p->count && strip >= (p->parts[index].height + LANES - 1) / LANES && !p->gated) {
-        strip -= (p->parts[index].height + LANES - 1) / LANES;
-        index++;
-    }
-    const Part *part = p->parts + index;
-    size_t first = strip_start(part, strip);
-    float total[MOST_ROWS][LANES] __attribute__((aligned(64))), other[MOST_ROWS][LANES] __attribute__((aligned(64)));
-    for (size_t row = 0, end; row < p->rows; row = end) {
-        size_t place = p->places[row];
-        for (end = row + 1; end < p->rows && p->places[end + 1] - place <= MOST_ROWS; end++) continue;
-        size_t rounded = p->places[end] - place;
-        multiply(part->format, strip_of(part, first), rounded_for(p, part), place, rounded, total);
-        if (p->gated) {
-            const Part *second = p->parts + 1;
-            multiply(second->format, strip_of(second, first), rounded_for(p, second), place, rounded, other);
-        }
-        for (size_t r = row; r < end; r++) {
-            size_t at = p->places[r] - place;
-            floats y = floats_at(total[at]);
-            if (is_double(p, r)) y = add(y, floats_at(total[at + 1]));
-            if (p->bias) y = add(y, floats_at(p->bias + part->column + first));
-            if (p->gated) {
-                floats up = floats_at(other[at]);
-                if (is_double(p, r)) up = add(up, floats_at(other[at + 1]));
-                if (p->bias) up = add(up, floats_at(p->bias + p->parts[1].column + first));
-                y = times(over(y, add(same(1), exponential(minus(same(0), y)))), up);
-            }
-            put_floats(p->out + r * p->stride + (p->gated ? 0 : part->column) + first, y);
-        }
-    }
-}
-
-static void multiply_run(void *data, size_t task) {
-    const Product *p = data;
-    for (size_t strip = task * p->run; strip < p->strips && strip < (task + 1) * p->run; strip++) multiply_strip(p, strip);
-}
 
 static Status *make_matmul(Api api, const KernelInfo *info, void **out) {
     int64_t types[MOST_PARTS] = {0}, gated = 0;
@@ -189,39 +121,14 @@ static Status *run_matmul(void *kernel, Context *context) {
         if (table.rank != 2 || table.sizes[1] != part->stride || p.width % (size_t)part->format->values || part->height < LANES)
             return failure(api, "a table of StoredMatMul does not have the rows its type and the input ask for");
         heights += part->height;
-        if (!p.gated || i == 0) p.strips += (part->height + LANES - 1) / LANES;
     }
     if (bias.data && bias.elements != heights) return failure(api, "the bias of StoredMatMul does not fit its tables");
     if (p.gated && (p.count != 2 || p.parts[0].height != p.parts[1].height)) return failure(api, "a gate needs two equal tables");
     p.stride = p.gated ? p.parts[0].height : heights;
-    p.run = LEAST_TASK / (p.parts[0].stride * LANES) + 1;
     TRY(output(api, context, p.rows, p.stride, &p.out));
-    if (!p.rows) return NULL;
-    p.places = malloc((p.rows + 1) * sizeof *p.places);
-    if (!p.places) return failure(api, "no memory for the rows of a product");
-    p.places[0] = 0;
-    int asked[2] = {0, 0};
-    for (size_t i = 0; i < p.count; i++) asked[is_large(p.parts[i].format)] = 1;
-    for (size_t r = 0; r < p.rows; r++) {
-        const float *row = p.x + r * p.width;
-        int uneven = (asked[0] && is_uneven(row, p.width, 0)) || (asked[1] && is_uneven(row, p.width, 1));
-        p.places[r + 1] = p.places[r] + 1 + (size_t)uneven;
-    }
-    size_t rounded = p.places[p.rows], each = (activations_bytes(rounded, p.width) + 63) / 64 * 64;
-    void *memory = malloc(each * (size_t)(asked[0] + asked[1]) + (rounded - p.rows) * p.width * sizeof(float));
-    Status *failed = memory ? NULL : failure(api, "no memory for the activations of a product");
-    if (memory) {
-        p.residues = memory;
-        char *place = (char *)(p.residues + (rounded - p.rows) * p.width);
-        if (asked[0]) p.rounded[0] = activations_in(place, rounded, p.width, 0);
-        if (asked[1]) p.rounded[1] = activations_in(place + (asked[0] ? each : 0), rounded, p.width, 1);
-        if (p.rows < 8) {
-            for (size_t r = 0; r < p.rows; r++) round_rows(&p, r);
-        } else failed = in_parallel(api, context, round_rows, p.rows, &p);
-        if (!failed) failed = in_parallel(api, context, multiply_run, (p.strips + p.run - 1) / p.run, &p);
-    }
-    free(memory), free(p.places);
-    return failed;
+    Runtime runtime = threads_of(api, context);
+    if (run_product(&p, &runtime.base)) return failure(api, "no memory for the activations of a product");
+    return runtime.failed;
 }
 
 /* StoredRows: ids [1, rows], a table of bytes [height, bytes a row] -> [1, rows, width]. */
@@ -259,19 +166,36 @@ static Status *run_rows(void *kernel, Context *context) {
     for (size_t row = 0; row < ids.elements; row++, out += width) {
         int64_t id = ((const int64_t *)ids.data)[row];
         if (id < 0 || (size_t)id >= table.sizes[0]) return failure(api, "a token lies outside of the vocabulary");
-        Rows same_row = {(const uint8_t *)table.data + (size_t)id * stride, 0};
-        for (size_t unit = 0; unit * UNIT < width; unit++) {
-            Tile tile;
-            size_t blocks = (width - unit * UNIT) / BLOCK;
-            if (blocks > BLOCKS) blocks = BLOCKS;
-            format->unpack(same_row, unit, (int)blocks, &tile);
-            for (size_t i = 0; i < blocks * BLOCK; i++) {
-                int code = tile.codes[i / 4][i % 4] - (format->zero < 0 ? 0 : 1 << format->zero);
-                out[unit * UNIT + i] = scale_at(format, &tile, i, 0) * (float)code + minimum_at(format, &tile, i, 0);
-            }
-        }
+        widen_row(format, (const uint8_t *)table.data + (size_t)id * stride, width, out);
     }
     return NULL;
+}
+
+/* StoredNorm: x [1, rows, width], gain [width] -> the RMS norms of the rows times the gain. */
+
+typedef struct {
+    Api api;
+    float epsilon;
+} StoredNorm;
+
+static Status *make_norm(Api api, const KernelInfo *info, void **out) {
+    StoredNorm made = {.api = api};
+    TRY(attribute_float(api, info, "epsilon", &made.epsilon));
+    return keep_kernel(api, &made, sizeof made, out);
+}
+
+static Status *run_norm(void *kernel, Context *context) {
+    const StoredNorm *self = kernel;
+    Api api = self->api;
+    Input x, gain;
+    TRY(read_input(api, context, 0, &x));
+    TRY(read_input(api, context, 1, &gain));
+    if (x.rank != 3 || gain.elements != x.sizes[2]) return failure(api, "the gain of StoredNorm does not fit its rows");
+    Norm norm = {.width = x.sizes[2], .epsilon = self->epsilon, .gain = gain.data, .rows = x.data};
+    TRY(output(api, context, x.sizes[1], x.sizes[2], &norm.out));
+    Runtime runtime = threads_of(api, context);
+    for_each_row(&runtime.base, norm_row, x.sizes[1], &norm);
+    return runtime.failed;
 }
 
 #include "family_operators.h"
@@ -348,27 +272,9 @@ static Status *run_attention(void *kernel, Context *context) {
     a.mixed = mixed.data, a.cosines = cosines.data, a.sines = sines.data, a.keys = keys.data, a.values = values.data;
     TRY(output(api, context, a.heads ? a.rows : 0, a.heads * a.width, &a.out));
     if (!a.rows || !a.heads) return for_rows(api, context, take_in, a.rows, &a); /* only keys and values */
-    a.group = a.heads / a.kv_heads;
-    a.padded = (a.width + LANES - 1) / LANES * LANES;
-    a.tile_rows = MOST_QUERIES / a.group;
-    a.tiles = (a.rows + a.tile_rows - 1) / a.tile_rows;
-    a.spans = (size_t)(end - 1) / SPAN + 1;
-    size_t queries = a.rows * a.heads * a.padded;
-    a.queries = malloc((queries + a.rows * a.heads * a.spans * part_size(&a)) * sizeof(float));
-    if (!a.queries) return failure(api, "no memory for attention");
-    a.parts = a.queries + queries;
-    Status *failed = NULL;
-    if (a.rows < 8) {
-        for (size_t r = 0; r < a.rows; r++) take_in(&a, r);
-    } else failed = in_parallel(api, context, take_in, a.rows, &a);
-    if (!failed) failed = in_parallel(api, context, attend, a.kv_heads * a.tiles * a.spans, &a);
-    if (!failed) {
-        if (a.rows < 8) {
-            for (size_t r = 0; r < a.rows; r++) merge(&a, r);
-        } else failed = in_parallel(api, context, merge, a.rows, &a);
-    }
-    free(a.queries);
-    return failed;
+    Runtime runtime = threads_of(api, context);
+    if (run_attend(&a, &runtime.base)) return failure(api, "no memory for attention");
+    return runtime.failed;
 }
 
 /* The callbacks of an operator. */
@@ -400,12 +306,13 @@ static int last_version(const Operator *self) { return (void)self, 0x7fffffff; }
      .first_version = first_version, .last_version = last_version, .called = title, .inputs = types,             \
      .inputs_given = sizeof types / sizeof *types, .variadic = many, .make = maker}
 
-static const int MATMUL_INPUTS[] = {FLOAT, FLOAT, UINT8}, ROWS_INPUTS[] = {INT64, UINT8};
+static const int MATMUL_INPUTS[] = {FLOAT, FLOAT, UINT8}, ROWS_INPUTS[] = {INT64, UINT8}, NORM_INPUTS[] = {FLOAT, FLOAT};
 static const int ATTENTION_INPUTS[] = {FLOAT, FLOAT, FLOAT, FLOAT16, FLOAT16, INT32};
 static const int FAMILY_ATTENTION_INPUTS[] = {FLOAT, FLOAT, FLOAT, FLOAT16, FLOAT16, INT32, FLOAT};
 static const Operator OPERATORS[] = {
     OPERATOR("StoredMatMul", MATMUL_INPUTS, 1, make_matmul, run_matmul),
     OPERATOR("StoredRows", ROWS_INPUTS, 0, make_rows, run_rows),
+    OPERATOR("StoredNorm", NORM_INPUTS, 0, make_norm, run_norm),
     OPERATOR("HalfAttention", ATTENTION_INPUTS, 0, make_attention, run_attention),
     OPERATOR("FamilyAttention", FAMILY_ATTENTION_INPUTS, -1, make_family_attention, run_attention),
     OPERATOR("PlainMatMul", PLAIN_INPUTS, -1, make_plain, run_plain),

@@ -9,8 +9,9 @@
 #if defined(__x86_64__)
 #include "single_x86.h"
 #else
-#include "single_arm.h"
+#include "packed_arm.h"
 #include "rows_arm.h"
+#include "single_arm.h"
 #endif
 
 enum {
@@ -111,6 +112,12 @@ INLINE void meet_rows(const Tile *tile, int blocks, const Activations *a, size_t
 /* The products of `rows` rows from `row` on with LANES rows of weights: total [rows][LANES]. */
 static void multiply(const Format *format, Rows weights, const Activations *a, size_t row, size_t rows,
                      float (*total)[LANES]) {
+#if LANES == 4
+    if (format->type > PACKED) {
+        multiply_packed(format, weights, a, row, rows, total);
+        return;
+    }
+#endif
     if (rows <= singles_of(format) && has_single(format, a->width)) {
         for (size_t r = 0; r < rows; r++) put_floats(total[r], multiply_single(format, weights, a, row + r));
         return;
@@ -149,6 +156,19 @@ static void multiply(const Format *format, Rows weights, const Activations *a, s
         case 39:
         case 6: meet_rows(&tile, blocks, a, row, rows, unit, 0, 4, 1, 0, 0, total); break;
         default: meet_rows(&tile, blocks, a, row, rows, unit, 0, -1, 1, 1, 0, total);
+        }
+    }
+}
+
+/* The numbers of one stored row. */
+static void widen_row(const Format *format, const uint8_t *row, size_t width, float *out) {
+    for (size_t unit = 0; unit * UNIT < width; unit++) {
+        Tile tile;
+        int blocks = blocks_in(width, unit);
+        format->unpack((Rows){row, 0}, unit, blocks, &tile);
+        for (size_t i = 0; i < (size_t)blocks * BLOCK; i++) {
+            int code = tile.codes[i / 4][i % 4] - (format->zero < 0 ? 0 : 1 << format->zero);
+            out[unit * UNIT + i] = scale_at(format, &tile, i, 0) * (float)code + minimum_at(format, &tile, i, 0);
         }
     }
 }

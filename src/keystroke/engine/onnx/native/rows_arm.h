@@ -4,7 +4,7 @@
  * of them to memory, and a store costs as much as a product.
  */
 #pragma once
-#include "activations.h"
+#include "single_arm.h"
 
 #define EIGHT_TIMES(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 

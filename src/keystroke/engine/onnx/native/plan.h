@@ -1,0 +1,237 @@
+/* A whole step in one call: the layers of a Llama-like model over stored weights, without a runtime in between.
+ *
+ * Every number is computed by the functions that the operators use, so that the bits are those of the graph. Matrices are
+ * packed where that is known to be faster and the caller allows the memory. Called by one thread at a time.
+ */
+#pragma once
+#include "attention.h"
+#include "heads.h"
+#include "stored_product.h"
+
+#define EXPORTED __attribute__((visibility("default")))
+
+/* What Python passes: see plan.py. Sizes are int64_t, and what is missing is NULL. */
+typedef struct {
+    const uint8_t *at;
+    int64_t type, height;
+} PlanTable;
+
+typedef struct {
+    const float *norm, *query_norm, *key_norm, *mlp_norm, *cosines, *sines;
+    const float *qkv_bias, *output_bias, *gate_up_bias, *down_bias;
+    PlanTable qkv[3], output, gate_up[2], down;
+    int64_t window;
+} PlanLayer;
+
+typedef struct {
+    int64_t layers, hidden, heads, kv_heads, width, intermediate, positions;
+    float epsilon, scale;
+    PlanTable embedding, head;
+    const float *last_norm;
+    const PlanLayer *layer;
+    int64_t packs, threads;
+} PlanModel;
+
+enum { PLAN_DONE, PLAN_STOPPED, PLAN_NO_MEMORY, PLAN_OUTSIDE };
+
+typedef struct {
+    Part parts[MOST_PARTS];
+    size_t count, width, stride;
+    const float *bias;
+    int gated;
+} Matrix;
+
+typedef struct {
+    Matrix qkv, output, gate_up, down;
+} Matrices;
+
+typedef struct {
+    PlanModel model;
+    PlanLayer *layers;
+    Matrices *matrices;
+    Matrix head;
+    Pool *pool;
+    void **copies;
+    size_t copied, rows; /* `rows`: for how many there is memory */
+    float *memory, *residual, *normed, *mixed, *split, *attended, *wide, *branch;
+} Plan;
+
+/* The RMS norm of rows, after a branch was added to them. */
+typedef struct {
+    size_t width;
+    float epsilon;
+    const float *branch, *gain; /* `branch` may be NULL */
+    float *rows, *out;
+} Norm;
+
+static void norm_row(void *data, size_t row) {
+    const Norm *n = data;
+    float *x = n->rows + row * n->width, *out = n->out + row * n->width;
+    if (n->branch) {
+        const float *branch = n->branch + row * n->width;
+        for (size_t i = 0; i < n->width; i++) x[i] += branch[i];
+    }
+    float scale = norm_scale(x, n->width, n->epsilon);
+    for (size_t i = 0; i < n->width; i++) out[i] = x[i] * scale * n->gain[i];
+}
+
+typedef struct {
+    const Format *format;
+    Rows rows;
+    size_t width;
+    uint8_t *out;
+} Packing;
+
+#if LANES == 4
+static void pack_strip(void *data, size_t strip) {
+    const Packing *p = data;
+    size_t at = strip * LANES * p->rows.stride;
+    pack_rows(p->format, (Rows){p->rows.at + at, p->rows.stride}, p->width, p->out + at);
+}
+#endif
+
+/* Packs a part if that is possible. It stays as it is stored without memory for a copy. */
+static void pack_part(Plan *plan, Part *part, size_t width) {
+#if LANES == 4
+    const Format *format = packed_format(part->format, part->height);
+    void **copies = format ? realloc(plan->copies, (plan->copied + 1) * sizeof *copies) : NULL;
+    if (!copies) return;
+    plan->copies = copies;
+    /* A margin for prefetches is not needed: they may fail. */
+    uint8_t *out = aligned_alloc(64, (part->height * part->stride + 63) / 64 * 64);
+    if (!out) return;
+    plan->copies[plan->copied++] = out;
+    Packing packing = {part->format, {part->at, part->stride}, width, out};
+    for_tasks(&plan->pool->base, pack_strip, part->height / LANES, &packing);
+    part->at = out, part->format = format;
+#else
+    (void)plan, (void)part, (void)width;
+#endif
+}
+
+/* Returns 0, or 1 if the tables do not have the sizes or types of such a product. */
+static int make_matrix(Plan *plan, const PlanTable *tables, size_t count, size_t width, int gated, const float *bias, Matrix *out) {
+    *out = (Matrix){.count = count, .width = width, .bias = bias, .gated = gated};
+    size_t heights = 0;
+    for (size_t i = 0; i < count; i++) {
+        const Format *format = format_of(tables[i].type);
+        if (!format || width % BLOCK || width % (size_t)format->values || tables[i].height < LANES) return 1;
+        out->parts[i] = (Part){format, tables[i].at, (size_t)tables[i].height, row_bytes(format, width), heights};
+        heights += out->parts[i].height;
+        if (plan->model.packs) pack_part(plan, out->parts + i, width);
+    }
+    out->stride = gated ? out->parts[0].height : heights;
+    return 0;
+}
+
+static int multiply_rows(Plan *plan, const Matrix *matrix, const float *x, size_t rows, float *out) {
+    Product p = {.count = matrix->count, .width = matrix->width, .x = x, .bias = matrix->bias, .out = out, .gated = matrix->gated};
+    memcpy(p.parts, matrix->parts, sizeof p.parts);
+    p.stride = matrix->stride, p.rows = rows;
+    return run_product(&p, &plan->pool->base);
+}
+
+EXPORTED void close_plan(Plan *plan) {
+    if (!plan) return;
+    if (plan->pool) close_pool(plan->pool);
+    for (size_t i = 0; i < plan->copied; i++) free(plan->copies[i]);
+    free(plan->copies), free(plan->matrices), free(plan->layers), free(plan->memory), free(plan);
+}
+
+/* Returns NULL without memory, or if sizes or types do not fit. The memory that `model` points to stays in use, except
+ * the struct itself and its layers. */
+EXPORTED Plan *open_plan(const PlanModel *model) {
+    Plan *plan = calloc(1, sizeof *plan);
+    if (!plan) return NULL;
+    size_t layers = (size_t)model->layers, hidden = (size_t)model->hidden, wide = (size_t)model->intermediate;
+    size_t attended = (size_t)(model->heads * model->width);
+    plan->model = *model;
+    plan->pool = open_pool((size_t)model->threads);
+    plan->layers = malloc(layers * sizeof *plan->layers);
+    plan->matrices = calloc(layers, sizeof *plan->matrices);
+    int failed = !plan->pool || !plan->layers || !plan->matrices || model->kv_heads <= 0 || model->heads % model->kv_heads;
+    failed = failed || model->heads / model->kv_heads > MOST_QUERIES || model->width % 2 || model->width > MOST_WIDTH;
+    failed = failed || !format_of(model->embedding.type) || hidden % (size_t)format_of(model->embedding.type)->values;
+    if (!failed) memcpy(plan->layers, model->layer, layers * sizeof *plan->layers);
+    for (size_t i = 0; i < layers && !failed; i++) {
+        const PlanLayer *layer = plan->layers + i;
+        Matrices *m = plan->matrices + i;
+        failed |= make_matrix(plan, layer->qkv, 3, hidden, 0, layer->qkv_bias, &m->qkv);
+        failed |= make_matrix(plan, &layer->output, 1, attended, 0, layer->output_bias, &m->output);
+        failed |= make_matrix(plan, layer->gate_up, 2, hidden, 1, layer->gate_up_bias, &m->gate_up);
+        failed |= make_matrix(plan, &layer->down, 1, wide, 0, layer->down_bias, &m->down);
+        failed |= m->qkv.stride != attended + 2 * (size_t)(model->kv_heads * model->width) || m->gate_up.stride != wide;
+        failed |= m->output.stride != hidden || m->down.stride != hidden || m->gate_up.parts[1].height != wide;
+    }
+    failed = failed || make_matrix(plan, &model->head, 1, hidden, 0, NULL, &plan->head);
+    if (!failed) return plan;
+    close_plan(plan);
+    return NULL;
+}
+
+/* Memory for the intermediate results of `rows` rows. Returns 0, or 1 without memory. */
+static int make_room(Plan *plan, size_t rows) {
+    if (rows <= plan->rows) return 0;
+    const PlanModel *m = &plan->model;
+    size_t hidden = (size_t)m->hidden, mixed = (size_t)((m->heads + 2 * m->kv_heads) * m->width);
+    size_t attended = (size_t)(m->heads * m->width), wide = (size_t)m->intermediate;
+    float *memory = malloc(rows * (3 * hidden + 2 * mixed + attended + wide) * sizeof *memory);
+    if (!memory) return 1;
+    free(plan->memory);
+    plan->memory = plan->residual = memory;
+    plan->normed = plan->residual + rows * hidden, plan->branch = plan->normed + rows * hidden;
+    plan->mixed = plan->branch + rows * hidden, plan->split = plan->mixed + rows * mixed;
+    plan->attended = plan->split + rows * mixed, plan->wide = plan->attended + rows * attended;
+    plan->rows = rows;
+    return 0;
+}
+
+/* Computes `rows` tokens `ids` from position `first` on, and the logits of the last `asked` of them, [asked][vocabulary].
+ * `kept`: the keys and values of every layer, as attention.h has them, with room for `capacity` tokens. Between two
+ * layers it ends with PLAN_STOPPED if `stop` is set. Keys and values of these positions are undefined unless it ends with
+ * PLAN_DONE. */
+EXPORTED int run_plan(Plan *plan, const int64_t *ids, int64_t rows_, int64_t first, int64_t asked_, uint16_t *const *kept,
+                      int64_t capacity, float *logits, const volatile int32_t *stop) {
+    const PlanModel *m = &plan->model;
+    Threads *threads = &plan->pool->base;
+    size_t rows = (size_t)rows_, asked = (size_t)asked_, hidden = (size_t)m->hidden;
+    if (rows_ <= 0 || asked_ < 0 || first < 0 || asked > rows || first + rows_ > capacity || first + rows_ > m->positions || capacity % KEY_BLOCK)
+        return PLAN_OUTSIDE;
+    if (make_room(plan, rows)) return PLAN_NO_MEMORY;
+    const Format *format = format_of(m->embedding.type);
+    for (size_t r = 0; r < rows; r++) {
+        if (ids[r] < 0 || ids[r] >= m->embedding.height) return PLAN_OUTSIDE;
+        widen_row(format, m->embedding.at + (size_t)ids[r] * row_bytes(format, hidden), hidden, plan->residual + r * hidden);
+    }
+    Norm norm = {hidden, m->epsilon, NULL, plan->layers[0].norm, plan->residual, plan->normed};
+    for_each_row(threads, norm_row, rows, &norm);
+    norm.branch = plan->branch;
+    for (size_t i = 0; i < (size_t)m->layers; i++) {
+        const PlanLayer *layer = plan->layers + i;
+        const Matrices *matrices = plan->matrices + i;
+        const int last = i + 1 == (size_t)m->layers;
+        if (*stop) return PLAN_STOPPED;
+        if (multiply_rows(plan, &matrices->qkv, plan->normed, rows, plan->mixed)) return PLAN_NO_MEMORY;
+        Attention a = {.rows = rows, .heads = (size_t)m->heads, .kv_heads = (size_t)m->kv_heads, .width = (size_t)m->width};
+        a.capacity = (size_t)capacity, a.first = (size_t)first, a.window = (size_t)layer->window, a.scale = m->scale;
+        a.mixed = plan->mixed, a.cosines = layer->cosines, a.sines = layer->sines, a.out = plan->attended;
+        a.keys = kept[2 * i], a.values = kept[2 * i + 1];
+        if (layer->query_norm) {
+            Heads heads = {a.heads, a.kv_heads, a.width, 0, m->epsilon, plan->mixed, layer->query_norm, layer->key_norm, plan->split};
+            for_each_row(threads, split_heads, rows, &heads);
+            a.mixed = plan->split;
+        }
+        if (run_attend(&a, threads)) return PLAN_NO_MEMORY;
+        if (last && !asked) return PLAN_DONE;
+        size_t skipped = last ? rows - asked : 0, left = rows - skipped; /* the last layer only for what is asked */
+        norm.rows = plan->residual + skipped * hidden;
+        if (multiply_rows(plan, &matrices->output, plan->attended + skipped * matrices->output.width, left, plan->branch)) return PLAN_NO_MEMORY;
+        norm.gain = layer->mlp_norm;
+        for_each_row(threads, norm_row, left, &norm);
+        if (multiply_rows(plan, &matrices->gate_up, plan->normed, left, plan->wide)) return PLAN_NO_MEMORY;
+        if (multiply_rows(plan, &matrices->down, plan->wide, left, plan->branch)) return PLAN_NO_MEMORY;
+        norm.gain = last ? m->last_norm : plan->layers[i + 1].norm;
+        for_each_row(threads, norm_row, left, &norm);
+    }
+    return multiply_rows(plan, &plan->head, plan->normed, asked, logits) ? PLAN_NO_MEMORY : PLAN_DONE;
+}

@@ -1,0 +1,95 @@
+"""The plan of a model: one native call a step gives the bits of the graph."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keystroke.engine.base import Interrupt
+from keystroke.engine.onnx import plan as plan_module
+from keystroke.engine.onnx.engine import OnnxEngine
+from keystroke.errors import EngineError, Interrupted
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
+from stored_models import opened, write_stored
+
+TOKENS: list[int] = np.random.default_rng(3).integers(0, 96, 200).tolist()
+# Runs as a session makes them: prefill without logits, drafts, single steps, and a rejected draft.
+RUNS = ((0, 50, 0), (50, 17, 3), (67, 1, 1), (68, 8, 8), (72, 2, 2), (74, 4, 1), (78, 1, 1), (79, 70, 70))
+MODELS = (
+    ("llama", ["Q8_0"]),
+    ("llama", ["Q5_0", "Q8_0"]),
+    ("qwen2", ["Q4_K", "Q6_K", "Q5_0"]),
+    ("qwen3", ["Q8_0", "Q4_K"]),
+    ("smollm3", ["Q5_0", "Q4_0", "Q5_1"]),
+)
+
+
+def logits_of(engine: OnnxEngine) -> list[np.ndarray[Any, Any]]:
+    with engine.session() as session:
+        return [session._forward(TOKENS[at : at + n], at, rows, None).copy() for at, n, rows in RUNS]
+
+
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("family", "kinds"), MODELS)
+def test_a_plan_gives_the_bits_of_the_graph(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    kinds: list[str],
+    threads: int,
+    packs: bool,
+) -> None:
+    monkeypatch.setattr(plan_module, "available_bytes", lambda: None if packs else 0)
+    path = tmp_path / "model.gguf"
+    write_stored(path, family, kinds)
+    with opened(path, tmp_path, "native", threads=threads) as engine:
+        assert engine._plan is not None
+        found = logits_of(engine)
+    with opened(path, tmp_path, "native", threads=threads, planned=False) as engine:
+        assert engine._plan is None
+        expected = logits_of(engine)
+    for mine, other in zip(found, expected, strict=True):
+        assert np.array_equal(mine, other)
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Iterator[OnnxEngine]:
+    write_stored(tmp_path / "model.gguf", "llama", ["Q8_0"])
+    with opened(tmp_path / "model.gguf", tmp_path, "native") as engine:
+        yield engine
+
+
+def test_an_interrupted_run_computes_nothing_more(planned: OnnxEngine) -> None:
+    stopped = Interrupt()
+    stopped.set()
+    with planned.session() as session:
+        before = session._forward(TOKENS[:9], 0, 1, None).copy()
+        with pytest.raises(Interrupted):
+            session._forward(TOKENS[9:12], 9, 1, stopped)
+        assert np.array_equal(session._forward(TOKENS[:9], 0, 1, Interrupt()), before)
+
+
+def test_tokens_outside_of_the_vocabulary_are_an_error(planned: OnnxEngine) -> None:
+    with planned.session() as session, pytest.raises(EngineError, match="vocabulary"):
+        session._forward([planned.info.vocab_size], 0, 1, None)
+
+
+def test_engines_share_no_threads_or_memory(tmp_path: Path) -> None:
+    write_stored(tmp_path / "model.gguf", "llama", ["Q5_0"])
+    with opened(tmp_path / "model.gguf", tmp_path, "native") as one:
+        expected = logits_of(one)
+        with (
+            opened(tmp_path / "model.gguf", tmp_path, "native", threads=3) as other,
+            one.session() as session,
+        ):
+            session._forward(TOKENS[:30], 0, 1, None)
+            found = logits_of(other)
+        assert all(map(np.array_equal, found, expected))
+        assert all(map(np.array_equal, logits_of(one), expected))
