@@ -161,7 +161,7 @@ NOT_SAFE = [
     (
         "python",
         "a token of a language model",
-        "import random\ndef mask_token(vocabulary):\n    token = random.choice(vocabulary)\n    return token\n",
+        "import random\ndef mask_token(words):\n    token = random.choice(words)\n    return token\n",
     ),
     (
         "python",
@@ -442,7 +442,7 @@ def test_numbers_that_the_project_starts_with_a_seed_stay_as_they_are(tmp_path: 
 
 
 def test_the_grade_is_in_every_output() -> None:
-    text = 'import os\ndef f(name, code):\n    os.system("ls \'" + name + "\'")\n    eval(code)\n    exec(code)\n'
+    text = "import os\ndef f(a, code):\n    os.system(f\"ls '{a}'\")\n    eval(code)\n    exec(code)\n"
     file = AuditedFile("a.py", text, offers("python", text))
     assert [item.grade.value for item in file.findings] == ["safe", "suggestion", "none"]
     entries = json.loads(json.dumps(as_json([file])))["findings"]

@@ -214,6 +214,18 @@ def test_many_fixes_of_one_function_are_all_proved() -> None:
         assert {(item.rule, item.grade) for item in many} == {(item.rule, item.grade) for item in few}
 
 
+def test_the_methods_of_a_typed_class_are_audited_apart() -> None:
+    body = "    const name = load(data);\n    return name;\n  }\n"
+    text = (
+        "export abstract class Store<Output = any, Input = Output> extends Base<Output> {\n"
+        f"  parse(data: unknown, params?: Partial<Params>): Output {{\n{body}"
+        f"  async read(data: unknown): Promise<Result<Input, Output>> {{\n{body}"
+        f"  write(data: unknown): {{ ok: boolean }} | undefined {{\n{body}}}\n"
+    )
+    units = [text[unit.start : unit.end] for unit in LiveAudit("typescript", text)._units]
+    assert [unit.split("(")[0] for unit in units if unit.endswith("name;\n  }")] == ["parse", "async read"]
+
+
 def test_an_open_bracket_does_not_join_the_functions_behind_it() -> None:
     text = plain(30)
     live = LiveAudit("javascript", text)

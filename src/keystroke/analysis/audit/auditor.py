@@ -56,6 +56,9 @@ INLINED_LANGUAGES = ("java", "javascript", "typescript", "tsx", "go")
 # Languages whose functions are walked statement by statement from remembered effects.
 REMEMBERED = ("python", "javascript", "typescript", "tsx")
 MAX_CALLERS = 3  # C functions with more callers are not evaluated at their calls
+MAX_INLINED = (
+    4_000  # characters of a function that is evaluated at its calls; every key in it costs its callers
+)
 MAX_PROVED_ALONE = 6  # fixes of one unit; more are proved together
 MAX_KEPT_RESULTS = 400  # results of units no longer in the text, kept for undo
 _LOWERINGS: dict[str, type[Lowering]] = {
@@ -203,7 +206,8 @@ class LiveAudit:
             self._read_outline(outline)
         self._outline = outline
         if self.language in INLINED_LANGUAGES:
-            self._functions = self._defined_functions()
+            defined = self._defined_functions()
+            self._functions = {name: body for name, body in defined.items() if len(body) <= MAX_INLINED}
         elif self.language in ("c", "cpp"):
             self._functions = self._with_few_callers(self._defined_functions())
         placed: list[tuple[_Found, int]] = []
