@@ -26,7 +26,7 @@ import torch
 
 from keystroke.assist.next_edit.prompt import REGION, changes_between, join_lines, learned_version
 from keystroke.engine.base import Sampling, StepRequest
-from keystroke.engine.checkpoint.rope import extend_context
+from keystroke.engine.checkpoint.rope import extend_context, yarn_attention_factor
 from keystroke.engine.checkpoint.spec import ExpertsSpec, ModelSpec, RopeSpec
 from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine, load_cuda
@@ -108,6 +108,54 @@ QWEN3_CODER_30B = ModelSpec(
     tied=False,
     qk_norm=True,
     experts=ExpertsSpec(count=128, top=8, width=768),
+)
+GPT_OSS_20B = ModelSpec(
+    architecture="gpt_oss",
+    name="gpt-oss-20b",
+    vocab_size=201_088,
+    hidden=2880,
+    layers=24,
+    heads=64,
+    kv_heads=8,
+    head_dim=64,
+    intermediate=2880,
+    norm_eps=1e-5,
+    rope=RopeSpec(
+        150_000.0,
+        scaling="yarn",
+        factor=32.0,
+        original_context=4096,
+        truncate=False,
+        attention_factor=yarn_attention_factor(32.0),
+    ),
+    context_length=131_072,
+    tied=False,
+    qkv_bias=True,
+    o_bias=True,
+    sinks=True,
+    window=128,
+    windowed=frozenset(range(0, 24, 2)),
+    experts=ExpertsSpec(count=32, top=4, width=2880, router_bias=True, bias=True, limit=7.0),
+)
+MELLUM2 = ModelSpec(
+    architecture="mellum",
+    name="Mellum2-12B-A2.5B",
+    vocab_size=98_304,
+    hidden=2304,
+    layers=28,
+    heads=32,
+    kv_heads=4,
+    head_dim=128,
+    intermediate=7168,
+    norm_eps=1e-6,
+    rope=RopeSpec(500_000.0),
+    context_length=131_072,
+    tied=False,
+    qk_norm=True,
+    window=1024,
+    windowed=frozenset(n for n in range(28) if (n + 1) % 4),
+    window_rope=RopeSpec(10_000.0),
+    experts=ExpertsSpec(count=64, top=8, width=896),
 )
 
 
@@ -447,6 +495,15 @@ PARTS = {
         (decode, verify, together, partial(prefill, context=8192), partial(decode, context=LONG)),
         "stored",
         kv_tokens=140_000,
+    ),
+    "moe-gpt-oss": Part(
+        GPT_OSS_20B,
+        (decode, verify, together, partial(prefill, context=8192), partial(decode, context=LONG)),
+        "stored",
+        kv_tokens=140_000,
+    ),
+    "mellum2": Part(
+        MELLUM2, (decode, verify, together, partial(prefill, context=8192)), "stored", kv_tokens=65_536
     ),
     # What GPUs without bulk copies and with less shared memory run, on this one: their code, not their speed.
     "1.5b-sm_80": Part(QWEN_1_5B, (decode, verify, together, partial(decode, context=8192)), target="sm_80"),

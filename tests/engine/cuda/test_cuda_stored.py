@@ -75,7 +75,7 @@ PACKED_KINDS = tuple(kind for kind in KINDS if format_for({kind}) is not None)
 
 
 def test_the_formats_that_are_packed() -> None:
-    assert PACKED_KINDS == ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+    assert PACKED_KINDS == ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 
 
 @pytest.mark.parametrize("kind", PACKED_KINDS)

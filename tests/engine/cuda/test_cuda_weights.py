@@ -11,7 +11,7 @@ import pytest
 import torch
 from cuda_models import CPU, dense_tensors, tiny_spec, tiny_tensors, tiny_weights
 
-from keystroke.engine.checkpoint import RopeSpec, limit_to_window, open_checkpoint
+from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.checkpoint.spec import tensor_shapes
 from keystroke.engine.cuda.packing import gate_up_order, pack, plain_order, qkv_order, row_positions, unpack
 from keystroke.engine.cuda.plan import Matrix, Plan, Precision
@@ -122,7 +122,6 @@ def test_a_shape_that_cannot_be_tiled_is_refused_in_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"windowed": frozenset({0}), "window": 8, "window_rope": RopeSpec(5.0)}, "sliding-window attention"),
         ({"unrotated": frozenset({1})}, "layers without rotary embedding"),
         ({"activation": "gelu"}, "GELU"),
         ({"post_norms": True}, "norms after attention"),
@@ -131,16 +130,9 @@ def test_a_shape_that_cannot_be_tiled_is_refused_in_a_sentence() -> None:
     ],
 )
 def test_layers_of_another_make_are_refused_in_a_sentence(changes: dict[str, Any], said: str) -> None:
-    spec = limit_to_window(replace(tiny_spec(), **changes))
+    spec = replace(tiny_spec(), **changes)
     with pytest.raises(UnsupportedModel, match=f"does not run {said}.* use the CPU engine"):
         Plan(spec, "bf16", 132)
-
-
-def test_a_window_is_no_obstacle_to_contexts_that_fit_it() -> None:
-    spec = replace(tiny_spec(), windowed=frozenset({0, 1}), window=100)
-    assert limit_to_window(spec) == replace(tiny_spec(), context_length=100)
-    assert limit_to_window(tiny_spec()) == tiny_spec()
-    Plan(limit_to_window(spec), "bf16", 132)
 
 
 @pytest.mark.parametrize(("precision", "most", "agreement"), [("int8", 0.002, 0.97), ("int4", 0.1, 0.8)])

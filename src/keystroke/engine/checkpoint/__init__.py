@@ -11,7 +11,6 @@ from keystroke.engine.checkpoint.spec import (
     Checkpoint,
     ModelSpec,
     RopeSpec,
-    limit_to_window,
     tensor_shapes,
 )
 from keystroke.errors import InputError, NotFound
@@ -23,7 +22,6 @@ __all__ = [
     "RopeSpec",
     "extend_context",
     "inverse_frequencies",
-    "limit_to_window",
     "open_checkpoint",
     "rope_tables",
     "tensor_shapes",

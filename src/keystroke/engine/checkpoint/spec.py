@@ -245,14 +245,6 @@ class ModelSpec:
         return sum(math.prod(shape) for shape in tensor_shapes(replace(self, predictor=False)).values())
 
 
-def limit_to_window(spec: ModelSpec) -> ModelSpec:
-    """The model with its context limited to its window, so that every layer sees everything: for engines
-    without windows. Unchanged if windowed layers also differ in other ways."""
-    if not spec.windowed or spec.window_rope is not None:
-        return spec
-    return replace(spec, context_length=min(spec.context_length, spec.window), window=0, windowed=frozenset())
-
-
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """The shapes of all tensors, in the order of a forward pass."""
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, spec.hidden)}

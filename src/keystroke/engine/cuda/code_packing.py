@@ -6,11 +6,22 @@ exact; scales keep 11 of up to 17 bits, an eighth of the loss of bf16 weights.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from keystroke.engine.cuda.plan import BLOCK_BYTES, CODE_BITS, EIGHT, GROUP_K, SIX, WITH_OFFSETS, Matrix
-from keystroke.engine.cuda.stored import GROUP, Codes
+from keystroke.engine.cuda.plan import (
+    BLOCK_BYTES,
+    CODE_BITS,
+    EIGHT,
+    FLOAT_FOUR,
+    GROUP_K,
+    SIX,
+    WITH_OFFSETS,
+    Matrix,
+)
+from keystroke.engine.cuda.stored import GROUP, Codes, float4_values
 
 # A code in the low bits of a 16-bit float is a multiple of 2**-24, so scales are larger by 2**24; the largest
 # of a row becomes 2**15, and the rest is the row's factor.
@@ -27,7 +38,7 @@ def shift_zero(rows: Codes, kind: int) -> Codes:
     if zero is None or rows.zero == zero:
         return rows
     assert rows.zero is not None, "offsets of their own do not fit this format"
-    return Codes(rows.codes + (zero - rows.zero), rows.scales, rows.offsets, zero)
+    return replace(rows, codes=rows.codes + (zero - rows.zero), zero=zero)
 
 
 def concatenate(parts: list[Codes]) -> Codes:
@@ -36,13 +47,15 @@ def concatenate(parts: list[Codes]) -> Codes:
     codes, scales, offsets = (
         torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "scales", "offsets")
     )
-    return Codes(codes, scales, offsets, zeros.pop() if len(zeros) == 1 else None)
+    return Codes(codes, scales, offsets, zeros.pop() if len(zeros) == 1 else None, parts[0].floats)
 
 
 def pack_codes(units: Codes, matrix: Matrix) -> tuple[Tensor, Tensor]:
     """Bodies uint8 [units, bytes] and row factors [units, 16] of rows [units, 16, inner]."""
     count, _, inner = units.codes.shape
     kind, blocks = matrix.format, inner // 64
+    if kind == FLOAT_FOUR:
+        return _pack_floats(units)
     largest = units.scales.abs().amax(2, keepdim=True)
     factor = _next_power_of_two(largest) * (_CODE / _LARGEST_SCALE)
     if kind in WITH_OFFSETS:
@@ -61,6 +74,8 @@ def pack_codes(units: Codes, matrix: Matrix) -> tuple[Tensor, Tensor]:
 def unpack_codes(body: Tensor, matrix: Matrix) -> Tensor:
     """float32 [units, 16, inner]: the kernel's weights without the row factors."""
     count, blocks, kind = matrix.units, matrix.blocks, matrix.format
+    if kind == FLOAT_FOUR:
+        return _unpack_floats(body, matrix)
     data = body.reshape(count, blocks, BLOCK_BYTES[kind])
     bits = CODE_BITS[kind]
     codes = _codes(data[..., : 128 * bits].contiguous(), count, blocks, bits)  # unit, h, g, block, half, 32
@@ -73,6 +88,41 @@ def unpack_codes(body: Tensor, matrix: Matrix) -> Tensor:
     offsets = grid[..., 1] if kind in WITH_OFFSETS else (scales * (-ZEROS[kind] / _CODE)).half().float()
     values = codes.view(*codes.shape[:5], groups // 2, -1) * (scales / _CODE)[..., None] + offsets[..., None]
     return values.half().float().reshape(count, 16, matrix.inner)
+
+
+# The largest power of two of a row is stored as a float16's largest; the kernel's weights are then twice the
+# 4-bit float.
+_LARGEST_POWER = 30
+
+
+def _pack_floats(units: Codes) -> tuple[Tensor, Tensor]:
+    """MXFP4: a code's bits where a float16's upper byte has them, in two ways (multiply.cuh), and for each 32
+    columns the upper byte of the power of two. Exact but for groups 2**24 times smaller than the row's
+    largest."""
+    count, _, inner = units.codes.shape
+    parts = _fragments(units.codes)  # unit, block, half, g, j, step, r, h, e
+    first, second = parts[..., 0, :, :], parts[..., 1, :, :]
+    codes = (first & 8) << 4 | (first & 7) << 1 | (second & 7) << 4 | second >> 3
+    codes = codes.permute(0, 1, 3, 4, 2, 5, 6, 7).reshape(count, inner // 64, -1)
+    powers = torch.frexp(units.scales[:, :, ::2]).exponent - 1
+    top = powers.amax(2, keepdim=True)
+    stored = (powers - top + _LARGEST_POWER).clamp(min=0).to(torch.uint8) << 2
+    grid = stored.view(count, 2, 8, inner // 64, 2).permute(0, 3, 2, 4, 1).reshape(count, inner // 64, -1)
+    body = torch.cat((codes, grid), 2).reshape(count, -1)
+    return body, torch.ldexp(torch.ones_like(units.scales[..., 0]), top[..., 0] - 1)
+
+
+def _unpack_floats(body: Tensor, matrix: Matrix) -> Tensor:
+    count, blocks = matrix.units, matrix.blocks
+    data = body.reshape(count, blocks, BLOCK_BYTES[FLOAT_FOUR])
+    codes = data[..., :512].view(count, blocks, 8, 4, 2, 2, 2, 2)  # unit, block, g, j, half, step, h, e
+    first, second = codes >> 4 & 8 | codes >> 1 & 7, codes << 3 & 8 | codes >> 4 & 7
+    both = torch.stack((first, second), 6)  # ..., step, r, h, e
+    rows = both.permute(0, 7, 2, 1, 4, 3, 5, 6, 8).reshape(count, 16, blocks * 2, 32)
+    powers = data[..., 512:].view(count, blocks, 8, 2, 2).permute(0, 4, 2, 1, 3)  # unit, h, g, block, half
+    powers = (powers.reshape(count, 16, blocks * 2, 1) >> 2).int()
+    scales = torch.where(powers > 0, torch.ldexp(torch.ones_like(powers).float(), powers - 29), 0.0)
+    return (float4_values(rows) * scales).reshape(count, 16, matrix.inner)
 
 
 def _next_power_of_two(largest: Tensor) -> Tensor:

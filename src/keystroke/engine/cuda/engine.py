@@ -15,7 +15,7 @@ import torch
 
 from keystroke.engine.adapter import AdaptedCheckpoint, AdapterFile
 from keystroke.engine.base import GREEDY, Engine, EngineStats, Guess, ModelInfo, Sampling, Step, StepRequest
-from keystroke.engine.checkpoint import extend_context, limit_to_window, open_checkpoint
+from keystroke.engine.checkpoint import extend_context, open_checkpoint
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.draft import DraftHead, DraftingLauncher, HeadPlan, has_room, head_bytes_per_token
 from keystroke.engine.cuda.driver import GpuLauncher, compile_in_background
@@ -493,7 +493,6 @@ def load_cuda(
     with open_checkpoint(path) as checkpoint:
         if context is not None:
             checkpoint.spec = extend_context(checkpoint.spec, context)
-        checkpoint.spec = limit_to_window(checkpoint.spec)
         folder = draft_head(checkpoint.spec) if callable(draft_head) else draft_head
         head = None if folder is None else open_head(folder)
         if head is not None and callable(draft_head):  # not configured explicitly, so it may be left out

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from keystroke.engine.checkpoint.spec import ModelSpec, limit_to_window
+from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.plan import Formats, KvPrecision, Plan, Precision
 from keystroke.engine.cuda.target import INSTEAD, Target, target_for
 from keystroke.errors import KeystrokeError, ModelError, NotEnoughMemory
@@ -74,7 +74,7 @@ def gpu_report(
     try:
         device = nvidia_gpu()
         kind = gpu_target(device, target)
-        plan = Plan(limit_to_window(spec), precision, multiprocessors(device), kv_precision, stored, kind)
+        plan = Plan(spec, precision, multiprocessors(device), kv_precision, stored, kind)
         rows = plan.max_rows
     except KeystrokeError as error:
         return False, str(error)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from keystroke.engine.checkpoint.spec import ModelSpec
+from keystroke.engine.checkpoint.spec import ExpertsSpec, ModelSpec
 from keystroke.engine.cuda.target import HOPPER, Target
 from keystroke.errors import UnsupportedModel
 
@@ -18,12 +18,12 @@ Precision = Literal["bf16", "int8", "int4", "stored"]
 KvPrecision = Literal["bf16", "int8"]
 
 # Formats of packed blocks. From FOUR on they hold GGUF weights unchanged: codes of so many bits, and for each
-# group of columns a scale and in some formats an offset.
-BF16, INT8, INT4, FOUR, SIX, SIX_OFFSET, EIGHT, EIGHT_OFFSET = range(8)
-BLOCK_K = (32, 32, 64, 64, 64, 64, 64, 64)  # inner dimension of one packed block, by format
-BLOCK_BYTES = (1024, 512, 576, 640, 896, 1024, 1152, 1280)
-CODE_BITS = {FOUR: 4, SIX: 6, SIX_OFFSET: 6, EIGHT: 8, EIGHT_OFFSET: 8}
-GROUP_K = {FOUR: 32, SIX: 16, SIX_OFFSET: 16, EIGHT: 16, EIGHT_OFFSET: 16}
+# group of columns a scale and in some formats an offset. FLOAT_FOUR is MXFP4: 4-bit floats, powers of two.
+BF16, INT8, INT4, FOUR, SIX, SIX_OFFSET, EIGHT, EIGHT_OFFSET, FLOAT_FOUR = range(9)
+BLOCK_K = (32, 32, 64, 64, 64, 64, 64, 64, 64)  # inner dimension of one packed block, by format
+BLOCK_BYTES = (1024, 512, 576, 640, 896, 1024, 1152, 1280, 544)
+CODE_BITS = {FOUR: 4, SIX: 6, SIX_OFFSET: 6, EIGHT: 8, EIGHT_OFFSET: 8, FLOAT_FOUR: 4}
+GROUP_K = {FOUR: 32, SIX: 16, SIX_OFFSET: 16, EIGHT: 16, EIGHT_OFFSET: 16, FLOAT_FOUR: 32}
 WITH_OFFSETS = frozenset({FOUR, SIX_OFFSET, EIGHT_OFFSET})
 TAIL_BYTES = 128  # every unit ends with 16 scales and 16 biases
 MAX_ROWS = 32
@@ -101,7 +101,7 @@ FORMATS: dict[Precision, Formats] = {
     "int8": Formats(INT8, INT8, INT8, INT8, INT8, INT8, INT8),
     "int4": Formats(INT4, INT4, INT4, INT4, INT4, INT8, INT4),
 }
-MAX_WIDE_LAYERS = 128  # layers of a model with two formats of the down projection
+MAX_MARKED_LAYERS = 128  # layers of a model with two formats of the down projection, or with windows
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,13 @@ class Plan:
         spec = self.spec
         if (self.precision == "stored") != (self.stored is not None):
             raise UnsupportedModel(f"{spec.name} has no matrices that can be kept as stored; choose bf16")
-        if self.formats.wide_layers and spec.layers > MAX_WIDE_LAYERS:
+        if self.formats.wide_layers and spec.layers > MAX_MARKED_LAYERS:
             raise UnsupportedModel(f"{spec.name} has more layers than stored weights may have; choose int8")
+        if spec.windowed and spec.layers > MAX_MARKED_LAYERS:
+            raise UnsupportedModel(
+                f"{spec.name} has {spec.layers} layers, but the CUDA engine runs sliding windows in at most "
+                f"{MAX_MARKED_LAYERS}; use the CPU engine for this model"
+            )
         sizes = {
             "hidden size": spec.hidden,
             "intermediate size": spec.experts.width if spec.experts else spec.intermediate,
@@ -138,8 +143,9 @@ class Plan:
         wrong = [name for name, size in sizes.items() if size % 64]
         if spec.experts is not None and (spec.experts.count % 32 or spec.layers < 2):
             wrong.append("number of experts")
-        strange = replace(spec, experts=None).unsupported_feature()
-        if strange is None and spec.experts is not None and not spec.experts.is_plain:
+        plain = replace(spec, experts=None, windowed=frozenset(), sinks=False)
+        strange = plain.unsupported_feature()
+        if strange is None and spec.experts is not None and not _runs(spec.experts):
             strange = "layers without experts, shared experts or another router"
         if strange is not None:
             raise UnsupportedModel(
@@ -423,6 +429,15 @@ class Plan:
             "LENT": self.lent_stages(tiles_n) if sparse else 0,
             "VALUE_PARTS": self.value_parts(tiles_n) if sparse else 1,
         }
+        if spec.windowed or spec.sinks:
+            windowed = sum(1 << layer for layer in spec.windowed)
+            macros |= {
+                "WINDOW": spec.window if spec.windowed else 0,
+                "WINDOWED_LOW": f"{windowed % (1 << 64)}ULL",
+                "WINDOWED_HIGH": f"{windowed >> 64}ULL",
+                "WINDOW_ROPE": self._rotary_tables - 1,
+                "SINKS": int(spec.sinks),
+            }
         if (experts := spec.experts) is not None:
             macros |= {
                 "EXPERTS": experts.count,
@@ -430,6 +445,8 @@ class Plan:
                 "EXPERT_WIDTH": experts.width,
                 "EXPERT_SCALE": "1.0f",
                 "EXPERT_SOFTMAX_OF_ALL": int(not experts.normalised),
+                "EXPERT_BIAS": int(experts.bias or experts.router_bias),
+                "EXPERT_LIMIT": f"{experts.limit!r}f",
             }
         return {name: str(value) for name, value in macros.items()}
 
@@ -500,12 +517,16 @@ class Plan:
         """Offset in shared memory of the rows of a step of this size."""
         columns = 8 * _tiles(rows)
         rope_at = _round_up(CONTROL_WORDS * 4) + 128 + 256 + 640 + _SHARES_BYTES + self._routing_bytes
-        scratch_at = rope_at + columns * self.spec.head_dim // 2 * 8
+        scratch_at = rope_at + columns * self.spec.head_dim // 2 * 8 * self._rotary_tables
         buffers = {8: 4, 16: 3, 32: 2}[columns]
         sums = buffers * WARPS * 16 * (columns + 4) * 4
         return _round_up(
             scratch_at + max(sums, 2 * (16 * (CHUNK + PAD) * 2 + 2 * 8 * 16 * 4) + _SELECTION_BYTES)
         )
+
+    @property
+    def _rotary_tables(self) -> int:
+        return 2 if self.spec.windowed and self.spec.window_rope is not None else 1
 
     @property
     def _routing_bytes(self) -> int:
@@ -522,6 +543,11 @@ class Plan:
         whole = max(need, self.inner_width)
         enough = 49_152 * self.target.shared_bytes // HOPPER.shared_bytes
         return (whole if rows * (whole + PAD) * 2 <= enough else need) + PAD
+
+
+def _runs(experts: ExpertsSpec) -> bool:
+    """Whether the kernel runs such experts: like Qwen3-MoE's, or with biases and clamped gates."""
+    return replace(experts, router_bias=False, bias=False, limit=0.0).is_plain
 
 
 def _tiles(rows: int) -> int:

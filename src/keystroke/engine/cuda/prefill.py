@@ -77,17 +77,29 @@ class Prefill:
             q, k, v = ops.heads(_product(h, dense.qkv), biases.get("qkv"), layer)
             if layer == spec.layers - 1:
                 break  # only the KV of the last layer is needed
-            if start > near:
-                k, v = ops.context(layer, near, end)
-            mixed = attend(q, k, v, (ops.context(layer, first, first + PIECE) for first in behind))
+            sinks = weights.sinks[layer] if spec.sinks else None
+            if layer in spec.windowed:
+                if start:
+                    k, v = ops.context(layer, max(start - spec.window, 0) // PAGE * PAGE, end)
+                mixed = attend(q, k, v, sinks=sinks, window=spec.window)
+            else:
+                if start > near:
+                    k, v = ops.context(layer, near, end)
+                past = (ops.context(layer, first, first + PIECE) for first in behind)
+                mixed = attend(q, k, v, past, sinks=sinks)
             if self._steps is not None:  # values are in quantisation steps
                 each = self._steps.values[layer].repeat_interleave(spec.heads // spec.kv_heads, 0)
                 mixed = (mixed * each.reshape(-1)).to(torch.bfloat16)
             output = _product(mixed, dense.output)
             h = ops.normalise(x, output, biases.get("output"), weights.norms[2 * layer + 1])
             if spec.experts is not None:
-                router = weights.routers[layer]
-                down = feed_forward(spec.experts, h, router, dense.gate_up, dense.down).to(h.dtype)
+                down = feed_forward(
+                    spec.experts,
+                    h,
+                    (weights.routers[layer], weights.router_biases[layer]),
+                    (dense.gate_up, biases.get("gate_up")),
+                    (dense.down, biases.get("down")),
+                ).to(h.dtype)
                 continue
             wide = ops.activate(_product(h, dense.gate_up), biases.get("gate_up"))
             down, down_bias = _product(wide, dense.down), biases.get("down")

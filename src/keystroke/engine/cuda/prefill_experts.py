@@ -10,22 +10,36 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from keystroke.engine.checkpoint.spec import ExpertsSpec
-from keystroke.engine.cuda.reference import choose_experts
+from keystroke.engine.cuda.reference import choose_experts, gate_activation
+
+Biased = tuple[Tensor, Tensor | None]  # a matrix and its bias
 
 
-def feed_forward(experts: ExpertsSpec, x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def feed_forward(experts: ExpertsSpec, x: Tensor, router: Biased, gate_up: Biased, down: Biased) -> Tensor:
     """Float32 output of rows x [rows, hidden] through the experts that `router` [count, hidden] chooses.
     `gate_up` stacks the gates of all experts, then their ups; `down` their down projections."""
-    chosen, weights = choose_experts(experts, F.linear(x.float(), router))
+    chosen, weights = choose_experts(experts, F.linear(x.float(), *router))
     order = chosen.flatten().argsort(stable=True)
-    ends = torch.bincount(chosen.flatten(), minlength=experts.count).cumsum(0)
+    owners = chosen.flatten()[order]
+    ends = torch.bincount(owners, minlength=experts.count).cumsum(0)
     sorted_rows = x[order // experts.top]
-    gates, ups = gate_up.chunk(2)
-    gate = _grouped(sorted_rows, gates.view(experts.count, -1, gates.shape[-1]), ends)
-    up = _grouped(sorted_rows, ups.view(experts.count, -1, ups.shape[-1]), ends)
+
+    def product(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+        out = _grouped(rows, matrix.view(experts.count, -1, matrix.shape[-1]), ends).float()
+        return out if bias is None else out + bias.view(experts.count, -1)[owners]
+
+    gates, ups = gate_up[0].chunk(2)
+    gate_bias, up_bias = (None, None) if gate_up[1] is None else gate_up[1].chunk(2)
+    inner = gate_activation(
+        experts, product(sorted_rows, gates, gate_bias), product(sorted_rows, ups, up_bias)
+    )
     shares = weights.flatten()[order, None]
-    inner = (F.silu(gate.float()) * up.float() * shares).to(torch.bfloat16)
-    out = _grouped(inner, down.view(experts.count, -1, down.shape[-1]), ends)
+    if down[1] is None:
+        out = _grouped(
+            (inner * shares).to(torch.bfloat16), down[0].view(experts.count, -1, down[0].shape[-1]), ends
+        )
+    else:
+        out = product(inner.to(torch.bfloat16), *down) * shares
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=x.device)
     return out[places].view(len(x), experts.top, -1).sum(1, dtype=torch.float32)

@@ -78,7 +78,7 @@ class TorchOps:
             of_queries, of_keys = self._weights.qk_norms[layer]
             each = torch.cat((of_queries.expand(spec.heads, -1), of_keys.expand(spec.kv_heads, -1)))
             both = F.rms_norm(both, both.shape[-1:], None, spec.norm_eps) * each
-        angles = self._weights.rope[self._portion.start : self._portion.end]
+        angles = self._weights.rotary_table(layer)[self._portion.start : self._portion.end]
         q, k = torch.split(rotate(both, angles[..., 0], angles[..., 1]), [spec.heads, spec.kv_heads], 1)
         if self._steps is None:
             k, v = k.to(torch.bfloat16), v.to(torch.bfloat16)
@@ -129,7 +129,7 @@ class KernelOps:
         self._steps = weights.kv_steps if keys.dtype == torch.uint8 else None
         macros = weights.plan.prefill_macros(keys.element_size())
         self._kernels = KernelModule(keys.device, macros, weights.plan.target)
-        self._parameters = _PrefillParameters(rope=weights.rope.data_ptr())
+        self._parameters = _PrefillParameters()
         if weights.plan.stored is not None:
             weights.unpacker = Unpacker(weights.plan, keys.device)
 
@@ -153,6 +153,7 @@ class KernelOps:
         )
         s.product, s.bias, s.out = qkv.data_ptr(), _pointer(bias), q.data_ptr()
         s.weight = self._weights.qk_norms[layer].data_ptr()
+        s.rope = self._weights.rotary_table(layer).data_ptr()
         s.flat_keys, s.flat_values = k.data_ptr(), v.data_ptr()
         self._point_at(layer)
         self._launch("place_heads", rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -27,12 +28,14 @@ def forward(
     `kv_transform` emulates a lossy KV cache."""
     embedding = tensor(EMBEDDING)
     x = embedding[torch.tensor(tokens, device=embedding.device)].to(dtype)
-    cosines, sines = rope_tables(spec, len(tokens))
-    angles = tuple(torch.from_numpy(t).to(x.device, dtype) for t in (cosines, sines))
+    angles = window_angles = _angles(spec, x)
+    if spec.window_rope is not None:
+        window_angles = _angles(replace(spec, rope=spec.window_rope), x)
     for layer in range(spec.layers):
         at = f"model.layers.{layer}"
         h = _norm(x, tensor(f"{at}.input_layernorm.weight"), spec)
-        x = x + _attention(spec, tensor, layer, h, angles, kv_transform)
+        turns = window_angles if layer in spec.windowed else angles
+        x = x + _attention(spec, tensor, layer, h, turns, kv_transform)
         h = _norm(x, tensor(f"{at}.post_attention_layernorm.weight"), spec)
         if spec.experts is not None:
             x = x + _experts(spec.experts, tensor, f"{at}.mlp", h)
@@ -42,6 +45,10 @@ def forward(
         x = x + _linear(tensor, f"{at}.mlp.down_proj", F.silu(gate) * up, spec.mlp_bias)
     x = _norm(x, tensor(FINAL_NORM), spec)
     return F.linear(x, (embedding if spec.tied else tensor(HEAD)).to(dtype))
+
+
+def _angles(spec: ModelSpec, x: Tensor) -> tuple[Tensor, ...]:
+    return tuple(torch.from_numpy(t).to(x.device, x.dtype) for t in rope_tables(spec, len(x)))
 
 
 def _attention(
@@ -64,26 +71,51 @@ def _attention(
         k, v = kv_transform(layer, k, v)
     k, v = (t.repeat_interleave(spec.heads // spec.kv_heads, 1) for t in (k, v))
     scores = torch.einsum("thd,shd->hts", q, k) * spec.head_dim**-0.5
-    hidden = torch.ones(count, count, dtype=torch.bool, device=x.device).triu(1)
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    visible = torch.ones(count, count, dtype=torch.bool, device=x.device)
+    hidden = visible.triu(1)
+    if layer in spec.windowed:
+        hidden |= visible.tril(-spec.window)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if spec.sinks:
+        sinks = tensor(f"{at}.self_attn.sinks").to(x.dtype)[:, None, None].expand(-1, count, 1)
+        scores = torch.cat((scores, sinks), -1)
+    weights = scores.softmax(-1)[..., :count]
     mixed = torch.einsum("hts,shd->thd", weights, v).reshape(count, -1)
     return _linear(tensor, f"{at}.self_attn.o_proj", mixed, spec.o_bias)
 
 
 def _experts(experts: ExpertsSpec, tensor: TensorLookup, at: str, x: Tensor) -> Tensor:
-    matrices = [
-        torch.stack(tensor(f"{at}.experts.{name}.weight").to(x.dtype).chunk(experts.count))
-        for name in ("gate_proj", "up_proj", "down_proj")
+    names = [f"{at}.experts.{name}_proj" for name in ("gate", "up", "down")]
+    chosen, weights = choose_experts(experts, _linear(tensor, f"{at}.gate", x, experts.router_bias))
+
+    def output(expert: int, row: Tensor) -> Tensor:
+        gate, up, down = (_Expert(tensor, name, expert, experts) for name in names)
+        return down(gate_activation(experts, gate(row), up(row)))
+
+    outputs = [
+        shares @ torch.stack([output(expert, row) for expert in used])
+        for row, used, shares in zip(x, chosen.tolist(), weights, strict=True)
     ]
-    chosen, weights = choose_experts(experts, F.linear(x, tensor(f"{at}.gate.weight").to(x.dtype)))
-    rows = []
-    for row, names, shares in zip(x, chosen.tolist(), weights, strict=True):
-        outputs = [
-            down @ (F.silu(gate @ row) * (up @ row))
-            for gate, up, down in (tuple(matrix[name] for matrix in matrices) for name in names)
-        ]
-        rows.append(shares @ torch.stack(outputs))
-    return torch.stack(rows)
+    return torch.stack(outputs)
+
+
+class _Expert:
+    """One expert's part of a matrix that stacks those of all."""
+
+    def __init__(self, tensor: TensorLookup, name: str, expert: int, experts: ExpertsSpec) -> None:
+        self._weight = tensor(f"{name}.weight").chunk(experts.count)[expert]
+        self._bias = tensor(f"{name}.bias").chunk(experts.count)[expert] if experts.bias else None
+
+    def __call__(self, row: Tensor) -> Tensor:
+        product = self._weight.to(row.dtype) @ row
+        return product if self._bias is None else product + self._bias.to(row.dtype)
+
+
+def gate_activation(experts: ExpertsSpec, gate: Tensor, up: Tensor) -> Tensor:
+    if not experts.limit:
+        return F.silu(gate) * up
+    gate, up = gate.clamp(max=experts.limit), up.clamp(-experts.limit, experts.limit)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
 
 
 def choose_experts(experts: ExpertsSpec, scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ _ROWS_TAGGED = ("attended_tagged", "activated", "tagged")
 _CHOICE = ("logits", "best_value", "best_token", "best_score", "barrier")
 _SPARSE = ("bounds", "chunk_bounds", "omitted", "doubt", "histogram")
 _HOST = ("control", "next", "result", "stop", "masks", "masks_ready")
-_EXPERTS = ("routers", "expert_scores", "profile")
+_EXPERTS = ("routers", "router_biases", "expert_scores", "sinks", "window_rope", "profile")
 _POINTERS = (*_WEIGHTS, *_CACHE, *_ROWS, *_ROWS_TAGGED, *_CHOICE, *_SPARSE, *_HOST, *_EXPERTS)
 _STRIDES = ("table_stride", "partial_stride", "x_stride", "stages", "ring_offset", "in_flight")
 _NUMBERS = (*_STRIDES, "direct_rows", "fused_rows")
@@ -189,6 +189,9 @@ class Stepper:
             "activated": halves(rows, self.plan.inner_width),
             "tagged": integers(rows, self.plan.inner_width),
             "routers": weights.routers,
+            "router_biases": weights.router_biases,
+            "sinks": weights.sinks,
+            "window_rope": weights.window_rope,
             "expert_scores": floats(MAX_ROWS, spec.experts.count if spec.experts else 1),
             "logits": self.logits,
             "best_value": floats(blocks, MAX_ROWS),

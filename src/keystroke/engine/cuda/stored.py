@@ -18,6 +18,7 @@ from keystroke.engine.cuda.plan import (
     BLOCK_BYTES,
     EIGHT,
     EIGHT_OFFSET,
+    FLOAT_FOUR,
     FOUR,
     SIX,
     SIX_OFFSET,
@@ -33,16 +34,18 @@ GROUP = 16  # columns per scale, for every type
 @dataclass(frozen=True)
 class Codes:
     """Rows of one matrix: uint8 `codes` [rows, columns], float32 `scales` and `offsets` [rows, columns / 16];
-    `zero` is the code of 0 for types without offsets."""
+    `zero` is the code of 0 for types without offsets. With `floats`, codes are 4-bit floats."""
 
     codes: Tensor
     scales: Tensor
     offsets: Tensor
     zero: int | None
+    floats: bool = False
 
     def weights(self) -> Tensor:
         """The weights, float32 [rows, columns]."""
-        grouped = self.codes.view(*self.scales.shape, GROUP).float()
+        grouped = self.codes.view(*self.scales.shape, GROUP)
+        grouped = float4_values(grouped) if self.floats else grouped.float()
         return (grouped * self.scales[..., None] + self.offsets[..., None]).view(self.codes.shape)
 
 
@@ -53,8 +56,9 @@ _FITS: dict[int, frozenset[str]] = {
     SIX_OFFSET: frozenset({"Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K"}),
     EIGHT: frozenset({"Q4_0", "Q5_0", "Q6_K", "Q8_0"}),
     EIGHT_OFFSET: frozenset({"Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0"}),
+    FLOAT_FOUR: frozenset({"MXFP4"}),
 }
-STORED_TYPES = _FITS[EIGHT_OFFSET]
+STORED_TYPES = _FITS[EIGHT_OFFSET] | _FITS[FLOAT_FOUR]
 
 
 def format_for(types: Collection[str]) -> int | None:
@@ -94,7 +98,7 @@ def choose_precision(checkpoint: Checkpoint, wanted: RequestedPrecision) -> tupl
     if wanted != "auto" and wanted != "stored":
         return wanted, None
     formats = stored_formats(checkpoint)
-    if formats is not None and (wanted == "stored" or formats.gate_up == FOUR):
+    if formats is not None and (wanted == "stored" or formats.gate_up in (FOUR, FLOAT_FOUR)):
         return "stored", formats
     if wanted == "stored":
         raise UnsupportedModel(
@@ -106,7 +110,9 @@ def choose_precision(checkpoint: Checkpoint, wanted: RequestedPrecision) -> tupl
 
 def typical_formats(spec: ModelSpec) -> Formats:
     """The formats of a typical 4-bit file (Q4_K_M): six bits for the head and, in half of the layers, for
-    values and the down projection."""
+    values and the down projection. gpt-oss: MXFP4 experts, the rest Q8_0."""
+    if spec.architecture == "gpt_oss":
+        return Formats(EIGHT, EIGHT, EIGHT, FLOAT_FOUR, FLOAT_FOUR, EIGHT, wide=FLOAT_FOUR)
     layers = frozenset(range(0, spec.layers, 2))
     return Formats(FOUR, SIX_OFFSET, FOUR, FOUR, FOUR, SIX, wide=SIX, wide_layers=layers)
 
@@ -122,7 +128,7 @@ def read_codes(stored: Tensor, kind: str) -> Codes:
 
     scales = grouped(scales)
     offsets = -zero * scales if zero is not None else grouped(offsets)
-    return Codes(codes.reshape(rows, columns), scales, offsets, zero)
+    return Codes(codes.reshape(rows, columns), scales, offsets, zero, kind == "MXFP4")
 
 
 _Read = tuple[Tensor, Tensor, Tensor, int | None]
@@ -173,6 +179,17 @@ def _q6_k(unit: Tensor) -> _Read:
     return four | (two << 4), scale, scale, 32
 
 
+def _mxfp4(block: Tensor) -> _Read:
+    scale = torch.ldexp(torch.ones_like(block[..., :1]).float(), block[..., :1].int() - 127)
+    return _lower_then_upper(block[..., 1:]), scale, torch.zeros_like(scale), None
+
+
+def float4_values(codes: Tensor) -> Tensor:
+    """The numbers of 4-bit floats: a sign, two bits of exponent, one of fraction."""
+    sizes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    return torch.tensor([*sizes, *(-size for size in sizes)], device=codes.device)[codes.int()]
+
+
 _READERS: dict[str, Callable[[Tensor], _Read]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -182,6 +199,7 @@ _READERS: dict[str, Callable[[Tensor], _Read]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }
 _SIZES = {known.name: known.block_bytes for known in STORAGE_TYPES.values()}
 

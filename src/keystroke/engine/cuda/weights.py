@@ -3,6 +3,7 @@ benchmarks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -68,7 +69,10 @@ class Weights:
     qk_norms: Tensor  # float32 [layers, 2, head_dim]
     biases: list[dict[str, Tensor]]  # float32, by matrix, for prefill; the kernel reads those in `layers`
     rope: Tensor  # float32 [context, head_dim / 2, 2]
+    window_rope: Tensor  # the same for windowed layers
     routers: Tensor  # float32 [layers, experts, hidden] of a mixture; otherwise empty
+    router_biases: Tensor  # float32 [layers, experts]
+    sinks: Tensor  # float32 [layers, heads], times log2(e); empty if the model has none
 
     def __post_init__(self) -> None:
         spec, device = self.plan.spec, self.layers.device
@@ -136,6 +140,9 @@ class Weights:
                 units = self.layers[at : at + matrix.bytes].view(matrix.units, matrix.unit_bytes)
                 units[:, -TAIL_BYTES:].view(torch.float32).view(-1, 2, 16).mul_(factors[:, None])
                 at += matrix.bytes
+
+    def rotary_table(self, layer: int) -> Tensor:
+        return self.window_rope if layer in self.plan.spec.windowed else self.rope
 
     @property
     def nbytes(self) -> int:
@@ -214,21 +221,26 @@ def random_weights(
 ) -> Weights:
     """A model of this shape with random weights, for benchmarks."""
     generator = torch.Generator(device=device).manual_seed(seed)
+    floats = spec.architecture == "gpt_oss"
     plan = random_plan(spec, precision, blocks, kv_precision, target)
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor | Codes:
         if precision == "stored" and len(shape) == 2:
-            return random_codes(shape, generator)
+            return random_codes(shape, generator, floats=floats and ".experts." in name)
         return random_tensor(name, shape, generator)
 
     return build_weights(plan, source, device)
 
 
-def random_codes(shape: tuple[int, int], generator: torch.Generator) -> Codes:
-    """A random matrix of 4-bit codes, scaled like trained weights."""
+def random_codes(shape: tuple[int, int], generator: torch.Generator, *, floats: bool = False) -> Codes:
+    """A random matrix of 4-bit codes (`floats`: of MXFP4), scaled like trained weights."""
     device = generator.device
     codes = torch.randint(0, 16, shape, generator=generator, device=device, dtype=torch.uint8)
     scales = torch.rand(shape[0], shape[1] // GROUP // 2, generator=generator, device=device)
+    if floats:
+        scales = torch.exp2((torch.log2(scales + 0.5) + math.log2(shape[1] ** -0.5 / 3)).round())
+        scales = scales.repeat_interleave(2, 1)
+        return Codes(codes, scales, torch.zeros_like(scales), None, floats=True)
     scales = ((scales + 0.5) * (shape[1] ** -0.5 / 4.6)).repeat_interleave(2, 1)
     return Codes(codes, scales, -8 * scales, 8)
 
@@ -270,7 +282,9 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
     width, down_rows = spec.intermediate, spec.hidden
     if experts is not None:
         width, down_rows = experts.count * experts.width, experts.count * spec.hidden
-    qkv, mlp = spec.qkv_bias, spec.mlp_bias
+    router_biases = torch.zeros(spec.layers, experts.count if experts else 0, device=device)
+    sinks = torch.zeros(spec.layers, spec.heads if spec.sinks else 0, device=device)
+    qkv, mlp = spec.qkv_bias, experts.bias if experts else spec.mlp_bias
     biased = {"query_key": qkv, "value": qkv, "output": spec.o_bias, "gate_up": mlp, "down": mlp}
 
     def vector(name: str, size: int) -> Tensor:
@@ -303,6 +317,10 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
             offset += matrix.bytes
         if experts is not None:
             routers[layer] = _as_tensor(source(f"{at}.mlp.gate.weight", (experts.count, spec.hidden))).float()
+            if experts.router_bias:
+                router_biases[layer] = vector(f"{at}.mlp.gate.bias", experts.count)
+        if spec.sinks:
+            sinks[layer] = vector(f"{at}.self_attn.sinks", spec.heads) * math.log2(math.e)
         if spec.qkv_bias:
             biases["qkv"] = torch.cat((biases.pop("query_key"), biases.pop("value")))
         all_biases.append(biases)
@@ -314,24 +332,42 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
     norms[-1] = vector(FINAL_NORM, spec.hidden)
     tied = table if plan.stored is not None else embedding
     head = _stack([tied if spec.tied else source(HEAD, (spec.vocab_size, spec.hidden))], plan.head)
+    rope = window_rope = _rotary_table(spec, device)
+    if spec.window_rope is not None:
+        window_rope = _rotary_table(replace(spec, rope=spec.window_rope), device)
+    return Weights(
+        plan,
+        layers,
+        pack(head, None, plain_order(spec.vocab_size), plan.head),
+        embedding,
+        norms,
+        qk_norms,
+        all_biases,
+        rope,
+        window_rope,
+        routers,
+        router_biases,
+        sinks,
+    )
+
+
+def _rotary_table(spec: ModelSpec, device: torch.device) -> Tensor:
     cosines, sines = rope_tables(spec, spec.context_length)
-    rope = torch.from_numpy(np.stack((cosines, sines), 2)).contiguous().to(device)
-    packed_head = pack(head, None, plain_order(spec.vocab_size), plan.head)
-    return Weights(plan, layers, packed_head, embedding, norms, qk_norms, all_biases, rope, routers)
+    return torch.from_numpy(np.stack((cosines, sines), 2)).contiguous().to(device)
 
 
 def _pack_into(
     to: Tensor, weight: Tensor | Codes, bias: Tensor | None, order: Tensor, matrix: Matrix
 ) -> None:
     """Pack a matrix, in portions if it is large: packing needs several times its memory."""
-    if matrix.split > 1 or bias is not None or matrix.tiles <= _TILES_AT_ONCE:
+    if matrix.split > 1 or matrix.tiles <= _TILES_AT_ONCE:
         to[:] = pack(weight, bias, order, matrix)
         return
     for first in range(0, matrix.tiles, _TILES_AT_ONCE):
         part = replace(matrix, tiles=min(_TILES_AT_ONCE, matrix.tiles - first))
         begin = first * matrix.unit_bytes
         rows = order[first * 16 : (first + part.tiles) * 16]
-        to[begin : begin + part.bytes] = pack(weight, None, rows, part)
+        to[begin : begin + part.bytes] = pack(weight, bias, rows, part)
 
 
 def _orders(spec: ModelSpec) -> dict[str, Tensor]:

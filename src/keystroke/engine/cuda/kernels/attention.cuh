@@ -85,6 +85,11 @@ DEVICE int cold_pages(const Control& c, const Unit& unit) {  // the leading ones
   const int cold = c.position[c.first[unit.sequence]] / PAGE - first_key(unit) / PAGE, live = live_pages(unit);
   return cold < 0 ? 0 : cold < live ? cold : live;
 }
+// Whether all keys of a unit lie before the windows of all its rows, the first of which looks back farthest.
+DEVICE bool out_of_sight(const Control& c, int layer, const Unit& unit) {
+  const int end = first_key(unit) + (unit.chunk < NEAR_CHUNKS ? PAGE : CHUNK);
+  return end <= oldest_key(layer, c.position[c.first[unit.sequence] + unit.row / GROUP]);
+}
 DEVICE u32 page_at(const uint4& pages, int i) { return i == 0 ? pages.x : i == 1 ? pages.y : i == 2 ? pages.z : pages.w; }
 DEVICE s64 page_start(const Parameters& p, int layer, u32 page, int head) {
   return layer * p.kv_layer_stride + ((s64)page * KV_HEADS + head) * (PAGE * HEAD_DIM);
@@ -112,6 +117,7 @@ DEVICE void stream_pages(Streamer& s, const Parameters& p, const Control& c, int
   for (int number = 0;; ++number) {
     const Share now = number < LISTED ? listed[number] : look_up(p, c, number);
     if (now.kind == NONE) return;
+    if (WINDOW && out_of_sight(c, layer, now.unit)) continue;
     bring_pages(s, p, c, layer, now.unit, now.pages);
   }
 }
@@ -563,6 +569,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
   // The first key of the chunk for this thread.
   const auto mine = [&](int e) { return T == 1 ? (first + e * PARTY) * 8 + w.j * 2 : first * 32 + w.j * 8; };
   const Rows limits = KNOWN ? known.rows : rows_of(w, unit);
+  const int oldest0 = oldest_key(layer, limits.limit0), oldest1 = oldest_key(layer, limits.limit1);
   float top0 = nothing, top1 = nothing;
 #pragma unroll
   for (int e = 0; e < EACH; ++e)
@@ -572,8 +579,8 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
       for (int i = 0; i < 2; ++i) {
         const int key = start + mine(e) + t * 2 + i;
         float(&c)[4] = s[e][t];
-        c[i] = key <= limits.limit0 ? c[i] * score_scale : nothing;
-        c[i + 2] = key <= limits.limit1 ? c[i + 2] * score_scale : nothing;
+        c[i] = key <= limits.limit0 && (!WINDOW || key >= oldest0) ? c[i] * score_scale : nothing;
+        c[i + 2] = key <= limits.limit1 && (!WINDOW || key >= oldest1) ? c[i + 2] * score_scale : nothing;
         top0 = fmaxf(top0, c[i]);
         top1 = fmaxf(top1, c[i + 2]);
       }
@@ -743,34 +750,52 @@ DEVICE bool near(const Share& share) { return share.kind != NONE && share.unit.c
 DEVICE bool same_queries(const Unit& last, const Unit& unit) {
   return last.chunk >= NEAR_CHUNKS && last.sequence == unit.sequence && last.head == unit.head && last.row == unit.row;
 }
+// The partial result of a unit without visible keys.
+DEVICE void leave_nothing(const Worker& w, const Unit& unit) {
+  const int first = w.control->first[unit.sequence], pairs = unit.end - unit.row < 16 ? unit.end - unit.row : 16;
+  for (int i = w.thread; i < pairs * HEAD_DIM; i += COMPUTE) {
+    const int pair = unit.row + i / HEAD_DIM, head = unit.head * GROUP + pair % GROUP;
+    const s64 at = ((s64)(first + pair / GROUP) * HEADS + head) * w.p->partial_stride + unit.slot;
+    w.p->partial[at * HEAD_DIM + i % HEAD_DIM] = tagged(0.0f, w.tag);
+    if (i % HEAD_DIM == 0) w.p->partial_norm[at] = make_float2(tagged(-INFINITY, w.tag), tagged(0.0f, w.tag));
+  }
+}
 // Every chunk of the sequences that attend to all. Units alternate between two parts of the scratch, so that a warp may begin the
 // next while others finish this one.
 DEVICE void attend_all(Worker& w, int layer) {
   uint4* staged = (uint4*)((u8*)w.scratch + 2 * ATTENTION_BYTES);
   static_assert(SPARSE || 16 * HEAD_DIM * 2 <= SELECTION_BYTES, "queries fit where nothing is chosen");
-  for (int number = 0;; ++number) {
+  bool follows = false;  // whether the unit before was attended to
+  for (int number = 0, turn = 0;; ++number, turn ^= 1) {
     const Share& now = share_at(w, number);
     if (now.kind == NONE) return;
+    if (WINDOW && out_of_sight(*w.control, layer, now.unit)) {
+      leave_nothing(w, now.unit);
+      follows = false;
+      turn ^= 1;
+      continue;
+    }
     if (tags_queries(w)) {
-      attend_sent(w, layer, now, (u8*)w.scratch + (number & 1) * ATTENTION_BYTES);
+      attend_sent(w, layer, now, (u8*)w.scratch + (WINDOW ? turn : number & 1) * ATTENTION_BYTES);
       continue;
     }
     if (number % 2 == 0) {
       const Share& next = share_at(w, number + 1);
-      if (near(now) && near(next)) {
+      if (near(now) && near(next) && !(WINDOW && out_of_sight(*w.control, layer, next.unit))) {
         attend_pair(w, layer, now, next);
         ++number;
         continue;
       }
     }
-    u8* scratch = (u8*)w.scratch + (number & 1) * ATTENTION_BYTES;
+    u8* scratch = (u8*)w.scratch + (WINDOW ? turn : number & 1) * ATTENTION_BYTES;
     if (LONG_RUNS && !near(now)) {
-      if (number % LISTED == 0 || !same_queries((&now)[-1].unit, now.unit)) {
+      if (number % LISTED == 0 || (WINDOW && !follows) || !same_queries((&now)[-1].unit, now.unit)) {
         compute_sync();  // the last ones were read
         stage_queries(w, now.unit, staged);
         compute_sync();
       }
       attend_chunk<CHUNK / PAGE, WARPS>(w, layer, now, scratch, [&] { return staged_queries(w, staged); });
+      follows = true;
     } else {
       const Queries queries = load_queries<DENSITY>(w, rows_of(w, now.unit));
       const auto given = [&]() -> const Queries& { return queries; };

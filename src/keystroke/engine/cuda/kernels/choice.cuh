@@ -14,7 +14,7 @@ DEVICE void project_head(Worker& w) {
 #pragma unroll
   for (int i = 0; i < EACH; ++i) { best[i] = -INFINITY; token[i] = 0x7fffffff; }
   compute_sync();  // the operand is there
-  multiply<Head>(w, span.low, span.high, [](int) { return 0; }, [&](int unit, int i, int g, int m, float low, float high) {
+  multiply<Head>(w, span.low, span.high, [](int, int) { return 0; }, [&](int unit, int i, int g, int m, float low, float high) {
     const int id = unit * 16 + g;
     float* logits = w.p->logits + (s64)m * VOCAB;
     if (id < VOCAB) {

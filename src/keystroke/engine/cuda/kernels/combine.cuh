@@ -21,15 +21,18 @@ DEVICE void add_scaled(Partial& sum, const Partial& part, float scale) {
 DEVICE void take_values(Partial& p, const uint4& raw) {
   p.x = untagged(raw.x); p.y = untagged(raw.y); p.z = untagged(raw.z); p.u = untagged(raw.w);
 }
-// By one warp, lane = group: the factors of each group's sums.
-DEVICE float group_weight(float top, float total, float& whole) {
+// By one warp, lane = group: the factors of each group's sums. A sink is a score without a value.
+DEVICE float sink_of(const Worker& w, int layer, int head) { return SINKS ? w.p->sinks[layer * HEADS + head] : -INFINITY; }
+DEVICE float group_weight(float top, float total, float sink, float& whole) {
   float best = top;
 #pragma unroll
   for (int mask = 16; mask; mask >>= 1) best = fmaxf(best, shuffle_xor(best, mask));
+  if (SINKS) best = fmaxf(best, sink);
   const float weight = power_of_two(top - best);
   float sum = weight * total;
 #pragma unroll
   for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
+  if (SINKS) sum += power_of_two(sink - best);
   whole = best + log2f(sum);
   return weight == 0.0f ? 0.0f : weight / sum;  // a division of nothing takes the long way
 }
@@ -76,7 +79,7 @@ DEVICE u32 off_tags(const u32 (&raw)[N], u32 tag) {
 // warp computes 16 DIMS dimensions of a pair at a time and derives the weights of its chunks itself. Waits for the previous phase
 // after computing addresses, which takes as long as the loads.
 template <int DIMS, class Pairs>
-DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
+DEVICE void combine_near(Worker& w, int layer, int pairs, const Pairs& place) {
   constexpr int PARTS = HEAD_DIM / (16 * DIMS);
   float* weights = w.scratch + w.warp * GROUPS;
   // A thread adds 16 chunks of DIMS dimensions; its partner, eight lanes away, the other 16.
@@ -89,6 +92,7 @@ DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
     const int chunks = chunks_of(*w.control, m), others = chunks - half * 16;
     const s64 base = ((s64)m * HEADS + head) * w.p->partial_stride;
     const float2* norms = w.p->partial_norm + base + w.lane;
+    const float sink = sink_of(w, layer, head);
     const float* from = w.p->partial + (base + half * 16) * HEAD_DIM + d;
     if (!waited) wait_for_partials(w);
     uint2 norm = make_uint2(w.tag, w.tag);
@@ -105,7 +109,7 @@ DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
       norm = poll8(norms);
     }
     float whole;
-    const float weight = group_weight(w.lane < chunks ? untagged(norm.x) : -INFINITY, w.lane < chunks ? untagged(norm.y) : 0.0f, whole);
+    const float weight = group_weight(w.lane < chunks ? untagged(norm.x) : -INFINITY, w.lane < chunks ? untagged(norm.y) : 0.0f, sink, whole);
     warp_sync();  // the last ones were read
     weights[w.lane] = weight;
     warp_sync();
@@ -138,7 +142,7 @@ DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
 }
 // 32 dimensions of one head of one row by a whole block, for more chunks than tags cover: a barrier has ensured that they are
 // written, so a thread loads eight chunks at a time.
-DEVICE void combine_together(Worker& w, int m, int head, int d) {
+DEVICE void combine_together(Worker& w, int layer, int m, int head, int d) {
   const int chunks = chunks_of(*w.control, m);
   const s64 base = ((s64)m * HEADS + head) * w.p->partial_stride;
   const float2* norms = w.p->partial_norm + base;
@@ -181,7 +185,7 @@ DEVICE void combine_together(Worker& w, int m, int head, int d) {
   compute_sync();
   if (w.warp == 0) {
     float whole;
-    weights[w.lane] = group_weight(all[w.lane * 8].top, all[w.lane * 8].total, whole);
+    weights[w.lane] = group_weight(all[w.lane * 8].top, all[w.lane * 8].total, sink_of(w, layer, head), whole);
     if (d == 0) raise_doubt(w, m, head, whole);
     warp_sync();
     const int half = w.lane >> 3 & 1;
@@ -225,14 +229,14 @@ DEVICE void take_attended(Worker& w, int first, int parts) {
 }
 
 // Fills the operand with the part of the attended rows that this block reads. Waits for the previous phase.
-DEVICE void gather(Worker& w) {
+DEVICE void gather(Worker& w, int layer) {
   const Span span = w.spans[OUTPUT];
   constexpr int EACH = HEADS / O_SPLIT;  // heads in one part of the inner dimension
   const int from = span.low / (HIDDEN / 16), parts = span.low < span.high ? (span.high - 1) / (HIDDEN / 16) - from + 1 : 0;
   if (w.fused) {
     constexpr int DIMS = EACH * HEAD_DIM > COMPUTE ? 4 : 2;  // so that few heads keep all warps busy
     const int heads = parts * EACH;
-    combine_near<DIMS>(w, heads * w.rows, [&](int i, int& m, int& head) {
+    combine_near<DIMS>(w, layer, heads * w.rows, [&](int i, int& m, int& head) {
       m = i / heads;
       head = from * EACH + i - m * heads;
       return w.operand + m * w.p->x_stride + head * HEAD_DIM;
@@ -242,7 +246,7 @@ DEVICE void gather(Worker& w) {
   if (w.few) {
     const int pairs = w.rows * HEADS, blocks = gridDim.x;
     const int low = blockIdx.x * pairs / blocks, high = (blockIdx.x + 1) * pairs / blocks;
-    combine_near<4>(w, high - low, [&](int i, int& m, int& head) {
+    combine_near<4>(w, layer, high - low, [&](int i, int& m, int& head) {
       m = (low + i) / HEADS;
       head = (low + i) % HEADS;
       const int at = m * QUERY_WIDTH + head * HEAD_DIM;
@@ -257,7 +261,7 @@ DEVICE void gather(Worker& w) {
     constexpr int PIECES = QUERY_WIDTH / 32;
     wait_for_partials(w);
     for (int i = blockIdx.x; i < w.rows * PIECES; i += gridDim.x)
-      combine_together(w, i / PIECES, i % PIECES / (HEAD_DIM / 32), i % PIECES % (HEAD_DIM / 32) * 32);
+      combine_together(w, layer, i / PIECES, i % PIECES / (HEAD_DIM / 32), i % PIECES % (HEAD_DIM / 32) * 32);
   }
   arrive(w);
   wait(w);

@@ -11,8 +11,11 @@ DEVICE void embed(Worker& w) {
     p.residual[i] = counted(bf16_value(p.embedding[(s64)c.token[m] * HIDDEN + d]));
   }
   if (c.filtered) clear_histogram(w);
-  for (int i = w.thread; i < w.rows * (HEAD_DIM / 2); i += COMPUTE)
-    w.rope[i] = p.rope[(s64)c.position[i / (HEAD_DIM / 2)] * (HEAD_DIM / 2) + i % (HEAD_DIM / 2)];
+  for (int i = w.thread; i < w.rows * (HEAD_DIM / 2); i += COMPUTE) {
+    const s64 at = (s64)c.position[i / (HEAD_DIM / 2)] * (HEAD_DIM / 2) + i % (HEAD_DIM / 2);
+    w.rope[i] = p.rope[at];
+    if (WINDOW_ROPE) w.rope[ROPE_ENTRIES + i] = p.window_rope[at];
+  }
   if (w.thread < w.rows)
     w.pages[w.thread] = p.tables[(s64)c.table[c.sequence[w.thread]] * p.table_stride + c.position[w.thread] / PAGE];
   int most = 0;
@@ -47,7 +50,7 @@ DEVICE void compute(Worker& w) {
     refresh(w);
     if (w.tag) arrive_early(w);
     else arrive(w);
-    gather(w);
+    gather(w, layer);
     mark(w);
     project_output(w);
     mark(w);

@@ -45,7 +45,7 @@ DEVICE void project_rows(Worker& w, const DraftParameters& p, int position) {
   const Span span = w.spans[HEAD];
   if (span.low < span.high) put_normed(w, p.norms + OF_RESULT * HIDDEN, 0, w.operand, [&](int i) { return pair_of(p.result + i); });
   compute_sync();
-  multiply<Head>(w, span.low, span.high, [](int) { return 0; }, [&](int unit, int, int g, int, float low, float high) {
+  multiply<Head>(w, span.low, span.high, [](int, int) { return 0; }, [&](int unit, int, int g, int, float low, float high) {
     const int row = unit * 16 + g;
     p.logits[row] = low;
     p.logits[row + 8] = high;

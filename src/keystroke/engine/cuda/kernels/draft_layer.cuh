@@ -47,7 +47,7 @@ DEVICE void fuse(Worker& w, const DraftParameters& p, int first) {
     for (int m = 0; m < w.rows; ++m)
       put_plain(w, p.base.features + (s64)(first + m) * FEATURES * HIDDEN, w.operand + m * p.base.x_stride, FEATURES * HIDDEN);
   compute_sync();
-  multiply<Fuse>(w, span.low, span.high, [](int) { return 0; }, [&](int unit, int, int g, int m, float low, float high) {
+  multiply<Fuse>(w, span.low, span.high, [](int, int) { return 0; }, [&](int unit, int, int g, int m, float low, float high) {
     float* to = p.stream + m * HIDDEN + unit * 16 + g;
     to[0] = low;
     to[8] = high;
@@ -71,7 +71,7 @@ DEVICE void project_pairs(Worker& w, const DraftParameters& p, const float* stre
     }
   compute_sync();
   const int* table = p.base.tables + (s64)w.control->table[0] * p.base.table_stride;
-  multiply<Joined>(w, span.low, span.high, [](int) { return 0; }, [&](int unit, int, int g, int m, float low, float high) {
+  multiply<Joined>(w, span.low, span.high, [](int, int) { return 0; }, [&](int unit, int, int g, int m, float low, float high) {
     const int head = unit / (HEAD_DIM / 16), tile = unit % (HEAD_DIM / 16), at = position + m;
     const s64 row = ((s64)table[at / PAGE] * KV_HEADS * PAGE + at % PAGE) * HEAD_DIM;  // of the first head
     if (head >= HEADS + KV_HEADS) {
@@ -234,7 +234,7 @@ DEVICE void project_attended(Worker& w, const DraftParameters& p, const float* s
     }
   }
   compute_sync();
-  multiply<Output>(w, span.low, span.high, [](int) { return 0; }, [&](int unit, int, int g, int, float low, float high) {
+  multiply<Output>(w, span.low, span.high, [](int, int) { return 0; }, [&](int unit, int, int g, int, float low, float high) {
     const int row = unit * 16 + g;
     p.middle[row] = load4(stream + row) + low;
     p.middle[row + 8] = load4(stream + row + 8) + high;
@@ -245,7 +245,7 @@ DEVICE void activate(Worker& w, const DraftParameters& p) {
   const Span span = w.spans[GATE_UP];
   if (span.low < span.high) put_normed(w, p.norms + OF_MLP * HIDDEN, 0, w.operand, [&](int i) { return pair_of(p.middle + i); });
   compute_sync();
-  multiply<GateUp>(w, span.low, span.high, [](int) { return 0; }, [&](int unit, int, int g, int, float low, float high) {
+  multiply<GateUp>(w, span.low, span.high, [](int, int) { return 0; }, [&](int unit, int, int g, int, float low, float high) {
     p.activated[unit * 8 + g] = activation(quotient(low, 1.0f + __expf(-low)) * high);
   });
 }
@@ -254,7 +254,7 @@ DEVICE void project_result(Worker& w, const DraftParameters& p) {
   const Span span = w.spans[DOWN];
   if (span.low < span.high) put_plain(w, p.activated, w.operand, INTERMEDIATE);
   compute_sync();
-  multiply<Down>(w, span.low, span.high, [](int) { return 0; }, [&](int unit, int, int g, int, float low, float high) {
+  multiply<Down>(w, span.low, span.high, [](int, int) { return 0; }, [&](int unit, int, int g, int, float low, float high) {
     const int row = unit * 16 + g;
     p.result[row] = load4(p.middle + row) + low;
     p.result[row + 8] = load4(p.middle + row + 8) + high;

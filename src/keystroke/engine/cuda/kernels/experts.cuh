@@ -19,6 +19,7 @@ DEVICE void score_experts(Worker& w, int layer) {
   const u32 tag = tag_of(layer);
   float* parts = w.scratch;  // [rows][WARPS], of each of two experts in turn
   for (int e = blockIdx.x, turn = 0; e < EXPERTS; e += gridDim.x, turn ^= MAX_ROWS * WARPS) {
+    const float bias = EXPERT_BIAS ? w.p->router_biases[layer * EXPERTS + e] : 0.0f;
     barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
     const float4* router = (const float4*)(w.ring.stages + w.ring.at.stage * STAGE);
     const int end = (w.warp + 1) * PART < QUADS ? (w.warp + 1) * PART : QUADS;
@@ -45,7 +46,7 @@ DEVICE void score_experts(Worker& w, int layer) {
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < WARPS; ++i) sum += parts[turn + w.thread * WARPS + i];
-      w.p->expert_scores[w.thread * EXPERTS + e] = tagged(sum * (1.0f / ACTIVATION_SCALE), tag);
+      w.p->expert_scores[w.thread * EXPERTS + e] = tagged(sum * (1.0f / ACTIVATION_SCALE) + bias, tag);
     }
   }
 }
@@ -169,6 +170,16 @@ DEVICE const u8* stream_experts(Streamer& s, const Parameters& p, int layer, con
   return wide ? stream_chosen<WideDown>(s, at, s.spans[DOWN], r) : stream_chosen<Down>(s, at, s.spans[DOWN], r);
 }
 
+// Some models clamp gate and up, and have a steeper sigmoid and an up that is one larger.
+DEVICE float gated(float gate, float up) {
+  if (EXPERT_LIMIT > 0.0f) {
+    gate = fminf(gate, EXPERT_LIMIT);
+    up = fminf(fmaxf(up, -EXPERT_LIMIT), EXPERT_LIMIT);
+    return quotient(gate, 1.0f + __expf(-1.702f * gate)) * (up + 1.0f);
+  }
+  return quotient(gate, 1.0f + __expf(-gate)) * up;
+}
+
 // Gate and up of the chosen experts. An activation is multiplied by its expert's weight, so that the down projections only add.
 DEVICE void activate_experts(Worker& w) {
   const Span span = w.spans[GATE_UP];
@@ -176,11 +187,11 @@ DEVICE void activate_experts(Worker& w) {
     const int k = rank_of(w, m, w.routing->listed[unit / GateUp::units]);
     if (k < 0) return;
     const s64 at = (s64)m * INTERMEDIATE + k * EXPERT_WIDTH + unit % GateUp::units * 8 + g;
-    const u16 v = activation(quotient(low, 1.0f + __expf(-low)) * high * w.routing->weight[m][k]);
+    const u16 v = activation(gated(low, high) * w.routing->weight[m][k]);
     if (tags_activations(w)) w.p->tagged[at] = (u32)v << 16 | w.tag;
     else w.p->activated[at] = v;
   };
-  const auto whole = [](int) { return 0; };
+  const auto whole = [](int, int) { return 0; };
   if constexpr (GateUp::together <= 1) multiply<GateUp>(w, span.low, span.high, whole, finish);
   else for_experts<GateUp>(*w.routing, span, [&](int from, int end, int, int) { multiply<GateUp>(w, from, end, whole, finish); });
 }
@@ -252,7 +263,12 @@ DEVICE void add_experts(Worker& w) {
     const auto finish = [&](int unit, int, int g, int m, float low, float high) {
       if (rank_of(w, m, expert) >= 0) add_rows(w, unit, g, m, low, high);
     };
-    multiply_alone<M>(w, from, end, column, finish, span.low);
+    const auto share = [&](int, int m) {  // of a bias: activations were multiplied by their expert's weight before
+      const int k = EXPERT_BIAS ? rank_of(w, m, expert) : -1;
+      return k < 0 ? 0.0f : w.routing->weight[m][k];
+    };
+    if constexpr (M::blocks >= 3 * WARPS) multiply<M>(w, from, end, column, finish, share);  // long units are divided among warps
+    else multiply_alone<M>(w, from, end, column, finish, span.low, share);
   });
 }
 #endif

@@ -34,11 +34,12 @@ constexpr int TAIL = 128;
 constexpr int STAGE = STAGE_BYTES;  // of the ring
 // Formats: 0 bf16; 1 bytes with a scale per row; 2 nibbles with scale and zero per 64 columns; from 3 on the codes of GGUF
 // files, with a scale and, if the format has minima, an offset per group of columns.
+constexpr int MXFP4 = 8;  // 4-bit floats with a power of two per group
 constexpr bool stored(int format) { return format >= 3; }
-constexpr int code_bits(int format) { return format == 3 ? 4 : format <= 5 ? 6 : 8; }
+constexpr int code_bits(int format) { return format == 3 || format == MXFP4 ? 4 : format <= 5 ? 6 : 8; }
 constexpr bool minima(int format) { return format % 2; }
-constexpr int group_k(int format) { return format == 3 ? 32 : 16; }
-constexpr int grid_bytes(int format) { return 64 / group_k(format) * 16 * (minima(format) ? 4 : 2); }
+constexpr int group_k(int format) { return format == 3 || format == MXFP4 ? 32 : 16; }
+constexpr int grid_bytes(int format) { return 64 / group_k(format) * 16 * (format == MXFP4 ? 1 : minima(format) ? 4 : 2); }
 constexpr int block_k(int format) { return format >= 2 ? 64 : 32; }
 constexpr int block_bytes(int format) {
   return format == 0 ? 1024 : format == 1 ? 512 : format == 2 ? 576 : 128 * code_bits(format) + grid_bytes(format);
@@ -76,18 +77,29 @@ typedef Matrix<HIDDEN / 16 * O_SPLIT, QUERY_WIDTH / O_SPLIT, OUTPUT_FORMAT> Outp
 #define EXPERT_WIDTH 0
 #define EXPERT_SCALE 1.0f
 #define EXPERT_SOFTMAX_OF_ALL 0
+#define EXPERT_BIAS 0
+#define EXPERT_LIMIT 0.0f
 #endif
 constexpr bool MIXTURE = EXPERTS > 0;
+// In some layers a row sees only its last WINDOW keys; these layers may have a rotary table of their own (WINDOW_ROPE).
+#ifndef WINDOW
+#define WINDOW 0
+#define WINDOWED_LOW 0
+#define WINDOWED_HIGH 0
+#define WINDOW_ROPE 0
+#define SINKS 0
+#endif
 constexpr int DOWN_UNITS = HIDDEN / 16 * (MIXTURE ? 1 : DOWN_SPLIT);  // of one expert
 typedef Matrix<(MIXTURE ? EXPERT_WIDTH : INTERMEDIATE) / 8, HIDDEN, GATE_UP_FORMAT> GateUp;  // 8 rows of gate, then the same 8 of up
 typedef Matrix<DOWN_UNITS, INTERMEDIATE / DOWN_SPLIT, DOWN_FORMAT> Down;
 typedef Matrix<DOWN_UNITS, INTERMEDIATE / DOWN_SPLIT, WIDE_FORMAT> WideDown;  // of some layers
 typedef Matrix<(VOCAB + 15) / 16, HIDDEN, HEAD_FORMAT> Head;
 constexpr int NORMED = 32;  // in `barrier`: not in its first line
-// Whether a layer's down projection has the wide format: one bit per layer.
-DEVICE bool wide_down(int layer) {
-  return DOWN_FORMAT != WIDE_FORMAT && ((LAYERS > 64 && layer >= 64 ? WIDE_HIGH : WIDE_LOW) >> (layer % 64) & 1);
-}
+// Whether a layer's down projection has the wide format, and whether the layer has a window: one bit per layer.
+DEVICE bool layer_bit(int layer, u64 low, u64 high) { return (LAYERS > 64 && layer >= 64 ? high : low) >> (layer % 64) & 1; }
+DEVICE bool wide_down(int layer) { return DOWN_FORMAT != WIDE_FORMAT && layer_bit(layer, WIDE_LOW, WIDE_HIGH); }
+DEVICE bool windowed(int layer) { return WINDOW && layer_bit(layer, WINDOWED_LOW, WINDOWED_HIGH); }
+DEVICE int oldest_key(int layer, int position) { return windowed(layer) ? position - WINDOW + 1 : 0; }
 
 // Keys and values in pages: bf16, or bytes of 128 + v in steps whose size depends on the dimension (scales.py). Queries are
 // then scaled by the step sizes, and the products use float16, in which bytes are exact.
@@ -153,7 +165,10 @@ struct Parameters {
   const u32* masks;       // host memory: [MAX_ROWS][MASK_WORDS] tokens that a row may choose, one bit each
   const int* masks_ready; // host memory: the ticket of the launch whose masks are there
   const float* routers;   // [LAYERS][EXPERTS][HIDDEN] of a mixture
+  const float* router_biases;  // [LAYERS][EXPERTS], if EXPERT_BIAS
   float* expert_scores;   // [MAX_ROWS][EXPERTS] of the layer at hand, each with the layer's tag
+  const float* sinks;     // [LAYERS][HEADS] log2 of the weight that each head gives to no key, if SINKS
+  const float2* window_rope;  // the rotary table of windowed layers, if WINDOW_ROPE
   s64* profile;           // [blocks][PROFILE] clock readings around every barrier, where compiled in
   s64 kv_layer_stride, bound_layer_stride;
   int table_stride, partial_stride;
@@ -190,7 +205,8 @@ struct Routing {
   float weight[MAX_ROWS][TOP_EXPERTS];
 };
 constexpr int ROPE_AT = ROUTING_AT + (MIXTURE ? ((int)sizeof(Routing) + 127) / 128 * 128 : 0);
-constexpr int SCRATCH_AT = ROPE_AT + COLUMNS * HEAD_DIM / 2 * 8;
+constexpr int ROPE_ENTRIES = COLUMNS * HEAD_DIM / 2;  // of one table
+constexpr int SCRATCH_AT = ROPE_AT + ROPE_ENTRIES * 8 * (1 + WINDOW_ROPE);
 constexpr int SUM_STRIDE = COLUMNS + 4;              // keeps the rows of a sum in different banks
 constexpr int REDUCTION = WARPS * 16 * SUM_STRIDE;   // floats of one unit's partial sums
 constexpr int BUFFERS = TILES_N == 1 ? 4 : TILES_N == 2 ? 3 : 2;  // units whose sums may be under way

@@ -1,11 +1,35 @@
 // Packed weights times the rows in the operand, on tensor cores, in every format (packing.py).
 // The caller's `finish` stores the results.
 
+// Weights of four bits, a sign and the numbers 0, 0.5, 1, 1.5, 2, 3, 4, 6, times a power of two. The bits of a weight in the upper
+// byte of a float16, at 0x8e, are that number times 2**-14; the power of two is stored as the upper byte of a float16. A byte of
+// codes holds one weight at 0x8e, and another whose sign is the lowest bit and whose other bits are at 0x70.
+DEVICE void float4_weights(const u8* block, int lane, u32 (&a)[16]) {
+  const uint4 q = *(const uint4*)(block + lane * 16);
+  const u32 powers = *(const u32*)(block + 512 + (lane >> 2) * 4), minus_zero = 0x80008000u;
+  const u32 words[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const u32 lower = permute_bytes(powers, 0, half ? 0x2424 : 0x0404), upper = permute_bytes(powers, 0, half ? 0x3434 : 0x1414);
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const u32 word = words[half * 2 + step];
+      const u32 first = word & 0x8e8e8e8eu, second = and_or(word << 7, 0x80808080u, word >> 3 & 0x0e0e0e0eu);
+      u32* to = a + half * 8 + step * 4;
+      to[0] = fma_f16x2(permute_bytes(first, 0, 0x1404), lower, minus_zero);
+      to[1] = fma_f16x2(permute_bytes(first, 0, 0x3424), upper, minus_zero);
+      to[2] = fma_f16x2(permute_bytes(second, 0, 0x1404), lower, minus_zero);
+      to[3] = fma_f16x2(permute_bytes(second, 0, 0x3424), upper, minus_zero);
+    }
+  }
+}
+
 // Weights in the stored formats, 16 rows by 64 columns: code * scale + offset. A code in the low bits of a float16 is the
 // number code * 2**-24, exactly; scales are 2**24 times as large, so one multiply-add gives the weight, rounded once to 11
 // bits. For codes of less than 8 bits, those of rows g + 8 are 16 times as large and their scales 16 times smaller.
 template <int F>
 DEVICE void stored_weights(const u8* block, int lane, u32 (&a)[16]) {
+  if constexpr (F == MXFP4) return float4_weights(block, lane, a);
   constexpr int BITS = code_bits(F);
   const u8* grid = block + 128 * BITS + (group_k(F) == 32 ? lane >> 2 : lane >> 1) * (minima(F) ? 16 : 8);
   u32 scale[4], offset[4];  // of rows g and g + 8 in the first 32 columns, then in the others
@@ -151,8 +175,9 @@ struct Tail { float scale_low, scale_high, bias_low, bias_high; };
 // Whether this warp adds the sums of unit `number`.
 DEVICE bool adds(const Worker& w, int number) { return number % (WARPS / ADDERS) == w.warp / ADDERS; }
 // One unit, the index-th of this block's share, followed by `left` more: the warps divide its blocks, and each stores its sums.
-template <class M>
-DEVICE void multiply_unit(Worker& w, Tail& mine, int index, int left, int column) {
+// Row m of the operand begins at column(m).
+template <class M, class Column>
+DEVICE void multiply_unit(Worker& w, Tail& mine, int index, int left, const Column& column) {
   constexpr int F = M::format;
   constexpr int TURNS = M::per_chunk / WARPS;
   constexpr int REST = M::blocks - (M::chunks - 1) * M::per_chunk;  // blocks of the last chunk
@@ -164,7 +189,7 @@ DEVICE void multiply_unit(Worker& w, Tail& mine, int index, int left, int column
     for (int i = 0; i < 4; ++i) acc[0][n][i] = acc[1][n][i] = 0.0f;
     // Columns past the last row repeat it; their sums are never read.
     const int m = n * 8 + w.g < w.rows ? n * 8 + w.g : w.rows - 1;
-    x[n] = w.operand + m * w.p->x_stride + column + w.warp * block_k(F) + w.j * 8;
+    x[n] = w.operand + m * w.p->x_stride + column(m) + w.warp * block_k(F) + w.j * 8;
   }
   // A turn adds to the sum of its number in the unit modulo two, independent of the division into chunks. An odd number of turns
   // in a chunk requires the loop to be unrolled for that.
@@ -211,9 +236,12 @@ DEVICE void multiply_unit(Worker& w, Tail& mine, int index, int left, int column
   warp_sync();
   if (w.lane == 0) barrier_arrive(&w.ready[buffer]);
 }
+struct One {
+  DEVICE_METHOD float operator()(int, int) const { return 1.0f; }
+};
 // Adds the sums of unit `number` in the order of the warps; done by the warps whose turn it is.
-template <class Finish>
-DEVICE void add_unit(Worker& w, const Tail& tail, int number, int unit, const Finish& finish) {
+template <class Finish, class BiasShare>
+DEVICE void add_unit(Worker& w, const Tail& tail, int number, int unit, const Finish& finish, const BiasShare& share) {
   if (!adds(w, number)) return;
   const int buffer = number % BUFFERS;
   const float* sums = w.scratch + buffer * REDUCTION;
@@ -229,32 +257,34 @@ DEVICE void add_unit(Worker& w, const Tail& tail, int number, int unit, const Fi
       low += sums[(k * 16 + g) * SUM_STRIDE + m];
       high += sums[(k * 16 + g + 8) * SUM_STRIDE + m];
     }
-    finish(unit, i, g, m, low * tail.scale_low + tail.bias_low, high * tail.scale_high + tail.bias_high);
+    const float part = share(unit, m);
+    finish(unit, i, g, m, low * tail.scale_low + tail.bias_low * part, high * tail.scale_high + tail.bias_high * part);
   }
   warp_sync();
   if (w.lane == 0) barrier_arrive(&w.freed[buffer]);
 }
 
-// Units low ... high - 1 of a matrix times the operand from column(unit) on. The sums of a unit are added LAG units later, so
-// that the adding warp does not delay the others. For each row, finish(unit, i, g, m, low, high) gets rows g and g + 8 of the
-// unit and row m of the operand (i counts a lane's rows).
-template <class M, class Column, class Finish>
-DEVICE void multiply(Worker& w, int low, int high, const Column& column, const Finish& finish) {
+// Units low ... high - 1 of a matrix times row m of the operand from column(unit, m) on. The sums of a unit are added LAG units
+// later, so that the adding warp does not delay the others. For each row, finish(unit, i, g, m, low, high) gets rows g and g + 8 of
+// the unit and row m of the operand (i counts a lane's rows). Biases are multiplied by share(unit, m).
+template <class M, class Column, class Finish, class BiasShare = One>
+DEVICE void multiply(Worker& w, int low, int high, const Column& column, const Finish& finish, const BiasShare& share = BiasShare{}) {
   Tail tail = {0, 0, 0, 0};
   for (int unit = low; unit < high; ++unit) {
-    multiply_unit<M>(w, tail, unit - low, high - 1 - unit, column(unit));
-    if (unit - LAG >= low) add_unit(w, tail, w.unit - 1 - LAG, unit - LAG, finish);
+    multiply_unit<M>(w, tail, unit - low, high - 1 - unit, [&](int m) { return column(unit, m); });
+    if (unit - LAG >= low) add_unit(w, tail, w.unit - 1 - LAG, unit - LAG, finish, share);
   }
   const int rest = high - low < LAG ? high - low : LAG;
 #pragma unroll 1
-  for (int unit = high - rest; unit < high; ++unit) add_unit(w, tail, w.unit - (high - unit), unit, finish);
+  for (int unit = high - rest; unit < high; ++unit) add_unit(w, tail, w.unit - (high - unit), unit, finish, share);
 }
 
 constexpr int ALONE_TURNS = 2;  // unrolled: instructions that are used once a layer come from far away, so fewer are better
 // The same for narrow units of which a block has many: each warp multiplies whole units, so that no sums are combined. Warps
 // alternate from unit `base` on. column(unit, m) is where row m of the operand begins for the unit.
-template <class M, class Column, class Finish>
-DEVICE void multiply_alone(Worker& w, int low, int high, const Column& column, const Finish& finish, int base) {
+template <class M, class Column, class Finish, class BiasShare = One>
+DEVICE void multiply_alone(Worker& w, int low, int high, const Column& column, const Finish& finish, int base,
+                           const BiasShare& share = BiasShare{}) {
   constexpr int F = M::format;
   static_assert(M::together > 0, "a stage holds whole units");
 #pragma unroll 1
@@ -282,7 +312,9 @@ DEVICE void multiply_alone(Worker& w, int low, int high, const Column& column, c
         for (int e = 0; e < 2; ++e) {
           const int m = n * 8 + w.j * 2 + e;
           if (m >= w.rows) continue;
-          finish(unit, e, w.g, m, (acc[0][n][e] + acc[1][n][e]) * tail[0] + tail[16], (acc[0][n][e + 2] + acc[1][n][e + 2]) * tail[8] + tail[24]);
+          const float part = share(unit, m);
+          finish(unit, e, w.g, m, (acc[0][n][e] + acc[1][n][e]) * tail[0] + tail[16] * part,
+                 (acc[0][n][e + 2] + acc[1][n][e + 2]) * tail[8] + tail[24] * part);
         }
     }
     warp_sync();

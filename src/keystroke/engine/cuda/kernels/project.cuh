@@ -126,10 +126,15 @@ DEVICE void send(Worker& w, int m, int at, float v) { w.p->sent[m * QKV_ROWS + a
 DEVICE u32 raw_bits(float v, u32 tag) { return ((u32)__float_as_int(v) & ~3u) | tag; }
 DEVICE void send_raw(Worker& w, int m, int at, float v) { w.p->sent[m * QKV_ROWS + at] = raw_bits(v, w.tag); }
 
+// The rotary angles of row m in this layer.
+DEVICE const float2* angles_of(const Worker& w, int layer, int m) {
+  return w.rope + (WINDOW_ROPE && windowed(layer) ? ROPE_ENTRIES : 0) + m * (HEAD_DIM / 2);
+}
+
 DEVICE void project_qkv(Worker& w, int layer) {
   const Span span = w.spans[QKV];
   compute_sync();  // the operand is there
-  const auto whole = [](int) { return 0; };
+  const auto whole = [](int, int) { return 0; };
   const auto value = [&](int unit, int, int g, int m, float low, float high) {
     const int head = unit / (HEAD_DIM / 16), tile = unit % (HEAD_DIM / 16);
     if (tags_queries(w)) {
@@ -157,7 +162,7 @@ DEVICE void project_qkv(Worker& w, int layer) {
       to[HEAD_DIM / 2] = __uint_as_float(raw_bits(high, 0));
       return;
     }
-    const float2 v = rotate(make_float2(low, high), w.rope[m * (HEAD_DIM / 2) + d]);
+    const float2 v = rotate(make_float2(low, high), angles_of(w, layer, m)[d]);
     if (tags_queries(w)) {
       send(w, m, head * HEAD_DIM + d, v.x);
       send(w, m, head * HEAD_DIM + d + HEAD_DIM / 2, v.y);
@@ -195,7 +200,7 @@ DEVICE void normalise_head(const Worker& w, int layer, int m, int head, HeadPart
   for (int e = 0; e < HEAD_EACH; ++e) {
     const int d = w.lane * HEAD_EACH + e;
     const float2 scaled = make_float2(part.v[e].x * inverse * weights[d], part.v[e].y * inverse * weights[d + HEAD_DIM / 2]);
-    part.v[e] = rotate(scaled, w.rope[m * (HEAD_DIM / 2) + d]);
+    part.v[e] = rotate(scaled, angles_of(w, layer, m)[d]);
   }
 }
 // Runs between the projection and attention if heads are not sent to the attending blocks.
@@ -235,7 +240,7 @@ DEVICE void add_rows(Worker& w, int unit, int g, int m, float low, float high) {
 }
 DEVICE void project_output(Worker& w) {
   const Span span = w.spans[OUTPUT];
-  const auto column = [](int unit, int = 0) { return unit / (HIDDEN / 16) * Output::inner; };
+  const auto column = [](int unit, int) { return unit / (HIDDEN / 16) * Output::inner; };
   const auto finish = [&](int unit, int, int g, int m, float low, float high) { add_rows(w, unit, g, m, low, high); };
   compute_sync();  // the operand is there
   if constexpr (O_ALONE) multiply_alone<Output>(w, span.low, span.high, column, finish, span.low);
@@ -247,7 +252,7 @@ DEVICE bool tags_activations(const Worker& w) { return ACTIVATION_TAGS && w.tag 
 DEVICE void project_gate_up(Worker& w) {
   const Span span = w.spans[GATE_UP];
   compute_sync();  // the operand is there
-  multiply<GateUp>(w, span.low, span.high, [](int) { return 0; }, [&](int unit, int, int g, int m, float low, float high) {
+  multiply<GateUp>(w, span.low, span.high, [](int, int) { return 0; }, [&](int unit, int, int g, int m, float low, float high) {
     const s64 at = (s64)m * INTERMEDIATE + unit * 8 + g;
     const u16 v = activation(quotient(low, 1.0f + __expf(-low)) * high);
     if (tags_activations(w)) w.p->tagged[at] = (u32)v << 16 | w.tag;
@@ -313,7 +318,7 @@ DEVICE void project_down(Worker& w) {
     if (from > span.low) compute_sync();  // the operand is no longer needed
     if (!direct) load_rows(w, w.p->activated + at, INTERMEDIATE, whole ? at : 0, parts * Down::inner, [](int) {});
     compute_sync();
-    multiply<M>(w, from, end, [&](int unit) { return whole ? unit / TILES * Down::inner : 0; }, finish);
+    multiply<M>(w, from, end, [&](int unit, int) { return whole ? unit / TILES * Down::inner : 0; }, finish);
     from = end;
   }
 }

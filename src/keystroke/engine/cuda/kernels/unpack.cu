@@ -54,3 +54,4 @@ extern "C" __global__ void unpack_4(const Unpacking p) { unpack_blocks<4>(p); }
 extern "C" __global__ void unpack_5(const Unpacking p) { unpack_blocks<5>(p); }
 extern "C" __global__ void unpack_6(const Unpacking p) { unpack_blocks<6>(p); }
 extern "C" __global__ void unpack_7(const Unpacking p) { unpack_blocks<7>(p); }
+extern "C" __global__ void unpack_8(const Unpacking p) { unpack_blocks<8>(p); }
