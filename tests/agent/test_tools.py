@@ -10,7 +10,16 @@ import pytest
 from workspaces import Project
 
 from keystroke.agent.sandbox import Sandbox, SandboxKind, find_sandbox
-from keystroke.agent.tools import EditTool, ReadTool, RunTool, SearchTool, Toolbox, ToolInvocation, ToolResult
+from keystroke.agent.tools import (
+    EditTool,
+    ReadTool,
+    RunTool,
+    SearchTool,
+    Toolbox,
+    ToolInvocation,
+    ToolResult,
+    search,
+)
 from keystroke.agent.workspace import Overlay
 
 
@@ -55,6 +64,20 @@ def test_search_takes_no_expression_that_could_run_away(project: Project) -> Non
     overlay = project.overlay()
     overlay.write("a.txt", "a" * 5000 + "!\n" + "(a+)+$\n")
     assert box(overlay).invoke(call("search", query="(a+)+$")).text == "a.txt:2: (a+)+$"
+
+
+def test_a_search_that_takes_too_long_ends_and_says_so(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing is found, and without remembering what it read."""
+    monkeypatch.setattr(search, "_SECONDS", 0.0)
+    overlay = project.overlay()
+    told = box(overlay).invoke(call("search", query="nowhere")).text
+    assert told == "… not all files were searched in 0 s; name the files to search"
+    monkeypatch.undo()
+    assert box(overlay).invoke(call("search", query="a - b")).text == "calc.py:2: return a - b"
+    project.write("calc.py", "changed = 1\n")
+    assert overlay.read("calc.py") == "changed = 1\n"
 
 
 def test_search_never_shows_a_secret(project: Project) -> None:

@@ -42,30 +42,31 @@ class SearchTool(AgentTool):
         return f"search for {arguments.query!r:.60}"
 
     def call(self, arguments: SearchArguments) -> ToolResult:
-        found: list[tuple[str, int, str]] = []
-        more = False
+        lines: list[str] = []
         for match in find_matches(self._overlay, arguments.query, arguments.files):
-            if len(found) == _MATCHES:
-                more = True
+            if match is None:
+                lines.append(f"… not all files were searched in {_SECONDS:.0f} s; name the files to search")
+            elif len(lines) == _MATCHES:
+                lines.append("… and more; search for something narrower")
                 break
-            found.append(match)
-        if not found:
-            return ToolResult(f"nothing matches {arguments.query!r:.80}")
-        lines = [f"{path}:{number}: {text[:_WIDTH]}" for path, number, text in found]
-        return ToolResult(
-            "\n".join([*lines, *(["… and more; search for something narrower"] if more else [])])
-        )
+            else:
+                path, number, text = match
+                lines.append(f"{path}:{number}: {text[:_WIDTH]}")
+        return ToolResult("\n".join(lines) or f"nothing matches {arguments.query!r:.80}")
 
 
-def find_matches(overlay: Overlay, query: str, files: str = "") -> Iterator[tuple[str, int, str]]:
-    """Path, line number from 1 and text of every matching line, within a time limit."""
+def find_matches(overlay: Overlay, query: str, files: str = "") -> Iterator[tuple[str, int, str] | None]:
+    """Path, line number from 1 and text of every matching line; None, and no more, once it took too long."""
     pattern = _pattern(query)
     end = time.monotonic() + _SECONDS
     for path in overlay.files():
         if files and not (fnmatch(path, files) or fnmatch(path.rpartition("/")[2], files)):
             continue
+        if time.monotonic() > end:
+            yield None
+            return
         try:
-            text = overlay.read(path)
+            text = overlay.peek(path)
         except KeystrokeError:
             continue  # binary, too large, or forbidden
         if text is None or len(text) > _SIZE or not pattern.search(text):
@@ -73,8 +74,6 @@ def find_matches(overlay: Overlay, query: str, files: str = "") -> Iterator[tupl
         for number, line in enumerate(text.splitlines(), 1):
             if len(line) <= 10 * _WIDTH and pattern.search(line):
                 yield path, number, line.strip()
-        if time.monotonic() > end:
-            return
 
 
 def _pattern(query: str) -> re.Pattern[str]:

@@ -19,6 +19,7 @@ from keystroke.assist.edit.workspace import WorkspaceFile
 from keystroke.errors import InputError
 from keystroke.text import minimal_diff
 from keystroke.text.compare import Budget
+from keystroke.text.encoding import decode
 
 _COMPARISONS = 1_000_000  # of words, over all files of a task: a fraction of a second
 
@@ -59,6 +60,14 @@ class Overlay:
             base = self._original(path)
             return None if base is None else base.text
         return self._texts[path]
+
+    def peek(self, path: str) -> str | None:
+        """Like `read`, for one of `files()`, and the file may change on disk until it is read."""
+        known = self.name(path) if self._texts else path
+        if known in self._texts:
+            return self._texts[known]
+        data = self.workspace.read_bytes(path)
+        return None if data is None else decode(data, path).text
 
     def write(self, path: str, text: str | None) -> None:
         """Change one file; None removes it. Forbidden where it may not be touched."""
