@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +52,8 @@ from keystroke.gateway.record.store import Store, default_url
 from keystroke.gateway.transport.socket import SocketLimits
 from keystroke.gateway.work.registry import ModelRegistry, local_entry
 
-PATIENCE = 240.0  # seconds after which a client counts as hung, also on a busy machine
+PATIENCE = 240.0  # seconds after which a client counts as hung,
+COMPUTED = 60.0  # if this process computed for as many meanwhile: a busy machine may give it none
 KILLS_FROM = 20.0  # seconds of a stretch from which the second server is killed in it
 POOL = 5  # connections to the database that stay open
 TERMINAL = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
@@ -87,6 +88,18 @@ class SoakCounts:
 def _say(line: str) -> None:
     with contextlib.suppress(OSError):  # the disk may be full for a log, too
         print(line, file=sys.stderr, flush=True)
+
+
+async def _patiently(work: Coroutine[Any, Any, None]) -> None:
+    """Raises TimeoutError where a client is hung."""
+    computed = time.process_time()
+    task = asyncio.ensure_future(work)
+    while not (await asyncio.wait([task], timeout=PATIENCE))[0]:
+        if time.process_time() - computed > COMPUTED:
+            task.cancel()
+            await asyncio.wait([task])
+            raise TimeoutError
+    await task
 
 
 class FaultyEngine(EchoEngine):
@@ -149,7 +162,7 @@ def _http(base_url: str = "") -> httpx.AsyncClient:
     """A client that opens a connection for every request: a server may close an idle one at any time, and
     on a busy machine seconds lie between two requests."""
     once = httpx.Limits(max_keepalive_connections=0)
-    return httpx.AsyncClient(base_url=base_url, timeout=PATIENCE, verify=False, limits=once)
+    return httpx.AsyncClient(base_url=base_url, timeout=10 * PATIENCE, verify=False, limits=once)
 
 
 def _who(handle: asyncio.Handle) -> str:
@@ -368,8 +381,7 @@ class Soak:
             kind = self.random.choice(kinds)
             _began.set(time.monotonic())
             try:
-                async with asyncio.timeout(PATIENCE):
-                    await kind()
+                await _patiently(kind())
                 self.tally.counts[kind.__name__.strip("_")] += 1
             except TimeoutError:
                 self.tally.counts["lost"] += 1
@@ -378,7 +390,7 @@ class Soak:
                 self.tally.fault(f"{kind.__name__}: {type(error).__name__} {error}")
 
     def _connect(self) -> Any:
-        return websockets.connect(self.ws, compression=None, max_size=None, open_timeout=PATIENCE)
+        return websockets.connect(self.ws, compression=None, max_size=None, open_timeout=10 * PATIENCE)
 
     async def _create(self, socket: Any, text: str, **more: Any) -> None:
         body = {"type": "response.create", "input": text, "store": False, **more}
