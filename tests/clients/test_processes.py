@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -93,6 +94,25 @@ def test_a_gateway_whose_program_is_removed_ends_by_itself(home: Home, tmp_path:
         shutil.rmtree(copy)
         assert server.wait(60) in (0, 130, -2)
         assert not ready.exists()
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are found over /proc or ps")
+def test_a_server_that_listens_where_it_was_told_is_shown_with_its_models(home: Home) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "keystroke", "serve", "--echo", f"--port={port}"]
+    server = subprocess.Popen(command, env=home.environment, cwd=home.root, stderr=subprocess.DEVNULL)
+
+    def row() -> dict[str, object]:
+        rows = json.loads(home.keystroke("ps", "--json").stdout)
+        return next((row for row in rows if row["pid"] == server.pid), {})
+
+    try:
+        eventually(lambda: row().get("models") == ["echo"])
+        assert row()["url"] == f"http://127.0.0.1:{port}"
     finally:
         server.kill()
         server.wait()

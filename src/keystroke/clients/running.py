@@ -35,10 +35,20 @@ class RunningProcess:
     started: float
     parent: str = ""
     announcement: Path | None = None
+    arguments: tuple[str, ...] = ()  # of its command line
 
     @property
     def name(self) -> str:
         return self.command if self.announcement is None else GATEWAY
+
+    def option(self, name: str) -> str | None:
+        """The value of an option on its command line."""
+        for place, argument in enumerate(self.arguments):
+            if argument == name and place + 1 < len(self.arguments):
+                return self.arguments[place + 1]
+            if argument.startswith(f"{name}="):
+                return argument.partition("=")[2]
+        return None
 
     def belongs_to(self, state: Path) -> bool:
         """Whether it is a shared gateway of this state folder."""
@@ -131,7 +141,7 @@ def _from_proc(proc: Path) -> list[RunningProcess]:
             continue  # it has ended meanwhile
         memory, pid = pages * os.sysconf("SC_PAGE_SIZE"), int(folder.name)
         file = Path(arguments[arguments.index(_ANNOUNCE) + 1]) if _ANNOUNCE in arguments[:-1] else None
-        found.append(RunningProcess(pid, command, memory, facts.st_mtime, name, file))
+        found.append(RunningProcess(pid, command, memory, facts.st_mtime, name, file, tuple(arguments)))
     return found
 
 
@@ -163,7 +173,8 @@ def parse_ps(listing: str, user: int, now: float) -> list[RunningProcess]:
             _, announces, rest = command_line.partition(f" {_ANNOUNCE} ")
             file = Path(rest) if announces else None
             size = int(memory) * 1024
-            found.append(RunningProcess(int(pid), command, size, started, names.get(parent, ""), file))
+            by = names.get(parent, "")
+            found.append(RunningProcess(int(pid), command, size, started, by, file, tuple(arguments)))
     return found
 
 

@@ -14,6 +14,7 @@ from keystroke.errors import KeystrokeError, NotFound
 
 if TYPE_CHECKING:
     from keystroke.clients.running import RunningProcess
+    from keystroke.protocol.status import GatewayStatus
 
 
 def ps(ctx: typer.Context, json: options.Json = False) -> None:
@@ -63,7 +64,25 @@ def _row(one: RunningProcess, run: Invocation) -> dict[str, Any]:
     }
     if one.announcement is not None:
         row |= _gateway_facts(one.pid, run)
+    elif one.command == "serve":
+        row |= _server_facts(one, run)
     return row
+
+
+def _server_facts(one: RunningProcess, run: Invocation) -> dict[str, Any]:
+    """Where a server listens by its command line or the settings, and the models it has loaded, if it says
+    so: it may listen elsewhere, or require a key."""
+    from keystroke.clients.gateway_address import GatewayAddress
+    from keystroke.clients.gateway_http import GatewayHttp
+
+    server = run.settings.server
+    host, port = one.option("--host") or server.host, one.option("--port") or str(server.port)
+    url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+    try:
+        status = GatewayHttp(GatewayAddress(url)).status()
+    except KeystrokeError:
+        return {}
+    return {"url": url, "models": _loaded(status), "used_by": _users(status) or one.parent}
 
 
 def _gateway_facts(pid: int, run: Invocation) -> dict[str, Any]:
@@ -79,15 +98,22 @@ def _gateway_facts(pid: int, run: Invocation) -> dict[str, Any]:
         status = GatewayHttp(GatewayAddress(known.url, known.token)).status()
     except KeystrokeError as error:
         return {"url": known.url, "used_by": str(error)}
-    models = [model.name for model in status.models if model.state == "loaded"]
+    idle = f"nobody; ends when unused for {_age(run.settings.sharing.idle_s)}"
+    return {"url": known.url, "models": _loaded(status), "used_by": _users(status) or idle}
+
+
+def _loaded(status: GatewayStatus) -> list[str]:
+    return [model.name for model in status.models if model.state == "loaded"]
+
+
+def _users(status: GatewayStatus) -> str:
     busy = sum(model.running + model.waiting for model in status.models)
     parts = []
     if status.sockets:
         parts.append(f"{status.sockets} open connection{'s' * (status.sockets > 1)} (editors, pages)")
     if busy:
         parts.append(f"{busy} request{'s' * (busy > 1)}")
-    idle = f"nobody; ends when unused for {_age(run.settings.sharing.idle_s)}"
-    return {"url": known.url, "models": models, "used_by": ", ".join(parts) or idle}
+    return ", ".join(parts)
 
 
 def stop(
