@@ -231,6 +231,21 @@ def test_an_edit_is_the_next_call_where_a_change_was_asked_for(asked: str, force
     assert not must_edit_next(whole_toolset([RUN, PATCH]), bounds)
 
 
+def test_after_a_change_that_was_all_a_few_words_are_left() -> None:
+    bounds = ToolConstraints(
+        request="In a.py: f must add.", seen_lines=["x\n"], written=["a.py"], closed=True
+    )
+    held = calls_constraint(CODEX, HERMES, PLAIN, bounds)
+    assert accepts(held, "The function adds now.")
+    assert not accepts(held, command("cat a.py"))
+    assert not accepts(held, '{"name": "write_file\', "arguments": {"path": "a.py"}}')
+    assert not accepts(held, "and on " * 100)
+    for asked in ("In a.py: f must add. Then run the tests.", "In a.py and b.py: f must add."):
+        more = calls_constraint(CODEX, HERMES, PLAIN, replace(bounds, request=asked))
+        assert accepts(more, command("pytest"))
+    assert accepts(calls_constraint(CODEX, HERMES, PLAIN, bounds, required=True), command("ls"))
+
+
 @pytest.mark.parametrize("tokenizer", [PLAIN, MARKED], ids=["marks are text", "marks are tokens"])
 def test_a_tool_that_is_closed_is_not_called_in_words_either(tokenizer: ByteTokenizer) -> None:
     bounds = ToolConstraints(request="Fix a.py.", seen_lines=["x = 1\n"], short=["a.py"])

@@ -37,6 +37,9 @@ _LOOKS = re.compile(
     r"(?:run|execute|show|list|print|read|open|look|find|search|count|check|test|compare|go)\b",
     re.IGNORECASE,
 )
+_MORE = re.compile(
+    r"\b(?:then|run|tests?|pytest|execute|verify|check|commit|install|build|lint)\b", re.IGNORECASE
+)
 _OF_TESTS = re.compile(r"(?:^|/)test_|_test\.|\.(?:test|spec)\.")
 _READS = frozenset(("read", "view", "cat", "open"))
 _COMMAND = ("cmd", "command")
@@ -72,7 +75,10 @@ class ToolConstraints:
 
 
 def usable_tools(toolset: Toolset, bounds: ToolConstraints) -> Toolset:
-    """The shown tools that may be called now; none where all are exhausted and `closed` is set."""
+    """The shown tools that may be called now; none where the work is done, or all are exhausted and `closed`
+    is set."""
+    if is_done(toolset, bounds):
+        return replace(toolset, shown=())
     allowed = tuple(s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only)
     if must_read_first(toolset, bounds):
         return replace(toolset, shown=_readers(allowed, bounds.request))
@@ -105,17 +111,29 @@ def must_read_first(toolset: Toolset, bounds: ToolConstraints) -> bool:
 def must_edit_next(toolset: Toolset, bounds: ToolConstraints) -> bool:
     """Whether the next answer must change a file: the user asks for a change of files that were all read, and
     nothing was written or tried in vain. A small model would rather show the change in words."""
-    named, asked = named_files(bounds.request), bounds.request
+    named = named_files(bounds.request)
     if not toolset.short or not bounds.made or bounds.written or bounds.copied or not named:
         return False
-    if any(kind.search(asked) for kind in (_ASKS, _CREATES, _DELETES)):
-        return False
-    if _LOOKS.search(asked) and not _CHANGES.search(asked):
+    if not _asks_for_change(bounds.request):
         return False
     if any(_OF_TESTS.search(name) or not _among(name, bounds.made) for name in named):
         return False
     allowed = [s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only]
     return any(_naming(s, bounds) is not None and s.tool.name not in bounds.exhausted for s in allowed)
+
+
+def is_done(toolset: Toolset, bounds: ToolConstraints) -> bool:
+    """Whether a change was all that was asked for, and every file that the user names was written: a small
+    model goes on for thousands of tokens if it is let."""
+    if not toolset.short or not bounds.closed or not bounds.written or not _all_written(bounds):
+        return False
+    return _asks_for_change(bounds.request) and not _MORE.search(bounds.request)
+
+
+def _asks_for_change(asked: str) -> bool:
+    if any(kind.search(asked) for kind in (_ASKS, _CREATES, _DELETES)):
+        return False
+    return _LOOKS.search(asked) is None or _CHANGES.search(asked) is not None
 
 
 def named_files(asked: str) -> list[str]:
