@@ -8,12 +8,15 @@
   fixes      every safe fix is applied alone, and all of a project together. The tests that passed before must
              pass after. They run in the sandbox without a network; the project is installed before, outside.
              A project whose tests do not run here counts as read only: its fixes are listed for a reader.
+  tested     `--tested SEED --count N` shuffles the names of data/audit_tested.txt and takes the first N that
+             have tests and at least one safe fix and whose tests run here; `fixes_exercised` are those whose
+             line the tests run. A project has at most 6 minutes.
   ceiling    a fix that no test covers is not shown to be right by this; readers judge the listed diffs and 50
              alarms drawn by the seed. results/judged/audit.json holds their verdicts for every draw; they count
              for the revision that was read, which is the one before the causes of that draw were ended.
 
 Last line: JSON. `python -m bench.audit_projects [--draw SEED --count N] [--seed N] [--minutes M]
-[--out FILE]`
+[--out FILE]` or `--tested SEED [--count N]`
 """
 
 from __future__ import annotations
@@ -30,13 +33,14 @@ import sys
 import tarfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
+from xml.etree import ElementTree
 
 import platformdirs
 
@@ -55,7 +59,9 @@ CACHE = Path(platformdirs.user_cache_dir("keystroke")) / "bench-audit" / "projec
 MAX_ARCHIVE = 3_000_000  # bytes
 MIN_LINES = 300
 MAX_LINES = 50_000  # more would decide the rate of all projects together, and is mostly generated
+TESTED = Path(__file__).resolve().parent / "data" / "audit_tested.txt"
 TEST_SECONDS = 120  # for one run of a project's tests
+PROJECT_SECONDS = 360  # for the installation and all runs of one project
 TESTS = re.compile(
     r"(?:^|/)(?:tests?|spec|__tests__)/|(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$|\.(?:test|spec)\.[jt]sx?$"
 )
@@ -76,6 +82,8 @@ class ProjectOutcome:
     alarms: list[dict[str, Any]] = field(default_factory=list)
     safe: int = 0
     tested: bool = False  # the tests ran and passed before
+    exercised: int = 0  # safe fixes in lines that the tests run
+    alone: int = 0  # safe fixes after which the tests ran with this fix alone
     wrong: list[str] = field(default_factory=list)  # fixes after which a test fails
     diffs: list[str] = field(default_factory=list)
 
@@ -259,19 +267,31 @@ def audit_project(pin: ProjectPin, root: Path) -> tuple[ProjectOutcome, list[Aud
 
 
 def prove(outcome: ProjectOutcome, root: Path, files: list[AuditedFile], sandbox: Sandbox) -> None:
-    """Runs the tests before the fixes, after each one alone and after all together."""
+    """Runs the tests before the fixes, after all together and, while there is time, after each one alone."""
+    until = time.monotonic() + PROJECT_SECONDS
     command = _prepare(outcome.pin, root)
     if command is None:
         return
-    outcome.tested = _passes(sandbox, root, command)
-    if not outcome.tested:
+    fixed = [(file, item) for file in files for item in file.findings if item.fixes]
+    suite = partial(_passed, sandbox, root, command)
+    before = suite(measured=sorted({file.path for file, _ in fixed}))
+    outcome.tested = bool(before)
+    if not before:
         return
-    for file in files:
-        for item in file.findings:
-            if item.fixes:
-                _check(outcome, root, {file.path: _fixed(file, item)}, command, sandbox, item.rule)
+    run = _lines_run(root, command)
+    outcome.exercised = sum(
+        not run.get(file.path, set()).isdisjoint(
+            range(file.line_and_column(item.start)[0], file.line_and_column(item.end)[0] + 1)
+        )
+        for file, item in fixed
+    )
     together = {file.path: apply_fixes(file)[0] for file in files if apply_fixes(file)[1]}
-    _check(outcome, root, together, command, sandbox, "all together")
+    _check(outcome, root, together, before, suite, "all together")
+    for file, item in fixed:
+        if time.monotonic() > until:
+            break
+        outcome.alone += 1
+        _check(outcome, root, {file.path: _fixed(file, item)}, before, suite, item.rule)
 
 
 def _fixed(file: AuditedFile, finding: Finding) -> str:
@@ -282,19 +302,20 @@ def _check(
     outcome: ProjectOutcome,
     root: Path,
     texts: dict[str, str],
-    command: list[str],
-    sandbox: Sandbox,
+    before: set[str],
+    suite: Callable[[], set[str]],
     what: str,
 ) -> None:
-    before = {path: (root / path).read_bytes() for path in texts}
+    original = {path: (root / path).read_bytes() for path in texts}
     try:
         for path, text in texts.items():
             (root / path).write_bytes(text.encode("utf-8", "surrogateescape"))
-        if not _passes(sandbox, root, command):
-            outcome.wrong.append(f"{what}: {', '.join(texts)}")
+        failed = before - suite()
     finally:
-        for path, data in before.items():
+        for path, data in original.items():
             (root / path).write_bytes(data)
+    if failed and (failed := failed & suite()):  # the others also fail without the fix, now and then
+        outcome.wrong.append(f"{what}: {', '.join(texts)}: {', '.join(sorted(failed)[:3])}")
 
 
 def _prepare(pin: ProjectPin, root: Path) -> list[str] | None:
@@ -303,14 +324,19 @@ def _prepare(pin: ProjectPin, root: Path) -> list[str] | None:
         place = root / ".audit-venv"
         python = place / "bin" / "python"
         if not python.exists():
+            pip = [str(python), "-m", "pip", "install", "-q"]
             steps = [
                 [sys.executable, "-m", "venv", str(place)],
-                [str(python), "-m", "pip", "install", "-q", "pytest", "pytest-asyncio", "pytest-mock"],
-                [str(python), "-m", "pip", "install", "-q", "-e", str(root)],
+                [*pip, "pytest", "pytest-asyncio", "pytest-mock", "coverage"],
+                [*pip, "-e", f"{root}[test,tests,testing]"],
             ]
             if not all(_quiet(step, root) for step in steps):
+                shutil.rmtree(place, ignore_errors=True)
                 return None
-        return [str(python), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+            for name in _TEST_REQUIREMENTS:
+                if (root / name).is_file():
+                    _quiet([*pip, "-r", name], root)
+        return [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={_REPORT}"]
     if not (root / "node_modules").is_dir() and not _quiet(
         ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"], root
     ):
@@ -325,10 +351,79 @@ def _quiet(command: list[str], root: Path) -> bool:
         return False
 
 
-def _passes(sandbox: Sandbox, root: Path, command: list[str]) -> bool:
-    policy = SandboxPolicy(root)
-    ended = sandbox.run(command, policy, CommandLimits(seconds=TEST_SECONDS))
-    return ended.code == 0
+_REPORT = ".audit-tests.xml"
+_COVERAGE = ".audit-coverage"
+_TEST_REQUIREMENTS = (
+    *("requirements-test.txt", "requirements-tests.txt", "requirements_test.txt", "test-requirements.txt"),
+    *("tests/requirements.txt", "test_requirements.txt", "requirements/test.txt", "requirements/tests.txt"),
+)
+
+
+def _passed(sandbox: Sandbox, root: Path, command: list[str], measured: list[str] | None = None) -> set[str]:
+    """The tests that pass; `measured`: files whose lines that run are recorded."""
+    report = root / _REPORT
+    report.unlink(missing_ok=True)
+    if measured and "pytest" in command:
+        traced = ["-m", "coverage", "run", f"--data-file={_COVERAGE}", f"--include={','.join(measured)}"]
+        command = [command[0], *traced, *command[1:]]
+    ended = sandbox.run(command, SandboxPolicy(root), CommandLimits(seconds=TEST_SECONDS))
+    if "pytest" not in command:
+        return {"npm test"} if ended.code == 0 else set()
+    try:
+        cases = ElementTree.fromstring(report.read_bytes()).iter("testcase")
+    except (OSError, ElementTree.ParseError):
+        return set()
+    return {f"{case.get('classname')}.{case.get('name')}" for case in cases if not len(case)}
+
+
+def _lines_run(root: Path, command: list[str]) -> dict[str, set[int]]:
+    """The lines that the tests ran, by file."""
+    out = root / ".audit-coverage.json"
+    if not _quiet([command[0], "-m", "coverage", "json", f"--data-file={_COVERAGE}", "-o", str(out)], root):
+        return {}
+    files = json.loads(out.read_text(encoding="utf-8"))["files"]
+    return {Path(name).as_posix(): set(entry["executed_lines"]) for name, entry in files.items()}
+
+
+def prove_tested(seed: int, count: int, minutes: float) -> dict[str, Any]:
+    """Proves the safe fixes of `count` packages from the list by their own tests.
+
+    What is done is kept in the cache, so that a run that has no more time is continued by the next one.
+    """
+    state = CACHE.parent / f"tested-{seed}.json"
+    done: dict[str, dict[str, Any]] = json.loads(state.read_text()) if state.is_file() else {}
+    names = TESTED.read_text(encoding="utf-8").split()
+    random.Random(seed).shuffle(names)
+    until = time.monotonic() + minutes * 60
+    sandbox = find_sandbox()
+    for name in names:
+        tested = [entry for entry in done.values() if entry["tested"]]
+        if len(tested) >= count or time.monotonic() > until:
+            break
+        if name in done:
+            continue
+        pin = _candidate("pypi", name, seed)
+        outcome = ProjectOutcome(pin or ProjectPin("pypi", name, "", seed))
+        root = fetch_project(pin) if pin is not None else None
+        if pin is not None and root is not None:
+            outcome, files = audit_project(pin, root)
+            if outcome.safe:
+                prove(outcome, root, files, sandbox)
+                said = f"{outcome.exercised} exercised" if outcome.tested else "its tests do not run here"
+                print(f"{name}=={pin.version}: {outcome.safe} safe fixes, {said}", *outcome.wrong, flush=True)
+        done[name] = asdict(outcome)
+        state.write_text(json.dumps(done))
+    tested = [entry for entry in done.values() if entry["tested"]]
+    return {
+        "packages": [f"{entry['pin']['name']}=={entry['pin']['version']}" for entry in tested],
+        "looked_at": len(done),
+        "with_safe_fixes": sum(bool(entry["safe"]) for entry in done.values()),
+        "projects_tested": len(tested),
+        "fixes_tested": sum(entry["safe"] for entry in tested),
+        "fixes_tested_alone": sum(entry["alone"] for entry in tested),
+        "fixes_exercised": sum(entry["exercised"] for entry in tested),
+        "fixes_wrong": sum(len(entry["wrong"]) for entry in tested),
+    }
 
 
 def main() -> None:
@@ -340,7 +435,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="only the projects of this draw")
     parser.add_argument("--minutes", type=float, default=40, help="stop testing further projects after this")
     parser.add_argument("--out", type=Path, help="write the alarms and diffs for readers here")
+    parser.add_argument(
+        "--tested", type=int, metavar="SEED", help="prove fixes by the tests of known packages"
+    )
     given = parser.parse_args()
+    if given.tested is not None:
+        record("audit-tested", prove_tested(given.tested, given.count, given.minutes))
+        return
     if given.draw is not None:
         pins = read_pins() + draw(given.draw, given.count)
         PINNED.write_text(json.dumps([asdict(pin) for pin in pins], indent=1) + "\n", encoding="utf-8")
