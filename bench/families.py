@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ from bench.llama_library import LlamaLibrary
 from bench.record import record
 from bench.stored_weights import PROMPT, READ, LlamaPeer, StoredPeer, Took
 from keystroke.config import load_settings
-from keystroke.engine.onnx.engine import OnnxEngine
+from keystroke.engine.onnx.engine import OnnxEngine, OnnxSession
+from keystroke.engine.onnx.recurrent import MARK_EVERY
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,40 @@ def open_engine(path: Path, threads: int) -> OnnxEngine:
     return engine
 
 
+def snapshot_share(engine: OnnxEngine, tokens: list[int]) -> float:
+    """The share of processor seconds that snapshots take in a conversation of four turns (128 tokens read, 48
+    written), copies of the state between single steps included."""
+    spent = 0.0
+    keep = OnnxSession._keep_snapshot
+
+    def watched(session: OnnxSession, *arguments: Any) -> None:
+        nonlocal spent
+        began = time.process_time()
+        keep(session, *arguments)
+        spent += time.process_time() - began
+
+    OnnxSession._keep_snapshot = watched  # type: ignore[assignment, method-assign]
+    try:
+        began, steps = time.process_time(), 0
+        with engine.session("conversation") as session:
+            for turn in range(4):
+                session.extend([*session.tokens, *tokens[turn * 128 : turn * 128 + 128]])
+                for _ in range(48):
+                    session.step()
+                    steps += 1
+            total = time.process_time() - began
+            assert session.buffers is not None
+            assert session.buffers.recurrent is not None
+            state = session.buffers.recurrent.state
+            began = time.process_time()
+            for array in state:
+                array.copy()
+            spent += (time.process_time() - began) * steps / MARK_EVERY
+    finally:
+        OnnxSession._keep_snapshot = keep  # type: ignore[method-assign]
+    return spent / total
+
+
 def measure_model(
     name: str, folder: Path, build: Path | None, layers: int, rounds: int, threads: int
 ) -> dict[str, Any]:
@@ -270,6 +306,8 @@ def measure_model(
                 result |= {f"{peer}_{kind}{suffix}": speed for peer, speed in speeds.items()}
                 if build is not None:
                     result[f"{kind}_vs_llamacpp{suffix}"] = speeds["ours"] / speeds["llama.cpp"]
+        if shape.architecture == "qwen35moe":
+            result["snapshot_share"] = snapshot_share(engine, tokens)
         engine.close()
     finally:
         path.unlink()
@@ -293,7 +331,7 @@ def main() -> None:
             found = measure_model(
                 name, Path(folder), options.llama, options.layers, options.rounds, options.threads
             )
-            figures[name] = found
+            figures[name] = {key: round(value, 4) for key, value in found.items()}
             print(name)
             for key, value in found.items():
                 print(f"  {key:24} {value:10.3f}")

@@ -124,7 +124,7 @@ def main() -> None:
         "prompts": len(PROMPTS),
         "tokens": options.tokens,
         "same_texts": len(PROMPTS) - len(differences),
-        "largest_margin_nats": max((min(each.margins) for each in differences), default=0.0),
+        "largest_margin_nats": round(max((min(each.margins) for each in differences), default=0.0), 3),
         "decode_tok_s": {"embedded": round(1 / ours, 2), "mlx": round(1 / theirs, 2)},
     }
     for model in (embedded, mlx):

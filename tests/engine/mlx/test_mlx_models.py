@@ -196,11 +196,11 @@ def mlx_layout(folder: Path) -> None:
         if value.ndim < 2 or value.shape[-1] % 32 or "conv1d" in name or name.endswith("bias"):
             stored[name] = value
             continue
-        mode = {"bits": 4, "mode": "mxfp4"} if ".mlp.experts." in name else {"bits": 8, "mode": "affine"}
-        parts = mx.quantize(mx.array(value), group_size=32, **mode)
+        bits, mode = (4, "mxfp4") if ".mlp.experts." in name else (8, "affine")
+        parts = mx.quantize(mx.array(value), group_size=32, bits=bits, mode=mode)
         stored |= dict(zip((name, f"{stem}.scales", f"{stem}.biases"), map(np.array, parts), strict=False))
-        if mode["mode"] == "mxfp4":
-            groups[stem] = {**mode, "group_size": 32}
+        if mode == "mxfp4":
+            groups[stem] = {"bits": bits, "group_size": 32, "mode": mode}
     save_file(stored, folder / "model.safetensors")
     config["quantization"] = config["quantization_config"] = groups
     (folder / "config.json").write_text(json.dumps(config))
