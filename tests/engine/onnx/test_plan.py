@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,3 +94,11 @@ def test_engines_share_no_threads_or_memory(tmp_path: Path) -> None:
             found = logits_of(other)
         assert all(map(np.array_equal, found, expected))
         assert all(map(np.array_equal, logits_of(one), expected))
+
+
+def test_a_closed_engine_gives_its_weights_back(planned: OnnxEngine) -> None:
+    """At once: a gateway that unloads a model may hold the engine for longer."""
+    assert planned._plan is not None
+    plan = weakref.ref(planned._plan)  # which holds the weights
+    planned.close()
+    assert plan() is None

@@ -190,6 +190,7 @@ class OnnxEngine(Engine):
         self._runtime = None
         if self._plan is not None:
             self._plan.close()
+            self._plan = None  # with the weights: others may hold the engine until the next collection
         self._tables.clear()
 
     def save_prefixes(self, disk: DiskPrefixes) -> None:

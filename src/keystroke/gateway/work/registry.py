@@ -8,8 +8,11 @@ needs no second copy of the weights. Starting and stopping belong to the event l
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import dataclasses
 import difflib
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -237,6 +240,8 @@ class ModelRegistry:
         await _close(entry)
         if beside is not None:
             await _close(beside)
+        del entry, beside
+        _return_memory()
 
     def _first(self, role: str) -> str | None:
         found = next((c.name for c in self.router.candidates if c.role == role), None)
@@ -247,6 +252,14 @@ class ModelRegistry:
 
 def _busy(entry: ServedModel) -> bool:
     return bool(entry.scheduler.running or entry.scheduler.waiting)
+
+
+def _return_memory() -> None:
+    """Give memory that is free back to the system: objects that refer to each other would stay until the next
+    full collection, and the C library keeps what they held."""
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 async def _close(entry: ServedModel) -> None:
