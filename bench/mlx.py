@@ -51,7 +51,7 @@ PROMPTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class DifferingToken:
     """The first token at which two greedy texts differ, and how much each engine prefers its own."""
 
     prompt: str
@@ -87,8 +87,8 @@ def greedy(model: Model, prompt: Sequence[int], count: int) -> tuple[list[int], 
         return list(session.tokens[len(prompt) :]), logits, statistics.median(took[1:])
 
 
-def compare(embedded: Model, mlx: Model, count: int) -> tuple[list[Difference], float, float]:
-    found: list[Difference] = []
+def compare(embedded: Model, mlx: Model, count: int) -> tuple[list[DifferingToken], float, float]:
+    found: list[DifferingToken] = []
     seconds: tuple[list[float], list[float]] = ([], [])
     for number, text in enumerate(PROMPTS):
         prompt = embedded.tokenizer.encode(text)
@@ -104,7 +104,7 @@ def compare(embedded: Model, mlx: Model, count: int) -> tuple[list[Difference], 
                 float(their_logits[at][theirs[at]] - their_logits[at][ours[at]]),
             )
             pieces = embedded.tokenizer.decode([ours[at]]), embedded.tokenizer.decode([theirs[at]])
-            found.append(Difference(text, at, pieces, margins))
+            found.append(DifferingToken(text, at, pieces, margins))
             print(f"    {pieces[0]!r} by {margins[0]:.3f}, {pieces[1]!r} by {margins[1]:.3f}")
     return found, statistics.median(seconds[0]), statistics.median(seconds[1])
 
