@@ -120,6 +120,25 @@ async def test_a_long_prefill_yields_to_a_higher_lane_and_goes_on_from_there() -
     assert engine.prefilled < 4000 + 600, "what was computed before the preemption was kept"
 
 
+async def test_a_question_does_not_wait_until_the_prompt_of_an_edit_is_read() -> None:
+    model = scripted_model(
+        lambda p: "a" * 300 if "why" in p else "ok", prefill_cost=0.0005, step_cost=0.003, chunk=64
+    )
+    engine = model.engine
+    assert isinstance(engine, EchoEngine)
+    async with scheduling(model, concurrent=2) as s:
+        edit = s.submit(job("e" * 4000), priority=Priority.CHAT, tier=Tier.FLEX)
+        for _ in range(500):
+            if engine.prefilled > 300:
+                break
+            await asyncio.sleep(0.002)
+        question = s.submit(job("why", 300), priority=Priority.CHAT)
+        assert text_of(await everything(question)) == "a" * 300
+        assert engine.prefilled < 3000, "nor does it stop in the middle of the answer"
+        assert text_of(await everything(edit)) == "ok"
+    assert edit.preemptions == 1
+
+
 async def test_a_preempted_warm_up_leaves_its_work_to_the_turn_it_was_for() -> None:
     model = scripted_model(lambda _p: "ok", prefill_cost=0.0005, chunk=64)
     engine = model.engine

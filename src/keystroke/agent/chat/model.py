@@ -35,11 +35,13 @@ ShowWait = Callable[[Callable[[], WaitState | None]], AbstractContextManager[Non
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """`prediction` is text that the answer probably repeats; it affects speed, never the text."""
+    """`prediction` is text that the answer probably repeats; it affects speed, never the text. `yields`: in a
+    gateway, questions in a conversation go first."""
 
     params: GenerationParams = field(default_factory=GenerationParams)
     tools: Sequence[Mapping[str, Any]] = ()
     prediction: str = ""
+    yields: bool = False
     interrupt: Interrupt = field(default_factory=Interrupt)
 
 

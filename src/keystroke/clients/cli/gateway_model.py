@@ -72,7 +72,9 @@ class GatewayChatModel(CompletionModel):
     def answer(self, messages: Sequence[Message], options: AnswerOptions | None = None) -> ModelAnswer:
         options = options or AnswerOptions()
         prediction = {"type": "content", "content": options.prediction}
-        body = {"prediction": prediction} if options.prediction else {}
+        body: dict[str, Any] = {"prediction": prediction} if options.prediction else {}
+        if options.yields:
+            body["service_tier"] = "flex"
         return _GatewayStream(self, "/v1/chat/completions", ChatChunk, body, options, messages)
 
     def generate(self, prompt: str, options: AnswerOptions) -> ModelAnswer:

@@ -141,7 +141,7 @@ class ChatModelWriter:
         from keystroke.agent.chat.model import AnswerOptions
 
         self._before_first()
-        options = AnswerOptions(params, prediction=prediction, interrupt=self._interrupt)
+        options = AnswerOptions(params, prediction=prediction, yields=True, interrupt=self._interrupt)
         with self._model.answer(messages, options) as answer:
             yield from answer
         if self._interrupt.is_set:

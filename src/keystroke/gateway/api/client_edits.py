@@ -30,7 +30,7 @@ from keystroke.engine.generation import GenerationParams
 from keystroke.engine.speculative import FileDrafter
 from keystroke.errors import KeystrokeError
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.work.priority import Priority
+from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service
@@ -136,5 +136,7 @@ class ClientEdits:
         )
         job = Job(prompt, params, FileDrafter(predicted) if self._service.speculation else None)
         permit = await self._service.admit_shared(self._entry, job, self._caller)
-        work = self._service.submit(self._entry, job, self._caller, priority=Priority.CHAT, permit=permit)
+        work = self._service.submit(
+            self._entry, job, self._caller, priority=Priority.CHAT, tier=Tier.FLEX, permit=permit
+        )
         return await work.read_text(question.end_detector())

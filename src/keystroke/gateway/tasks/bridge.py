@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from keystroke.engine.base import Interrupt
 from keystroke.errors import RateLimited, Unavailable
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.work.priority import Priority
+from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.scheduler import Job
@@ -58,7 +58,13 @@ class SchedulerBridge:
         job = make(entry)
         permit = await self.service.admit_shared(entry, job, self.caller)
         work = self.service.submit(
-            entry, job, self.caller, priority=self.priority, identity=new_id("task"), permit=permit
+            entry,
+            job,
+            self.caller,
+            priority=self.priority,
+            tier=Tier.FLEX,  # a question in a conversation does not wait for a task
+            identity=new_id("task"),
+            permit=permit,
         )
 
         def deliver(items: list[TicketItem]) -> None:

@@ -401,9 +401,12 @@ def _deliver_items(ticket: Ticket, items: list[TicketItem]) -> None:
 
 def _order(running: RunningTicket, now: float) -> tuple[int, int]:
     """Better ranks first, equals in rotation. A conversation that has not stepped for a while counts as an
-    edit: an edit slows it down and never stops it."""
-    wanted = running.ticket.rank
-    if running.ticket.priority is Priority.CHAT and now - running.stepped > _STARVED_S:
+    edit: an edit slows it down and never stops it. Work that yields does not begin to read its prompt that
+    way, which would stop the others for seconds."""
+    ticket = running.ticket
+    wanted = ticket.rank
+    steps = running.prefilled or ticket.tier is not Tier.FLEX
+    if ticket.priority is Priority.CHAT and steps and now - running.stepped > _STARVED_S:
         wanted = min(wanted, _EDIT_RANK)
     return wanted, running.turn
 
