@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
@@ -35,7 +35,7 @@ def _machine() -> int | None:
 
 def _mac() -> int | None:
     """What macOS can hand out: free pages, and those it may drop. None elsewhere."""
-    if sys.platform != "darwin":
+    if platform.system() != "Darwin":
         return None
     try:
         done = subprocess.run(["vm_stat"], capture_output=True, text=True, timeout=5, check=True)
