@@ -17,7 +17,7 @@ from keystroke.engine.memory import available_bytes
 from keystroke.engine.onnx.stored import TYPES, NativeWeights
 from keystroke.errors import EngineError, Interrupted, NotEnoughMemory
 
-_PACKED = (TYPES["Q8_0"], TYPES["Q5_0"])  # as in native/packed_arm.h
+_PACKED = (TYPES["Q8_0"], TYPES["Q5_0"], TYPES["Q4_K"])  # as in native/packed_arm.h
 _MOST_PACKED = 4  # weights are copied in another order if that takes at most this part of the free memory
 _DONE, _STOPPED, _NO_MEMORY = range(3)
 

@@ -66,7 +66,7 @@ static int packing_is_right(const Format *format, const Activations *a, uint8_t 
     pack_rows(format, rows, CHECKED_WIDTH, packed);
     multiply(format, rows, a, 0, CHECKED_ROWS, expected);
     for (size_t count = 1; count <= CHECKED_ROWS; count++) {
-        multiply(other, (Rows){packed, rows.stride}, a, 0, count, total);
+        multiply(other, (Rows){packed, row_bytes(other, CHECKED_WIDTH)}, a, 0, count, total);
         if (memcmp(total, expected, count * sizeof *total)) return 0;
     }
 #else

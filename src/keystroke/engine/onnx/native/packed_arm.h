@@ -1,11 +1,13 @@
 /* Weights rearranged for products on 64-bit ARM, where memory allows a copy.
  *
- * A packed matrix has the bytes of the stored one, those of LANES rows in the order in which a product reads them: block
- * by block, the codes turned as in a Tile, then the scales. So products are one stream of aligned loads with nothing to
+ * A packed matrix has LANES rows after one another, in the order in which a product reads them: block by block, the codes
+ * turned as in a Tile, then the scales. So products are one stream of aligned loads with nothing to
  * rearrange. The terms and their order are those of product.h, and so the bits.
  *
  * Q8_0: eight columns of codes. Q5_0: four vectors with a column in their low nibbles and the one four further in their
  * high ones; then 16 bytes whose bit j is set where column j lacks its fifth bit: such a code minus 16 has all upper bits.
+ * Q4_K: for each pair of blocks eight columns, the first block in their low nibbles; then a unit's multiples as bytes,
+ * block by block, those of the minima as in a Tile, and its two factors.
  */
 #pragma once
 #include "rows_arm.h"
@@ -14,6 +16,7 @@ enum { PACKED = 1000, PACKED_AHEAD = 2048 };
 static const Format PACKED_FORMATS[] = {
     {PACKED + 8, 32, 34, -1, 1, 0, NULL},
     {PACKED + 6, 32, 22, -1, 1, 0, NULL},
+    {PACKED + 12, 256, 148, -1, 1, 1, NULL},
 };
 
 /* The packed form of a matrix of this format, or NULL. */
@@ -24,9 +27,28 @@ static const Format *packed_format(const Format *format, size_t height) {
     return NULL;
 }
 
+static void pack_q4_k(Rows rows, size_t width, uint8_t *out) {
+    Tile tile;
+    for (size_t unit = 0; unit * UNIT < width; unit++) {
+        unpack_q4_k(rows, unit, BLOCKS, &tile);
+        for (int i = 0; i < QUADS / 2; i++, out += 16) {
+            const uint8_t(*codes)[4 * LANES] = tile.codes + i / 8 * 16 + i % 8;
+            for (int lane = 0; lane < 16; lane++) out[lane] = (uint8_t)(codes[0][lane] | codes[8][lane] << 4);
+        }
+        for (int block = 0; block < BLOCKS; block++, out += LANES) memcpy(out, tile.multiples[block], LANES);
+        memcpy(out, tile.minimum_bytes, sizeof tile.minimum_bytes);
+        out += sizeof tile.minimum_bytes;
+        for (size_t i = 0; i < 2 * LANES; i++, out += 2) memcpy(out, rows.at + i % LANES * rows.stride + unit * 144 + i / LANES * 2, 2);
+    }
+}
+
 /* Packs LANES rows. */
 static void pack_rows(const Format *format, Rows rows, size_t width, uint8_t *out) {
     Tile tile;
+    if (format->type == 12) {
+        pack_q4_k(rows, width, out);
+        return;
+    }
     for (size_t unit = 0; unit * UNIT < width; unit++) {
         int blocks = blocks_in(width, unit);
         format->unpack(rows, unit, blocks, &tile);
@@ -97,6 +119,55 @@ INLINE ints started(ints column, ints values) {
         }                                                                                                                \
         TIMES(CLOSED)                                                                                                    \
     }
+#define OPENED_Q4_K(r)                                                          \
+    floats total##r = same(0);                                                  \
+    const int8_t *values##r = a->codes + (row + r) * a->width;                  \
+    const int8_t *shares##r = a->shares + (row + r) * units * SHARES + 48;      \
+    const int8_t *split##r = a->split + (row + r) * units * 16;                 \
+    const float *unit##r = a->units + (row + r) * units;
+#define STARTED_Q4_K(r) ints sum##r = same_int(0);
+#define MULTIPLIED_Q4_K(r)                                                                        \
+    {                                                                                             \
+        ints x = ints_at(values##r), y = ints_at(values##r + 16);                                 \
+        values##r += BLOCK;                                                                       \
+        ints s = DOT_QUAD(same_int(0), c0, x, 0);                                                 \
+        s = DOT_QUAD(s, c1, x, 1), s = DOT_QUAD(s, c2, x, 2), s = DOT_QUAD(s, c3, x, 3);          \
+        s = DOT_QUAD(s, c4, y, 0), s = DOT_QUAD(s, c5, y, 1);                                     \
+        s = DOT_QUAD(s, c6, y, 2), s = DOT_QUAD(s, c7, y, 3);                                     \
+        int16x8_t by = vmull_s8(multiples, vld1_s8(shares##r + 8 * pair));                        \
+        sum##r = vmlal_s16(sum##r, vmovn_s32(s), upper ? vget_high_s16(by) : vget_low_s16(by));   \
+    }
+#define JOINED_Q4_K(r)                                                                                \
+    {                                                                                                 \
+        total##r = joined_unit(total##r, sum##r, factor, *unit##r);                                   \
+        total##r = joined_unit(total##r, by_sums(first, second, split##r), minimum_factor, *unit##r); \
+        shares##r += SHARES, split##r += 16, unit##r++;                                               \
+    }
+#define NIBBLES(i) (ints)(upper ? vld1q_u8(at + 128 * pair + 16 * i) >> 4 : vld1q_u8(at + 128 * pair + 16 * i) & vdupq_n_u8(15))
+#define PACKED_Q4_K(name, TIMES)                                                                                \
+    static void name(const uint8_t *at, const Activations *a, size_t row, float (*total)[LANES]) {              \
+        const size_t units = a->width / UNIT;                                                                   \
+        TIMES(OPENED_Q4_K)                                                                                      \
+        for (size_t unit = 0; unit < units; unit++, at += 592) {                                                \
+            TIMES(STARTED_Q4_K)                                                                                 \
+            UNROLLED for (int pair = 0; pair < 4; pair++) {                                                     \
+                int8x8_t multiples = vld1_s8((const int8_t *)at + 512 + 8 * pair);                              \
+                __builtin_prefetch(at + PACKED_AHEAD + 148 * pair, 0, FETCHED);                                 \
+                __builtin_prefetch(at + PACKED_AHEAD + 148 * pair + 64, 0, FETCHED);                            \
+                UNROLLED for (int upper = 0; upper < 2; upper++) {                                              \
+                    ints c0 = NIBBLES(0), c1 = NIBBLES(1), c2 = NIBBLES(2), c3 = NIBBLES(3);                    \
+                    ints c4 = NIBBLES(4), c5 = NIBBLES(5), c6 = NIBBLES(6), c7 = NIBBLES(7);                    \
+                    TIMES(MULTIPLIED_Q4_K)                                                                      \
+                }                                                                                               \
+            }                                                                                                   \
+            ints first = ints_at(at + 544), second = ints_at(at + 560);                                         \
+            floats factor = halves_at((const uint16_t *)(at + 576));                                            \
+            floats minimum_factor = minus(same(0), halves_at((const uint16_t *)(at + 584)));                    \
+            TIMES(JOINED_Q4_K)                                                                                  \
+        }                                                                                                       \
+        TIMES(CLOSED)                                                                                           \
+    }
+
 #define ONCE(DO) DO(0)
 #define PACKED_TYPE(type, bytes)                              \
     PACKED_ROWS(one_packed_##type, ONCE, type, bytes)         \
@@ -105,16 +176,20 @@ INLINE ints started(ints column, ints values) {
     PACKED_ROWS(eight_packed_##type, EIGHT_TIMES, type, bytes)
 PACKED_TYPE(8, 34)
 PACKED_TYPE(6, 22)
+PACKED_Q4_K(one_packed_12, ONCE)
+PACKED_Q4_K(two_packed_12, TWICE)
+PACKED_Q4_K(four_packed_12, FOUR_TIMES)
 
 typedef void (*PackedRows)(const uint8_t *at, const Activations *a, size_t row, float (*total)[LANES]);
 static const PackedRows PACKED_8[] = {eight_packed_8, four_packed_8, two_packed_8, one_packed_8};
 static const PackedRows PACKED_6[] = {eight_packed_6, four_packed_6, two_packed_6, one_packed_6};
+static const PackedRows PACKED_12[] = {NULL, four_packed_12, two_packed_12, one_packed_12}; /* eight would not fit the registers */
 
 /* As `multiply`, with packed weights. */
 static void multiply_packed(const Format *format, Rows weights, const Activations *a, size_t row, size_t rows,
                             float (*total)[LANES]) {
-    const PackedRows *by_count = format->type == PACKED + 8 ? PACKED_8 : PACKED_6;
+    const PackedRows *by_count = format->type == PACKED + 8 ? PACKED_8 : format->type == PACKED + 6 ? PACKED_6 : PACKED_12;
     for (size_t i = 0, count = 8, r = 0; i < 4; i++, count /= 2) {
-        for (; r + count <= rows; r += count) by_count[i](weights.at, a, row + r, total + r);
+        for (; by_count[i] && r + count <= rows; r += count) by_count[i](weights.at, a, row + r, total + r);
     }
 }

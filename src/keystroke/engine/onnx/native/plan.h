@@ -78,15 +78,15 @@ static void norm_row(void *data, size_t row) {
 typedef struct {
     const Format *format;
     Rows rows;
-    size_t width;
+    size_t width, stride; /* `stride` of packed rows */
     uint8_t *out;
 } Packing;
 
 #if LANES == 4
 static void pack_strip(void *data, size_t strip) {
     const Packing *p = data;
-    size_t at = strip * LANES * p->rows.stride;
-    pack_rows(p->format, (Rows){p->rows.at + at, p->rows.stride}, p->width, p->out + at);
+    Rows rows = {p->rows.at + strip * LANES * p->rows.stride, p->rows.stride};
+    pack_rows(p->format, rows, p->width, p->out + strip * LANES * p->stride);
 }
 #endif
 
@@ -98,12 +98,13 @@ static void pack_part(Plan *plan, Part *part, size_t width) {
     if (!copies) return;
     plan->copies = copies;
     /* A margin for prefetches is not needed: they may fail. */
-    uint8_t *out = aligned_alloc(64, (part->height * part->stride + 63) / 64 * 64);
+    size_t stride = row_bytes(format, width);
+    uint8_t *out = aligned_alloc(64, (part->height * stride + 63) / 64 * 64);
     if (!out) return;
     plan->copies[plan->copied++] = out;
-    Packing packing = {part->format, {part->at, part->stride}, width, out};
+    Packing packing = {part->format, {part->at, part->stride}, width, stride, out};
     for_tasks(&plan->pool->base, pack_strip, part->height / LANES, &packing);
-    part->at = out, part->format = format;
+    part->at = out, part->format = format, part->stride = stride;
 #else
     (void)plan, (void)part, (void)width;
 #endif
