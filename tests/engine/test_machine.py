@@ -87,8 +87,8 @@ def test_a_file_that_nearly_fills_the_memory_runs_mapped_but_is_not_recommended(
     found = fit(mixture, small)
     assert (found.reason, found.engine, found.tight) == (None, "onnx", True)
     assert found.describe() == (
-        "yes, mapped, on the onnx engine, about 8.7 tokens a second while other programs leave its 18.6 GB in "
-        "memory; slower, at the speed of the disk, when they do not"
+        "yes, mapped, on the onnx engine, about 8.7 tokens a second while other programs leave "
+        "its 18.6 GB in memory, else at the speed of the disk"
     )
     recommended = recommend_deep([mixture, CODER], small)
     assert recommended is not None

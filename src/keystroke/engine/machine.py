@@ -105,7 +105,7 @@ class ModelFit:
         if self.tight:
             return (
                 f"yes, mapped, on the {self.engine} engine{speed} while other programs leave its "
-                f"{self.model.size / 1e9:.1f} GB in memory; slower, at the speed of the disk, when they do not"
+                f"{self.model.size / 1e9:.1f} GB in memory, else at the speed of the disk"
             )
         return f"yes, on the {self.engine} engine{speed}"
 
