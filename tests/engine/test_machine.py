@@ -142,3 +142,8 @@ def test_this_machine_is_described_and_measured() -> None:
     assert here.memory_bytes > 1 << 28
     assert f"{here.cores} cores" in here.describe()
     assert memory_bandwidth() > 1e8
+
+
+def test_a_speed_is_written_as_a_person_would() -> None:
+    quick = replace(fit(CODER, LAPTOP), speed=213.4)
+    assert quick.describe() == "yes, on the onnx engine, about 213 tokens a second"

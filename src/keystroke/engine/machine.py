@@ -101,7 +101,8 @@ class ModelFit:
         """One line for people."""
         if self.reason is not None:
             return f"no: {self.reason}"
-        speed = f", about {self.speed:.2g} tokens a second" if self.speed is not None else ""
+        rate = self.speed or 0.0
+        speed = f", about {rate:.{1 if rate < 10 else 0}f} tokens a second" if rate else ""
         if self.tight:
             return (
                 f"yes, mapped, on the {self.engine} engine{speed} while other programs leave its "
