@@ -348,7 +348,7 @@ def test_a_table_that_flatters_the_machine_is_corrected_by_the_clock() -> None:
 
 def test_the_drafter_for_an_engine_uses_its_measured_costs(clock: Clock) -> None:
     engine = EchoEngine(step_cost=0.002)
-    assert verify_cost(engine)[2] == pytest.approx(2.1)
+    assert verify_cost(engine)[2] == pytest.approx(1.4)
     assert verify_cost(engine) == verify_cost(EchoEngine())
 
     def drafted() -> list[int]:

@@ -80,4 +80,4 @@ def cost_table(seconds: Mapping[int, float]) -> tuple[float, ...]:
 
 
 CHEAP = cost_table({1: 1.0, 2: 1.08, 8: 1.16, 16: 1.28, 32: 1.5})
-CAUTIOUS = cost_table({1: 1.0, 2: 2.1, 4: 2.3, 8: 3.7, 16: 6.0, 32: 11.2})
+CAUTIOUS = cost_table({1: 1.0, 2: 1.4, 4: 2.2, 8: 3.8, 16: 7.2, 32: 14.0})
