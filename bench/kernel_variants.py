@@ -24,7 +24,18 @@ from typing import Any
 
 import torch
 
-from bench.cuda_rows.cuda_parts import DEVICE, LONG, QWEN_1_5B, QWEN_7B, SMOLLM2_135M, blocks, random_text
+from bench.cuda_rows.cuda_parts import (
+    DEVICE,
+    GPT_OSS_20B,
+    LONG,
+    MELLUM2,
+    QWEN3_CODER_30B,
+    QWEN_1_5B,
+    QWEN_7B,
+    SMOLLM2_135M,
+    blocks,
+    random_text,
+)
 from bench.record import record
 from keystroke.engine.base import Sampling, StepRequest
 from keystroke.engine.checkpoint.rope import extend_context
@@ -39,6 +50,7 @@ ROUNDS = 5
 START_SECONDS, SILENT_SECONDS = 50, 12  # without a word: while an engine is made, and later
 PROBE = Sampling(logprobs=0)  # chosen on the host: no step runs ahead, and its input stays where it is
 PHASES = ("norm", "QKV", "wait", "attention", "heads", "O", "norm", "gate/up", "wait", "down")
+MIXTURE_PHASES = (*PHASES[:7], "experts", *PHASES[7:])
 PLAIN = "as it is"
 
 
@@ -68,9 +80,13 @@ class KernelPart:
     kv_tokens: int = 8192
 
     @property
+    def phases(self) -> tuple[str, ...]:
+        return PHASES if self.spec.experts is None else MIXTURE_PHASES
+
+    @property
     def readings(self) -> int:
         """Of the clock in a step, by a block."""
-        return len(PHASES) * self.spec.layers + 1
+        return len(self.phases) * self.spec.layers + 1
 
 
 _NEAR = (KernelCase(1024), KernelCase(1024, 16))
@@ -90,6 +106,9 @@ PARTS = {
     "7b-int4": KernelPart(QWEN_7B, _NEAR, "int4"),
     "7b-int8": KernelPart(QWEN_7B, _NEAR, "int8"),
     "135m": KernelPart(SMOLLM2_135M, _NEAR),
+    "moe-30b": KernelPart(QWEN3_CODER_30B, _NEAR, "stored"),
+    "moe-gpt-oss": KernelPart(GPT_OSS_20B, (KernelCase(1024), KernelCase(1024, 8)), "stored"),
+    "mellum2": KernelPart(MELLUM2, (KernelCase(1024), KernelCase(1024, 8)), "stored"),
 }
 
 
@@ -186,7 +205,7 @@ def measure(name: str, tried: list[str], without: set[str]) -> Iterator[dict[str
                 truth = logits if truth is None else truth
                 yield {**found, "us": taken, "same": torch.equal(logits, truth)}
                 if "PROFILE" in variant and turn == ROUNDS - 1:
-                    yield {**found, "phases": phases(readings)}
+                    yield {**found, "phases": phases(readings, part.phases)}
         for session in timed.sessions:
             session.close()
 
@@ -196,12 +215,12 @@ def variants(part: KernelPart, tried: list[str]) -> list[str]:
     return ["", *tried, f"PROFILE={part.readings}"]
 
 
-def phases(readings: torch.Tensor) -> dict[str, list[int]]:
+def phases(readings: torch.Tensor, names: tuple[str, ...]) -> dict[str, list[int]]:
     """Cycles of each phase of a layer, mean of all layers and blocks, and of each layer's slowest block."""
-    spent = readings.diff(dim=1).reshape(readings.shape[0], -1, len(PHASES)).double()
+    spent = readings.diff(dim=1).reshape(readings.shape[0], -1, len(names)).double()
     spent = spent[:, 1:]  # the first has the step's beginning in it
     mean, slowest = spent.mean((0, 1)), spent.amax(0).mean(0)
-    return {f"{i} {name}": [int(mean[i]), int(slowest[i])] for i, name in enumerate(PHASES)}
+    return {f"{i} {name}": [int(mean[i]), int(slowest[i])] for i, name in enumerate(names)}
 
 
 def child(name: str, tried: list[str], without: set[str]) -> None:
