@@ -139,8 +139,8 @@ def test_files_are_known_as_the_client_showed_them() -> None:
 # ── over the wire ──
 
 
-def response(url: str, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    said = [user(ASKED), *run("cat area.py", f"Output:\n{CODE}")]
+def response(url: str, tools: list[dict[str, Any]], code: str = CODE) -> list[dict[str, Any]]:
+    said = [user(ASKED), *run("cat area.py", f"Output:\n{code}")]
     body = {"model": "echo", "input": said, "tools": tools, "store": False}
     answer = httpx.post(f"{url}/v1/responses", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -189,6 +189,28 @@ def test_where_nothing_usable_comes_the_client_reads_why(content: str) -> None:
         assert server.settled()
     assert [item["type"] for item in output] == ["message"]
     assert "I did not change area.py" in output[0]["content"][0]["text"]
+
+
+@pytest.mark.parametrize(("name", "texts"), [("write_file", ("content",)), ("replace_lines", ("old", "new"))])
+def test_a_call_that_only_names_the_file_is_made(name: str, texts: tuple[str, ...]) -> None:
+    arguments = {"path": "area.py", **dict.fromkeys(texts, "")}
+    call = f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+    def script(prompt: str) -> str:
+        if "You edit source files" in prompt:
+            return "```python\ndef area(r):\n    return r ** 3\n```\n"
+        return call
+
+    with serving(scripted_model(script), assist=AssistSettings(tool_declarations="short")) as server:
+        output = response(server.url, TOOLS, CODE if name == "write_file" else CODE + "# more\n" * 80)
+        assert server.settled()
+    (made,) = [item for item in output if item["type"] == "custom_tool_call"]
+    edit = read_edit(
+        PATCH, made["input"], FILES if name == "write_file" else {"area.py": CODE + "# more\n" * 80}
+    )
+    assert edit is not None
+    assert edit.new is not None
+    assert edit.new.startswith(RIGHT)
 
 
 def test_two_calls_for_one_file_make_one_change() -> None:

@@ -8,6 +8,7 @@ text by another.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,6 +31,8 @@ from keystroke.assist.tool_calls.tools import OfferedTool
 
 PATHS = ("path", "filePath", "file_path", "file")
 CONTENTS = ("content", "contents", "file_text")
+# A patch that only names the file: its hunk is empty.
+_NAMED = re.compile(r"\*\*\* Begin Patch\n\*\*\* Update File: ([^\n]+)\n@@\n\*\*\* End Patch\n?")
 _REPLACED = (("old_string", "new_string"), ("oldString", "newString"), ("old_str", "new_str"))
 
 
@@ -91,6 +94,8 @@ def read_edit(tool: OfferedTool, payload: str, files: Mapping[str, str]) -> Clie
 
 
 def _read_patch(payload: str, files: Mapping[str, str]) -> ClientFileEdit | None:
+    if (named := _NAMED.fullmatch(payload)) is not None:
+        return ClientFileEdit(named[1], known_text(named[1], files), None, "")
     operations = parse_answer(payload, tuple(files))
     if isinstance(operations, EditFailure) or len({operation.path for operation in operations}) != 1:
         return None
