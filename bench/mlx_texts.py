@@ -5,7 +5,7 @@ embedded one multiplies activations of 8 bits, MLX floats. Where a text differs,
 shown with the margin by which each engine prefers its own (in nats): rounding decides small margins only.
 On Linux, MLX's CPU build reads about half a gigabyte a second, which says nothing about a Mac.
 
-    python -m bench.mlx [--model FILE.gguf]         # default: coder-small of the model library
+    python -m bench.mlx_texts [--model FILE.gguf]         # default: coder-small of the model library
 """
 
 from __future__ import annotations
