@@ -70,7 +70,7 @@ def test_phases_are_means_and_slowest_blocks_without_the_first_layer() -> None:
     spent[:, 0] = 1000
     spent[1, :, 7] = 5
     readings = torch.cat((torch.zeros(2, 1, dtype=torch.int64), spent.reshape(2, -1).cumsum(1)), 1)
-    found = kernel_variants.phases(readings)
+    found = kernel_variants.phases(readings, kernel_variants.PHASES)
     assert found["7 gate/up"] == [3, 5]
     assert all(value == [1, 1] for name, value in found.items() if name != "7 gate/up")
 

@@ -25,8 +25,8 @@ def pack(weight: Tensor | Codes, bias: Tensor | None, order: Tensor, matrix: Mat
         codes, scales, offsets = (
             _units(part, order, matrix) for part in (weight.codes, weight.scales, weight.offsets)
         )
-        units = replace(weight, codes=codes, scales=scales, offsets=offsets)
-        body, scale = pack_codes(units, matrix)
+        gathered = replace(weight, codes=codes, scales=scales, offsets=offsets)
+        body, scale = pack_codes(gathered, matrix)
         return _with_tails(body, scale * _UNSCALED, bias, order, matrix)
     units = _units(weight, order, matrix)
     scale = torch.ones(matrix.units, 16, device=weight.device)
