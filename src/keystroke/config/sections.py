@@ -62,7 +62,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    # auto: cuda where a GPU and torch are found, else onnx. Guarded: "remote" would send code away.
+    # auto: the first of BACKENDS that runs on this machine. Guarded: "remote" would send code away.
     kind: str = option("auto", "which engine runs local models", choices=ENGINES, guarded=True)
     # Physical cores: hyper-threads share the memory bandwidth that decoding waits for.
     threads: int = option(0, "CPU threads; 0 means one per physical core", least=0, most=1024)

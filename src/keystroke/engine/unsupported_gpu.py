@@ -12,8 +12,8 @@ from pathlib import Path
 _AMD = "0x1002"  # PCI vendor id
 _CARDS = Path("/sys/class/drm")
 _APPLE = (
-    "Apple GPU: the CUDA engine needs an NVIDIA one; the embedded engine runs on the processor, and a server "
-    "that uses the GPU (llama.cpp, Ollama, MLX) answers through [models.NAME] with its base_url"
+    "Apple GPU: the MLX engine uses it (pip install 'keystroke[mlx]'); the CUDA engine needs an NVIDIA one, "
+    "and the embedded engine runs on the processor"
 )
 _RADEON = (
     "AMD GPU: the CUDA engine needs an NVIDIA one; the embedded engine runs on the processor, and a server "

@@ -52,7 +52,8 @@ class Decoder(ABC):
 
     @abstractmethod
     def start(self, prompt: Sequence[int], sampling: Sampling, *, alone: bool) -> AttemptStream:
-        """Start a stream; `alone` where no other runs at the same time."""
+        """Start a stream; `alone` where no other runs at the same time. A retry's `prompt` differs from the
+        prefilled one; their common prefix is reused."""
 
     @abstractmethod
     def step(self, streams: Sequence[AttemptStream], timeout: float | None) -> Iterable[AttemptChunk]:

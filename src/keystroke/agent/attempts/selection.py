@@ -17,8 +17,8 @@ Likelihood = Callable[[Attempt], float]
 def select_attempt(
     attempts: Sequence[Attempt], key: Callable[[str], str], likelihood: Likelihood | None = None
 ) -> tuple[Attempt | None, str]:
-    """The selected attempt and one clause about why. `likelihood` is computed only where nothing else
-    decides."""
+    """The selected attempt and one clause about why. `key` gives the normal form of a text: attempts with
+    equal keys agree. `likelihood` is computed only where nothing else decides."""
     usable = [attempt for attempt in attempts if attempt.usable]
     if not usable:
         return None, "no attempt came to an end that could be used"

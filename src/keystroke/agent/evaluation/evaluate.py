@@ -1,8 +1,8 @@
 """Solves tasks one after the other, in every configuration, and scores the solutions.
 
 Solving runs on the engine's thread, one task at a time, so that its time is measured alone; scoring runs
-on other threads. Every result is recorded at once. An error of one task is its result; an interrupt ends
-the run and loses no result.
+on other threads. Results are recorded in the order of the tasks, as soon as they are scored. An error while
+solving a task is its result; an interrupt ends the run and loses no result that was recorded.
 """
 
 from __future__ import annotations

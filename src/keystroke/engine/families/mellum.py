@@ -11,7 +11,7 @@ from keystroke.engine.families.qwen3 import HEAD_DIM
 from keystroke.engine.families.qwen3_moe import dense_layers, read_experts, source
 from keystroke.errors import UnsupportedModel
 
-_THETA, _LOCAL_THETA, _WINDOW, _WINDOW_EVERY = 500_000.0, 10_000.0, 1024, 4
+_THETA, _LOCAL_THETA, _WINDOW, _FULL_ATTENTION_EVERY = 500_000.0, 10_000.0, 1024, 4
 
 
 def read_config(file: ConfigFile) -> ModelSpec:
@@ -57,7 +57,7 @@ def windowed_layers(file: GGUFFile, layers: int) -> frozenset[int]:
     """The layers with a window: a list of flags, or every how many layers there is one without."""
     pattern = file.fields.get(f"{file.stated}.attention.sliding_window_pattern")
     if pattern is None or isinstance(pattern, int):
-        every = pattern or _WINDOW_EVERY
+        every = pattern or _FULL_ATTENTION_EVERY
         return frozenset(n for n in range(layers) if (n + 1) % every)
     flags = [*pattern] if hasattr(pattern, "__iter__") else []
     if len(flags) < layers:

