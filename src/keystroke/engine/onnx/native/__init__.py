@@ -18,13 +18,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCE = _FOLDER / "operators.c"
+_PARTS = ("operators.c", "product.c")  # compiled at the same time; both take about as long
 # The library is only used on this machine; on ARM not every clang supports -march=native.
 _NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-_FLAGS = ("-std=gnu11", "-O3", _NATIVE, "-fPIC", "-shared", "-fvisibility=hidden")
+_FLAGS = ("-std=gnu11", "-O3", _NATIVE, "-fPIC", "-fvisibility=hidden")
 # What vector_x86.h and vector_arm.h require.
 _VECTORS = (
     frozenset({"__x86_64__", "__AVX2__", "__FMA__", "__F16C__"}),
@@ -96,7 +97,14 @@ def _compile(folder: Path) -> Path:
     if not place.exists():
         with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as making:
             partial = Path(making) / place.name
-            _output([*compiler, *_FLAGS, "-o", str(partial), str(_SOURCE), "-lm"])
+            objects = [str(Path(making) / f"{part}.o") for part in _PARTS]
+            commands = [
+                [*compiler, *_FLAGS, "-c", "-o", made, str(_FOLDER / part)]
+                for part, made in zip(_PARTS, objects, strict=True)
+            ]
+            with ThreadPoolExecutor(len(commands)) as pool:
+                list(pool.map(_output, commands))
+            _output([*compiler, "-shared", "-o", str(partial), *objects, "-lm"])
             _output([sys.executable, "-I", "-S", "-c", _CHECK, str(partial)])
             partial.replace(place)  # atomic, also if another process compiles at the same time
     return place

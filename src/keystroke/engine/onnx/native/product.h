@@ -109,8 +109,12 @@ INLINE void meet_rows(const Tile *tile, int blocks, const Activations *a, size_t
         meet_some(tile, blocks, slice_of(a, row + r, unit), 1, large, zero, halves, has_minimum, alike, total + r);
 }
 
-/* The products of `rows` rows from `row` on with LANES rows of weights: total [rows][LANES]. */
-static void multiply(const Format *format, Rows weights, const Activations *a, size_t row, size_t rows,
+/* The products of `rows` rows from `row` on with LANES rows of weights: total [rows][LANES]. Compiled as a part of its own
+ * (product.c), beside the rest. */
+void multiply(const Format *format, Rows weights, const Activations *a, size_t row, size_t rows, float (*total)[LANES]);
+
+#ifdef PRODUCTS
+void multiply(const Format *format, Rows weights, const Activations *a, size_t row, size_t rows,
                      float (*total)[LANES]) {
 #if LANES == 4
     if (format->type > PACKED && (rows <= TOGETHER || !format->unpack)) {
@@ -162,6 +166,7 @@ static void multiply(const Format *format, Rows weights, const Activations *a, s
         }
     }
 }
+#endif
 
 /* The numbers of one stored row. */
 static void widen_row(const Format *format, const uint8_t *row, size_t width, float *out) {
