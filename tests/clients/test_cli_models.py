@@ -88,7 +88,7 @@ class TestByName:
         facts = json.loads(home.keystroke("models", "show", "qwen3.6-27b", "--json").stdout)
         model = builtin.BUILT_IN["qwen3.6-27b"]
         assert (facts["size"], facts["memory"]) == (model.size, model.memory_bytes)
-        assert facts["fits"].startswith(("yes, on the ", "no: needs "))
+        assert facts["fits"].startswith(("yes, on the ", "yes, mapped, on the ", "no: needs "))
         assert "keystroke models add qwen3.6-27b" in facts["installed"]
         fits = json.loads(home.keystroke("doctor", "--quick", "--json").stdout)["fits"]
         assert fits.keys() == builtin.BUILT_IN.keys()

@@ -195,6 +195,9 @@ def _driver(site: FixSite, detail: str) -> str:
     if root and any(item == root or item.startswith((f"{root}.", f"{root}/")) for item in site.imports):
         return "" if not root.startswith(".") else "the class that runs the statement is the project's own"
     name = ir.last_name(base) if not isinstance(base, ir.CallExpr) else ir.last_name(base.func)
+    annotated = re.search(rf"\b{re.escape(name)}\s*:\s*[\"']?(\w+)\.", _function_text(site))
+    if annotated and any(item.split(".", 1)[0] == annotated[1] for item in site.imports):
+        return ""
     if not re.fullmatch(r"(?i)\w*?_*(?:cur|curs|cursor|conn|connection)\d?", name):
         return f"it is not known that `{name}` belongs to the imported driver"
     return ""
