@@ -241,8 +241,9 @@ def test_a_library_that_fails_its_check_is_not_kept(tmp_path: Path, monkeypatch:
     for verdict in ("return 1", "__builtin_trap()"):
         source = tmp_path / f"{len(verdict)}.c"
         source.write_text(f"int self_check(void) {{ {verdict}; }}")
-        monkeypatch.setattr(native, "_SOURCE", source)
-        monkeypatch.setattr(native, "_FLAGS", ("-shared", "-fPIC", f"-DCASE={len(verdict)}"))
+        monkeypatch.setattr(native, "_FOLDER", tmp_path)
+        monkeypatch.setattr(native, "_PARTS", (source.name,))
+        monkeypatch.setattr(native, "_FLAGS", ("-fPIC", f"-DCASE={len(verdict)}"))
         native.operators_library.cache_clear()
         assert native.operators_library(tmp_path) is None
         assert (
