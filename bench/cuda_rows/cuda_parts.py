@@ -137,21 +137,15 @@ GPT_OSS_20B = ModelSpec(
     windowed=frozenset(range(0, 24, 2)),
     experts=ExpertsSpec(count=32, top=4, width=2880, router_bias=True, bias=True, limit=7.0),
 )
-MELLUM2 = ModelSpec(
+MELLUM2 = replace(
+    QWEN3_CODER_30B,
     architecture="mellum",
     name="Mellum2-12B-A2.5B",
     vocab_size=98_304,
     hidden=2304,
     layers=28,
-    heads=32,
-    kv_heads=4,
-    head_dim=128,
     intermediate=7168,
-    norm_eps=1e-6,
     rope=RopeSpec(500_000.0),
-    context_length=131_072,
-    tied=False,
-    qk_norm=True,
     window=1024,
     windowed=frozenset(n for n in range(28) if (n + 1) % 4),
     window_rope=RopeSpec(10_000.0),
