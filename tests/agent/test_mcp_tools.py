@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
+import psutil
 import pytest
 
-from keystroke.agent.sandbox.processes import process_tree
 from keystroke.agent.tools import CommandRequest, Toolbox, ToolInvocation, mcp, mcp_relay
 from keystroke.agent.tools.mcp import McpServer, McpTools, load_servers
 from keystroke.engine.base import Interrupt
@@ -129,39 +129,42 @@ for line in sys.stdin:
 """
 
 
-def hostile(method: str, how: str, user: User) -> McpTools:
-    return McpTools({"x": McpServer(sys.executable, ["-c", HOSTILE, method, how])}, user.approve)
+def hostile(method: str, how: str, mark: str) -> McpTools:
+    server = McpServer(sys.executable, ["-c", HOSTILE, method, how, mark])
+    return McpTools({"x": server}, User().approve)
 
 
-def children() -> set[int]:
-    return {process.pid for process in process_tree(os.getpid())} - {os.getpid()}
+def marked(mark: str) -> list[int]:
+    """The processes with `mark` among their arguments, wherever they were moved to."""
+    running = psutil.process_iter(["cmdline"])
+    return [process.pid for process in running if mark in (process.info["cmdline"] or ())]
 
 
-def assert_ended(before: set[int]) -> None:
-    """Nothing that was started since is left; a killed process may still be ending on a busy machine."""
+def assert_ended(mark: str) -> None:
+    """Nothing is left; a killed process may still be ending on a busy machine."""
     deadline = time.monotonic() + 60
-    while not children() <= before and time.monotonic() < deadline:
+    while marked(mark) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert children() <= before
+    assert not marked(mark)
 
 
 @pytest.mark.parametrize("method", ["initialize", "tools/list"])
 def test_a_server_that_never_answers_is_ended(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp, "_START", 2.0)
     monkeypatch.setattr(mcp, "_CLOSE", 0.1)
-    before = children()
-    tools = hostile(method, "silent", User())
+    mark = uuid4().hex
+    tools = hostile(method, "silent", mark)
     with pytest.raises(Unavailable, match="in time"):
         tools.start()
     assert not tools._thread.is_alive()
-    assert_ended(before)
+    assert_ended(mark)
 
 
 @pytest.mark.parametrize("method", ["tools/list", "tools/call"])
 def test_a_message_without_end_is_cut(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp, "_CLOSE", 2.0)
-    before = children()
-    tools = hostile(method, "huge", User())
+    mark = uuid4().hex
+    tools = hostile(method, "huge", mark)
 
     try:
         if method == "tools/call":
@@ -170,20 +173,20 @@ def test_a_message_without_end_is_cut(method: str, monkeypatch: pytest.MonkeyPat
             _ = tools.call("x", "t", {}) if method == "tools/call" else tools.start()
     finally:
         tools.close()
-    assert_ended(before)
+    assert_ended(mark)
 
 
 @pytest.mark.parametrize("how", ["silent", "huge"])
 def test_a_server_ends_with_a_program_that_is_killed(how: str) -> None:
     server = [sys.executable, "-c", HOSTILE.replace("for line", "print(flush=True)\nfor line"), "none", how]
-    relay, before = [sys.executable, "-I", "-S", mcp_relay.__file__, "1000", *server], children()
+    mark = uuid4().hex
+    relay = [sys.executable, "-I", "-S", mcp_relay.__file__, "1000", *server, mark]
     user = subprocess.Popen(relay, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert user.stdin is not None
     assert user.stdout is not None
     assert user.stdout.readline() == b"\n"  # the server runs; its input stays open
-    started = children() - before
-    assert len(started) == 2
+    assert len(marked(mark)) == 2
     user.stdout.close()
     assert user.wait() != 0
     user.stdin.close()
-    assert not children() & started
+    assert not marked(mark)

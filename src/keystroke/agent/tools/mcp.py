@@ -30,7 +30,7 @@ from keystroke.errors import ConfigError, Forbidden, InputError, Interrupted, Un
 _START = 30.0  # seconds a server may take to start
 _CALL = 120.0  # seconds a call may take
 _CLOSE = 10.0  # seconds for servers to end by themselves
-_KILL = 10.0  # seconds until servers that were cancelled are killed and reaped
+_KILL = 60.0  # seconds until servers that were cancelled are killed and reaped; six on an idle machine
 _MESSAGE = 16 << 20  # bytes of one message of a server
 _POLL_SECONDS = 0.05
 _DESCRIPTION = 400  # characters of a tool's description shown to the model
