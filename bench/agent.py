@@ -114,7 +114,7 @@ def functions(
     prefix = "" if name == "humaneval" else f"{name}_"
     keys: dict[str, object] = {f"{prefix}tasks": len(tasks)}
     for number in sorted(numbers):
-        found = next(s for s in summaries if s.way == f"x{number}")
+        found = next(s for s in summaries if s.label == f"x{number}")
         keys |= {
             f"{prefix}score_{number}": found.score,
             f"{prefix}seconds_{number}": found.seconds_mean,
@@ -154,8 +154,8 @@ def polyglot(
     ]
     summaries = _done("polyglot", tasks, ways, solver, options)
     chat.close()
-    one = next(s for s in summaries if s.way == "x1")
-    many = next(s for s in summaries if s.way == f"x{attempts}")
+    one = next(s for s in summaries if s.label == "x1")
+    many = next(s for s in summaries if s.label == f"x{attempts}")
     return {
         "polyglot": one.score,
         "polyglot_tasks": one.tasks,
@@ -175,12 +175,12 @@ def _done(
 
     def told(row: TaskResult, done: int, total: int) -> None:
         if done % 20 == 0 or row.seconds > 20:
-            print(f"  {name} {row.way}: {done} of {total}", flush=True)
+            print(f"  {name} {row.label}: {done} of {total}", flush=True)
 
     evaluate(tasks, ways, solver, record, jobs=max(1, (os.cpu_count() or 2) // 2), on_result=told)
     wanted = {task.id for task in tasks}
     labels = {way.label for way in ways}
-    summaries = summarise(row for row in record.rows if row.task in wanted and row.way in labels)
+    summaries = summarise(row for row in record.rows if row.task in wanted and row.label in labels)
     print(f"\n{name}")
     for cells in [HEADINGS, *table_rows(summaries)]:
         print("  ".join(cell.ljust(10) for cell in cells))

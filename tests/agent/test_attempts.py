@@ -15,7 +15,7 @@ from keystroke.agent.attempts import (
     CheckResult,
     EngineDecoder,
     Race,
-    SelectionPolicy,
+    StopPolicy,
     WatchResult,
     WatchState,
     attempt_samplings,
@@ -227,7 +227,7 @@ def test_without_a_check_agreement_decides() -> None:
 
 def test_policy_agree_waits_for_all_and_takes_what_most_that_pass_agree_on() -> None:
     checker = Judging(["a", "b"])
-    running, _ = race(["a", "b", "b", "c"], checker, 4, policy=SelectionPolicy.AGREE)
+    running, _ = race(["a", "b", "b", "c"], checker, 4, policy=StopPolicy.AGREE)
     outcome = running.run()
     assert sorted(checker.seen) == ["a", "b", "c"]  # what was written twice is checked once
     assert all(attempt.check_result is not None for attempt in outcome.attempts)

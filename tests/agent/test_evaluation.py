@@ -20,7 +20,7 @@ import msgspec
 import pytest
 from test_task import call, in_turn, scripted
 
-from keystroke.agent.attempts import SelectionPolicy, WatchState
+from keystroke.agent.attempts import StopPolicy, WatchState
 from keystroke.agent.evaluation.docstring_checks import DocstringChecks, docstring_examples
 from keystroke.agent.evaluation.evaluate import EvaluationConfig, Solution, evaluate, missing_tools
 from keystroke.agent.evaluation.examples import examples
@@ -291,7 +291,7 @@ def test_every_task_is_done_in_every_way_and_an_error_is_a_result(tmp_path: Path
     ways = [EvaluationConfig("one", "m"), EvaluationConfig("many", "m", 4)]
     solver = Scripted(right=["t0", "t1"], broken=["t2"])
     evaluate(TASKS, ways, solver, record)
-    assert [(row.task, row.way, row.status) for row in record.rows][:4] == [
+    assert [(row.task, row.label, row.status) for row in record.rows][:4] == [
         ("t0", "one", ResultStatus.PASSED),
         ("t1", "one", ResultStatus.PASSED),
         ("t2", "one", ResultStatus.ERROR),
@@ -366,7 +366,7 @@ def test_functions_are_solved_by_attempts_that_the_examples_judge(tmp_path: Path
     assert record.rows[0].status is ResultStatus.FAILED
     chat = scripted(in_turn(wrong, right), small=True)
     with closing(FunctionSolver(chat, SANDBOX)) as solver:
-        evaluate(tasks, [EvaluationConfig("many", "m", 4, SelectionPolicy.FIRST)], solver, record)
+        evaluate(tasks, [EvaluationConfig("many", "m", 4, StopPolicy.FIRST)], solver, record)
     done = record.rows[-1]
     assert (done.status, done.attempts, done.checked) == (ResultStatus.PASSED, 2, True)
 
@@ -575,7 +575,7 @@ def test_a_summary_counts_scores_and_times() -> None:
     one, four = summarise(rows)
     assert (one.score, one.tasks, one.skipped, one.seconds_mean) == (50.0, 2, 1, 2.0)
     assert (one.tokens_per_second, one.cost) == (100.0, 0.5)
-    assert (four.way, four.attempts) == ("x4", 4.0)
+    assert (four.label, four.attempts) == ("x4", 4.0)
     assert table_rows([one])[0][:4] == ("x1", "50.0", "69.3", "1/2 (1 skipped)")
 
 
@@ -588,7 +588,9 @@ def test_the_plot_is_a_drawing_with_every_way_in_it() -> None:
         for model in ("fast & small", "deep")
     ]
     for named in ("fast & small", "deep"):
-        rows = [msgspec.structs.replace(r, way=f"{named} {r.way}") if r.model == named else r for r in rows]
+        rows = [
+            msgspec.structs.replace(r, label=f"{named} {r.label}") if r.model == named else r for r in rows
+        ]
     drawing = render_plot(summarise(rows), "own <set>")
     tree = ElementTree.fromstring(drawing)
     texts = [element.text or "" for element in tree.iter("{http://www.w3.org/2000/svg}text")]

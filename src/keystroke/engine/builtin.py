@@ -1,6 +1,6 @@
 """Models that can be installed by name: their sources, sizes and checksums.
 
-They are listed in `catalogue.toml`. `fetch/known` refuses any file whose SHA-256 differs.
+They are listed in `catalogue.toml`. `fetch/install` refuses any file whose SHA-256 differs.
 """
 
 from __future__ import annotations

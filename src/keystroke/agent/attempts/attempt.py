@@ -18,7 +18,7 @@ class AttemptEnd(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-class SelectionPolicy(StrEnum):
+class StopPolicy(StrEnum):
     """When to stop sampling."""
 
     FIRST = "first"  # the first that passes its check wins and ends the others

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from keystroke.agent.attempts.attempt import Attempt, AttemptEnd, CheckResult, RaceResult, SelectionPolicy
+from keystroke.agent.attempts.attempt import Attempt, AttemptEnd, CheckResult, RaceResult, StopPolicy
 from keystroke.agent.attempts.checker import AttemptChecker, AttemptWatch, WatchState
 from keystroke.agent.attempts.decoder import AttemptStream, Decoder
 from keystroke.agent.attempts.selection import select_attempt
@@ -60,7 +60,7 @@ class Race:
         checker: AttemptChecker,
         *,
         workers: int = 4,
-        policy: SelectionPolicy = SelectionPolicy.FIRST,
+        policy: StopPolicy = StopPolicy.FIRST,
         interrupt: Interrupt | None = None,
         retry: RetryPrompt | None = None,
         steer: SteeringTokens | None = None,
@@ -214,7 +214,7 @@ class Race:
             return
         if not attempt.check_result.passed:
             self._failed.append(attempt)
-        elif self._policy is SelectionPolicy.FIRST and self._winner is None:
+        elif self._policy is StopPolicy.FIRST and self._winner is None:
             self._winner = attempt
             self._waiting.clear()
 

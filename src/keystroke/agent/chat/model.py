@@ -293,7 +293,7 @@ class ChatModel(ABC):
             Attempt,
             AttemptEnd,
             RaceResult,
-            SelectionPolicy,
+            StopPolicy,
             WatchState,
             attempt_samplings,
             select_attempt,
@@ -331,7 +331,7 @@ class ChatModel(ABC):
             total = total + reply.receipt
             if request.on_attempt is not None:
                 request.on_attempt(attempt)
-            if attempt.passed and request.policy is SelectionPolicy.FIRST:
+            if attempt.passed and request.policy is StopPolicy.FIRST:
                 winner = attempt
                 break
             retry = request.retry(attempt) if request.retry is not None else None

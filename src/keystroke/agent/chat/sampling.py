@@ -11,7 +11,7 @@ from keystroke.agent.attempts import (
     Decoder,
     Race,
     RaceResult,
-    SelectionPolicy,
+    StopPolicy,
     attempt_samplings,
 )
 from keystroke.agent.chat.encoder import ConversationEncoder
@@ -33,7 +33,7 @@ class SamplingRequest:
     opening: str = ""
     stop: tuple[str, ...] = ()
     prediction: str = ""
-    policy: SelectionPolicy = SelectionPolicy.FIRST
+    policy: StopPolicy = StopPolicy.FIRST
     max_tokens: int = 2048
     temperature: float = 0.8
     seed: int = 0

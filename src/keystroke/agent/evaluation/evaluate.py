@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from keystroke.agent.attempts import SelectionPolicy
+from keystroke.agent.attempts import StopPolicy
 from keystroke.agent.evaluation.result_file import ResultFile
 from keystroke.agent.evaluation.tasks import ResultStatus, Task, TaskResult
 from keystroke.engine.base import Interrupt
@@ -31,7 +31,7 @@ class EvaluationConfig(msgspec.Struct, frozen=True):
     label: str
     model: str
     attempts: int = 1
-    policy: SelectionPolicy = SelectionPolicy.FIRST
+    policy: StopPolicy = StopPolicy.FIRST
     temperature: float = 0.8
     max_tokens: int = 1024
     tries: int = 1  # for folders: rounds, each shown the tests' output

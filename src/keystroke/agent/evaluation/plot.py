@@ -61,7 +61,7 @@ def render_plot(summaries: Sequence[Summary], title: str) -> str:
                 _line(px, y(max(bottom, s.score - s.margin)), px, y(min(top, s.score + s.margin)), colour)
             )
             parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="4.5" fill="{colour}"/>')
-            parts.append(_text(px + 8, py - 6, f"{s.way} ({s.score:.1f})", "start"))
+            parts.append(_text(px + 8, py - 6, f"{s.label} ({s.score:.1f})", "start"))
         beside, below = _WIDTH - _RIGHT + 14, _TOP + 20 * number
         parts.append(f'<rect x="{beside}" y="{below}" width="10" height="10" fill="{colour}"/>')
         parts.append(_text(beside + 16, below + 10, model[:24], "start"))

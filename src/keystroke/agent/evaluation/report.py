@@ -16,7 +16,7 @@ from keystroke.agent.evaluation.tasks import ResultStatus, TaskResult
 
 
 class Summary(msgspec.Struct, frozen=True):
-    way: str
+    label: str
     model: str
     tasks: int
     passed: int
@@ -34,13 +34,13 @@ class Summary(msgspec.Struct, frozen=True):
 
 def summarise(rows: Iterable[TaskResult]) -> list[Summary]:
     """One summary per configuration, in order of appearance."""
-    ways: dict[str, list[TaskResult]] = {}
+    groups: dict[str, list[TaskResult]] = {}
     for row in rows:
-        ways.setdefault(row.way, []).append(row)
-    return [_summary(way, found) for way, found in ways.items()]
+        groups.setdefault(row.label, []).append(row)
+    return [_summary(label, found) for label, found in groups.items()]
 
 
-def _summary(way: str, rows: Sequence[TaskResult]) -> Summary:
+def _summary(label: str, rows: Sequence[TaskResult]) -> Summary:
     counted = [row for row in rows if row.status is not ResultStatus.SKIPPED]
     passed = sum(row.status is ResultStatus.PASSED for row in counted)
     count = len(counted)
@@ -48,7 +48,7 @@ def _summary(way: str, rows: Sequence[TaskResult]) -> Summary:
     total, tokens = sum(seconds), sum(row.tokens for row in counted)
     share = passed / count if count else 0.0
     return Summary(
-        way=way,
+        label=label,
         model=rows[0].model,
         tasks=count,
         passed=passed,
@@ -65,14 +65,14 @@ def _summary(way: str, rows: Sequence[TaskResult]) -> Summary:
     )
 
 
-HEADINGS = ("way", "score", "±", "tasks", "s/task", "median s", "tok/s", "attempts", "cost")
+HEADINGS = ("configuration", "score", "±", "tasks", "s/task", "median s", "tok/s", "attempts", "cost")
 
 
 def table_rows(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
     """The cells of a table under `HEADINGS`."""
     return [
         (
-            s.way,
+            s.label,
             f"{s.score:.1f}",
             f"{s.margin:.1f}",
             f"{s.passed}/{s.tasks}" + (f" ({s.skipped} skipped)" if s.skipped else ""),

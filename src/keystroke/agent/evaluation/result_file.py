@@ -55,13 +55,13 @@ class ResultFile:
             with path.open("ab") as file:
                 file.write(b"\n")
 
-    def finished_tasks(self, way: str) -> set[str]:
+    def finished_tasks(self, label: str) -> set[str]:
         """Tasks that are finished in this configuration."""
-        return {row.task for row in self.rows if row.way == way and row.status is not ResultStatus.ERROR}
+        return {row.task for row in self.rows if row.label == label and row.status is not ResultStatus.ERROR}
 
     def add(self, row: TaskResult) -> None:
         """Append a result. InputError where the disk is full; earlier results are kept."""
-        self.rows = [old for old in self.rows if (old.task, old.way) != (row.task, row.way)]
+        self.rows = [old for old in self.rows if (old.task, old.label) != (row.task, row.label)]
         self.rows.append(row)
         if self.path is None:
             return

@@ -55,7 +55,7 @@ class TaskResult(msgspec.Struct, frozen=True):
     """The result of a task in one configuration. `seconds` is the solver's time, without scoring."""
 
     task: str
-    way: str
+    label: str = msgspec.field(name="way")  # of the configuration; the name in files of earlier releases
     status: ResultStatus
     seconds: float = 0.0
     tokens: int = 0

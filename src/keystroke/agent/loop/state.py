@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keystroke.agent.attempts import SelectionPolicy
+from keystroke.agent.attempts import StopPolicy
 from keystroke.agent.chat.model import AnswerOptions, ChatModel
 from keystroke.agent.chat.receipt import StepReceipt, TaskReceipts
 from keystroke.agent.chat.steering import Message, Steering
@@ -36,7 +36,7 @@ class TaskOptions:
     files: tuple[str, ...] = ()  # what the task is about; empty: the program finds it
     may_run: bool = False  # the model may run commands, each approved as the approval level says
     attempts: int = 1  # 0: as many as cost about as much as one
-    policy: SelectionPolicy = SelectionPolicy.FIRST
+    policy: StopPolicy = StopPolicy.FIRST
     tries: int = 2  # rounds of one model, each shown how the one before failed
     max_tokens: int = 2048
     max_steps: int = 30  # answers of a model with tools

@@ -92,15 +92,15 @@ def evaluate(
 def _configs(
     models: list[str], attempts: str, policy: str, tries: int, max_tokens: int, temperature: float
 ) -> list[EvaluationConfig]:
-    from keystroke.agent.attempts import SelectionPolicy
+    from keystroke.agent.attempts import StopPolicy
     from keystroke.agent.evaluation.evaluate import EvaluationConfig
 
     try:
         numbers = [int(part) for part in attempts.split(",")]
-        policies = [SelectionPolicy(part.strip()) for part in policy.split(",")]
+        policies = [StopPolicy(part.strip()) for part in policy.split(",")]
     except ValueError:
         raise UsageError(
-            f"--attempts takes numbers like 1,4,16 and --policy {' or '.join(SelectionPolicy)}, not "
+            f"--attempts takes numbers like 1,4,16 and --policy {' or '.join(StopPolicy)}, not "
             f"{attempts!r:.40} and {policy!r:.40}"
         ) from None
     if not all(1 <= number <= 64 for number in numbers):
@@ -148,7 +148,8 @@ def _evaluate_model(
             passed["done"] += 1
             passed["passed"] += row.status == "passed"
             rate = (time.monotonic() - began) / passed["done"]
-            progress(f"{row.way}: {passed['passed']}/{passed['done']} passed, {rate:.1f} s each", done, total)
+            counted = f"{passed['passed']}/{passed['done']} passed"
+            progress(f"{row.label}: {counted}, {rate:.1f} s each", done, total)
 
         try:
             with closing(_solver(opened, tasks)) as solver:

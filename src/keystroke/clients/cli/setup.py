@@ -243,7 +243,7 @@ def _install(
     on."""
     from keystroke.clients.cli.console import format_size, print_error
     from keystroke.engine.builtin import BUILT_IN
-    from keystroke.engine.fetch.known import add_builtin
+    from keystroke.engine.fetch.install import add_builtin
     from keystroke.engine.library import ModelLibrary
 
     added: list[str] = []

@@ -133,7 +133,9 @@ class Endpoints:
         try:
             run = self.responses.find_run(response_id, call.caller)
         except ResponseNotFound:
-            run = await self.responses.take_up(response_id, call.caller, stream.sink, on_done=stream.finish)
+            run = await self.responses.resume_turn(
+                response_id, call.caller, stream.sink, on_done=stream.finish
+            )
             stream.attach(run, {})
             return stream
         stream.attach(run, {})

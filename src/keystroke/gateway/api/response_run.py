@@ -118,7 +118,7 @@ class ResponseRun:
         self.replay: Replay[ResponseRun] | None = (
             None  # lets a client resume the events after its connection broke
         )
-        self.taken_up: OpenTurn | None = None  # another gateway began this turn
+        self.resumed_turn: OpenTurn | None = None  # another gateway began this turn
         self._open_turn: OpenTurn | None = None
         self._owner = owner
         self._request = request
@@ -253,10 +253,10 @@ class ResponseRun:
             tier=shown_tier(request.service_tier, tier),
             store=self._will_be_stored(),
         )
-        if self.taken_up is not None:
-            response.id = self.taken_up.id
+        if self.resumed_turn is not None:
+            response.id = self.resumed_turn.id
             if isinstance(job, Job):
-                job.generated = tuple(self.taken_up.tokens)
+                job.generated = tuple(self.resumed_turn.tokens)
         response.shortened = prompts.shortened(self._items, form.toolset)
         response.compacted = self._compacted
         response.notes = request_notes(request, entry.name, entry.model) or UNSET
@@ -298,7 +298,7 @@ class ResponseRun:
         """Write a resumable turn where other gateways can take it up, and repeat what was generated of one
         that was taken up. A conversation that was compacted is not written: its prompt is not in the
         request."""
-        journal, answer, turn = self._owner.journal, self._answer, self.taken_up
+        journal, answer, turn = self._owner.journal, self._answer, self.resumed_turn
         if journal is None or self.replay is None or answer is None or not isinstance(job, Job):
             return
         if turn is None and self._compaction is not None:

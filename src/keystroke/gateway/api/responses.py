@@ -92,13 +92,13 @@ class Responses:
 
     def find_run(self, response_id: str, caller: Caller) -> ResponseRun:
         """The run whose events can be resumed here. Raises ResponseNotFound, also where it failed for want of
-        an engine and `take_up` would continue it."""
+        an engine and `resume_turn` would continue it."""
         run = self.replays.find_run(response_id, caller)
         if self.journal is not None and run.over.is_set() and isinstance(run.failure, Unavailable):
             raise ResponseNotFound(f"The stream of {response_id:.80} was interrupted.", param="response_id")
         return run
 
-    async def take_up(
+    async def resume_turn(
         self,
         response_id: str,
         caller: Caller,
@@ -124,7 +124,7 @@ class Responses:
         previous = await self._previous_turn(request.previous_response_id, caller, None)
         found.request = copy(request)  # a run takes the input out of its own
         run = ResponseRun(self, request, caller, sink, previous)
-        run.taken_up = found
+        run.resumed_turn = found
         run.set_listeners(on_turn, on_done)
         await run.start(previous)
         return run

@@ -214,7 +214,7 @@ class ResponsesConnection:
             )
         except KeystrokeError as error:
             if self._responses.journal is not None and isinstance(error, ResponseNotFound):
-                self._spawn(self._take_up(action))
+                self._spawn(self._resume_turn(action))
                 return
             self._send(error_event(error, request.stream_id))
             self._execute(self._session.end_response(action.stream, None, None))
@@ -225,12 +225,12 @@ class ResponsesConnection:
         self._runs[run.id] = run
         self._sinks[run] = sink
 
-    async def _take_up(self, action: ResumeResponse) -> None:
+    async def _resume_turn(self, action: ResumeResponse) -> None:
         """Continue a response that another gateway began."""
         request, turns, owner = action.request, _Turns(), list[ResponseRun]()
         sink = self._sink(owner)
         try:
-            run = await self._responses.take_up(
+            run = await self._responses.resume_turn(
                 request.response_id,
                 self._caller,
                 sink,
