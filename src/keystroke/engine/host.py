@@ -14,7 +14,7 @@ import numpy as np
 
 from keystroke.engine.base import GREEDY, AllowedTokens, ExtendResult, Interrupt, Sampling, Session, Step
 from keystroke.engine.prefix import common_prefix
-from keystroke.engine.sampler import verify
+from keystroke.engine.sampler import sum_exponentials, verify
 from keystroke.errors import ContextOverflow, SessionClosed, UsageError
 
 
@@ -56,6 +56,10 @@ class HostSession(Session):
         """If KV held elsewhere shares more than `own` leading tokens with `tokens`, move it into this
         session's buffer, set `_held`, and return the new shared length; otherwise return `own`."""
         return own
+
+    def _sum_exponentials(self, logits: np.ndarray, top: np.float32) -> float:
+        """See `sampler.sum_exponentials`."""
+        return sum_exponentials(logits, top)
 
     def _release(self) -> None:
         """Release the KV; called once."""
@@ -128,7 +132,7 @@ class HostSession(Session):
             draft = draft[: room - 1]
             pending += draft
         logits = self._run(pending, len(draft) + 1, interrupt)
-        step = verify(logits, draft, sampling, base, allowed)
+        step = verify(logits, draft, sampling, base, allowed, self._sum_exponentials)
         self._tokens.extend(step.tokens)
         self._resident = base + step.accepted
         return step

@@ -12,7 +12,7 @@ best). Equal logits keep the lowest id, in the greedy choice and at the edge of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from keystroke.errors import EngineError, UsageError
 
 Logits = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.intp]
+SumExponentials = Callable[[Logits, np.float32], float]
 
 # A token this far (in natural log) behind the best is never chosen: the range of the noise is bounded.
 _HOPELESS = LARGEST_GUMBEL + 4.0
@@ -33,12 +34,24 @@ _COLD = 0.5  # below this temperature most tokens are hopeless, and filtering th
 _BOUND_SLACK = 1.001  # more than the float32 rounding error of the bound below
 
 
+def sum_exponentials(logits: Logits, top: np.float32) -> float:
+    """The sum of e to the power of each logit less `top`, the largest. An engine may have a faster form, whose
+    terms and sum are rounded in another way: they agree to six digits."""
+    return float(np.exp(logits - top).sum(dtype=np.float64))
+
+
 def choose(
-    logits: Logits, sampling: Sampling = GREEDY, position: int = 0, mask: Mask | None = None, row: int = 0
+    logits: Logits,
+    sampling: Sampling = GREEDY,
+    position: int = 0,
+    mask: Mask | None = None,
+    row: int = 0,
+    total: SumExponentials = sum_exponentials,
 ) -> int:
     """The token that `sampling` chooses from one row of logits at `position`, among those in `mask` if there
-    is one. `row`: its row within the step."""
-    logits = _altered(logits, sampling, row)
+    is one. `row`: its row within the step. `total` is only used at temperature 0, so that what is drawn for a
+    seed does not depend on the engine."""
+    logits = _altered(logits, sampling, row, total)
     best = int(logits.argmax())
     if mask is not None and not (sampling.temperature == 0.0 and _is_allowed(mask, best)):
         logits = _masked(logits, mask)
@@ -47,11 +60,16 @@ def choose(
 
 
 def choose_allowed(
-    logits: Logits, sampling: Sampling, position: int, allowed: AllowedTokens, row: int
+    logits: Logits,
+    sampling: Sampling,
+    position: int,
+    allowed: AllowedTokens,
+    row: int,
+    total: SumExponentials = sum_exponentials,
 ) -> int:
     """The result of `choose` with the mask `allowed.row(row)`, which is only computed if it matters."""
     if sampling.logit_bias or sampling.mixtures:
-        logits = _altered(logits, sampling, row)
+        logits = _altered(logits, sampling, row, total)
         sampling = replace(sampling, logit_bias={}, mixtures=())
     if sampling.scores_tokens_independently:
         best = int(logits.argmax())
@@ -79,6 +97,7 @@ def verify(
     sampling: Sampling,
     first_position: int,
     allowed: AllowedTokens | None = None,
+    total: SumExponentials = sum_exponentials,
 ) -> Step:
     """Accept `draft` up to its first token that is not the choice at its position, then add that choice.
 
@@ -91,32 +110,36 @@ def verify(
     tokens: list[int] = []
     for row in range(len(draft) + 1):
         if allowed is None:
-            tokens.append(choose(logits[row], sampling, first_position + row, row=row))
+            tokens.append(choose(logits[row], sampling, first_position + row, row=row, total=total))
         else:
-            tokens.append(choose_allowed(logits[row], sampling, first_position + row, allowed, row))
+            tokens.append(choose_allowed(logits[row], sampling, first_position + row, allowed, row, total))
         if row < len(draft) and tokens[row] != draft[row]:
             break
     logprobs: tuple[TokenLogprob, ...] = ()
     if sampling.logprobs is not None:
-        logprobs = tuple(logprob(logits[i], token, sampling.logprobs) for i, token in enumerate(tokens))
+        logprobs = tuple(
+            logprob(logits[i], token, sampling.logprobs, total) for i, token in enumerate(tokens)
+        )
     return Step(tuple(tokens), len(tokens) - 1, logprobs)
 
 
-def logprob(logits: Logits, token: int, top: int = 0) -> TokenLogprob:
+def logprob(
+    logits: Logits, token: int, top: int = 0, total: SumExponentials = sum_exponentials
+) -> TokenLogprob:
     """The model's log probability of `token` and of the `top` best, without bias, mixture, temperature and
     filters."""
-    relative = logits - logits.max()
-    normaliser = math.log(float(np.exp(relative).sum(dtype=np.float64)))
-    best = _best(relative, top) if top else ()
-    ranked = sorted(
-        ((int(i), float(relative[i]) - normaliser) for i in best), key=lambda pair: (-pair[1], pair[0])
-    )
-    return TokenLogprob(token, float(relative[token]) - normaliser, tuple(ranked))
+    largest = logits.max()
+    offset = float(largest) + math.log(total(logits, largest))
+    if not top:
+        return TokenLogprob(token, logits.item(token) - offset)
+    best = ((int(i), logits.item(i) - offset) for i in _best(logits - largest, top))
+    ranked = sorted(best, key=lambda pair: (-pair[1], pair[0]))
+    return TokenLogprob(token, logits.item(token) - offset, tuple(ranked))
 
 
 def probabilities(logits: Logits, sampling: Sampling) -> npt.NDArray[np.float64]:
     """The distribution that `choose` draws from, over the whole vocabulary."""
-    logits = _altered(logits, sampling, 0)
+    logits = _altered(logits, sampling, 0, sum_exponentials)
     result = np.zeros(len(logits))
     if sampling.temperature == 0.0:
         result[int(logits.argmax())] = 1.0
@@ -128,15 +151,17 @@ def probabilities(logits: Logits, sampling: Sampling) -> npt.NDArray[np.float64]
     return result
 
 
-def _altered(logits: Logits, sampling: Sampling, row: int) -> Logits:
+def _altered(logits: Logits, sampling: Sampling, row: int, total: SumExponentials) -> Logits:
     """The logits with bias and mixture applied."""
     if sampling.logit_bias:
         logits = _biased(logits, sampling)
     mixture = sampling.mixture(row)
-    return logits if mixture is None else _mixed(logits, mixture)
+    if mixture is None:
+        return logits
+    return _mixed(logits, mixture, total if sampling.temperature == 0.0 else sum_exponentials)
 
 
-def _mixed(logits: Logits, mixture: Mixture) -> Logits:
+def _mixed(logits: Logits, mixture: Mixture, sum_of: SumExponentials) -> Logits:
     """The logits of (1 - weight) p + weight q, with p from `logits`. Only tokens of q change."""
     chances = dict(mixture.chances)
     if mixture.end and mixture.ends:
@@ -145,7 +170,7 @@ def _mixed(logits: Logits, mixture: Mixture) -> Logits:
     top = float(logits.max())
     if not math.isfinite(top):
         return logits  # `_chosen` raises the error
-    total = float(np.exp(logits - np.float32(top)).sum(dtype=np.float64))
+    total = sum_of(logits, np.float32(top))
     odds = mixture.weight / (1.0 - mixture.weight)
     mixed = logits.astype(np.float32, copy=True)
     for token, chance in chances.items():

@@ -14,6 +14,7 @@ import pytest
 from keystroke.engine.base import Interrupt
 from keystroke.engine.onnx import plan as plan_module
 from keystroke.engine.onnx.engine import OnnxEngine
+from keystroke.engine.sampler import sum_exponentials
 from keystroke.errors import EngineError, Interrupted
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
@@ -80,6 +81,25 @@ def test_an_interrupted_run_computes_nothing_more(planned: OnnxEngine) -> None:
 def test_tokens_outside_of_the_vocabulary_are_an_error(planned: OnnxEngine) -> None:
     with planned.session() as session, pytest.raises(EngineError, match="vocabulary"):
         session._forward([planned.info.vocab_size], 0, 1, None)
+
+
+@pytest.mark.parametrize("count", [1, 15, 300, 4096, 49152, 151_936, 300_001])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_sums_of_exponentials_agree_to_six_digits(tmp_path: Path, count: int, threads: int) -> None:
+    """With the sampler's own; and the bits do not depend on the threads."""
+    write_stored(tmp_path / "model.gguf", "llama", ["Q8_0"])
+    logits = np.random.default_rng(count).normal(-4, 5, count).astype(np.float32)
+    logits[: count // 3] = -np.inf
+    exact = float(np.exp(logits.astype(np.float64) - logits.max()).sum())
+    with (
+        opened(tmp_path / "model.gguf", tmp_path, "native", threads=threads) as engine,
+        opened(tmp_path / "model.gguf", tmp_path, "native", threads=1) as alone,
+    ):
+        assert engine._plan is not None
+        found = engine.sum_exponentials(logits, logits.max())
+        assert found == pytest.approx(exact, rel=1e-6)
+        assert found == alone.sum_exponentials(logits, logits.max())
+        assert sum_exponentials(logits, logits.max()) == pytest.approx(exact, rel=1e-6)
 
 
 def test_engines_share_no_threads_or_memory(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from keystroke.engine.onnx.predictor import MOST_TOKENS, MtpDrafter
 from keystroke.engine.onnx.recurrent import Float32, RecurrentState
 from keystroke.engine.onnx.stored import NativeWeights
 from keystroke.engine.prefix import CachedPrefix, PrefixCache, common_prefix
+from keystroke.engine.sampler import sum_exponentials
 from keystroke.engine.snapshots import (
     SNAPSHOT_SHARE,
     SnapshotStore,
@@ -309,6 +310,10 @@ class OnnxEngine(Engine):
             raise
         return found[0]
 
+    def sum_exponentials(self, logits: np.ndarray, top: np.float32) -> float:
+        """The same for the same logits, whatever the number of threads; see `sampler.sum_exponentials`."""
+        return (sum_exponentials if self._plan is None else self._plan.sum_exponentials)(logits, top)
+
     def _stream_of(self, count: int) -> tuple[Float32, ort.OrtValue]:
         found = self._streams.get(count)
         if found is None:
@@ -413,6 +418,9 @@ class OnnxSession(HostSession):
         self._keep_stream(start, len(tokens), rows)
         self._keep_snapshot(recurrent, start, tokens, max(rows - 1, 0))
         return logits
+
+    def _sum_exponentials(self, logits: np.ndarray, top: np.float32) -> float:
+        return self._engine.sum_exponentials(logits, top)
 
     def _cut_stream(self, start: int) -> None:
         """Forget the stream from `start` on, and what lies before a gap."""

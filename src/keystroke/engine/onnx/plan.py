@@ -66,6 +66,9 @@ class StepPlan:
         self._library.close_plan.argtypes = [_Pointer]
         self._run = self._library.run_plan
         self._run.argtypes = [_Pointer, _Pointer, *[_Size] * 3, _Pointer, _Size, _Pointer, _Pointer]
+        self._sum = self._library.sum_exponentials
+        self._sum.argtypes = [_Pointer, _Pointer, _Size, ctypes.c_float]
+        self._sum.restype = ctypes.c_double
         packed = sum(weights.tables[name].nbytes for name, kind in weights.types.items() if kind in _PACKED)
         free = available_bytes()
         cos, sin = (self._keep(table) for table in rope_tables(spec, spec.context_length))
@@ -168,6 +171,10 @@ class StepPlan:
             raise EngineError(
                 "a token lies outside of the vocabulary, or its position outside of the context"
             )
+
+    def sum_exponentials(self, logits: np.ndarray, top: np.float32) -> float:
+        """The sum of e to the power of each of `logits` less `top`, the largest."""
+        return float(self._sum(self._plan, logits.ctypes.data, len(logits), top))
 
     def close(self) -> None:
         """Ends the threads; called once, and no run follows."""

@@ -236,3 +236,49 @@ EXPORTED int run_plan(Plan *plan, const int64_t *ids, int64_t rows_, int64_t fir
     }
     return multiply_rows(plan, &plan->head, plan->normed, asked, logits) ? PLAN_NO_MEMORY : PLAN_DONE;
 }
+
+/* Sums of exponentials by shares of the numbers: in an order that depends neither on threads nor on the processor. */
+enum { ABREAST = 16, STRETCH = 256, LEAST_SHARE = 4096, MOST_SHARES = 64 };
+
+typedef struct {
+    const float *x;
+    float top;
+    size_t count, share;
+    double sums[MOST_SHARES];
+} Exponentials;
+
+/* The sum of up to STRETCH numbers. */
+static double sum_stretch(const Exponentials *e, size_t at) {
+    floats sums[ABREAST / LANES];
+    float each[ABREAST] __attribute__((aligned(64)));
+    for (size_t j = 0; j < ABREAST / LANES; j++) sums[j] = same(0);
+    for (size_t end = at + STRETCH < e->count ? at + STRETCH : e->count; at < end; at += ABREAST) {
+        const float *x = e->x + at;
+        if (end - at < ABREAST) {
+            for (size_t j = 0; j < ABREAST; j++) each[j] = at + j < end ? x[j] : -INFINITY;
+            x = each;
+        }
+        for (size_t j = 0; j < ABREAST / LANES; j++) sums[j] = add(sums[j], exponential(minus(floats_at(x + j * LANES), same(e->top))));
+    }
+    double total = 0;
+    for (size_t j = 0; j < ABREAST / LANES; j++) put_floats(each + j * LANES, sums[j]);
+    for (size_t j = 0; j < ABREAST; j++) total += (double)each[j];
+    return total;
+}
+
+static void sum_share(void *data, size_t share) {
+    Exponentials *e = data;
+    e->sums[share] = 0;
+    for (size_t at = share * e->share; at < e->count && at < (share + 1) * e->share; at += STRETCH) e->sums[share] += sum_stretch(e, at);
+}
+
+/* The sum of e to the power of each of `count` numbers less `top`, the largest of them. */
+EXPORTED double sum_exponentials(Plan *plan, const float *x, int64_t count, float top) {
+    size_t even = ((size_t)count + MOST_SHARES - 1) / MOST_SHARES, share = (even + STRETCH - 1) / STRETCH * STRETCH;
+    Exponentials e = {.x = x, .top = top, .count = (size_t)count, .share = share > LEAST_SHARE ? share : LEAST_SHARE};
+    size_t shares = (e.count + e.share - 1) / e.share;
+    for_tasks(&plan->pool->base, sum_share, shares, &e);
+    double total = 0;
+    for (size_t i = 0; i < shares; i++) total += e.sums[i];
+    return total;
+}
