@@ -35,8 +35,8 @@ _BOUND_SLACK = 1.001  # more than the float32 rounding error of the bound below
 
 
 def sum_exponentials(logits: Logits, top: np.float32) -> float:
-    """The sum of e to the power of each logit less `top`, the largest. An engine may have a faster form, whose
-    terms and sum are rounded in another way: they agree to six digits."""
+    """The sum of e to the power of each logit less `top`, the largest. An engine may have a faster form that
+    rounds in another way: they agree to six digits."""
     return float(np.exp(logits - top).sum(dtype=np.float64))
 
 
