@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,12 @@ def holder(place: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
             process.kill()
 
 
+def wait_for_removal() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "remove-abandoned":
+            thread.join()
+
+
 def test_what_a_killed_task_left_goes_at_the_next_start_and_a_running_one_keeps_its_own(
     tmp_path: Path,
 ) -> None:
@@ -51,12 +58,32 @@ def test_what_a_killed_task_left_goes_at_the_next_start_and_a_running_one_keeps_
         killed.wait()
         assert left.exists()
         with task_folder(tmp_path) as mine:
+            wait_for_removal()
             assert not left.exists()
             assert {mine, alive, strangers} < set(tmp_path.iterdir())
             assert remove_abandoned(tmp_path) == []  # mine is held too
         assert not mine.exists()
         assert (alive / "copy0" / "file").exists()
     assert strangers.exists()
+
+
+def test_a_removal_that_was_cut_short_goes_on_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holder(tmp_path) as (killed, left):
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+
+        def ends(*arguments: object, **options: object) -> None:
+            raise SystemExit  # the process ends here
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rmdir", ends)
+            with pytest.raises(SystemExit):
+                remove_abandoned(tmp_path)
+        assert not (left / "copy0" / "file").exists()
+        assert remove_abandoned(tmp_path) == [left]
+    assert not left.exists()
 
 
 def test_removing_a_folder_changes_nothing_behind_its_links(tmp_path: Path) -> None:

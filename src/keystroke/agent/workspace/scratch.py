@@ -1,7 +1,8 @@
 """The temporary folder of a task, removed with the task however it ends.
 
 A lock on a file inside the folder is released by the system when its process ends, even by SIGKILL.
-Creating a folder removes this user's folders whose lock is free, and no others.
+Creating a folder removes this user's folders whose lock is free, and no others, in the background: a copy of
+a large workspace takes seconds to remove. The lock goes last, so a removal that is cut short goes on later.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import secrets
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,10 +27,17 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 @contextlib.contextmanager
 def task_folder(parent: Path | None = None) -> Iterator[Path]:
     """A new folder in `parent` (None: the system's temporary folder), removed at the end. Folders that
-    killed tasks left there are removed first. InputError where none can be created."""
+    killed tasks left there are removed meanwhile. InputError where none can be created."""
     parent_folder = parent or Path(tempfile.gettempdir())
-    remove_abandoned(parent_folder)
-    folder, held = _create(parent_folder)
+    removing = threading.Thread(
+        target=remove_abandoned, args=(parent_folder,), name="remove-abandoned", daemon=True
+    )
+    removing.start()
+    try:
+        folder, held = _create(parent_folder)
+    except InputError:
+        removing.join()  # that may have made room
+        folder, held = _create(parent_folder)
     try:
         yield folder
     finally:
@@ -67,13 +76,16 @@ def remove(folder: Path) -> None:
                     finally:
                         os.close(inner)
                     os.rmdir(name, dir_fd=top)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(_LOCK, dir_fd=top)
         finally:
             os.close(top)
         os.rmdir(folder)
 
 
 def _empty(folder: int, top: int) -> list[str]:
-    """Remove the files of an open folder and move its folders to `top`; returns the names they have there."""
+    """Remove the files of an open folder, except the lock of `top`, and move its folders to `top`; returns
+    the names they have there."""
     os.fchmod(folder, 0o700)
     with os.scandir(folder) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
@@ -81,7 +93,8 @@ def _empty(folder: int, top: int) -> list[str]:
     for name, is_folder in found:
         with contextlib.suppress(OSError):
             if not is_folder:
-                os.unlink(name, dir_fd=folder)
+                if folder != top or name != _LOCK:
+                    os.unlink(name, dir_fd=folder)
                 continue
             os.chmod(name, 0o700, dir_fd=folder)  # a folder that cannot be written cannot be moved or opened
             if folder != top:
