@@ -17,17 +17,19 @@ import numpy.typing as npt
 
 LONGEST = 24  # words of context
 SHORTEST = 2
+_NEAR = 6  # words that are compared at every position; further ones only where those match
 CONTEXT = 600  # characters before a position that contain them
 _PLACES = 2000  # occurrences of one pair of words, the last ones
 _KEPT = 64  # of the occurrences with the longest context
 _CONTINUED = 80  # characters of a continuation
 _KEPT_LINES = 20_000
-_NEWLINE, _BREAK, _UNKNOWN = 0, -1, -2
+_NEWLINE, _BREAK, _UNKNOWN, _NEVER = 0, -1, -2, -3
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 Numbers = npt.NDArray[np.int64]
 _Line = tuple[Numbers, Numbers]
 _EDGE, _LAST, _START = (np.array([number], dtype=np.int64) for number in (_BREAK, _NEWLINE, 0))
+_BACK = np.arange(1, LONGEST + 2)
 
 
 class Lexicon:
@@ -99,15 +101,17 @@ class TextContext:
         words: list[str] = []
         begun, last = "", True
         for line in reversed(tail.split("\n")):
-            found = list(_WORD.finditer(line))
+            found = _WORD.findall(line)
             if last:
-                if found and found[-1].end() == len(line) and (line[-1].isalnum() or line[-1] == "_"):
-                    found.pop()  # the word may continue
-                begun = line[found[-1].end() :] if found else line.lstrip()
+                open_word = bool(line) and (line[-1].isalnum() or line[-1] == "_")
+                if found and open_word:
+                    begun = found.pop()  # the word may continue
+                spaced = line[: len(line) - len(begun)]
+                begun = (spaced[len(spaced.rstrip()) :] if found else spaced.lstrip()) + begun
                 last = False
             elif not found:
                 continue
-            words[:0] = ["\n", *(m[0] for m in found)]
+            words[:0] = ["\n", *found]
             if len(words) > LONGEST:
                 break
         return cls(tuple(words[-LONGEST:]), begun)
@@ -162,21 +166,25 @@ class TextIndex:
         known = self.lexicon.words
         words = [known.get(word, _UNKNOWN) for word in context.words]
         places = self._places(words[-2], words[-1], without)
-        for length, at in _by_length(self.numbers, places, words):
-            followed = self._followed(at, context.begun)
-            if followed:
+        lengths = _matching(self.numbers, places, words)
+        while len(places):
+            length = int(lengths.max())
+            if followed := self._followed(places[lengths == length], context.begun):
                 return FollowingLines(length + any(map(str.isalnum, context.begun)), followed)
+            shorter = lengths < length
+            places, lengths = places[shorter], lengths[shorter]
         return None
 
     def _places(self, first: int, second: int, without: str | None) -> Numbers:
         """The last positions that follow these two words."""
-        pair = _pair(np.int64(first), np.int64(second))
-        low, high = np.searchsorted(self._pairs, pair, "left"), np.searchsorted(self._pairs, pair, "right")
+        pair = (first << 32) + second
+        low, high = self._pairs.searchsorted((pair, pair + 1)).tolist()
         places = self._order[max(low, high - _PLACES) : high] + 2
         if (span := self.spans.get(without or "")) is not None:
             start, end = span
             places = places[(places < start) | (places >= end)]
-        places = places[places < len(self.numbers)]
+        if len(places) and places[-1] == len(self.numbers):  # they are in order
+            places = places[:-1]
         inside: Numbers = places[self.numbers[places] != _BREAK]
         return inside
 
@@ -191,18 +199,21 @@ class TextIndex:
         return found
 
 
-def _by_length(numbers: Numbers, places: Numbers, words: Sequence[int]) -> list[tuple[int, Numbers]]:
-    """The positions grouped by how many of `words` precede them, the most first."""
-    lengths = np.full(len(places), SHORTEST)
-    alive = np.arange(len(places))
-    for length in range(SHORTEST + 1, len(words) + 1):
-        before = places[alive] - length
-        alive = alive[(before >= 0) & (numbers[np.maximum(before, 0)] == words[-length])]
-        if not len(alive):
-            break
-        lengths[alive] = length
-    return [(int(length), places[lengths == length]) for length in np.unique(lengths)[::-1]]
+def _matching(numbers: Numbers, places: Numbers, words: Sequence[int]) -> Numbers:
+    """How many of `words` precede each of the positions, before which the last two stand."""
+    lengths = _more(numbers, places, words[-SHORTEST - 1 : -_NEAR - 1 : -1], SHORTEST)
+    if len(words) > _NEAR and len(far := np.flatnonzero(lengths == _NEAR)):
+        lengths[far] = _more(numbers, places[far], words[-_NEAR - 1 :: -1], _NEAR)
+    return lengths
 
 
-def _pair(first: Numbers | np.int64, second: Numbers | np.int64) -> Numbers:
-    return (first << np.int64(32)) + second  # type: ignore[return-value]
+def _more(numbers: Numbers, places: Numbers, words: Sequence[int], known: int) -> Numbers:
+    """The same for positions where `known` words match; `words` are those before them, the last one first.
+    Every text begins with a number that no word has, so that nothing matches beyond."""
+    found = numbers.take(places[:, None] - _BACK[known : known + len(words) + 1], mode="wrap")
+    lengths: Numbers = known + (found == np.array([*words, _NEVER])).argmin(axis=1)
+    return lengths
+
+
+def _pair(first: Numbers, second: Numbers) -> Numbers:
+    return (first << np.int64(32)) + second
