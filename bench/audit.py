@@ -12,13 +12,14 @@
              the files reported. bandit and ruff (rules S) read the same files in the same run; their language
              is Python, so their recall is over the Python files.
   alarms     findings per 1,000 lines over wheels of widely used packages, fetched by pip into the cache,
-             tests left out; and how many thousand lines a second one core audits.
+             tests left out (`known_alarms_per_kloc`); and how many thousand lines a second one core audits.
   fixes      programs with a weakness (audit_trials/, and more made at random), run before and after the fix
              that is offered: `fixes_run` were run, `fixes_right` of them kept every harmless result and ended
              the attack; the two must be equal. `fixes_offered_share`: of the findings in the rules' own
              examples, by language, how many have a fix (not a suggestion). See audit_fixes.py.
-  projects   packages drawn at random: alarms, safe fixes, and their own tests before and after these fixes
-             (`fixes_safe`, `fixes_wrong`); see audit_projects.py.
+  projects   packages of the newest draw: alarms, safe fixes, what readers said of them, and their own tests
+             before and after these fixes (`alarms_per_kloc`, `true_share`, `fixes_safe`, `fixes_wrong`); see
+             audit_projects.py.
   suites     with --suite NAME=DIR (as often as wanted): labelled folders as their authors publish them, see
              audit_suites.py. Recall over the weak lines or files, alarms over those marked as safe, apart
              for the half of the files that rules may be tuned on and the half that is held out.
@@ -47,7 +48,7 @@ from typing import Any
 import platformdirs
 
 from bench.audit_fixes import LANGUAGES, outcomes, read_trials, report, works
-from bench.audit_projects import ProjectPin, fetch_project, measure, read_pins
+from bench.audit_projects import ProjectPin, fetch_project, judged, measure, read_pins
 from bench.audit_random import trials
 from bench.audit_suites import suite
 from bench.record import record
@@ -480,10 +481,10 @@ def alarms(count: int) -> dict[str, Any]:
     for rule, number in rules.most_common(20):
         print(f"  {rule:34} {number:6}  {number / thousands:.3f}")
     return {
-        "alarms_per_kloc": round(total / thousands, 3),
+        "known_alarms_per_kloc": round(total / thousands, 3),
         "serious_alarms_per_kloc": round((severities["high"] + severities["critical"]) / thousands, 3),
         "packages": read,
-        "lines": lines,
+        "known_lines": lines,
         "kloc_per_second": round(thousands / max(spent, 0.001), 1),
     }
 
@@ -563,7 +564,9 @@ def main() -> None:
     if "fixes" in wanted:
         out |= fixes()
     if "projects" in wanted:
-        out |= measure(read_pins(), options.minutes)
+        newest = max(pin.seed for pin in read_pins())
+        pins = [pin for pin in read_pins() if pin.seed == newest]
+        out |= measure(pins, options.minutes) | judged(newest)
     if "suites" in wanted:
         for item in options.suite:
             name, _, folder = item.partition("=")

@@ -8,15 +8,15 @@
   fixes      every safe fix is applied alone, and all of a project together. The tests that passed before must
              pass after. They run in the sandbox without a network; the project is installed before, outside.
              A project whose tests do not run here counts as read only: its fixes are listed for a reader.
-  tested     `--tested SEED --count N` shuffles the names of data/audit_tested.txt and takes the first N that
-             have tests and at least one safe fix and whose tests run here; `fixes_exercised` are those whose
-             line the tests run. A project has at most 6 minutes.
+  tested     `--tested SEED --count N` shuffles the names of data/audit_tested.txt, or of the file that `--names`
+             gives, and takes the first N that have tests and at least one safe fix and whose tests run here;
+             `fixes_exercised` are those whose line the tests run. A project has at most 6 minutes.
   ceiling    a fix that no test covers is not shown to be right by this; readers judge the listed diffs and 50
              alarms drawn by the seed. results/judged/audit.json holds their verdicts for every draw; they count
              for the revision that was read, which is the one before the causes of that draw were ended.
 
 Last line: JSON. `python -m bench.audit_projects [--draw SEED --count N] [--seed N] [--minutes M]
-[--out FILE]` or `--tested SEED [--count N]`
+[--out FILE]` or `--tested SEED [--names FILE] [--count N]`
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class ProjectOutcome:
     alarms: list[dict[str, Any]] = field(default_factory=list)
     safe: int = 0
     tested: bool = False  # the tests ran and passed before
+    why: str = ""  # the tests did not run
     exercised: int = 0  # safe fixes in lines that the tests run
     alone: int = 0  # safe fixes after which the tests ran with this fix alone
     wrong: list[str] = field(default_factory=list)  # fixes after which a test fails
@@ -205,10 +206,14 @@ def draw(seed: int, count: int) -> list[ProjectPin]:
 
 
 def _candidate(registry: str, name: str, seed: int) -> ProjectPin | None:
-    try:
-        found = (_python_archive if registry == "pypi" else _script_archive)(name)
-    except (URLError, OSError, ValueError, KeyError, TimeoutError):
-        return None
+    """The newest release of a package, if it has tests; an answer that does not come is asked for twice."""
+    for last in (False, True):
+        try:
+            found = (_python_archive if registry == "pypi" else _script_archive)(name)
+            break
+        except (URLError, OSError, ValueError, KeyError, TimeoutError) as error:
+            if last or getattr(error, "code", 0) == 404:
+                return None
     if found is None:
         return None
     pin = ProjectPin(registry, name, found[0], seed)
@@ -271,12 +276,17 @@ def prove(outcome: ProjectOutcome, root: Path, files: list[AuditedFile], sandbox
     until = time.monotonic() + PROJECT_SECONDS
     command = _prepare(outcome.pin, root)
     if command is None:
+        outcome.why = "it cannot be installed"
         return
     fixed = [(file, item) for file in files for item in file.findings if item.fixes]
     suite = partial(_passed, sandbox, root, command)
-    before = suite(measured=sorted({file.path for file, _ in fixed}))
+    if outcome.pin.registry == "pypi":
+        _install_missing(outcome.pin, root, suite)
+    # What runs before has half of the time that the same tests have after, so none is out of time only then.
+    before = suite(measured=sorted({file.path for file, _ in fixed}), seconds=TEST_SECONDS // 2)
     outcome.tested = bool(before)
     if not before:
+        outcome.why = "none of its tests passes"
         return
     run = _lines_run(root, command)
     outcome.exercised = sum(
@@ -323,25 +333,67 @@ def _prepare(pin: ProjectPin, root: Path) -> list[str] | None:
     if pin.registry == "pypi":
         place = root / ".audit-venv"
         python = place / "bin" / "python"
-        if not python.exists():
-            pip = [str(python), "-m", "pip", "install", "-q"]
-            steps = [
-                [sys.executable, "-m", "venv", str(place)],
-                [*pip, "pytest", "pytest-asyncio", "pytest-mock", "coverage"],
-                [*pip, "-e", f"{root}[test,tests,testing]"],
-            ]
-            if not all(_quiet(step, root) for step in steps):
+        if not (place / "ready").exists():
+            shutil.rmtree(place, ignore_errors=True)
+            pip = _pip(python)
+            steps = [[sys.executable, "-m", "venv", str(place)], [*pip, *_TEST_TOOLS]]
+            if not all(_quiet(step, root) for step in steps) or not _install_project(pin, root, python):
                 shutil.rmtree(place, ignore_errors=True)
                 return None
             for name in _TEST_REQUIREMENTS:
                 if (root / name).is_file():
                     _quiet([*pip, "-r", name], root)
-        return [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={_REPORT}"]
+            (place / "ready").touch()
+        return [str(python), "-m", "pytest", *_PYTEST]
     if not (root / "node_modules").is_dir() and not _quiet(
         ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"], root
     ):
         return None
     return ["npm", "test", "--silent"]
+
+
+def _pip(python: Path) -> list[str]:
+    return [str(python), "-m", "pip", "install", "-q", "--prefer-binary"]
+
+
+def _install_project(pin: ProjectPin, root: Path, python: Path) -> bool:
+    """Installs the project in place; if that cannot be built, its dependencies and the folders of its code."""
+    if _quiet([*_pip(python), "-e", f"{root}[test,tests,testing,dev]"], root):
+        return True
+    if _quiet([*_pip(python), "-e", str(root)], root):
+        return True
+    if not _quiet([*_pip(python), "--only-binary", ":all:", f"{pin.name}=={pin.version}"], root):
+        return False
+    _quiet([str(python), "-m", "pip", "uninstall", "-q", "-y", pin.name], root)
+    for place in (python.parents[1] / "lib").glob("python*/site-packages"):
+        (place / "audit.pth").write_text(f"{root}\n{root / 'src'}\n", encoding="utf-8")
+    return True
+
+
+_MODULE = re.compile(r"No module named '([A-Za-z_]\w*)")
+_DISTRIBUTIONS = {"yaml": "pyyaml", "dateutil": "python-dateutil", "bs4": "beautifulsoup4", "PIL": "pillow"}
+_DISTRIBUTIONS |= {"pkg_resources": "setuptools<81", "sklearn": "scikit-learn", "jwt": "pyjwt"}
+
+
+def _install_missing(pin: ProjectPin, root: Path, suite: Callable[..., set[str]]) -> None:
+    """Installs modules that the tests import and the project does not declare, under their own names.
+
+    Only wheels: a guessed name must not run code of its own while it is installed.
+    """
+    python = root / ".audit-venv" / "bin" / "python"
+    tried: set[str] = set()
+    for _ in range(3):
+        suite(collect=True)
+        with contextlib.suppress(OSError):
+            told = (root / _REPORT).read_text(encoding="utf-8", errors="replace").replace("&apos;", "'")
+            missing = {name for name in _MODULE.findall(told) if not (root / name).exists()} - tried
+            if missing:
+                tried |= missing
+                for name in sorted(missing)[:8]:
+                    wheel = _DISTRIBUTIONS.get(name, name.replace("_", "-"))
+                    _quiet([*_pip(python), "--only-binary", ":all:", wheel], root)
+                continue
+        return
 
 
 def _quiet(command: list[str], root: Path) -> bool:
@@ -352,6 +404,12 @@ def _quiet(command: list[str], root: Path) -> bool:
 
 
 _REPORT = ".audit-tests.xml"
+_TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-mock", "pytest-timeout", "coverage", "setuptools", "wheel")
+# A project's own options may name plugins that are not here; one broken module must not hide the others.
+_PYTEST = (
+    *("-q", "-p", "no:cacheprovider", "-o", "addopts=", "--continue-on-collection-errors"),
+    *("--timeout=30", f"--junitxml={_REPORT}"),
+)
 _COVERAGE = ".audit-coverage"
 _TEST_REQUIREMENTS = (
     *("requirements-test.txt", "requirements-tests.txt", "requirements_test.txt", "test-requirements.txt"),
@@ -359,14 +417,23 @@ _TEST_REQUIREMENTS = (
 )
 
 
-def _passed(sandbox: Sandbox, root: Path, command: list[str], measured: list[str] | None = None) -> set[str]:
-    """The tests that pass; `measured`: files whose lines that run are recorded."""
+def _passed(
+    sandbox: Sandbox,
+    root: Path,
+    command: list[str],
+    measured: list[str] | None = None,
+    seconds: int = TEST_SECONDS,
+    collect: bool = False,
+) -> set[str]:
+    """The tests that pass; `measured`: files whose lines that run are recorded; `collect`: none is run."""
     report = root / _REPORT
     report.unlink(missing_ok=True)
+    if "pytest" in command:
+        command = [*command, f"--session-timeout={seconds}", *(["--collect-only"] if collect else [])]
     if measured and "pytest" in command:
         traced = ["-m", "coverage", "run", f"--data-file={_COVERAGE}", f"--include={','.join(measured)}"]
         command = [command[0], *traced, *command[1:]]
-    ended = sandbox.run(command, SandboxPolicy(root), CommandLimits(seconds=TEST_SECONDS))
+    ended = sandbox.run(command, SandboxPolicy(root), CommandLimits(seconds=seconds + 40))
     if "pytest" not in command:
         return {"npm test"} if ended.code == 0 else set()
     try:
@@ -385,38 +452,55 @@ def _lines_run(root: Path, command: list[str]) -> dict[str, set[int]]:
     return {Path(name).as_posix(): set(entry["executed_lines"]) for name, entry in files.items()}
 
 
-def prove_tested(seed: int, count: int, minutes: float) -> dict[str, Any]:
-    """Proves the safe fixes of `count` packages from the list by their own tests.
+def prove_tested(seed: int, names: list[str], count: int, minutes: float) -> dict[str, Any]:
+    """Proves the safe fixes of `count` of the named packages by their own tests.
 
     What is done is kept in the cache, so that a run that has no more time is continued by the next one.
     """
     state = CACHE.parent / f"tested-{seed}.json"
     done: dict[str, dict[str, Any]] = json.loads(state.read_text()) if state.is_file() else {}
-    names = TESTED.read_text(encoding="utf-8").split()
+    names = sorted(set(names))
     random.Random(seed).shuffle(names)
+    known = {pin.name for pin in read_pins() if pin.registry == "pypi"}
+    left = [name for name in names if name not in done and name not in known]
     until = time.monotonic() + minutes * 60
     sandbox = find_sandbox()
-    for name in names:
-        tested = [entry for entry in done.values() if entry["tested"]]
-        if len(tested) >= count or time.monotonic() > until:
-            break
-        if name in done:
-            continue
-        pin = _candidate("pypi", name, seed)
-        outcome = ProjectOutcome(pin or ProjectPin("pypi", name, "", seed))
-        root = fetch_project(pin) if pin is not None else None
-        if pin is not None and root is not None:
-            outcome, files = audit_project(pin, root)
-            if outcome.safe:
-                prove(outcome, root, files, sandbox)
-                said = f"{outcome.exercised} exercised" if outcome.tested else "its tests do not run here"
-                print(f"{name}=={pin.version}: {outcome.safe} safe fixes, {said}", *outcome.wrong, flush=True)
-        done[name] = asdict(outcome)
-        state.write_text(json.dumps(done))
+    with ThreadPoolExecutor(8) as pool:
+        for at in range(0, len(left), 32):
+            part = left[at : at + 32]
+            for name, pin in zip(
+                part, pool.map(lambda name: _candidate("pypi", name, seed), part), strict=True
+            ):
+                if sum(entry["tested"] for entry in done.values()) >= count or time.monotonic() > until:
+                    break
+                done[name] = asdict(_prove_package(name, pin, seed, sandbox))
+            state.write_text(json.dumps(done))
+            if sum(entry["tested"] for entry in done.values()) >= count or time.monotonic() > until:
+                break
+    return _proved(done)
+
+
+def _prove_package(name: str, pin: ProjectPin | None, seed: int, sandbox: Sandbox) -> ProjectOutcome:
+    root = fetch_project(pin) if pin is not None else None
+    if pin is None or root is None:
+        return ProjectOutcome(ProjectPin("pypi", name, "", seed))
+    outcome, files = audit_project(pin, root)
+    if outcome.safe:
+        prove(outcome, root, files, sandbox)
+        said = f"{outcome.exercised} exercised" if outcome.tested else outcome.why
+        print(f"{name}=={pin.version}: {outcome.safe} safe fixes, {said}", *outcome.wrong, flush=True)
+        shutil.rmtree(root / ".audit-venv", ignore_errors=True)
+    else:
+        shutil.rmtree(CACHE / "pypi" / f"{name}-{pin.version}", ignore_errors=True)
+    return outcome
+
+
+def _proved(done: dict[str, dict[str, Any]]) -> dict[str, Any]:
     tested = [entry for entry in done.values() if entry["tested"]]
     return {
         "packages": [f"{entry['pin']['name']}=={entry['pin']['version']}" for entry in tested],
         "looked_at": len(done),
+        "with_tests": sum(bool(entry["lines"]) for entry in done.values()),
         "with_safe_fixes": sum(bool(entry["safe"]) for entry in done.values()),
         "projects_tested": len(tested),
         "fixes_tested": sum(entry["safe"] for entry in tested),
@@ -438,9 +522,11 @@ def main() -> None:
     parser.add_argument(
         "--tested", type=int, metavar="SEED", help="prove fixes by the tests of known packages"
     )
+    parser.add_argument("--names", type=Path, default=TESTED, help="the names that --tested draws from")
     given = parser.parse_args()
     if given.tested is not None:
-        record("audit-tested", prove_tested(given.tested, given.count, given.minutes))
+        names = given.names.read_text(encoding="utf-8").split()
+        record("audit-tested", prove_tested(given.tested, names, given.count, given.minutes))
         return
     if given.draw is not None:
         pins = read_pins() + draw(given.draw, given.count)
@@ -461,13 +547,25 @@ def judged(seed: int | None) -> dict[str, Any]:
     fixes = [item["verdict"] for draw in known for item in draw["fixes"]]
     if not alarms:
         return {}
-    true, arguable = alarms.count("true"), alarms.count("arguable")
+    both = [
+        (item["verdict"], item["second"]) for draw in known for item in draw["alarms"] if "second" in item
+    ]
+    out = _shares(alarms) | {"fixes_judged": len(fixes), "fixes_judged_wrong": fixes.count("wrong")}
+    if both:
+        agreed = sum((one == "false") == (other == "false") for one, other in both)
+        out["second_reader"] = _shares([other for _, other in both]) | {
+            "agreed_share": round(agreed / len(both), 3),
+            "same_verdict_share": round(sum(one == other for one, other in both) / len(both), 3),
+        }
+    return out
+
+
+def _shares(verdicts: list[str]) -> dict[str, Any]:
+    true, arguable = verdicts.count("true"), verdicts.count("arguable")
     return {
-        "judged": len(alarms),
-        "true_share": round(true / len(alarms), 3),
-        "true_or_arguable_share": round((true + arguable) / len(alarms), 3),
-        "fixes_judged": len(fixes),
-        "fixes_judged_wrong": fixes.count("wrong"),
+        "judged": len(verdicts),
+        "true_share": round(true / len(verdicts), 3),
+        "true_or_arguable_share": round((true + arguable) / len(verdicts), 3),
     }
 
 
