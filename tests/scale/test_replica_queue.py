@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -21,7 +22,15 @@ from keystroke.errors import QueueFull, Unavailable
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import ServedModel, local_entry
 from keystroke.gateway.work.scheduler import Job
-from keystroke.gateway.work.ticket import Superseded, Ticket, TicketEnded, TicketStarted, TicketSteered
+from keystroke.gateway.work.ticket import (
+    Superseded,
+    Ticket,
+    TicketEnded,
+    TicketMoved,
+    TicketStarted,
+    TicketSteered,
+)
+from keystroke.scale import engine_replica
 from keystroke.scale.call import ReplicaCall, ReplicaReply, Splice
 from keystroke.scale.engine_replica import EngineReplica
 from keystroke.scale.replica_queue import ReplicaLost, ReplicaQueue
@@ -320,3 +329,41 @@ async def test_a_call_is_repeated_as_resumed_only_where_it_had_begun() -> None:
         async with queue_over(lambda: entry(step_cost=0.003), list(breaks)) as (queue, pool):
             await read(queue.submit(Job(PROMPT, params)))
             assert [call.resumed for call in pool.calls] == resumed
+
+
+async def test_conversations_beside_each_other_share_replies_and_ghost_text_waits_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Held for ever, so that nothing depends on the machine's speed: only what cannot wait is sent."""
+    monkeypatch.setattr(engine_replica, "_REPLY_SHARE", 3600.0)
+    monkeypatch.setattr(engine_replica, "_LONGEST_HOLD", 3600.0)
+    params = GenerationParams(60, Sampling(), ignore_eos=True)
+    prompts = [[*PROMPT, i] for i in range(4)]
+
+    async def chunks_of(make: Any, priority: Priority) -> list[list[Chunk]]:
+        async with queue_over(make) as (queue, pool):
+            del pool.replicas["1"]
+            tickets = [queue.submit(Job(p, params), priority=priority) for p in prompts]
+            ended = await asyncio.gather(*map(read, tickets))
+        assert all(items[-1].error is None for _, items in ended)
+        return [[i for i in items if isinstance(i, Chunk)] for _, items in ended]
+
+    apart = await chunks_of(lambda: entry(max_batch=4), Priority.GHOST)
+    assert all(len(chunk.tokens) == 1 for chunks in apart for chunk in chunks)
+    joined = await chunks_of(lambda: entry(max_batch=4), Priority.CHAT)
+    assert sum(map(len, joined)) < sum(map(len, apart)) / 2
+    assert all(len(chunks[0].tokens) == 1 for chunks in joined)  # a first token waits for nothing
+    assert [reduce(Chunk.joined, c) for c in joined] == [reduce(Chunk.joined, c) for c in apart]
+
+
+async def test_a_call_that_waits_is_told_its_first_position_at_once_and_others_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_replica, "_PROGRESS_INTERVAL", 3600.0)
+    async with queue_over(lambda: entry(step_cost=0.001)) as (queue, pool):
+        del pool.replicas["1"]
+        tickets = [queue.submit(Job([*PROMPT, i], GenerationParams(2))) for i in range(30)]
+        ended = await asyncio.gather(*map(read, tickets))
+    told = [[i.position for i in items if isinstance(i, TicketMoved)] for _, items in ended]
+    assert max(map(len, told)) <= 2
+    assert all(positions == sorted(positions, reverse=True) for positions in told)

@@ -12,7 +12,7 @@ match. Tokens that the grammar forces are appended without sampling; the next st
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -91,6 +91,18 @@ class Chunk:
             last = i + 1 == len(self.tokens)
             text = self.text[first:] if last else self.text[first : self.ends[i]]
             yield Chunk(text, (token,), self.logprobs[i : i + 1], self.finish if last else None)
+
+    def joined(self, after: Chunk) -> Chunk:
+        """One chunk that says what this one and the next say."""
+        known = len(self.ends) == len(self.tokens) and len(after.ends) == len(after.tokens)
+        ends = (*self.ends, *(len(self.text) + end for end in after.ends)) if known else ()
+        return Chunk(
+            self.text + after.text,
+            self.tokens + after.tokens,
+            self.logprobs + after.logprobs,
+            after.finish,
+            ends,
+        )
 
 
 @dataclass(slots=True)
@@ -224,11 +236,14 @@ class Generation:
         stats.reused = extended.reused - stats.computed
         stats.computed += extended.computed
 
-    def advance(self) -> Chunk:
-        """Run one engine step. An interrupt ends the answer; the session stays usable."""
+    def advance(self, on_step: Callable[[], None] | None = None) -> Chunk:
+        """Run one engine step. An interrupt ends the answer; the session stays usable. `on_step` is called
+        when all that is left is the engine's work."""
         request = self.next_step()
         if request is None:
             return self._ended(self._due or Finish.LENGTH)
+        if on_step is not None:
+            on_step()
         started = time.perf_counter()
         try:
             step = self.session.step(request.draft, request.sampling, self.interrupt, request.allowed)

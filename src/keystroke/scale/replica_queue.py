@@ -14,6 +14,7 @@ import secrets
 import time
 from array import array
 from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -66,6 +67,8 @@ class _Progress:
     replica: str = ""
     losses: int = 0
     finished: bool = False  # its last chunk was received
+    awake: asyncio.Event = field(default_factory=asyncio.Event)  # cancelled, resumed or redirected
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def splice(self, steer: str) -> list[int]:
         """Append steering input to the answer; returns the tokens before it."""
@@ -96,7 +99,6 @@ class ReplicaQueue(WorkQueue):
         self._tasks: dict[Ticket, asyncio.Task[None]] = {}
         self._turns: dict[Ticket, _Progress] = {}
         self._started: set[Ticket] = set()
-        self._awake: dict[Ticket, asyncio.Event] = {}
         self._splices: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -116,7 +118,6 @@ class ReplicaQueue(WorkQueue):
         check_room(ticket.key, waiting, self._most, self.name)
         begun = list(ticket.job.generated)  # by a gateway that is gone
         turn = self._turns[ticket] = _Progress(list(ticket.job.prompt), ticket.job, begun)
-        self._awake[ticket] = asyncio.Event()
         ticket.wake = lambda: self._on_wake(ticket)
         self._tasks[ticket] = asyncio.get_running_loop().create_task(self._run(ticket, turn))
 
@@ -147,7 +148,9 @@ class ReplicaQueue(WorkQueue):
                 task = asyncio.get_running_loop().create_task(self._splice(wanted))
                 self._splices.add(task)
                 task.add_done_callback(self._splices.discard)
-        self._awake[ticket].set()
+        turn.awake.set()
+        if ticket.reason is not None:
+            turn.cancelled.set()
 
     async def _splice(self, wanted: Splice) -> None:
         try:
@@ -169,7 +172,7 @@ class ReplicaQueue(WorkQueue):
             log.exception("a call failed")
             error = EngineError(f"The engine of {self.name} failed on this request; the log says how.")
         finally:
-            for held in (self._tasks, self._turns, self._awake):
+            for held in (self._tasks, self._turns):
                 held.pop(ticket, None)
             self._started.discard(ticket)
             if recorded is not None:
@@ -200,21 +203,30 @@ class ReplicaQueue(WorkQueue):
                     raise Unavailable(
                         f"No engine of {self.name} could be reached; try again shortly."
                     ) from None
-                await self._until_woken(ticket, min(1.0, _PAUSE * 2 ** min(turn.losses, 5)))
+                await _until_woken(turn, min(1.0, _PAUSE * 2 ** min(turn.losses, 5)))
         return None
 
     async def _try_call(
         self, ticket: Ticket, turn: _Progress, trace: dict[str, str]
     ) -> KeystrokeError | None:
-        call = self._call(ticket, turn, trace)
+        """One call to its end, or until the ticket is cancelled. Raises ReplicaLost."""
+        reading = asyncio.ensure_future(self._read_replies(ticket, turn, self._call(ticket, turn, trace)))
+        cancelled = asyncio.ensure_future(turn.cancelled.wait())
+        try:
+            await asyncio.wait({reading, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+            return reading.result() if reading.done() else None
+        finally:
+            reading.cancel()
+            cancelled.cancel()
+            await asyncio.wait({reading, cancelled})
+
+    async def _read_replies(
+        self, ticket: Ticket, turn: _Progress, call: ReplicaCall
+    ) -> KeystrokeError | None:
         turn.call, turn.replica = call.id, ""
         steps = list(ticket.stats.step_seconds)  # of replicas that were lost
-        replies = self._pool.generate(call)
-        try:
-            while True:
-                reply = await self._next(ticket, replies)
-                if reply is None:
-                    return None  # cancelled
+        async with aclosing(self._pool.generate(call)) as replies:
+            async for reply in replies:
                 if reply.replica:
                     turn.replica = reply.replica
                 steps += reply.stats.step_seconds
@@ -226,38 +238,8 @@ class ReplicaQueue(WorkQueue):
                 if ended is not None:
                     return ended.error
                 while ticket.paused and ticket.reason is None:  # the reader is behind
-                    await self._until_woken(ticket, None)
-        finally:
-            await replies.aclose()
-
-    async def _next(self, ticket: Ticket, replies: AsyncGenerator[ReplicaReply, None]) -> ReplicaReply | None:
-        """The next reply; None as soon as the ticket is cancelled. Raises ReplicaLost."""
-        coming = asyncio.ensure_future(anext(replies))
-        try:
-            while not coming.done():
-                if ticket.reason is not None:
-                    return None
-                awake = self._awake[ticket]
-                awake.clear()
-                woken = asyncio.ensure_future(awake.wait())
-                await asyncio.wait({coming, woken}, return_when=asyncio.FIRST_COMPLETED)
-                woken.cancel()
-            try:
-                return coming.result()
-            except StopAsyncIteration:
-                raise ReplicaLost("its replies ended early") from None
-        finally:
-            if not coming.done():
-                coming.cancel()
-                await asyncio.wait({coming})
-
-    async def _until_woken(self, ticket: Ticket, seconds: float | None) -> None:
-        awake = self._awake[ticket]
-        awake.clear()
-        try:
-            await asyncio.wait_for(awake.wait(), seconds)
-        except TimeoutError:
-            return
+                    await _until_woken(turn, None)
+        raise ReplicaLost("its replies ended early")
 
     def _call(self, ticket: Ticket, turn: _Progress, trace: dict[str, str]) -> ReplicaCall:
         job = turn.job
@@ -323,6 +305,12 @@ class ReplicaQueue(WorkQueue):
         if lost:
             raise ReplicaLost(lost)
         return ended
+
+
+async def _until_woken(turn: _Progress, seconds: float | None) -> None:
+    turn.awake.clear()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(turn.awake.wait(), seconds)
 
 
 def _total_stats(turn: _Progress, stats: GenerationStats, steps: list[float]) -> GenerationStats:
