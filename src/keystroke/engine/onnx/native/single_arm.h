@@ -17,11 +17,9 @@ INLINE ints sixteen_codes(const int type, const uint8_t *at, int block, int part
         codes = (block % 2 ? two >> 4 : two & low) | (fifth & vdupq_n_u8(16));
     } else if (type == 8) {
         codes = vld1q_u8(at + 34 * block + 2 + 16 * part);
-    } else if (type == 39 || type == 20) {
-        const uint8_t *stored = at + (type == 39 ? 17 : 18) * (block + 1) - 16;
-        uint8x16_t two = vld1q_u8(stored), values = vld1q_u8(type == 39 ? MXFP4_VALUES : IQ4_VALUES);
-        codes = vqtbl1q_u8(values, part ? two >> 4 : two & low);
-        if (type == 20) codes ^= vdupq_n_u8(0x80); /* signed, as those of Q8_0 */
+    } else if (type == 20) {
+        uint8x16_t two = vld1q_u8(at + 18 * block + 2);
+        codes = vqtbl1q_u8(vld1q_u8(IQ4_VALUES), part ? two >> 4 : two & low) ^ vdupq_n_u8(0x80); /* signed, as those of Q8_0 */
     } else {
         int bytes = type == 2 ? 18 : type == 3 ? 20 : type == 6 ? 22 : 24;
         const uint8_t *stored = at + bytes * (block + 1) - 16;
@@ -58,12 +56,6 @@ INLINE floats half_of_rows(Rows rows, size_t at) {
     halves = vld1_lane_u16(third, halves, 2);
     halves = vld1_lane_u16(fourth, halves, 3);
     return vcvt_f32_f16(vreinterpret_f16_u16(halves));
-}
-
-INLINE floats exponent_of_rows(Rows rows, size_t at) {
-    uint32_t bits[LANES];
-    for (size_t i = 0; i < LANES; i++) bits[i] = mxfp4_scale(rows.at[i * rows.stride + at]);
-    return vreinterpretq_f32_u32(vld1q_u32(bits));
 }
 
 /* Unrolls loops over blocks and rows, since registers cannot be indexed. */
@@ -172,7 +164,7 @@ INLINE floats meet_q6_k(Rows rows, size_t unit, Slice s, floats total) {
 
 /* Adds the products of the block at `at` to the total. */
 INLINE floats meet_block(const int type, Rows rows, size_t at, Slice s, floats total) {
-    const int has_minimum = type == 3 || type == 7, zero = type == 2 ? 3 : type == 6 || type == 39 ? 4 : -1;
+    const int has_minimum = type == 3 || type == 7, zero = type == 2 ? 3 : type == 6 ? 4 : -1;
     ints each[LANES];
     const int32_t start = start_of(s.counts, 0, zero, 1);
     for (size_t i = 0; i < LANES; i++) {
@@ -181,7 +173,7 @@ INLINE floats meet_block(const int type, Rows rows, size_t at, Slice s, floats t
         each[i] = dot(each[i], sixteen_codes(type, row, 0, 1), ints_at(s.codes + 16));
     }
     ints products = vpaddq_s32(vpaddq_s32(each[0], each[1]), vpaddq_s32(each[2], each[3]));
-    total = joined(total, products, type == 39 ? exponent_of_rows(rows, at) : half_of_rows(rows, at), s.scales[0]);
+    total = joined(total, products, half_of_rows(rows, at), s.scales[0]);
     return has_minimum ? times_plus(half_of_rows(rows, at + 2), same(s.sums[0]), total) : total;
 }
 
@@ -214,6 +206,60 @@ INLINE floats multiply_type(const int type, const size_t bytes, Rows weights, co
     return total;
 }
 
+/* MXFP4. Both units for vectors are busy with the codes: scales come from a table, and a block's codes are loaded while the
+ * one before is multiplied. */
+static const int8_t MXFP4_SIGNED[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+#define EXPONENT(e) (e) < 2 ? 0x00200000u << (e) : ((e) - 1u) << 23
+#define EXPONENTS_4(e) EXPONENT(e), EXPONENT(e + 1), EXPONENT(e + 2), EXPONENT(e + 3)
+#define EXPONENTS_16(e) EXPONENTS_4(e), EXPONENTS_4(e + 4), EXPONENTS_4(e + 8), EXPONENTS_4(e + 12)
+#define EXPONENTS_64(e) EXPONENTS_16(e), EXPONENTS_16(e + 16), EXPONENTS_16(e + 32), EXPONENTS_16(e + 48)
+static const uint32_t MXFP4_SCALES[256] = {EXPONENTS_64(0), EXPONENTS_64(64), EXPONENTS_64(128), EXPONENTS_64(192)};
+
+/* The products of 32 signed bytes, four per lane, plus NOTHING in the first. */
+INLINE ints dot_32(int8x16_t first, ints x, int8x16_t second, ints y) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    ints products;
+    __asm__("ldr %s0, %5\n\tsdot %0.4s, %1.16b, %2.16b\n\tsdot %0.4s, %3.16b, %4.16b"
+            : "=&w"(products) : "w"(first), "w"(x), "w"(second), "w"(y), "m"(nothing));
+    return products;
+#else
+    return dot(dot_16(&nothing, (ints)first, x), (ints)second, y);
+#endif
+}
+
+static floats multiply_mxfp4(Rows weights, const Activations *a, size_t row) {
+    const uint8_t *at0 = weights.at, *at1 = at0 + weights.stride, *at2 = at1 + weights.stride, *at3 = at2 + weights.stride;
+    const int8_t *values = a->codes + row * a->width;
+    const float *scales = a->scales + row * a->blocks;
+    const int8x16_t table = vld1q_s8(MXFP4_SIGNED);
+    const uint8x16_t low = vdupq_n_u8(15);
+    const size_t strip = LANES * weights.stride;
+    const uint8_t *ahead = at0 + (strip > LEAST_AHEAD ? strip : LEAST_AHEAD);
+    floats total = same(0);
+#define ALL_ROWS(DO) DO(0) DO(1) DO(2) DO(3)
+#define LOADED_MXFP4(r) uint8x16_t two##r = vld1q_u8(at##r + 1);
+    ALL_ROWS(LOADED_MXFP4)
+    for (size_t block = 0; block < a->blocks; block++, values += BLOCK) {
+        size_t here = 17 * block, next = block + 1 < a->blocks ? here + 18 : 1;
+        __builtin_prefetch(ahead + LANES * here, 0, FETCHED);
+        ints x = ints_at(values), y = ints_at(values + 16);
+#define CODES_MXFP4(r)                                                                                        \
+    int8x16_t first##r = vqtbl1q_s8(table, two##r & low), second##r = vqtbl1q_s8(table, two##r >> 4);         \
+    two##r = vld1q_u8(at##r + next);
+        ALL_ROWS(CODES_MXFP4)
+        uint32x4_t scale; /* without setting the other lanes, as compilers would do */
+        __asm__("ldr %s0, %1" : "=w"(scale) : "m"(MXFP4_SCALES[at0[here]]));
+        scale = vld1q_lane_u32(MXFP4_SCALES + at1[here], scale, 1);
+        scale = vld1q_lane_u32(MXFP4_SCALES + at2[here], scale, 2);
+        scale = vld1q_lane_u32(MXFP4_SCALES + at3[here], scale, 3);
+#define SUM_MXFP4(r) ints sum##r = dot_32(first##r, x, second##r, y);
+        ALL_ROWS(SUM_MXFP4)
+        ints products = vpaddq_s32(vpaddq_s32(sum0, sum1), vpaddq_s32(sum2, sum3));
+        total = joined(total, products, vreinterpretq_f32_u32(scale), scales[block]);
+    }
+    return total;
+}
+
 /* Multiplies row `row` of the activations with LANES rows of weights. */
 static floats multiply_single(const Format *format, Rows weights, const Activations *a, size_t row) {
     switch (format->type) {
@@ -225,7 +271,7 @@ static floats multiply_single(const Format *format, Rows weights, const Activati
     case 12: return multiply_type(12, 144, weights, a, row);
     case 13: return multiply_type(13, 176, weights, a, row);
     case 20: return multiply_type(20, 18, weights, a, row);
-    case 39: return multiply_type(39, 17, weights, a, row);
+    case 39: return multiply_mxfp4(weights, a, row);
     default: return multiply_type(14, 210, weights, a, row);
     }
 }
