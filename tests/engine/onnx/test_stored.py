@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 import subprocess
 import sys
@@ -139,6 +140,11 @@ def test_other_types_are_converted(tmp_path: Path) -> None:
 
 def settings(tmp_path: Path, precision: str = "auto", kernels: str = "auto") -> Settings:
     known = load_settings()
+    own = native.operators_library(known.paths.cache)
+    compiled = tmp_path / "cache" / "native"
+    if own is not None and not compiled.exists():  # compiled once for all tests
+        compiled.mkdir(mode=0o700, parents=True)
+        shutil.copy2(own, compiled)
     return replace(
         known,
         paths=replace(known.paths, cache=tmp_path / "cache"),
@@ -208,6 +214,36 @@ def test_heads_that_our_operators_do_not_take_are_left_to_the_runtime(tmp_path: 
 # Compiling
 
 
+EXPORTED = '__attribute__((visibility("default")))'
+
+
+@pytest.fixture
+def small_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Compiles in no time, in place of the operators."""
+    if native._compiler() is None:
+        pytest.skip("no C compiler here")
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "small.c").write_text(f"{EXPORTED} int self_check(void) {{ return 0; }}")
+    monkeypatch.setattr(native, "_FOLDER", folder)
+    monkeypatch.setattr(native, "_PARTS", ("small.c",))
+    return folder
+
+
+def test_a_library_of_another_version_does_not_count(tmp_path: Path, small_source: Path) -> None:
+    first = native.operators_library(tmp_path)
+    if first is None:
+        pytest.skip("not the vectors")
+    assert not native.must_compile(tmp_path)
+    (small_source / "small.c").write_text(f"{EXPORTED} int self_check(void) {{ return 0 * 1; }}")
+    assert native.must_compile(tmp_path)
+    native.operators_library.cache_clear()
+    second = native.operators_library(tmp_path)
+    assert second is not None
+    assert second != first
+    assert not native.must_compile(tmp_path)
+
+
 def test_operators_are_compiled_once_for_a_processor(tmp_path: Path) -> None:
     announced = native.must_compile(tmp_path)
     first = native.operators_library(tmp_path)
@@ -223,6 +259,7 @@ def test_operators_are_compiled_once_for_a_processor(tmp_path: Path) -> None:
     assert [each.suffix for each in first.parent.iterdir()] == [".so"]
 
 
+@pytest.mark.usefixtures("small_source")
 def test_operators_are_kept_where_nobody_else_can_write(tmp_path: Path) -> None:
     folder = tmp_path / "native"
     folder.mkdir()
@@ -230,7 +267,7 @@ def test_operators_are_kept_where_nobody_else_can_write(tmp_path: Path) -> None:
     (folder / "planted.so").write_bytes(b"")
     first = native.operators_library(tmp_path)
     if first is None:
-        pytest.skip("no C compiler here, or not the vectors")
+        pytest.skip("not the vectors")
     assert [first] == list(folder.iterdir())
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
@@ -253,12 +290,13 @@ def test_a_library_that_fails_its_check_is_not_kept(tmp_path: Path, monkeypatch:
     native.operators_library.cache_clear()
 
 
-def test_two_processes_that_compile_at_once_end_with_one_library(tmp_path: Path) -> None:
+def test_two_processes_that_compile_at_once_end_with_one_library(tmp_path: Path, small_source: Path) -> None:
     if native.operators_library(tmp_path / "first") is None:
-        pytest.skip("no C compiler here, or not the vectors")
+        pytest.skip("not the vectors")
     script = "import sys; from pathlib import Path; from keystroke.engine.onnx import native; "
+    script += "native._FOLDER, native._PARTS = Path(sys.argv[2]), ('small.c',); "
     script += "print(native.operators_library(Path(sys.argv[1])))"
-    command = [sys.executable, "-c", script, str(tmp_path / "both")]
+    command = [sys.executable, "-c", script, str(tmp_path / "both"), str(small_source)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     found = {each.communicate()[0].strip() for each in running}
     assert found == {str(path) for path in (tmp_path / "both" / "native").iterdir()}

@@ -55,8 +55,11 @@ def start_compiling(cache: Path) -> None:
 
 
 def must_compile(cache: Path) -> bool:
-    """Whether `operators_library` will have to compile, which takes seconds."""
-    return _compiler() is not None and not any((cache / "native").glob("operators-*.so"))
+    """Whether `operators_library` will have to compile, which takes seconds. Never raises."""
+    try:
+        return not _library(cache / "native")[1].exists()
+    except (_Unavailable, OSError, subprocess.SubprocessError):
+        return False
 
 
 def unavailable_reason(cache: Path) -> str | None:
@@ -79,18 +82,29 @@ class _Unavailable(Exception):
     """The library cannot be built; the message says why."""
 
 
-def _compile(folder: Path) -> Path:
+def _library(folder: Path) -> tuple[list[str], Path]:
+    """The compiler, and the library's file for this processor, compiler and source."""
     compiler = _compiler()
     if compiler is None:
         raise _Unavailable("there is no C compiler (cc, gcc or clang); install one for more speed")
-    macros = _output([*compiler, _NATIVE, "-dM", "-E", "-x", "c", os.devnull])
+    macros = _macros(tuple(compiler))
     defined = set(macros.decode(errors="replace").split())
     if not any(defined >= least for least in _VECTORS):
         raise _Unavailable("this processor has neither AVX2 nor the vectors of 64-bit ARM")
     digest = hashlib.sha256(
         b"\0".join([macros, " ".join(_FLAGS).encode(), *map(Path.read_bytes, _sources())])
     )
-    place = folder / f"operators-{digest.hexdigest()[:20]}.so"
+    return compiler, folder / f"operators-{digest.hexdigest()[:20]}.so"
+
+
+@functools.cache
+def _macros(compiler: tuple[str, ...]) -> bytes:
+    """What the compiler defines for this processor."""
+    return _output([*compiler, _NATIVE, "-dM", "-E", "-x", "c", os.devnull])
+
+
+def _compile(folder: Path) -> Path:
+    compiler, place = _library(folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _private(folder):
         raise _Unavailable(f"{folder} belongs to another user")
