@@ -161,7 +161,7 @@ def test_only_what_is_believed_is_drafted() -> None:
         assert len(mixtures) == len(draft) + 1
         return TOKENIZER.decode(draft)
 
-    assert drafted(40) == "abcd"
+    assert drafted(40) == "abcdef"
     assert drafted(40, most=2) == "ab"
     assert drafted(4) == "a"
     assert drafted(1) == ""

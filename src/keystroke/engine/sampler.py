@@ -108,19 +108,34 @@ def verify(
             f"a draft of {len(draft)} tokens needs {len(draft) + 1} rows of logits, not {len(logits)}"
         )
     tokens: list[int] = []
+    rows, total = list(logits), _KnownSums(total)
     for row in range(len(draft) + 1):
         if allowed is None:
-            tokens.append(choose(logits[row], sampling, first_position + row, row=row, total=total))
+            tokens.append(choose(rows[row], sampling, first_position + row, row=row, total=total))
         else:
-            tokens.append(choose_allowed(logits[row], sampling, first_position + row, allowed, row, total))
+            tokens.append(choose_allowed(rows[row], sampling, first_position + row, allowed, row, total))
         if row < len(draft) and tokens[row] != draft[row]:
             break
     logprobs: tuple[TokenLogprob, ...] = ()
     if sampling.logprobs is not None:
-        logprobs = tuple(
-            logprob(logits[i], token, sampling.logprobs, total) for i, token in enumerate(tokens)
-        )
+        logprobs = tuple(logprob(rows[i], token, sampling.logprobs, total) for i, token in enumerate(tokens))
     return Step(tuple(tokens), len(tokens) - 1, logprobs)
+
+
+class _KnownSums:
+    """Computes the sum of each array once: a mixture and a log probability both need it."""
+
+    def __init__(self, total: SumExponentials) -> None:
+        self._total = total
+        self._known: list[tuple[Logits, float]] = []
+
+    def __call__(self, logits: Logits, top: np.float32) -> float:
+        for row, known in self._known:
+            if row is logits:
+                return known
+        found = self._total(logits, top)
+        self._known.append((logits, found))
+        return found
 
 
 def logprob(
