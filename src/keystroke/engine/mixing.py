@@ -21,9 +21,9 @@ from keystroke.engine.tokenizer import Tokenizer
 # nats; a table of 36 weights fitted to the same places comes to 1.259.
 _DOUBT = 0.94
 _MOST = 0.95  # the model keeps at least the rest
-# The longest draft in tokens, and its least probability by the predictor alone, which doubts too much: of such
-# drafts 83 of 100 tokens are right.
-_DRAFT, _BELIEVED = 6, 0.05
+# The longest draft in tokens, and its least probability by the predictor alone, which doubts too much: 83 of
+# 100 tokens of such drafts are right.
+_DRAFT, _BELIEVED = 6, 0.07
 _FIRST = 40  # characters of a text that determine its first token
 
 
