@@ -203,3 +203,9 @@ def test_editing_helpers_and_callers_key_by_key_equals_auditing_afresh() -> None
         else:
             live.edit(at, min(len(live.text), at + pick.randrange(4)), "")
         assert live.findings == LiveAudit("c", live.text).findings
+
+
+@pytest.mark.parametrize("step", ["n++", "++n", "n--", "n += 1", "n = n > 0 ? n - 1 : 0"])
+def test_a_number_from_outside_may_be_stepped_in_every_way(step: str) -> None:
+    text = f'int f(void) {{\n    int n;\n    scanf("%d", &n);\n    {step};\n    return n;\n}}\n'
+    assert ("c-integer-overflow" in rules(text)) is ("?" not in step)

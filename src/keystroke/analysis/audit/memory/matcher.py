@@ -293,7 +293,7 @@ class MemoryMatcher(LifetimeMatcher):
         """Reports a count from outside that nothing limits, and one that is too large for the type."""
         if not isinstance(left.const, int) and not (self.language == "c" and left.numeric):
             return  # << may write to a stream
-        own = left.roots == {node.field("left").text()}  # a parameter itself, of its declared type
+        own = left.roots == {_first_operand(node)}  # a parameter itself, of its declared type
         width = max(8 * ((size_of(left.path) if own else None) or 8), 32)
         if isinstance(right.const, int):
             if right.const >= width:
@@ -314,9 +314,15 @@ class MemoryMatcher(LifetimeMatcher):
             self.report("stack-return", node)
 
 
+def _first_operand(node: ir.Syntax) -> str:
+    """The text of the left side, or of what `++` and `--` change."""
+    operand = node.field("left") or node.field("argument")
+    return str(operand.text()) if operand is not None else ""
+
+
 def _tested_above(node: ir.Syntax) -> bool:
     """Whether the condition of the expression compares the number of a difference: x > 0 ? x - 1 : 0."""
-    left, parent = str(node.field("left").text()), node.parent()
+    left, parent = _first_operand(node), node.parent()
     while parent is not None and parent.kind() in ("parenthesized_expression", "cast_expression"):
         parent = parent.parent()
     if parent is None or parent.kind() != "conditional_expression" or "-" not in node.text():
