@@ -23,6 +23,7 @@ from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.onnx import native
 from keystroke.engine.onnx.convert import convert_stored
 from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
+from keystroke.engine.onnx.packing import pack_tables
 from keystroke.engine.onnx.precision import PRECISIONS
 from keystroke.engine.onnx.stored import NativeWeights, stored_tables
 from keystroke.engine.onnx.tables import convert_tables
@@ -193,7 +194,7 @@ def engine_on(path: Path, precision: str, cache: Path, **options: Any) -> OnnxEn
         if precision != "stored":
             checkpoint = convert_tables(checkpoint, PRECISIONS[precision], cache=cache)
         model = convert_stored(checkpoint, native=True, cache=cache)
-        stored = NativeWeights(library, stored_tables(checkpoint))
+        stored = NativeWeights(library, pack_tables(library, checkpoint, stored_tables(checkpoint), 2))
         predictor = None
         if checkpoint.spec.predictor:
             predictor = convert_stored(checkpoint, native=True, cache=cache, predictor=True)

@@ -92,6 +92,7 @@ def _as_family(
     ConfigError."""
     from keystroke.engine.onnx.convert import convert_stored
     from keystroke.engine.onnx.native import unavailable_reason as native_reason
+    from keystroke.engine.onnx.packing import pack_tables
     from keystroke.engine.onnx.precision import PRECISIONS
     from keystroke.engine.onnx.stored import NativeWeights, can_run_stored, stored_tables
     from keystroke.engine.onnx.tables import convert_tables
@@ -127,6 +128,7 @@ def _as_family(
     predictor = (
         convert_stored(checkpoint, native=True, cache=cache, predictor=True) if spec.predictor else None
     )
+    tables = pack_tables(own, checkpoint, tables, settings.engine.threads)
     return model, NativeWeights(own, tables), predictor
 
 

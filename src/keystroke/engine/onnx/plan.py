@@ -18,7 +18,7 @@ from keystroke.engine.onnx.stored import TYPES, NativeWeights
 from keystroke.errors import EngineError, Interrupted, NotEnoughMemory
 
 _PACKED = (TYPES["Q8_0"], TYPES["Q5_0"], TYPES["Q4_K"])  # as in native/packed_arm.h
-_MOST_PACKED = 4  # weights are copied in another order if that takes at most this part of the free memory
+MOST_PACKED = 4  # weights are copied in another order if that takes at most this part of the free memory
 _DONE, _STOPPED, _NO_MEMORY = range(3)
 
 _Pointer, _Size = ctypes.c_void_p, ctypes.c_int64
@@ -95,7 +95,7 @@ class StepPlan:
             head=self._table(EMBEDDING if spec.tied else HEAD),
             last_norm=self._vector(FINAL_NORM),
             layer=layers,
-            packs=free is None or packed * _MOST_PACKED <= free,
+            packs=free is None or packed * MOST_PACKED <= free,
             threads=threads or usable_cores(),
         )
         self._plan = self._library.open_plan(model)

@@ -11,7 +11,7 @@ import numpy as np
 # plain decoding. Runs with fewer rows are padded for attention.
 MIN_ATTENTION_ROWS = 3
 FORMAT = 4  # part of the cache key: increment it whenever the graph changes
-OPERATORS = 4  # likewise for the native operators, when their inputs or rounding change
+OPERATORS = 5  # likewise for the native operators, when their inputs or rounding change
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,7 @@ class StoredBuilder(HalfBuilder):
         if name not in self._matrices:
             rows, kind = table_of(self.checkpoint, name)
             self._types[name] = (TYPES | PLAIN)[kind]
-            self._matrices[name] = helper.make_tensor_value_info(name, TensorProto.UINT8, list(rows.shape))
+            # Without sizes: it may be bound to a packed copy.
+            self._matrices[name] = helper.make_tensor_value_info(name, TensorProto.UINT8, [None, None])
             self._advance(rows.size)
         return name, self._types[name]

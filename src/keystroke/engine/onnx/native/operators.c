@@ -75,8 +75,8 @@ static Status *keep_kernel(Api api, const void *made, size_t size, void **out) {
     return NULL;
 }
 
-/* StoredMatMul: x [1, rows, width], bias [height] or none, one to three tables of bytes [height, bytes a row]
- * -> [1, rows, sum of heights]. With `gated`, two tables: silu(first) * second. */
+/* StoredMatMul: x [1, rows, width], bias [height] or none, one to three tables of bytes [height, bytes a row], or packed by
+ * `pack_table` -> [1, rows, sum of heights]. With `gated`, two tables: silu(first) * second. */
 
 typedef struct {
     Api api;
@@ -104,6 +104,18 @@ static Status *make_matmul(Api api, const KernelInfo *info, void **out) {
     return NULL;
 }
 
+/* The rows of a matrix that a row of its table holds: LANES if it is packed, which this notes in the part. */
+static size_t unpacked_rows(Part *part, size_t row, size_t width) {
+#if LANES == 4
+    const Format *packed = packed_format(part->format, LANES);
+    if (packed && row == LANES * row_bytes(packed, width)) {
+        part->format = packed, part->height *= LANES, part->stride = row_bytes(packed, width);
+        return LANES;
+    }
+#endif
+    return (void)part, (void)row, (void)width, 1;
+}
+
 static Status *run_matmul(void *kernel, Context *context) {
     const StoredMatMul *self = kernel;
     Api api = self->api;
@@ -118,7 +130,8 @@ static Status *run_matmul(void *kernel, Context *context) {
         TRY(read_input(api, context, 2 + i, &table));
         Part *part = p.parts + i;
         *part = (Part){self->formats[i], table.data, table.sizes[0], row_bytes(self->formats[i], p.width), heights};
-        if (table.rank != 2 || table.sizes[1] != part->stride || p.width % (size_t)part->format->values || part->height < LANES)
+        size_t together = unpacked_rows(part, table.sizes[1], p.width);
+        if (table.rank != 2 || table.sizes[1] != together * part->stride || p.width % (size_t)part->format->values || part->height < LANES)
             return failure(api, "a table of StoredMatMul does not have the rows its type and the input ask for");
         heights += part->height;
     }

@@ -90,6 +90,22 @@ static void pack_strip(void *data, size_t strip) {
 }
 #endif
 
+/* Packs a matrix for StoredMatMul, on `threads` threads. Returns the bytes of LANES rows, or 0 if it stays as it is stored
+ * or there is no memory. Without `out` nothing is packed. */
+EXPORTED int64_t pack_table(int64_t type, const uint8_t *at, int64_t height, int64_t width, uint8_t *out, int64_t threads) {
+#if LANES == 4
+    const Format *stored = format_of(type), *format = stored ? packed_format(stored, (size_t)height) : NULL;
+    if (!format) return 0;
+    Packing packing = {stored, {at, row_bytes(stored, (size_t)width)}, (size_t)width, row_bytes(format, (size_t)width), out};
+    Pool *pool = out ? open_pool((size_t)threads) : NULL;
+    if (out && !pool) return 0;
+    if (out) for_tasks(&pool->base, pack_strip, (size_t)height / LANES, &packing), close_pool(pool);
+    return (int64_t)(LANES * packing.stride);
+#else
+    return (void)type, (void)at, (void)height, (void)width, (void)out, (void)threads, 0;
+#endif
+}
+
 /* Packs a part if that is possible. It stays as it is stored without memory for a copy. */
 static void pack_part(Plan *plan, Part *part, size_t width) {
 #if LANES == 4

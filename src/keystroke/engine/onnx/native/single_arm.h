@@ -241,7 +241,7 @@ static floats multiply_mxfp4(Rows weights, const Activations *a, size_t row) {
     ALL_ROWS(LOADED_MXFP4)
     for (size_t block = 0; block < a->blocks; block++, values += BLOCK) {
         size_t here = 17 * block, next = block + 1 < a->blocks ? here + 18 : 1;
-        __builtin_prefetch(ahead + LANES * here, 0, FETCHED);
+        __builtin_prefetch(ahead + 64 * block, 0, FETCHED);
         ints x = ints_at(values), y = ints_at(values + 16);
 #define CODES_MXFP4(r)                                                                                        \
     int8x16_t first##r = vqtbl1q_s8(table, two##r & low), second##r = vqtbl1q_s8(table, two##r >> 4);         \
@@ -257,6 +257,7 @@ static floats multiply_mxfp4(Rows weights, const Activations *a, size_t row) {
         ints products = vpaddq_s32(vpaddq_s32(sum0, sum1), vpaddq_s32(sum2, sum3));
         total = joined(total, products, vreinterpretq_f32_u32(scale), scales[block]);
     }
+    for (size_t byte = 64 * a->blocks; byte < strip; byte += 64) __builtin_prefetch(ahead + byte, 0, FETCHED);
     return total;
 }
 

@@ -1,0 +1,43 @@
+"""Packed copies of a graph's matrices change no bit, and only matrices that every token reads are copied."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import numpy as np
+import pytest
+from family_models import TOKENS, engine_logits, engine_on, reference, write_gguf
+from gguf.constants import GGMLQuantizationType
+
+from keystroke.config import load_settings
+from keystroke.engine.checkpoint import EMBEDDING, open_checkpoint
+from keystroke.engine.onnx import packing
+from keystroke.engine.onnx.native import operators_library
+from keystroke.engine.onnx.stored import stored_tables
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe", "glm4_moe_lite"])
+def test_packed_copies_change_no_bit(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, family, reference(family), GGMLQuantizationType.Q8_0)
+    with engine_on(path, "stored", tmp_path / "cache") as engine:
+        packed = engine_logits(engine, TOKENS, 100)
+    monkeypatch.setattr(packing, "available_bytes", lambda: 0)
+    with engine_on(path, "stored", tmp_path / "cache") as engine:
+        assert np.array_equal(engine_logits(engine, TOKENS, 100), packed)
+
+
+def test_experts_and_the_embedding_stay_mapped(tmp_path: Path) -> None:
+    path, library = tmp_path / "model.gguf", operators_library(load_settings().paths.cache)
+    if library is None or platform.machine() not in ("aarch64", "arm64"):
+        pytest.skip("only products on ARM have packed matrices")
+    write_gguf(path, "gpt_oss", reference("gpt_oss"), GGMLQuantizationType.Q8_0)
+    with open_checkpoint(path) as checkpoint:
+        tables = stored_tables(checkpoint)
+        packed = packing.pack_tables(library, checkpoint, tables, 2)
+        copied = {name for name in tables if packed[name] is not tables[name]}
+    assert "lm_head.weight" in copied
+    assert "model.layers.0.self_attn.q_proj.weight" in copied
+    assert EMBEDDING not in copied
+    assert not any(".experts." in name for name in copied)
