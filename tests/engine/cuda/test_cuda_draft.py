@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,10 +20,13 @@ from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.plan import Plan
 from keystroke.engine.cuda.target import AMPERE, HOPPER
 from keystroke.engine.cuda.weights import build_weights
-from keystroke.engine.speculative.head_file import NORMS, HeadConfig, HeadWeights
+from keystroke.engine.speculative.head_file import HeadWeights
 from keystroke.errors import UsageError
 from keystroke_lab.draft_heads.reference import ReferenceHead
 from keystroke_lab.draft_heads.target import TargetModel
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "speculative"))
+from head_models import random_head
 
 SPEC = tiny_spec(layers=3, context=256)
 PROMPT = [(11 * i * i + 3 * i) % 203 for i in range(70)]
@@ -29,28 +34,7 @@ HOT = Sampling(temperature=0.8, seed=7)
 
 
 def tiny_head(spec: ModelSpec = SPEC, layers: tuple[int, ...] = (1, 2), vocabulary: int = 120) -> HeadWeights:
-    config = HeadConfig(
-        target=spec.name,
-        target_vocabulary=spec.vocab_size,
-        hidden=spec.hidden,
-        heads=spec.heads,
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
-        intermediate=192,
-        vocabulary=vocabulary,
-        layers=layers,
-        norm_eps=1e-6,
-    )
-    chance = np.random.default_rng(0)
-    matrices = {}
-    for name, (rows, columns) in config.matrices.items():
-        values = chance.normal(0, 40, (rows, columns)).clip(-127, 127).astype(np.int8)
-        values[:, 0] = 127
-        scales = chance.uniform(0.5, 1.5, rows).astype(np.float32) / 40 / columns**0.5
-        matrices[name] = values, scales
-    norms = {name: chance.normal(1, 0.1, spec.hidden).astype(np.float32) for name in NORMS}
-    known = np.sort(chance.permutation(spec.vocab_size)[:vocabulary]).astype(np.int32)
-    return HeadWeights(config, matrices, norms, known)
+    return random_head(spec, layers, vocabulary)
 
 
 @pytest.fixture(scope="module")

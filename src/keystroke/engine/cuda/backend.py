@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from keystroke.config import Settings
 from keystroke.engine.backends import LoadArguments
-from keystroke.engine.checkpoint import ModelSpec, open_checkpoint
+from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.library import no_progress
-from keystroke.engine.locate import resolve, shipped_folders, table_for
+from keystroke.engine.locate import resolve, table_for
 from keystroke.engine.unsupported_gpu import unsupported_gpu
 from keystroke.errors import ConfigError, KeystrokeError, ModelError
 
@@ -60,6 +60,7 @@ def check_machine() -> None:
 def load(request: LoadArguments) -> Engine:
     check_machine()
     from keystroke.engine.cuda.engine import load_cuda
+    from keystroke.engine.speculative.find_head import head_of_model
 
     path, settings, kv_tokens = request.path, request.settings, request.kv_tokens
     precision = _gpu_precision(request.precision)
@@ -73,7 +74,7 @@ def load(request: LoadArguments) -> Engine:
         kv_bytes=settings.engine.kv_budget_mb and settings.engine.kv_budget_mb << 20,
         sparse=cast("Sparse", settings.engine.sparse),  # the settings allow the same values
         kv_precision=cast("KvPrecision", settings.engine.kv_precision),
-        draft_head=lambda spec: _draft_head(path, spec, settings),
+        draft_head=lambda spec: head_of_model(path, spec, settings),
         adapter=request.adapter,
         target=settings.engine.cuda_target,
     )
@@ -101,14 +102,6 @@ def report(model: str, settings: Settings) -> tuple[bool, str]:
 
 def _has_driver() -> bool:
     return any(path.exists() for path in _DRIVERS)
-
-
-def _draft_head(path: Path, spec: ModelSpec, settings: Settings) -> Path | None:
-    if not settings.speculation.enabled:
-        return None
-    from keystroke.engine.speculative.find_head import find_head
-
-    return find_head(settings.speculation.draft_head, path, spec, (settings.paths.models, *shipped_folders()))
 
 
 def _gpu_precision(precision: str) -> GpuPrecision:

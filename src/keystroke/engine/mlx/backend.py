@@ -34,14 +34,19 @@ def load(request: LoadArguments) -> Engine:
         raise ConfigError("engine.kind is mlx, but MLX is not installed: pip install 'keystroke[mlx]'")
     from keystroke.engine.disk_prefixes import prefixes_of_model
     from keystroke.engine.mlx.engine import MlxEngine, MlxOptions
-    from keystroke.engine.mlx.weights import read_weights, weight_bytes
+    from keystroke.engine.mlx.weights import read_weights, runs_on_gpu, weight_bytes
+    from keystroke.engine.speculative.find_head import head_of_model
+    from keystroke.engine.speculative.head_file import open_head
 
     settings, progress, adapter = request.settings, request.progress, request.adapter
     if request.precision not in _PRECISIONS:
         raise ConfigError(
             f"the MLX engine has no precision {request.precision}; set model.precision to stored or fp16"
         )
+    drafts = settings.speculation.enabled and runs_on_gpu()
     with open_checkpoint(request.path) as checkpoint:
+        if drafts:
+            checkpoint.read_predictor()
         if settings.engine.context > checkpoint.spec.context_length:
             checkpoint.spec = extend_context(checkpoint.spec, settings.engine.context)
         spec = checkpoint.spec
@@ -58,6 +63,9 @@ def load(request: LoadArguments) -> Engine:
         weights = read_weights(
             checkpoint, lambda done, total: progress(f"loading {spec.name}", done, total), adapter
         )
+    head = None
+    if drafts and not spec.predictor and spec.unsupported_feature() is None:
+        head = head_of_model(request.path, spec, settings)
     budget = settings.engine.kv_budget_mb
     made = f"mlx-{FORMAT}/{weights.dtype}/{settings.engine.context}" + (
         f"/{adapter.digest}" if adapter is not None else ""
@@ -68,11 +76,14 @@ def load(request: LoadArguments) -> Engine:
         MlxOptions(
             kv_budget=_kv_budget(free, need) if budget is None else budget << 20,
             context_length=settings.engine.context or None,
-            disk_prefixes=prefixes_of_model(request.path, made, settings),
+            draft_head=None if head is None else open_head(head),
         ),
     )
     if settings.speculation.enabled:
         engine.measure_drafts()
+    # Prefixes with the keys and values of a layer that drafts are of no use without it.
+    made += "/drafts" if engine.drafts else ""
+    engine.disk_prefixes = prefixes_of_model(request.path, made, settings)
     return engine
 
 

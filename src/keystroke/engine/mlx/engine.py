@@ -8,21 +8,23 @@ one thread.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import mlx.core as mx
 import numpy as np
 
-from keystroke.engine.base import Engine, EngineStats, Interrupt, ModelInfo
+from keystroke.engine.base import Engine, EngineStats, Guess, Interrupt, ModelInfo
 from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.disk_prefixes import DiskPrefixes, whole_blocks
 from keystroke.engine.host import HostSession
 from keystroke.engine.mlx.delta_net import empty_state, state_bytes
+from keystroke.engine.mlx.drafts import MlxDrafter, MlxDraftHead, MlxPredictor
 from keystroke.engine.mlx.model import Cache, MlxModel
 from keystroke.engine.mlx.recurrent import MlxRecurrentState, States
-from keystroke.engine.mlx.weights import MlxWeights
+from keystroke.engine.mlx.weights import MlxWeights, runs_on_gpu
 from keystroke.engine.prefix import PrefixCache, common_prefix
 from keystroke.engine.snapshots import (
     SNAPSHOT_SHARE,
@@ -31,7 +33,9 @@ from keystroke.engine.snapshots import (
     snapshot_position,
 )
 from keystroke.engine.speculative.base import MAX_DRAFT
-from keystroke.engine.speculative.cost import measure_verify_cost, remember_cost
+from keystroke.engine.speculative.cost import drafts_can_pay, measure_verify_cost, remember_cost
+from keystroke.engine.speculative.head_file import HeadWeights
+from keystroke.engine.speculative.layer_draft import KEPT_STREAM, StreamTail
 from keystroke.errors import EngineError, NotEnoughMemory
 
 PAGE = 256  # tokens by which a session's memory grows
@@ -45,6 +49,7 @@ class MlxOptions:
     kv_budget: int = 1 << 30  # bytes
     context_length: int | None = None  # None: the model's own
     disk_prefixes: DiskPrefixes | None = None  # read when useful and written when the engine closes
+    draft_head: HeadWeights | None = None  # for models without an MTP layer
 
 
 @dataclass(slots=True)
@@ -65,16 +70,22 @@ class MlxMemory:
 
 class MlxEngine(Engine):
     def __init__(self, spec: ModelSpec, weights: MlxWeights, options: MlxOptions) -> None:
+        """Raises UsageError for a draft head of another model."""
         self.spec = spec
         weight_bytes = weights.nbytes
         self.model: MlxModel | None = MlxModel(spec, weights)
+        self.drafter: MlxDrafter | None = None
+        if spec.predictor:
+            self.drafter = MlxPredictor(self.model, weights)
+        elif options.draft_head is not None:
+            self.drafter = MlxDraftHead(self.model, options.draft_head)
+            weight_bytes += self.drafter.nbytes
+        self.drafts = self.drafter is not None
         self.kv_budget = options.kv_budget
         self.cache: PrefixCache[MlxMemory] = PrefixCache(options.kv_budget)
         self.disk_prefixes = options.disk_prefixes
         self.snapshots: SnapshotStore[States] = SnapshotStore(int(options.kv_budget * SNAPSHOT_SHARE))
         self.live: set[MlxSession] = set()
-        arrays = self.model.arrays_per_layer * len(spec.attention_layers)
-        self._kv_token = arrays * spec.kv_heads * spec.head_dim * weights.dtype.size
         self.state_bytes = 0 if spec.delta is None else state_bytes(spec.delta)
         self.info = ModelInfo(
             name=spec.name,
@@ -84,7 +95,7 @@ class MlxEngine(Engine):
             layers=spec.layers,
             parameters=spec.parameters,
             weight_bytes=weight_bytes,
-            kv_bytes_per_token=self._kv_token,
+            kv_bytes_per_token=self._kv_bytes_per_token(self.model),
             precision="stored",
             bos=spec.bos,
             eos=spec.eos,
@@ -94,6 +105,14 @@ class MlxEngine(Engine):
         if self.model is None:
             raise EngineError("this engine was closed; load the model again")
         return MlxSession(self, scope)
+
+    def guess(self, tokens: Sequence[int], *, wanted: bool = True) -> Guess | None:
+        if self.drafter is None or not wanted:
+            return None
+        session = next((each for each in self.live if each.tokens is tokens), None)
+        guess = session.predict(self.drafter) if session is not None else None
+        self.guess_seconds = self.drafter.seconds
+        return guess
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -111,21 +130,52 @@ class MlxEngine(Engine):
         if self.disk_prefixes is not None:
             self.save_prefixes(self.disk_prefixes)
         self.cache.clear()
-        self.model = None
+        self.model = self.drafter = None
         mx.clear_cache()
 
     def measure_drafts(self, *, gpu: bool | None = None) -> None:
-        """Find out what verifying several rows costs, so that drafts are made only where they pay. MLX's CPU
-        build computes a row after the other: there no draft can. `gpu`: whether to measure; None: if there
-        is one."""
-        if not (mx.default_device() == mx.Device(mx.gpu) if gpu is None else gpu):
+        """Find out what verifying several rows costs, so that drafts are made only where they pay; a layer
+        whose drafts cannot is dropped. MLX's CPU build computes a row after the other: there no draft can.
+        `gpu`: whether to measure; None: if there is one."""
+        if not (runs_on_gpu() if gpu is None else gpu):
             remember_cost(self, [float(rows) for rows in range(MAX_DRAFT + 2)])
+            self._drop_drafter()
             return
         try:
-            measure_verify_cost(self)
+            table = measure_verify_cost(self)
+            cost = self._draft_cost()
         except NotEnoughMemory:  # the assumed costs stay
             return
+        if self.drafter is not None and not drafts_can_pay(table, cost, self.drafter.most):
+            self._drop_drafter()
         self.cache.clear()  # of what was only measured
+
+    def _draft_cost(self) -> float:
+        """The time of a drafted token in plain steps, at best."""
+        if self.drafter is None or self.info.context_length < 32:
+            return 0.0
+        steps, drafts = [], []
+        with self.session() as session:
+            session.extend([i % self.info.vocab_size for i in range(1, 17)])
+            for _ in range(4):
+                started = time.perf_counter()
+                session.step()
+                stepped = time.perf_counter()
+                session.predict(self.drafter, 1)
+                steps.append(stepped - started)
+                drafts.append(time.perf_counter() - stepped)
+        self.drafter.seconds = 0.0  # of whole drafts
+        return min(drafts) / min(steps)
+
+    def _drop_drafter(self) -> None:
+        if self.drafter is None or self.model is None:
+            return
+        weight_bytes = self.info.weight_bytes - self.drafter.nbytes
+        self.drafter, self.drafts = None, False
+        self.cache.clear()  # prefixes have its keys and values
+        kv_bytes = self._kv_bytes_per_token(self.model)
+        self.info = replace(self.info, weight_bytes=weight_bytes, kv_bytes_per_token=kv_bytes)
+        mx.clear_cache()
 
     def protect_prefix(self, tokens: Sequence[int], seconds: float, scope: str = "") -> None:
         self.cache.protect(tokens, seconds, scope)
@@ -161,11 +211,12 @@ class MlxEngine(Engine):
         assert self.model is not None
         delta = self.spec.delta
         recurrent = None if delta is None else MlxRecurrentState([empty_state(delta) for _ in delta.layers])
-        return MlxMemory(self.model.new_cache(capacity), capacity, recurrent)
+        layers = self.model.attention_layers + self.drafts
+        return MlxMemory(self.model.new_cache(capacity, layers), capacity, recurrent)
 
     def bytes_for(self, capacity: int) -> int:
         """Of a session with so many tokens; a recurrent state is held twice, after a step and before it."""
-        return capacity * self._kv_token + 2 * self.state_bytes
+        return capacity * self.info.kv_bytes_per_token + 2 * self.state_bytes
 
     def require(self, capacity: int) -> None:
         """Make room for a session of `capacity` tokens. Raises NotEnoughMemory."""
@@ -180,6 +231,10 @@ class MlxEngine(Engine):
                 "engine.kv_budget_mb"
             )
 
+    def _kv_bytes_per_token(self, model: MlxModel) -> int:
+        arrays = model.arrays_per_layer * (model.attention_layers + self.drafts)
+        return arrays * self.spec.kv_heads * self.spec.head_dim * model.dtype.size
+
     def _live_bytes(self) -> int:
         return sum(self.bytes_for(session.capacity) for session in self.live if session.capacity)
 
@@ -190,6 +245,7 @@ class MlxSession(HostSession):
         self._engine = engine
         self.scope = scope
         self.memory: MlxMemory | None = None
+        self.streams: StreamTail[mx.array] = StreamTail()  # that the drafter reads
         engine.live.add(self)
 
     @property
@@ -201,7 +257,32 @@ class MlxSession(HostSession):
         other = MlxSession(self._engine, self.scope)
         other.memory = None if self.memory is None else self.memory.copy()
         self._copy_state_to(other)
+        other.streams = self.streams.copy()
         return other
+
+    def predict(self, drafter: MlxDrafter, most: int | None = None) -> Guess | None:
+        """The drafter's guess of up to `most` tokens; None without the stream before the last token, or if
+        memory is short."""
+        position = len(self._tokens) - 1
+        before = self.streams.before(position)
+        most = min(most or drafter.most, self._context_length - len(self._tokens) - 1)
+        if before is None or self._resident != position or most < 1:
+            return None
+        try:
+            memory = self._with_room(len(self._tokens) + most)
+        except NotEnoughMemory:
+            return None
+        stream = before
+
+        def follow(token: int, place: int) -> tuple[int, float]:
+            nonlocal stream
+            logits, stream, own = drafter.next_logits(token, place, stream, memory.kv[-1])
+            memory.kv = [*memory.kv[:-1], own]
+            best, chance = mx.argmax(logits), mx.exp(logits.max() - mx.logsumexp(logits))
+            mx.eval(best, chance, stream, *own)
+            return drafter.token_of(int(best.item())), float(chance.item())
+
+        return drafter.guess_likely(follow, self._tokens[position], position, most)
 
     def _forward(
         self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
@@ -211,18 +292,27 @@ class MlxSession(HostSession):
         memory = self._with_room(start + len(tokens))
         recurrent = memory.recurrent
         states = [] if recurrent is None else recurrent.at(start, model)
+        drafter, end = self._engine.drafter, start + len(tokens)
+        run = model.run(tokens, start, rows, memory.kv, states, () if drafter is None else drafter.reads)
+        wanted = [] if run.logits is None else [run.logits]
+        if drafter is not None:
+            streams, own = drafter.follow(run, start, self.streams.before(start), memory.kv[-1])
+            run.cache.append(own)
+            newest = [streams[row] for row in range(max(len(tokens) - rows - KEPT_STREAM, 0), len(tokens))]
+            self.streams.replace(start, end, newest)
+            wanted += newest
         # Replaced before anything is computed: arrays that nobody else holds are written in place.
-        logits, memory.kv, runs = model.run(list(tokens), start, rows, memory.kv, states)
-        wanted = [array for layer in memory.kv for array in layer] + ([] if logits is None else [logits])
+        memory.kv = run.cache
+        wanted += [array for layer in memory.kv for array in layer]
         if recurrent is not None:
             drafted = max(rows - 1, 0)
-            recurrent.advance(start, len(tokens), drafted, runs)
+            recurrent.advance(start, len(tokens), drafted, run.states)
             self._keep_snapshot(recurrent, start, tokens, drafted)
             wanted += recurrent.arrays()
         mx.eval(wanted)
-        if logits is None:
+        if run.logits is None:
             return np.empty((0, self._engine.spec.vocab_size), dtype=np.float32)
-        return np.array(logits)
+        return np.array(run.logits)
 
     def _keep_snapshot(
         self, recurrent: MlxRecurrentState, start: int, tokens: Sequence[int], drafted: int
@@ -292,6 +382,7 @@ class MlxSession(HostSession):
             self.memory = held
             return own
         self.memory = lent.copy()
+        self.streams.clear()
         self._held = list(tokens[:shared])
         return shared
 

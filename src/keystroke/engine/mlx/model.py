@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -30,17 +30,28 @@ LayerCache = tuple[mx.array, ...]
 Cache = list[LayerCache]
 
 
+@dataclass(frozen=True, slots=True)
+class MlxRun:
+    """The results of a run. Nothing is computed yet."""
+
+    logits: mx.array | None  # of the last rows, as many as were asked for
+    cache: Cache  # with all rows
+    states: list[DeltaRun]  # what recurrent layers made of the rows
+    embedded: mx.array  # [1, rows, hidden]
+    residuals: list[mx.array]  # the residual stream before the layers that were asked for, [1, rows, hidden]
+
+
 class MlxModel:
     def __init__(self, spec: ModelSpec, weights: MlxWeights) -> None:
         self.spec = spec
         self.dtype = weights.dtype
         self._vectors = weights.vectors
         self._embedding = weights.matrices["model.embed_tokens"]
-        self._head = self._embedding if spec.tied else weights.matrices["lm_head"]
+        self.head = self._embedding if spec.tied else weights.matrices["lm_head"]
         self._frequencies = _frequencies(spec)
         window = spec if spec.window_rope is None else replace(spec, rope=spec.window_rope)
         self._window_frequencies = _frequencies(window)
-        self._layers = [_Layer(self, weights, number) for number in range(spec.layers)]
+        self._layers = [MlxLayer(self, weights, n, f"model.layers.{n}") for n in range(spec.layers)]
         # Nothing may be left to compute: arrays can be shared between threads, computations cannot.
         mx.eval(self._frequencies, self._window_frequencies)
 
@@ -48,35 +59,52 @@ class MlxModel:
     def arrays_per_layer(self) -> int:
         return 1 if self.spec.latent is not None else 2
 
-    def new_cache(self, capacity: int) -> Cache:
+    @property
+    def attention_layers(self) -> int:
+        """How many layers have keys and values."""
+        return sum(layer.delta is None for layer in self._layers)
+
+    def new_cache(self, capacity: int, layers: int) -> Cache:
         shape = (1, self.spec.kv_heads, capacity, self.spec.head_dim)
         return [
-            tuple(mx.zeros(shape, self.dtype) for _ in range(self.arrays_per_layer))
-            for _ in self.spec.attention_layers
+            tuple(mx.zeros(shape, self.dtype) for _ in range(self.arrays_per_layer)) for _ in range(layers)
         ]
 
-    def run(
-        self, tokens: list[int], start: int, rows: int, cache: Cache, states: Sequence[DeltaState] = ()
-    ) -> tuple[mx.array | None, Cache, list[DeltaRun]]:
-        """The logits of the last `rows` tokens, the cache with all of them, and what recurrent layers made
-        of them and of their `states` at `start`. Nothing is computed yet."""
+    def embed(self, tokens: Sequence[int]) -> mx.array:
         x = self._embedding.rows(mx.array(tokens)).astype(self.dtype)[None]
-        if self.spec.embedding_scale != 1.0:
-            x = x * self.spec.embedding_scale
+        return x if self.spec.embedding_scale == 1.0 else x * self.spec.embedding_scale
+
+    def run(
+        self,
+        tokens: Sequence[int],
+        start: int,
+        rows: int,
+        cache: Cache,
+        states: Sequence[DeltaState] = (),
+        reads: Sequence[int] = (),
+    ) -> MlxRun:
+        """Run `tokens` from `start` on, with the logits of the last `rows`, the `states` of recurrent layers
+        at `start`, and the residual streams before the layers `reads`, the end of all layers included."""
+        x = embedded = self.embed(tokens)
         following: Cache = []
         runs: list[DeltaRun] = []
+        residuals: list[mx.array] = []
         caches, held = iter(cache), iter(states)
-        for layer in self._layers:
+        for number, layer in enumerate(self._layers):
+            if number in reads:
+                residuals.append(x)
             if layer.delta is not None:
                 x, run = layer.recur(x, next(held), max(rows - 1, 0))
                 runs.append(run)
             else:
                 x, now = layer(x, start, next(caches))
                 following.append(now)
-        if not rows:
-            return None, following, runs
-        last = self.norm(x[:, -rows:], "model.norm")
-        return self._head(last)[0].astype(mx.float32), following, runs
+        if len(self._layers) in reads:
+            residuals.append(x)
+        logits = None
+        if rows:
+            logits = self.head(self.norm(x[:, -rows:], "model.norm"))[0].astype(mx.float32)
+        return MlxRun(logits, following, runs, embedded, residuals)
 
     def repeat(
         self, states: Sequence[DeltaState], inputs: Sequence[DeltaInputs], rows: int
@@ -110,9 +138,10 @@ class MlxModel:
         return mx.concatenate([scaled, turned[..., spec.rotated :]], axis=-1)
 
 
-class _Layer:
-    def __init__(self, model: MlxModel, weights: MlxWeights, number: int) -> None:
-        self._model, self._number, self._at = model, number, f"model.layers.{number}"
+class MlxLayer:
+    def __init__(self, model: MlxModel, weights: MlxWeights, number: int, at: str) -> None:
+        """The layer with the weights `at`."""
+        self._model, self._number, self._at = model, number, at
         spec, found = model.spec, weights.matrices
         attention = f"{self._at}.self_attn"
         self.delta: DeltaLayer | None = None
@@ -133,7 +162,7 @@ class _Layer:
         if spec.has_experts(number):
             self._feed_forward = _Mixture(model, weights, f"{self._at}.mlp")
         else:
-            self._feed_forward = _Gated(found, f"{self._at}.mlp", spec.activation)
+            self._feed_forward = GatedNetwork(found, f"{self._at}.mlp", spec.activation)
 
     def __call__(self, x: mx.array, start: int, kept: LayerCache) -> tuple[mx.array, LayerCache]:
         attend = self._attend if self._model.spec.latent is None else self._attend_latents
@@ -222,7 +251,7 @@ def _query_names(latent: LatentSpec, at: str) -> list[str]:
     return [f"{at}.q_a_proj", f"{at}.q_b_proj"] if latent.query_rank else [f"{at}.q_proj"]
 
 
-class _Gated:
+class GatedNetwork:
     def __init__(self, found: dict[str, WeightMatrix], at: str, activation: str) -> None:
         self._in = take_stacked([f"{at}.gate_proj", f"{at}.up_proj"], found)
         self._down, self._width = found[f"{at}.down_proj"], found[f"{at}.down_proj"].columns
@@ -249,7 +278,7 @@ class _Mixture:
         self._down = found[f"{at}.experts.down_proj"].experts(experts.count)
         self._shared = None
         if experts.shared:
-            self._shared = _Gated(found, f"{at}.shared_expert", "silu")
+            self._shared = GatedNetwork(found, f"{at}.shared_expert", "silu")
         self._shared_gate = found.get(f"{at}.shared_expert_gate")
 
     def __call__(self, x: mx.array) -> mx.array:

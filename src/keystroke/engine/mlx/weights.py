@@ -173,9 +173,13 @@ class MlxWeights:
         return sum(array.nbytes for array in (*every, *self.vectors.values()))
 
 
+def runs_on_gpu() -> bool:
+    return mx.default_device() == mx.Device(mx.gpu)
+
+
 def compute_type() -> mx.Dtype:
     """Half precision on a GPU; single on a CPU, where half is slower."""
-    return mx.float16 if mx.default_device() == mx.Device(mx.gpu) else mx.float32
+    return mx.float16 if runs_on_gpu() else mx.float32
 
 
 def weight_bytes(checkpoint: Checkpoint) -> int:
@@ -270,6 +274,15 @@ def _matrix(checkpoint: Checkpoint, name: str, dtype: mx.Dtype) -> WeightMatrix:
     packed = mx.array(pack(affine.codes, affine.bits))
     scales, offsets = (mx.array(each).astype(dtype) for each in (affine.scales, affine.offsets))
     return WeightMatrix(packed, scales, offsets, affine.bits)
+
+
+def scaled_rows(values: npt.NDArray[np.int8], scales: Floats, dtype: mx.Dtype) -> WeightMatrix:
+    """Eight-bit integers with a scale for each row, without a change."""
+    if values.shape[1] % GROUP:
+        return WeightMatrix(mx.array(values * scales[:, None]).astype(dtype), None, None, 0)
+    each = np.repeat(scales[:, None], values.shape[1] // GROUP, axis=1)
+    codes = mx.array(pack(values.view(np.uint8) ^ np.uint8(128), 8))
+    return WeightMatrix(codes, mx.array(each).astype(dtype), mx.array(-128 * each).astype(dtype), 8)
 
 
 def mxfp4(blocks: Bytes) -> WeightMatrix:

@@ -35,6 +35,7 @@ from keystroke.engine.snapshots import (
     run_to_border,
     snapshot_position,
 )
+from keystroke.engine.speculative.layer_draft import KEPT_STREAM, StreamTail
 from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMemory
 
 PREFILL_CHUNK = 128  # rows; larger is hardly faster and slower to interrupt
@@ -43,7 +44,6 @@ LOGIT_ROWS = 64  # more than any drafter's longest draft
 WORTH_COPYING = 16  # tokens: below this, recomputing is as fast
 WORTH_SPARING = 256  # tokens beyond the shared prefix that justify a copy, if memory allows
 FEW_CORES = 4
-KEPT_STREAM = 16  # tokens by which a session can be taken back without a gap in the predictor's input
 BRIEF_SPIN_US = 50
 RESERVE = 1 << 30  # free memory in bytes below which cached prefixes are dropped
 
@@ -361,8 +361,7 @@ class OnnxSession(HostSession):
         self.scope = scope
         self.buffers: KvBuffers | None = None
         self._binding: SessionBinding | None = None
-        self._stream: Float32 | None = None  # of the tokens up to `_stream_end`, for the predictor
-        self._stream_end = 0
+        self.streams: StreamTail[Float32] = StreamTail()  # that the predictor reads
         engine.live.add(self)
 
     def fork(self) -> OnnxSession:
@@ -371,13 +370,13 @@ class OnnxSession(HostSession):
         if self.buffers is not None:
             other.buffers = self._engine.pool.share(self.buffers)
         self._copy_state_to(other)
-        other._stream, other._stream_end = self._stream, self._stream_end
+        other.streams = self.streams.copy()
         return other
 
     def predict(self, predictor: MtpDrafter) -> Guess | None:
         """The predictor's draft; None without the stream before the last token, or if memory is short."""
         position = len(self._tokens) - 1
-        stream = self._stream_before(position)
+        stream = self.streams.before(position)
         most = min(MOST_TOKENS, self._context_length - len(self._tokens) - 1)
         if stream is None or self._resident != position or most < 1:
             return None
@@ -389,12 +388,6 @@ class OnnxSession(HostSession):
         keys, values = self.buffers.values[-2:]
         return predictor.draft((keys, values), self._tokens[position], position, stream, most)
 
-    def _stream_before(self, position: int) -> Float32 | None:
-        if self._stream is None or not 0 < self._stream_end - position + 1 <= len(self._stream):
-            return None
-        stream: Float32 = self._stream[position - 1 - self._stream_end]
-        return stream
-
     def _forward(
         self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
     ) -> np.ndarray:
@@ -403,9 +396,8 @@ class OnnxSession(HostSession):
         if self._binding is None:
             self._binding = self._engine.binding(self.buffers)
         if self._engine.spec.predictor:
-            stream = self._stream_before(start)
+            stream = self.streams.before(start)
             self._engine.previous[0, 0] = 0 if stream is None else stream
-            self._cut_stream(start)
         recurrent = self.buffers.recurrent
         if recurrent is None:
             logits = self._engine.run(self._binding, tokens, start, rows, interrupt)
@@ -422,20 +414,11 @@ class OnnxSession(HostSession):
     def _sum_exponentials(self, logits: np.ndarray, top: np.float32) -> float:
         return self._engine.sum_exponentials(logits, top)
 
-    def _cut_stream(self, start: int) -> None:
-        """Forget the stream from `start` on, and what lies before a gap."""
-        if self._stream is not None:
-            known = len(self._stream) - (self._stream_end - start)
-            self._stream = self._stream[:known] if 0 < known <= len(self._stream) else None
-        self._stream_end = start
-
     def _keep_stream(self, start: int, count: int, rows: int) -> None:
         """Keep the stream of rows after which the next run may start: those of a draft, a few before."""
         if self._engine.spec.predictor:
-            fresh = self._engine.stream(count)[-rows - KEPT_STREAM :]
-            older = [] if self._stream is None or len(fresh) < count else [self._stream[-KEPT_STREAM:]]
-            self._stream = np.concatenate([*older, fresh])
-            self._stream_end = start + count
+            newest = self._engine.stream(count)[-rows - KEPT_STREAM :].copy()
+            self.streams.replace(start, start + count, list(newest))
 
     def _keep_snapshot(
         self, recurrent: RecurrentState, start: int, tokens: Sequence[int], drafted: int
@@ -500,7 +483,8 @@ class OnnxSession(HostSession):
             except NotEnoughMemory:
                 return own
         self._drop_buffers()
-        self.buffers, self._stream = buffers, None
+        self.buffers = buffers
+        self.streams.clear()
         self._held = list(tokens[:shared])
         return shared
 

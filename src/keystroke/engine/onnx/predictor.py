@@ -6,20 +6,18 @@ overwritten when these are known: a draft never changes a text.
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import onnxruntime as ort
 
 from keystroke.engine.base import Guess
 from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.onnx.recurrent import Float32
+from keystroke.engine.speculative.layer_draft import LayerDrafter
 
 MOST_TOKENS = 3  # later ones are rarely right: there is one layer, trained to predict one token
-_LEAST_CHANCE = 0.3  # a draft less likely than this costs more than it saves
 
 
-class MtpDrafter:
+class MtpDrafter(LayerDrafter):
     def __init__(
         self, runtime: ort.InferenceSession, spec: ModelSpec, tables: dict[str, ort.OrtValue]
     ) -> None:
@@ -38,14 +36,12 @@ class MtpDrafter:
             name: ort.OrtValue.ortvalue_from_numpy(array)
             for name, array in (("logits", self._logits), ("hidden", self._stream))
         }
-        self.seconds = 0.0  # of a draft, on average
 
     def draft(
         self, kv: tuple[ort.OrtValue, ort.OrtValue], token: int, position: int, stream: Float32, most: int
     ) -> Guess:
         """Up to `most` tokens that follow `token` at `position`, while they are likely. `stream` is that of
         the token before; `kv` the predictor's keys and values, with room for more."""
-        started = time.perf_counter()
         binding = self._runtime.io_binding()
         for name, value in (self._tables | self._inputs).items():
             binding.bind_ortvalue_input(name, value)
@@ -53,19 +49,13 @@ class MtpDrafter:
             binding.bind_ortvalue_input(f"{kind}.{self._layer}", value)
         for name, value in self._outputs.items():
             binding.bind_ortvalue_output(name, value)
-        tokens: list[int] = []
-        chances: list[float] = []
-        chance, self._previous[0, 0] = 1.0, stream
-        while len(tokens) < most:
-            self._ids[0, 0], self._last[0] = token, position + len(tokens)
+        self._previous[0, 0] = stream
+
+        def follow(token: int, place: int) -> tuple[int, float]:
+            self._ids[0, 0], self._last[0] = token, place
             self._runtime.run_with_iobinding(binding)
-            token = int(self._logits[0].argmax())
-            chance *= float(1 / np.exp(self._logits[0] - self._logits[0, token]).sum())
-            if chance < _LEAST_CHANCE:
-                break
-            tokens.append(token)
-            chances.append(chance)
             self._previous[:] = self._stream
-        took = time.perf_counter() - started
-        self.seconds += 0.1 * (took - self.seconds) if self.seconds else took
-        return Guess(tuple(tokens), tuple(chances))
+            best = int(self._logits[0].argmax())
+            return best, float(1 / np.exp(self._logits[0] - self._logits[0, best]).sum())
+
+        return self.guess_likely(follow, token, position, most)

@@ -79,5 +79,12 @@ def cost_table(seconds: Mapping[int, float]) -> tuple[float, ...]:
     return tuple(table)
 
 
+def drafts_can_pay(table: Sequence[float], each: float, most: int) -> bool:
+    """Whether a draft of up to `most` tokens, which take `each` plain steps to make, saves time if all of
+    them are accepted."""
+    longest = min(most, len(table) - 2)
+    return any(n + 1 > table[n + 1] + n * each for n in range(1, longest + 1))
+
+
 CHEAP = cost_table({1: 1.0, 2: 1.08, 8: 1.16, 16: 1.28, 32: 1.5})
 CAUTIOUS = cost_table({1: 1.0, 2: 1.4, 4: 2.2, 8: 3.8, 16: 7.2, 32: 14.0})

@@ -9,11 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from keystroke.config import Settings
 from keystroke.engine.checkpoint.spec import ModelSpec
+from keystroke.engine.locate import shipped_folders
 from keystroke.engine.speculative.head_file import WEIGHTS, read_config
 from keystroke.errors import KeystrokeError, NotFound
 
 AUTO, OFF = "auto", "off"
+
+
+def head_of_model(path: Path, spec: ModelSpec, settings: Settings) -> Path | None:
+    """The folder of the head that the settings choose for the model at `path`, as `find_head`."""
+    if not settings.speculation.enabled:
+        return None
+    return find_head(settings.speculation.draft_head, path, spec, (settings.paths.models, *shipped_folders()))
 
 
 def find_head(wanted: str, model: Path, spec: ModelSpec, folders: Iterable[Path]) -> Path | None:
