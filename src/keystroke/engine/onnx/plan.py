@@ -17,7 +17,8 @@ from keystroke.engine.memory import available_bytes
 from keystroke.engine.onnx.stored import TYPES, NativeWeights
 from keystroke.errors import EngineError, Interrupted, NotEnoughMemory
 
-_PACKED = (TYPES["Q8_0"], TYPES["Q5_0"], TYPES["Q4_K"])  # as in native/packed_arm.h
+# By how much a copy is larger, as in native/packed_arm.h.
+_PACKED = {TYPES["Q8_0"]: 1.0, TYPES["Q5_0"]: 1.0, TYPES["Q4_K"]: 1.03, TYPES["Q6_K"]: 1.32}
 MOST_PACKED = 4  # weights are copied in another order if that takes at most this part of the free memory
 _DONE, _STOPPED, _NO_MEMORY = range(3)
 
@@ -69,7 +70,9 @@ class StepPlan:
         self._sum = self._library.sum_exponentials
         self._sum.argtypes = [_Pointer, _Pointer, _Size, ctypes.c_float]
         self._sum.restype = ctypes.c_double
-        packed = sum(weights.tables[name].nbytes for name, kind in weights.types.items() if kind in _PACKED)
+        packed = sum(
+            weights.tables[name].nbytes * _PACKED.get(kind, 0) for name, kind in weights.types.items()
+        )
         free = available_bytes()
         cos, sin = (self._keep(table) for table in rope_tables(spec, spec.context_length))
         ones = zeros = None

@@ -8,31 +8,19 @@
  * high ones; then 16 bytes whose bit j is set where column j lacks its fifth bit: such a code minus 16 has all upper bits.
  * Q4_K: for each pair of blocks eight columns, the first block in their low nibbles; then a unit's multiples as bytes,
  * block by block, those of the minima as in a Tile, and its two factors.
+ * Q6_K: the columns of codes less 32, as bytes: a third more memory, but nothing to unpack; then a unit's multiples as bytes,
+ * for each pair of blocks those of the first halves of both and of the second halves, and the factor.
  */
 #pragma once
 #include "rows_arm.h"
 
-enum { PACKED = 1000, PACKED_AHEAD = 2048, PACKED_Q4_K_BYTES = 592 };
-
-/* A unit of packed Q4_K as a tile: many rows go through it faster than through the packed weights. */
-static void unpack_packed_q4_k(Rows rows, size_t unit, int blocks, Tile *tile) {
-    const uint8_t *at = rows.at + unit * PACKED_Q4_K_BYTES;
-    (void)blocks;
-    for (int i = 0; i < QUADS / 2; i++, at += 16) {
-        ints two = ints_at(at);
-        put_ints(tile->codes[i / 8 * 16 + i % 8], masked(two, 0x0f));
-        put_ints(tile->codes[i / 8 * 16 + i % 8 + 8], masked(right(two, 4), 0x0f));
-    }
-    for (int i = 0; i < 2 * BLOCKS; i++) memcpy(tile->multiples[i / 2] + i % 2 * LANES, at + i / 2 * LANES, LANES); /* twice */
-    memcpy(tile->minimum_bytes, at + 32, sizeof tile->minimum_bytes);
-    put_floats(tile->factor, halves_at((const uint16_t *)(at + 64)));
-    put_floats(tile->minimum_factor, minus(same(0), halves_at((const uint16_t *)(at + 72))));
-}
+enum { PACKED = 1000, PACKED_AHEAD = 2048, PACKED_Q4_K_BYTES = 592, PACKED_Q6_K_BYTES = 1104 };
 
 static const Format PACKED_FORMATS[] = {
     {PACKED + 8, 32, 34, -1, 1, 0, NULL},
     {PACKED + 6, 32, 22, -1, 1, 0, NULL},
-    {PACKED + 12, 256, PACKED_Q4_K_BYTES / LANES, -1, 1, 1, unpack_packed_q4_k},
+    {PACKED + 12, 256, PACKED_Q4_K_BYTES / LANES, -1, 1, 1, NULL},
+    {PACKED + 14, 256, PACKED_Q6_K_BYTES / LANES, -1, 2, 0, NULL},
 };
 
 /* The packed form of a matrix of this format, or NULL. */
@@ -58,11 +46,23 @@ static void pack_q4_k(Rows rows, size_t width, uint8_t *out) {
     }
 }
 
+static void pack_q6_k(Rows rows, size_t width, uint8_t *out) {
+    Tile tile;
+    for (size_t unit = 0; unit * UNIT < width; unit++, out += PACKED_Q6_K_BYTES) {
+        unpack_q6_k(rows, unit, BLOCKS, &tile);
+        for (int i = 0; i < 4 * LANES * QUADS; i++) out[i] = (uint8_t)(tile.codes[0][i] - 32);
+        uint8_t *multiples = out + 1024;
+        for (int i = 0; i < 2 * BLOCKS; i++) memcpy(multiples + i / 4 * 16 + i % 2 * 8 + i / 2 % 2 * 4, tile.multiples[i], LANES);
+        for (size_t i = 0; i < LANES; i++) memcpy(out + 1088 + 2 * i, rows.at + i * rows.stride + unit * 210 + 208, 2);
+        memset(out + 1096, 0, 8);
+    }
+}
+
 /* Packs LANES rows. */
 static void pack_rows(const Format *format, Rows rows, size_t width, uint8_t *out) {
     Tile tile;
-    if (format->type == 12) {
-        pack_q4_k(rows, width, out);
+    if (format->type == 12 || format->type == 14) {
+        (format->type == 12 ? pack_q4_k : pack_q6_k)(rows, width, out);
         return;
     }
     for (size_t unit = 0; unit * UNIT < width; unit++) {
@@ -102,6 +102,20 @@ INLINE ints started(ints column, ints values) {
     return DOT_QUAD(same_int(NOTHING), column, values, 0);
 #endif
 }
+
+/* The same without NOTHING. */
+INLINE ints started_at_0(ints column, ints values) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    ints products;
+    __asm__("movi %0.4s, #0\n\tsdot %0.4s, %1.16b, %2.4b[0]" : "=&w"(products) : "w"(column), "w"(values));
+    return products;
+#else
+    return DOT_QUAD(same_int(0), column, values, 0);
+#endif
+}
+
+/* Prefetches where it is written: compilers would put all of a unit's in a row, more than the core has outstanding loads. */
+INLINE void fetch_here(const uint8_t *at) { __asm__ volatile("prfm pldl1keep, %a0" : : "p"(at) : "memory"); }
 
 #define COLUMNS_OF_8                                                                        \
     ints c0 = ints_at(at), c1 = ints_at(at + 16), c2 = ints_at(at + 32), c3 = ints_at(at + 48); \
@@ -146,7 +160,7 @@ INLINE ints started(ints column, ints values) {
     {                                                                                             \
         ints x = ints_at(values##r), y = ints_at(values##r + 16);                                 \
         values##r += BLOCK;                                                                       \
-        ints s = DOT_QUAD(same_int(0), c0, x, 0);                                                 \
+        ints s = started_at_0(c0, x);                                                             \
         s = DOT_QUAD(s, c1, x, 1), s = DOT_QUAD(s, c2, x, 2), s = DOT_QUAD(s, c3, x, 3);          \
         s = DOT_QUAD(s, c4, y, 0), s = DOT_QUAD(s, c5, y, 1);                                     \
         s = DOT_QUAD(s, c6, y, 2), s = DOT_QUAD(s, c7, y, 3);                                     \
@@ -168,8 +182,8 @@ INLINE ints started(ints column, ints values) {
             TIMES(STARTED_Q4_K)                                                                                 \
             UNROLLED for (int pair = 0; pair < 4; pair++) {                                                     \
                 int8x8_t multiples = vld1_s8((const int8_t *)at + 512 + 8 * pair);                              \
-                __builtin_prefetch(at + PACKED_AHEAD + 148 * pair, 0, FETCHED);                                 \
-                __builtin_prefetch(at + PACKED_AHEAD + 148 * pair + 64, 0, FETCHED);                            \
+                fetch_here(at + PACKED_AHEAD + 148 * pair);                                                     \
+                fetch_here(at + PACKED_AHEAD + 148 * pair + 64);                                                \
                 UNROLLED for (int upper = 0; upper < 2; upper++) {                                              \
                     ints c0 = NIBBLES(0), c1 = NIBBLES(1), c2 = NIBBLES(2), c3 = NIBBLES(3);                    \
                     ints c4 = NIBBLES(4), c5 = NIBBLES(5), c6 = NIBBLES(6), c7 = NIBBLES(7);                    \
@@ -184,6 +198,49 @@ INLINE ints started(ints column, ints values) {
         TIMES(CLOSED)                                                                                           \
     }
 
+#define OPENED_Q6_K(r)                                                     \
+    floats total##r = same(0);                                             \
+    const int8_t *values##r = a->codes + (row + r) * a->width;             \
+    const int8_t *shares##r = a->shares + (row + r) * units * SHARES + 48; \
+    const float *unit##r = a->units + (row + r) * units;
+#define MULTIPLIED_Q6_K(r)                                                                        \
+    {                                                                                             \
+        ints x = ints_at(values##r + 2 * BLOCK * pair + BLOCK * upper + 16 * half);               \
+        ints s = started_at_0(c0, x);                                                             \
+        s = DOT_QUAD(s, c1, x, 1), s = DOT_QUAD(s, c2, x, 2), s = DOT_QUAD(s, c3, x, 3);          \
+        int16x8_t by = vmull_s8(multiples, vld1_s8(shares##r + 8 * pair));                        \
+        sum##r = vmlal_s16(sum##r, vmovn_s32(s), upper ? vget_high_s16(by) : vget_low_s16(by));   \
+    }
+#define JOINED_Q6_K(r)                                                                     \
+    {                                                                                      \
+        total##r = joined_unit(total##r, sum##r, factor, *unit##r++);                      \
+        values##r += UNIT, shares##r += SHARES;                                            \
+    }
+#define CODES_OF_Q6_K(i) ints_at(at + 256 * pair + 128 * upper + 64 * half + 16 * i)
+#define PACKED_Q6_K(name, TIMES)                                                                          \
+    static void name(const uint8_t *at, const Activations *a, size_t row, float (*total)[LANES]) {        \
+        const size_t units = a->width / UNIT;                                                             \
+        TIMES(OPENED_Q6_K)                                                                                \
+        for (size_t unit = 0; unit < units; unit++, at += PACKED_Q6_K_BYTES) {                            \
+            TIMES(STARTED_Q4_K)                                                                           \
+            UNROLLED for (int pair = 0; pair < 4; pair++) {                                               \
+                UNROLLED for (int half = 0; half < 2; half++) {                                           \
+                    int8x8_t multiples = vld1_s8((const int8_t *)at + 1024 + 16 * pair + 8 * half);       \
+                    fetch_here(at + PACKED_AHEAD / 2 + 276 * pair + 128 * half);                              \
+                    fetch_here(at + PACKED_AHEAD / 2 + 276 * pair + 128 * half + 64);                         \
+                    UNROLLED for (int upper = 0; upper < 2; upper++) {                                    \
+                        ints c0 = CODES_OF_Q6_K(0), c1 = CODES_OF_Q6_K(1);                                \
+                        ints c2 = CODES_OF_Q6_K(2), c3 = CODES_OF_Q6_K(3);                                \
+                        TIMES(MULTIPLIED_Q6_K)                                                            \
+                    }                                                                                     \
+                }                                                                                         \
+            }                                                                                             \
+            floats factor = halves_at((const uint16_t *)(at + 1088));                                     \
+            TIMES(JOINED_Q6_K)                                                                            \
+        }                                                                                                 \
+        TIMES(CLOSED)                                                                                     \
+    }
+
 #define ONCE(DO) DO(0)
 #define PACKED_TYPE(type, bytes)                              \
     PACKED_ROWS(one_packed_##type, ONCE, type, bytes)         \
@@ -195,16 +252,21 @@ PACKED_TYPE(6, 22)
 PACKED_Q4_K(one_packed_12, ONCE)
 PACKED_Q4_K(two_packed_12, TWICE)
 PACKED_Q4_K(four_packed_12, FOUR_TIMES)
+PACKED_Q6_K(one_packed_14, ONCE)
+PACKED_Q6_K(two_packed_14, TWICE)
+PACKED_Q6_K(four_packed_14, FOUR_TIMES)
 
 typedef void (*PackedRows)(const uint8_t *at, const Activations *a, size_t row, float (*total)[LANES]);
 static const PackedRows PACKED_8[] = {eight_packed_8, four_packed_8, two_packed_8, one_packed_8};
 static const PackedRows PACKED_6[] = {eight_packed_6, four_packed_6, two_packed_6, one_packed_6};
 static const PackedRows PACKED_12[] = {NULL, four_packed_12, two_packed_12, one_packed_12}; /* eight would not fit the registers */
+static const PackedRows PACKED_14[] = {NULL, four_packed_14, two_packed_14, one_packed_14};
 
 /* As `multiply`, with packed weights. */
 static void multiply_packed(const Format *format, Rows weights, const Activations *a, size_t row, size_t rows,
                             float (*total)[LANES]) {
     const PackedRows *by_count = format->type == PACKED + 8 ? PACKED_8 : format->type == PACKED + 6 ? PACKED_6 : PACKED_12;
+    if (format->type == PACKED + 14) by_count = PACKED_14;
     for (size_t i = 0, count = 8, r = 0; i < 4; i++, count /= 2) {
         for (; by_count[i] && r + count <= rows; r += count) by_count[i](weights.at, a, row + r, total + r);
     }

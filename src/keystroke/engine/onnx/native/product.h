@@ -117,7 +117,7 @@ void multiply(const Format *format, Rows weights, const Activations *a, size_t r
 void multiply(const Format *format, Rows weights, const Activations *a, size_t row, size_t rows,
                      float (*total)[LANES]) {
 #if LANES == 4
-    if (format->type > PACKED && (rows <= TOGETHER || !format->unpack)) {
+    if (format->type > PACKED) {
         multiply_packed(format, weights, a, row, rows, total);
         return;
     }
@@ -144,9 +144,6 @@ void multiply(const Format *format, Rows weights, const Activations *a, size_t r
 #endif
             format->unpack(weights, unit, blocks, &tile);
         switch (format->type) {
-#if LANES == 4
-        case PACKED + 12:
-#endif
         case 12: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 1, 1, 0, total); break;
         case 13: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 2, 1, 1, total); break;
         case 14: meet_rows(&tile, blocks, a, row, rows, unit, 1, 5, 2, 0, 0, total); break;
