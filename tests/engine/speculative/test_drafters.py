@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keystroke.engine.base import Interrupt, Sampling
+from keystroke.engine.checkpoint.spec import ExpertsSpec
 from keystroke.engine.echo import BOS, EOS, SPECIAL, VOCAB, EchoEngine, EchoSession
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
@@ -28,6 +29,7 @@ from keystroke.engine.speculative import (
     measure_verify_cost,
     verify_cost,
 )
+from keystroke.engine.speculative.cost import CAUTIOUS, CHEAP, expert_cost, remember_expert_cost
 from keystroke.engine.speculative.suffix_automaton import SuffixAutomaton
 from keystroke.engine.tokenizer import ByteTokenizer
 from keystroke.errors import UsageError
@@ -381,6 +383,31 @@ def test_the_cost_table_runs_straight_between_measurements_and_never_falls() -> 
     assert table[8] == pytest.approx(4.0)
     assert len(table) == MAX_DRAFT + 2
     assert cost_table({1: 0.5}) == tuple(float(n) for n in range(MAX_DRAFT + 2))
+
+
+def test_rows_of_a_mixture_cost_the_distinct_experts_they_choose() -> None:
+    mixture = ExpertsSpec(count=128, top=8, width=64)
+    table = expert_cost(mixture, 0.75)
+    assert len(table) == len(CAUTIOUS)
+    assert table[1] == pytest.approx(1.0)
+    # Two rows share half an expert of eight on average: 15.5 are read instead of 8.
+    assert table[2] == pytest.approx(0.25 + 0.75 * 15.5 / 8)
+    assert all(before < after for before, after in pairwise(table))
+    assert table[-1] < 0.25 + 0.75 * 128 / 8  # never more than all experts
+    every = expert_cost(ExpertsSpec(count=8, top=8, width=64), 0.75)  # a row more reads nothing more
+    assert every[1:] == pytest.approx((1.0,) * (len(every) - 1))
+
+
+def test_a_mixture_begins_with_its_own_costs_unless_the_engine_drafts_itself() -> None:
+    mixture = ExpertsSpec(count=128, top=8, width=64)
+    with EchoEngine() as dense, EchoEngine() as experts, EchoEngine() as drafting:
+        drafting.drafts = True
+        remember_expert_cost(dense, None, 0.75)
+        remember_expert_cost(experts, mixture, 0.75)
+        remember_expert_cost(drafting, mixture, 0.75)
+        assert verify_cost(dense) == CAUTIOUS
+        assert verify_cost(experts) == expert_cost(mixture, 0.75)
+        assert verify_cost(drafting) == CHEAP
 
 
 def test_measuring_costs_leaves_no_session_behind_and_sees_what_rows_cost(clock: Clock) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Files that an NVIDIA driver creates; the second is that of Linux inside Windows.
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
+_EXPERTS_SHARE = 0.2  # of a plain step's time; fitted to 2 to 16 rows of Coder-30B-A3B (log/mixtures-gpu.md)
 # A GPU keeps 4-bit files as they are stored and reads other weights in 16 bits, fast enough for what fits its
 # memory; fewer bits are a choice.
 GpuPrecision = Literal["auto", "bf16", "int8", "int4", "stored"]
@@ -60,13 +61,14 @@ def check_machine() -> None:
 def load(request: LoadArguments) -> Engine:
     check_machine()
     from keystroke.engine.cuda.engine import load_cuda
+    from keystroke.engine.speculative.cost import remember_expert_cost
     from keystroke.engine.speculative.find_head import head_of_model
 
     path, settings, kv_tokens = request.path, request.settings, request.kv_tokens
     precision = _gpu_precision(request.precision)
     if kv_tokens is None and settings.speculation.draft_model is not None:
         kv_tokens = 4 * _context(path, settings)  # leaves memory for the draft model
-    return load_cuda(
+    engine = load_cuda(
         path,
         precision=precision,
         context=settings.engine.context or None,
@@ -78,6 +80,8 @@ def load(request: LoadArguments) -> Engine:
         adapter=request.adapter,
         target=settings.engine.cuda_target,
     )
+    remember_expert_cost(engine, engine.spec.experts, _EXPERTS_SHARE)
+    return engine
 
 
 def report(model: str, settings: Settings) -> tuple[bool, str]:

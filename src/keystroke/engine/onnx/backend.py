@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # A model that is not stored in blocks is quantised. Below this many parameters, four bits cost more quality
 # than they save time; above, memory traffic decides.
 FOUR_BITS_FROM = 3_000_000_000
+_EXPERTS_SHARE = 0.75  # of a plain step's bytes in a mixture such as Coder-30B-A3B
 
 
 def unavailable_reason() -> str | None:
@@ -40,6 +41,7 @@ def load(request: LoadArguments) -> Engine:
     from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
     from keystroke.engine.onnx.precision import PRECISIONS
     from keystroke.engine.onnx.stored import NativeWeights, can_run_stored, needs_native_operators
+    from keystroke.engine.speculative.cost import remember_expert_cost
 
     settings, progress, adapter = request.settings, request.progress, request.adapter
     precision, stored, predictor = request.precision, None, None
@@ -81,7 +83,9 @@ def load(request: LoadArguments) -> Engine:
         free_memory=available_bytes if settings.engine.kv_budget_mb is None else lambda: None,
         disk_prefixes=_kept_prefixes(request.path, made, settings),
     )
-    return OnnxEngine(OnnxGraph(model, spec, precision, stored, adapter, predictor), options)
+    engine = OnnxEngine(OnnxGraph(model, spec, precision, stored, adapter, predictor), options)
+    remember_expert_cost(engine, spec.experts, _EXPERTS_SHARE)
+    return engine
 
 
 def _as_family(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 from keystroke.engine.base import Engine, Session
+from keystroke.engine.checkpoint.spec import ExpertsSpec
 from keystroke.engine.speculative.base import MAX_DRAFT
 
 # The most informative first, in case time runs out: the cost of the smallest drafts, and the slope.
@@ -29,6 +30,13 @@ def verify_cost(engine: Engine) -> tuple[float, ...]:
 def remember_cost(engine: Engine, table: Sequence[float]) -> None:
     """Store costs that were measured elsewhere, for an engine in another process."""
     _measured[engine] = tuple(table)
+
+
+def remember_expert_cost(engine: Engine, experts: ExpertsSpec | None, share: float) -> None:
+    """The costs to begin with where a model is a mixture. An engine with a draft of its own keeps its cheap
+    ones, since a guess that seems dear is never tried and so never measured."""
+    if experts is not None and not engine.drafts:
+        remember_cost(engine, expert_cost(experts, share))
 
 
 def measure_verify_cost(
@@ -77,6 +85,14 @@ def cost_table(seconds: Mapping[int, float]) -> tuple[float, ...]:
             value = c0 + (c1 - c0) * (rows - r0) / (r1 - r0)
         table.append(max(value, table[-1]))
     return tuple(table)
+
+
+def expert_cost(experts: ExpertsSpec, share: float) -> tuple[float, ...]:
+    """The cost of every number of rows that choose their experts independently, each of which is read once.
+    `share`: the part of a plain step's time that its experts take."""
+    left = 1.0 - experts.top / experts.count
+    distinct = [(1.0 - left**rows) * experts.count / experts.top for rows in range(MAX_DRAFT + 2)]
+    return (0.0, *(1.0 - share + share * number for number in distinct[1:]))
 
 
 def drafts_can_pay(table: Sequence[float], each: float, most: int) -> bool:
