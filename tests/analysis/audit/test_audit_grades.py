@@ -462,3 +462,33 @@ def test_a_rule_says_what_makes_its_fix_safe_or_what_a_suggestion_changes() -> N
         FixSpec(title="x", suggest=True)
     for language in ("python", "javascript", "c", "go", "java"):
         assert all(spec.suggest or spec.evidence for rule in load_rules(language) for spec in rule.fixes)
+
+
+def test_memory_that_a_function_clears_only_on_demand_is_not_cleared_by_a_safe_fix() -> None:
+    body = "    int *p{};\n    p = malloc(n * sizeof(int));\n    return p;\n}}\n"
+    (plain,) = offers("c", "int *f(int n) {\n" + body.format(""))
+    (chosen,) = offers("c", "int *f(int n, int clear) {\n" + body.format(" = clear ? calloc(n, 4) : 0"))
+    assert [bool(item.fixes) for item in (plain, chosen)] == [True, False]
+    assert "calls calloc elsewhere" in chosen.suggestions[0].changes
+
+
+@pytest.mark.parametrize(
+    ("head", "kept"),
+    [
+        ('#include "Python.h"\n', '#include "Python.h"\n#include <stdio.h>\n'),
+        (
+            '#ifdef HAVE_CONFIG\n#include "config.h"\n#endif\n#include "a.h"\n',
+            '#endif\n#include "a.h"\n#include <stdio.h>\n',
+        ),
+    ],
+)
+def test_a_new_header_goes_behind_the_one_that_must_be_first(head: str, kept: str) -> None:
+    text = head + "void f(const char *s) {\n    char b[9];\n    strcpy(b, s);\n}\n"
+    (found,) = offers("c", text)
+    assert kept in apply_edits(text, found.fixes[0].edits)
+
+
+def test_a_bounded_print_needs_no_new_header() -> None:
+    text = 'void f(const char *s) {\n    char b[9];\n    sprintf(b, "%s", s);\n}\n'
+    (found,) = offers("c", text)
+    assert "include" not in apply_edits(text, found.fixes[0].edits)

@@ -181,16 +181,17 @@ SCRIPT_TYPED = [
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
+    st.one_of(st.just(len(SCRIPT)), st.integers(0, len(SCRIPT))),
     st.lists(
         st.tuples(st.integers(0, 1200), st.integers(0, 6), st.sampled_from(SCRIPT_TYPED)),
         min_size=1,
         max_size=6,
-    )
+    ),
 )
 def test_a_script_edited_step_by_step_is_judged_as_if_read_for_the_first_time(
-    edits: list[tuple[int, int, str]],
+    written: int, edits: list[tuple[int, int, str]]
 ) -> None:
-    live = LiveAudit("javascript", SCRIPT)
+    live = LiveAudit("javascript", SCRIPT[:written])
     for at, length, text in edits:
         start = min(at, len(live.text))
         live.edit(start, min(start + length, len(live.text)), text)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from keystroke.analysis.audit import LiveAudit, auditor
+from keystroke.analysis.audit import Auditor, LiveAudit, auditor
 
 SIZES = (20, 80)  # functions in the smaller and the larger text
 
@@ -257,3 +257,43 @@ def test_the_statements_of_a_module_wrapper_are_audited_like_those_of_a_file() -
         (finding,) = live.findings
         assert (finding.rule, finding.start) == (alone.rule, alone.start + len(head)), head
         assert sum(not unit.skipped for unit in live._units) == 1, head
+
+
+@pytest.mark.parametrize("language", ["javascript", "typescript"])
+def test_a_key_in_a_function_without_its_end_walks_only_the_statements_it_touches(
+    language: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[int] = []
+    for size in SIZES:
+        branches = "".join(
+            f"    if (item.kind === {at}) {{\n      found = read({at});\n      out.push(found);\n    }}\n"
+            for at in range(size)
+        )
+        text = (
+            f'const read = require("read");\nclass Store {{\n  parse(input) {{\n{branches}    last();\n'
+            "    for (const item of input) {\n      if (item.last) {\n        note({\n          one: item,\n"
+        )
+        live = LiveAudit(language, text)
+        at = text.index("\n    last")
+        live.edit(at, at, "\n    x")
+        with counted(monkeypatch) as work:
+            live.edit(at + 6, at + 6, "y")
+        assert live.findings == Auditor(language).audit(live.text)
+        done.append(work.calls)
+    per_branch = (
+        200  # calls to find the remembered effect of a statement; a walk of it takes three times as many
+    )
+    assert done[1] - done[0] < per_branch * (SIZES[1] - SIZES[0]), done
+
+
+def test_a_long_function_is_not_evaluated_at_its_calls() -> None:
+    def found(length: int) -> int:
+        body = "  note(1);\n" * length
+        text = (
+            'const { exec } = require("child_process");\n'
+            f"function clean(text) {{\n{body}  return Number(text);\n}}\n"
+            'app.get("/", (req, res) => { exec("ls " + clean(req.query.name)); });\n'
+        )
+        return len(LiveAudit("javascript", text).findings)
+
+    assert (found(2), found(400)) == (0, 1)

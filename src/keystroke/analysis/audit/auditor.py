@@ -24,7 +24,7 @@ from keystroke.analysis.audit.fixes.imports import bound_name, imported
 from keystroke.analysis.audit.fixes.placement import UnitFix, with_fixes
 from keystroke.analysis.audit.fixes.site import FixEdits, FixSite
 from keystroke.analysis.audit.flow.base import Env, ExhaustedError
-from keystroke.analysis.audit.flow.data_flow import DataFlow
+from keystroke.analysis.audit.flow.data_flow import MAX_INLINED, DataFlow
 from keystroke.analysis.audit.flow.knowledge import family_of, load_knowledge
 from keystroke.analysis.audit.flow.memo import StatementMemo
 from keystroke.analysis.audit.flow.values import Memory, Value
@@ -56,9 +56,6 @@ INLINED_LANGUAGES = ("java", "javascript", "typescript", "tsx", "go")
 # Languages whose functions are walked statement by statement from remembered effects.
 REMEMBERED = ("python", "javascript", "typescript", "tsx")
 MAX_CALLERS = 3  # C functions with more callers are not evaluated at their calls
-MAX_INLINED = (
-    4_000  # characters of a function that is evaluated at its calls; every key in it costs its callers
-)
 MAX_PROVED_ALONE = 6  # fixes of one unit; more are proved together
 MAX_KEPT_RESULTS = 400  # results of units no longer in the text, kept for undo
 _LOWERINGS: dict[str, type[Lowering]] = {

@@ -90,7 +90,7 @@ def bound_print(site: FixSite, spec: FixSpec) -> FixEdits | None:
     size = size_text(site, given[0])
     at, end = span(call.func.node)[0], span(given[0])[1]
     name = site.method.replace("sprintf", "snprintf")
-    return FixEdits((Edit(at, end, f"{name}({site.source(given[0])}, {size}"),), ("<stdio.h>",))
+    return FixEdits((Edit(at, end, f"{name}({site.source(given[0])}, {size}"),))  # both are in one header
 
 
 def print_as_text(site: FixSite, spec: FixSpec) -> FixEdits | None:

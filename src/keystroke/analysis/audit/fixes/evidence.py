@@ -279,6 +279,13 @@ def _not_a_format(site: FixSite, detail: str) -> str:
     return ""
 
 
+def _not_beside(site: FixSite, detail: str) -> str:
+    """The function does not call the replacement elsewhere: if it does, it chose not to use it here."""
+    if re.search(rf"\b{re.escape(detail)}\s*\(", _function_text(site)):
+        return f"the function calls {detail} elsewhere, and not here"
+    return ""
+
+
 def _written_here(site: FixSite, detail: str) -> str:
     """The file is opened for writing in the same function."""
     node = site.match.node
@@ -311,5 +318,6 @@ _CHECKS: dict[str, Callable[[FixSite, str], str]] = {
     "project-lacks": _project_lacks,
     "not-a-format": _not_a_format,
     "written-here": _written_here,
+    "not-beside": _not_beside,
 }
 EVIDENCE = frozenset(_CHECKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 from keystroke.analysis.audit.flow.knowledge import family_of
 from keystroke.text import Edit
@@ -12,7 +13,7 @@ _GO_GROUP = re.compile(r"^import\s*\(\s*\n", re.MULTILINE)
 _GO_SINGLE = re.compile(r"^import\s+[^\n(]*\"[^\n]*\n", re.MULTILINE)
 _GO_PACKAGE = re.compile(r"^package\s+\w+[^\n]*\n", re.MULTILINE)
 _GO_SPEC = re.compile(r"^[ \t]*(?:import\s+)?(?:(\w+|\.|_)\s+)?\"([^\"\n]+)\"[ \t]*(?:\r?\n|$)", re.MULTILINE)
-_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b[^\n]*\n", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(if|endif|include)\w*\b[^\n]*(?:\n|$)", re.MULTILINE)
 
 
 _IMPORTED = {
@@ -61,10 +62,20 @@ def import_edit(text: str, language: str, need: str) -> Edit | None:
     if language in ("c", "cpp"):
         if re.search(rf"^[ \t]*#[ \t]*include[ \t]*{re.escape(need)}", text, re.MULTILINE):
             return None
-        found = _INCLUDE.search(text)
-        at = found.start() if found is not None else 0
+        at = _include_offset(text)
         return Edit(at, at, f"#include {need}\n")
     return None
+
+
+def _include_offset(text: str) -> int:
+    """Behind the first include that is in the fewest conditions: Python.h and config.h must stay first."""
+    depth, best, at = 0, sys.maxsize, 0
+    for found in _DIRECTIVE.finditer(text):
+        if found[1] != "include":
+            depth += 1 if found[1] == "if" else -1
+        elif depth < best:
+            best, at = depth, found.end()
+    return at
 
 
 def python_import_offset(text: str) -> int:

@@ -10,7 +10,7 @@ from functools import reduce
 
 from keystroke.analysis.audit.flow.base import MAX_STEPS, SELF, VALIDATING, Env, ExhaustedError, FlowListener
 from keystroke.analysis.audit.flow.expressions import ExpressionFlow
-from keystroke.analysis.audit.flow.folding import assigned, names, raises
+from keystroke.analysis.audit.flow.folding import AssignedNames, assigned, names, raises
 from keystroke.analysis.audit.flow.knowledge import Knowledge
 from keystroke.analysis.audit.flow.roles import (
     is_called_by_client,
@@ -37,11 +37,19 @@ from keystroke.analysis.audit.flow.values import (
 from keystroke.analysis.audit.source import ir
 
 MAX_INLINE = 2
+# Characters of a function that is evaluated at its calls: every key in it costs all of them.
+MAX_INLINED = 2_000
 MAX_STATES = 4
+_CONTAINERS = ("program", "class_body")
 _DEFINITIONS = frozenset(
     {"function_definition", "class_definition", "decorated_definition", "function_declaration"}
     | {"generator_function_declaration", "class_declaration", "method_declaration"}
 )
+
+
+def _is_short(node: ir.Syntax) -> bool:
+    span = node.range()
+    return span.end.index - span.start.index <= MAX_INLINED
 
 
 class DataFlow(ExpressionFlow):
@@ -188,12 +196,16 @@ class DataFlow(ExpressionFlow):
         return dead
 
     def _whole(self, node: ir.Syntax) -> bool:
-        """Whether a statement is the whole unit; the auditor keeps the result of units."""
-        return (
-            not self.scopes
-            and bool(self.file_env)
-            and (self.family != "python" or node.kind() in _DEFINITIONS)
-        )
+        """Whether a statement is the whole unit; the auditor keeps the result of units.
+
+        Statements of a function whose end is not written yet stand in an error and are remembered one by one.
+        """
+        if self.scopes or not self.file_env:
+            return False
+        if self.family == "python":
+            return node.kind() in _DEFINITIONS
+        parent = node.parent()
+        return parent is None or parent.kind() in _CONTAINERS
 
     def _broken(self, node: ir.Syntax) -> bool:
         if not self.error_spans:
@@ -314,8 +326,8 @@ class DataFlow(ExpressionFlow):
         self.env = self.join_envs(ends)
         return False
 
-    def loop_memo(self) -> dict[str, frozenset[str]] | None:
-        return self.memo.changes if self.memo is not None and not self.error_spans else None
+    def loop_memo(self) -> AssignedNames | None:
+        return AssignedNames(self.memo.changes, self._broken) if self.memo is not None else None
 
     def widen(self, changed: frozenset[str]) -> None:
         for key in changed:
@@ -504,7 +516,7 @@ class DataFlow(ExpressionFlow):
         return Value(level=CONSTANT, function=expr.function)
 
     def inline_call(self, function: ir.Function, args: list[Value]) -> Value | None:
-        if self.inline_depth >= MAX_INLINE or not function.body:
+        if self.inline_depth >= MAX_INLINE or not function.body or not _is_short(function.node):
             return None
         outer, breaks, gotos = self.env, self.breaks, self.gotos
         self.env, self.breaks, self.gotos = dict(outer), [], {}

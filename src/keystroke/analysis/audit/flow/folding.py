@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from keystroke.analysis.audit.flow.values import (
@@ -155,15 +157,31 @@ def compare(op: str, a: Value, b: Value) -> Any:
     return UNKNOWN
 
 
-def assigned(stmts: list[ir.Stmt], known: dict[str, frozenset[str]] | None = None) -> frozenset[str]:
-    """The names that these statements assign; `known` caches them by the text of a statement."""
+def assigned(stmts: list[ir.Stmt], known: AssignedNames | None = None) -> frozenset[str]:
+    """The names that these statements assign; `known` holds those of statements seen before."""
     out: set[str] = set()
     for stmt in stmts:
         _assigned(stmt, out, 0, known)
     return frozenset(out)
 
 
-def _assigned(node: Any, out: set[str], depth: int, known: dict[str, frozenset[str]] | None) -> None:
+@dataclass(frozen=True, slots=True)
+class AssignedNames:
+    """The names that statements assign, by kind and text; a statement with a syntax error has no entry."""
+
+    names: dict[tuple[str, str], frozenset[str]]
+    is_broken: Callable[[ir.Syntax], bool]
+
+    def of(self, stmt: ir.LazyStmt) -> frozenset[str]:
+        if self.is_broken(stmt.node):
+            return assigned(stmt.statements(), self)
+        key = (stmt.node.kind(), stmt.node.text())
+        if key not in self.names:
+            self.names[key] = assigned(stmt.statements(), self)
+        return self.names[key]
+
+
+def _assigned(node: Any, out: set[str], depth: int, known: AssignedNames | None) -> None:
     if depth > 60:
         return
     if isinstance(node, ir.AssignExpr):
@@ -173,13 +191,7 @@ def _assigned(node: Any, out: set[str], depth: int, known: dict[str, frozenset[s
     elif isinstance(node, ir.DeclareStmt):
         out.add(node.name)
     elif isinstance(node, ir.LazyStmt):
-        text = node.node.text() if known is not None else ""
-        found = known.get(text) if known is not None else None
-        if found is None:
-            found = assigned(node.statements(), known)
-            if known is not None:
-                known[text] = found
-        out |= found
+        out |= known.of(node) if known is not None else assigned(node.statements())
         return
     elif isinstance(node, ir.Function | ir.ConstExpr | ir.NameExpr):
         return

@@ -73,7 +73,7 @@ class StatementEffect:
 class StatementMemo:
     def __init__(self) -> None:
         self.effects: dict[Key, list[StatementEffect]] = {}
-        self.changes: dict[str, frozenset[str]] = {}  # names that a statement assigns
+        self.changes: dict[tuple[str, str], frozenset[str]] = {}  # names that a statement assigns
         self._env: Env | None = None  # the last environment returned, the remembered one it was derived from,
         self._twin: Env = {}
         self._apart: set[str] = set()  # the keys in which they differ,

@@ -109,6 +109,7 @@ class ScriptLowering(Lowering):
     # Statements
 
     s_statement_block = s_program = Lowering.lazy
+    s_ERROR = Lowering.lazy  # noqa: N815 - the grammar's name
     s_type_alias_declaration = s_interface_declaration = Lowering.skip
 
     def s_export_statement(self, node: Syntax) -> list[Stmt]:
