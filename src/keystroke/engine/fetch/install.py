@@ -79,6 +79,8 @@ def add_builtin(
             return library.add_built(
                 model.name, lambda _folder: _entry(model, file, str(file), location=str(file.parent))
             )
+    model = _with_checksum(model)
+    assert model.sha256 is not None
     with staging_folder(library.folder, model.name, model.sha256, progress) as folder:
         if model.name in library.names():  # another process has added it
             return library.get(model.name)
@@ -100,14 +102,16 @@ def add_file_of_builtin(
     copy: bool = False,
     progress: Progress = no_progress,
 ) -> InstalledModel:
-    """Add a file the user has under the model's built-in name. Raises ModelDamaged if it is another file."""
+    """Add a file the user has under the model's built-in name. Raises ModelDamaged if it is another file, and
+    Unavailable if only the hub knows its checksum and cannot be reached."""
     library.check_name(model.name)
     check_runnable(model)
-    size = file.stat().st_size
-    digest = hash_file(file, progress, f"check {model.name}", 0, size)
-    if digest != model.sha256:
+    wanted = _with_checksum(model).sha256
+    assert wanted is not None
+    digest = hash_file(file, progress, f"check {model.name}", 0, file.stat().st_size)
+    if digest != wanted:
         raise ModelDamaged(
-            f"{file} is not the file of {model.name} ({model.file}, SHA-256 {model.sha256[:12]}…; this has "
+            f"{file} is not the file of {model.name} ({model.file}, SHA-256 {wanted[:12]}…; this has "
             f"{digest[:12]}…); choose another name with --name"
         )
     return library.add(file, model.name, copy=copy, progress=progress, traits=_traits(file))
@@ -136,6 +140,16 @@ def installed_file(model: BuiltInModel) -> Path | None:
         if file.is_file() and file.stat().st_size == model.size:
             return file
     return None
+
+
+def _with_checksum(model: BuiltInModel) -> BuiltInModel:
+    """The model with the checksum that the hub states, where the catalogue has none. Raises Unavailable."""
+    if model.sha256 is not None or model.repository is None:
+        return model
+    stated = {file.name: file.sha256 for file in hub.list_repository(model.repository).files}
+    if (sha256 := stated.get(model.file)) is None:
+        raise Unavailable(f"{model.repository} states no checksum of {model.file}; choose another model")
+    return replace(model, sha256=sha256)
 
 
 def _fetched(model: BuiltInModel, folder: Path, progress: Progress) -> tuple[Path, str]:
@@ -183,6 +197,7 @@ def _from_hub(model: BuiltInModel, repository: str, folder: Path, progress: Prog
 
 
 def _entry(model: BuiltInModel, file: Path, source: str, location: str | None = None) -> InstalledModel:
+    assert model.sha256 is not None
     stored = (StoredFile(model.file, file.stat().st_size, model.sha256),)
     return InstalledModel(model.name, ModelFormat.GGUF, source, timestamp(), stored, location, _traits(file))
 
