@@ -63,7 +63,7 @@ TESTED = Path(__file__).resolve().parent / "data" / "audit_tested.txt"
 TEST_SECONDS = 120  # for one run of a project's tests
 PROJECT_SECONDS = 360  # for the installation and all runs of one project
 TESTS = re.compile(
-    r"(?:^|/)(?:tests?|spec|__tests__)/|(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$|\.(?:test|spec)\.[jt]sx?$"
+    r"(?:^|/)(?:tests?|spec|__tests__)/|(?:^|/)(?:test_[^/]*|[^/]*_tests?|tests|conftest)\.py$|\.(?:test|spec)\.[jt]sx?$"
 )
 
 
