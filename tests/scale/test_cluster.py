@@ -218,6 +218,46 @@ async def test_three_gateways_admit_exactly_one_quota(url: str, keys: list[tuple
     assert LIMIT <= codes.count(200) <= LIMIT + refill
 
 
+@pytest.mark.model
+async def test_two_kinds_of_replicas_serve_one_name(serve: Any, tmp_path: Path) -> None:
+    """As a team runs them: the small model completes code, and another one, with places for several answers
+    in each replica, holds conversations. Clients ask for `auto`."""
+    kinds = settings_for(tmp_path, scale__gateways=1)
+    kinds = with_table(kinds, "embedded", NamedModel(role="fast"))
+    kinds = with_table(kinds, ECHO, NamedModel(role="chat", replicas=2, cost_per_million_output=1.0))
+    with closing(Store(default_url(tmp_path))):
+        pass
+    loaders = {ECHO: EchoLoader(max_batch=4)}
+    deploy(serve, application(kinds, loaders=loaders), "kinds")
+    try:
+        parts = serve.status().applications["kinds"].deployments
+        assert set(parts) == {"gateway", "engine-embedded", "engine-echo"}
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{kinds.server.port}", timeout=HANG
+        ) as client:
+
+            async def ghost() -> Any:
+                body = {"model": "auto", "prompt": "def add(a, b):\n    return a", "max_tokens": 8}
+                return (await client.post("/v1/completions", json=body)).json()
+
+            async def chat(who: int) -> Any:
+                return (
+                    await client.post("/v1/responses", json={"model": "auto", "input": f"hi {who}"})
+                ).json()
+
+            ghosts, chats = await asyncio.gather(
+                asyncio.gather(*(ghost() for _ in range(3))), asyncio.gather(*map(chat, range(6)))
+            )
+        assert {told["model"] for told in ghosts} == {"embedded"}
+        assert len({told["choices"][0]["text"] for told in ghosts}) == 1
+        assert {told["routing"]["model"] for told in chats} == {ECHO}
+        said = [told["output"][0]["content"][0]["text"] for told in chats]
+        assert said == [f"You said: hi {who}" for who in range(6)]
+        assert all(told["receipt"]["cost"] > 0 for told in chats)
+    finally:
+        await asyncio.to_thread(serve.delete, "kinds")
+
+
 @LONG
 @pytest.mark.model
 async def test_the_embedded_model_says_the_same_though_its_replica_is_killed(

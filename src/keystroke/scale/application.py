@@ -6,7 +6,8 @@ Every figure comes from the settings or the model's table, so the same file desc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ray import serve
@@ -78,15 +79,22 @@ class ModelLoader:
         )
 
 
-def application(settings: Settings, *, echo: EchoLoader | None = None, spread: bool = False) -> Application:
-    """Gateways and pools of engines. `echo`: one pool of echo models instead of the configured ones.
-    `spread`: round-robin routing, for comparison."""
+def application(
+    settings: Settings,
+    *,
+    echo: EchoLoader | None = None,
+    loaders: Mapping[str, Callable[[], ServedModel]] = MappingProxyType({}),
+    spread: bool = False,
+) -> Application:
+    """Gateways and a pool of engines for each model. `echo`: one pool of echo models instead of the
+    configured ones. `loaders` load the models of these names. `spread`: round-robin routing, for
+    comparison."""
     tables = model_tables(settings, echo is not None)
     pools = {}
     for at, (name, table) in enumerate(tables.items()):
         if table.engine == "remote":
             continue
-        load: Callable[[], ServedModel] = echo or ModelLoader(name, table, settings)
+        load = echo or loaders.get(name) or ModelLoader(name, table, settings)
         pools[f"pool{at}"] = _engines(name, table, settings, load, spread)
     gateways = serve.deployment(
         name=GATEWAY,
