@@ -17,6 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from keystroke.engine.machine import processor_name
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -65,9 +67,5 @@ def machine() -> str:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{named[0]} ({platform.machine()})" if named else platform.processor() or platform.machine()
+    name, kind = processor_name(), platform.machine()
+    return name if name == kind else f"{name} ({kind})"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bench.record import machine as recorded_machine
 
+from keystroke.clients.cli.doctor import machine as reported_machine
 from keystroke.config import BACKENDS
 from keystroke.engine.builtin import BUILT_IN, CODER, load_catalogue
 from keystroke.engine.machine import (
@@ -147,3 +150,13 @@ def test_this_machine_is_described_and_measured() -> None:
 def test_a_speed_is_written_as_a_person_would() -> None:
     quick = replace(fit(CODER, LAPTOP), speed=213.4)
     assert quick.describe() == "yes, on the onnx engine, about 213 tokens a second"
+
+
+def test_a_mac_s_chip_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "sysctl"
+    tool.write_text('#!/bin/sh\n[ "$*" = "-n machdep.cpu.brand_string" ] && echo "Apple M4 Pro"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert reported_machine()["processor"] == "Apple M4 Pro"
+    assert "Apple M4 Pro" in recorded_machine()

@@ -6,7 +6,6 @@ used; anything else that is missing is a line of the report.
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -83,14 +82,15 @@ def doctor(
 
 def machine() -> dict[str, Any]:
     from keystroke.engine.cores import usable_cores
+    from keystroke.engine.machine import processor_name, total_memory
     from keystroke.engine.memory import available_bytes
 
     return {
         "system": f"{platform.system()} {platform.release()}",
-        "processor": _processor(),
+        "processor": processor_name(),
         "architecture": platform.machine(),
         "cores": usable_cores(),
-        "memory_bytes": _sysconf("SC_PHYS_PAGES") * _sysconf("SC_PAGE_SIZE"),
+        "memory_bytes": total_memory(),
         "free_bytes": available_bytes(),
         "python": platform.python_version(),
     }
@@ -271,20 +271,3 @@ def _loaded_rows(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
                 text += ": loaded on first use"
             rows.append((model["state"], text))
     return rows
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.lower().startswith(("model name", "hardware")):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _sysconf(name: str) -> int:
-    try:
-        return os.sysconf(name)
-    except (ValueError, OSError):
-        return 0
