@@ -351,11 +351,15 @@ class Builder:
     def _constant(self, name: str, values: Sequence[int]) -> None:
         self.initializers.append(helper.make_tensor(name, TensorProto.INT64, [len(values)], list(values)))
 
+    @functools.cached_property
+    def _total(self) -> int:
+        """The parameters that `_advance` counts up to; counting them takes milliseconds."""
+        return self.spec.parameters + (self.spec.vocab_size * self.spec.hidden if self.spec.tied else 0)
+
     def _advance(self, parameters: int) -> None:
         self._done += parameters
         if self.progress is not None:
-            total = self.spec.parameters + (self.spec.vocab_size * self.spec.hidden if self.spec.tied else 0)
-            self.progress(min(self._done, total), total)
+            self.progress(min(self._done, self._total), self._total)
 
     def _further_inputs(self) -> list[onnx.ValueInfoProto]:
         """Additional inputs of this builder's operators."""
