@@ -65,9 +65,11 @@ def held_kinds() -> list[SandboxKind]:
 
 
 def escapes(kind: SandboxKind) -> list[str]:
-    """The attempts that succeed in a sandbox of this kind, with or without network."""
+    """The attempts that succeed in a sandbox of this kind, with or without network, also over layers."""
     sandbox = Sandbox(kind)
     found = {*find_escapes(sandbox), *find_escapes(sandbox, network=True)}
+    if kind.can_mount:
+        found |= {*find_escapes(sandbox, layered=True)}
     return sorted(found | _exceeded(sandbox))
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -354,6 +356,66 @@ def test_an_interrupt_ends_the_whole_tree(sandbox: Sandbox, place: SandboxPolicy
     ended = sandbox.run(["sh", "-c", script], place, QUICK, interrupt, on_output=lambda text: heard.set())
     assert ended.exit_reason is ExitReason.INTERRUPTED
     assert not [p for p in process_tree(os.getpid()) if b"sleep\x008.25" in _command_line(p.pid)]
+
+
+def processes_naming(path: Path) -> list[str]:
+    """Living processes with this path among their arguments."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (folder / "cmdline").read_bytes()  # empty of one that has ended
+        except OSError:
+            continue
+        if os.fsencode(path) in arguments and folder.name != str(os.getpid()):
+            found.append(arguments.replace(b"\0", b" ").decode(errors="replace")[:100])
+    return found
+
+
+def test_an_interrupt_in_the_first_moments_leaves_nothing(sandbox: Sandbox, place: SandboxPolicy) -> None:
+    for number in range(20):
+        interrupt = Interrupt()
+        timer = threading.Timer(number / 1000, interrupt.set)
+        timer.start()
+        assert sandbox.run(["sleep", "600"], place, QUICK, interrupt).exit_reason is ExitReason.INTERRUPTED
+        timer.join()
+        assert processes_naming(place.root) == []
+
+
+_KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from keystroke.agent.sandbox import Sandbox, SandboxKind, SandboxPolicy
+sandbox, policy = Sandbox(SandboxKind(sys.argv[1])), SandboxPolicy(Path(sys.argv[2]))
+for number in range(60):
+    child = os.fork()
+    if not child:
+        sandbox.run(["sleep", "600"], policy)
+        os._exit(0)
+    time.sleep(number / 1000)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_program_killed_in_the_first_moments_of_a_command_leaves_nothing(
+    sandbox: Sandbox, place: SandboxPolicy
+) -> None:
+    """No code of the program runs after that, so the command ends by itself, whatever has been started."""
+    paths = os.pathsep.join(filter(None, sys.path))
+    subprocess.run(
+        [sys.executable, "-c", _KILLED, sandbox.kind, str(place.root)],
+        env={**os.environ, "PYTHONPATH": paths},
+        check=True,
+    )
+    until = time.monotonic() + 60
+    while processes_naming(place.root) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert processes_naming(place.root) == []
+
+
+def test_a_command_cannot_trace_the_process_that_ends_it(sandbox: Sandbox, place: SandboxPolicy) -> None:
+    attach = "import ctypes, os; print(ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0))"
+    assert sandbox.run(python(attach), place, QUICK).output == "-1\n"
 
 
 def test_a_command_may_delete_the_whole_workspace_and_nothing_else(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
 
 import pytest
-from workspaces import Project
+from workspaces import EXCLUDE, Project
 
-from keystroke.agent.sandbox import CommandLimits, Sandbox, SandboxKind, find_sandbox
+from keystroke.agent.sandbox import CommandLimits, Sandbox, SandboxKind, find_sandbox, is_effective
 from keystroke.agent.tools import Runner
-from keystroke.agent.workspace import Overlay, replica
+from keystroke.agent.workspace import Overlay, Replica, replica, replicas
+from keystroke.agent.workspace.layered import LayeredReplica
 from keystroke.agent.workspace.scratch import remove
 from keystroke.assist.edit import Workspace
 from keystroke.assist.edit.operations import Replacement, SearchReplace
@@ -28,8 +30,22 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
+HOLDING = [kind for kind in SandboxKind if kind is not SandboxKind.NONE and is_effective(Sandbox(kind))]
+LAYERED = [f"{kind} with layers" for kind in HOLDING if kind.can_mount]
+
+
+@pytest.fixture(params=["found", "none", *LAYERED])
+def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+    """Commands run in a plain copy, or, as in a large workspace, in layers."""
+    if request.param in LAYERED:
+        monkeypatch.setattr(replicas, "LAYERED_FILES", 0)
+        return Sandbox(SandboxKind(request.param.split()[0]))
+    return find_sandbox() if request.param == "found" else Sandbox(SandboxKind.NONE)
+
+
 @pytest.fixture(params=["found", "none"])
-def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+def copying(request: pytest.FixtureRequest) -> Sandbox:
+    """Commands run in a plain copy."""
     return find_sandbox() if request.param == "found" else Sandbox(SandboxKind.NONE)
 
 
@@ -215,30 +231,30 @@ def test_the_repository_and_installed_packages_cannot_be_written(project: Projec
 
 
 def test_a_workspace_too_large_to_copy_says_what_to_do(
-    project: Project, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+    project: Project, copying: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica, "MOST_FILES", 2)
-    runner = project.runner(sandbox, project.overlay())
+    runner = project.runner(copying, project.overlay())
     with pytest.raises(InputError, match="run this in the folder that the task is about"):
         run(runner, "true")
     assert not (project.folder / "copies" / "copy0").exists()
 
 
 def test_a_full_disk_is_one_sentence(
-    project: Project, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+    project: Project, copying: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(replica, "_copy_bytes", full)
     with pytest.raises(InputError, match="No space left on device; free some room"):
-        run(project.runner(sandbox, project.overlay()), "true")
+        run(project.runner(copying, project.overlay()), "true")
 
 
-def test_a_copy_is_gone_when_it_is_closed_whatever_was_done_to_it(project: Project, sandbox: Sandbox) -> None:
-    copy = project.replica(sandbox, "other")
+def test_a_copy_is_gone_when_it_is_closed_whatever_was_done_to_it(project: Project, copying: Sandbox) -> None:
+    copy = project.replica(copying, "other")
     copy.sync(project.overlay())
-    sandbox.run(
+    copying.run(
         ["sh", "-c", "mkdir -p a/b; touch a/b/c; chmod -R 000 a; chmod 500 notes"],
         copy.sandbox_policy(),
         CommandLimits(),
@@ -247,12 +263,12 @@ def test_a_copy_is_gone_when_it_is_closed_whatever_was_done_to_it(project: Proje
     assert not copy.folder.exists()
 
 
-def test_the_workspace_a_task_is_about_may_be_empty(tmp_path: Path, sandbox: Sandbox) -> None:
+def test_the_workspace_a_task_is_about_may_be_empty(tmp_path: Path, copying: Sandbox) -> None:
     root = tmp_path / "empty"
     root.mkdir()
-    copy = replica.Replica(root, tmp_path / "copy", sandbox)
+    copy = replica.Replica(root, tmp_path / "copy", copying)
     copy.sync(Overlay(Workspace(root)))
-    assert sandbox.run(["ls"], copy.sandbox_policy(), CommandLimits()).output == ""
+    assert copying.run(["ls"], copy.sandbox_policy(), CommandLimits()).output == ""
 
 
 def work(runner: Runner, script: str) -> str:
@@ -326,7 +342,7 @@ def test_folders_nested_deeper_than_python_recurses_do_not_end_a_task(
 
 
 def test_a_workspace_too_large_is_not_begun_to_copy(
-    project: Project, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+    project: Project, copying: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def copied(*_: object) -> None:
         raise AssertionError("a file was copied")
@@ -334,7 +350,7 @@ def test_a_workspace_too_large_is_not_begun_to_copy(
     monkeypatch.setattr(replica, "MOST_FILES", 2)
     monkeypatch.setattr(replica, "_copy_file", copied)
     with pytest.raises(InputError, match="too much to copy"):
-        run(project.runner(sandbox, project.overlay()), "true")
+        run(project.runner(copying, project.overlay()), "true")
 
 
 def test_a_rewritten_tree_is_compared_without_search(project: Project) -> None:
@@ -346,3 +362,149 @@ def test_a_rewritten_tree_is_compared_without_search(project: Project) -> None:
     plan = overlay.plan("rewrite")
     assert overlay.plan("rewrite").changes[0] is plan.changes[0]  # compared once
     assert plan.diff().count("\n+new") == 60 * 200
+
+
+# ── large workspaces ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", [*HOLDING, SandboxKind.NONE], ids=str)
+def test_a_command_in_a_large_workspace_changes_its_own_view_only(
+    project: Project, kind: SandboxKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is copied where the sandbox can mount layers; where it cannot, a copy serves."""
+    files = 3_000 if kind is find_sandbox().kind else 300
+    monkeypatch.setattr(replicas, "LAYERED_FILES", files - 100)
+    for number in range(files):
+        folder = project.root / f"f{number % 60}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number}.py").write_text(f"x = {number}\n")
+    overlay = project.overlay()
+    overlay.resolve([CHANGE])
+    runner = project.runner(Sandbox(kind), overlay)
+    told = work(runner, "cat calc.py f1/1.py; echo y = 1 >> f1/1.py; echo z = 1 > f2/new.py; rm -r f3/3.py")
+    assert told == "def add(a, b):\n    return a + b\nx = 1\n"
+    assert overlay.texts == {
+        "calc.py": "def add(a, b):\n    return a + b\n",
+        "f1/1.py": "x = 1\ny = 1\n",
+        "f2/new.py": "z = 1\n",
+        "f3/3.py": None,
+    }
+    assert (project.root / "f1" / "1.py").read_text() == "x = 1\n"
+    assert (project.root / "f3" / "3.py").exists()
+    assert run(runner, "cat f1/1.py f2/new.py; ls f3/3.py calc.py 2>&1 | tail -1") == (
+        "x = 1\ny = 1\nz = 1\ncalc.py\n"
+    )
+    stored = sum(path.is_file() for path in (project.folder / "copies").rglob("*"))
+    assert stored < 10 if kind.can_mount else stored > files
+
+
+_AT_RANDOM = r"""
+import os, random, shutil, sys
+choose = random.Random(int(sys.argv[1]))
+names = "a b c d/a d/b d/e/a d/e d new new/x calc.py notes notes/plan.txt".split()
+for _ in range(25):
+    one, other = choose.choice(names), choose.choice(names)
+    do = choose.choice(("write", "append", "remove", "move", "folder", "link", "mode", "hard", "copy"))
+    try:
+        if do in ("write", "append"):
+            os.makedirs(os.path.dirname(one) or ".", exist_ok=True)
+            open(one, "w" if do == "write" else "a").write(str(choose.random()) + "\n")
+        elif do == "remove":
+            shutil.rmtree(one) if os.path.isdir(one) and not os.path.islink(one) else os.unlink(one)
+        elif do == "move":
+            shutil.move(one, other)
+        elif do == "folder":
+            os.makedirs(one)
+        elif do == "link":
+            os.symlink(other, one)
+        elif do == "mode":
+            os.chmod(one, choose.choice((0o600, 0o755)) if os.path.isfile(one) else 0o755)
+        elif do == "hard":
+            os.link(one, other)
+        elif do == "copy":
+            shutil.copytree(one, other, symlinks=True) if os.path.isdir(one) else shutil.copy2(one, other)
+    except (OSError, shutil.Error):
+        pass
+"""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HOLDING if kind.can_mount], ids=str)
+def test_layers_and_a_copy_find_the_same_changes(project: Project, kind: SandboxKind) -> None:
+    for name in ("a", "b", "c", "d/a", "d/b", "d/e/a"):
+        project.write(name, f"{name}\n")
+        os.utime(project.root / name, (1, 1))
+    before = project.tree()
+    overlay = project.overlay()
+    overlay.write("b", None)
+    overlay.write("c", "of the task\n")
+    overlay.write("new", "new\n")
+    sandbox = Sandbox(kind)
+    layered = LayeredReplica(project.root, project.folder / "layers", sandbox, exclude=EXCLUDE)
+    assert layered.is_possible()
+    changed = 0
+    for seed in range(8):
+        found = []
+        for copy in (project.replica(sandbox, f"copy{seed}"), layered):
+            copy.sync(overlay)
+            ended = sandbox.run([sys.executable, "-c", _AT_RANDOM, str(seed)], copy.sandbox_policy())
+            assert ended.ok, ended.output
+            found.append(_differences(copy, {**before, **overlay.texts}))
+        assert found[0] == found[1], f"seed {seed}"
+        changed += len(found[0])
+    assert changed > 30
+    assert project.tree() == before
+
+
+def _differences(copy: Replica, known: dict[str, str | None]) -> dict[str, str | None]:
+    """A file that was rewritten with the same text may be reported or not."""
+    changes, large = copy.changes()
+    assert not large
+    texts = {name: None if data is None else data.decode() for name, data in changes.items()}
+    return {name: text for name, text in texts.items() if text != known.get(name)}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HOLDING if kind.can_mount], ids=str)
+def test_what_is_hidden_stays_hidden_in_layers(project: Project, kind: SandboxKind) -> None:
+    """Also after the folder above was removed and made again, and for a secret of a moment ago."""
+    project.write("deep/er/key.pem", "hush\n")
+    project.write("deep/__pycache__/.env", "hush\n")
+    sandbox = Sandbox(kind)
+    layered = LayeredReplica(project.root, project.folder / "layers", sandbox, exclude=EXCLUDE)
+    overlay = project.overlay()
+    with socket.socket(socket.AF_UNIX) as server:
+        here = os.getcwd()
+        os.chdir(project.root)
+        try:
+            server.bind("socket")
+        finally:
+            os.chdir(here)
+        server.listen()
+        script = (
+            "find . -type f | xargs cat; test -e socket && echo SOCKET; rm -rf deep; mkdir -p deep/er; "
+            "cat deep/er/key.pem deep/__pycache__/.env .env; echo mine > deep/er/key.pem; "
+            "mknod deep/w c 0 0; setfattr -n user.overlay.opaque -v n deep; mv deep elsewhere; "
+            "find . -type f | xargs cat; true"
+        )
+        for _ in range(2):
+            layered.sync(overlay)
+            told = sandbox.run(["sh", "-c", script], layered.sandbox_policy()).output
+            assert "hush" not in told
+            assert "SOCKET" not in told
+            assert "mine" in told
+            project.write("late/id.pem", "hush\n")
+    assert (project.root / "deep" / "er" / "key.pem").read_text() == "hush\n"
+    changes, _ = layered.changes()
+    assert changes == {"elsewhere/er/key.pem": b"mine\n"}
+
+
+def test_layers_are_not_used_where_the_kernel_refuses_them(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "LAYERED_FILES", 0)
+    monkeypatch.setattr(os, "mknod", _refuse)
+    assert run(project.runner(find_sandbox(), project.overlay()), "cat notes/plan.txt") == "first\nsecond\n"
+    assert (project.folder / "copies" / "copy0" / "calc.py").exists()
+
+
+def _refuse(*_: object) -> None:
+    raise PermissionError(1, "Operation not permitted")

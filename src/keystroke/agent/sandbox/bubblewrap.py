@@ -18,7 +18,9 @@ def bubblewrap(
     command = [
         shutil.which("bwrap") or "bwrap",
         *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
-        *("--unshare-net", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+        # Without --die-with-parent: where its own process is killed early, its child would wait for it for
+        # ever. The launcher ends with its lifeline, and bubblewrap with the launcher.
+        *("--unshare-net", "--new-session", "--cap-drop", "ALL"),
         *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
     ]
     for folder in view.emptied:

@@ -1,4 +1,5 @@
-"""What a sandboxed command gets from this process while it runs: a proxy, and a broker for metadata.
+"""What connects a sandboxed command with this process while it runs: a proxy, a broker for metadata, and a
+lifeline that ends the command with this process.
 
 The launcher prepares their descriptors inside the sandbox (a socket that listens in the command's own
 network, the listener of its seccomp filter) and sends them here over a socket pair.
@@ -15,6 +16,32 @@ from pathlib import Path
 
 from keystroke.agent.sandbox.metadata import MetadataBroker
 from keystroke.agent.sandbox.proxy import NetworkProxy
+
+_END_SECONDS = 2.0  # for the processes of a sandbox to end by themselves
+
+
+class Lifeline:
+    """A socket pair whose far end the sandbox's own processes hold, and the command does not. When this end
+    is closed, or this process is killed, the kernel kills the launcher, and its sandbox ends. As a context
+    manager it waits until the far end is closed, so that nothing of the sandbox is left."""
+
+    def __init__(self) -> None:
+        self._here, self._there = socket.socketpair()
+
+    @property
+    def descriptor(self) -> int:
+        return self._there.fileno()
+
+    def __enter__(self) -> Lifeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._there.close()
+        with contextlib.suppress(OSError):
+            self._here.shutdown(socket.SHUT_WR)
+            self._here.settimeout(_END_SECONDS)
+            self._here.recv(1)
+        self._here.close()
 
 
 class HostChannel:

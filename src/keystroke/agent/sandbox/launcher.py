@@ -3,7 +3,9 @@
 Runs as a program of its own (`python -I -S launcher.py SPEC COMMAND...`), so it imports only the standard
 library; bubblewrap runs it inside. It confines itself first, then executes the command; a failing step ends
 it with code 125 before the command runs. It remains the command's parent: it adopts orphans and kills them
-when the command has ended. The kind `none` confines nothing and only does that.
+when the command has ended. It is killed when the other end of its lifeline is closed, at any moment; a signal
+on the parent's death would miss a parent that dies before it is asked for. The kind `none` confines nothing
+and only does that; the kind `layers` mounts layers and becomes bubblewrap, which can then show them.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = (
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
 _AT_FDCWD, _AT_RECURSIVE, _ATTR_RDONLY = -100, 0x8000, 0x1
 # prctl
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 24, 36, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 # system calls without a function in libc; the numbers are the same on every architecture
 _MOUNT_SETATTR, _LL_CREATE, _LL_ADD, _LL_RESTRICT = 442, 444, 445, 446
 _SECCOMP_FILTER, _SECCOMP_NEW_LISTENER = 1, 1 << 3
 _GET_FLAGS, _SET_FLAGS, _IS_UP = 0x8913, 0x8914, 1  # of a network interface
+_SET_SIGNAL = 10  # fcntl: the signal that tells of a descriptor's state
 
 # Landlock's rights over files, by the version of its interface that knows them
 _LL_EXECUTE, _LL_READ_FILE, _LL_READ_DIR = 1 << 0, 1 << 2, 1 << 3
@@ -54,19 +58,25 @@ def main() -> None:
         os.unlink(file.name)
     spec = json.loads(given)
     try:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if spec["kind"] == "layers":
+            _unshare(_NEWNS)
+            _mount_layers(spec)
+            os.execv(command[0], command)
+        _end_with(spec["lifeline"])
         _limit(spec)
         if spec["kind"] == "namespaces":
             _enter_namespaces(spec)
-            child = os.fork()  # the first process of the new namespace
+            child = os.fork()  # the first process of the new namespace, which no signal of a lifeline kills
             if child:
                 _wait_for(child)
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            _check_lifeline(spec["lifeline"])
             _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV)
         else:
             _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "become a subreaper")
         if spec["kind"] != "none":
             _confine(spec)
+        _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "keep the command from tracing its launcher")
         os.chdir(spec["cwd"])
     except (OSError, KeyError, ValueError) as error:
         os.write(2, f"keystroke: the sandbox failed: {error}\n".encode())
@@ -75,6 +85,22 @@ def main() -> None:
     if child:
         _wait_for(child)
     _execute(command)
+
+
+def _end_with(lifeline: int) -> None:
+    """Have the kernel kill this process, even a stopped one, when the other end is closed."""
+    os.set_inheritable(lifeline, False)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, _SET_SIGNAL, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    _check_lifeline(lifeline)
+
+
+def _check_lifeline(lifeline: int) -> None:
+    """End where the other end was closed before it could be watched."""
+    with contextlib.suppress(BlockingIOError):
+        os.read(lifeline, 1)
+        os._exit(FAILED)
 
 
 def _confine(spec: dict[str, Any]) -> None:
@@ -198,17 +224,31 @@ def _filter_calls(code: bytes, seccomp: int, broker: bool) -> int | None:
 # ── namespaces ────────────────────────────────────────────────────────────────────────────────
 
 
-def _enter_namespaces(spec: dict[str, Any]) -> None:
+def _unshare(flags: int) -> None:
     user, group = os.getuid(), os.getgid()
-    flags = _NEWNS | _NEWPID | _NEWIPC | _NEWUTS | _NEWNET
     if _libc.unshare(flags | _NEWUSER) == 0:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{user} {user} 1")
         _write("/proc/self/gid_map", f"{group} {group} 1")
     else:  # an administrator may do without a user namespace
         _check(_libc.unshare(flags), "make namespaces")
-    _start_loopback()
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+
+
+def _mount_layers(spec: dict[str, Any]) -> None:
+    """Mount an overlay at the root. Paths are given as descriptors, since commas and colons separate."""
+    opened = {name: os.open(path, os.O_PATH) for name, path in spec["layers"].items()}
+    options = "".join(f"{name}dir=/proc/self/fd/{descriptor}," for name, descriptor in opened.items())
+    _mount("overlay", spec["root"], "overlay", _MS_NOSUID | _MS_NODEV, f"{options}userxattr,index=off")
+    for descriptor in opened.values():
+        os.close(descriptor)
+
+
+def _enter_namespaces(spec: dict[str, Any]) -> None:
+    _unshare(_NEWNS | _NEWPID | _NEWIPC | _NEWUTS | _NEWNET)
+    _start_loopback()
+    if spec["layers"]:
+        _mount_layers(spec)
     # Kept open: the mounts below cover these paths.
     shown_from = [spec["root"], *spec["lent"], *spec["readonly"].values()]
     sources = {path: os.open(path, os.O_PATH) for path in shown_from}

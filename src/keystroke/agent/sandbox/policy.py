@@ -23,16 +23,28 @@ class CommandLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Layers:
+    """A folder in two layers: `lower` is never written, `upper` holds what differs from it. `work` is an
+    empty folder beside `upper`, for the kernel."""
+
+    lower: Path
+    upper: Path
+    work: Path
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxPolicy:
     """What a command may access. `root` is the folder it may write; where the sandbox can mount, it
     appears at `mount_point`, so that absolute paths mean the same as for the user. `readonly` are paths
-    below `mount_point` that are mounted from elsewhere; `hidden` paths are inaccessible."""
+    below `mount_point` that are mounted from elsewhere; `hidden` paths are inaccessible. `layers` are mounted
+    at `root` while the command runs, in a sandbox that can mount."""
 
     root: Path
     mount_point: Path | None = None
     readonly: Mapping[Path, Path] = field(default_factory=dict)  # path inside the sandbox -> real path
     hidden: tuple[Path, ...] = ()
     network: bool = False
+    layers: Layers | None = None
 
     @property
     def inside_path(self) -> Path:

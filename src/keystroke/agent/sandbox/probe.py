@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from keystroke.agent.sandbox import attempts
-from keystroke.agent.sandbox.policy import CommandLimits, SandboxPolicy
+from keystroke.agent.sandbox.policy import CommandLimits, Layers, SandboxPolicy
 from keystroke.agent.sandbox.sandbox import Sandbox, SandboxKind
 from keystroke.errors import KeystrokeError, UsageError
 
@@ -51,15 +51,17 @@ def is_effective(sandbox: Sandbox) -> bool:
         return False
 
 
-def find_escapes(sandbox: Sandbox, *, network: bool = False) -> list[str]:
-    """The names of the attempts that succeed. InputError, OSError or ValueError where none could be made."""
+def find_escapes(sandbox: Sandbox, *, network: bool = False, layered: bool = False) -> list[str]:
+    """The names of the attempts that succeed; `layered`: in a workspace of two layers. InputError, OSError or
+    ValueError where none could be made."""
     mark = f"keystroke-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="keystroke-probe-", dir=_probe_folder()))
         )
         workspace, shown, secret = folder / "workspace", folder / "shown", folder / "secret"
-        for path in (workspace, shown):
+        layers = Layers(workspace, folder / "upper", folder / "work")
+        for path in (workspace, shown, folder / "root", layers.upper, layers.work):
             path.mkdir()
         secret.write_text(mark)
         for name in ("file", "other", "removable", "movable"):
@@ -89,10 +91,14 @@ def find_escapes(sandbox: Sandbox, *, network: bool = False) -> list[str]:
         program = Path(attempts.__file__).read_text(encoding="utf-8")
         sandbox.run(
             [sys.executable, "-I", "-S", "-c", program, json.dumps(targets)],
-            SandboxPolicy(workspace, readonly={shown: shown}, network=network),
+            SandboxPolicy(folder / "root", workspace, {shown: shown}, network=network, layers=layers)
+            if layered
+            else SandboxPolicy(workspace, readonly={shown: shown}, network=network),
             CommandLimits(seconds=60),
         )
-        found = set(json.loads((workspace / "result").read_text()))
+        found = set(json.loads(((layers.upper if layered else workspace) / "result").read_text()))
+        if layered and any(workspace.iterdir()):
+            found.add("file: below the layers")
         return sorted(found | _traces(shown, before, datagrams, victim))
 
 

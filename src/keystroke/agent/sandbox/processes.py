@@ -87,6 +87,18 @@ def end_tree(root: int) -> None:
         _send(pid, signal.SIGKILL)
 
 
+def end_group(leader: int) -> None:
+    """Kill what is left of the process group of a process that has ended: children that it started in its
+    last moment."""
+    try:
+        os.kill(leader, 0)  # another process that has the number now
+    except ProcessLookupError:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)
+    except PermissionError:
+        return
+
+
 def end_namespace(root: int) -> bool:
     """Kill the first process of the namespace that `root` started: the kernel ends all others with it. False
     where `root` has not started it yet."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from keystroke.agent.sandbox import launcher
 from keystroke.agent.sandbox.bubblewrap import bubblewrap
-from keystroke.agent.sandbox.channel import HostChannel
+from keystroke.agent.sandbox.channel import HostChannel, Lifeline
 from keystroke.agent.sandbox.environment import command_environment
 from keystroke.agent.sandbox.policy import CommandLimits, CompletedCommand, SandboxPolicy
 from keystroke.agent.sandbox.processes import user_thread_count
@@ -29,6 +29,7 @@ from keystroke.errors import InputError, UsageError
 
 _LONGEST_ARGUMENT = 100_000  # Linux takes 128 KiB; a longer policy is handed over in a file
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
+_LAUNCH = (sys.executable, "-I", "-S", launcher.__file__)
 
 
 class SandboxKind(StrEnum):
@@ -76,9 +77,13 @@ class Sandbox:
             raise InputError("a command cannot hold a NUL byte")
         if not policy.root.is_dir():
             raise InputError(f"the folder {policy.root} does not exist; a command needs one to run in")
-        with self._scratch() as scratch, HostChannel((policy.root, scratch)) as channel:
+        with (
+            self._scratch() as scratch,
+            HostChannel((policy.root, scratch)) as channel,
+            Lifeline() as lifeline,
+        ):
             variables = {**command_environment(scratch), **(env or {})}
-            command, own = self._confined(argv, policy, limits, scratch, channel)
+            command, own = self._confined(argv, policy, limits, scratch, channel, lifeline)
             ended = supervise(
                 command,
                 cwd=policy.root,
@@ -89,7 +94,7 @@ class Sandbox:
                 disk=policy.root,
                 unused=own,
                 namespace=self.kind.can_mount,
-                descriptors=(channel.descriptor,),
+                descriptors=(channel.descriptor, lifeline.descriptor),
                 stdin=stdin,
                 idle=idle,
             )
@@ -116,6 +121,7 @@ class Sandbox:
         limits: CommandLimits,
         scratch: Path,
         channel: HostChannel,
+        lifeline: Lifeline,
     ) -> tuple[list[str], int]:
         """The command line, and how many of its processes belong to the sandbox."""
         view = FileView.of(policy)
@@ -129,17 +135,18 @@ class Sandbox:
         spec: dict[str, object] = {
             "kind": str(self.kind),
             "cwd": str(self.path_inside(policy)),
+            "lifeline": lifeline.descriptor,
             "network": policy.network,
             "file": limits.file,
             "memory": limits.memory,
             # The system counts all processes of a user, so the existing ones are added.
             "processes": limits.processes + user_thread_count() + 16,
         }
+        layers = {"layers": _layer_paths(policy), "root": str(policy.root)}
         if self.confines:
             spec |= self._system_calls(policy, channel, proxy)
         if self.kind is SandboxKind.NAMESPACES:
-            spec |= {
-                "root": str(policy.root),
+            spec |= layers | {
                 "seen": str(policy.inside_path),
                 "readonly": {str(shown): str(real) for shown, real in policy.readonly.items()},
                 "lent": [str(path) for path in view.lent],
@@ -155,9 +162,12 @@ class Sandbox:
             handed = scratch / f".policy-{secrets.token_hex(8)}"
             handed.write_text(text, encoding="utf-8")
             text = f"@{handed}"
-        launch = [sys.executable, "-I", "-S", launcher.__file__, text, *argv]
+        launch = [*_LAUNCH, text, *argv]
         if self.kind is SandboxKind.BUBBLEWRAP:
-            return bubblewrap(launch, policy, view, sizes), 3
+            command = bubblewrap(launch, policy, view, sizes)
+            if policy.layers is not None:
+                command = [*_LAUNCH, json.dumps({"kind": "layers"} | layers), *command]
+            return command, 3
         return launch, 2 if self.kind is SandboxKind.NAMESPACES else 1
 
     def _system_calls(
@@ -175,3 +185,10 @@ class Sandbox:
             "proxy": proxy.url if proxy else "",
             "proxy_port": proxy.port if proxy else 0,
         }
+
+
+def _layer_paths(policy: SandboxPolicy) -> dict[str, str]:
+    """By the names of the overlay file system's options."""
+    if policy.layers is None:
+        return {}
+    return {name: str(getattr(policy.layers, name)) for name in ("lower", "upper", "work")}

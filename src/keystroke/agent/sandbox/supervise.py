@@ -16,7 +16,7 @@ from pathlib import Path
 
 from keystroke.agent.sandbox.cgroup import ControlGroup, process_limit
 from keystroke.agent.sandbox.policy import CommandLimits, CompletedCommand, ExitReason, OutputBuffer
-from keystroke.agent.sandbox.processes import end_namespace, end_tree, process_tree
+from keystroke.agent.sandbox.processes import end_group, end_namespace, end_tree, process_tree
 from keystroke.engine.base import Interrupt
 from keystroke.errors import InputError, NotFound
 
@@ -89,6 +89,7 @@ def _supervise(child: subprocess.Popen[bytes], watch: _Watch, namespace: bool) -
         if child.poll() is None:
             end_tree(child.pid)
         child.wait()
+        end_group(child.pid)
         watch.close()
     return CompletedCommand(
         child.returncode, watch.output.text(), ending, time.monotonic() - started, watch.output.printed

@@ -2,6 +2,7 @@
 
 from keystroke.agent.workspace.listing import list_files
 from keystroke.agent.workspace.overlay import Overlay
-from keystroke.agent.workspace.replica import Replica, WorkspaceReplicas
+from keystroke.agent.workspace.replica import Replica
+from keystroke.agent.workspace.replicas import WorkspaceReplicas
 
 __all__ = ["Overlay", "Replica", "WorkspaceReplicas", "list_files"]

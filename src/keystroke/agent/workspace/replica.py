@@ -2,17 +2,18 @@
 
 The user's files are only read. `changes` reports what commands changed in a copy; the next `sync` reverts
 it. Secrets are never copied. Repositories and installed packages are mounted read-only where the sandbox
-can mount, and linked where it cannot.
+can mount, and linked where it cannot. Files are not linked: a command could write the user's through them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
-import threading
-from collections.abc import Iterator
-from fnmatch import fnmatch
+from collections.abc import Callable, Iterator
+from fnmatch import translate
+from itertools import islice
 from pathlib import Path
 
 from keystroke.agent.sandbox import Sandbox, SandboxPolicy, credential_paths, secret_files
@@ -23,15 +24,20 @@ from keystroke.assist.edit.workspace import MAX_BYTES
 from keystroke.errors import InputError
 
 MOST_BYTES = 1 << 30
-MOST_FILES = 50_000
+MOST_FILES = 250_000
+MOST_CONSIDERED = 50_000  # changed files, before those that git ignores are left out
 MOST_CHANGED_BYTES = (
     64 << 20
 )  # that one command may change, over all files; sparse files cost nothing to make
 MOST_CHANGED_FILES = 5_000
 _MOUNTED = frozenset({".git", ".hg", ".svn", "node_modules", ".venv", "venv", ".tox", ".nox", ".direnv"})
-_CACHES = frozenset({"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"})
+CACHES = frozenset({"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"})
 
 Mark = tuple[int, int, int]  # size, time, inode: enough to detect a write
+
+
+def mark(info: os.stat_result) -> Mark:
+    return info.st_size, info.st_mtime_ns, info.st_ino
 
 
 class Replica:
@@ -39,7 +45,9 @@ class Replica:
 
     def __init__(self, root: Path, folder: Path, sandbox: Sandbox, *, exclude: tuple[str, ...] = ()) -> None:
         self.root, self.folder = root, folder
+        self._written = folder  # by commands
         self._sandbox, self._exclude = sandbox, exclude
+        self._secret = re.compile("|".join(map(translate, exclude)) or r"(?!)")
         self._mounted: list[str] = []
         self._marks: dict[str, Mark] = {}
         self._shown: dict[str, str | None] = {}
@@ -48,22 +56,25 @@ class Replica:
         """Make the copy hold exactly the workspace with the overlay's changes. InputError where the workspace
         is too large to copy or the disk is full."""
         try:
-            if not self.folder.exists():
-                self._copy()
-            else:
-                self._revert()
-            for path in {*self._shown, *overlay.texts}:
-                if path not in overlay.texts:
-                    self._restore(path)
-                elif self._shown.get(path, ...) != overlay.texts[path]:
-                    self._put(path, overlay.encoded(path))
-            self._shown = dict(overlay.texts)
-            self._marks = dict(self._walk())
+            self._prepare(overlay)
         except OSError as error:
             raise InputError(
                 f"the copy of the workspace in {self.folder} cannot be made: {error.strerror}; "
                 "free some room there"
             ) from None
+
+    def _prepare(self, overlay: Overlay) -> None:
+        if not self.folder.exists():
+            self._copy()
+        else:
+            self._revert()
+        for path in {*self._shown, *overlay.texts}:
+            if path not in overlay.texts:
+                self._restore(path)
+            elif self._shown.get(path, ...) != overlay.texts[path]:
+                self._put(path, overlay.encoded(path))
+        self._shown = dict(overlay.texts)
+        self._marks = dict(self._walk())
 
     def sandbox_policy(self, *, network: bool = False) -> SandboxPolicy:
         """The policy for a command that runs in the copy."""
@@ -78,92 +89,84 @@ class Replica:
         """The changes in the copy since `sync`: new bytes by path, None for removed files; and the files that
         are too large to edit. Ignored files, names that are not UTF-8 and what is not a regular file are
         left out. InputError where there is more than a change may hold."""
-        now = dict(self._walk(2 * MOST_FILES))
-        names = {name for name in {*now, *self._marks} if now.get(name) != self._marks.get(name)}
-        if len(names) > MOST_FILES:
-            raise _too_much(len(names))
-        kept = sorted(name for name in names - ignored_files(self.root, names) if is_text(name))
-        sizes = {name: now[name][0] for name in kept if name in now}
-        wanted = [name for name in kept if sizes.get(name, 0) <= MAX_BYTES]
+        changed = self._changed()
+        if len(changed) > MOST_CONSIDERED:
+            raise _too_much(len(changed))
+        kept = sorted(name for name in changed.keys() - ignored_files(self.root, changed) if is_text(name))
+        wanted = {name: size for name in kept if (size := changed[name]) is None or size <= MAX_BYTES}
         if (
             len(wanted) > MOST_CHANGED_FILES
-            or sum(sizes.get(name, 0) for name in wanted) > MOST_CHANGED_BYTES
+            or sum(size or 0 for size in wanted.values()) > MOST_CHANGED_BYTES
         ):
             raise _too_much(len(wanted))
-        large = [name for name in kept if sizes.get(name, 0) > MAX_BYTES]
-        return {name: self._read(name, sizes[name]) if name in now else None for name in wanted}, large
+        large = [name for name in kept if name not in wanted]
+        return {
+            name: None if size is None else self._read(name, size) for name, size in wanted.items()
+        }, large
+
+    def _changed(self) -> dict[str, int | None]:
+        """The sizes of files that a command changed; None of removed ones."""
+        now = dict(self._walk(2 * MOST_FILES))
+        names = (name for name in {*now, *self._marks} if now.get(name) != self._marks.get(name))
+        return {name: now[name][0] if name in now else None for name in names}
 
     def _read(self, name: str, size: int) -> bytes:
         """At most the bytes that were counted."""
-        with (self.folder / name).open("rb") as file:
+        with (self._written / name).open("rb") as file:
             return file.read(size)
 
     def close(self) -> None:
         remove(self.folder)
 
-    def _copy(self) -> None:
+    def count_files(self, most: int, most_bytes: int) -> dict[str, os.stat_result] | None:
+        """Every file and link to copy; None where there are more. Collects the folders to mount."""
+        self._mounted.clear()
         found: dict[str, os.stat_result] = {}
         size = 0
-        for name in self._sources():  # counted first: a copy that is too large is not begun
-            info = found[name] = (self.root / name).lstat()
-            size += info.st_size
-            if len(found) > MOST_FILES or size > MOST_BYTES:
-                raise InputError(
-                    f"{self.root} has more than {MOST_FILES:,} files or {MOST_BYTES >> 20:,} MB, too much to "
-                    "copy for a command; run this in the folder that the task is about"
-                )
+        for name, entry in walk(self.root, enter=self._enters):
+            if entry.is_symlink() or (entry.is_file() and not self._is_secret(entry.name)):
+                info = found[name] = entry.stat(follow_symlinks=False)
+                size += info.st_size
+                if len(found) > most or size > most_bytes:
+                    return None
+        return found
+
+    def _copy(self) -> None:
+        found = self.count_files(MOST_FILES, MOST_BYTES)  # a copy that is too large is not begun
+        if found is None:
+            raise InputError(
+                f"{self.root} has more than {MOST_FILES:,} files or {MOST_BYTES >> 20:,} MB, too much to "
+                "copy for a command; run this in the folder that the task is about"
+            )
         self.folder.mkdir(mode=0o700, parents=True)
         for name, info in found.items():
-            _copy_file(self.root / name, self.folder / name, info)
+            _copy_file(f"{self.root}/{name}", f"{self.folder}/{name}", info)
         if not self._sandbox.kind.can_mount:
             for name in self._mounted:
                 (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (self.folder / name).symlink_to(self.root / name)
 
-    def _sources(self) -> Iterator[str]:
-        """Every file and link to copy; collects the folders to mount."""
-        self._mounted.clear()
-        waiting = [""]
-        while waiting:
-            inside = waiting.pop()
-            with os.scandir(self.root / inside) as entries:
-                ordered = sorted(entries, key=lambda entry: entry.name)
-            for entry in ordered:
-                name = f"{inside}/{entry.name}" if inside else entry.name
-                if entry.is_dir(follow_symlinks=False):
-                    if entry.name in _MOUNTED or os.path.exists(os.path.join(entry.path, "pyvenv.cfg")):
-                        self._mounted.append(name)
-                    elif entry.name not in _CACHES:
-                        waiting.append(name)
-                elif entry.is_symlink() or (entry.is_file() and not self._is_secret(entry.name)):
-                    yield name
+    def _enters(self, name: str, entry: os.DirEntry[str]) -> bool:
+        """Whether a folder is copied; others are mounted, or caches."""
+        if entry.name in _MOUNTED or os.path.exists(f"{entry.path}/pyvenv.cfg"):
+            self._mounted.append(name)
+            return False
+        return entry.name not in CACHES
 
     def _is_secret(self, name: str) -> bool:
-        return any(fnmatch(name, pattern) for pattern in self._exclude)
+        return self._secret.match(name) is not None
 
     def _walk(self, most: int | None = None) -> Iterator[tuple[str, Mark]]:
-        """The regular files of the copy, without mounted folders; the first `most` of them. Does not recurse,
-        and leaves out what lies deeper than a path can name."""
-        mounted, waiting, count = set(self._mounted), [""], 0
-        while waiting:
-            inside = waiting.pop()
-            try:
-                with os.scandir(self.folder / inside) as entries:
-                    found = list(entries)
-            except OSError:
-                continue
-            for entry in found:
-                name = f"{inside}/{entry.name}" if inside else entry.name
-                with contextlib.suppress(OSError):
-                    if entry.is_dir(follow_symlinks=False):
-                        if name not in mounted and entry.name not in _CACHES:
-                            waiting.append(name)
-                    elif entry.is_file(follow_symlinks=False):
-                        info = entry.stat(follow_symlinks=False)
-                        yield name, (info.st_size, info.st_mtime_ns, info.st_ino)
-                        count += 1
-                        if count == most:
-                            return
+        """The regular files of the copy, without mounted folders; the first `most` of them."""
+        mounted = set(self._mounted)
+
+        def enter(name: str, entry: os.DirEntry[str]) -> bool:
+            return name not in mounted and entry.name not in CACHES
+
+        files = (found for found in walk(self.folder, enter=enter) if found[1].is_file(follow_symlinks=False))
+        for name, entry in islice(files, most):
+            with contextlib.suppress(OSError):
+                yield name, mark(entry.stat(follow_symlinks=False))
 
     def _revert(self) -> None:
         """Undo what commands did to the copy."""
@@ -209,6 +212,26 @@ class Replica:
             target.chmod(stat.S_IMODE(source.stat().st_mode))
 
 
+def walk(
+    top: Path, inside: str = "", *, enter: Callable[[str, os.DirEntry[str]], bool] = lambda *_: True
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Everything below `top/inside` by its name below `top`, also folders. Does not recurse, does not follow
+    links, and leaves out what cannot be read or lies deeper than a path can name."""
+    waiting = [inside]
+    while waiting:
+        above = waiting.pop()
+        try:
+            with os.scandir(os.path.join(top, above)) as entries:
+                found = list(entries)
+        except OSError:
+            continue
+        for entry in found:
+            name = f"{above}/{entry.name}" if above else entry.name
+            if entry.is_dir(follow_symlinks=False) and enter(name, entry):
+                waiting.append(name)
+            yield name, entry
+
+
 def _too_much(files: int) -> InputError:
     return InputError(
         f"the command changed {files:,} files, or more than {MOST_CHANGED_BYTES >> 20} MB of text; that is "
@@ -216,56 +239,29 @@ def _too_much(files: int) -> InputError:
     )
 
 
-class WorkspaceReplicas:
-    """Copies for commands that run at the same time, created when first needed."""
-
-    def __init__(
-        self, root: Path, folder: Path, sandbox: Sandbox, *, exclude: tuple[str, ...] = (), most: int = 1
-    ) -> None:
-        self._made: list[Replica] = []
-        self._free: list[Replica] = []
-        self._returned = threading.Condition()
-        self._most = max(1, most)
-        self._root, self._folder, self._sandbox, self._exclude = root, folder, sandbox, exclude
-
-    @contextlib.contextmanager
-    def borrow(self) -> Iterator[Replica]:
-        """A copy for exclusive use. Waits while all are in use."""
-        with self._returned:
-            while not self._free and len(self._made) >= self._most:
-                self._returned.wait()
-            if not self._free:
-                folder = self._folder / f"copy{len(self._made)}"
-                made = Replica(self._root, folder, self._sandbox, exclude=self._exclude)
-                self._made.append(made)
-                self._free.append(made)
-            replica = self._free.pop()
-        try:
-            yield replica
-        finally:
-            with self._returned:
-                self._free.append(replica)
-                self._returned.notify()
-
-    def close(self) -> None:
-        """Remove all copies once they have been returned."""
-        with self._returned:
-            while len(self._free) < len(self._made):
-                self._returned.wait()
-        for replica in self._made:
-            if replica.folder.exists():
-                replica.close()
+def _copy_file(source: Path | str, target: Path | str, info: os.stat_result) -> None:
+    try:
+        _copy_into_folder(source, target, info)
+    except FileNotFoundError:  # of its folder; asking for each file would take a third of the time
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        _copy_into_folder(source, target, info)
 
 
-def _copy_file(source: Path, target: Path, info: os.stat_result) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
+def _copy_into_folder(source: Path | str, target: Path | str, info: os.stat_result) -> None:
     if stat.S_ISLNK(info.st_mode):
-        target.symlink_to(os.readlink(source))
+        os.symlink(os.readlink(source), target)
         return
-    with source.open("rb") as reading, target.open("wb") as writing:
-        _copy_bytes(reading.fileno(), writing.fileno(), info.st_size)
-    target.chmod(stat.S_IMODE(info.st_mode) | stat.S_IWUSR)
-    os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
+    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _copy_bytes(reading, writing, info.st_size)
+            os.fchmod(writing, stat.S_IMODE(info.st_mode) | stat.S_IWUSR)
+            os.utime(writing, ns=(info.st_atime_ns, info.st_mtime_ns))
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
 
 
 def _copy_bytes(source: int, target: int, size: int) -> None:
