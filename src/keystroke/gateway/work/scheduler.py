@@ -21,6 +21,7 @@ from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.mixing import Mixing, Predictor
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import Drafter
+from keystroke.engine.token_healing import token_index
 from keystroke.errors import EngineError, Interrupted, KeystrokeError, Unavailable
 from keystroke.gateway.work.priority import Priority, Tier, rank
 from keystroke.gateway.work.queue import WorkQueue, check_room, insert_ticket, updated_rate
@@ -284,6 +285,7 @@ class Scheduler(WorkQueue):
         self.prefill_rate = updated_rate(self.prefill_rate, running.generation.stats)
         if ticket.job.warm:
             self._finish(running, None)
+            token_index(self.model.tokenizer)  # takes a tenth of a second once: before the first half word
 
     def _advance(self, running: RunningTicket) -> None:
         ticket = running.ticket
