@@ -74,10 +74,10 @@ async def test_equals_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     async with scheduling(scripted_model(step_cost=0.001), concurrent=2) as s:
         post = s._post
 
-        def noting(ticket: Ticket, item: Any, *, notify: bool = True) -> None:
+        def noting(ticket: Ticket, item: Any) -> None:
             if isinstance(item, Chunk):
                 order.append(bytes(ticket.job.prompt).decode())
-            post(ticket, item, notify=notify)
+            post(ticket, item)
 
         monkeypatch.setattr(s, "_post", noting)
         await asyncio.gather(*(everything(s.submit(job(name, 200))) for name in "ab"))

@@ -12,7 +12,7 @@ match. Tokens that the grammar forces are appended without sampling; the next st
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -236,14 +236,11 @@ class Generation:
         stats.reused = extended.reused - stats.computed
         stats.computed += extended.computed
 
-    def advance(self, on_step: Callable[[], None] | None = None) -> Chunk:
-        """Run one engine step. An interrupt ends the answer; the session stays usable. `on_step` is called
-        when all that is left is the engine's work."""
+    def advance(self) -> Chunk:
+        """Run one engine step. An interrupt ends the answer; the session stays usable."""
         request = self.next_step()
         if request is None:
             return self._ended(self._due or Finish.LENGTH)
-        if on_step is not None:
-            on_step()
         started = time.perf_counter()
         try:
             step = self.session.step(request.draft, request.sampling, self.interrupt, request.allowed)

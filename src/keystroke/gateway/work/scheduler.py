@@ -227,7 +227,6 @@ class Scheduler(WorkQueue):
         while True:
             with self._lock:
                 while (ready := self._pick()) is None:
-                    self._notify()
                     if self._stopping and not self._running:
                         return
                     self._lock.wait()
@@ -238,13 +237,12 @@ class Scheduler(WorkQueue):
         """One engine step for the best of `ready`: its prefill, or a decode step batched with others."""
         best = ready[0]
         best.turn, best.stepped = self._turn, time.perf_counter()
-        others = [r for r in ready[1:] if r.prefilled][: self.model.engine.max_batch - 1]
-        if best.prefilled and not others:
-            self._guarded(best, self._advance)
-            return
-        self._notify()
         if not best.prefilled:
             self._guarded(best, self._prefill)
+            return
+        others = [r for r in ready[1:] if r.prefilled][: self.model.engine.max_batch - 1]
+        if not others:
+            self._guarded(best, self._advance)
             return
         batch = [best, *others]
         for running in others:
@@ -291,11 +289,11 @@ class Scheduler(WorkQueue):
         ticket = running.ticket
         if ticket.redirects:
             self._redirect(running)
-        chunk = running.generation.advance(self._notify)
+        chunk = running.generation.advance()
         if not ticket.timing.first:
             ticket.timing.first = time.perf_counter()
         if chunk.finish is None:
-            self._post(ticket, chunk, notify=False)  # it is read while the next step computes
+            self._post(ticket, chunk)
         elif ticket.reason is not None:
             if chunk.text:
                 self._post(ticket, chunk)
@@ -368,15 +366,9 @@ class Scheduler(WorkQueue):
 
     # Thread to loop: one wake-up per batch, not per token
 
-    def _post(self, ticket: Ticket, item: TicketItem, *, notify: bool = True) -> None:
+    def _post(self, ticket: Ticket, item: TicketItem) -> None:
         self._outbox.append((ticket, item))
-        if notify:
-            self._notify()
-
-    def _notify(self) -> None:
-        """Have the loop deliver what is in the outbox. While it does, and holds the interpreter's lock, this
-        thread cannot go on; so it is best called when the engine is about to compute."""
-        if self._outbox and not self._posted and self._loop is not None:
+        if not self._posted and self._loop is not None:
             self._posted = True
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
