@@ -45,6 +45,20 @@ def test_answers_come_from_mlx_and_a_repeated_prompt_is_not_read_again(server: R
     assert again["choices"][0]["text"] == first["choices"][0]["text"]
 
 
+def test_an_urgent_request_goes_before_an_answer_of_the_same_model(server: RunningServer) -> None:
+    long = {"model": "auto", "prompt": "1, 2, 3, 4, 5,", "max_tokens": 2000, "stream": True}
+    long |= {"temperature": 0, "priority": "chat"}
+    urgent = {"model": "auto", "prompt": "def add(a, b):\n    return a +", "max_tokens": 4, "temperature": 0}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=long, timeout=300) as writing:
+        lines = writing.iter_lines()
+        assert next(lines).startswith("data: ")
+        body = {**urgent, "priority": "ghost"}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300).json()
+        assert answer["choices"][0]["text"].lstrip().startswith("b")
+        more = [next(lines) for _ in range(8)]
+        assert "data: [DONE]" not in more, "the answer goes on after it"
+
+
 def test_a_model_on_the_cpu_engine_answers_while_one_on_mlx_writes(tmp_path: Path) -> None:
     shipped = shipped_model()
     if shipped is None:
