@@ -187,6 +187,12 @@ def test_another_architecture_is_refused_with_a_way_out(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "model.gguf")
 
 
+def test_gemma_4_is_refused_with_its_reason(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", reference("llama"), "gemma4")
+    with pytest.raises(UnsupportedModel, match=r"heads of two sizes.* add it as a remote model"):
+        open_checkpoint(tmp_path / "model.gguf")
+
+
 def test_every_end_of_turn_token_is_an_end(tmp_path: Path) -> None:
     extra = {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 100_000}
     write_gguf(tmp_path / "model.gguf", reference("qwen2"), "qwen2", extra=extra)

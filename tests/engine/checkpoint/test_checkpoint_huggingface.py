@@ -337,6 +337,7 @@ def test_a_yarn_model_has_its_stretched_context(tmp_path: Path) -> None:
     "changes",
     [
         {"architectures": ["MixtralForCausalLM"]},
+        {"architectures": ["Gemma4ForConditionalGeneration"]},
         {"quantization_config": {"quant_method": "gptq"}},
         {"hidden_act": "gelu"},
         {"layer_types": ["full_attention", "linear_attention"]},

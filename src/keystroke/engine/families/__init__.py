@@ -42,6 +42,14 @@ _BY_CONFIG = {name: family for family in FAMILIES for name in family.huggingface
 BY_GGUF = {family.gguf: family for family in FAMILIES}
 
 
+_NO_GEMMA_4 = (
+    "Gemma 4 does not run here: its layers have heads of two sizes, and so have its keys and values, where "
+    "every engine has one size"
+)
+# Architectures that people ask for and that are refused for a reason worth saying.
+_REFUSED = dict.fromkeys(("gemma4", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), _NO_GEMMA_4)
+
+
 def family_of(architecture: Architecture) -> Family:
     return _BY_NAME[architecture]
 
@@ -57,6 +65,8 @@ def family_of_gguf(name: str) -> Family:
 
 
 def _known(known: Mapping[str, Family], name: str) -> Family:
+    if name in _REFUSED:
+        raise UnsupportedModel(f"{_REFUSED[name]}; {ELSEWHERE}")
     if name not in known:
         *most, last = (family.title for family in FAMILIES)
         raise UnsupportedModel(
