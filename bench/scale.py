@@ -60,6 +60,7 @@ STEP, TOKENS = 0.025, 8
 QUICK = 0.005  # seconds a step, where the cost of transport is looked for
 KEYS = [make_key("typing"), make_key("chatting")]  # two tenants
 RESUMED = 0.02  # seconds a step, where streams are interrupted
+TLS = httpx.create_ssl_context()  # once: each takes 60 ms of this process, which measures meanwhile
 
 
 @dataclass
@@ -194,7 +195,7 @@ async def _ghost(url: str, clients: int, seconds: float, token: str = "") -> Req
     headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     async def client(who: int) -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=60, headers=headers) as http:
+        async with httpx.AsyncClient(verify=TLS, base_url=url, timeout=60, headers=headers) as http:
             turn = 0
             while time.perf_counter() < end:
                 turn += 1
@@ -217,7 +218,7 @@ async def _conversations(url: str) -> int:
     last: dict[int, str] = {}
     locks = {who: asyncio.Lock() for who in range(24)}
     computed = 0
-    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+    async with httpx.AsyncClient(verify=TLS, base_url=url, timeout=60) as http:
 
         async def turn(who: int) -> None:
             nonlocal computed
@@ -248,7 +249,7 @@ def _words(rng: random.Random, size: int) -> str:
 async def _one_client(*urls: str) -> list[float]:
     """Median seconds of a request to each address, asked in turn: what else the machine does falls on all."""
     times: list[list[float]] = [[] for _ in urls]
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with httpx.AsyncClient(verify=TLS, timeout=60) as http:
         for turn in range(100):
             body = {"model": "auto", "prompt": f"one file {turn}", "max_tokens": TOKENS}
             for url, seen in zip(urls, times, strict=True):
@@ -265,7 +266,7 @@ async def _loss(url: str, seconds: float) -> int:
 
     async def client(who: int) -> None:
         nonlocal wrong
-        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        async with httpx.AsyncClient(verify=TLS, base_url=url, timeout=60) as http:
             turn = 0
             while time.perf_counter() < end:
                 turn += 1
@@ -294,7 +295,7 @@ async def _resume_gap(url: str) -> float:
         nonlocal begun
         body = {"model": "auto", "input": f"{who} " + "word " * 60, "stream": True}
         async with (
-            httpx.AsyncClient(base_url=url, timeout=120) as http,
+            httpx.AsyncClient(verify=TLS, base_url=url, timeout=120) as http,
             http.stream("POST", "/v1/responses", json=body) as answer,
         ):
             last = 0.0
@@ -329,7 +330,7 @@ async def _isolation(url: str, seconds: float) -> tuple[float, float]:
     async def chat(who: int) -> None:
         body = {"model": "auto", "input": f"chat {who} " + "word " * 40}
         headers = {"Authorization": f"Bearer {chatting}"}
-        async with httpx.AsyncClient(base_url=url, timeout=600, headers=headers) as http:
+        async with httpx.AsyncClient(verify=TLS, base_url=url, timeout=600, headers=headers) as http:
             while not stop.is_set():
                 (await http.post("/v1/responses", json=body)).raise_for_status()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
@@ -56,7 +57,7 @@ class ShakyPool:
         self.calls.append(call)
         left = self.breaks.pop(0) if self.breaks else None
         name = next(Ring(self.replicas).order(call.affinity))
-        async with aclosing(self.replicas[name].generate(call)) as replies:  # type: ignore[type-var]
+        async with aclosing(self.replicas[name].generate(call)) as replies:
             async for reply in replies:
                 if left == 0:
                     lost = self.replicas.pop(name)
@@ -64,7 +65,8 @@ class ShakyPool:
                     await lost.close()
                     raise ReplicaLost("killed")
                 left = None if left is None else left - 1
-                yield reply
+                # As it travels: whatever a reply holds has to come out of it again.
+                yield ReplicaReply.unpack(pickle.loads(pickle.dumps(reply.pack())))
 
     async def splice(self, wanted: Splice) -> bool:
         replica = self.replicas.get(wanted.replica)
