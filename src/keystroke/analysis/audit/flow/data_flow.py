@@ -49,7 +49,7 @@ _DEFINITIONS = frozenset(
 
 def _is_short(node: ir.Syntax) -> bool:
     span = node.range()
-    return span.end.index - span.start.index <= MAX_INLINED
+    return bool(span.end.index - span.start.index <= MAX_INLINED)
 
 
 class DataFlow(ExpressionFlow):
