@@ -280,7 +280,7 @@ class MlxSession(HostSession):
             memory.kv = [*memory.kv[:-1], own]
             best, chance = mx.argmax(logits), mx.exp(logits.max() - mx.logsumexp(logits))
             mx.eval(best, chance, stream, *own)
-            return drafter.token_of(int(best.item())), float(chance.item())
+            return drafter.token_of(int(np.array(best))), float(np.array(chance))
 
         return drafter.guess_likely(follow, self._tokens[position], position, most)
 

@@ -71,7 +71,7 @@ class MlxModel:
         ]
 
     def embed(self, tokens: Sequence[int]) -> mx.array:
-        x = self._embedding.rows(mx.array(tokens)).astype(self.dtype)[None]
+        x = self._embedding.rows(mx.array(list(tokens))).astype(self.dtype)[None]
         return x if self.spec.embedding_scale == 1.0 else x * self.spec.embedding_scale
 
     def run(
