@@ -19,8 +19,9 @@ def bubblewrap(
         shutil.which("bwrap") or "bwrap",
         *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         # Without --die-with-parent: where its own process is killed early, its child would wait for it for
-        # ever. The launcher ends with its lifeline, and bubblewrap with the launcher.
-        *("--unshare-net", "--new-session", "--cap-drop", "ALL"),
+        # ever. The launcher ends with its lifeline, and bubblewrap with the launcher. That is the first
+        # process inside: a command could trace and stop bubblewrap's own, which has no filter.
+        *("--unshare-net", "--as-pid-1", "--new-session", "--cap-drop", "ALL"),
         *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
     ]
     for folder in view.emptied:

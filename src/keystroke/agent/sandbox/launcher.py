@@ -88,10 +88,12 @@ def main() -> None:
 
 
 def _end_with(lifeline: int) -> None:
-    """Have the kernel kill this process, even a stopped one, when the other end is closed."""
+    """Have the kernel end this process when the other end is closed: kill it, even if it is stopped, or tell
+    it, if it is the first of a namespace, which others can neither stop nor kill."""
     os.set_inheritable(lifeline, False)
+    signal.signal(signal.SIGIO, lambda *_: os._exit(FAILED))
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(lifeline, _SET_SIGNAL, signal.SIGKILL)
+    fcntl.fcntl(lifeline, _SET_SIGNAL, signal.SIGIO if os.getpid() == 1 else signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
     _check_lifeline(lifeline)
 

@@ -167,7 +167,7 @@ class Sandbox:
             command = bubblewrap(launch, policy, view, sizes)
             if policy.layers is not None:
                 command = [*_LAUNCH, json.dumps({"kind": "layers"} | layers), *command]
-            return command, 3
+            return command, 2
         return launch, 2 if self.kind is SandboxKind.NAMESPACES else 1
 
     def _system_calls(
