@@ -153,9 +153,10 @@ def test_a_folder_of_mlx_is_read_by_every_engine(tmp_path: Path, bits: int, grou
         checkpoint.tensor("model.layers.0.mlp.up_proj.weight")
 
 
-def mlx_layout(folder: Path) -> None:
+def mlx_layout(folder: Path, *, quantised: bool = True) -> None:
     """Rewrite a saved model as MLX's converter does: experts stacked under another name (those of gpt-oss as
-    MXFP4), norms of hybrids with the one added, latent matrices apart; matrices in 8 bits, groups of 32."""
+    MXFP4), norms of hybrids with the one added, latent matrices apart; matrices in 8 bits, groups of 32, or
+    as they are."""
     config = json.loads((folder / "config.json").read_text())
     tensors: dict[str, Any] = {}
     experts: dict[str, list[Any]] = {}
@@ -189,6 +190,9 @@ def mlx_layout(folder: Path) -> None:
         else:
             tensors[name] = value
     tensors |= {name: np.stack(each) for name, each in experts.items()}
+    if not quantised:
+        save_file(tensors, folder / "model.safetensors")
+        return
     groups: dict[str, Any] = {"bits": 8, "group_size": 32, "mode": "affine"}
     stored: dict[str, Any] = {}
     for name, value in tensors.items():
@@ -221,6 +225,17 @@ def test_folders_as_mlx_publishes_them_hold_the_same_model(family: str, tmp_path
             assert np.abs(found - wanted[name]).max() <= near * np.abs(wanted[name]).max(), name
     with mlx_on(tmp_path) as engine:
         assert np.isfinite(logits(engine, TOKENS, 4)).all()
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen3_moe", "qwen3_next", "qwen3_5_moe", "glm4_moe_lite", "glm4_moe_lite_direct"]
+)
+def test_the_layout_of_mlx_changes_no_logits(family: str, tmp_path: Path) -> None:
+    model = reference(family)
+    model.save_pretrained(tmp_path)
+    mlx_layout(tmp_path, quantised=False)
+    with mlx_on(tmp_path) as engine:
+        assert distance(logits(engine, TOKENS, 100), reference_logits(model, TOKENS)[-100:]) < 1e-4
 
 
 def test_a_folder_in_another_format_of_mlx_is_refused(tmp_path: Path) -> None:
