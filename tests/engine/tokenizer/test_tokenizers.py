@@ -538,3 +538,23 @@ def test_a_sentencepiece_model_begins_with_its_first_token_and_never_makes_one_o
     assert (tokenizer.bos, tokenizer.eos) == (1, 2)
     assert 1 not in tokenizer.encode("<s>")
     assert tokenizer.encode("ab<s>", special=True)[-1] == 1
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_white_space_that_a_gguf_file_adds_keeps_its_number(model: str) -> None:
+    """As in Gemma's files, where line ends and indents lie before the other tokens."""
+    letters = [*"abc", "▁", "ab"]
+    tokenizer = build_tokenizer(
+        {
+            "tokenizer.ggml.model": model,
+            "tokenizer.ggml.tokens": ["<unk>", "\n", "\n\n", "    ", *letters],
+            "tokenizer.ggml.token_type": [3, 4, 4, 4, *[1] * len(letters)],
+            "tokenizer.ggml.scores": [0.0] * (4 + len(letters)),
+            "tokenizer.ggml.merges": ["a b"],
+            "tokenizer.ggml.unknown_token_id": 0,
+            "tokenizer.ggml.add_space_prefix": False,
+        },
+        "test.gguf",
+    )
+    assert tokenizer.encode("a\n    b\n\nc") == [4, 1, 3, 5, 2, 6]
+    assert tokenizer.decode([4, 1, 3, 5, 2, 6]) == "a\n    b\n\nc"

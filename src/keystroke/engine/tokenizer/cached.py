@@ -17,7 +17,7 @@ import tokenizers
 
 from keystroke.engine.tokenizer.huggingface import LibraryTokenizer
 
-FORMAT = 1  # increment when the file format or the construction of tokenizers changes
+FORMAT = 2  # increment when the file format or the construction of tokenizers changes
 
 
 def load_or_build(folder: Path, content: str, build: Callable[[], LibraryTokenizer]) -> LibraryTokenizer:

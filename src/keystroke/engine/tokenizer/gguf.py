@@ -184,6 +184,8 @@ def _spec(
     *,
     ignore_merges: bool,
 ) -> dict[str, Any]:
+    # The library numbers added tokens anew if the vocabulary lacks them; white space is text.
+    spaces = {each["content"]: each["id"] for each in added if each["content"].isspace()}
     return {
         "version": "1.0",
         "added_tokens": added,
@@ -198,7 +200,7 @@ def _spec(
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": ignore_merges,
-            "vocab": vocabulary,
+            "vocab": spaces | vocabulary,
             "merges": merges,
         },
     }
