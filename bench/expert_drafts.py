@@ -48,7 +48,7 @@ KINDS = ("new", "edit", "random")
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineModel:
     fixed: float
     experts: float
 
@@ -57,10 +57,10 @@ class Machine:
         return self.fixed + self.experts * distinct / CHOSEN
 
 
-MACHINES = {"h200": Machine(0.84, 0.16), "memory": Machine(0.22, 0.78)}
+MACHINES = {"h200": MachineModel(0.84, 0.16), "memory": MachineModel(0.22, 0.78)}
 
 
-class Routing:
+class SimulatedRouting:
     """The experts of each token, by the model of the module's description."""
 
     def __init__(self, seed: int) -> None:
@@ -90,10 +90,12 @@ class Routing:
         return sum(len(frozenset().union(*layer)) for layer in zip(*chosen, strict=True)) / LAYERS
 
 
-def decode(drafter: Drafter | None, limit: int, machine: Machine, case: tuple[list[int], list[int]]) -> float:
+def decode(
+    drafter: Drafter | None, limit: int, machine: MachineModel, case: tuple[list[int], list[int]]
+) -> float:
     """Tokens per time of a plain step, while the answer of `case` is generated after its prompt."""
     prompt, answer = case
-    routing, seconds, at = Routing(7), 0.0, 0
+    routing, seconds, at = SimulatedRouting(7), 0.0, 0
     text = list(prompt)
     if drafter is not None:
         drafter.begin(prompt)
@@ -113,7 +115,7 @@ def decode(drafter: Drafter | None, limit: int, machine: Machine, case: tuple[li
     return len(answer) / seconds
 
 
-def drafters(machine: Machine) -> dict[str, Callable[[], tuple[Drafter | None, int]]]:
+def drafters(machine: MachineModel) -> dict[str, Callable[[], tuple[Drafter | None, int]]]:
     """Each way to choose a length, as a new drafter and its limit."""
     return {
         "plain": lambda: (None, 0),
