@@ -3,19 +3,20 @@ changes, a second command, clean up.
 
 Regime: files of 12 bytes in folders of 200, every kind of sandbox that holds here, the task's folder in the
 system's temporary folder. Wall time, and CPU of this process without its commands. Ceiling: the command
-itself, as in a folder of ten files. `python -m bench.large_workspace [FILES...]`
+itself, as in a folder of ten files. `python -m bench.large_workspace [FILES...]`;
+its figures are in log/hardening.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.record import record
 from keystroke.agent.sandbox import Sandbox, SandboxKind, is_effective
 from keystroke.agent.workspace import Overlay, WorkspaceReplicas
 from keystroke.agent.workspace.scratch import task_folder
@@ -83,7 +84,7 @@ def main() -> None:
                 print(f"{files:>8,} {kind:<11}", *(f"{name} {value:.2f}" for name, value in found.items()))
         finally:
             shutil.rmtree(folder)
-    record("large_workspace", figures)
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":
