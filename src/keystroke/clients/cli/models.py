@@ -147,7 +147,7 @@ def _add_source(
     library: ModelLibrary, source: str, name: str | None, copy: bool, progress: Progress
 ) -> InstalledModel:
     from keystroke.engine import builtin
-    from keystroke.engine.fetch import hub, known
+    from keystroke.engine.fetch import hub, install
     from keystroke.engine.library import identify_files
     from keystroke.engine.traits import traits_of
 
@@ -155,10 +155,10 @@ def _add_source(
     if source in builtin.BUILT_IN and not path.exists():
         if name not in (None, source):
             raise UsageError(f"{source} is built in and cannot be renamed; omit --name")
-        return known.add_builtin(library, builtin.BUILT_IN[source], progress)
+        return install.add_builtin(library, builtin.BUILT_IN[source], progress)
     if name in builtin.BUILT_IN:
         if path.is_file():  # the file of that model, which its checksum proves
-            return known.add_file_of_builtin(
+            return install.add_file_of_builtin(
                 library, builtin.BUILT_IN[name], path, copy=copy, progress=progress
             )
         raise UsageError(f"{name} is the name of a built-in model; choose another with --name")
