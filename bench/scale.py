@@ -352,18 +352,23 @@ def _head_recovery(settings: Settings) -> float:
     environ = {**os.environ, "KEYSTROKE_PATHS_STATE": state, "KEYSTROKE_CONFIG": str(folder)}
     command = [sys.executable, "-m", "keystroke", "scale", "up", "--echo", "--port", str(port)]
     command += ["--gateways", "1"]  # a second one would go on for a moment, and count as the answer
-    server = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
     body = {"model": "auto", "input": "hi"}
 
     def answers() -> bool:
+        if server.poll() is not None:
+            raise RuntimeError(f"keystroke scale up ended with code {server.returncode}")
         try:
-            return httpx.post(f"http://127.0.0.1:{port}/v1/responses", json=body, timeout=10).is_success
+            url = f"http://127.0.0.1:{port}/v1/responses"
+            return httpx.post(url, json=body, timeout=10, verify=TLS).is_success
         except httpx.TransportError:
             return False
 
     try:
-        while not answers():
-            time.sleep(0.2)
+        # A head that dies before this line ends the start, although replicas answer already.
+        while not server.stderr.readline().startswith("serving"):
+            answers()
         head = next(pid for pid in _descendants(server.pid) if _name(pid) == "gcs_server")
         began = time.perf_counter()
         os.kill(head, signal.SIGKILL)
