@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from keystroke.engine.base import Engine, Session
-from keystroke.engine.checkpoint.spec import ExpertsSpec
 from keystroke.engine.speculative.base import MAX_DRAFT
+
+if TYPE_CHECKING:
+    from keystroke.engine.checkpoint.spec import ExpertsSpec  # which loads numpy; commands start without it
 
 # The most informative first, in case time runs out: the cost of the smallest drafts, and the slope.
 _ROWS = (1, 4, 16, 2, 8, MAX_DRAFT + 1)
