@@ -73,11 +73,11 @@ CARDS = {
     "qwen3-coder-30b-a3b": SimulatedCard(
         1 / 703, 16 / 3957, 1.51 / 703, 1000 / 32_228, 32_228, 98_304, 18.6e9
     ),
-    # Not measured by us: llama.cpp's 351 tok/s and 11,085 tok/s of prefill on the same GPU. Assumed: sixteen
-    # sessions gain as much as with the mixture above (5.63), and so do sixteen rows. Half of its layers keep
-    # a window of 128 tokens.
+    # Measured with random weights in the real shape (bench/results/cuda-mixture.json): 869 tok/s, 4.96 times
+    # that with 16 sessions, 36,460 tok/s of prefill. Assumed: as above, and 16 rows of one session cost what
+    # they cost there. Half of its layers keep a window of 128 tokens.
     "gpt-oss-20b": SimulatedCard(
-        1 / 351, 16 / (351 * 5.63), 1.51 / 351, 1000 / 11_085, 11_085, 24_576, 12.1e9
+        1 / 869, 16 / (869 * 4.96), 1.51 / 869, 1000 / 36_460, 36_460, 24_576, 12.1e9
     ),
 }
 DENSE = "coder-1.5b"
