@@ -41,7 +41,7 @@ def pack_tables(
             if strip := pack(*sizes, None, 0):
                 strips[name] = (sizes, strip)
     free = available_bytes()
-    needed = sum(tables[name].nbytes for name in strips)
+    needed = sum(len(tables[name]) // _LANES * strip for name, (_, strip) in strips.items())
     packed = dict(tables)
     if free is not None and needed * MOST_PACKED > free:
         return packed
