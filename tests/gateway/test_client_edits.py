@@ -13,6 +13,7 @@ from gateway_support import scripted_model, serving
 from test_tool_history import PATCH, RUN, items, patch, run, user
 
 from keystroke.assist.edit import EditFailure
+from keystroke.assist.edit.resolve import parse_answer, resolve
 from keystroke.assist.tool_calls.file_edits import (
     ClientFileEdit,
     check_edit,
@@ -24,7 +25,7 @@ from keystroke.assist.tool_calls.file_edits import (
 from keystroke.assist.tool_calls.segments import TextSegment, ToolCallSegment
 from keystroke.assist.tool_calls.tools import OfferedTool, short_toolset
 from keystroke.config import AssistSettings
-from keystroke.gateway.api.tool_history import files_read
+from keystroke.gateway.api.tool_history import exhausted_tools, files_read, written_edits
 
 CODE = "def area(r):\n    return 3 * r * r\n\n\ndef edge(r):\n    return 6 * r\n"
 RIGHT = CODE.replace("3 * r * r", "r ** 3")
@@ -136,11 +137,39 @@ def test_files_are_known_as_the_client_showed_them() -> None:
     assert files_read(items(*run("cat area.py", "cat: area.py: No such file")), shown) == {}
 
 
+def test_a_file_may_speak_of_what_clients_write() -> None:
+    shown = short_toolset([RUN, PATCH])
+    code = 'F = Callable[..., int]\n\n\ndef cut(text):\n    """Truncated: exit code 1."""\n    return text\n'
+    report = f"Chunk ID: 1\nProcess exited with code 0\nOutput:\n{code}"
+    assert files_read(items(*run("cat cut.py", report)), shown) == {"cut.py": code}
+    for cut in (
+        "x\n…120 tokens truncated…y\n",
+        "x\n[... omitted 3 of 9 lines ...]\n",
+        "x\n(File has more lines.)\n",
+    ):
+        assert files_read(items(*run("cat cut.py", f"Output:\n{cut}")), shown) == {}
+    failed = report.replace("code 0", "code 1")
+    assert files_read(items(*run("cat cut.py", failed)), shown) == {}
+
+
+def test_a_report_that_names_a_file_such_as_errors_py_is_a_success() -> None:
+    shown = short_toolset([RUN, PATCH])
+    update = UPDATE.replace("area.py", "errors.py")
+    done = "Exit code: 0\nOutput:\nSuccess. Updated the following files:\nM errors.py\n"
+    said = items(user("x"), *run("cat errors.py", f"Output:\n{CODE}"), *patch(update, done))
+    assert files_read(said, shown) == {"errors.py": RIGHT}
+    assert written_edits(said, shown).paths == {"errors.py"}
+    assert exhausted_tools(said, shown) == frozenset()
+
+
 # ── over the wire ──
 
 
 def response(url: str, tools: list[dict[str, Any]], code: str = CODE) -> list[dict[str, Any]]:
-    said = [user(ASKED), *run("cat area.py", f"Output:\n{code}")]
+    return answered(url, tools, user(ASKED), *run("cat area.py", f"Output:\n{code}"))
+
+
+def answered(url: str, tools: list[dict[str, Any]], *said: dict[str, Any]) -> list[dict[str, Any]]:
     body = {"model": "echo", "input": said, "tools": tools, "store": False}
     answer = httpx.post(f"{url}/v1/responses", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -223,6 +252,40 @@ def test_two_calls_for_one_file_make_one_change() -> None:
         output = response(server.url, TOOLS)
         assert server.settled()
     assert [item["type"] for item in output if item["type"] != "message"] == ["custom_tool_call"]
+
+
+@pytest.mark.parametrize("kind", ["patch", "function"])
+def test_all_files_that_were_named_and_read_are_changed_together(kind: str) -> None:
+    user_py = "from area import edge\n\n\ndef twice(r):\n    return 2 * edge(r)\n"
+    wanted = {"area.py": CODE.replace("edge", "rim"), "lib/use.py": user_py.replace("edge", "rim")}
+    asked: list[str] = []
+    write = {"type": "function", "name": "write", "parameters": {**WRITE.parameters, "type": "object"}}
+
+    def script(prompt: str) -> str:
+        asked.append(prompt)
+        name, path = ("write_file", "path") if kind == "patch" else ("write", "filePath")
+        arguments = {path: "lib/use.py", "content": ""}
+        return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+    with serving(scripted_model(script), assist=AssistSettings(tool_declarations="short")) as server:
+        output = answered(
+            server.url,
+            TOOLS if kind == "patch" else [TOOLS[0], write],
+            user("In area.py, lib/use.py: rename edge to rim"),
+            *run("cat area.py", f"Output:\n{CODE}", 1),
+            *run("cat lib/use.py", f"Output:\n{user_py}", 2),
+        )
+        assert server.settled()
+    assert len(asked) == 1  # a renaming needs no model
+    if kind == "patch":
+        (call,) = [item for item in output if item["type"] == "custom_tool_call"]
+        found = parse_answer(call["input"], ("area.py", "lib/use.py"))
+        assert not isinstance(found, EditFailure)
+        texts = {"area.py": CODE, "lib/use.py": user_py}
+        assert resolve(found, texts.get).texts == wanted
+    else:
+        calls = [json.loads(item["arguments"]) for item in output if item["type"] == "function_call"]
+        assert {call["filePath"]: call["content"] for call in calls} == wanted
 
 
 def test_a_larger_model_s_good_call_is_sent_as_it_is() -> None:

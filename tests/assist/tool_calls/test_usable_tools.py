@@ -20,6 +20,7 @@ from keystroke.assist.tool_calls.usable import (
     must_read_first,
     named_files,
     usable_tools,
+    without_lead,
 )
 from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.grammar.compiler import matcher_for
@@ -59,6 +60,8 @@ def names(bounds: ToolConstraints) -> list[str]:
         ("Run the tests with pytest.", []),
         ("Ask me@example.com about https://example.com/a.html", []),
         ("Call os.path.join(a, b) e.g. twice; version 1.5 of it.", []),
+        ("In bank.py: Account.transfer counts self.hits with strings.Join", ["bank.py"]),
+        ("Fix data/new.rules and self.c, this.h.", ["data/new.rules"]),
     ],
 )
 def test_files_are_known_by_their_endings(asked: str, files: list[str]) -> None:
@@ -86,10 +89,14 @@ def test_a_small_model_looks_before_it_changes_a_file(asked: str, look: bool, to
 
 
 def test_looking_is_a_call_that_shows_a_file_and_changes_nothing() -> None:
-    held = calls_constraint(CODEX, HERMES, PLAIN, ToolConstraints(request="Fix a.py.", has_acted=False))
+    look = ToolConstraints(request="What does a.py do?", has_acted=False)
     for cmd in ("cat a.py", "ls", "head -n 20 a.py"):
-        assert accepts(held, command(cmd))
+        assert accepts(calls_constraint(CODEX, HERMES, PLAIN, look), command(cmd))
+    held = calls_constraint(CODEX, HERMES, PLAIN, replace(look, request="Fix a.py."))
+    assert accepts(held, command("cat a.py"))
     for cmd in (
+        "ls",
+        "head -n 20 a.py",  # what is to be changed is read whole
         "rm a.py",
         "cat a.py > b.py",
         "cat a.py; rm a.py",
@@ -213,6 +220,8 @@ def test_a_change_of_a_file_that_was_read_is_a_call_that_only_names_the_file() -
     [
         ("In lru.py: put throws away the newest entry instead of the oldest", True),
         ("In router.py: find must ignore what follows a ? or a # in the path.", True),
+        ("In lru.py: Cache.put should do nothing if self.size is 0", True),
+        ("Make Router.find in router.py return router.Missing", True),
         ("What does lru.py do?", False),
         ("Explain lru.py, which should be simple.", False),
         ("Run lru.py", False),
@@ -229,6 +238,38 @@ def test_an_edit_is_the_next_call_where_a_change_was_asked_for(asked: str, force
     assert not must_edit_next(CODEX, replace(bounds, written=["lru.py"]))
     assert not must_edit_next(CODEX, replace(bounds, exhausted=["apply_patch"]))
     assert not must_edit_next(whole_toolset([RUN, PATCH]), bounds)
+
+
+def test_all_files_that_the_user_names_are_read_before_a_change() -> None:
+    asked = "In a.py and lib/b.py: rename f to g, and log to out.txt."
+    first = ToolConstraints(request=asked, has_acted=False)
+    second = replace(first, has_acted=True, seen_lines=["x\n"], made=["a.py"], looked=["a.py"])
+    third = replace(second, looked=["a.py", "out.txt"], absent=["out.txt"])
+    last = replace(third, made=["a.py", "lib/b.py"])
+    for bounds, read in ((first, True), (second, True), (third, True), (last, False)):
+        assert must_read_first(CODEX, bounds) is read
+        assert must_edit_next(CODEX, bounds) is not read
+        held = calls_constraint(CODEX, HERMES, PLAIN, bounds)
+        assert accepts(held, command("cat lib/b.py")) is read
+        assert accepts(held, command("cat a.py")) is (bounds is first)
+    assert not must_read_first(CODEX, replace(second, request="Explain a.py and lib/b.py."))
+    assert not must_read_first(CODEX, replace(second, exhausted=["exec_command"]))
+    changed = replace(last, written=["lib/b.py"], made=["a.py"], known=["a.py", "lib/b.py"], closed=True)
+    assert names(changed) == []  # what is to be done in a.py was done with it
+    assert names(replace(changed, known=["lib/b.py"]))
+
+
+@pytest.mark.parametrize(
+    ("asked", "rest"),
+    [
+        ("In a.py: f must add.", "f must add."),
+        ("in `a.py`, lib/b.go and c.js, f must add.", "f must add."),
+        ("In Cart.total: f must add.", "In Cart.total: f must add."),
+        ("In a.py f must add: one.", "In a.py f must add: one."),
+    ],
+)
+def test_the_files_at_the_head_of_a_request_are_no_part_of_what_is_to_be_done(asked: str, rest: str) -> None:
+    assert without_lead(asked) == rest
 
 
 def test_after_a_change_that_was_all_a_few_words_are_left() -> None:

@@ -18,7 +18,7 @@ import msgspec
 from keystroke.assist.edit.operations import EditFailure, Removal
 from keystroke.assist.edit.resolve import parse_answer, resolve
 from keystroke.assist.edit.validation import validate_change
-from keystroke.assist.tool_calls.patches import patch_from_call
+from keystroke.assist.tool_calls.patches import joined_patch, patch_from_call
 from keystroke.assist.tool_calls.segments import (
     Segment,
     TextSegment,
@@ -118,6 +118,7 @@ def edit_call(tool: OfferedTool, payload: str, edit: ClientFileEdit, new: str) -
             return patch_from_call("write_file", {"path": edit.path, "content": new})
         return _update_patch(edit.path, edit.old, new)
     arguments = _arguments(payload)
+    arguments |= {name: edit.path for name in PATHS if isinstance(arguments.get(name), str)}
     for name in CONTENTS:
         if isinstance(arguments.get(name), str):
             return msgspec.json.encode({**arguments, name: new}).decode()
@@ -127,6 +128,15 @@ def edit_call(tool: OfferedTool, payload: str, edit: ClientFileEdit, new: str) -
             arguments = {key: value for key, value in arguments.items() if key != "replace_all"}
             return msgspec.json.encode({**arguments, before: quoted, after: written}).decode()
     return None
+
+
+def edit_calls(tool: OfferedTool, payload: str, edits: Mapping[ClientFileEdit, str]) -> list[str] | None:
+    """The payloads of calls with which each file becomes its new text; one patch changes all of them."""
+    calls = [edit_call(tool, payload, edit, new) for edit, new in edits.items()]
+    made = [call for call in calls if call is not None]
+    if len(made) < len(calls):
+        return None
+    return [joined_patch(made)] if tool.custom else made
 
 
 def _update_patch(path: str, old: str, new: str) -> str | None:

@@ -6,6 +6,7 @@ for old and new lines, or for the whole of a short file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 BEGIN, END = "*** Begin Patch", "*** End Patch"
@@ -54,6 +55,11 @@ def patch_from_call(name: str, arguments: Any) -> str | None:
     changes = [f" {line}" for line in old[:head]]
     changes += [f"-{line}" for line in gone] + [f"+{line}" for line in come] + [f" {line}" for line in kept]
     return _patch(f"{_UPDATE}{path}", "@@", *changes)
+
+
+def joined_patch(patches: Sequence[str]) -> str:
+    """One patch that does what several do, one after the other."""
+    return _patch(*(line for patch in patches for line in patch.strip("\n").split("\n")[1:-1]))
 
 
 def calls_from_patch(patch: str) -> list[tuple[str, dict[str, str]]] | None:

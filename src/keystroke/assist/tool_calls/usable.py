@@ -18,8 +18,19 @@ from keystroke.assist.tool_calls.tools import ShownTool, Toolset
 LONGEST_COMMAND = 600  # characters of a small model's command; longer ones repeat themselves
 SHORT_FILE = 60  # lines that a small model rewrites without losing any
 
-_FILE = r"[\w./-]*\w\.[A-Za-z]\w{0,7}"
-_NAMED = re.compile(rf"(?<![\w@:/.-])(?!e\.g\b|i\.e\b){_FILE}(?![\w(/]|\.\w)")
+# Endings of files; `self.hits` and `strings.Join` are names of code.
+_ENDINGS = (
+    "pyi?|pyx|ipynb|[cm]?jsx?|[cm]?tsx?|vue|svelte|c|h|cc|hh|cpp|hpp|cxx|go|java|rs|rb|php|kts?|swift|cs|lua|"
+    "sh|bash|zsh|ps1|bat|scala|html?|s?css|jsonl?|ya?ml|exs|hs|clj|dart|zig|jl|sql|proto|md|rst|txt|csv|tsv|"
+    "toml|ini|cfg|xml|svg|tf|gradle|tex"
+)
+_FILE = rf"(?:[\w./-]*\w\.(?:{_ENDINGS})\b|[\w.-]*/[\w./-]*\w\.[A-Za-z]\w{{0,7}}\b)"
+_NAMED = re.compile(rf"(?<![\w@:/.-])(?!(?:self|this|cls)\.){_FILE}(?![\w(/]|\.\w)")
+_QUOTED = rf"[`'\"]?{_FILE}[`'\"]?"
+# The files at the head of a request: "In a.py and b.py: ..."
+_LEAD = re.compile(
+    rf"\A\s*in\s+{_QUOTED}(?:(?:\s*,\s*and|\s*,|\s+and)\s+{_QUOTED})*\s*[:,]\s+(?=\S)", re.IGNORECASE
+)
 _OBJECT = rf"(?:(?!in\b|to\b|from\b|of\b|into\b)\w+\s+){{0,3}}?[`'\"]?(?:files?\b|{_FILE})"
 _DELETES = re.compile(rf"\b(?:delet|remov|eras|drop|unlink|rm\b|get rid of)\w*\s+{_OBJECT}", re.IGNORECASE)
 _CREATES = re.compile(rf"\b(?:creat|writ|generat|sav|mak|new\b)\w*\s+{_OBJECT}", re.IGNORECASE)
@@ -57,10 +68,11 @@ _CONSTRAINED = frozenset(
 class ToolConstraints:
     """What the conversation implies for the tools. `only`: names of the allowed tools. `seen_lines`: lines
     that may be quoted. `request`: the user's last message. `exhausted`: tools that led nowhere. `written`:
-    files that this turn wrote; `copied`: those it wrote unchanged. `short`: short files that were read
-    completely. `made`: files that were read completely and whose new text the server makes. `has_acted`: the
-    turn has called a tool. `closed`: with all tools exhausted none is left; otherwise they become usable
-    again."""
+    files that this turn wrote; `copied`: those it wrote unchanged; `known`: files that it had read when it
+    wrote. `short`: short files that were read completely. `made`: files that were read completely and whose
+    new text the server makes. `looked`: files that this turn tried to read; `absent`: those of them that are
+    not there. `has_acted`: the turn has called a tool. `closed`: with all tools exhausted none is left;
+    otherwise they become usable again."""
 
     only: Collection[str] | None = None
     seen_lines: Sequence[str] = ()
@@ -68,8 +80,11 @@ class ToolConstraints:
     exhausted: Collection[str] = ()
     written: Sequence[str] = ()
     copied: Sequence[str] = ()
+    known: Sequence[str] = ()
     short: Sequence[str] = ()
     made: Sequence[str] = ()
+    looked: Sequence[str] = ()
+    absent: Sequence[str] = ()
     has_acted: bool = True
     closed: bool = False
 
@@ -81,7 +96,7 @@ def usable_tools(toolset: Toolset, bounds: ToolConstraints) -> Toolset:
         return replace(toolset, shown=())
     allowed = tuple(s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only)
     if must_read_first(toolset, bounds):
-        return replace(toolset, shown=_readers(allowed, bounds.request))
+        return replace(toolset, shown=_readers(allowed, bounds))
     if toolset.short:
         allowed = tuple(map(_bounded, allowed))
         if not _CREATES.search(bounds.request):
@@ -99,13 +114,19 @@ def usable_tools(toolset: Toolset, bounds: ToolConstraints) -> Toolset:
 
 
 def must_read_first(toolset: Toolset, bounds: ToolConstraints) -> bool:
-    """Whether the next answer must read a file: the user names one, and none was read."""
-    if not toolset.short or bounds.has_acted or bounds.seen_lines or not named_files(bounds.request):
+    """Whether the next answer must read a file: the user names one and none was read, or asks for a change of
+    several and one of them was not looked at yet."""
+    if not toolset.short or not _unread(bounds):
         return False
     if _CREATES.search(bounds.request) or _DELETES.search(bounds.request):
         return False
+    begun = bounds.has_acted or bounds.seen_lines
+    if begun and (bounds.written or bounds.copied or not (bounds.made or bounds.looked)):
+        return False
+    if begun and not _asks_for_change(bounds.request):
+        return False
     allowed = [s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only]
-    return bool(_readers(allowed, bounds.request))
+    return any(not begun or s.tool.name not in bounds.exhausted for s in _readers(allowed, bounds))
 
 
 def must_edit_next(toolset: Toolset, bounds: ToolConstraints) -> bool:
@@ -116,16 +137,21 @@ def must_edit_next(toolset: Toolset, bounds: ToolConstraints) -> bool:
         return False
     if not _asks_for_change(bounds.request):
         return False
-    if any(_OF_TESTS.search(name) or not _among(name, bounds.made) for name in named):
+    known = (*bounds.made, *bounds.absent)
+    if any(_OF_TESTS.search(name) or not _among(name, known) for name in named):
         return False
     allowed = [s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only]
     return any(_naming(s, bounds) is not None and s.tool.name not in bounds.exhausted for s in allowed)
 
 
 def is_done(toolset: Toolset, bounds: ToolConstraints) -> bool:
-    """Whether a change was all that was asked for, and every file that the user names was written: a small
-    model goes on for thousands of tokens if it is let."""
-    if not toolset.short or not bounds.closed or not bounds.written or not _all_written(bounds):
+    """Whether a change was all that was asked for, and it was made: every file that the user names was
+    written, or was known when another one was. A small model goes on for thousands of tokens if it is
+    let."""
+    if not toolset.short or not bounds.closed or not bounds.written:
+        return False
+    named, known = named_files(bounds.request), (*bounds.written, *bounds.known, *bounds.absent)
+    if not named or not all(_among(name, known) for name in named):
         return False
     return _asks_for_change(bounds.request) and not _MORE.search(bounds.request)
 
@@ -137,8 +163,19 @@ def _asks_for_change(asked: str) -> bool:
 
 
 def named_files(asked: str) -> list[str]:
-    """The files that a request names: words with a short extension."""
+    """The files that a request names: words with the ending of a file."""
     return [m[0] for m in _NAMED.finditer(asked)]
+
+
+def without_lead(asked: str) -> str:
+    """The request without the files at its head: what is to be done in them."""
+    return _LEAD.sub("", asked, count=1)
+
+
+def _unread(bounds: ToolConstraints) -> list[str]:
+    """The files that the user names and nobody looked at."""
+    known = (*bounds.made, *bounds.short, *bounds.looked)
+    return [name for name in named_files(bounds.request) if not _among(name, known)]
 
 
 def _usable(shown: ShownTool, bounds: ToolConstraints) -> bool:
@@ -199,18 +236,19 @@ def _among(name: str, paths: Sequence[str]) -> bool:
     return any(f"/{path}".endswith(f"/{name.removeprefix('./')}") for path in paths)
 
 
-def _readers(shown: Sequence[ShownTool], asked: str) -> tuple[ShownTool, ...]:
+def _readers(shown: Sequence[ShownTool], bounds: ToolConstraints) -> tuple[ShownTool, ...]:
     """Tools for reading files; if there are none, command tools restricted to reading commands."""
     made = tuple(filter(reads_files, shown))
-    held = {"pattern": _looking(named_files(asked))}
+    held = {"pattern": _looking(_unread(bounds), whole=_asks_for_change(bounds.request))}
     return made or tuple(r for s in shown if (r := _commanded(s, held)) is not None)
 
 
-def _looking(files: Sequence[str]) -> str:
-    """The pattern of a command that prints one of `files` or lists a folder. Searches are excluded, since a
-    small model confuses their output with the file; so are folders, which it invents."""
+def _looking(files: Sequence[str], *, whole: bool) -> str:
+    """The pattern of a command that prints one of `files` or, unless it must be shown `whole`, a part of it
+    or a folder. Searches are excluded, since a small model confuses their output with the file; so are
+    folders, which it invents."""
     named = "|".join(re.escape(name).replace("/", r"\/") for name in dict.fromkeys(files))
-    return rf"^(ls|(cat|head -n [0-9]{{1,4}}) ({named}))$"
+    return rf"^cat ({named})$" if whole else rf"^(ls|(cat|head -n [0-9]{{1,4}}) ({named}))$"
 
 
 def reads_files(shown: ShownTool) -> bool:

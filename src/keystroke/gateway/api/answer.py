@@ -155,8 +155,8 @@ class RunningAnswer:
             waiting, self._waiting = self._waiting, []
             for segment in waiting:
                 known = isinstance(segment, ToolCallSegment) and self._edits.concerns(segment.tool)
-                made = await self._edits.make(segment) if known else segment
-                self._send_segment(made, (), out)
+                for made in await self._edits.make(segment) if known else [segment]:
+                    self._send_segment(made, (), out)
             self._end(item, out)
         except Exception as error:
             self._fail(error, out)

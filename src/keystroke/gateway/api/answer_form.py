@@ -32,6 +32,7 @@ from keystroke.gateway.api.client_edits import ClientEdits, makes_edits
 from keystroke.gateway.api.tool_history import (
     calls_made,
     exhausted_tools,
+    files_looked_at,
     files_read,
     last_user_text,
     short_files,
@@ -155,6 +156,7 @@ class AnswerForm:
         others = tuple(line for line in seen if line.removesuffix("\n") not in own.lines)
         request = last_user_text(items)
         files = files_read(items, self.toolset) if makes_edits(request) else {}
+        looked, absent = files_looked_at(items, self.toolset)
         return ToolConstraints(
             only=self.choice.only,
             seen_lines=others if any(map(str.strip, others)) else (),
@@ -162,12 +164,15 @@ class AnswerForm:
             exhausted=exhausted_tools(items, self.toolset),
             written=tuple(sorted(own.paths)),
             copied=tuple(sorted(own.copied)),
+            known=tuple(sorted(own.known)),
             short=tuple(
                 path for path in short_files(items, self.toolset) if path not in own.paths | own.copied
             ),
             made=tuple(
                 path for path in files if not any(same_file(path, one) for one in own.paths | own.copied)
             ),
+            looked=looked,
+            absent=absent,
             has_acted=bool(calls_made(items)),
             closed=self.choice.mode != "required",
         )

@@ -11,21 +11,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import cache
 
+from keystroke.agent.evaluation.docstring_checks import DocstringChecks
+from keystroke.agent.sandbox import find_sandbox
 from keystroke.assist.edit import EditFailure, EditFailureReason, EditTask, edit_steps
 from keystroke.assist.edit.steps import CHEAP, Answer, next_question
 from keystroke.assist.edit.task import EditProposal, RewriteQuestion
+from keystroke.assist.edit.writer import sampled_params
 from keystroke.assist.tool_calls.file_edits import (
+    ClientFileEdit,
     check_edit,
     checked_segment,
-    edit_call,
+    edit_calls,
     edits_files,
     read_edit,
     refusal,
+    same_file,
 )
-from keystroke.assist.tool_calls.segments import Segment, TextSegment, ToolCallSegment
+from keystroke.assist.tool_calls.segments import Segment, ToolCallSegment
 from keystroke.assist.tool_calls.tools import OfferedTool
-from keystroke.engine.base import GREEDY, Sampling
+from keystroke.assist.tool_calls.usable import named_files, without_lead
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.speculative import FileDrafter
 from keystroke.errors import KeystrokeError
@@ -37,6 +43,7 @@ from keystroke.gateway.work.service import Service
 
 log = logging.getLogger("keystroke.client_edits")
 
+_CHECKS = DocstringChecks(cache(find_sandbox))
 LONGEST_REQUEST = 2000  # characters; longer ones describe more than a change of a file
 _CANDIDATES = 8  # asked for at once where they cost about as much as one
 _ANSWER_ROOM = 1024  # tokens beyond those of the text that is rewritten
@@ -75,43 +82,64 @@ class ClientEdits:
             return segment
         return checked_segment(segment, self._files, self._request)
 
-    async def make(self, segment: Segment) -> Segment:
-        """The segment with its call made or checked. Does not raise for what a model or a queue refuses."""
+    async def make(self, segment: Segment) -> list[Segment]:
+        """The segment with its call made or checked: several calls where several files change. Does not raise
+        for what a model or a queue refuses."""
         if not isinstance(segment, ToolCallSegment):
-            return segment
+            return [segment]
         edit = read_edit(segment.tool, segment.payload, self._files)
         if edit is None or edit.old is None or not self._makes:
-            return await asyncio.to_thread(self.check, segment)
-        if edit.path in self._made:  # the first call does all that was asked for
-            return TextSegment("")
-        self._made.add(edit.path)
+            return [await asyncio.to_thread(self.check, segment)]
+        if any(
+            same_file(edit.path, path) for path in self._made
+        ):  # the first call does all that was asked for
+            return []
+        files = self._concerned(edit.path, edit.old)
+        self._made |= set(files)
         try:
-            proposal = await self._propose(EditTask({edit.path: edit.old}, self._request))
+            proposal = await self._propose(EditTask(files, without_lead(self._request)))
         except KeystrokeError as error:
             log.info("a client's edit is not made here: %s", error)
             proposal = None
-        new: str | EditFailure | None = None
-        if proposal is not None and not proposal.failures and set(proposal.texts) == {edit.path}:
-            new = proposal.texts[edit.path]
-        if new is None and not edit.written:
+        new: dict[str, str] = {}
+        if proposal is not None and not proposal.failures and not proposal.moves:
+            new = {path: text for path, text in proposal.texts.items() if text is not None}
+            new = new if new.keys() == proposal.texts.keys() <= files.keys() else {}
+        if not new and not edit.written:
             found = proposal.failures if proposal is not None else ()
-            new = next(iter(found), EditFailure(EditFailureReason.NO_HUNKS, edit.path, "no change was made"))
-        if new is None:
-            new = await asyncio.to_thread(check_edit, edit, self._request)
-        if isinstance(new, EditFailure):
-            return refusal(edit.path, new)
-        if new is None:
-            return segment
-        self._files[edit.path] = new
-        payload = edit_call(segment.tool, segment.payload, edit, new)
-        return segment if payload is None else ToolCallSegment(segment.tool, payload)
+            nothing = EditFailure(EditFailureReason.NO_HUNKS, edit.path, "no change was made")
+            return [refusal(edit.path, next(iter(found), nothing))]
+        if not new:
+            checked = await asyncio.to_thread(check_edit, edit, self._request)
+            if isinstance(checked, EditFailure):
+                return [refusal(edit.path, checked)]
+            if checked is None:
+                return [segment]
+            new = {edit.path: checked}
+        self._files |= new
+        made = {ClientFileEdit(path, files[path], None, ""): text for path, text in new.items()}
+        payloads = edit_calls(segment.tool, segment.payload, made)
+        return [segment] if payloads is None else [ToolCallSegment(segment.tool, call) for call in payloads]
+
+    def _concerned(self, path: str, text: str) -> dict[str, str]:
+        """The file, by its name in the call, and the others that the request names, as far as they were
+        read."""
+        named = named_files(self._request)
+        others = {
+            known: other
+            for known, other in self._files.items()
+            if not same_file(known, path) and any(same_file(known, name) for name in named)
+        }
+        if not any(same_file(path, name) for name in named):
+            others = {}
+        return {path: text, **others}
 
     async def _propose(self, task: EditTask) -> EditProposal:
         """Ask one question after another; reading an answer parses and compares texts, so it runs in a
         thread."""
         model = self._entry.model
         width = min(_CANDIDATES, model.engine.max_batch) if model is not None else 1
-        steps = edit_steps(task, candidates=width)
+        steps = edit_steps(task, candidates=width, checks=_CHECKS)
         question: RewriteQuestion | EditProposal = await asyncio.to_thread(next_question, steps, None)
         while isinstance(question, RewriteQuestion):
             if question.also and width >= CHEAP:
@@ -128,12 +156,8 @@ class ClientEdits:
         assert model.chat is not None
         prompt = await asyncio.to_thread(model.chat.direct_tokens, model.tokenizer, question.messages)
         predicted = model.tokenizer.encode(question.prediction)
-        params = GenerationParams(
-            max_tokens=question.most or len(predicted) + _ANSWER_ROOM,
-            sampling=Sampling(question.temperature, top_p=0.95, seed=question.seed)
-            if question.temperature
-            else GREEDY,
-        )
+        longest = GenerationParams(max_tokens=question.most or len(predicted) + _ANSWER_ROOM)
+        params = sampled_params(longest, question.temperature, question.seed)
         job = Job(prompt, params, FileDrafter(predicted) if self._service.speculation else None)
         permit = await self._service.admit_shared(self._entry, job, self._caller)
         work = self._service.submit(

@@ -30,21 +30,29 @@ _FAILED = re.compile(r"\b(fail|error|not found|no such|could not|cannot|invalid)
 _WHOLE = re.compile(r"cat (?:-- )?['\"]?([\w./-]+)['\"]?")
 _FRAMES = ("<file>", "<content>")  # around the lines that opencode shows
 _REMINDED = re.compile(r"\s*<system-reminder>.*?</system-reminder>\s*", re.DOTALL)
-_CUT = re.compile(r"truncated|\[\.\.\.|lines omitted|more lines", re.IGNORECASE)
+# What clients write in the place of lines; code may speak of "truncated" and have "Callable[..., int]".
+_CUT = re.compile(
+    r"…\s*\+?\d+ \w+(?: truncated)?\s*…"
+    r"|^\W*(?:\.\.\.|…|\(|\[)[^\n]*\b(?:omitted|truncated|more lines|capped)\b",
+    re.IGNORECASE | re.MULTILINE,
+)
 _STATUS = re.compile(r"\bexit(?:ed with)? code:? ?[1-9]", re.IGNORECASE)
 
 
 @dataclass(slots=True)
 class WrittenEdits:
-    """What the edits of this turn wrote. `copied`: files that were written exactly as they had been read."""
+    """What the edits of this turn wrote. `copied`: files that were written exactly as they had been read.
+    `known`: files that had been read before."""
 
     lines: set[str] = field(default_factory=set)
     paths: set[str] = field(default_factory=set)
     copied: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
 
     def clear(self) -> None:
         self.lines.clear()
         self.paths.clear()
+        self.known.clear()
 
 
 def last_user_text(items: Sequence[Item]) -> str:
@@ -75,7 +83,7 @@ def short_files(items: Sequence[Item], toolset: Toolset) -> tuple[str, ...]:
     for call in calls_made(items):
         text = outputs.get(call.call_id)
         path = _file_read(call, toolset)
-        if path is None or text is None or _STATUS.search(text):
+        if path is None or text is None or _has_status(text):
             continue
         lines = _REPORT.sub("", text).splitlines()
         refused = len(lines) == 1 and _FAILED.search(lines[0]) is not None  # only an error message
@@ -90,12 +98,12 @@ def files_read(items: Sequence[Item], toolset: Toolset) -> dict[str, str]:
     found: dict[str, str] = {}
     for call in items:
         text = outputs.get(call.call_id) if call.type in _CALLS else None
-        if text is None or _STATUS.search(text):
+        if text is None or _has_status(text):
             continue
         shown = next((s for s in toolset.shown if s.tool.name == call.name), None)
         if shown is not None and edits_files(shown.tool):
             edit = read_edit(shown.tool, call.input or call.arguments or "", found)
-            if edit is not None and not _FAILED.search(text.split("\n", 1)[0]):
+            if edit is not None and not _edit_failed(text):
                 _forget(edit.path, found)
                 if edit.new is not None:
                     found[edit.path] = edit.new
@@ -107,6 +115,31 @@ def files_read(items: Sequence[Item], toolset: Toolset) -> dict[str, str]:
         if path is not None and lines and not refused and not _CUT.search(text):
             found[path] = body if body.endswith("\n") else f"{body}\n"
     return found
+
+
+def files_looked_at(items: Sequence[Item], toolset: Toolset) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The files that calls since the last user message tried to read, and those that are not there."""
+    outputs = {item.call_id: _output(item) for item in items if item.type in _OUTPUTS}
+    looked: dict[str, bool] = {}
+    for call in calls_made(items):
+        path, text = _file_read(call, toolset), outputs.get(call.call_id)
+        if path is not None and text is not None:
+            body = _REPORT.sub("", text).strip()
+            looked[path] = "\n" not in body and _FAILED.search(body) is not None
+    return tuple(looked), tuple(path for path, absent in looked.items() if absent)
+
+
+def _has_status(output: str) -> bool:
+    """Whether a command ended with an error, by what its report says; a file may speak of exit codes too."""
+    report = _REPORT.match(output)
+    lines = output.strip().split("\n")
+    return _STATUS.search(report[0] if report else f"{lines[0]}\n{lines[-1]}") is not None
+
+
+def _edit_failed(output: str) -> bool:
+    """Whether an edit was refused; the report of one that was made may name a file such as errors.py."""
+    body = _REPORT.sub("", output).lstrip()
+    return not body.startswith(("Success", "Done")) and _FAILED.search(body) is not None
 
 
 def _forget(path: str, found: dict[str, str]) -> None:
@@ -165,7 +198,7 @@ def exhausted_tools(items: Sequence[Item], toolset: Toolset) -> frozenset[str]:
     spent: set[str] = set()
     tried: set[tuple[Any, ...]] = set()
     for call in calls:
-        name, failed = call.name or "", _FAILED.search(outputs.get(call.call_id, "")) is not None
+        name, failed = call.name or "", _edit_failed(outputs.get(call.call_id, ""))
         if _signature(call) in tried:
             spent.add(name)
         elif name in quoting and not failed:
@@ -175,7 +208,7 @@ def exhausted_tools(items: Sequence[Item], toolset: Toolset) -> frozenset[str]:
             }  # after a write, a command may have another result
             spent &= quoting
         tried.add(_signature(call))
-    if calls[-1].name in quoting and _FAILED.search(outputs.get(calls[-1].call_id, "")):
+    if calls[-1].name in quoting and _edit_failed(outputs.get(calls[-1].call_id, "")):
         spent.add(calls[-1].name or "")
     return frozenset(spent)
 
@@ -188,18 +221,20 @@ def written_edits(items: Sequence[Item], toolset: Toolset) -> WrittenEdits:
     edits: dict[str | None, list[tuple[str, dict[str, str]]]] = {}
     work = WrittenEdits()
     read: set[str] = set()
+    known: set[str] = set()
     for item in items:
         if item.type == "message" and item.role == "user":
             work = WrittenEdits()
         elif item.type in _CALLS and item.name in names:
             edits[item.call_id] = calls_from_patch(item.input or "") or []
+        elif item.type in _CALLS and (path := _file_read(item, toolset)) is not None:
+            known.add(path)
         elif item.type in _OUTPUTS:
-            failed = _FAILED.search(_output(item)) is not None
             if item.call_id not in edits:
                 read.add(_REPORT.sub("", _output(item)).strip())
-                if failed or _STATUS.search(_output(item)):
+                if _FAILED.search(_output(item)) or _STATUS.search(_output(item)):
                     work.clear()  # the edits may be wrong
-            elif not failed:
+            elif not _edit_failed(_output(item)):
                 for _, arguments in edits[item.call_id]:
                     if arguments.get("content", "").strip() in read:
                         work.copied.add(arguments["path"])
@@ -208,6 +243,7 @@ def written_edits(items: Sequence[Item], toolset: Toolset) -> WrittenEdits:
                     old = set(arguments.get("old", "").split("\n"))
                     work.lines |= {line for line in new if line.strip() and line not in old}
                     work.paths.add(arguments["path"])
+                    work.known |= known
     return work
 
 
