@@ -44,6 +44,20 @@ def test_the_chances_are_those_of_the_mixture(logits: np.ndarray, weight: float,
     assert expected[chosen] == pytest.approx(expected[best], rel=1e-5)
 
 
+@given(CHANCES, st.floats(0, 0.95), st.sampled_from([(1, 3), (1,), (0, 1, 2, 3, 4, 5)]))
+def test_the_mixture_comes_after_a_restriction(
+    logits: np.ndarray, weight: float, only: tuple[int, ...]
+) -> None:
+    mixture = Mixture(weight, {1: 1.0}, only=np.array(only))
+    expected = np.zeros(6)
+    expected[list(only)] = (1 - weight) * softmax(logits[list(only)])
+    expected[1] += weight
+    found = probabilities(logits, Sampling(temperature=1.0, mixtures=(mixture,)))
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-7)
+    chosen = choose(logits, Sampling(mixtures=(mixture,)))
+    assert expected[chosen] == pytest.approx(expected.max(), rel=1e-5)
+
+
 def test_a_bias_comes_before_the_mixture() -> None:
     """A half word leaves few tokens; among those the mixture has its weight and no more."""
     logits = np.array([8, 0, -1, -9], dtype=np.float32)
@@ -87,7 +101,7 @@ class Told:
 
 
 def mixture(predictor: Predictor, said: str, left: str = "") -> Mixture | None:
-    return Mixer(predictor, TOKENIZER, [EOS]).mixtures(TOKENIZER.encode(said), left=left)[0]
+    return Mixer(predictor, TOKENIZER, [EOS]).mixtures(TOKENIZER.encode(said), left=lambda _: left)[0]
 
 
 def test_a_longer_context_weighs_more_and_disagreement_less() -> None:
@@ -152,6 +166,18 @@ def test_a_line_seen_before_is_said_in_fewer_steps_and_is_the_same_line(
     assert (quick.text, quick.tokens, quick.finish) == (plain.text, plain.tokens, plain.finish)
     assert plain.stats.drafted == 0
     if sampling is GREEDY and quick.text.startswith(seen):
+        assert quick.stats.steps < plain.stats.steps
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.7, seed=11), Sampling(logprobs=2)])
+@pytest.mark.parametrize("seen", ["self.width", "self.height * 2", "seldom", "elsewhere"])
+@pytest.mark.parametrize("begin", ["s", "sel", "self.w", "é"])
+def test_a_half_word_is_drafted_with_what_follows_it(sampling: Sampling, seen: str, begin: str) -> None:
+    params = GenerationParams(max_tokens=24, sampling=sampling, begin=begin)
+    quick, plain = (said(saying("self.width"), params, Told(seen), drafts=drafts) for drafts in (True, False))
+    assert quick.text.startswith(begin)
+    assert (quick.text, quick.tokens, quick.finish) == (plain.text, plain.tokens, plain.finish)
+    if seen == "self.width" and sampling is GREEDY and begin != "é":
         assert quick.stats.steps < plain.stats.steps
 
 

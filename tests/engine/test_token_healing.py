@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keystroke.engine.base import Sampling, TokenLogprob
+from keystroke.engine.base import Mixture, Sampling, TokenLogprob
 from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import FileDrafter
-from keystroke.engine.token_healing import TokenHealing, TokenIndex
+from keystroke.engine.token_healing import TokenHealing, TokenIndex, renormalise
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 
 
@@ -33,8 +33,9 @@ class Pieces(ByteTokenizer):
 
 
 def test_tokens_agree_from_either_side() -> None:
-    words = {Pieces.WORDS[t - 300] for t in TokenIndex(Pieces()).compatible(b" retu") if t >= 300}
-    assert words == {b" return", b" ret"}
+    found = TokenIndex(Pieces()).compatible(b" retu").tolist()
+    assert {Pieces.WORDS[token - 300] for token in found if token >= 300} == {b" return", b" ret"}
+    assert found == sorted(found)
     assert ord(" ") in TokenIndex(Pieces()).compatible(b" retu")
     assert not [t for t in TokenIndex(Pieces()).compatible(b" x") if t >= 300]
 
@@ -62,13 +63,23 @@ def test_without_a_beginning_nothing_changes() -> None:
 
 
 def test_chances_are_told_among_what_was_possible() -> None:
-    beginning = TokenHealing(" ret", Pieces())
-    beginning.bias()
+    first, then = TokenHealing(" ret", Pieces()).restrict([300], ())
     third = math.log(0.3)
     told = TokenLogprob(300, math.log(0.1), ((7, third), (301, third), (300, math.log(0.1))))
-    among = beginning.renormalise(told, 1)
+    among = renormalise(told, first, 1)
     assert among.logprob == pytest.approx(math.log(0.1 / 0.4))
     assert among.top == ((7, third),)
+    assert renormalise(told, then, 1) == TokenLogprob(300, math.log(0.1), ((7, third),))
+
+
+def test_each_position_of_a_draft_is_held_to_what_is_left_there() -> None:
+    index, healing = TokenIndex(Pieces()), TokenHealing(" return", Pieces())
+    rows = healing.restrict([301, 302, 65], (Mixture(0.5, {301: 1.0}),))
+    held = [None if row is None or row.only is None else row.only.tolist() for row in rows]
+    assert held == [index.compatible(b" return").tolist(), index.compatible(b"urn").tolist(), None, None]
+    assert rows[0] is not None
+    assert rows[0].weight == 0.5
+    assert [healing.remaining(draft) for draft in ((), (301,), (300,), (65,))] == [" return", "urn", "", ""]
 
 
 def test_text_that_no_token_can_say_is_given_up() -> None:
@@ -77,5 +88,5 @@ def test_text_that_no_token_can_say_is_given_up() -> None:
             return b"" if token < 256 else super().token_bytes(token)
 
     beginning = TokenHealing("xyz", Silent())
-    assert beginning.bias() == {}
-    assert not beginning.active
+    assert not beginning.begin_step()
+    assert beginning.remaining() == ""

@@ -75,12 +75,14 @@ class Interrupt:
 class Mixture:
     """A second distribution to mix into the model's at one position, with a total probability of `weight`.
     `chances` gives its probability of each token; `end` is that of an end token, and counts for the one of
-    `ends` that the model prefers. `chances` and `end` add up to 1."""
+    `ends` that the model prefers. `chances` and `end` add up to 1, or `weight` is 0. Before that, the model's
+    distribution is restricted to the tokens `only`, in ascending order, if they are given."""
 
     weight: float
     chances: Mapping[int, float]
     end: float = 0.0
     ends: tuple[int, ...] = ()
+    only: npt.NDArray[np.intp] | None = field(default=None, compare=False)
 
     def probability(self, token: int, chance: float) -> float:
         """The mixed probability of a token to which the model gives `chance`."""

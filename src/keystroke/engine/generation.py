@@ -32,7 +32,7 @@ from keystroke.engine.grammar.constraint import Constraint, with_prefix
 from keystroke.engine.mixing import NO_MIXING, Mixer, Mixing, mix_logprobs
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import MAX_DRAFT, Drafter
-from keystroke.engine.token_healing import RIVALS, TokenHealing
+from keystroke.engine.token_healing import RIVALS, TokenHealing, renormalise
 from keystroke.engine.tokenizer import StreamDecoder
 from keystroke.errors import Interrupted, NotEnoughMemory, UsageError
 
@@ -221,8 +221,7 @@ class Generation:
 
     def _replay(self, generated: tuple[int, ...]) -> None:
         """Restore the decoder, the stop strings and the grammar to their state after `generated`."""
-        if self._healing.active:
-            self._healing.advance(generated)
+        self._healing.advance(generated)
         if self._matcher is not None:
             self._opened = True
             self._matcher.advance(generated)
@@ -260,23 +259,23 @@ class Generation:
             return None
         draft: Sequence[int] = ()
         sampling = self.params.sampling
-        self._healing_step = self._healing.active and bool(bias := self._healing.bias())
-        if self._healing_step:
-            rivals = None if sampling.logprobs is None else RIVALS
-            sampling = replace(sampling, logit_bias={**sampling.logit_bias, **bias}, logprobs=rivals)
-        elif self._drafter is not None and room > 1:
+        healing = self._healing_step = self._healing.begin_step()
+        if healing and sampling.logprobs is not None:
+            sampling = replace(sampling, logprobs=RIVALS)
+        elif not healing and self._drafter is not None and room > 1:
             started = time.perf_counter()
             draft = self._drafter.propose(self.session.tokens, min(room - 1, MAX_DRAFT))
             self.stats.draft_seconds += time.perf_counter() - started
+        self._mixtures = ()
         if self._mixer is not None:
-            left = self._healing.remaining if self._healing_step else ""
-            torn = self._healing_step and not left  # the remaining text ends in half a character
-            if self._mixer_drafts and not self._healing_step and room > 1:
-                draft, self._mixtures = self._mixer.draft(self.tokens, room - 1)
+            if self._mixer_drafts and room > 1:
+                draft, self._mixtures = self._mixer.draft(self.tokens, room - 1, self._healing.remaining)
             else:
-                self._mixtures = () if torn else self._mixer.mixtures(self.tokens, draft, left)
-            if any(self._mixtures):
-                sampling = replace(sampling, mixtures=self._mixtures)
+                self._mixtures = self._mixer.mixtures(self.tokens, draft, self._healing.remaining)
+        if healing:
+            self._mixtures = self._healing.restrict(draft, self._mixtures)
+        if any(self._mixtures):
+            sampling = replace(sampling, mixtures=self._mixtures)
         if self._matcher is None:
             return StepRequest(self.session, draft, sampling)
         self._unmasked = self._may_skip_mask(self._matcher, sampling)
@@ -392,8 +391,10 @@ class Generation:
 
     def _heal(self, step: Step) -> Step:
         """The result of a step of token healing, with as many log probabilities as the caller asked for."""
+        wanted = self.params.sampling.logprobs or 0
         healed = tuple(
-            self._healing.renormalise(p, self.params.sampling.logprobs or 0) for p in step.logprobs
+            renormalise(chosen, mixture, wanted)
+            for chosen, mixture in zip(step.logprobs, self._mixtures, strict=False)
         )
         self._healing.advance(step.tokens)
         return replace(step, logprobs=healed)

@@ -9,9 +9,10 @@ see are those of the mixture.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from keystroke.engine.base import Mixture, TokenLogprob
 from keystroke.engine.tokenizer import Tokenizer
@@ -25,6 +26,9 @@ _MOST = 0.95  # the model keeps at least the rest
 # 100 tokens of such drafts are right.
 _DRAFT, _BELIEVED = 6, 0.07
 _FIRST = 40  # characters of a text that determine its first token
+_KNOWN = 20_000  # texts whose first token is kept
+
+_first_tokens: WeakKeyDictionary[Tokenizer, dict[str, int]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +61,35 @@ class Mixing:
 NO_MIXING = Mixing()
 
 
+Remaining = Callable[[Sequence[int]], str | None]
+
+
+def _nothing(_draft: Sequence[int]) -> str:
+    return ""
+
+
 class Mixer:
     """Computes the mixtures for the steps of one answer. `ends`: tokens that end it."""
 
     def __init__(self, predictor: Predictor, tokenizer: Tokenizer, ends: Iterable[int]) -> None:
         self._predictor, self._tokenizer = predictor, tokenizer
         self._ends = tuple(sorted(ends))
-        self._firsts: dict[str, int] = {}
+        self._firsts = _first_tokens.setdefault(tokenizer, {})
 
     def mixtures(
-        self, tokens: Sequence[int], draft: Sequence[int] = (), left: str = ""
+        self, tokens: Sequence[int], draft: Sequence[int] = (), left: Remaining = _nothing
     ) -> tuple[Mixture | None, ...]:
-        """The mixtures after `tokens`, the answer so far, and after each token of `draft`. `left`: text that
-        must come next in any case (token healing)."""
-        return tuple(self._mixture([*tokens, *draft[:ahead]], left) for ahead in range(len(draft) + 1))
+        """The mixtures after `tokens`, the answer so far, and after each token of `draft`. `left`: the text
+        that must come next after a draft (token healing); None in the middle of a character."""
+        return tuple(self._after(tokens, draft[:ahead], left) for ahead in range(len(draft) + 1))
 
-    def draft(self, tokens: Sequence[int], most: int) -> tuple[tuple[int, ...], tuple[Mixture | None, ...]]:
+    def draft(
+        self, tokens: Sequence[int], most: int, left: Remaining = _nothing
+    ) -> tuple[tuple[int, ...], tuple[Mixture | None, ...]]:
         """A draft of what follows `tokens` by the predictor, as far as it is likely enough, and the mixtures
         for that draft."""
         draft: list[int] = []
-        mixtures = [self._mixture(tokens, "")]
+        mixtures = [self._after(tokens, (), left)]
         believed = 1.0
         while len(draft) < min(most, _DRAFT):
             seen = mixtures[-1]
@@ -87,8 +100,12 @@ class Mixer:
             if believed < _BELIEVED:
                 break
             draft.append(token)
-            mixtures.append(self._mixture([*tokens, *draft], ""))
+            mixtures.append(self._after(tokens, draft, left))
         return tuple(draft), tuple(mixtures)
+
+    def _after(self, tokens: Sequence[int], draft: Sequence[int], left: Remaining) -> Mixture | None:
+        due = left(draft)
+        return None if due is None else self._mixture([*tokens, *draft], due)
 
     def _mixture(self, tokens: Sequence[int], left: str) -> Mixture | None:
         text = self._tokenizer.decode(tokens) if tokens else ""
@@ -114,9 +131,12 @@ class Mixer:
         return Mixture(weight, shares, end / total, self._ends)
 
     def _first_token(self, text: str) -> int:
+        text = text[:_FIRST]
         first = self._firsts.get(text)
         if first is None:
-            first = self._firsts[text] = self._tokenizer.encode(text[:_FIRST])[0]
+            if len(self._firsts) >= _KNOWN:
+                self._firsts.clear()
+            first = self._firsts[text] = self._tokenizer.encode(text)[0]
         return first
 
 
@@ -125,7 +145,7 @@ def mix_logprobs(
 ) -> tuple[TokenLogprob, ...]:
     """The log probabilities of a step after mixing."""
     return tuple(
-        one if index >= len(mixtures) or (mixture := mixtures[index]) is None else _mixed(one, mixture)
+        _mixed(one, mixture) if (mixture := mixtures[index]) is not None and mixture.weight else one
         for index, one in enumerate(logprobs)
     )
 

@@ -173,6 +173,13 @@ def _altered(logits: Logits, sampling: Sampling, row: int, total: SumExponential
     mixture = sampling.mixture(row)
     if mixture is None:
         return logits
+    if mixture.only is not None:
+        few = logits[mixture.only]
+        logits = np.full(len(logits), -np.inf, dtype=np.float32)
+        logits[mixture.only] = few
+        if not mixture.weight:
+            return logits
+        return _mixed(logits, mixture, lambda _, top: sum_exponentials(few, top))
     return _mixed(logits, mixture, total if sampling.temperature == 0.0 else sum_exponentials)
 
 

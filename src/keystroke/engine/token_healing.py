@@ -1,22 +1,28 @@
 """Token healing: an answer that must begin with given text, such as the half word before the cursor.
 
 A word cut by the cursor is not tokenized as the model saw it in training. The half word is therefore removed
-from the prompt, and the answer may only choose tokens that are compatible with it until it is complete. Log
-probabilities are renormalised over those tokens.
+from the prompt, and the answer may only choose tokens that are compatible with it until it is complete, also
+within a draft. Log probabilities are renormalised over those tokens.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from keystroke.engine.base import TokenLogprob
+from keystroke.engine.base import Mixture, TokenLogprob
 from keystroke.engine.tokenizer import Tokenizer
 
+if TYPE_CHECKING:  # clients of a gateway do not need numpy
+    import numpy as np
+    import numpy.typing as npt
+
 RIVALS = 20  # log probabilities that a step returns: enough to estimate the compatible tokens' share
-_FAVOUR = 1e4  # added to the logits of compatible tokens, so that no other is chosen
+_KNOWN = 256  # beginnings whose compatible tokens are kept
 
 
 class TokenIndex:
@@ -27,9 +33,20 @@ class TokenIndex:
         pairs = sorted((piece, t) for t in plain if (piece := tokenizer.token_bytes(t)))
         self._pieces = [piece for piece, _ in pairs]
         self._tokens = [token for _, token in pairs]
+        self._known: dict[bytes, npt.NDArray[np.intp]] = {}
 
-    def compatible(self, wanted: bytes) -> list[int]:
-        """Tokens that begin with `wanted`, and tokens that `wanted` begins with."""
+    def compatible(self, wanted: bytes) -> npt.NDArray[np.intp]:
+        """Tokens that begin with `wanted`, and tokens that `wanted` begins with, in ascending order."""
+        found = self._known.get(wanted)
+        if found is None:
+            import numpy as np
+
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            found = self._known[wanted] = np.array(sorted(self._find(wanted)), dtype=np.intp)
+        return found
+
+    def _find(self, wanted: bytes) -> list[int]:
         low, high = bisect_left(self._pieces, wanted), bisect_left(self._pieces, wanted + b"\xff" * 64)
         found = self._tokens[low:high]
         for size in range(1, len(wanted)):
@@ -57,36 +74,64 @@ class TokenHealing:
     def __init__(self, text: str, tokenizer: Tokenizer) -> None:
         self._left = text.encode()
         self._tokenizer = tokenizer
-        self._allowed: frozenset[int] = frozenset()
 
-    @property
-    def active(self) -> bool:
+    def begin_step(self) -> bool:
+        """Whether the next token is restricted. If no token is compatible, healing ends."""
+        if self._left and not len(self._compatible(self._left)):
+            self._left = b""
         return bool(self._left)
 
-    @property
-    def remaining(self) -> str:
-        """The remaining text; empty in the middle of a character."""
+    def remaining(self, draft: Sequence[int] = ()) -> str | None:
+        """The text that remains after `draft`; None in the middle of a character."""
         try:
-            return self._left.decode()
+            return self._after(draft).decode()
         except UnicodeDecodeError:
-            return ""
+            return None
 
-    def bias(self) -> Mapping[int, float]:
-        """The logit bias of the next step. Empty if no token is compatible: healing then ends."""
-        self._allowed = frozenset(token_index(self._tokenizer).compatible(self._left))
-        if not self._allowed:
-            self._left = b""
-        return dict.fromkeys(self._allowed, _FAVOUR)
+    def restrict(
+        self, draft: Sequence[int], mixtures: Sequence[Mixture | None]
+    ) -> tuple[Mixture | None, ...]:
+        """The mixtures of a step with `draft`, each restricted to the tokens that its position allows."""
+        rows: list[Mixture | None] = []
+        left = self._left
+        for row in range(len(draft) + 1):
+            mixture = mixtures[row] if row < len(mixtures) else None
+            if left and len(only := self._compatible(left)):
+                mixture = replace(mixture or Mixture(0.0, {}), only=only)
+            else:
+                left = b""
+            rows.append(mixture)
+            if row < len(draft):
+                left = self._strip(left, draft[row])
+        return tuple(rows)
 
     def advance(self, tokens: Iterable[int]) -> None:
         """Remove the text of the chosen tokens."""
-        for token in tokens:
-            piece = self._tokenizer.token_bytes(token)
-            self._left = self._left[len(piece) :] if self._left.startswith(piece) else b""
+        self._left = self._after(tokens)
 
-    def renormalise(self, chosen: TokenLogprob, rivals: int) -> TokenLogprob:
-        """The log probability of a token among the compatible ones, with at most `rivals` alternatives."""
-        chances = {**dict(chosen.top), chosen.token: chosen.logprob}
-        share = sum(math.exp(p) for token, p in chances.items() if token in self._allowed)
-        logprob = min(0.0, chosen.logprob - math.log(share)) if share > 0 else chosen.logprob
-        return TokenLogprob(chosen.token, logprob, chosen.top[:rivals])
+    def _after(self, tokens: Iterable[int]) -> bytes:
+        left = self._left
+        for token in tokens:
+            left = self._strip(left, token)
+        return left
+
+    def _strip(self, left: bytes, token: int) -> bytes:
+        piece = self._tokenizer.token_bytes(token)
+        return left[len(piece) :] if left.startswith(piece) else b""
+
+    def _compatible(self, left: bytes) -> npt.NDArray[np.intp]:
+        return token_index(self._tokenizer).compatible(left)
+
+
+def renormalise(chosen: TokenLogprob, mixture: Mixture | None, rivals: int) -> TokenLogprob:
+    """The log probability of a token among those that the mixture allows, with at most `rivals`
+    alternatives."""
+    if mixture is None or mixture.only is None:
+        return replace(chosen, top=chosen.top[:rivals])
+    chances = {**dict(chosen.top), chosen.token: chosen.logprob}
+    tokens = list(chances)
+    places = mixture.only.searchsorted(tokens)
+    found = mixture.only.take(places, mode="clip")
+    share = sum(math.exp(chances[token]) for token, at in zip(tokens, found, strict=True) if at == token)
+    logprob = min(0.0, chosen.logprob - math.log(share)) if share > 0 else chosen.logprob
+    return TokenLogprob(chosen.token, logprob, chosen.top[:rivals])
