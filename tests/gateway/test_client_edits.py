@@ -24,7 +24,7 @@ from keystroke.assist.tool_calls.file_edits import (
 )
 from keystroke.assist.tool_calls.segments import TextSegment, ToolCallSegment
 from keystroke.assist.tool_calls.tools import OfferedTool, short_toolset
-from keystroke.config import AssistSettings
+from keystroke.config import AssistSettings, ServerSettings
 from keystroke.gateway.api.tool_history import exhausted_tools, files_read, written_edits
 
 CODE = "def area(r):\n    return 3 * r * r\n\n\ndef edge(r):\n    return 6 * r\n"
@@ -240,6 +240,26 @@ def test_a_call_that_only_names_the_file_is_made(name: str, texts: tuple[str, ..
     assert edit is not None
     assert edit.new is not None
     assert edit.new.startswith(RIGHT)
+
+
+def test_a_full_queue_leaves_fewer_candidates() -> None:
+    def script(prompt: str) -> str:
+        if "You edit source files" in prompt:
+            return "```python\ndef area(r):\n    return r ** 3\n```\n"
+        return bad_call("")
+
+    with serving(
+        scripted_model(script, max_batch=8),
+        assist=AssistSettings(tool_declarations="short"),
+        server=ServerSettings(max_queue=1),
+        concurrent=1,
+    ) as server:
+        output = response(server.url, TOOLS)
+        assert server.settled()
+    (call,) = [item for item in output if item["type"] == "custom_tool_call"]
+    edit = read_edit(PATCH, call["input"], FILES)
+    assert edit is not None
+    assert edit.new == RIGHT
 
 
 def test_two_calls_for_one_file_make_one_change() -> None:

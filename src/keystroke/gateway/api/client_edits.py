@@ -144,11 +144,19 @@ class ClientEdits:
         while isinstance(question, RewriteQuestion):
             if question.also and width >= CHEAP:
                 asked = (question, *question.also)
-                answers: Answer = list(await asyncio.gather(*map(self._ask, asked)))
+                answers: Answer = list(await asyncio.gather(*map(self._ask_candidate, asked)))
             else:
                 answers = await self._ask(question)
             question = await asyncio.to_thread(next_question, steps, answers)
         return question
+
+    async def _ask_candidate(self, question: RewriteQuestion) -> str:
+        """The answer, empty where it is refused: a full queue leaves fewer candidates."""
+        try:
+            return await self._ask(question)
+        except KeystrokeError as error:
+            log.info("a candidate is left out: %s", error)
+            return ""
 
     async def _ask(self, question: RewriteQuestion) -> str:
         model = self._entry.model
