@@ -78,6 +78,10 @@ def test_files_are_known_by_their_endings(asked: str, files: list[str]) -> None:
         ("Create a file square.py with a function.", False, ["exec_command", "write_file"]),
         ("Make a script run.sh that prints 1.", False, ["exec_command", "write_file"]),
         ("Delete the file old.py.", False, ["exec_command", "delete_file"]),
+        ("Delete all files in tmp/x.py and the file.", False, ["exec_command", "delete_file"]),
+        ("Remove the file argument of load in io.py.", True, ["exec_command"]),
+        ("Make main.py handle an empty list.", True, ["exec_command"]),
+        ("Make main.py that handles an empty list.", False, ["exec_command", "write_file"]),
         ("Run the tests with pytest.", False, ["exec_command", "write_file"]),
     ],
 )
@@ -263,6 +267,8 @@ def test_all_files_that_the_user_names_are_read_before_a_change() -> None:
     ("asked", "rest"),
     [
         ("In a.py: f must add.", "f must add."),
+        ("Edit the file a.py: f must add.", "f must add."),
+        ("Change a.py, so that f adds.", "Change a.py, so that f adds."),
         ("in `a.py`, lib/b.go and c.js, f must add.", "f must add."),
         ("In Cart.total: f must add.", "In Cart.total: f must add."),
         ("In a.py f must add: one.", "In a.py f must add: one."),
@@ -281,7 +287,16 @@ def test_after_a_change_that_was_all_a_few_words_are_left() -> None:
     assert not accepts(held, command("cat a.py"))
     assert not accepts(held, '{"name": "write_file\', "arguments": {"path": "a.py"}}')
     assert not accepts(held, "and on " * 100)
-    for asked in ("In a.py: f must add. Then run the tests.", "In a.py and b.py: f must add."):
+    for asked in ("In a.py: f must check x, and raise an error then.", "In a.py: build must test x."):
+        assert not accepts(
+            calls_constraint(CODEX, HERMES, PLAIN, replace(bounds, request=asked)), command("pytest")
+        )
+    for asked in (
+        "In a.py: f must add. Then run the tests.",
+        "In a.py: f must add, and commit it",
+        "In a.py: make the tests pass",
+        "In a.py and b.py: f must add.",
+    ):
         more = calls_constraint(CODEX, HERMES, PLAIN, replace(bounds, request=asked))
         assert accepts(more, command("pytest"))
     assert accepts(calls_constraint(CODEX, HERMES, PLAIN, bounds, required=True), command("ls"))

@@ -27,13 +27,22 @@ _ENDINGS = (
 _FILE = rf"(?:[\w./-]*\w\.(?:{_ENDINGS})\b|[\w.-]*/[\w./-]*\w\.[A-Za-z]\w{{0,7}}\b)"
 _NAMED = re.compile(rf"(?<![\w@:/.-])(?!(?:self|this|cls)\.){_FILE}(?![\w(/]|\.\w)")
 _QUOTED = rf"[`'\"]?{_FILE}[`'\"]?"
+_LISTED = rf"{_QUOTED}(?:(?:\s*,\s*and|\s*,|\s+and)\s+{_QUOTED})*"
 # The files at the head of a request: "In a.py and b.py: ..."
 _LEAD = re.compile(
-    rf"\A\s*in\s+{_QUOTED}(?:(?:\s*,\s*and|\s*,|\s+and)\s+{_QUOTED})*\s*[:,]\s+(?=\S)", re.IGNORECASE
+    rf"\A\s*(?:in\s+(?:the\s+)?(?:files?\s+)?{_LISTED}\s*[:,]"
+    rf"|(?:please\s+)?(?:edit|change|modify|update)\s+(?:the\s+)?(?:files?\s+)?{_LISTED}\s*:)\s+(?=\S)",
+    re.IGNORECASE,
 )
-_OBJECT = rf"(?:(?!in\b|to\b|from\b|of\b|into\b)\w+\s+){{0,3}}?[`'\"]?(?:files?\b|{_FILE})"
+# A file, not its handler or its argument; "make a.py print x" makes no file.
+_BEHIND = (
+    rf"(?=\W*(?:\Z|[.,:;!?\n]|{_FILE}|"
+    r"(?:in|at|from|named|called|and|or|if|when|that|which|with|under|for)\b))"
+)
+_OBJECT = rf"(?:(?!in\b|to\b|from\b|of\b|into\b)\w+\s+){{0,3}}?[`'\"]?(?:files?\b{_BEHIND}|{_FILE})"
+_MAKES_DO = rf"mak\w+\s+{_QUOTED}\s+(?!that\b|which\b|with\b|contain|for\b|to\b|and\b)\w"
 _DELETES = re.compile(rf"\b(?:delet|remov|eras|drop|unlink|rm\b|get rid of)\w*\s+{_OBJECT}", re.IGNORECASE)
-_CREATES = re.compile(rf"\b(?:creat|writ|generat|sav|mak|new\b)\w*\s+{_OBJECT}", re.IGNORECASE)
+_CREATES = re.compile(rf"\b(?!{_MAKES_DO})(?:creat|writ|generat|sav|mak|new\b)\w*\s+{_OBJECT}", re.IGNORECASE)
 _CHANGES = re.compile(
     r"\b(?:must|should|shall|add|fix|correct|chang|replac|renam|remov|mak|let|use|implement|convert|refactor|mov|"
     r"rais|return|rewrit|updat|extend|support|handl|leav|keep|insert|set|allow|ignor|mend|repair)\w*\b",
@@ -48,8 +57,10 @@ _LOOKS = re.compile(
     r"(?:run|execute|show|list|print|read|open|look|find|search|count|check|test|compare|go)\b",
     re.IGNORECASE,
 )
-_MORE = re.compile(
-    r"\b(?:then|run|tests?|pytest|execute|verify|check|commit|install|build|lint)\b", re.IGNORECASE
+_MORE = re.compile(  # beyond a change; code may check, and raise an error then
+    r"(?:[.,;!]|\band|\bthen)\s+(?:also\s+)?(?:run|execute|verify|check|test|commit|install|build|lint)\b"
+    r"|[.,;]\s+then\b|\bpytest\b|\b(?:the|all|unit|a|your|our)\s+tests?\b",
+    re.IGNORECASE,
 )
 _OF_TESTS = re.compile(r"(?:^|/)test_|_test\.|\.(?:test|spec)\.")
 _READS = frozenset(("read", "view", "cat", "open"))
