@@ -31,6 +31,17 @@ TEXTS = [
         " Paris. Paris is the largest city in France and the second-largest city in Europe. Paris is the "
         "cultural and historical center of France and is home to many of",
     ),
+    (
+        "gemma-3-270m",
+        "def fibonacci(n):\n",
+        "    if n == 0:\n        return 0\n    elif n == 1:\n        return 1\n    elif n == 2",
+    ),
+    (
+        "gemma-3-270m",
+        "The capital of France is",
+        " the capital of the country of France. It is the largest city in France and the second largest city "
+        "in Europe. It is located in the middle of the country",
+    ),
 ]
 
 
@@ -39,9 +50,9 @@ def test_a_text_is_the_one_it_was(name: str, prompt: str, text: str) -> None:
     settings = load_settings({"engine.kind": "onnx", "model.precision": "stored", "engine.context": 1024})
     library = ModelLibrary(settings.paths.models)
     if name not in library.names():
-        pytest.skip(f"{name} is not here: run `keystroke models add {name}`")
+        pytest.skip(f"{name} is not here: run `keystroke models add {name}`, or give it the file")
     model = load_model(library.path(library.get(name)), settings)
     with model.engine, model.engine.session() as session:
-        session.extend(model.tokenizer.encode(prompt))
+        session.extend(model.prompt(prompt))
         tokens = [token for _ in range(32) for token in session.step().tokens]
     assert model.tokenizer.decode(tokens) == text
