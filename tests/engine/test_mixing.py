@@ -15,7 +15,7 @@ from keystroke.engine.generation import Finish, Generation, GenerationParams
 from keystroke.engine.grammar.constraint import choice
 from keystroke.engine.mixing import Continuations, Mixer, Mixing, Predictor, mix_logprobs
 from keystroke.engine.model import Model
-from keystroke.engine.sampler import choose, probabilities, verify
+from keystroke.engine.sampler import choose, logprob, probabilities, verify
 from keystroke.engine.speculative import FileDrafter
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 from keystroke.errors import UsageError
@@ -72,6 +72,24 @@ def test_each_place_of_a_draft_has_its_own_mixture() -> None:
     step = verify(logits, [3, 1], Sampling(mixtures=mixtures), 0)
     assert step.tokens == (3, 2)
     assert step.accepted == 1
+
+
+COARSE = st.lists(st.integers(-2, 2), min_size=6, max_size=6).map(lambda x: np.array(x, dtype=np.float32))
+
+
+@given(CHANCES | COARSE, st.floats(0, 0.95), st.integers(0, 5), st.booleans(), st.booleans())
+def test_a_step_chooses_what_a_single_choice_does(
+    logits: np.ndarray, weight: float, token: int, ends: bool, held: bool
+) -> None:
+    """Also where tokens are equally likely."""
+    share = 0.5 if ends else 1.0
+    only = np.array([1, 2, 4]) if held else None
+    mixture = Mixture(weight, {token: share}, 1.0 - share, ends=(4, 5), only=only)
+    for mixtures in ((mixture,), (None,), ()):
+        sampling = Sampling(mixtures=mixtures, logprobs=2)
+        step = verify(logits[None], [], sampling, 0)
+        assert step.tokens == (choose(logits, sampling),)
+        assert step.logprobs == (logprob(logits, step.tokens[0], 2),)
 
 
 def test_a_token_outside_the_vocabulary_is_refused() -> None:

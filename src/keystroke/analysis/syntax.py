@@ -82,9 +82,8 @@ def adds_errors(text: str, cursor: int, inserted: str, language: str) -> bool:
     """Whether `inserted` at the cursor adds syntax errors to the text."""
     first, last = surrounding_region(text, cursor, cursor)
     before, after = text[first:cursor], text[cursor:last]
-    was = error_count(before + after, language)
     now = error_count(before + inserted + after, language)
-    return now > was
+    return now > 0 and now > error_count(before + after, language)
 
 
 def opens_block(text: str, end: int, language: str | None) -> bool:

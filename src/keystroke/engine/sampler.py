@@ -109,8 +109,11 @@ def verify(
         )
     tokens: list[int] = []
     rows, total = list(logits), _KnownSums(total)
+    plain = allowed is None and sampling.temperature == 0.0 and not sampling.logit_bias
     for row in range(len(draft) + 1):
-        if allowed is None:
+        if plain:
+            tokens.append(_choose_greedily(rows[row], sampling.mixture(row), total))
+        elif allowed is None:
             tokens.append(choose(rows[row], sampling, first_position + row, row=row, total=total))
         else:
             tokens.append(choose_allowed(rows[row], sampling, first_position + row, allowed, row, total))
@@ -123,11 +126,21 @@ def verify(
 
 
 class _KnownSums:
-    """Computes the sum of each array once: a mixture and a log probability both need it."""
+    """Computes the best token and the sum of each array once: a mixture and a log probability both need
+    them."""
 
     def __init__(self, total: SumExponentials) -> None:
         self._total = total
         self._known: list[tuple[Logits, float]] = []
+        self._best: list[tuple[Logits, int]] = []
+
+    def best(self, logits: Logits) -> int:
+        for row, known in self._best:
+            if row is logits:
+                return known
+        found = int(logits.argmax())
+        self._best.append((logits, found))
+        return found
 
     def __call__(self, logits: Logits, top: np.float32) -> float:
         for row, known in self._known:
@@ -138,12 +151,26 @@ class _KnownSums:
         return found
 
 
+def _choose_greedily(logits: Logits, mixture: Mixture | None, sums: _KnownSums) -> int:
+    """The result of `choose` at temperature 0 without bias and mask, from the few logits that a mixture
+    changes instead of a copy of all."""
+    if mixture is not None and mixture.only is not None:
+        return choose(logits, Sampling(mixtures=(mixture,)))
+    best = sums.best(logits)
+    top = logits.item(best)
+    if mixture is None or not math.isfinite(top):
+        return _chosen(logits, best, GREEDY, 0)
+    mixed = _mixed_logits(logits, mixture, top, sums)
+    first = min(mixed, key=lambda token: (-mixed[token], token), default=best)
+    return first if best in mixed or (-mixed.get(first, -math.inf), first) < (-top, best) else best
+
+
 def logprob(
     logits: Logits, token: int, top: int = 0, total: SumExponentials = sum_exponentials
 ) -> TokenLogprob:
     """The model's log probability of `token` and of the `top` best, without bias, mixture, temperature and
     filters."""
-    largest = logits.max()
+    largest = logits[total.best(logits)] if isinstance(total, _KnownSums) else logits.max()
     offset = float(largest) + math.log(total(logits, largest))
     if not top:
         return TokenLogprob(token, logits.item(token) - offset)
@@ -185,21 +212,30 @@ def _altered(logits: Logits, sampling: Sampling, row: int, total: SumExponential
 
 def _mixed(logits: Logits, mixture: Mixture, sum_of: SumExponentials) -> Logits:
     """The logits of (1 - weight) p + weight q, with p from `logits`. Only tokens of q change."""
+    top = float(logits.max())
+    if not math.isfinite(top):
+        return logits  # `_chosen` raises the error
+    mixed = logits.astype(np.float32, copy=True)
+    for token, value in _mixed_logits(logits, mixture, top, sum_of).items():
+        mixed[token] = value
+    return mixed
+
+
+def _mixed_logits(logits: Logits, mixture: Mixture, top: float, sum_of: SumExponentials) -> dict[int, float]:
+    """The mixed logits of the tokens that the mixture changes, rounded to float32. `top`: the largest."""
     chances = dict(mixture.chances)
     if mixture.end and mixture.ends:
         likeliest = max(mixture.ends, key=lambda token: logits[token])
         chances[likeliest] = chances.get(likeliest, 0.0) + mixture.end
-    top = float(logits.max())
-    if not math.isfinite(top):
-        return logits  # `_chosen` raises the error
     total = sum_of(logits, np.float32(top))
     odds = mixture.weight / (1.0 - mixture.weight)
-    mixed = logits.astype(np.float32, copy=True)
+    mixed: dict[int, float] = {}
     for token, chance in chances.items():
-        if not 0 <= token < len(mixed):
-            raise UsageError(f"a mixture names token {token}, but the vocabulary ends at {len(mixed) - 1}")
-        own = math.exp(float(logits[token]) - top)  # of `total`
-        mixed[token] = top + math.log(own + odds * chance * total) if own or chance else -math.inf
+        if not 0 <= token < len(logits):
+            raise UsageError(f"a mixture names token {token}, but the vocabulary ends at {len(logits) - 1}")
+        own = math.exp(logits.item(token) - top)  # of `total`
+        value = top + math.log(own + odds * chance * total) if own or chance else -math.inf
+        mixed[token] = float(np.float32(value))
     return mixed
 
 
