@@ -440,6 +440,117 @@ PAIRS = [
         "function f(size) {\n  return new Buffer(size);\n}\n",
         "javascript-unsafe-buffer",
     ),
+    (
+        "python",
+        "a number written into a statement",
+        "def f(cur, a, b):\n    cur.execute('SELECT * FROM t WHERE n BETWEEN %f AND %d' % (a, b))\n",
+        "def f(cur, since):\n    cur.execute('SELECT * FROM t WHERE a > %s' % since)\n",
+        "python-sql-injection",
+    ),
+    (
+        "go",
+        "a number written into a statement by a program that prints anything",
+        "",
+        f'{GO}import "fmt"\n\nfunc f(db *sql.DB, n string) {{\n'
+        '\tdb.Query(fmt.Sprintf("SELECT 1 FROM u WHERE n = %d", n))\n}\n',
+        "go-sql-injection",
+    ),
+    (
+        "python",
+        "a pass of a filter, a range and a zero address are no secrets",
+        'bandpass: str = "0.5-40"\npassword = "2020-01-01"\ngas_token = "0x0000000000000000000000000000"\n',
+        'userpass = "s3cr3t-40x"\n',
+        "python-hardcoded-secret",
+    ),
+    (
+        "python",
+        "a path without a condition",
+        'def f(tree, name):\n    return tree.find(".//{0}Response".format(name))\n',
+        "def f(tree, name):\n    return tree.find(\".//user[@name='%s']\" % name)\n",
+        "python-xpath-injection",
+    ),
+    (
+        "python",
+        "a document that the program writes itself",
+        'from lxml import etree\ndef f(name):\n    return etree.fromstring("<a><b>%s</b></a>" % name)\n',
+        "from lxml import etree\ndef f(text):\n    return etree.fromstring(text)\n",
+        "python-xxe",
+    ),
+    (
+        "python",
+        "a key of a cache with the time",
+        "import uuid\ndef f():\n    result_key = str(uuid.uuid1())\n    return result_key\n",
+        "import uuid\ndef f():\n    reset_token = str(uuid.uuid1())\n    return reset_token\n",
+        "python-weak-random",
+    ),
+    (
+        "python",
+        "a longer list of arguments",
+        "def f(self, src, dest):\n    command = ['cp']\n    command = command + [src, dest]\n"
+        "    return self.run_command(command)\n",
+        "def f(self, src, dest):\n    return self.run_command('cp ' + src + ' ' + dest)\n",
+        "python-command-injection",
+    ),
+    (
+        "python",
+        "the role of a message",
+        "def insert(role):\n    assert role != Role.SYSTEM\n",
+        "def drop(user):\n    assert user.role == 'admin'\n",
+        "python-assert-security",
+    ),
+    (
+        "python",
+        "all fields of a request, printed as a table",
+        "import logging\nfrom flask import request\ndef f():\n    logging.info('fields %s', request.args)\n",
+        "import logging\nfrom flask import request\n"
+        "def f():\n    logging.info('name %s', request.args['name'])\n",
+        "python-log-injection",
+    ),
+    (
+        "javascript",
+        "a path with keys in parentheses",
+        'function f(table, key) {\n  return WebResource.del(table + "(RowKey=\'" + key + "\')");\n}\n',
+        'function f(client, user) {\n  return client.del("cn=" + user + ",dc=x");\n}\n',
+        "javascript-ldap-injection",
+    ),
+    (
+        "javascript",
+        "a key of one character",
+        "function f(table, font) {\n  const one = String.fromCharCode(font.first);\n"
+        "  table[one][String.fromCharCode(font.second)] = 1;\n}\n",
+        "function f(table, font) {\n  table[font.first][font.second] = 1;\n}\n",
+        "javascript-prototype-pollution",
+    ),
+    (
+        "javascript",
+        "the line break of a word",
+        'function f(word) {\n  return word.replace("\\n", "");\n}\n',
+        'function f(word) {\n  return word.replace("<", "");\n}\n',
+        "javascript-partial-replace",
+    ),
+    (
+        "c",
+        "as many bytes as the number says",
+        "unsigned char *f(unsigned n) {\n    unsigned char *p = malloc(n * sizeof(unsigned char));\n"
+        "    return p;\n}\n",
+        "int *f(unsigned n) {\n    int *p = malloc(n * sizeof(int));\n    return p;\n}\n",
+        "c-allocation-overflow",
+    ),
+    (
+        "javascript",
+        "the console of a browser",
+        "function f() {\n  const t = new URLSearchParams(window.location.search).get('t');\n"
+        "  console.log('tab ' + t);\n}\n",
+        "app.get('/', (req, res) => {\n  console.log('tab ' + req.query.t);\n});\n",
+        "javascript-log-injection",
+    ),
+    (
+        "javascript",
+        "a dot matches no carriage return",
+        "const comment = /^(.|\\r?\\n)*?\\*\\//;\n",
+        "const comment = /^(.|\\s?\\n)*?\\*\\//;\n",
+        "javascript-regex-dos",
+    ),
 ]
 
 
@@ -473,6 +584,8 @@ FOREIGN = {
     "lib/a.js": 'Object.defineProperty(exports, "__esModule", { value: true });\n' + WRITTEN,
     "es/b.js": WRITTEN + "//# sourceMappingURL=b.js.map\n",
     "docs/_build/c.js": WRITTEN,
+    "ui/_next/static/d.js": WRITTEN,
+    "ui/e.js": "(globalThis.TURBOPACK||(globalThis.TURBOPACK=[])).push([1]);\n" + WRITTEN,
     "schema_pb2.py": "# Generated by the protocol buffer compiler.  DO NOT EDIT!\neval(input())\n",
 }
 
@@ -486,11 +599,11 @@ def test_files_that_nobody_here_writes_are_skipped_and_said_so(tmp_path: Path) -
     skipped = [item for item in found if isinstance(item, SkippedFile)]
     assert sorted(item.path.relative_to(tmp_path).as_posix() for item in skipped) == sorted(FOREIGN)
     assert {item.why for item in skipped} == {"vendored", "minified", "bundled", "generated"}
-    assert len([item for item in find_sources(tmp_path, foreign=True) if isinstance(item, SourceFile)]) == 11
+    assert len([item for item in find_sources(tmp_path, foreign=True) if isinstance(item, SourceFile)]) == 13
     app = typer.Typer()
     app.command()(audit)
     result = CliRunner().invoke(app, [str(tmp_path)])
-    assert "10 files skipped: 1 bundled, 4 generated, 2 minified, 3 vendored; --all" in result.stderr
+    assert "12 files skipped: 2 bundled, 5 generated, 2 minified, 3 vendored; --all" in result.stderr
     everything = CliRunner().invoke(app, [str(tmp_path), "--all"])
     assert "skipped" not in everything.stderr
     assert everything.stdout.count("code-injection") > result.stdout.count("code-injection") == 1

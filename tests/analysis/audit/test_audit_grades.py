@@ -492,3 +492,48 @@ def test_a_bounded_print_needs_no_new_header() -> None:
     text = 'void f(const char *s) {\n    char b[9];\n    sprintf(b, "%s", s);\n}\n'
     (found,) = offers("c", text)
     assert "include" not in apply_edits(text, found.fixes[0].edits)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import commands",
+        "from __future__ import print_function",
+        "from __future__ import (\n    division,\n    absolute_import,\n)",
+        "import six",
+    ],
+)
+def test_code_that_also_runs_on_python_2_gets_no_function_that_is_missing_there(line: str) -> None:
+    body = "import os\ndef f(a):\n    os.system(f\"ls '{a}'\")\n"
+    assert offers("python", body)[0].fixes
+    (found,) = offers("python", f"{line}\n{body}")
+    assert not found.fixes
+    assert "Python 2" in found.suggestions[0].changes
+
+
+def test_a_project_that_names_python_2_gets_no_function_that_is_missing_there(tmp_path: Path) -> None:
+    text = "import os\ndef f(a):\n    os.system(f\"ls '{a}'\")\n"
+    setup = tmp_path / "setup.py"
+    for said, safe in (("Python :: 3", True), ("Python :: 2.7", False)):
+        setup.write_text(f"setup(classifiers=['Programming Language :: {said}'])\n")
+        assert bool(offers("python", text, ProjectFacts(tmp_path))[0].fixes) is safe
+    for said, safe in ((">=3.8", True), (">=3.4", False)):
+        setup.write_text(f"setup(python_requires='{said}')\n")
+        assert bool(offers("python", text, ProjectFacts(tmp_path))[0].fixes) is safe
+
+
+def test_a_pointer_that_moves_has_no_size_that_is_known() -> None:
+    head = "#include <stdio.h>\n#include <string.h>\nvoid f(const char *line) {\n    char buf[80], *walk;\n"
+    still = head + "    walk = buf;\n    strcpy(walk, line);\n}\n"
+    (found,) = offers("c", still)
+    assert "snprintf(walk, sizeof(buf)" in apply_edits(still, found.fixes[0].edits)
+    loop = "    walk = buf;\n    while (*line++) {\n        strcpy(walk, line);\n"
+    (found,) = offers("c", head + loop + "        walk = buf + strlen(buf);\n    }\n}\n")
+    assert not found.fixes
+
+
+@pytest.mark.parametrize(("verb", "safe"), [("SELECT", True), ("DESCRIBE SELECT", False)])
+def test_only_statements_that_take_parameters_get_them(verb: str, safe: bool) -> None:
+    text = f"import sqlite3\ndef f(conn, p):\n    conn.execute(f\"{verb} v FROM t WHERE a = '{{p}}'\")\n"
+    (found,) = offers("python", text)
+    assert bool(found.fixes) is safe

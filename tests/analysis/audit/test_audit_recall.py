@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keystroke.analysis.audit import Auditor
+from keystroke.analysis.audit.source.units import split
 
 FLASK = "from flask import request\n"
 MISSED = [
@@ -153,3 +154,14 @@ def test_bound_and_local_neighbours_stay_silent() -> None:
     for language, text in texts:
         found = [item.rule for item in Auditor(language).audit(text)]
         assert found == [], text
+
+
+@pytest.mark.parametrize("head", ["function", "async function", "function ask", "class extends"])
+def test_a_function_between_arguments_on_a_line_of_its_own_stays_with_its_call(head: str) -> None:
+    text = (
+        f"app.get(\n  '/x',\n  check(1),\n  {head} (req) {{\n    run(req);\n  }}\n);\n"
+        "for (\n  const item of items\n) {\n  run(item);\n}\n"
+    )
+    assert [text[unit.start :].split("(")[0] for unit in split(text, "javascript")] == ["app.get", "for "]
+    typed = "run(\nconst a = 1;\nrun(b\nfunction f() {\n  run(a);\n}\n"  # brackets still to be closed
+    assert [typed[unit.start :].split("(")[0] for unit in split(typed, "javascript")] == ["function f"]

@@ -234,14 +234,16 @@ class Detectors(_Secrets):
             or key.numeric
             or key.level < PARAMETER
             or key.is_safe_for("proto")
+            or _ONE_CHARACTER.search(key.path)
         ):
             return
         parent = _assigned(node)
         if parent is None:
             return
-        nested = (
-            isinstance(expr.base, ir.IndexExpr) and self.flow.eval_silently(expr.base.key).level >= PARAMETER
-        )
+        nested = False
+        if isinstance(expr.base, ir.IndexExpr):
+            outer = self.flow.eval_silently(expr.base.key)
+            nested = outer.level >= PARAMETER and not _ONE_CHARACTER.search(outer.path)
         around = self.function.node.text() if self.function is not None else ""
         if _GUARDED.search(around) or _COUNTED.search(key_of(expr.key) or ""):
             return
@@ -274,6 +276,7 @@ class Detectors(_Secrets):
 _MERGE = re.compile(
     r"(?i)(?:^|[._])(?:deep_?)?(?:merge|extend|assign|defaults|clone)(?:_?(?:deep|with|objects?))?$"
 )
+_ONE_CHARACTER = re.compile(r"\.(?:fromCharCode|fromCodePoint|charAt|toFixed)\(\)$")  # no name of a property
 _OWN_DATA = re.compile(r"^(?:JSON\.parse|process\.|minimist|yargs|commander|fs\.)")
 _COUNTED = re.compile(r"(?:^|[._])[ij]$|(?i:index|idx|length|count|offset|position|number|row|col)$")
 _LINK = re.compile(r"<a\s[\s\S]*\bhref=(?:\{|[\"']https?:)")

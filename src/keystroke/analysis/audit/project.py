@@ -5,6 +5,7 @@ Read lazily from the project's folder. Nothing is imported or run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tomllib
@@ -58,6 +59,17 @@ class ProjectFacts:
             found = re.search(r"python_requires\s*=\s*[\"']?([^\"'\n]+)", text)
             declared = found[1] if found is not None else declared
         return _oldest(declared)
+
+    @cached_property
+    def runs_on_python_2(self) -> bool:
+        """Whether the project declares a Python before 3.6, or names Python 2 among its versions."""
+        if self.python is not None:
+            return self.python < (3, 6)
+        for name in ("pyproject.toml", "setup.py", "setup.cfg"):
+            with contextlib.suppress(OSError):
+                if "Python :: 2" in (self.root / name).read_text(encoding="utf-8", errors="replace"):
+                    return True
+        return False
 
     @cached_property
     def node(self) -> int | None:

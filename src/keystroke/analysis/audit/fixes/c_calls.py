@@ -27,6 +27,9 @@ def size_text(site: FixSite, node: ir.Syntax, unit: int = 1) -> str:
     name = node.text() if node.kind() == "identifier" else ""
     arrays = site.match.known.arrays(memory.block) if site.match.known is not None else []
     declared = [array for array in (name, *arrays) if is_array(site, array, node)]
+    # A pointer that moves may point behind the start when the statement runs again.
+    moves = name not in declared and len(list(site.bindings(name, site.enclosing_function(node)))) > 1
+    require(not name or not moves)
     if not declared:
         return str(needed(memory.capacity) // unit)
     holder = declared[0]

@@ -35,6 +35,10 @@ _CLIENT_TEXT = {
         r"\b(?:getParameter|getHeader|getQueryString|getPathInfo|getRequestURI|getRemoteUser)\(\)"
     ),
 }
+_FIELDS = re.compile(
+    r"request\.(?:args|form|values|GET|POST|FILES|files|cookies|COOKIES|headers|META|query_params|path_params|"
+    r"json|data|body|params|view_args)$"
+)
 # Values that are markup on purpose, or the name of what is written in another language.
 _MARKUP_NAME = re.compile(
     r"(?i)html|markup|markdown|body|content|render|snippet|svg|embed|page|template|widget|fragment|node|"
@@ -57,6 +61,8 @@ def missing_evidence(site: FixSite, spec: FixSpec) -> str:
         return spec.changes
     if site.match.known is None and not site.match.rule.id.startswith(("c-", "cpp-")):
         return "what the values are is not known here"
+    if site.family == "python" and (spec.imports or spec.wrap) and _runs_on_python_2(site):
+        return "the code also runs on Python 2, where the replacement is missing or differs"
     remark = _remark(site)
     if remark:
         return f"a comment explains the code: {remark}"
@@ -69,6 +75,24 @@ def missing_evidence(site: FixSite, spec: FixSpec) -> str:
         if reason:
             return reason
     return ""
+
+
+_PYTHON_2 = re.compile(
+    r"(?m)^\s*print\s+(?!\()[\w\"'%]|^\s*print\s*>>|^\s*except\s+[\w.()]+\s*,\s*\w+\s*:|^\s*raise\s+\w+\s*,"
+    r"|\b(?:unicode|xrange|raw_input|basestring)\b|\.(?:has_key|iteritems|itervalues)\(|\bPY[23]\b|<>|\bur['\"]"
+)
+_PYTHON_2_MODULE = re.compile(
+    r"(?:urllib2|urlparse|commands|ConfigParser|c?StringIO|cPickle|httplib|Queue|Cookie|Tkinter|__builtin__|six|"
+    r"future|builtins|popen2|md5|sha|sets)(?:\.|$)"
+    r"|__future__\.(?:print_function|unicode_literals|absolute_import|division|with_statement)"
+)
+
+
+def _runs_on_python_2(site: FixSite) -> bool:
+    """Whether the syntax, the imports or the project say that the code is for Python 2, also or only."""
+    if _PYTHON_2.search(site.text) or any(map(_PYTHON_2_MODULE.match, site.imports)):
+        return True
+    return site.project is not None and site.project.runs_on_python_2
 
 
 def _remark(site: FixSite) -> str:
@@ -125,6 +149,8 @@ def _client_text(site: FixSite, detail: str) -> str:
         source = changed.node.text()
         if value.level < REMOTE or not value.origin or value.built:
             return f"it is not known that `{source}` is text from a client"
+        if site.family == "python" and value.path == value.origin and _FIELDS.search(value.path):
+            return f"`{source}` is no single text"
         direct = value.path.startswith(value.origin) or _is_view_parameter(value.path, value.origin)
         if not direct or not (
             pattern.search(value.origin)
@@ -188,6 +214,8 @@ def _driver(site: FixSite, detail: str) -> str:
     call = site.call
     if call is None or not isinstance(call.func, ir.AttrExpr):
         return "it is not known what runs the statement"
+    if site.changed and _TAKES_PARAMETERS.match(site.changed[0].before) is None:
+        return "databases take parameters in queries and changes of rows, and not in every other statement"
     if any(item.split(".", 1)[0] == "asyncpg" or "/pgx" in item for item in site.imports):
         return "the driver takes only values of the column's type"
     base = call.func.base
@@ -201,6 +229,9 @@ def _driver(site: FixSite, detail: str) -> str:
     if not re.fullmatch(r"(?i)\w*?_*(?:cur|curs|cursor|conn|connection)\d?", name):
         return f"it is not known that `{name}` belongs to the imported driver"
     return ""
+
+
+_TAKES_PARAMETERS = re.compile(r"(?i)\s*(?:select|insert|update|delete|replace|with)\b")
 
 
 def _unseeded(site: FixSite, detail: str) -> str:

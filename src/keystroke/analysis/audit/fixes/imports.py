@@ -14,6 +14,7 @@ _GO_SINGLE = re.compile(r"^import\s+[^\n(]*\"[^\n]*\n", re.MULTILINE)
 _GO_PACKAGE = re.compile(r"^package\s+\w+[^\n]*\n", re.MULTILINE)
 _GO_SPEC = re.compile(r"^[ \t]*(?:import\s+)?(?:(\w+|\.|_)\s+)?\"([^\"\n]+)\"[ \t]*(?:\r?\n|$)", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(if|endif|include)\w*\b[^\n]*(?:\n|$)", re.MULTILINE)
+_FUTURE = re.compile(r"^from __future__ import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
 
 
 _IMPORTED = {
@@ -26,8 +27,12 @@ _IMPORTED = {
 
 
 def imported(text: str, language: str) -> frozenset[str]:
-    """The paths that a text imports."""
-    return frozenset(_IMPORTED[family_of(language)].findall(text))
+    """The paths that a text imports; of Python's future features their names."""
+    paths = frozenset(_IMPORTED[family_of(language)].findall(text))
+    if "__future__" in paths:
+        names = " ".join(_FUTURE.findall(text))
+        return paths.union(f"__future__.{name}" for name in re.findall(r"\w+", names))
+    return paths
 
 
 def bound_name(need: str, language: str) -> str:

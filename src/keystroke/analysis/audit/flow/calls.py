@@ -212,7 +212,7 @@ class CallFlow(NarrowingFlow):
             template = receiver if at < 0 else (args[at] if at < len(args) else None)
             rest = args if at < 0 else args[at + 1 :]
             if template is not None and template.text is not None:
-                return formatted(template, rest, kwargs)
+                return formatted(template, rest, kwargs, strict=self.family != "go")
             if template is not None:
                 return replace(mix([template, *rest, *kwargs.values()]), skeleton=HOLE)
         if last == "join" and receiver is not None and isinstance(receiver.const, str) and args:

@@ -195,6 +195,9 @@ class ExpressionFlow(CallFlow):
         if op == "+" and not all(arg.numeric for arg in args):
             if any(arg.memory is not None for arg in args):
                 return self.offset_pointer(args)
+            if self.family == "python" and args[0].items is not None and args[1].items is not None:
+                held = [value for arg in args for _, value in arg.items or ()]
+                return replace(mix(args), items=tuple(enumerate(held))[:200])  # a longer list
             texts = [arg for arg in args if arg.text is not None]
             if texts or not any(isinstance(arg.const, int) for arg in args):
                 if self.family == "c" and not texts:

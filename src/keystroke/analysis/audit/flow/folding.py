@@ -87,8 +87,13 @@ def key_of(expr: ir.Expr) -> str | None:
     return None
 
 
-def formatted(template: Value, args: list[Value], named: dict[str, Value] | None = None) -> Value:
-    """The text made from a template and its arguments; `named` are keyword arguments."""
+def formatted(
+    template: Value, args: list[Value], named: dict[str, Value] | None = None, *, strict: bool = True
+) -> Value:
+    """The text made from a template and its arguments; `named` are keyword arguments.
+
+    `strict`: a directive for a number prints a number or fails (Go prints any other value as it is).
+    """
     text = template.text or ""
     named = named or {}
     parts: list[Value] = []
@@ -101,7 +106,10 @@ def formatted(template: Value, args: list[Value], named: dict[str, Value] | None
         at = found.end()
         name = None if dollars else _FIELD.match(found.group())
         word = found[1] if dollars else (name[1] or name[2]) if name is not None else ""
-        if word in named:
+        if strict and found[1] and found[1] in "diufxXeEgG":
+            parts.append(Value(numeric=True))
+            used += not word
+        elif word in named:
             parts.append(named[word])
         elif word.isdigit() and int(word) < len(args):
             parts.append(args[int(word)])

@@ -23,6 +23,7 @@ _BORROWS = frozenset(
 )
 _SHOWS = re.compile(r"(?i)^(?:print|log|debug|trace|dump|show|puts|warn)")
 _PATH_CALLS = LIBRARY.path_checks | LIBRARY.path_uses
+_ONE_BYTE = re.compile(r"\bsizeof\s*\(\s*(?:(?:un)?signed\s+)?(?:char|u?int8_t|bool|byte|u?int8)\s*\)")
 _EXCHANGES = re.compile(r"(?:std::)?(?:swap|exchange|move)\s*\(")
 _SCALAR = re.compile(
     r"(?:const\s+|volatile\s+)*(?:(?:un)?signed(?:\s+\w+)*|char|short|int|long(?:\s+\w+)*|float|double|wchar_t"
@@ -143,7 +144,8 @@ class LifetimeMatcher(CopyMatcher):
                 size.level >= PARAMETER and isinstance(expr, ir.OpExpr) and expr.op in ("*", "<<")
             )
             lengths = "strlen" in str(event.call.node.text()) or size.origin.startswith("the length of ")
-            if foreign and size.numeric and not limited and not lengths:
+            single = isinstance(expr, ir.OpExpr) and expr.op == "*" and _ONE_BYTE.search(expr.node.text())
+            if foreign and size.numeric and not limited and not lengths and not single:
                 self.report_call("allocation-overflow", event, origin=size.origin, with_args=False)
         elif size.level >= REMOTE and size.numeric and not limited and name != "realloc":
             self.report_call("allocation-size", event, origin=size.origin, with_args=False)

@@ -29,12 +29,12 @@ _MAX_LENGTH = 3000  # longer expressions are not analysed
 
 
 @lru_cache(maxsize=2048)
-def backtracks_exponentially(pattern: str) -> bool:
-    """Whether `pattern` contains a repetition that backtracks exponentially."""
+def backtracks_exponentially(pattern: str, *, script: bool = False) -> bool:
+    """Whether `pattern`, of JavaScript if `script`, contains a repetition that backtracks exponentially."""
     if len(pattern) > _MAX_LENGTH or not re.search(r"\)[+*{]", pattern):
         return False
     try:
-        return _search(parse(pattern), ())
+        return _search(parse(pattern, script=script), ())
     except (ValueError, RecursionError):
         return False
 

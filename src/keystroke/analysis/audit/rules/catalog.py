@@ -21,8 +21,8 @@ from keystroke.errors import ConfigError, NotFound
 
 LANGUAGES = ("python", "javascript", "typescript", "tsx", "c", "cpp", "go", "java")
 _TEST_WORDS = """
-any missing present const literal true false none falsy truthy numeric text single runaway foreign dynamic
-tainted remote built built-tainted built-remote built-dynamic
+any missing present const literal true false none falsy truthy numeric text single runaway
+runaway-script foreign dynamic tainted remote built built-tainted built-remote built-dynamic
 """
 _TESTS = frozenset(_TEST_WORDS.split())
 _KINDS = ("call", "bind", "literal", "imports", "pattern", "ast", "returns", "detector")

@@ -56,9 +56,9 @@ def _constant(value: Value, test: str) -> bool:
     simple = _SIMPLE.get(test)
     if simple is not None:
         return simple(value)
-    if test == "runaway":  # a regular expression of exponential time
+    if test in ("runaway", "runaway-script"):  # a regular expression of exponential time
         text = const.decode("latin-1") if isinstance(const, bytes) else const
-        return isinstance(text, str) and backtracks_exponentially(text)
+        return isinstance(text, str) and backtracks_exponentially(text, script=test == "runaway-script")
     if test[0] == "+":  # a number with one of these bits
         return isinstance(const, int) and bool(const & int(test[1:], 0))
     if test == "text":

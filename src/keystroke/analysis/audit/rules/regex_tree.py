@@ -13,6 +13,7 @@ from dataclasses import dataclass
 ANY = (1 << 257) - 1
 _MAX_NESTING = 100
 _NEWLINE = 1 << 10
+_RETURN = 1 << 13
 _COUNT = re.compile(r"\{(\d{0,9})(?:(,)(\d{0,9}))?\}")
 _NAME = re.compile(r"<[^>]+>")
 _NAMED = re.compile(r"\?P?<(?![=!])")
@@ -90,18 +91,19 @@ RegexNode = (
 RegexSequence = tuple[RegexNode, ...]
 
 
-def parse(pattern: str) -> RegexSequence:
-    """The tree of `pattern`. Raises ValueError."""
+def parse(pattern: str, *, script: bool = False) -> RegexSequence:
+    """The tree of `pattern`, of JavaScript if `script` (`.` matches no carriage return). ValueError."""
+    any_character = ANY ^ _NEWLINE ^ (_RETURN if script else 0)
     try:
-        return _parse(pattern, scripted=True)
+        return _parse(pattern, any_character, scripted=True)
     except ValueError:
         if "[^]" not in pattern:
             raise
-        return _parse(pattern, scripted=False)
+        return _parse(pattern, any_character, scripted=False)
 
 
-def _parse(pattern: str, *, scripted: bool) -> RegexSequence:
-    reader = _Reader(pattern, scripted)
+def _parse(pattern: str, any_character: int, *, scripted: bool) -> RegexSequence:
+    reader = _Reader(pattern, any_character, scripted)
     tree = reader.choice(0)
     if reader.at < len(pattern):
         raise ValueError("a group is closed that was not opened")
@@ -109,8 +111,9 @@ def _parse(pattern: str, *, scripted: bool) -> RegexSequence:
 
 
 class _Reader:
-    def __init__(self, text: str, scripted: bool) -> None:
+    def __init__(self, text: str, any_character: int, scripted: bool) -> None:
         self._text = text
+        self._any = any_character  # what `.` matches
         self._scripted = scripted  # `[^]` is any character, as in JavaScript, not the start of a set
         self._verbose = False
         self._opened = 0  # capturing groups so far
@@ -140,7 +143,7 @@ class _Reader:
             case "[":
                 return RegexChars(self._bracket())
             case ".":
-                return RegexChars(ANY ^ _NEWLINE)
+                return RegexChars(self._any)
             case "^" | "$":
                 return RegexAnchor()
             case "\\":

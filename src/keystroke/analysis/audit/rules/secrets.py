@@ -22,6 +22,8 @@ _PLACEHOLDER = re.compile(
     r"|^(?:true|false|yes|no|bearer|basic|string|text|required|optional|hidden|plain|enabled|disabled|default)$"
     r"|^env[.:]|process\.env|os\.environ|^todo"
 )
+_OTHER_PASS = re.compile(r"(?i)(?:band|high|low|by|com|tres|sur|under|over|all|notch)_?pass$")
+_NUMBERS = re.compile(r"[\d.]+(?:[-:,/][\d.]+)+|(?:0x)?0+")  # ranges, dates, numbers of people, zeros
 _COUNTED = re.compile(r"(?i)abcdefgh|12345678|(\w)\1{7}")
 _KEY_BYTES = re.compile(r"(?:\\[nr]|[\s\"'+,`#*\\])*(?:[A-Z][\w-]*: [^\n]*\s+)*[A-Za-z0-9+/=]{16}")
 _LABEL = re.compile(
@@ -112,8 +114,12 @@ def is_secret(name: str, value: str) -> bool:
         return len(value) >= 24 and _RANDOM.fullmatch(value) is not None and entropy(value) >= 4.0
     if found is None or not 3 <= len(value) <= 400 or _PLACEHOLDER.search(value):
         return False
-    if found[1].lower() == "pass" and not (len(value) >= 8 or re.search(r"[\d\W]", value)):
+    if found[1].lower() == "pass" and (
+        _OTHER_PASS.search(name) or not (len(value) >= 8 or re.search(r"[\d\W]", value))
+    ):
         return False  # a pass of another kind
+    if _NUMBERS.fullmatch(value):
+        return False
     if _LABEL.match(value) and not re.search(r"\d", value):
         return False
     if not value.isascii() or value.lower() == name.strip("_").lower():

@@ -312,8 +312,24 @@ _MAX_HEADER = 2000  # characters; a longer head of a statement is no wrapper
 CLASS = -1
 _PARTNER = {")": "(", "]": "["}
 _DECLARES = re.compile(
-    r"[ \t]*(?:(?:async[ \t]+)?function|class|var|let|const|import|export|module\.exports)\b"
+    r"[ \t]*(?:(?P<value>(?:async[ \t]+)?function\b[ \t*]*(?P<name>\w*)|class\b)"
+    r"|(?:var|let|const|export|module\.exports)\b|import\b(?![ \t]*\())"
 )
+_LINE_COMMENT = re.compile(r"//[^\n]*$")
+_FOR = re.compile(r"\bfor(?:\s+await)?\s*\($")
+
+
+def _starts_statement(text: str, at: int) -> bool:
+    """Whether the line at `at` starts a statement, so that a bracket before it is still to be closed."""
+    found = _DECLARES.match(text, at)
+    if found is None:
+        return False
+    before = text[max(0, at - 200) : at].rstrip()
+    before = _LINE_COMMENT.sub("", before).rstrip()
+    if found["value"] is None:
+        return _FOR.search(before) is None
+    # A function or class behind a comma is an argument; behind a bracket only one without a name.
+    return not before.endswith((",", "=", ":", "?", "&&", "||", "=>", "(" if not found["name"] else ","))
 
 
 def _split_script(text: str, at: int, outer: Nesting, stop: Stop) -> list[SourceUnit]:
@@ -351,7 +367,7 @@ def _split_script(text: str, at: int, outer: Nesting, stop: Stop) -> list[Source
         single = len(piece) == 1
         done = False
         if not mark:
-            if open_brackets and "{" not in open_brackets and _DECLARES.match(text, found.start()):
+            if open_brackets and "{" not in open_brackets and _starts_statement(text, found.start()):
                 open_brackets = []  # a bracket that is still to be closed
             done = not open_brackets and close(found.start())
         elif single and mark in "([":
