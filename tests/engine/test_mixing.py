@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from keystroke.engine.base import GREEDY, Mixture, Sampling, TokenLogprob
 from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.generation import Finish, Generation, GenerationParams
 from keystroke.engine.grammar.constraint import choice
-from keystroke.engine.mixing import Continuations, Mixer, Mixing, Predictor, mix_logprobs
+from keystroke.engine.mixing import Continuations, Mixer, Mixing, Predictor, StepMixtures, mix_logprobs
 from keystroke.engine.model import Model
 from keystroke.engine.sampler import choose, logprob, probabilities, verify
 from keystroke.engine.speculative import FileDrafter
@@ -117,9 +118,12 @@ class Told:
             return None
         return Continuations(self._length, {self._text[len(said) :]: 1.0})
 
+    def complete_word(self, begun: str) -> str:
+        return "lf" if begun == "se" else ""
+
 
 def mixture(predictor: Predictor, said: str, left: str = "") -> Mixture | None:
-    return Mixer(predictor, TOKENIZER, [EOS]).mixtures(TOKENIZER.encode(said), left=lambda _: left)[0]
+    return Mixer(predictor, TOKENIZER, [EOS]).mixture(TOKENIZER.encode(said), left=lambda _: left)
 
 
 def test_a_longer_context_weighs_more_and_disagreement_less() -> None:
@@ -146,7 +150,7 @@ def test_the_end_of_a_line_ends_an_answer_only_where_that_is_one_line() -> None:
 
 def test_nothing_is_said_in_the_middle_of_a_character() -> None:
     half = "é".encode()[:1]
-    assert Mixer(Told("é"), TOKENIZER, [EOS]).mixtures(list(half)) == (None,)
+    assert Mixer(Told("é"), TOKENIZER, [EOS]).mixture(list(half)) is None
 
 
 def said(
@@ -201,15 +205,43 @@ def test_a_half_word_is_drafted_with_what_follows_it(sampling: Sampling, seen: s
 
 def test_only_what_is_believed_is_drafted() -> None:
     def drafted(length: int, most: int = 9) -> str:
-        draft, mixtures = Mixer(Told("abcdefgh", length), TOKENIZER, [EOS]).draft([], most)
-        assert len(mixtures) == len(draft) + 1
-        return TOKENIZER.decode(draft)
+        return TOKENIZER.decode(Mixer(Told("abcdefgh", length), TOKENIZER, [EOS]).draft([], most)[0])
 
     assert drafted(40) == "abcdef"
     assert drafted(40, most=2) == "ab"
     assert drafted(4) == "a"
     assert drafted(1) == ""
     assert Mixer(Told("abc"), TOKENIZER, [EOS]).draft(TOKENIZER.encode("abc"), 9)[0] == ()  # its end
+
+
+def test_without_a_likely_line_a_word_or_the_last_two_tokens_are_drafted() -> None:
+    def drafted(answer: str, left: str = "", most: int = 9) -> str:
+        mixer = Mixer(Told("elsewhere", 1), TOKENIZER, [EOS], TOKENIZER.encode("xay ab, abc ab"))
+        return TOKENIZER.decode(mixer.draft(TOKENIZER.encode(answer), most, lambda _: left)[0])
+
+    assert drafted("") == "c "  # what followed the last "ab"
+    assert drafted("", most=1) == "c"
+    assert drafted(", ") == "ab"
+    assert drafted("q") == ""
+    apart = Mixer(Told("elsewhere", 1), TOKENIZER, [EOS], [0x6100, 0x6200, 5, 0x61, 0x62])
+    assert apart.draft([], 9)[0] == ()  # the same bytes, but not the same numbers
+    assert drafted("", left=".se") == ".se"  # of ".self", as long as other drafts
+    assert drafted("", left="(me") == "(m"  # the last may be part of a longer token
+
+
+def test_mixtures_behind_a_rejected_token_are_not_computed() -> None:
+    asked = []
+
+    def compute(draft: Sequence[int]) -> Mixture | None:
+        asked.append(tuple(draft))
+        return None
+
+    mixtures = StepMixtures(compute, (7, 8, 9), [Mixture(0.5, {2: 1.0})])
+    step = verify(np.zeros((4, 12), dtype=np.float32), (2, 7, 9), Sampling(mixtures=mixtures), 0)
+    assert step.tokens == (2, 0)
+    assert asked == [(7,)]
+    assert list(mixtures) == [Mixture(0.5, {2: 1.0}), None, None, None]
+    assert asked == [(7,), (7, 8), (7, 8, 9)]
 
 
 def test_where_the_context_is_long_what_was_seen_is_said_and_ends() -> None:

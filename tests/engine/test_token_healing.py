@@ -63,7 +63,8 @@ def test_without_a_beginning_nothing_changes() -> None:
 
 
 def test_chances_are_told_among_what_was_possible() -> None:
-    first, then = TokenHealing(" ret", Pieces()).restrict([300], ())
+    healing = TokenHealing(" ret", Pieces())
+    first, then = healing.restrict([], None), healing.restrict([300], None)
     third = math.log(0.3)
     told = TokenLogprob(300, math.log(0.1), ((7, third), (301, third), (300, math.log(0.1))))
     among = renormalise(told, first, 1)
@@ -74,7 +75,8 @@ def test_chances_are_told_among_what_was_possible() -> None:
 
 def test_each_position_of_a_draft_is_held_to_what_is_left_there() -> None:
     index, healing = TokenIndex(Pieces()), TokenHealing(" return", Pieces())
-    rows = healing.restrict([301, 302, 65], (Mixture(0.5, {301: 1.0}),))
+    draft, mixture = (301, 302, 65), Mixture(0.5, {301: 1.0})
+    rows = [healing.restrict(draft[:row], None if row else mixture) for row in range(4)]
     held = [None if row is None or row.only is None else row.only.tolist() for row in rows]
     assert held == [index.compatible(b" return").tolist(), index.compatible(b"urn").tolist(), None, None]
     assert rows[0] is not None

@@ -103,7 +103,7 @@ class Sampling:
     seed: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None  # None: none computed; 0: the chosen token's; n: and the n best
-    mixtures: tuple[Mixture | None, ...] = ()  # at the step's first position and after each draft token
+    mixtures: Sequence[Mixture | None] = ()  # at the step's first position and after each draft token
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature <= 5.0:

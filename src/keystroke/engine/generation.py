@@ -29,7 +29,7 @@ from keystroke.engine.base import (
     TokenLogprob,
 )
 from keystroke.engine.grammar.constraint import Constraint, with_prefix
-from keystroke.engine.mixing import NO_MIXING, Mixer, Mixing, mix_logprobs
+from keystroke.engine.mixing import NO_MIXING, Mixer, Mixing, StepMixtures, mix_logprobs
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import MAX_DRAFT, Drafter
 from keystroke.engine.token_healing import RIVALS, TokenHealing, renormalise
@@ -180,10 +180,11 @@ class Generation:
         # A grammar may not allow what was seen before.
         if mixing.predictor is not None and self._matcher is None:
             line_ends = model.tokenizer.encode("\n") if "\n" in self.params.stop else []
-            self._mixer = Mixer(mixing.predictor, model.tokenizer, self._eos.union(line_ends[:1]))
+            ends = self._eos.union(line_ends[:1])
+            self._mixer = Mixer(mixing.predictor, model.tokenizer, ends, self._prompt)
             self._mixer_drafts = mixing.drafts and drafter is None
         self._ends: list[int] = []  # the length of the text after each token of the last step
-        self._mixtures: tuple[Mixture | None, ...] = ()  # of the current step
+        self._mixtures: Sequence[Mixture | None] = ()  # of the current step
         self._context = model.engine.info.context_length
         self._carried = ""  # text to emit with the next chunk
         self._carried_tokens: tuple[int, ...] = ()
@@ -267,15 +268,15 @@ class Generation:
             draft = self._drafter.propose(self.session.tokens, min(room - 1, MAX_DRAFT))
             self.stats.draft_seconds += time.perf_counter() - started
         self._mixtures = ()
-        if self._mixer is not None:
-            if self._mixer_drafts and room > 1:
-                draft, self._mixtures = self._mixer.draft(self.tokens, room - 1, self._healing.remaining)
-            else:
-                self._mixtures = self._mixer.mixtures(self.tokens, draft, self._healing.remaining)
-        if healing:
-            self._mixtures = self._healing.restrict(draft, self._mixtures)
-        if any(self._mixtures):
-            sampling = replace(sampling, mixtures=self._mixtures)
+        if self._mixer is not None or healing:
+            known: list[Mixture | None] = []
+            if self._mixer is not None and self._mixer_drafts and room > 1:
+                draft, known = self._mixer.draft(self.tokens, room - 1, self._healing.remaining)
+                known = [self._healing.restrict(draft[:row], mixture) for row, mixture in enumerate(known)]
+            mixtures = StepMixtures(self._mixture_after, draft, known)
+            if draft or mixtures[0] is not None:
+                self._mixtures = mixtures
+                sampling = replace(sampling, mixtures=mixtures)
         if self._matcher is None:
             return StepRequest(self.session, draft, sampling)
         self._unmasked = self._may_skip_mask(self._matcher, sampling)
@@ -284,6 +285,11 @@ class Generation:
             return StepRequest(self.session, draft, sampling)
         draft, self._own = self._matcher.filter_draft(draft, min(room - 1, MAX_DRAFT))
         return StepRequest(self.session, draft, sampling, self._matcher)
+
+    def _mixture_after(self, draft: Sequence[int]) -> Mixture | None:
+        mixer, healing = self._mixer, self._healing
+        mixture = mixer.mixture(self.tokens, draft, healing.remaining) if mixer is not None else None
+        return healing.restrict(draft, mixture)
 
     def _may_skip_mask(self, matcher: Matcher, sampling: Sampling) -> bool:
         """Whether to run the next step without a mask and check it afterwards, so that an engine that runs
@@ -309,7 +315,7 @@ class Generation:
         stats.accepted += step.accepted
         if self._healing_step:
             step = self._heal(step)
-        if any(self._mixtures) and step.logprobs:
+        if self._mixtures and step.logprobs:
             step = replace(step, logprobs=mix_logprobs(step.logprobs, self._mixtures))
         if self._unmasked and self._matcher is not None:
             step = self._check_unmasked(self._matcher, step)

@@ -9,9 +9,11 @@ see are those of the mixture.
 from __future__ import annotations
 
 import math
+import string
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, overload
 from weakref import WeakKeyDictionary
 
 from keystroke.engine.base import Mixture, TokenLogprob
@@ -25,6 +27,7 @@ _MOST = 0.95  # the model keeps at least the rest
 # The longest draft in tokens, and its least probability by the predictor alone, which doubts too much: 83 of
 # 100 tokens of such drafts are right.
 _DRAFT, _BELIEVED = 6, 0.07
+_GUESSED = 2  # tokens of a draft from what followed the last two tokens
 _FIRST = 40  # characters of a text that determine its first token
 _KNOWN = 20_000  # texts whose first token is kept
 
@@ -49,6 +52,9 @@ class Predictor(Protocol):
     def predict(self, text: str) -> Continuations | None:
         """The continuations of the answer `text`; None if its context was not seen before."""
 
+    def complete_word(self, begun: str) -> str:
+        """The rest of a nearby word that begins with `begun`, for a draft; empty if there is none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mixing:
@@ -61,6 +67,7 @@ class Mixing:
 NO_MIXING = Mixing()
 
 
+_WORD_CHARACTERS = string.ascii_letters + string.digits + "_"
 Remaining = Callable[[Sequence[int]], str | None]
 
 
@@ -71,25 +78,30 @@ def _nothing(_draft: Sequence[int]) -> str:
 class Mixer:
     """Computes the mixtures for the steps of one answer. `ends`: tokens that end it."""
 
-    def __init__(self, predictor: Predictor, tokenizer: Tokenizer, ends: Iterable[int]) -> None:
+    def __init__(
+        self, predictor: Predictor, tokenizer: Tokenizer, ends: Iterable[int], prompt: Sequence[int] = ()
+    ) -> None:
         self._predictor, self._tokenizer = predictor, tokenizer
+        self._prompt = array("i", prompt).tobytes()
         self._ends = tuple(sorted(ends))
         self._firsts = _first_tokens.setdefault(tokenizer, {})
 
-    def mixtures(
+    def mixture(
         self, tokens: Sequence[int], draft: Sequence[int] = (), left: Remaining = _nothing
-    ) -> tuple[Mixture | None, ...]:
-        """The mixtures after `tokens`, the answer so far, and after each token of `draft`. `left`: the text
-        that must come next after a draft (token healing); None in the middle of a character."""
-        return tuple(self._after(tokens, draft[:ahead], left) for ahead in range(len(draft) + 1))
+    ) -> Mixture | None:
+        """The mixture after `tokens`, the answer so far, and `draft`. `left`: the text that must come next
+        after a draft (token healing); None in the middle of a character."""
+        due = left(draft)
+        return None if due is None else self._mixture([*tokens, *draft], due)
 
     def draft(
         self, tokens: Sequence[int], most: int, left: Remaining = _nothing
-    ) -> tuple[tuple[int, ...], tuple[Mixture | None, ...]]:
-        """A draft of what follows `tokens` by the predictor, as far as it is likely enough, and the mixtures
-        for that draft."""
+    ) -> tuple[tuple[int, ...], list[Mixture | None]]:
+        """A draft of what follows `tokens`, and the mixtures known for it, at least the first. The predictor
+        drafts as far as that is likely enough; otherwise a half word is completed, or what followed the last
+        two tokens is repeated."""
         draft: list[int] = []
-        mixtures = [self._after(tokens, (), left)]
+        mixtures = [self.mixture(tokens, (), left)]
         believed = 1.0
         while len(draft) < min(most, _DRAFT):
             seen = mixtures[-1]
@@ -100,12 +112,28 @@ class Mixer:
             if believed < _BELIEVED:
                 break
             draft.append(token)
-            mixtures.append(self._after(tokens, draft, left))
-        return tuple(draft), tuple(mixtures)
+            if len(draft) < min(most, _DRAFT):
+                mixtures.append(self.mixture(tokens, draft, left))
+        if not draft:
+            draft += (self._complete(due) if (due := left(())) else self._repeat(tokens))[:most]
+        return tuple(draft), mixtures
 
-    def _after(self, tokens: Sequence[int], draft: Sequence[int], left: Remaining) -> Mixture | None:
-        due = left(draft)
-        return None if due is None else self._mixture([*tokens, *draft], due)
+    def _complete(self, begun: str) -> list[int]:
+        """The tokens of a nearby word that begins so, or those before the last of the half word."""
+        word = len(begun) - len(begun.rstrip(_WORD_CHARACTERS))
+        rest = self._predictor.complete_word(begun[-word:]) if word else ""
+        return self._tokenizer.encode(begun + rest)[: _GUESSED + 1 if rest else -1]
+
+    def _repeat(self, tokens: Sequence[int]) -> list[int]:
+        """What followed the last two tokens where they last stood before."""
+        text = self._prompt + array("i", tokens).tobytes()
+        size = array("i").itemsize
+        at = len(text) - 2 * size
+        last = text[at:]
+        while (at := text.rfind(last, 0, at + len(last) - 1)) >= 0:
+            if at % size == 0:
+                return array("i", text[at + 2 * size : at + (2 + _GUESSED) * size]).tolist()
+        return []
 
     def _mixture(self, tokens: Sequence[int], left: str) -> Mixture | None:
         text = self._tokenizer.decode(tokens) if tokens else ""
@@ -138,6 +166,35 @@ class Mixer:
                 self._firsts.clear()
             first = self._firsts[text] = self._tokenizer.encode(text)[0]
         return first
+
+
+class StepMixtures(Sequence["Mixture | None"]):
+    """The mixtures of a step with `draft`. Each is computed when it is first read, so that those behind a
+    rejected token never are; `known` are the first ones."""
+
+    def __init__(
+        self,
+        compute: Callable[[Sequence[int]], Mixture | None],
+        draft: Sequence[int],
+        known: Iterable[Mixture | None] = (),
+    ) -> None:
+        self._compute, self._draft, self._known = compute, draft, list(known)
+
+    def __len__(self) -> int:
+        return len(self._draft) + 1
+
+    @overload
+    def __getitem__(self, index: int) -> Mixture | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Mixture | None]: ...
+    def __getitem__(self, index: int | slice) -> Mixture | list[Mixture | None] | None:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        while len(self._known) <= index:
+            self._known.append(self._compute(self._draft[: len(self._known)]))
+        return self._known[index]
 
 
 def mix_logprobs(

@@ -88,22 +88,12 @@ class TokenHealing:
         except UnicodeDecodeError:
             return None
 
-    def restrict(
-        self, draft: Sequence[int], mixtures: Sequence[Mixture | None]
-    ) -> tuple[Mixture | None, ...]:
-        """The mixtures of a step with `draft`, each restricted to the tokens that its position allows."""
-        rows: list[Mixture | None] = []
-        left = self._left
-        for row in range(len(draft) + 1):
-            mixture = mixtures[row] if row < len(mixtures) else None
-            if left and len(only := self._compatible(left)):
-                mixture = replace(mixture or Mixture(0.0, {}), only=only)
-            else:
-                left = b""
-            rows.append(mixture)
-            if row < len(draft):
-                left = self._strip(left, draft[row])
-        return tuple(rows)
+    def restrict(self, draft: Sequence[int], mixture: Mixture | None) -> Mixture | None:
+        """The mixture after `draft`, restricted to the tokens that are compatible there."""
+        left = self._after(draft)
+        if left and len(only := self._compatible(left)):
+            return replace(mixture or Mixture(0.0, {}), only=only)
+        return mixture
 
     def advance(self, tokens: Iterable[int]) -> None:
         """Remove the text of the chosen tokens."""
@@ -111,13 +101,10 @@ class TokenHealing:
 
     def _after(self, tokens: Iterable[int]) -> bytes:
         left = self._left
-        for token in tokens:
-            left = self._strip(left, token)
+        for token in tokens if left else ():
+            piece = self._tokenizer.token_bytes(token)
+            left = left[len(piece) :] if left.startswith(piece) else b""
         return left
-
-    def _strip(self, left: bytes, token: int) -> bytes:
-        piece = self._tokenizer.token_bytes(token)
-        return left[len(piece) :] if left.startswith(piece) else b""
 
     def _compatible(self, left: bytes) -> npt.NDArray[np.intp]:
         return token_index(self._tokenizer).compatible(left)
