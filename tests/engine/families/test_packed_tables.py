@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from keystroke.config import load_settings
 from keystroke.engine.checkpoint import EMBEDDING, open_checkpoint
 from keystroke.engine.onnx import packing
 from keystroke.engine.onnx.native import operators_library
-from keystroke.engine.onnx.stored import stored_tables
+from keystroke.engine.onnx.stored import TYPES, stored_tables
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe", "glm4_moe_lite"])
@@ -41,3 +42,34 @@ def test_experts_and_the_embedding_stay_mapped(tmp_path: Path) -> None:
     assert "model.layers.0.self_attn.q_proj.weight" in copied
     assert EMBEDDING not in copied
     assert not any(".experts." in name for name in copied)
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_copies_are_made_if_they_take_at_most_a_quarter_of_the_free_memory(
+    spare: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, library = tmp_path / "model.gguf", operators_library(load_settings().paths.cache)
+    if library is None or platform.machine() not in ("aarch64", "arm64"):
+        pytest.skip("only products on ARM have packed matrices")
+    write_gguf(path, "qwen3_moe", reference("qwen3_moe"), GGMLQuantizationType.Q8_0)
+    with open_checkpoint(path) as checkpoint:
+        tables = stored_tables(checkpoint)
+        # Of Q8_0 a copy is as large as what is stored.
+        copied = [name for name in tables if "_proj" in name and ".experts." not in name] + ["lm_head.weight"]
+        needed = sum(tables[name].nbytes for name in copied)
+        monkeypatch.setattr(packing, "available_bytes", lambda: 4 * needed + spare)
+        packed = packing.pack_tables(library, checkpoint, tables, 2)
+        assert all((packed[name] is tables[name]) == (spare < 0) for name in copied)
+        types = dict.fromkeys(copied, TYPES["Q8_0"])
+        fits = packing.has_memory_to_pack(ctypes.CDLL(str(library)), checkpoint.spec, tables, types)
+        assert fits == (spare == 0)
+
+
+def test_reading_ahead_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, "qwen3_moe", reference("qwen3_moe"), GGMLQuantizationType.Q8_0)
+    with open_checkpoint(path) as checkpoint:
+        tables = stored_tables(checkpoint)
+        before = {name: table.tobytes() for name, table in tables.items()}
+        packing.read_ahead(tables)
+        assert {name: table.tobytes() for name, table in tables.items()} == before

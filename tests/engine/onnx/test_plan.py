@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from keystroke.engine.base import Interrupt
-from keystroke.engine.onnx import plan as plan_module
+from keystroke.engine.onnx import packing
 from keystroke.engine.onnx.engine import OnnxEngine
 from keystroke.engine.sampler import sum_exponentials
 from keystroke.errors import EngineError, Interrupted
@@ -48,7 +48,7 @@ def test_a_plan_gives_the_bits_of_the_graph(
     threads: int,
     packs: bool,
 ) -> None:
-    monkeypatch.setattr(plan_module, "available_bytes", lambda: None if packs else 0)
+    monkeypatch.setattr(packing, "available_bytes", lambda: None if packs else 0)
     path = tmp_path / "model.gguf"
     write_stored(path, family, kinds)
     with opened(path, tmp_path, "native", threads=threads) as engine:

@@ -95,21 +95,15 @@ def _as_family(
     to `precision`, and the graph of its predictor, if it has one. Raises UnsupportedModel without operators,
     ConfigError."""
     from keystroke.engine.onnx.convert import convert_stored
-    from keystroke.engine.onnx.native import unavailable_reason as native_reason
-    from keystroke.engine.onnx.packing import pack_tables
+    from keystroke.engine.onnx.native import start_compiling
+    from keystroke.engine.onnx.packing import pack_tables, read_ahead
     from keystroke.engine.onnx.precision import PRECISIONS
     from keystroke.engine.onnx.stored import NativeWeights, can_run_stored, stored_tables
     from keystroke.engine.onnx.tables import convert_tables
 
     spec, cache = checkpoint.spec, settings.paths.cache
-    own = _operators(checkpoint, settings, progress)
-    if own is None:
-        reason = native_reason(cache) if settings.engine.kernels == "auto" else "engine.kernels is not auto"
-        raise UnsupportedModel(
-            f"{spec.name} needs the compiled operators, and there are none: "
-            f"{reason or 'its heads are too large for them'}"
-        )
     if precision != "stored":
+        _needed_operators(checkpoint, settings, progress)  # before minutes of conversion
         checkpoint = convert_tables(
             checkpoint,
             PRECISIONS[precision],
@@ -123,6 +117,10 @@ def _as_family(
         )
     tables = stored_tables(checkpoint)
     _check_memory(spec, _resident_bytes(spec, tables), precision)
+    # The disk and the compiler work at the same time, and the graph is built meanwhile.
+    if settings.engine.kernels == "auto":
+        start_compiling(cache)
+    read_ahead(tables)
     model = convert_stored(
         checkpoint,
         native=True,
@@ -132,8 +130,24 @@ def _as_family(
     predictor = (
         convert_stored(checkpoint, native=True, cache=cache, predictor=True) if spec.predictor else None
     )
+    own = _needed_operators(checkpoint, settings, progress)
     tables = pack_tables(own, checkpoint, tables, settings.engine.threads)
     return model, NativeWeights(own, tables), predictor
+
+
+def _needed_operators(checkpoint: Checkpoint, settings: Settings, progress: Progress) -> Path:
+    """The native operators, for a model that needs them. Raises UnsupportedModel."""
+    from keystroke.engine.onnx.native import unavailable_reason as native_reason
+
+    own = _operators(checkpoint, settings, progress)
+    if own is None:
+        automatic = settings.engine.kernels == "auto"
+        reason = native_reason(settings.paths.cache) if automatic else "engine.kernels is not auto"
+        raise UnsupportedModel(
+            f"{checkpoint.spec.name} needs the compiled operators, and there are none: "
+            f"{reason or 'its heads are too large for them'}"
+        )
+    return own
 
 
 def _resident_bytes(spec: ModelSpec, tables: dict[str, npt.NDArray[np.uint8]]) -> int:

@@ -1,49 +1,45 @@
-"""Copies a graph's matrices into the order in which products on ARM read them: see native/packed_arm.h.
+"""Copies matrices into the order in which products on ARM read them: see native/packed_arm.h.
 
-Only matrices that every token reads are copied; experts and the embedding stay mapped.
+Plans pack theirs themselves and ask here whether there is memory for it. Of a graph only matrices that every
+token reads are copied; experts and the embedding stay mapped.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from keystroke.engine.checkpoint import EMBEDDING, Checkpoint, tensor_shapes
+from keystroke.engine.checkpoint import EMBEDDING, Checkpoint, ModelSpec, tensor_shapes
 from keystroke.engine.cores import usable_cores
 from keystroke.engine.memory import available_bytes
-from keystroke.engine.onnx.plan import MOST_PACKED
 from keystroke.engine.onnx.stored import TYPES
 
+_MOST_PACKED = 4  # copies are made if they take at most this part of the free memory
 _LINE = 64  # bytes
 _LANES = 4  # rows that lie in one row of a packed table
+_WILL_NEED = 3  # of `madvise`, on Linux and macOS
 _OTHER_OPERATORS = (".experts.", ".k_b_proj.", ".v_b_proj.")  # not multiplied by StoredMatMul
 
 Tables = dict[str, npt.NDArray[np.uint8]]
+_Sizes = tuple[int, int, int, int]  # the first arguments of native `pack_table`
 
 
-def pack_tables(
-    library: Path, checkpoint: Checkpoint, tables: Mapping[str, npt.NDArray[np.uint8]], threads: int
-) -> Tables:
+def pack_tables(library: Path, checkpoint: Checkpoint, tables: Tables, threads: int) -> Tables:
     """The tables, packed where the operators have a faster product for that and there is memory for it. All
     results stay the same, to the last bit."""
-    pack = ctypes.CDLL(str(library)).pack_table
-    pointer, size = ctypes.c_void_p, ctypes.c_int64
-    pack.argtypes, pack.restype = [size, pointer, size, size, pointer, size], size
-    widths, strips = {name: shape[-1] for name, shape in tensor_shapes(checkpoint.spec).items()}, {}
-    for name, table in tables.items():
-        kind = TYPES.get(checkpoint.storage(name))
-        if kind is not None and name != EMBEDDING and not any(part in name for part in _OTHER_OPERATORS):
-            sizes = (kind, table.ctypes.data, len(table), widths[name])
-            if strip := pack(*sizes, None, 0):
-                strips[name] = (sizes, strip)
-    free = available_bytes()
-    needed = sum(len(tables[name]) // _LANES * strip for name, (_, strip) in strips.items())
+    pack = _pack_table(ctypes.CDLL(str(library)))
+    types = {
+        name: TYPES[kind] for name in _every_token(tables) if (kind := checkpoint.storage(name)) in TYPES
+    }
+    strips = _strips(pack, checkpoint.spec, tables, types)
     packed = dict(tables)
-    if free is not None and needed * MOST_PACKED > free:
+    if not _has_memory(strips):
         return packed
     for name, (sizes, strip) in strips.items():
         rows = len(tables[name]) // _LANES
@@ -53,3 +49,54 @@ def pack_tables(
         if pack(*sizes, copy.ctypes.data, threads or usable_cores()):
             packed[name] = copy
     return packed
+
+
+def has_memory_to_pack(
+    library: ctypes.CDLL, spec: ModelSpec, tables: Tables, types: Mapping[str, int]
+) -> bool:
+    """Whether a plan may pack its matrices, whose GGUF types are `types`."""
+    multiplied = {name: kind for name, kind in types.items() if name != EMBEDDING or spec.tied}
+    return _has_memory(_strips(_pack_table(library), spec, tables, multiplied))
+
+
+def read_ahead(tables: Tables) -> None:
+    """Have the system read the matrices of every token from the disk while other work is done."""
+    if os.name == "nt":
+        return  # no such advice there
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for name in _every_token(tables):
+        at, size = tables[name].ctypes.data, tables[name].nbytes
+        advise(at - at % mmap.PAGESIZE, size + at % mmap.PAGESIZE, _WILL_NEED)
+
+
+def _every_token(tables: Tables) -> list[str]:
+    """The names of matrices that StoredMatMul multiplies with every token."""
+    return [
+        name for name in tables if name != EMBEDDING and not any(part in name for part in _OTHER_OPERATORS)
+    ]
+
+
+def _pack_table(library: ctypes.CDLL) -> ctypes._NamedFuncPointer:
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    pack = library.pack_table
+    pack.argtypes, pack.restype = [size, pointer, size, size, pointer, size], size
+    return pack
+
+
+def _strips(
+    pack: ctypes._NamedFuncPointer, spec: ModelSpec, tables: Tables, types: Mapping[str, int]
+) -> dict[str, tuple[_Sizes, int]]:
+    """Of each table that has a packed form, the arguments to pack it and the bytes of its packed rows."""
+    shapes, found = tensor_shapes(spec), {}
+    for name, kind in types.items():
+        sizes = (kind, tables[name].ctypes.data, len(tables[name]), shapes[name][-1])
+        if strip := pack(*sizes, None, 0):
+            found[name] = (sizes, strip)
+    return found
+
+
+def _has_memory(strips: Mapping[str, tuple[_Sizes, int]]) -> bool:
+    free = available_bytes()
+    needed = sum(height // _LANES * strip for (_, _, height, _), strip in strips.values())
+    return free is None or needed * _MOST_PACKED <= free

@@ -13,13 +13,10 @@ import numpy as np
 from keystroke.engine.checkpoint import EMBEDDING, ModelSpec, rope_tables
 from keystroke.engine.checkpoint.spec import FINAL_NORM, HEAD
 from keystroke.engine.cores import usable_cores
-from keystroke.engine.memory import available_bytes
-from keystroke.engine.onnx.stored import TYPES, NativeWeights
+from keystroke.engine.onnx.packing import has_memory_to_pack
+from keystroke.engine.onnx.stored import NativeWeights
 from keystroke.errors import EngineError, Interrupted, NotEnoughMemory
 
-# By how much a copy is larger, as in native/packed_arm.h.
-_PACKED = {TYPES["Q8_0"]: 1.0, TYPES["Q5_0"]: 1.0, TYPES["Q4_K"]: 1.03, TYPES["Q6_K"]: 1.32}
-MOST_PACKED = 4  # weights are copied in another order if that takes at most this part of the free memory
 _DONE, _STOPPED, _NO_MEMORY = range(3)
 
 _Pointer, _Size = ctypes.c_void_p, ctypes.c_int64
@@ -70,10 +67,6 @@ class StepPlan:
         self._sum = self._library.sum_exponentials
         self._sum.argtypes = [_Pointer, _Pointer, _Size, ctypes.c_float]
         self._sum.restype = ctypes.c_double
-        packed = sum(
-            weights.tables[name].nbytes * _PACKED.get(kind, 0) for name, kind in weights.types.items()
-        )
-        free = available_bytes()
         cos, sin = (self._keep(table) for table in rope_tables(spec, spec.context_length))
         ones = zeros = None
         if spec.unrotated:
@@ -98,7 +91,7 @@ class StepPlan:
             head=self._table(EMBEDDING if spec.tied else HEAD),
             last_norm=self._vector(FINAL_NORM),
             layer=layers,
-            packs=free is None or packed * MOST_PACKED <= free,
+            packs=has_memory_to_pack(self._library, spec, weights.tables, weights.types),
             threads=threads or usable_cores(),
         )
         self._plan = self._library.open_plan(model)

@@ -186,8 +186,12 @@ INLINE void weigh_queries(const Chunk *chunk, const float (*weights)[CHUNK], con
     BY_QUERIES(count, WEIGH);
 }
 
-/* Processes one span for the queries of some rows and one key-value head. */
-static void attend(void *data, size_t task) {
+/* Processes one span for the queries of some rows and one key-value head. Compiled as a part of its own (attention.c), beside
+ * the rest. */
+void attend(void *data, size_t task);
+
+#ifdef ATTENDING
+void attend(void *data, size_t task) {
     const Attention *a = data;
     size_t span = task % a->spans, tile = task / a->spans % a->tiles, kv_head = task / a->spans / a->tiles;
     size_t row = tile * a->tile_rows, rows = a->rows - row < a->tile_rows ? a->rows - row : a->tile_rows;
@@ -257,6 +261,7 @@ static void attend(void *data, size_t task) {
         }
     }
 }
+#endif
 
 /* Merges the spans of one row in order. */
 static void merge(void *data, size_t row) {

@@ -50,7 +50,7 @@ static void pack_q6_k(Rows rows, size_t width, uint8_t *out) {
     Tile tile;
     for (size_t unit = 0; unit * UNIT < width; unit++, out += PACKED_Q6_K_BYTES) {
         unpack_q6_k(rows, unit, BLOCKS, &tile);
-        for (int i = 0; i < 4 * LANES * QUADS; i++) out[i] = (uint8_t)(tile.codes[0][i] - 32);
+        for (int i = 0; i < 4 * LANES * QUADS; i++) out[i] = (uint8_t)(tile.codes[i / (4 * LANES)][i % (4 * LANES)] - 32);
         uint8_t *multiples = out + 1024;
         for (int i = 0; i < 2 * BLOCKS; i++) memcpy(multiples + i / 4 * 16 + i % 2 * 8 + i / 2 % 2 * 4, tile.multiples[i], LANES);
         for (size_t i = 0; i < LANES; i++) memcpy(out + 1088 + 2 * i, rows.at + i * rows.stride + unit * 210 + 208, 2);
