@@ -10,7 +10,7 @@
              A project whose tests do not run here counts as read only: its fixes are listed for a reader.
   tested     `--tested SEED --count N` shuffles the names of data/audit_tested.txt, or of the file that `--names`
              gives, and takes the first N that have tests and at least one safe fix and whose tests run here;
-             `fixes_exercised` are those whose line the tests run. A project has at most 6 minutes.
+             `fixes_exercised` are those whose line the tests run. After 6 minutes no further fix is tried alone.
   ceiling    a fix that no test covers is not shown to be right by this; readers judge the listed diffs and 50
              alarms drawn by the seed. results/judged/audit.json holds their verdicts for every draw; they count
              for the revision that was read, which is the one before the causes of that draw were ended.
@@ -61,6 +61,7 @@ MIN_LINES = 300
 MAX_LINES = 50_000  # more would decide the rate of all projects together, and is mostly generated
 TESTED = Path(__file__).resolve().parent / "data" / "audit_tested.txt"
 TEST_SECONDS = 120  # for one run of a project's tests
+INSTALL_SECONDS = 300  # for one step of the installation
 PROJECT_SECONDS = 360  # for the installation and all runs of one project
 TESTS = re.compile(
     r"(?:^|/)(?:tests?|spec|__tests__)/|(?:^|/)(?:test_[^/]*|[^/]*_tests?|tests|conftest)\.py$|\.(?:test|spec)\.[jt]sx?$"
@@ -404,7 +405,7 @@ def _install_missing(pin: ProjectPin, root: Path, suite: Callable[..., set[str]]
 
 def _quiet(command: list[str], root: Path) -> bool:
     try:
-        return subprocess.run(command, cwd=root, capture_output=True, timeout=180).returncode == 0
+        return subprocess.run(command, cwd=root, capture_output=True, timeout=INSTALL_SECONDS).returncode == 0
     except (subprocess.TimeoutExpired, OSError):
         return False
 
@@ -417,6 +418,7 @@ _PYTEST = (
     *("--timeout=30", f"--junitxml={_REPORT}"),
 )
 _COVERAGE = ".audit-coverage"
+_OWN_SETTINGS = "--rcfile=/dev/null"  # the project's may name other folders
 _TEST_REQUIREMENTS = (
     *("requirements-test.txt", "requirements-tests.txt", "requirements_test.txt", "test-requirements.txt"),
     *("tests/requirements.txt", "test_requirements.txt", "requirements/test.txt", "requirements/tests.txt"),
@@ -437,7 +439,8 @@ def _passed(
     if "pytest" in command:
         command = [*command, f"--session-timeout={seconds}", *(["--collect-only"] if collect else [])]
     if measured and "pytest" in command:
-        traced = ["-m", "coverage", "run", f"--data-file={_COVERAGE}", f"--include={','.join(measured)}"]
+        traced = ["-m", "coverage", "run", _OWN_SETTINGS, f"--data-file={_COVERAGE}"]
+        traced.append(f"--include={','.join(measured)}")
         command = [command[0], *traced, *command[1:]]
     ended = sandbox.run(command, SandboxPolicy(root), CommandLimits(seconds=seconds + 40))
     if "pytest" not in command:
@@ -452,7 +455,8 @@ def _passed(
 def _lines_run(root: Path, command: list[str]) -> dict[str, set[int]]:
     """The lines that the tests ran, by file."""
     out = root / ".audit-coverage.json"
-    if not _quiet([command[0], "-m", "coverage", "json", f"--data-file={_COVERAGE}", "-o", str(out)], root):
+    report = [command[0], "-m", "coverage", "json", _OWN_SETTINGS, f"--data-file={_COVERAGE}"]
+    if not _quiet([*report, "-o", str(out)], root):
         return {}
     files = json.loads(out.read_text(encoding="utf-8"))["files"]
     return {Path(name).as_posix(): set(entry["executed_lines"]) for name, entry in files.items()}
