@@ -8,6 +8,8 @@
 #include "float_rows.h"
 #include "product.h"
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 /* A table of weights of any storage type. */
 typedef struct {
@@ -112,6 +114,7 @@ typedef struct {
     size_t groups, strips, *group_experts; /* the experts in use; strips of one product */
 } Experts;
 
+enum { MOST_FETCHED = 1024 }; /* experts; more are read by faults */
 enum { CLAMPED_STEEPNESS = 1702 }; /* thousandths: of the gate's sigmoid where gates are clamped */
 
 /* Chooses the experts of a row and their weights. */
@@ -159,6 +162,25 @@ static void group_pairs(Experts *e) {
     e->groups = 0;
     for (size_t i = 0; i < e->count; i++) {
         if (e->starts[i + 1] > e->starts[i]) e->group_experts[e->groups++] = i;
+    }
+}
+
+/* Asks the system for weights that are mapped from a file. */
+static void fetch_rows(const Table *table, size_t first, size_t rows) {
+    uintptr_t at = (uintptr_t)(table->at + first * table->stride), page = (uintptr_t)getpagesize();
+    madvise((void *)(at / page * page), rows * table->stride + at % page, MADV_WILLNEED);
+}
+
+/* The weights of experts in use that are not in `fetched` [MOST_FETCHED] are asked for at once. A fault would read some of an
+ * expert's weights and of its neighbours', and wait for them. */
+static void fetch_experts(const Experts *e, uint8_t *fetched) {
+    for (size_t group = 0; group < e->groups; group++) {
+        size_t expert = e->group_experts[group], height = e->fused ? 2 * e->width : e->width;
+        if (expert >= MOST_FETCHED || fetched[expert]) continue;
+        fetched[expert] = 1;
+        fetch_rows(&e->gate, expert * height, height);
+        if (!e->fused) fetch_rows(&e->up, expert * height, height);
+        fetch_rows(&e->down, expert * e->hidden, e->hidden);
     }
 }
 

@@ -93,6 +93,7 @@ typedef struct {
     Api api;
     int64_t types[3], count, top, width, normalised, sigmoid, fused;
     float scale, limit;
+    uint8_t fetched[MOST_FETCHED];
 } ExpertsKernel;
 
 static Status *make_experts(Api api, const KernelInfo *info, void **out) {
@@ -135,7 +136,7 @@ static Status *read_bias(Api api, Context *context, size_t index, size_t element
     return NULL;
 }
 
-static Status *compute_experts(Experts *e, Api api, Context *context) {
+static Status *compute_experts(Experts *e, uint8_t *fetched, Api api, Context *context) {
     int asked[2] = {0, 0}, later[2] = {0, 0};
     for (const Table *t = &e->gate; t <= &e->up; t++) {
         if (t->format) asked[is_large(t->format)] = 1;
@@ -147,6 +148,7 @@ static Status *compute_experts(Experts *e, Api api, Context *context) {
     if (!failed) failed = for_rows(api, context, route, e->rows, e);
     if (!failed) {
         group_pairs(e);
+        fetch_experts(e, fetched);
         e->in = (RoundedRows){.x = e->x, .source = e->rows == 1 ? NULL : e->sources, .rows = e->rows == 1 ? 1 : pairs, .width = e->hidden};
         if (!plan_rounding(&e->in, asked, e->rows, uneven)) failed = failure(api, "no memory for experts");
     }
@@ -166,7 +168,7 @@ static Status *compute_experts(Experts *e, Api api, Context *context) {
 }
 
 static Status *run_experts(void *kernel, Context *context) {
-    const ExpertsKernel *self = kernel;
+    ExpertsKernel *self = kernel;
     Api api = self->api;
     Input x, scores, selection, shared, gate;
     TRY(read_input(api, context, 0, &x));
@@ -201,7 +203,7 @@ static Status *run_experts(void *kernel, Context *context) {
     e.ends = e.middle + pairs * e.width, e.weights = e.ends + pairs * e.hidden;
     e.chosen = (uint32_t *)(e.weights + pairs);
     e.order = e.chosen + pairs, e.sources = e.order + pairs, e.starts = e.sources + pairs;
-    Status *failed = compute_experts(&e, api, context);
+    Status *failed = compute_experts(&e, self->fetched, api, context);
     free(memory);
     return failed;
 }
