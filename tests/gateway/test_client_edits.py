@@ -152,6 +152,32 @@ def test_a_file_may_speak_of_what_clients_write() -> None:
     assert files_read(items(*run("cat cut.py", failed)), shown) == {}
 
 
+def test_the_frame_around_a_file_is_no_part_of_it() -> None:
+    read = OfferedTool("read", parameters={"properties": {"filePath": TEXT}, "required": ["filePath"]})
+    call = {
+        "type": "function_call",
+        "name": "read",
+        "call_id": "q",
+        "arguments": '{"filePath": "/w/area.py"}',
+    }
+
+    def known(output: str) -> dict[str, str]:
+        result = {"type": "function_call_output", "call_id": "q", "output": output}
+        return files_read(items(call, result), short_toolset([read, WRITE]))
+
+    numbered = "\n".join(f"{n}: {line}" for n, line in enumerate(CODE.splitlines(), 1))
+    head = "<path>/w/area.py</path>\n<type>file</type>\n<content>\n"
+    framed = f"{head}{numbered}\n\n(End of file - total 6 lines)\n</content>"
+    assert known(framed) == {"/w/area.py": CODE}
+    assert known(f"{framed}\n\n<system-reminder>\nbe careful\n</system-reminder>") == {"/w/area.py": CODE}
+    assert (
+        known(f"{head}{numbered}\n\n(Showing lines 1-6 of 90. Use offset=7 to continue.)\n</content>") == {}
+    )
+    assert known("<content>\n<p>own</p>\n</content>\n") == {
+        "/w/area.py": "<content>\n<p>own</p>\n</content>\n"
+    }
+
+
 def test_a_report_that_names_a_file_such_as_errors_py_is_a_success() -> None:
     shown = short_toolset([RUN, PATCH])
     update = UPDATE.replace("area.py", "errors.py")
@@ -160,6 +186,10 @@ def test_a_report_that_names_a_file_such_as_errors_py_is_a_success() -> None:
     assert files_read(said, shown) == {"errors.py": RIGHT}
     assert written_edits(said, shown).paths == {"errors.py"}
     assert exhausted_tools(said, shown) == frozenset()
+    for refused in ("Exit code: 1\nOutput:\nno", "apply_patch verification failed: Failed to find lines"):
+        again = items(user("x"), *run("cat errors.py", f"Output:\n{CODE}"), *patch(update, refused))
+        assert files_read(again, shown) == {"errors.py": CODE}
+        assert exhausted_tools(again, shown) == {"apply_patch"}
 
 
 # ── over the wire ──

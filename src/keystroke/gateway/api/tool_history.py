@@ -27,13 +27,15 @@ _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _FENCED = re.compile(r"^```[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _REPORT = re.compile(r"\A(?:[A-Z][\w ]*:[^\n]*\n|Process [^\n]*\n)*Output:\n")  # Codex's header of a result
 _FAILED = re.compile(r"\b(fail|error|not found|no such|could not|cannot|invalid)", re.IGNORECASE)
+_MADE = re.compile(r"success|done|updated|wrote|edit applied|the file .* has been", re.IGNORECASE)
 _WHOLE = re.compile(r"cat (?:-- )?['\"]?([\w./-]+)['\"]?")
-_FRAMES = ("<file>", "<content>")  # around the lines that opencode shows
+# Around the lines that opencode shows, below what it says of the file.
+_FRAME = re.compile(r"\A(?:<(path|type)>[^\n]*</\1>\n)*<(file|content)>\n(.*?)\n?</\2>\s*\Z", re.DOTALL)
 _REMINDED = re.compile(r"\s*<system-reminder>.*?</system-reminder>\s*", re.DOTALL)
 # What clients write in the place of lines; code may speak of "truncated" and have "Callable[..., int]".
 _CUT = re.compile(
     r"…\s*\+?\d+ \w+(?: truncated)?\s*…"
-    r"|^\W*(?:\.\.\.|…|\(|\[)[^\n]*\b(?:omitted|truncated|more lines|capped)\b",
+    r"|^\W*(?:\.\.\.|…|\(|\[)[^\n]*\b(?:omitted|truncated|more lines|capped|showing lines)\b",
     re.IGNORECASE | re.MULTILINE,
 )
 _STATUS = re.compile(r"\bexit(?:ed with)? code:? ?[1-9]", re.IGNORECASE)
@@ -137,9 +139,10 @@ def _has_status(output: str) -> bool:
 
 
 def _edit_failed(output: str) -> bool:
-    """Whether an edit was refused; the report of one that was made may name a file such as errors.py."""
-    body = _REPORT.sub("", output).lstrip()
-    return not body.startswith(("Success", "Done")) and _FAILED.search(body) is not None
+    """Whether an edit was refused; the report of one that was made may name a file such as errors.py, and
+    list what a language server finds wrong."""
+    said = _REPORT.sub("", output).strip().split("\n", 1)[0]
+    return _has_status(output) or (_MADE.match(said) is None and _FAILED.search(said) is not None)
 
 
 def _forget(path: str, found: dict[str, str]) -> None:
@@ -151,11 +154,11 @@ def _forget(path: str, found: dict[str, str]) -> None:
 def _shown_text(output: str) -> str:
     """The text of a file in the output of a tool that shows it."""
     text = _REMINDED.sub("", _REPORT.sub("", output))
-    lines = strip_line_numbers(text).split("\n")
-    if lines and lines[0].strip() in _FRAMES:
-        ends = [at for at, line in enumerate(lines) if line.strip() == lines[0].strip().replace("<", "</")]
-        lines = lines[1 : ends[-1] if ends else None]
-    return "\n".join(lines)
+    if (framed := _FRAME.match(text)) is not None:
+        inside = strip_line_numbers(framed[3])
+        if inside != framed[3]:  # else the tags are the file's own
+            return inside
+    return strip_line_numbers(text)
 
 
 def _file_read(call: Item, toolset: Toolset) -> str | None:
