@@ -166,7 +166,8 @@ def random_tensor(
     return blocks.reshape(*shape[:-1], -1)
 
 
-def write_model(path: Path, shape: PublishedSizes, layers: int) -> None:
+def write_model(path: Path, shape: PublishedSizes, layers: int, vocabulary: Path | None = None) -> None:
+    """A file of random weights, with the tokens and the chat template of another file, or without any."""
     writer = gguf.GGUFWriter(path, shape.architecture)
     at = shape.architecture
     for key, value in {
@@ -189,7 +190,11 @@ def write_model(path: Path, shape: PublishedSizes, layers: int) -> None:
     if shape.architecture == "qwen35moe":
         writer.add_rope_dimension_sections([11, 11, 10, 0])
     writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_tokenizer_model("none")
+    if vocabulary is None:
+        writer.add_tokenizer_model("none")
+    for key, entry in gguf.GGUFReader(vocabulary).fields.items() if vocabulary is not None else ():
+        if key.startswith("tokenizer."):
+            writer.add_key_value(key, entry.contents(), *entry.types[:2])
     wanted, dice = tensors(shape, layers), np.random.default_rng(0)
     for name, size, kind in wanted:
         values, block = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
