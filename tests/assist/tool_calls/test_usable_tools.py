@@ -232,6 +232,10 @@ def test_a_change_of_a_file_that_was_read_is_a_call_that_only_names_the_file() -
         ("Make the tests in test_lru.py pass.", False),
         ("Move put from lru.py to cache.py.", False),  # one of them was not read
         ("Write a new file b.py like lru.py.", False),
+        ("In lru.py: write a new file b.py like it.", False),
+        ("In lru.py: drop old entries, and delete the file old.py.", False),
+        ("In lru.py: save must create the file if it is not there, and delete the file on close.", True),
+        ("In lru.py: add a method dump that writes all files anew.", True),
         ("Delete lru.py.", False),
     ],
 )

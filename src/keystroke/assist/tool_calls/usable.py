@@ -39,10 +39,17 @@ _BEHIND = (
     rf"(?=\W*(?:\Z|[.,:;!?\n]|{_FILE}|"
     r"(?:in|at|from|named|called|and|or|if|when|that|which|with|under|for)\b))"
 )
-_OBJECT = rf"(?:(?!in\b|to\b|from\b|of\b|into\b)\w+\s+){{0,3}}?[`'\"]?(?:files?\b{_BEHIND}|{_FILE})"
+_WORDS = r"(?:(?!in\b|to\b|from\b|of\b|into\b)\w+\s+){0,3}?[`'\"]?"
+_OBJECT = rf"{_WORDS}(?:files?\b{_BEHIND}|{_FILE})"
 _MAKES_DO = rf"mak\w+\s+{_QUOTED}\s+(?!that\b|which\b|with\b|contain|for\b|to\b|and\b)\w"
 _DELETES = re.compile(rf"\b(?:delet|remov|eras|drop|unlink|rm\b|get rid of)\w*\s+{_OBJECT}", re.IGNORECASE)
 _CREATES = re.compile(rf"\b(?!{_MAKES_DO})(?:creat|writ|generat|sav|mak|new\b)\w*\s+{_OBJECT}", re.IGNORECASE)
+# Behind the files at the head of a request; elsewhere it says what the code does with files.
+_CLAUSE = r"(?:\A|[.,;!?\n]\s*|\band\s+|\bthen\s+)(?:please\s+|also\s+|then\s+|and\s+)*"
+_DELETES_THEN = re.compile(rf"{_CLAUSE}(?:delete|remove|erase|drop|rm)\s+{_WORDS}{_FILE}", re.IGNORECASE)
+_CREATES_THEN = re.compile(
+    rf"{_CLAUSE}(?!{_MAKES_DO})(?:create|write|generate|save|make)\s+{_WORDS}{_FILE}", re.IGNORECASE
+)
 _CHANGES = re.compile(
     r"\b(?:must|should|shall|add|fix|correct|chang|replac|renam|remov|mak|let|use|implement|convert|refactor|mov|"
     r"rais|return|rewrit|updat|extend|support|handl|leav|keep|insert|set|allow|ignor|mend|repair)\w*\b",
@@ -110,11 +117,11 @@ def usable_tools(toolset: Toolset, bounds: ToolConstraints) -> Toolset:
         return replace(toolset, shown=_readers(allowed, bounds))
     if toolset.short:
         allowed = tuple(map(_bounded, allowed))
-        if not _CREATES.search(bounds.request):
+        if not _creates(bounds.request):
             allowed = tuple(_rewriting(s, bounds) or s for s in allowed)
     whole = bounds.short and len(bounds.seen_lines) <= SHORT_FILE and any(map(_writes_whole, allowed))
     usable = tuple(s for s in allowed if _usable(s, bounds) and not (whole and s.grounded))
-    if toolset.short and not _CREATES.search(bounds.request):
+    if toolset.short and not _creates(bounds.request):
         usable = tuple(_naming(s, bounds) or s for s in usable)
     if must_edit_next(toolset, bounds) and (edits := tuple(filter(_is_naming, usable))):
         return replace(toolset, shown=edits)
@@ -129,7 +136,7 @@ def must_read_first(toolset: Toolset, bounds: ToolConstraints) -> bool:
     several and one of them was not looked at yet."""
     if not toolset.short or not _unread(bounds):
         return False
-    if _CREATES.search(bounds.request) or _DELETES.search(bounds.request):
+    if _creates(bounds.request) or _deletes(bounds.request):
         return False
     begun = bounds.has_acted or bounds.seen_lines
     if begun and (bounds.written or bounds.copied or not (bounds.made or bounds.looked)):
@@ -168,9 +175,21 @@ def is_done(toolset: Toolset, bounds: ToolConstraints) -> bool:
 
 
 def _asks_for_change(asked: str) -> bool:
-    if any(kind.search(asked) for kind in (_ASKS, _CREATES, _DELETES)):
+    if _ASKS.search(asked) or _creates(asked) or _deletes(asked):
         return False
     return _LOOKS.search(asked) is None or _CHANGES.search(asked) is not None
+
+
+def _creates(asked: str) -> bool:
+    """Whether a file is to be created."""
+    rest = without_lead(asked)
+    return (_CREATES if rest == asked else _CREATES_THEN).search(rest) is not None
+
+
+def _deletes(asked: str) -> bool:
+    """Whether a file is to be deleted."""
+    rest = without_lead(asked)
+    return (_DELETES if rest == asked else _DELETES_THEN).search(rest) is not None
 
 
 def named_files(asked: str) -> list[str]:
@@ -198,10 +217,10 @@ def _usable(shown: ShownTool, bounds: ToolConstraints) -> bool:
     if shown.is_edit and bounds.written and _all_written(bounds):
         return False
     if shown.is_edit and shown.name == "delete_file":
-        return bool(_DELETES.search(bounds.request))
+        return _deletes(bounds.request)
     if shown.is_edit and _writes_whole(shown):
         asked = bounds.request
-        wanted = not named_files(asked) or bool(_CREATES.search(asked))
+        wanted = not named_files(asked) or _creates(asked)
         looked = 0 < len(bounds.seen_lines) <= SHORT_FILE and not bounds.written and not bounds.copied
         return wanted or bool(bounds.short) or looked
     return True
