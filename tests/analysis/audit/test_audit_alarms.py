@@ -546,6 +546,52 @@ PAIRS = [
     ),
     (
         "javascript",
+        "a position that is counted on",
+        "function f(target, position, c) {\n  if (c) target[0] = f(target[position], c);\n"
+        "  target[position++] = c >> 6;\n  return f(target, position);\n}\n",
+        "function f(target, source) {\n  for (const key in source) {\n"
+        "    target[key] = f(target[key], source[key]);\n  }\n  return target;\n}\n",
+        "javascript-prototype-pollution",
+    ),
+    (
+        "javascript",
+        "a pattern of the command line",
+        "const pattern = new RegExp(process.argv[2]);\n",
+        "app.get('/', (req, res) => {\n  res.json(list.find((n) => new RegExp(req.query.p).test(n)));\n});\n",
+        "javascript-regex-dos",
+    ),
+    (
+        "javascript",
+        "an address as it was sent holds no line break",
+        "function f(req, res) {\n  res.setHeader('Location', '/#' + req.url);\n}\n",
+        "function f(req, res) {\n  res.setHeader('X-Name', req.query.name);\n}\n",
+        "javascript-header-injection",
+    ),
+    (
+        "python",
+        "objects that were stored a line before",
+        "import pickle\ndef copy(item):\n    stored = pickle.dumps(item)\n    return pickle.loads(stored)\n",
+        "import pickle\ndef copy(stored):\n    return pickle.loads(stored)\n",
+        "python-unsafe-deserialization",
+    ),
+    (
+        "cpp",
+        "a null by another name",
+        "void *f(size_t n) {\n    void *p = malloc(n);\n    if (p == nil)\n        throw std::bad_alloc();\n"
+        "    memset(p, 0, n);\n    return p;\n}\n",
+        "void *f(size_t n) {\n    void *p = malloc(n);\n    memset(p, 0, n);\n    return p;\n}\n",
+        "c-null-dereference",
+    ),
+    (
+        "cpp",
+        "several values at once",
+        "int f(void) {\n    int a;\n    bool ok;\n    std::tie(a, ok) = read();\n    if (!ok) {\n"
+        "        return 0;\n    }\n    return a;\n}\n",
+        "int f(void) {\n    bool ok;\n    if (!ok) {\n        return 0;\n    }\n    return 1;\n}\n",
+        "c-uninitialised",
+    ),
+    (
+        "javascript",
         "a dot matches no carriage return",
         "const comment = /^(.|\\r?\\n)*?\\*\\//;\n",
         "const comment = /^(.|\\s?\\n)*?\\*\\//;\n",

@@ -43,7 +43,9 @@ _READER = re.compile(
     r"(?i)parse|decode|unpack|deserial|unmarshal|read_(?:value|object|array|node|expr|block)|skip_"
 )
 _DEPTH = re.compile(r"(?i)depth|level|nest|recurs|limit|\bmax|stack|remain")
-_NULL = re.compile(r"\(\s*(?:!\s*(\w+)|(\w+)\s*==\s*(?:NULL|nullptr|0)|(?:NULL|nullptr)\s*==\s*(\w+))\s*\)")
+_NULL = re.compile(
+    r"\(\s*(?:!\s*(\w+)|(\w+)\s*==\s*(?:NULL|nullptr|nil|0)|(?:NULL|nullptr|nil)\s*==\s*(\w+))\s*\)"
+)
 _CONDITIONAL = re.compile(r"&&|\?|\|\||sizeof|offsetof|assert|typeof")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 

@@ -28,6 +28,9 @@ class CLowering(Lowering):
     x_initializer_list = Lowering.lower_list
     x_condition_clause = Lowering.x_parenthesized_expression
 
+    def x_identifier(self, node: Syntax) -> Expr:
+        return self.lower_none(node) if node.text() == "nil" else super().x_identifier(node)
+
     def x_qualified_identifier(self, node: Syntax) -> Expr:
         return ir.NameExpr(node, node.text().replace("::", ".").split("<", 1)[0].lstrip("."))
 
@@ -67,6 +70,12 @@ class CLowering(Lowering):
         if node.field("operator").text() == "&":
             return ir.OpExpr(node, "&", [inner])
         return ir.IndexExpr(node, inner, ir.ConstExpr(node, 0))
+
+    def x_assignment_expression(self, node: Syntax) -> Expr:
+        left = node.field("left")
+        if left.kind() == "call_expression":  # tie(a, b) = f(): whatever is named gets a value
+            return ir.UnknownExpr(node, [self.expr(node.field("right")), self.expr(left)])
+        return super().x_assignment_expression(node)
 
     def x_call_expression(self, node: Syntax) -> Expr:
         args = self.children(node.field("arguments"))

@@ -18,6 +18,9 @@ class ScriptLowering(Lowering):
     x_jsx_expression = x_satisfies_expression = x_as_expression = Lowering.x_parenthesized_expression
     x_augmented_assignment_expression = Lowering.x_assignment_expression
 
+    def x_update_expression(self, node: Syntax) -> Expr:
+        return ir.OpExpr(node, "-", [self.expr(node.field("argument"))])  # a number, whatever it was
+
     def x_string(self, node: Syntax) -> Expr:
         return ir.ConstExpr(node, unescape(node.text()[1:-1]))
 
