@@ -178,6 +178,17 @@ def test_the_frame_around_a_file_is_no_part_of_it() -> None:
     }
 
 
+def test_what_a_tool_that_writes_files_wrote_is_written() -> None:
+    wrote = {"type": "function_call", "name": "write", "call_id": "w", "arguments": write(RIGHT).payload}
+    done = {"type": "function_call_output", "call_id": "w", "output": "Wrote file successfully."}
+    said = items(user("x"), *run("cat area.py", f"Output:\n{CODE}"), wrote, done)
+    own = written_edits(said, short_toolset([RUN, WRITE]))
+    assert (own.paths, own.known) == ({"/home/me/area.py"}, {"area.py"})
+    copied = {**wrote, "arguments": write(CODE).payload}
+    said = items(user("x"), *run("cat area.py", f"Output:\n{CODE}"), copied, done)
+    assert written_edits(said, short_toolset([RUN, WRITE])).copied == {"/home/me/area.py"}
+
+
 def test_a_report_that_names_a_file_such_as_errors_py_is_a_success() -> None:
     shown = short_toolset([RUN, PATCH])
     update = UPDATE.replace("area.py", "errors.py")

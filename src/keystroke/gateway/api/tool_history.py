@@ -221,6 +221,7 @@ def written_edits(items: Sequence[Item], toolset: Toolset) -> WrittenEdits:
     that reads its own work may take it for the task, and undo it. A file written exactly as it was read does
     not count."""
     names = {shown.tool.name for shown in toolset.shown if shown.is_edit}
+    tools = {s.tool.name: s.tool for s in toolset.shown if not s.tool.custom and edits_files(s.tool)}
     edits: dict[str | None, list[tuple[str, dict[str, str]]]] = {}
     work = WrittenEdits()
     read: set[str] = set()
@@ -230,6 +231,9 @@ def written_edits(items: Sequence[Item], toolset: Toolset) -> WrittenEdits:
             work = WrittenEdits()
         elif item.type in _CALLS and item.name in names:
             edits[item.call_id] = calls_from_patch(item.input or "") or []
+        elif item.type in _CALLS and (tool := tools.get(item.name or "")) is not None:
+            edit = read_edit(tool, item.arguments or "", {})
+            edits[item.call_id] = [("", {"path": edit.path, "new": edit.written})] if edit is not None else []
         elif item.type in _CALLS and (path := _file_read(item, toolset)) is not None:
             known.add(path)
         elif item.type in _OUTPUTS:
@@ -239,7 +243,7 @@ def written_edits(items: Sequence[Item], toolset: Toolset) -> WrittenEdits:
                     work.clear()  # the edits may be wrong
             elif not _edit_failed(_output(item)):
                 for _, arguments in edits[item.call_id]:
-                    if arguments.get("content", "").strip() in read:
+                    if arguments.get("content", arguments.get("new", "")).strip() in read:
                         work.copied.add(arguments["path"])
                         continue
                     new = arguments.get("new", arguments.get("content", "")).split("\n")
