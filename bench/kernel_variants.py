@@ -42,7 +42,7 @@ from keystroke.engine.checkpoint.rope import extend_context
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.driver import GpuLauncher, compile_all, compile_kernel
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.plan import Precision
+from keystroke.engine.cuda.plan import Precision, StepShape
 from keystroke.engine.cuda.weights import random_plan, random_weights
 from keystroke.errors import KeystrokeError
 
@@ -102,6 +102,7 @@ PARTS = {
         ),
         kv_tokens=160_000,
     ),
+    "1.5b-stored": KernelPart(QWEN_1_5B, _NEAR, "stored"),
     "7b-stored": KernelPart(QWEN_7B, _NEAR, "stored"),
     "7b-int4": KernelPart(QWEN_7B, _NEAR, "int4"),
     "7b-int8": KernelPart(QWEN_7B, _NEAR, "int8"),
@@ -129,11 +130,11 @@ class VariantLauncher(GpuLauncher):
         self.variant = variant
         self._functions = self.__dict__.setdefault("_all", {}).setdefault(variant, {})
 
-    def prepare(self, tiles_n: int, sparse: bool = False) -> Any:
-        macros = {**self._plan.macros(tiles_n, sparse), **macros_of(self.variant)}
+    def prepare(self, tiles_n: int, sparse: bool = False, shape: StepShape = "any") -> Any:
+        macros = {**self._plan.macros(tiles_n, sparse, shape), **macros_of(self.variant)}
         shared = self._plan.target.shared_bytes
         found = self._gpu.function(self._gpu.load(compile_kernel(macros)), "decode_step", shared)
-        self._functions[tiles_n, sparse] = found
+        self._functions[tiles_n, sparse, shape] = found
         return found
 
 
@@ -158,7 +159,9 @@ class KernelTiming:
         else:
             self.sessions[0].step([0] * (rows - 1), PROBE)
         slot = (stepper._ticket - 1) % len(stepper._controls)
-        return stepper.logits[:rows].clone(), lambda: stepper._launch(slot, rows, len(self.sessions), False)
+        return stepper.logits[:rows].clone(), lambda: stepper._launch(
+            slot, rows, len(self.sessions), False, self.case.context + rows - 1
+        )
 
     def microseconds(self, launch: Callable[[], object]) -> float:
         launch()
@@ -236,8 +239,9 @@ def compile_variants(names: list[str], tried: list[str], count: int = 132) -> No
     wanted = []
     for part in (PARTS[name] for name in names):
         plan = random_plan(part.spec, part.precision, count)
-        for tiles in sorted({case.tiles for case in part.cases}):
-            wanted += [{**plan.macros(tiles), **macros_of(each)} for each in variants(part, tried)]
+        for case in part.cases:
+            macros = plan.macros(case.tiles, shape=plan.shape(case.rows, case.context))
+            wanted += [{**macros, **macros_of(each)} for each in variants(part, tried)]
     compile_all(wanted)
 
 

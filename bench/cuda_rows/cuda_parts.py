@@ -27,11 +27,11 @@ import torch
 from keystroke.assist.next_edit.prompt import REGION, changes_between, join_lines, learned_version
 from keystroke.engine.base import Sampling, StepRequest
 from keystroke.engine.checkpoint.rope import extend_context, yarn_attention_factor
-from keystroke.engine.checkpoint.spec import ExpertsSpec, ModelSpec, RopeSpec
+from keystroke.engine.checkpoint.spec import DeltaSpec, ExpertsSpec, ModelSpec, RopeSpec
 from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine, load_cuda
 from keystroke.engine.cuda.gpu import gpu_target
-from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
+from keystroke.engine.cuda.plan import LOGGED_ROWS, NEAR, KvPrecision, Plan, Precision
 from keystroke.engine.cuda.session import CudaSession
 from keystroke.engine.cuda.sparse import BUDGET, SPARSE_FROM, Sparse, supports_sparse
 from keystroke.engine.cuda.target import Target
@@ -151,6 +151,32 @@ MELLUM2 = replace(
     window_rope=RopeSpec(10_000.0),
     experts=ExpertsSpec(count=64, top=8, width=896),
 )
+QWEN_35B_HYBRID = replace(
+    QWEN3_CODER_30B,
+    architecture="qwen3_5_moe",
+    name="Qwen3.6-35B-A3B",
+    vocab_size=248_320,
+    layers=40,
+    heads=16,
+    kv_heads=2,
+    head_dim=256,
+    rotary=64,
+    gated_attention=True,
+    experts=ExpertsSpec(count=256, top=8, width=512, shared=512, shared_gate=True),
+    delta=DeltaSpec(frozenset(n for n in range(40) if (n + 1) % 4), 16, 32, 128, 128, 4),
+)
+QWEN_27B_HYBRID = replace(
+    QWEN_35B_HYBRID,
+    architecture="qwen3_5",
+    name="Qwen3.6-27B",
+    hidden=5120,
+    layers=64,
+    heads=24,
+    kv_heads=4,
+    intermediate=17_408,
+    experts=None,
+    delta=DeltaSpec(frozenset(n for n in range(64) if (n + 1) % 4), 16, 48, 128, 128, 4),
+)
 
 
 @dataclass
@@ -200,7 +226,7 @@ class Run:
         # Chosen on the host, so that no step runs ahead; the launch's input then lies where it lay.
         session.step([0] * (rows - 1), Sampling(logprobs=0))
         slot = (stepper._ticket - 1) % len(stepper._controls)
-        launch = partial(stepper._launch, slot, rows, 1, False)
+        launch = partial(stepper._launch, slot, rows, 1, False, session.length)
         return 1e6 * statistics.median(seconds_each(launch, LAUNCHES) for _ in range(ROUNDS))
 
 
@@ -241,6 +267,8 @@ def verify(run: Run, context: int = CONTEXT, rows: int = 16) -> Json:
     """What a step over 16 rows costs against one: on the device alone, and as a session sees it (a plain step
     runs ahead of its caller, one with a draft cannot). `tok_s` is that of drafts that are always wrong."""
     rows = min(rows, run.plan.max_rows)  # where shared memory is small
+    if run.plan.spec.delta is not None:
+        rows = min(rows, LOGGED_ROWS)
     with run.engine.session() as session:
         session.extend(run.text[:context])
         one, many = (run.kernel_us(session, n) for n in (1, rows))
@@ -462,7 +490,8 @@ class Part:
         plan = random_plan(self.spec, self.precision, blocks(), self.kv_precision, kind(self.target))
         sparse = [plan.macros(1, True)] if self.sparse != "off" and supports_sparse(plan) else []
         sizes = sorted({bucket.tiles_n for bucket in plan.buckets} & {1, 2})
-        return [*(plan.macros(tiles) for tiles in sizes), *sparse]
+        single = [plan.macros(1, shape=plan.shape(1, reach)) for reach in (0, NEAR)]
+        return [*(plan.macros(tiles) for tiles in sizes), *single, *sparse]
 
     def engine(self) -> CudaEngine:
         target = kind(self.target)
@@ -498,6 +527,18 @@ PARTS = {
     ),
     "mellum2": Part(
         MELLUM2, (decode, verify, together, partial(prefill, context=8192)), "stored", kv_tokens=65_536
+    ),
+    "hybrid-35b": Part(
+        QWEN_35B_HYBRID,
+        (decode, verify, together, partial(prefill, context=8192)),
+        "stored",
+        kv_tokens=65_536,
+    ),
+    "hybrid-27b": Part(
+        QWEN_27B_HYBRID,
+        (decode, verify, together, partial(prefill, context=8192)),
+        "stored",
+        kv_tokens=65_536,
     ),
     # What GPUs without bulk copies and with less shared memory run, on this one: their code, not their speed.
     "1.5b-sm_80": Part(QWEN_1_5B, (decode, verify, together, partial(decode, context=8192)), target="sm_80"),

@@ -17,7 +17,7 @@ from keystroke.engine.checkpoint.rope import extend_context
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec, tensor_shapes
 from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
+from keystroke.engine.cuda.plan import NEAR, KvPrecision, Plan, Precision
 from keystroke.engine.cuda.sparse import Sparse
 from keystroke.engine.cuda.target import HOPPER as NATIVE
 from keystroke.engine.cuda.target import Target
@@ -79,7 +79,9 @@ def kernels() -> list[dict[str, str]]:
     bytewise = [Plan(family(name), "bf16", blocks(), "int8").macros(1) for name in FAMILIES]
     long = Plan(LONG, "bf16", blocks(), "int8")
     bytewise += [long.macros(tiles, sparse) for tiles in (1, 2) for sparse in (False, True)]
-    return bytewise + [
+    quantised = [Plan(each[0], each[1], blocks()) for each in wanted if each[1] != "bf16"]
+    single = [plan.macros(1, shape=plan.shape(1, reach)) for plan in quantised for reach in (0, NEAR)]
+    return [*bytewise, *single] + [
         Plan(spec, precision, blocks()).macros(tiles, sparse)
         for spec, precision, sizes, sparse in wanted
         for tiles in sizes

@@ -20,7 +20,7 @@ from torch import Tensor
 from installed import program
 from keystroke.engine.cuda.draft import DraftParameters, HeadPlan
 from keystroke.engine.cuda.driver import DECODE_PARTS, DRAFT_PARTS, kernel_source
-from keystroke.engine.cuda.plan import Bucket, Plan
+from keystroke.engine.cuda.plan import Bucket, Plan, StepShape
 from keystroke.engine.cuda.step import Parameters
 from keystroke.engine.cuda.target import Target
 
@@ -29,20 +29,23 @@ _BUILDS = Path(tempfile.gettempdir()) / "keystroke-emulated-kernels"
 
 
 class EmulatedLauncher:
+    """Kernels of a single row are used where `single` is set: each takes as long to compile as the other."""
+
     asynchronous = False
+    single = False
 
     def __init__(self, plan: Plan) -> None:
         if program("g++") is None:
             pytest.skip("the emulator needs g++")
         self.blocks = plan.blocks
         self._plan = plan
-        self._kernels: dict[tuple[int, bool], ctypes.CDLL] = {}
+        self._kernels: dict[tuple[int, bool, StepShape], ctypes.CDLL] = {}
 
-    def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool) -> None:
-        kernel = self._kernels.get((bucket.tiles_n, sparse))
+    def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool, shape: StepShape) -> None:
+        key = (bucket.tiles_n, sparse, shape if self.single else "any")
+        kernel = self._kernels.get(key)
         if kernel is None:
-            kernel = _build(self._plan.macros(bucket.tiles_n, sparse), self._plan.target)
-            self._kernels[bucket.tiles_n, sparse] = kernel
+            kernel = self._kernels[key] = _build(self._plan.macros(*key), self._plan.target)
         shared = self._plan.target.shared_bytes
         assert bucket.ring_offset + bucket.stages * self._plan.stage_bytes(bucket.tiles_n) <= shared
         fault = kernel.launch(ctypes.byref(parameters), self.blocks, shared)

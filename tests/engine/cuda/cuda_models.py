@@ -14,7 +14,7 @@ from keystroke.engine.cuda.packing import unpack
 from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.engine.cuda.sparse import Sparse
 from keystroke.engine.cuda.target import HOPPER, Target
-from keystroke.engine.cuda.weights import Weights, build_weights, random_tensor
+from keystroke.engine.cuda.weights import Weights, attention_rows, build_weights, random_tensor
 
 CPU = torch.device("cpu")
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -79,12 +79,28 @@ def dense_tensors(weights: Weights, given: dict[str, Tensor] | None = None) -> d
     keys = spec.kv_heads * spec.head_dim
     for layer in range(spec.layers):
         dense, at = weights.dense(layer), f"model.layers.{layer}"
-        q, k, v = torch.split(dense.qkv, [spec.heads * spec.head_dim, keys, keys])
         gate, up = dense.gate_up.chunk(2)
-        attention = {"q_proj": q, "k_proj": k, "v_proj": v, "o_proj": dense.output}
-        found |= {f"{at}.self_attn.{name}.weight": tensor for name, tensor in attention.items()}
+        if weights.plan.is_delta(layer):
+            assert spec.delta is not None
+            qkv, z = torch.split(dense.qkv, [spec.delta.channels, spec.delta.values])
+            mixer = {"linear_attn.in_proj_qkv": qkv, "linear_attn.in_proj_z": z}
+            mixer["linear_attn.out_proj"] = dense.output
+        else:
+            both, v = torch.split(dense.qkv, [len(dense.qkv) - keys, keys])
+            if dense.gate is not None:
+                both = torch.cat((both, dense.gate))
+            stored = torch.empty_like(both)
+            stored[attention_rows(spec)] = both
+            q, k = torch.split(stored, [len(both) - keys, keys])
+            mixer = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v}
+            mixer["self_attn.o_proj"] = dense.output
         mlp = {"gate_proj": gate, "up_proj": up, "down_proj": dense.down}
         where = "mlp.experts" if spec.experts else "mlp"
+        if spec.experts is not None and spec.experts.shared:
+            for name, tensor in mlp.items():  # the shared expert is the last
+                routed = len(tensor) // (spec.experts.count + 1) * spec.experts.count
+                mlp[name], found[f"{at}.mlp.shared_expert.{name}.weight"] = tensor[:routed], tensor[routed:]
+        found |= {f"{at}.{name}.weight": tensor for name, tensor in mixer.items()}
         found |= {f"{at}.{where}.{name}.weight": tensor for name, tensor in mlp.items()}
     found["lm_head.weight"] = unpack(weights.head, None, weights.plan.head, spec.vocab_size)
     return found

@@ -15,7 +15,7 @@ from cuda_models import tiny_engine, tiny_spec, tiny_weights
 
 from keystroke.engine.base import Mask, Sampling, StepRequest
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.plan import Bucket
+from keystroke.engine.cuda.plan import Bucket, StepShape
 from keystroke.engine.cuda.step import Parameters
 from keystroke.engine.echo import BOS, EOS, SPECIAL
 from keystroke.engine.generation import Finish, Generation, GenerationParams
@@ -107,9 +107,9 @@ class ThreadedLauncher(EmulatedLauncher):
 
     asynchronous = True
 
-    def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool) -> None:
+    def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool, shape: StepShape) -> None:
         copied = Parameters.from_buffer_copy(parameters)  # a launch takes its parameters with it
-        self._running = threading.Thread(target=super().launch, args=(copied, bucket, sparse))
+        self._running = threading.Thread(target=super().launch, args=(copied, bucket, sparse, shape))
         self._running.start()
 
     def check(self) -> None:

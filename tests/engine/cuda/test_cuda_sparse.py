@@ -72,7 +72,7 @@ def test_no_chunk_weighs_more_than_its_bound_and_the_chosen_ones_are_those_with_
         if length > LENGTH:  # too much to read: keys and values are made up
             for tensor in (engine._keys, engine._values):
                 tensor.normal_(generator=torch.Generator().manual_seed(1))
-            engine._prefill.run = lambda *_: []  # type: ignore[method-assign]
+            engine._prefill.run = lambda *_, **_named: []  # type: ignore[method-assign]
         session.extend((TEXT * (length // LENGTH + 1))[:length])
         session.step(sampling=PROBE)
         assert engine.sparse_steps == 1

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from keystroke.engine.cuda.draft import DraftParameters, HeadPlan
-from keystroke.engine.cuda.plan import Bucket, Plan
+from keystroke.engine.cuda.plan import NEAR, Bucket, Plan, StepShape
 from keystroke.engine.cuda.step import Parameters
 from keystroke.engine.cuda.target import HOPPER, Target, nearest_supported
 from keystroke.errors import EngineError, ModelError
@@ -33,6 +33,7 @@ DECODE_PARTS = (  # in order of dependence
     "worker.cuh",
     "multiply.cuh",
     "project.cuh",
+    "delta.cuh",
     "experts.cuh",
     "attention.cuh",
     "selection.cuh",
@@ -101,27 +102,28 @@ class GpuLauncher:
         self._plan = plan
         self._profile = profile
         self._gpu = Gpu(device)
-        self._functions: dict[tuple[int, bool], ctypes.c_void_p] = {}
+        self._functions: dict[tuple[int, bool, StepShape], ctypes.c_void_p] = {}
         self._lock = threading.Lock()
 
-    def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool) -> None:
-        function = self._functions.get((bucket.tiles_n, sparse)) or self.prepare(bucket.tiles_n, sparse)
+    def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool, shape: StepShape) -> None:
+        key = (bucket.tiles_n, sparse, shape)
+        function = self._functions.get(key) or self.prepare(*key)
         stream = self._gpu.enter()
         sizes = (self.blocks, 1, 1, _THREADS, 1, 1, self._plan.target.shared_bytes)
         self._gpu.call("cuLaunchCooperativeKernel", function, *sizes, stream, _argument_array(parameters))
 
-    def prepare(self, tiles_n: int, sparse: bool = False) -> ctypes.c_void_p:
+    def prepare(self, tiles_n: int, sparse: bool = False, shape: StepShape = "any") -> ctypes.c_void_p:
         with self._lock:
-            found = self._functions.get((tiles_n, sparse))
+            found = self._functions.get((tiles_n, sparse, shape))
             if found is not None:
                 return found
-            macros = self._plan.macros(tiles_n, sparse)
+            macros = self._plan.macros(tiles_n, sparse, shape)
             if self._profile:
                 macros["PROFILE"] = str(self._profile)
             target = self._plan.target
             module = self._gpu.load(compile_kernel(macros, target=target))
             function = self._gpu.function(module, "decode_step", target.shared_bytes)
-            self._functions[tiles_n, sparse] = function
+            self._functions[tiles_n, sparse, shape] = function
             return function
 
     def draft_launcher(self, plan: HeadPlan) -> GpuDraftLauncher:
@@ -240,12 +242,14 @@ def compile_in_background(
     """Compile the kernels of a model's first answers (decode of few rows, prefill, draft head) in threads,
     which end with the context. Compile errors are raised by the later launch."""
     sizes = sorted({bucket.tiles_n for bucket in plan.buckets} & {1, 2})
-    kinds = [(tiles, each) for tiles in sizes for each in ((False, True) if sparse else (False,))]
+    kinds: set[tuple[int, bool, StepShape]]
+    kinds = {(tiles, each, "any") for tiles in sizes for each in ((False, True) if sparse else (False,))}
+    kinds |= {(1, False, plan.shape(1, reach)) for reach in (0, NEAR)}
     with ThreadPoolExecutor(len(kinds) + 3) as pool:
         if head is not None:
             pool.submit(compile_kernel, head.macros, DRAFT_PARTS, plan.target)
-        for tiles, each in kinds:
-            pool.submit(compile_kernel, plan.macros(tiles, each), target=plan.target)
+        for kind in kinds:
+            pool.submit(compile_kernel, plan.macros(*kind), target=plan.target)
         for kv_bytes in {2, plan.kv_bytes}:
             pool.submit(compile_kernel, plan.prefill_macros(kv_bytes), PREFILL_PARTS, plan.target)
         yield

@@ -19,10 +19,17 @@ from keystroke.engine.checkpoint import extend_context, open_checkpoint
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.draft import DraftHead, DraftingLauncher, HeadPlan, has_room, head_bytes_per_token
 from keystroke.engine.cuda.driver import GpuLauncher, compile_in_background
-from keystroke.engine.cuda.gpu import gpu_report, gpu_target, kv_token_capacity, multiprocessors, nvidia_gpu
+from keystroke.engine.cuda.gpu import (
+    gpu_report,
+    gpu_target,
+    kv_token_capacity,
+    multiprocessors,
+    nvidia_gpu,
+)
 from keystroke.engine.cuda.pages import PagePool, PageTable
-from keystroke.engine.cuda.plan import PAGE, KvPrecision
+from keystroke.engine.cuda.plan import LOGGED_ROWS, PAGE, KvPrecision
 from keystroke.engine.cuda.prefill import WORK, Prefill, operations_per_portion
+from keystroke.engine.cuda.prefill_delta import RecurrentSlot
 from keystroke.engine.cuda.scales import measure_steps
 from keystroke.engine.cuda.session import CudaSession
 from keystroke.engine.cuda.sparse import (
@@ -34,10 +41,12 @@ from keystroke.engine.cuda.sparse import (
     Sparse,
     supports_sparse,
 )
+from keystroke.engine.cuda.states import StatePool
 from keystroke.engine.cuda.step import Launch, SequenceRows, StepOutcome, Stepper
 from keystroke.engine.cuda.stored import RequestedPrecision
 from keystroke.engine.cuda.weights import Weights, build_weights, load_weights, plan_of
 from keystroke.engine.sampler import verify
+from keystroke.engine.snapshots import SNAPSHOT_SHARE
 from keystroke.engine.speculative.head_file import HeadWeights, open_head
 from keystroke.errors import NotEnoughMemory, SessionClosed, UsageError
 
@@ -45,6 +54,7 @@ __all__ = ["CudaEngine", "build_weights", "gpu_report", "load_cuda"]
 
 _BATCH = 16
 _SLOTS = 256  # sessions at once
+STATE_SLOTS = _BATCH  # recurrent states at once: those of a step must fit
 _POSITIONS_AHEAD = 3  # writable positions of a plain step: its own and those of two launches ahead
 _DRAFT_TOKENS = 6  # longest draft of the draft head: later tokens are rarely right
 _MIN_CHANCE = 0.3  # a draft less likely than this costs more than it saves
@@ -110,6 +120,7 @@ class CudaEngine(Engine):
         *,
         sparse: Sparse = "off",
         draft_head: HeadWeights | None = None,
+        state_slots: int = STATE_SLOTS,
     ) -> None:
         """Raises NotEnoughMemory, and UsageError for a draft head of another model."""
         plan, spec = weights.plan, weights.plan.spec
@@ -124,7 +135,14 @@ class CudaEngine(Engine):
         self.tail = min(self.tail, plan.max_rows)
         self.prefill_work = operations_per_portion(plan)
         self.pool = PagePool(max(-(-kv_tokens // PAGE), 2))
-        shape = (spec.layers, self.pool.pages, spec.kv_heads, PAGE * spec.head_dim)
+        self.states: StatePool | None = None
+        if spec.delta is not None:
+            self.tail = min(self.tail, LOGGED_ROWS)
+            if draft_head is not None:
+                raise UsageError(f"draft heads of hybrid models such as {spec.name} are not supported")
+            budget = int(kv_tokens * plan.kv_bytes_per_token * SNAPSHOT_SHARE)
+            self.states = StatePool(plan, state_slots, device, budget)
+        shape = (plan.attention_layers, self.pool.pages, spec.kv_heads, PAGE * spec.head_dim)
         try:
             self._keys = torch.zeros(shape, dtype=kind, device=device)
             self._values = torch.zeros(shape, dtype=kind, device=device)
@@ -138,7 +156,8 @@ class CudaEngine(Engine):
         keys = self._keys.view(*shape[:3], PAGE, spec.head_dim)
         self._bounds = PageBounds(keys) if sparse != "off" and supports_sparse(plan) else None
         bounds = None if self._bounds is None else self._bounds.tensor
-        self._stepper = Stepper(weights, self._keys, self._values, self._tables, launcher, bounds)
+        states = None if self.states is None else (self.states.states, self.states.logs)
+        self._stepper = Stepper(weights, self._keys, self._values, self._tables, launcher, bounds, states)
         self._stepper.allow_omission(MOST_OMITTED if sparse == "auto" else 1.0)
         self.sparse_from = SPARSE_FROM
         self.sparse_budget = BUDGET
@@ -198,7 +217,7 @@ class CudaEngine(Engine):
         return EngineStats(
             sessions=len(self._sessions),
             kv_bytes=self.pool.held * page_bytes,
-            cached_bytes=self.pool.idle * page_bytes,
+            cached_bytes=self.pool.idle * page_bytes + (self.states.snapshot_bytes if self.states else 0),
             cached_tokens=self.pool.idle * PAGE,
             kv_limit_bytes=self.pool.pages * page_bytes,
         )
@@ -212,6 +231,7 @@ class CudaEngine(Engine):
         self.synchronize()  # the draft head may still be running
         self._closed = True
         self.head = self._last_step = None
+        self.states = None
         del self._stepper, self._prefill, self._keys, self._values, self._tables, self._bounds
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -233,11 +253,19 @@ class CudaEngine(Engine):
         self._sessions.discard(session)
         self._free_slots.append(session.slot)
 
-    def prefill(self, tokens: Sequence[int], start: int, pages: Sequence[int], after: Sequence[int]) -> None:
-        """Compute KV of `tokens`; `after` holds the token that follows them, if it is known."""
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        start: int,
+        pages: Sequence[int],
+        after: Sequence[int],
+        slot: RecurrentSlot | None,
+    ) -> None:
+        """Compute KV of `tokens`, and the recurrent state in `slot`; `after` holds the token that follows
+        them, if it is known."""
         try:
             if self.head is None or not after:
-                self._prefill.run(tokens, start, pages)
+                self._prefill.run(tokens, start, pages, slot=slot)
             else:
                 features = self._prefill.run(tokens, start, pages, self.head.feature_windows)
                 self.head.read(features, [*tokens[1:], *after], start, pages)
@@ -270,10 +298,12 @@ class CudaEngine(Engine):
     def cancel_ahead(self) -> None:
         """Cancel the launch ahead, if any, and wait for it. It wrote only past the end of each session."""
         if self._ahead is not None:
-            launch, self._ahead = self._ahead.launch, None
+            ahead, self._ahead = self._ahead, None
             self._stepper.cancel_waiting()
             try:
-                self._stepper.wait(launch)
+                if self._stepper.has_run(ahead.launch):
+                    for session, *_ in ahead.key:
+                        session.step_was_run()
             finally:
                 self._stepper.allow_waiting()
 
@@ -320,7 +350,7 @@ class CudaEngine(Engine):
             agreed = last.ticket and last.session.agreed_steps >= _AGREED_STEPS
             if agreed and first.request.allowed is None:  # the mask of the next step is not known yet
                 ahead = self._launch_ahead(launch, parts, len(first.draft), 1 + _DRAFT_TOKENS)
-        elif plain and self._last_key == key:
+        elif plain and self._last_key == key and not self._snapshot_due(parts):
             ahead = self._launch_ahead(launch, parts)
         self._last_key = key if plain else ()
         outcome = self._stepper.finish(launch)
@@ -411,6 +441,11 @@ class CudaEngine(Engine):
         assert again is not None
         return again
 
+    @staticmethod
+    def _snapshot_due(parts: list[_Part]) -> bool:
+        """Whether a step's state is to be kept, which the step after it changes."""
+        return any(part.session.snapshot_due(part.pending, 0) for part in parts)
+
     def _start(self, parts: list[_Part]) -> Launch:
         rows = []
         ahead = _POSITIONS_AHEAD if self.head is None else _DRAFT_TOKENS + 1
@@ -423,9 +458,11 @@ class CudaEngine(Engine):
             allowed = part.request.allowed
             if not _on_device(sampling):  # the host chooses from the logits
                 sampling, allowed = GREEDY, None
-            rows.append(
-                SequenceRows(session.slot, tokens, start, len(part.pending), sampling, part.budget, allowed)
+            given = SequenceRows(
+                session.slot, tokens, start, len(part.pending), sampling, part.budget, allowed
             )
+            state, replay = session.prepare_state()
+            rows.append(replace(given, state=state, replay=replay))
         return self._stepper.start(rows)
 
     def _launch_ahead(
@@ -505,6 +542,9 @@ def load_cuda(
     if kv_tokens is None:
         free, total = torch.cuda.mem_get_info(device)
         each = weights.plan.kv_bytes_per_token + (0 if head is None else head_bytes_per_token(head.config))
+        if weights.delta is not None:
+            each = int(each * (1 + SNAPSHOT_SHARE))
+            free -= STATE_SLOTS * weights.plan.state_bytes
         kv_tokens = kv_token_capacity(weights.plan, free, total, each, kv_bytes)
     launcher = GpuLauncher(weights.plan, device)
     return CudaEngine(weights, launcher, kv_tokens, sparse=sparse, draft_head=head)

@@ -102,6 +102,13 @@ def plain_order(rows: int) -> Tensor:
     return order
 
 
+def rotary_first(head_dim: int, rotated: int) -> Tensor:
+    """The dimensions of a head whose first `rotated` are rotated, so that partners are half a head apart;
+    those that are not rotated are paired with each other."""
+    turned, others = torch.arange(rotated).view(2, -1), torch.arange(rotated, head_dim).view(2, -1)
+    return torch.cat((turned, others), 1).reshape(-1)
+
+
 def qkv_order(heads: int, kv_heads: int, head_dim: int) -> Tensor:
     """Query and key heads in groups of eight dimensions and their rotary partners; value heads in order."""
     rotary = torch.arange(head_dim).view(2, head_dim // 16, 8).permute(1, 0, 2).reshape(-1)

@@ -6,16 +6,19 @@ run."""
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from keystroke.engine.checkpoint.spec import ExpertsSpec, ModelSpec
+from keystroke.engine.checkpoint.spec import DeltaSpec, ExpertsSpec, ModelSpec
 from keystroke.engine.cuda.target import HOPPER, Target
 from keystroke.errors import UnsupportedModel
 
 Precision = Literal["bf16", "int8", "int4", "stored"]
 KvPrecision = Literal["bf16", "int8"]
+# What a kernel is compiled for: any rows; or a single row, with at most NEAR keys or any number.
+StepShape = Literal["any", "near", "far"]
 
 # Formats of packed blocks. From FOUR on they hold GGUF weights unchanged: codes of so many bits, and for each
 # group of columns a scale and in some formats an offset. FLOAT_FOUR is MXFP4: 4-bit floats, powers of two.
@@ -39,13 +42,14 @@ _ENOUGH_STAGES = 4
 _LARGE_LAYER = 1_500_000  # bytes per block from which a layer is bound by bandwidth
 _SMALL_LAYER = 262_144  # bytes per block up to which synchronisation dominates, so tagged values pay
 WARPS = 8  # compute warps of a block
-CONTROL_WORDS = 7 + 14 * MAX_ROWS
+CONTROL_WORDS = 7 + 16 * MAX_ROWS
 FILTER_BINS = (6, 1024)  # top-k and top-p: three passes each, ten bits of a key per pass
 _SELECTION_BYTES = 4_096
 _SHARES_BYTES = 2 * 16 * 48  # attention work assigned to a block
 _LONGEST_INNER = 3_712  # of a split unit: 16 rows of it leave room for the ring
 _NARROW = 512
 _BUCKETS = (1, 2, 4, 8, 16, 32)
+LOGGED_ROWS = 8  # of one sequence of a hybrid model in a step: as many as the next step may have to repeat
 
 
 @dataclass(frozen=True)
@@ -87,19 +91,22 @@ class Formats:
     head: int
     wide: int  # of the down projection in `wide_layers`
     wide_layers: frozenset[int] = frozenset()
+    delta_in: int | None = None  # of gated delta nets
+    delta_out: int | None = None
 
     @property
     def largest(self) -> int:
         """Bytes of the largest block."""
         used = (self.query_key, self.value, self.output, self.gate_up, self.down, self.head, self.wide)
-        return max(BLOCK_BYTES[each] for each in used)
+        delta = (each for each in (self.delta_in, self.delta_out) if each is not None)
+        return max(BLOCK_BYTES[each] for each in (*used, *delta))
 
 
 # The output head keeps at least 8 bits unless the file stores fewer.
 FORMATS: dict[Precision, Formats] = {
-    "bf16": Formats(BF16, BF16, BF16, BF16, BF16, BF16, BF16),
-    "int8": Formats(INT8, INT8, INT8, INT8, INT8, INT8, INT8),
-    "int4": Formats(INT4, INT4, INT4, INT4, INT4, INT8, INT4),
+    "bf16": Formats(BF16, BF16, BF16, BF16, BF16, BF16, BF16, delta_in=BF16, delta_out=BF16),
+    "int8": Formats(INT8, INT8, INT8, INT8, INT8, INT8, INT8, delta_in=INT8, delta_out=INT8),
+    "int4": Formats(INT4, INT4, INT4, INT4, INT4, INT8, INT4, delta_in=INT4, delta_out=INT4),
 }
 MAX_MARKED_LAYERS = 128  # layers of a model with two formats of the down projection, or with windows
 
@@ -143,22 +150,33 @@ class Plan:
         wrong = [name for name, size in sizes.items() if size % 64]
         if spec.experts is not None and (spec.experts.count % 32 or spec.layers < 2):
             wrong.append("number of experts")
-        plain = replace(spec, experts=None, windowed=frozenset(), sinks=False)
+        plain = replace(
+            spec, experts=None, windowed=frozenset(), sinks=False, gated_attention=False, rotary=0, delta=None
+        )
         strange = plain.unsupported_feature()
+        if strange is None and spec.delta is not None:
+            wrong += self._uncut_delta(spec.delta)
+            if spec.windowed or spec.sinks or self.kv_precision == "int8":
+                strange = "linear attention beside windows, sinks or 8-bit keys"
         if strange is None and spec.experts is not None and not _runs(spec.experts):
-            strange = "layers without experts, shared experts or another router"
+            strange = "layers without experts, shared experts of another size or another router"
         if strange is not None:
             raise UnsupportedModel(
                 f"the CUDA engine does not run {strange}, which {spec.name} has; use the CPU engine for "
                 "this model"
             )
-        if spec.head_dim not in (64, 128):
+        if spec.head_dim not in (64, 128, 256):
             wrong.append("head size")
         if wrong:
             raise UnsupportedModel(
-                f"the CUDA engine cannot cut the {wrong[0]} of {spec.name} into tiles (heads of 64 or 128, "
-                "sizes in multiples of 64); use the CPU engine for this model"
+                f"the CUDA engine cannot cut the {wrong[0]} of {spec.name} into tiles (heads of 64, 128 or "
+                "256, sizes in multiples of 64); use the CPU engine for this model"
             )
+
+    def _uncut_delta(self, delta: DeltaSpec) -> list[str]:
+        uneven = delta.key_size % 32 or delta.value_size % 32 or delta.values % 64
+        far = self.spec.layers > MAX_MARKED_LAYERS
+        return ["linear attention"] if uneven or delta.keys % 16 or far else []
 
     @property
     def formats(self) -> Formats:
@@ -172,8 +190,13 @@ class Plan:
     @cached_property
     def query_key(self) -> Matrix:
         spec = self.spec
-        rows = (spec.heads + spec.kv_heads) * spec.head_dim
+        rows = (spec.heads + spec.kv_heads + self.gate_heads) * spec.head_dim
         return Matrix(rows // 16, 1, spec.hidden, self.formats.query_key)
+
+    @property
+    def gate_heads(self) -> int:
+        """Gates of attention's output, which lie behind the keys in `query_key`."""
+        return self.spec.heads if self.spec.gated_attention else 0
 
     @cached_property
     def value(self) -> Matrix:
@@ -186,23 +209,68 @@ class Plan:
         split = self._head_split()
         return Matrix(self.spec.hidden // 16, split, width // split, self.formats.output)
 
+    @cached_property
+    def delta_in(self) -> Matrix:
+        """Queries, keys and values of a gated delta net before its convolution, then its gates."""
+        delta, kind = self.spec.delta, self.formats.delta_in
+        assert delta is not None
+        assert kind is not None
+        return Matrix((delta.channels + delta.values) // 16, 1, self.spec.hidden, kind)
+
+    @cached_property
+    def delta_out(self) -> Matrix:
+        delta, kind = self.spec.delta, self.formats.delta_out
+        assert delta is not None
+        assert kind is not None
+        split = self.output.split
+        return Matrix(self.spec.hidden // 16, split, delta.values // split, kind)
+
+    def is_delta(self, layer: int) -> bool:
+        return self.spec.delta is not None and layer in self.spec.delta.layers
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers with keys and values."""
+        return len(self.spec.attention_layers)
+
+    @property
+    def log_rows(self) -> int:
+        """Rows of a log of inputs: those of two steps, and those that the convolution looks back to."""
+        return 0 if self.spec.delta is None else 2 * LOGGED_ROWS + self.spec.delta.kernel - 1
+
+    @property
+    def state_sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of one sequence's recurrent state and of its log."""
+        delta = self.spec.delta
+        if delta is None:
+            return (0,), (0,)
+        layers, width = len(delta.layers), delta.channels + 2 * delta.value_heads
+        state = (layers, delta.value_heads, delta.key_size, delta.value_size)
+        return state, (layers, self.log_rows, width)
+
+    @property
+    def state_bytes(self) -> int:
+        state, log = self.state_sizes
+        return 4 * (math.prod(state) + math.prod(log))
+
     @property
     def inner_width(self) -> int:
         """Activations of one row before the down projection, of all experts that it uses."""
         experts = self.spec.experts
-        return experts.top * experts.width if experts else self.spec.intermediate
+        return used_experts(experts) * experts.width if experts else self.spec.intermediate
 
     @cached_property
     def gate_up(self) -> Matrix:
         """Of a mixture: the matrices of all experts, concatenated; the down projection likewise."""
         experts = self.spec.experts
-        width = experts.count * experts.width if experts else self.spec.intermediate
+        width = all_experts(experts) * experts.width if experts else self.spec.intermediate
         return Matrix(width // 8, 1, self.spec.hidden, self.formats.gate_up)
 
     @cached_property
     def down(self) -> Matrix:
         if (experts := self.spec.experts) is not None:
-            return Matrix(experts.count * self.spec.hidden // 16, 1, experts.width, self.formats.down)
+            tiles = all_experts(experts) * self.spec.hidden // 16
+            return Matrix(tiles, 1, experts.width, self.formats.down)
         split = self._split(self.spec.intermediate, 64)
         return Matrix(self.spec.hidden // 16, split, self.spec.intermediate // split, self.formats.down)
 
@@ -213,13 +281,20 @@ class Plan:
     def layer(self, index: int) -> dict[str, Matrix]:
         """The matrices of a layer, in memory order."""
         wide = index in self.formats.wide_layers
+        mixer = {"query_key": self.query_key, "value": self.value, "output": self.output}
+        if self.is_delta(index):
+            mixer = {"delta_in": self.delta_in, "delta_out": self.delta_out}
         return {
-            "query_key": self.query_key,
-            "value": self.value,
-            "output": self.output,
+            **mixer,
             "gate_up": self.gate_up,
             "down": replace(self.down, format=self.formats.wide) if wide else self.down,
         }
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Those of a layer of each kind."""
+        delta = () if self.spec.delta is None else (self.delta_in, self.delta_out)
+        return self.query_key, self.value, self.output, self.gate_up, self.down, *delta
 
     @cached_property
     def layer_offsets(self) -> tuple[int, ...]:
@@ -252,8 +327,10 @@ class Plan:
         wide = replace(self.down, format=self.formats.wide)
         parts = [
             min(matrix.unit_bytes, self._grain * BLOCK_BYTES[matrix.format] + TAIL_BYTES)
-            for matrix in (*self.layer(0).values(), wide, self.down, self.head)
+            for matrix in (*self.matrices, wide, self.head)
         ]
+        if self.spec.delta is not None:
+            parts.append(4 * self.spec.hidden)
         if self.spec.experts is not None:  # a warp multiplies whole units of an expert's down projection
             parts += [4 * self.spec.hidden, self.down.unit_bytes, wide.unit_bytes]
         return _round_up(max(parts))
@@ -349,14 +426,18 @@ class Plan:
 
     @property
     def streamed_bytes(self) -> int:
-        """Weight bytes that a step of one row reads."""
+        """Weight bytes that a step of one row reads, and those of recurrent states."""
         whole = self.packed_bytes
+        if (delta := self.spec.delta) is not None:
+            heads = 2 * delta.value_heads * self.spec.hidden
+            whole += 4 * (len(delta.layers) * heads + 2 * math.prod(self.state_sizes[0]))
         if (experts := self.spec.experts) is None:
             return whole
         layers = range(self.spec.layers)
         matrices = sum(self.layer(index)[name].bytes for index in layers for name in ("gate_up", "down"))
-        routers = self.spec.layers * experts.count * self.spec.hidden * 4
-        return whole + routers - matrices * (experts.count - experts.top) // experts.count
+        count = all_experts(experts)
+        routers = self.spec.layers * count * self.spec.hidden * 4
+        return whole + routers - matrices * (experts.count - experts.top) // count
 
     @property
     def packed_bytes(self) -> int:
@@ -369,7 +450,7 @@ class Plan:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return self.spec.layers * self.spec.kv_heads * self.spec.head_dim * 2 * self.kv_bytes
+        return self.attention_layers * self.spec.kv_heads * self.spec.head_dim * 2 * self.kv_bytes
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -393,7 +474,14 @@ class Plan:
     def bucket(self, rows: int) -> Bucket:
         return next(bucket for bucket in self.buckets if bucket.rows >= rows)
 
-    def macros(self, tiles_n: int, sparse: bool = False) -> dict[str, str]:
+    def shape(self, rows: int, reach: int) -> StepShape:
+        """Which kernel computes `rows` rows of which none is at a later position than `reach`. Kernels for a
+        single row have fewer instructions, which gains nothing with 16-bit weights: memory limits those."""
+        if rows > 1 or self.format == BF16:
+            return "any"
+        return "near" if reach < NEAR else "far"
+
+    def macros(self, tiles_n: int, sparse: bool = False, shape: StepShape = "any") -> dict[str, str]:
         spec = self.spec
         formats = self.formats
         wide = sum(1 << layer for layer in formats.wide_layers)
@@ -419,7 +507,7 @@ class Plan:
             "HEAD_FORMAT": formats.head,
             "O_SPLIT": self.output.split,
             "O_ALONE": int(self._output_alone()),
-            "DOWN_SPLIT": spec.experts.top if spec.experts else self.down.split,
+            "DOWN_SPLIT": used_experts(spec.experts) if spec.experts else self.down.split,
             "ACTIVATION_TAGS": int(self._small_layers() or spec.experts is not None),
             "QUERY_TAGS": int(self._sends_queries() and not sparse),
             "QK_NORM": int(spec.qk_norm),
@@ -429,6 +517,9 @@ class Plan:
             "LENT": self.lent_stages(tiles_n) if sparse else 0,
             "VALUE_PARTS": self.value_parts(tiles_n) if sparse else 1,
         }
+        if shape != "any":
+            whole = self.bucket(1).x_stride >= self.inner_width + PAD
+            macros |= {"SINGLE": 1 + (shape == "far"), "WHOLE": int(whole)}
         if spec.windowed or spec.sinks:
             windowed = sum(1 << layer for layer in spec.windowed)
             macros |= {
@@ -447,6 +538,25 @@ class Plan:
                 "EXPERT_SOFTMAX_OF_ALL": int(not experts.normalised),
                 "EXPERT_BIAS": int(experts.bias or experts.router_bias),
                 "EXPERT_LIMIT": f"{experts.limit!r}f",
+                "SHARED_EXPERT": int(experts.shared > 0),
+            }
+        if spec.gated_attention:
+            macros["GATED"] = 1
+        if (delta := spec.delta) is not None:
+            marked = sum(1 << layer for layer in delta.layers)
+            macros |= {
+                "DELTA_LAYERS": len(delta.layers),
+                "DELTA_LOW": f"{marked % (1 << 64)}ULL",
+                "DELTA_HIGH": f"{marked >> 64}ULL",
+                "DELTA_KEY_HEADS": delta.key_heads,
+                "DELTA_VALUE_HEADS": delta.value_heads,
+                "DELTA_KEY": delta.key_size,
+                "DELTA_VALUE": delta.value_size,
+                "DELTA_TAPS": delta.kernel,
+                "DELTA_TILED": int(delta.tiled),
+                "DELTA_IN_FORMAT": self.delta_in.format,
+                "DELTA_OUT_FORMAT": self.delta_out.format,
+                "LOG_ROWS": self.log_rows,
             }
         return {name: str(value) for name, value in macros.items()}
 
@@ -469,7 +579,7 @@ class Plan:
     def _longest_inner(self) -> int:
         """The longest inner dimension of a split unit. With small shared memory no longer than other rows,
         unless all parts would be narrower than pays."""
-        spec, widest = self.spec, max(self.spec.hidden, self.spec.heads * self.spec.head_dim)
+        spec, widest = self.spec, max(self.spec.hidden, self._mixed_width)
         wide = any(spec.intermediate % part == 0 for part in range(_NARROW, widest + 1, 64))
         return min(widest, _LONGEST_INNER) if self._small_shared_memory and wide else _LONGEST_INNER
 
@@ -478,12 +588,21 @@ class Plan:
         """Whether shared memory is smaller than Hopper's."""
         return self.target.shared_bytes < HOPPER.shared_bytes
 
+    @property
+    def _mixed_width(self) -> int:
+        """Columns of the widest output projection."""
+        delta = self.spec.delta
+        return max(self.spec.heads * self.spec.head_dim, 0 if delta is None else delta.values)
+
     def _head_split(self) -> int:
         """Parts of the O projection, whole heads each: about three heads, as a block first combines the
         attention of the heads that it reads."""
         heads = self.spec.heads
         most = self._longest_inner // self.spec.head_dim
-        even = (s for s in range(1, heads + 1) if heads % s == 0 and heads // s <= most)
+        even = [s for s in range(1, heads + 1) if heads % s == 0 and heads // s <= most]
+        if (delta := self.spec.delta) is not None:  # the out projections of both kinds have as many parts
+            even = [s for s in even if delta.value_heads % s == 0 and delta.values // s % 64 == 0]
+            even = [s for s in even if delta.values // s <= self._longest_inner] or [1]
         return min(even, key=lambda s: (abs(heads // s - 3), s))
 
     def _output_alone(self) -> bool:
@@ -520,9 +639,8 @@ class Plan:
         scratch_at = rope_at + columns * self.spec.head_dim // 2 * 8 * self._rotary_tables
         buffers = {8: 4, 16: 3, 32: 2}[columns]
         sums = buffers * WARPS * 16 * (columns + 4) * 4
-        return _round_up(
-            scratch_at + max(sums, 2 * (16 * (CHUNK + PAD) * 2 + 2 * 8 * 16 * 4) + _SELECTION_BYTES)
-        )
+        selection = _SELECTION_BYTES * (2 if self.spec.head_dim > 128 else 1)
+        return _round_up(scratch_at + max(sums, 2 * (16 * (CHUNK + PAD) * 2 + 2 * 8 * 16 * 4) + selection))
 
     @property
     def _rotary_tables(self) -> int:
@@ -533,13 +651,14 @@ class Plan:
         """Size of the structure Routing in kernels/layout.cuh."""
         if (experts := self.spec.experts) is None:
             return 0
-        words = 4 * (2 + experts.count // 32) + 2 * (experts.count + 2)
-        return _round_up(words + MAX_ROWS * experts.top * (2 + 4))
+        count = all_experts(experts)
+        words = 4 * (2 + count // 32) + (2 * (count + 2) + 3) // 4 * 4
+        return _round_up(words + MAX_ROWS * used_experts(experts) * (2 + 4))
 
     def _stride(self, rows: int) -> int:
         """Stride of an operand row: the widest whole row, if `rows` of them leave enough for the ring."""
         spec = self.spec
-        need = max(spec.hidden, spec.heads * spec.head_dim, self.down.inner)
+        need = max(spec.hidden, self._mixed_width, self.down.inner)
         whole = max(need, self.inner_width)
         enough = 49_152 * self.target.shared_bytes // HOPPER.shared_bytes
         return (whole if rows * (whole + PAD) * 2 <= enough else need) + PAD
@@ -547,7 +666,20 @@ class Plan:
 
 def _runs(experts: ExpertsSpec) -> bool:
     """Whether the kernel runs such experts: like Qwen3-MoE's, or with biases and clamped gates."""
-    return replace(experts, router_bias=False, bias=False, limit=0.0).is_plain
+    shared = experts.shared in (0, experts.width) and experts.shared_gate == (experts.shared > 0)
+    shared = shared and used_experts(experts) <= 32  # a lane each
+    biased = experts.bias or experts.router_bias
+    plain = replace(experts, router_bias=False, bias=False, limit=0.0, shared=0, shared_gate=False)
+    return plain.is_plain and shared and not (experts.shared and biased)
+
+
+def all_experts(experts: ExpertsSpec) -> int:
+    """A shared expert is stored behind the others."""
+    return experts.count + (experts.shared > 0)
+
+
+def used_experts(experts: ExpertsSpec) -> int:
+    return experts.top + (experts.shared > 0)
 
 
 def _tiles(rows: int) -> int:

@@ -15,9 +15,10 @@ from torch import Tensor
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.plan import PAGE, Plan
 from keystroke.engine.cuda.prefill_attention import PIECE, attend, piece_starts
+from keystroke.engine.cuda.prefill_delta import DeltaRows, RecurrentSlot, read_rows
 from keystroke.engine.cuda.prefill_experts import feed_forward
 from keystroke.engine.cuda.prefill_kernels import KernelOps, Portion, PrefillOps, TorchOps
-from keystroke.engine.cuda.weights import Weights
+from keystroke.engine.cuda.weights import DenseLayer, Weights
 
 WORK = 110e12  # operations of one portion: 0.2 s on an H200, the longest delay of an interrupt
 _FEWEST = 2048  # tokens of a portion: fewer do not use an H200 fully
@@ -57,9 +58,11 @@ class Prefill:
         start: int,
         pages: Sequence[int],
         feature_windows: Mapping[int, int] | None = None,
+        slot: RecurrentSlot | None = None,
     ) -> list[Tensor]:
-        """Compute KV of `tokens` at positions start, start + 1, ... over the context in `pages`. Returns the
-        residual stream before each layer in `feature_windows`, of as many last tokens as it says."""
+        """Compute KV of `tokens` at positions start, start + 1, ... over the context in `pages`; of a hybrid
+        model also the state behind them, in `slot`. Returns the residual stream before each layer in
+        `feature_windows`, of as many last tokens as it says."""
         found: list[Tensor] = []
         weights, spec, ops = self._weights, self._weights.plan.spec, self._ops
         device = weights.embedding.device
@@ -69,29 +72,40 @@ class Prefill:
         ops.begin(Portion(start, len(tokens), table))
         x = weights.embedding[torch.tensor(tokens, device=device)].float()
         down, down_bias = None, None
+        deltas = 0  # layers so far
         for layer in range(spec.layers):
             dense, biases = weights.dense(layer), weights.biases[layer]
             h = ops.normalise(x, down, down_bias, weights.norms[2 * layer])
             if feature_windows is not None and layer in feature_windows:
                 found.append(x[-feature_windows[layer] :].clone())
-            q, k, v = ops.heads(_product(h, dense.qkv), biases.get("qkv"), layer)
-            if layer == spec.layers - 1:
-                break  # only the KV of the last layer is needed
-            sinks = weights.sinks[layer] if spec.sinks else None
-            if layer in spec.windowed:
-                if start:
-                    k, v = ops.context(layer, max(start - spec.window, 0) // PAGE * PAGE, end)
-                mixed = attend(q, k, v, sinks=sinks, window=spec.window)
+            last = layer == spec.layers - 1  # only its KV or state is needed
+            if weights.plan.is_delta(layer):
+                output, output_bias = self._read_recurrently(h, dense, deltas, start, slot), None
+                deltas += 1
             else:
-                if start > near:
-                    k, v = ops.context(layer, near, end)
-                past = (ops.context(layer, first, first + PIECE) for first in behind)
-                mixed = attend(q, k, v, past, sinks=sinks)
-            if self._steps is not None:  # values are in quantisation steps
-                each = self._steps.values[layer].repeat_interleave(spec.heads // spec.kv_heads, 0)
-                mixed = (mixed * each.reshape(-1)).to(torch.bfloat16)
-            output = _product(mixed, dense.output)
-            h = ops.normalise(x, output, biases.get("output"), weights.norms[2 * layer + 1])
+                kv = layer - deltas
+                q, k, v = ops.heads(_product(h, dense.qkv), biases.get("qkv"), kv)
+                if last:
+                    break
+                sinks = weights.sinks[layer] if spec.sinks else None
+                if layer in spec.windowed:
+                    if start:
+                        k, v = ops.context(kv, max(start - spec.window, 0) // PAGE * PAGE, end)
+                    mixed = attend(q, k, v, sinks=sinks, window=spec.window)
+                else:
+                    if start > near:
+                        k, v = ops.context(kv, near, end)
+                    past = (ops.context(kv, first, first + PIECE) for first in behind)
+                    mixed = attend(q, k, v, past, sinks=sinks)
+                if self._steps is not None:  # values are in quantisation steps
+                    each = self._steps.values[kv].repeat_interleave(spec.heads // spec.kv_heads, 0)
+                    mixed = (mixed * each.reshape(-1)).to(torch.bfloat16)
+                if dense.gate is not None:
+                    mixed = (mixed * _product(h, dense.gate).float().sigmoid()).to(torch.bfloat16)
+                output, output_bias = _product(mixed, dense.output), biases.get("output")
+            if last:
+                break
+            h = ops.normalise(x, output, output_bias, weights.norms[2 * layer + 1])
             if spec.experts is not None:
                 down = feed_forward(
                     spec.experts,
@@ -104,6 +118,20 @@ class Prefill:
             wide = ops.activate(_product(h, dense.gate_up), biases.get("gate_up"))
             down, down_bias = _product(wide, dense.down), biases.get("down")
         return found
+
+    def _read_recurrently(
+        self, h: Tensor, dense: DenseLayer, layer: int, start: int, slot: RecurrentSlot | None
+    ) -> Tensor:
+        weights, spec = self._weights, self._weights.plan.spec
+        assert spec.delta is not None
+        assert weights.delta is not None
+        assert slot is not None
+        wide = _product(h, dense.qkv).float()
+        inputs, gates = torch.split(wide, [spec.delta.channels, spec.delta.values], -1)
+        heads = F.linear(h.float(), weights.delta.heads[layer])
+        rows = DeltaRows(torch.cat((inputs, heads), -1), gates, start)
+        mixed = read_rows(spec.delta, weights.delta, layer, rows, slot, spec.norm_eps)
+        return _product(mixed.to(torch.bfloat16), dense.output)
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:

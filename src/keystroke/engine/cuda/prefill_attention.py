@@ -65,7 +65,7 @@ def _part(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int = 0) -> 
     hopper = torch.cuda.get_device_capability(q.device)[0] == 9
     q, k, v = q[None], k[None], v[None]
     # Flash attention aligns its causal mask with the last key, as needed here.
-    if causal or not hopper:
+    if causal or not hopper or q.shape[-1] > 128:
         found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
     else:
         found = torch.ops.aten._scaled_dot_product_cudnn_attention(

@@ -10,23 +10,26 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from keystroke.engine.checkpoint.spec import ExpertsSpec
+from keystroke.engine.cuda.plan import all_experts
 from keystroke.engine.cuda.reference import choose_experts, gate_activation
 
 Biased = tuple[Tensor, Tensor | None]  # a matrix and its bias
 
 
 def feed_forward(experts: ExpertsSpec, x: Tensor, router: Biased, gate_up: Biased, down: Biased) -> Tensor:
-    """Float32 output of rows x [rows, hidden] through the experts that `router` [count, hidden] chooses.
+    """Float32 output of rows x [rows, hidden] through the experts that `router` [experts, hidden] chooses,
+    and through a shared one, whose score and matrices are the last.
     `gate_up` stacks the gates of all experts, then their ups; `down` their down projections."""
-    chosen, weights = choose_experts(experts, F.linear(x.float(), *router))
+    chosen, weights = choose_all_experts(experts, F.linear(x.float(), *router))
+    count, top = all_experts(experts), chosen.shape[1]
     order = chosen.flatten().argsort(stable=True)
     owners = chosen.flatten()[order]
-    ends = torch.bincount(owners, minlength=experts.count).cumsum(0)
-    sorted_rows = x[order // experts.top]
+    ends = torch.bincount(owners, minlength=count).cumsum(0)
+    sorted_rows = x[order // top]
 
     def product(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-        out = _grouped(rows, matrix.view(experts.count, -1, matrix.shape[-1]), ends).float()
-        return out if bias is None else out + bias.view(experts.count, -1)[owners]
+        out = _grouped(rows, matrix.view(count, -1, matrix.shape[-1]), ends).float()
+        return out if bias is None else out + bias.view(count, -1)[owners]
 
     gates, ups = gate_up[0].chunk(2)
     gate_bias, up_bias = (None, None) if gate_up[1] is None else gate_up[1].chunk(2)
@@ -35,14 +38,21 @@ def feed_forward(experts: ExpertsSpec, x: Tensor, router: Biased, gate_up: Biase
     )
     shares = weights.flatten()[order, None]
     if down[1] is None:
-        out = _grouped(
-            (inner * shares).to(torch.bfloat16), down[0].view(experts.count, -1, down[0].shape[-1]), ends
-        )
+        out = _grouped((inner * shares).to(torch.bfloat16), down[0].view(count, -1, down[0].shape[-1]), ends)
     else:
         out = product(inner.to(torch.bfloat16), *down) * shares
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=x.device)
-    return out[places].view(len(x), experts.top, -1).sum(1, dtype=torch.float32)
+    return out[places].view(len(x), top, -1).sum(1, dtype=torch.float32)
+
+
+def choose_all_experts(experts: ExpertsSpec, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """As `choose_experts`; a shared expert comes last, weighted by the sigmoid of the last score."""
+    chosen, weights = choose_experts(experts, scores[:, : experts.count])
+    if not experts.shared:
+        return chosen, weights
+    last = torch.full_like(chosen[:, :1], experts.count)
+    return torch.cat((chosen, last), 1), torch.cat((weights, scores[:, experts.count :].sigmoid()), 1)
 
 
 def _grouped(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from keystroke.engine.checkpoint.rope import rope_tables
-from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, ExpertsSpec, ModelSpec
+from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, DeltaSpec, ExpertsSpec, ModelSpec
 
 TensorLookup = Callable[[str], Tensor]
 # (layer, keys, values) -> the keys and values that are attended to
@@ -35,7 +35,10 @@ def forward(
         at = f"model.layers.{layer}"
         h = _norm(x, tensor(f"{at}.input_layernorm.weight"), spec)
         turns = window_angles if layer in spec.windowed else angles
-        x = x + _attention(spec, tensor, layer, h, turns, kv_transform)
+        if spec.delta is not None and layer in spec.delta.layers:
+            x = x + _delta_net(spec, spec.delta, tensor, f"{at}.linear_attn", h)
+        else:
+            x = x + _attention(spec, tensor, layer, h, turns, kv_transform)
         h = _norm(x, tensor(f"{at}.post_attention_layernorm.weight"), spec)
         if spec.experts is not None:
             x = x + _experts(spec.experts, tensor, f"{at}.mlp", h)
@@ -60,7 +63,8 @@ def _attention(
     kv_transform: KvTransform | None,
 ) -> Tensor:
     count, at = len(x), f"model.layers.{layer}"
-    q = _linear(tensor, f"{at}.self_attn.q_proj", x, spec.qkv_bias).view(count, spec.heads, spec.head_dim)
+    q = _linear(tensor, f"{at}.self_attn.q_proj", x, spec.qkv_bias).view(count, spec.heads, -1)
+    q, gate = torch.split(q, [spec.head_dim, q.shape[-1] - spec.head_dim], -1)
     k = _linear(tensor, f"{at}.self_attn.k_proj", x, spec.qkv_bias).view(count, spec.kv_heads, spec.head_dim)
     v = _linear(tensor, f"{at}.self_attn.v_proj", x, spec.qkv_bias).view(count, spec.kv_heads, spec.head_dim)
     if spec.qk_norm:
@@ -81,7 +85,38 @@ def _attention(
         scores = torch.cat((scores, sinks), -1)
     weights = scores.softmax(-1)[..., :count]
     mixed = torch.einsum("hts,shd->thd", weights, v).reshape(count, -1)
+    if spec.gated_attention:
+        mixed = mixed * gate.reshape(count, -1).sigmoid()
     return _linear(tensor, f"{at}.self_attn.o_proj", mixed, spec.o_bias)
+
+
+def _delta_net(spec: ModelSpec, delta: DeltaSpec, tensor: TensorLookup, at: str, x: Tensor) -> Tensor:
+    """A gated delta net, row by row from an empty state."""
+    count, ratio = len(x), delta.value_heads // delta.key_heads
+    inputs = _linear(tensor, f"{at}.in_proj_qkv", x, False)
+    z = _linear(tensor, f"{at}.in_proj_z", x, False).view(count, delta.value_heads, -1)
+    beta = _linear(tensor, f"{at}.in_proj_b", x, False).sigmoid()
+    steps = _linear(tensor, f"{at}.in_proj_a", x, False) + tensor(f"{at}.dt_bias").to(x.dtype)
+    keep = (tensor(f"{at}.decay").to(x.dtype) * F.softplus(steps)).exp()
+    seen = F.pad(inputs, (0, 0, delta.kernel - 1, 0)).unfold(0, delta.kernel, 1)
+    mixed = F.silu((seen * tensor(f"{at}.conv1d.weight").to(x.dtype)).sum(-1))
+    q, k, v = torch.split(mixed, [delta.keys, delta.keys, delta.values], -1)
+    q, k = (unit_heads(each.view(count, delta.key_heads, -1)) for each in (q, k))
+    q, k = (each.repeat(1, ratio, 1) if delta.tiled else each.repeat_interleave(ratio, 1) for each in (q, k))
+    v = v.view(count, delta.value_heads, -1)
+    state = x.new_zeros(delta.value_heads, delta.key_size, delta.value_size)
+    rows = []
+    for row in range(count):
+        state = state * keep[row, :, None, None]
+        wrong = v[row] - torch.einsum("hkv,hk->hv", state, k[row])
+        state = state + torch.einsum("hk,hv->hkv", k[row], wrong * beta[row, :, None])
+        rows.append(torch.einsum("hkv,hk->hv", state, q[row]) * delta.key_size**-0.5)
+    out = _norm(torch.stack(rows), tensor(f"{at}.norm.weight"), spec) * F.silu(z)
+    return _linear(tensor, f"{at}.out_proj", out.reshape(count, -1), False)
+
+
+def unit_heads(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
 def _experts(experts: ExpertsSpec, tensor: TensorLookup, at: str, x: Tensor) -> Tensor:
@@ -96,7 +131,13 @@ def _experts(experts: ExpertsSpec, tensor: TensorLookup, at: str, x: Tensor) -> 
         shares @ torch.stack([output(expert, row) for expert in used])
         for row, used, shares in zip(x, chosen.tolist(), weights, strict=True)
     ]
-    return torch.stack(outputs)
+    found = torch.stack(outputs)
+    if experts.shared:
+        alone = f"{at}.shared_expert"
+        gate, up = (_linear(tensor, f"{alone}.{each}_proj", x, False) for each in ("gate", "up"))
+        share = _linear(tensor, f"{at}.shared_expert_gate", x, False).sigmoid()
+        found = found + share * _linear(tensor, f"{alone}.down_proj", F.silu(gate) * up, False)
+    return found
 
 
 class _Expert:
@@ -127,10 +168,12 @@ def choose_experts(experts: ExpertsSpec, scores: Tensor) -> tuple[Tensor, Tensor
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotary embedding of x [rows, heads, head_dim] by tables [rows, head_dim / 2]."""
+    """Rotary embedding of the first dimensions of x [rows, heads, head_dim] by tables [rows, rotated / 2]."""
+    turned = 2 * cosines.shape[-1]
+    x, still = torch.split(x, [turned, x.shape[-1] - turned], -1)
     first, second = x.chunk(2, -1)
     c, s = cosines[:, None], sines[:, None]
-    return torch.cat((first * c - second * s, second * c + first * s), -1)
+    return torch.cat((first * c - second * s, second * c + first * s, still), -1)
 
 
 def _norm(x: Tensor, weight: Tensor, spec: ModelSpec) -> Tensor:

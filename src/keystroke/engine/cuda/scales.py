@@ -25,7 +25,7 @@ def measure_steps(weights: Weights) -> KvSteps:
     spec, device = weights.plan.spec, weights.embedding.device
     count = min(_TOKENS, spec.context_length)
     pages = -(-count // PAGE)
-    shape = (spec.layers, pages, spec.kv_heads, PAGE, spec.head_dim)
+    shape = (weights.plan.attention_layers, pages, spec.kv_heads, PAGE, spec.head_dim)
     keys = torch.zeros(shape, dtype=torch.bfloat16, device=device)
     values = torch.zeros_like(keys).transpose(-1, -2).contiguous()
     drawn = torch.randint(0, spec.vocab_size, (count,), generator=torch.Generator().manual_seed(0))

@@ -31,7 +31,7 @@ def supports_sparse(plan: Plan) -> bool:
     """Whether the kernel supports sparse attention for this plan."""
     spec = plan.spec
     chunks = NEAR // PAGE + -(-max(spec.context_length - NEAR, 0) // CHUNK)
-    if spec.windowed or spec.sinks:
+    if spec.windowed or spec.sinks or spec.delta is not None or spec.head_dim > 128:
         return False
     return spec.heads // spec.kv_heads <= 16 and chunks <= _MOST_CHUNKS and plan.ring_fits_sparse
 

@@ -17,7 +17,18 @@ import torch
 from torch import Tensor
 
 from keystroke.engine.base import AllowedTokens, Sampling
-from keystroke.engine.cuda.plan import CHUNK, CONTROL_WORDS, FILTER_BINS, MAX_ROWS, NEAR, PAGE, Bucket, Plan
+from keystroke.engine.cuda.plan import (
+    CHUNK,
+    CONTROL_WORDS,
+    FILTER_BINS,
+    MAX_ROWS,
+    NEAR,
+    PAGE,
+    Bucket,
+    Plan,
+    StepShape,
+    all_experts,
+)
 from keystroke.engine.cuda.weights import Weights
 from keystroke.errors import EngineError
 
@@ -30,6 +41,8 @@ _CHOICE = ("logits", "best_value", "best_token", "best_score", "barrier")
 _SPARSE = ("bounds", "chunk_bounds", "omitted", "doubt", "histogram")
 _HOST = ("control", "next", "result", "stop", "masks", "masks_ready")
 _EXPERTS = ("routers", "router_biases", "expert_scores", "sinks", "window_rope", "profile")
+_DELTA_WEIGHTS = ("delta_heads", "convolutions", "delta_decays", "delta_biases", "delta_norms")
+_HYBRID = ("gates", *_DELTA_WEIGHTS, "states", "logs", "delta_results")
 _POINTERS = (*_WEIGHTS, *_CACHE, *_ROWS, *_ROWS_TAGGED, *_CHOICE, *_SPARSE, *_HOST, *_EXPERTS)
 _STRIDES = ("table_stride", "partial_stride", "x_stride", "stages", "ring_offset", "in_flight")
 _NUMBERS = (*_STRIDES, "direct_rows", "fused_rows")
@@ -49,6 +62,7 @@ class Parameters(ctypes.Structure):
         ("features", ctypes.c_void_p),
         ("feature_count", ctypes.c_int),
         ("feature_layers", ctypes.c_int * 4),
+        *((name, ctypes.c_void_p) for name in _HYBRID),
     ]
 
 
@@ -56,8 +70,8 @@ class Launcher(Protocol):
     blocks: int
     asynchronous: bool  # whether a launch returns before its step ends
 
-    def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool) -> None:
-        """Start one step."""
+    def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool, shape: StepShape) -> None:
+        """Start one step with the kernel for this shape, or one for more."""
 
     def check(self) -> None:
         """Raise EngineError if the device has failed."""
@@ -78,6 +92,8 @@ class SequenceRows:
     sampling: Sampling
     budget: int = 0  # chunks of keys each row attends to; 0: all
     allowed: AllowedTokens | None = None
+    state: int = 0  # of a hybrid model: which recurrent state,
+    replay: int = 0  # and how many of the last step's rows it has yet to read
 
 
 @dataclass(frozen=True)
@@ -97,6 +113,7 @@ class Launch:
     rows: int
     sequences: int
     sparse: bool
+    reach: int  # no row has a later position
 
 
 class _Control:
@@ -119,7 +136,9 @@ class _Control:
             self.top_k,
             top_p,
             self.budget,
-        ) = words[7:].reshape(14, MAX_ROWS)
+            self.state,
+            self.replay,
+        ) = words[7:].reshape(16, MAX_ROWS)
         self.inverse, self.floor, self.top_p = (a.view(np.float32) for a in (inverse, floor, top_p))
         self.low, self.high = low.view(np.uint32), high.view(np.uint32)
 
@@ -147,7 +166,9 @@ class Stepper:
         tables: Tensor,
         launcher: Launcher,
         bounds: Tensor | None = None,
+        recurrent: tuple[Tensor, Tensor] | None = None,
     ) -> None:
+        """`recurrent`: the states and logs of a hybrid model."""
         self.plan: Plan = weights.plan
         self._launcher = launcher
         spec, device = self.plan.spec, weights.layers.device
@@ -192,7 +213,7 @@ class Stepper:
             "router_biases": weights.router_biases,
             "sinks": weights.sinks,
             "window_rope": weights.window_rope,
-            "expert_scores": floats(MAX_ROWS, spec.experts.count if spec.experts else 1),
+            "expert_scores": floats(MAX_ROWS, all_experts(spec.experts) if spec.experts else 1),
             "logits": self.logits,
             "best_value": floats(blocks, MAX_ROWS),
             "best_token": integers(2 * blocks, MAX_ROWS),
@@ -205,6 +226,20 @@ class Stepper:
                 FILTER_BINS[0], MAX_ROWS, FILTER_BINS[1], dtype=torch.int64, device=device
             ),
         }
+        delta_width = 0 if spec.delta is None else spec.delta.values
+        if spec.gated_attention or delta_width:
+            self._buffers["gates"] = floats(rows, max(width, delta_width))
+        if weights.delta is not None and recurrent is not None:
+            self._buffers |= {
+                "delta_heads": weights.delta.heads,
+                "convolutions": weights.delta.convolutions,
+                "delta_decays": weights.delta.decays,
+                "delta_biases": weights.delta.biases,
+                "delta_norms": weights.delta.norms,
+                "states": recurrent[0],
+                "logs": recurrent[1],
+                "delta_results": floats(rows, delta_width),
+            }
         # Looked up once: indexing a tensor costs as much as a launch.
         self._controls = integers(_SLOTS, CONTROL_WORDS)
         self._staging = launcher.host_buffer(_SLOTS * CONTROL_WORDS).view(_SLOTS, CONTROL_WORDS)
@@ -280,7 +315,8 @@ class Stepper:
         masked, sparse = any(part.allowed is not None for part in parts), any(part.budget for part in parts)
         if masked and not self._launcher.asynchronous:
             self._write_masks(parts)
-        launch = self._launch(slot, rows, len(parts), sparse)
+        reach = max(part.position + len(part.tokens) for part in parts) - 1
+        launch = self._launch(slot, rows, len(parts), sparse, reach)
         if masked and self._launcher.asynchronous:  # the step waits for masks only at its end
             try:
                 self._write_masks(parts)
@@ -293,7 +329,8 @@ class Stepper:
     def launch_next(self, launch: Launch, rows: int) -> Launch:
         """Launch the step after `launch` from the tokens that it chooses; a single sequence also gets the
         draft head's tokens, `rows` in all at most."""
-        return self._launch(self._ticket % _SLOTS, rows, launch.sequences, launch.sparse)
+        reach = launch.reach + rows
+        return self._launch(self._ticket % _SLOTS, rows, launch.sequences, launch.sparse, reach)
 
     def cancel_waiting(self) -> None:
         """Make launches that have not begun end without work."""
@@ -304,6 +341,11 @@ class Stepper:
 
     def wait(self, launch: Launch) -> None:
         wait_for(self._read[launch.slot], launch.ticket, self._launcher)
+
+    def has_run(self, launch: Launch) -> bool:
+        """Wait for a launch; whether it was not stopped before it began."""
+        self.wait(launch)
+        return bool(self._read[launch.slot][1] != _STOPPED)
 
     def finish(self, launch: Launch) -> StepOutcome | None:
         """The result, or None if the launch was stopped before it began."""
@@ -320,7 +362,7 @@ class Stepper:
             tuple(map(bool, doubt[: launch.sequences])),
         )
 
-    def _launch(self, slot: int, rows: int, sequences: int, sparse: bool) -> Launch:
+    def _launch(self, slot: int, rows: int, sequences: int, sparse: bool, reach: int) -> Launch:
         bucket = self.plan.bucket(rows)
         self._ticket += 1
         p = self._parameters
@@ -328,8 +370,9 @@ class Stepper:
         p.next = self._control_at[(slot + 1) % _SLOTS]
         p.result = self._result_at[slot]
         p.x_stride, p.stages, p.ring_offset = bucket.x_stride, bucket.stages, bucket.ring_offset
-        self._launcher.launch(p, bucket, sparse)
-        return Launch(self._ticket, slot, rows, sequences, sparse)
+        shape = "any" if sparse else self.plan.shape(rows, reach)
+        self._launcher.launch(p, bucket, sparse, shape)
+        return Launch(self._ticket, slot, rows, sequences, sparse, reach)
 
     def _write_masks(self, parts: Sequence[SequenceRows]) -> None:
         """Write the masks of all masked rows, then mark them ready."""
@@ -359,6 +402,7 @@ class Stepper:
             to.top_k[s] = sampling.top_k if hot else 0
             to.top_p[s] = sampling.top_p if hot else 1.0
             to.budget[s] = part.budget
+            to.state[s], to.replay[s] = part.state, part.replay
             any_hot |= hot
             any_filtered |= hot and (sampling.top_k > 0 or sampling.top_p < 1.0)
             any_sparse |= part.budget > 0

@@ -5,8 +5,9 @@ A weight is `scale * code + offset`; for types without minima the offset is `-ze
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -71,25 +72,35 @@ def stored_formats(checkpoint: Checkpoint) -> Formats | None:
     """The formats that keep a model's matrices as stored; None if some matrix has another type."""
     spec = checkpoint.spec
 
-    def types(name: str) -> list[str]:
-        return [checkpoint.storage(f"model.layers.{n}.{name}.weight") for n in range(spec.layers)]
+    def types(*names: str, layers: Iterable[int] = range(spec.layers)) -> list[str]:
+        return [checkpoint.storage(f"model.layers.{n}.{name}.weight") for n in layers for name in names]
 
-    feed_forward = "mlp.experts" if spec.experts else "mlp"
-    down = types(f"{feed_forward}.down_proj")
-    query_key = format_for([*types("self_attn.q_proj"), *types("self_attn.k_proj")])
-    value = format_for(types("self_attn.v_proj"))
-    output = format_for(types("self_attn.o_proj"))
-    gate_up = format_for([*types(f"{feed_forward}.gate_proj"), *types(f"{feed_forward}.up_proj")])
+    feed_forward = ["mlp.experts"] if spec.experts else ["mlp"]
+    if spec.experts is not None and spec.experts.shared:
+        feed_forward.append("mlp.shared_expert")
+    down = [types(*(f"{part}.down_proj" for part in feed_forward), layers=[n]) for n in range(spec.layers)]
+    attending = spec.attention_layers
+    query_key = format_for(types("self_attn.q_proj", "self_attn.k_proj", layers=attending))
+    value = format_for(types("self_attn.v_proj", layers=attending))
+    output = format_for(types("self_attn.o_proj", layers=attending))
+    gate_up = format_for(types(*(f"{part}.{each}_proj" for part in feed_forward for each in ("gate", "up"))))
     head = format_for([checkpoint.storage(EMBEDDING if spec.tied else HEAD)])
     if query_key is None or value is None or output is None or gate_up is None or head is None:
         return None
-    if format_for(down) is None or format_for([checkpoint.storage(EMBEDDING)]) is None:
+    if format_for(list(chain(*down))) is None or format_for([checkpoint.storage(EMBEDDING)]) is None:
         return None
+    delta_in = delta_out = None
+    if spec.delta is not None:
+        layers = spec.delta.layers
+        delta_in = format_for(types("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", layers=layers))
+        delta_out = format_for(types("linear_attn.out_proj", layers=layers))
+        if delta_in is None or delta_out is None:
+            return None
     # The narrowest format of any layer, and one that holds all other layers.
-    narrow = min((format_for([each]) or EIGHT_OFFSET for each in down), key=lambda each: BLOCK_BYTES[each])
-    wide_layers = frozenset(layer for layer, each in enumerate(down) if each not in _FITS[narrow])
-    wide = (format_for([down[layer] for layer in wide_layers]) if wide_layers else None) or narrow
-    return Formats(query_key, value, output, gate_up, narrow, head, wide, wide_layers)
+    narrow = min((format_for(each) or EIGHT_OFFSET for each in down), key=lambda each: BLOCK_BYTES[each])
+    wide_layers = frozenset(layer for layer, each in enumerate(down) if not _FITS[narrow] >= set(each))
+    wide = (format_for(list(chain(*(down[n] for n in wide_layers)))) if wide_layers else None) or narrow
+    return Formats(query_key, value, output, gate_up, narrow, head, wide, wide_layers, delta_in, delta_out)
 
 
 def choose_precision(checkpoint: Checkpoint, wanted: RequestedPrecision) -> tuple[Precision, Formats | None]:
@@ -114,7 +125,8 @@ def typical_formats(spec: ModelSpec) -> Formats:
     if spec.architecture == "gpt_oss":
         return Formats(EIGHT, EIGHT, EIGHT, FLOAT_FOUR, FLOAT_FOUR, EIGHT, wide=FLOAT_FOUR)
     layers = frozenset(range(0, spec.layers, 2))
-    return Formats(FOUR, SIX_OFFSET, FOUR, FOUR, FOUR, SIX, wide=SIX, wide_layers=layers)
+    formats = Formats(FOUR, SIX_OFFSET, FOUR, FOUR, FOUR, SIX, wide=SIX, wide_layers=layers)
+    return formats if spec.delta is None else replace(formats, delta_in=FOUR, delta_out=FOUR)
 
 
 def read_codes(stored: Tensor, kind: str) -> Codes:

@@ -14,10 +14,18 @@ from torch import Tensor
 
 from keystroke.engine.base import ModelInfo
 from keystroke.engine.checkpoint.rope import rope_tables
-from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, Checkpoint, ModelSpec
+from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, Checkpoint, DeltaSpec, ModelSpec
 from keystroke.engine.cuda.code_packing import concatenate, shift_zero
-from keystroke.engine.cuda.packing import gate_up_order, pack, plain_order, qkv_order, row_positions, unpack
-from keystroke.engine.cuda.plan import TAIL_BYTES, KvPrecision, Matrix, Plan, Precision
+from keystroke.engine.cuda.packing import (
+    gate_up_order,
+    pack,
+    plain_order,
+    qkv_order,
+    rotary_first,
+    row_positions,
+    unpack,
+)
+from keystroke.engine.cuda.plan import TAIL_BYTES, KvPrecision, Matrix, Plan, Precision, all_experts
 from keystroke.engine.cuda.stored import (
     GROUP,
     STORED_TYPES,
@@ -39,10 +47,11 @@ Source = Callable[[str, tuple[int, ...]], Tensor | Codes]  # a tensor by its Hug
 class DenseLayer:
     """One layer as plain matrices, for prefill."""
 
-    qkv: Tensor
+    qkv: Tensor  # of a delta net: queries, keys and values before the convolution, then gates
     output: Tensor
     gate_up: Tensor
     down: Tensor
+    gate: Tensor | None = None  # of attention's output
 
 
 class MatrixUnpacker(Protocol):
@@ -59,6 +68,17 @@ class KvSteps:
     values: Tensor
 
 
+@dataclass(frozen=True)
+class DeltaWeights:
+    """The small tensors of all gated delta nets, float32."""
+
+    heads: Tensor  # [layers, 2 value_heads, hidden]: b, then a
+    convolutions: Tensor  # [layers, channels, kernel]
+    decays: Tensor  # [layers, value_heads]
+    biases: Tensor  # the same
+    norms: Tensor  # [layers, value_size]
+
+
 @dataclass
 class Weights:
     plan: Plan
@@ -66,13 +86,14 @@ class Weights:
     head: Tensor
     embedding: Tensor  # bf16 [vocab, hidden]
     norms: Tensor  # float32 [2 layers + 1, hidden]
-    qk_norms: Tensor  # float32 [layers, 2, head_dim]
+    qk_norms: Tensor  # float32 [attention layers, 2, head_dim]
     biases: list[dict[str, Tensor]]  # float32, by matrix, for prefill; the kernel reads those in `layers`
     rope: Tensor  # float32 [context, head_dim / 2, 2]
     window_rope: Tensor  # the same for windowed layers
     routers: Tensor  # float32 [layers, experts, hidden] of a mixture; otherwise empty
     router_biases: Tensor  # float32 [layers, experts]
     sinks: Tensor  # float32 [layers, heads], times log2(e); empty if the model has none
+    delta: DeltaWeights | None = None
 
     def __post_init__(self) -> None:
         spec, device = self.plan.spec, self.layers.device
@@ -81,15 +102,18 @@ class Weights:
         self._folded: list[dict[str, Tensor]] = []  # factors folded into Q, K and V rows
         self._orders = {name: order.to(device) for name, order in _orders(spec).items()}
         self._rows = {
-            "query_key": (spec.heads + spec.kv_heads) * spec.head_dim,
+            "query_key": (spec.heads + spec.kv_heads + self.plan.gate_heads) * spec.head_dim,
             "value": spec.kv_heads * spec.head_dim,
             "output": spec.hidden,
             "gate_up": 2 * spec.intermediate,
             "down": spec.hidden,
         }
         if spec.experts is not None:
-            self._rows["gate_up"] = 2 * spec.experts.count * spec.experts.width
-            self._rows["down"] = spec.experts.count * spec.hidden
+            self._rows["gate_up"] = 2 * all_experts(spec.experts) * spec.experts.width
+            self._rows["down"] = all_experts(spec.experts) * spec.hidden
+        if spec.delta is not None:
+            self._rows["delta_in"] = spec.delta.channels + spec.delta.values
+            self._rows["delta_out"] = spec.hidden
         self._places = {name: row_positions(self._orders[name], rows) for name, rows in self._rows.items()}
         self._dense_layers: list[DenseLayer] = []
         self.unpacker: MatrixUnpacker | None = None  # for stored matrices on a GPU
@@ -97,9 +121,9 @@ class Weights:
     def keep_dense(self, room: int) -> None:
         """Keep an unpacked copy of all layers if it needs at most `room` bytes: short prompts prefill
         faster."""
-        matrices = [(rows, getattr(self.plan, name)) for name, rows in self._rows.items()]
-        each = sum(2 * rows * matrix.inner * matrix.split for rows, matrix in matrices)
-        if self.plan.spec.layers * each <= room:
+        layers = (self.plan.layer(layer).items() for layer in range(self.plan.spec.layers))
+        need = sum(2 * self._rows[name] * m.inner * m.split for layer in layers for name, m in layer)
+        if need <= room:
             self._dense_layers = [self.dense(layer) for layer in range(self.plan.spec.layers)]
 
     def dense(self, layer: int) -> DenseLayer:
@@ -117,8 +141,14 @@ class Weights:
             else:
                 found[name] = unpack(packed, self._places[name], matrix, rows, folded)
             at += matrix.bytes
-        qkv = torch.cat((found.pop("query_key"), found.pop("value")))
-        return DenseLayer(qkv, **found)
+        if self.plan.is_delta(layer):
+            return DenseLayer(found.pop("delta_in"), found.pop("delta_out"), **found)
+        gates = self.plan.gate_heads * self.plan.spec.head_dim
+        query_key = found.pop("query_key")
+        queries_keys, gate = torch.split(query_key, [len(query_key) - gates, gates])
+        return DenseLayer(
+            torch.cat((queries_keys, found.pop("value"))), **found, gate=gate if gates else None
+        )
 
     def fold_kv_steps(self, steps: KvSteps) -> None:
         """Scale packed rows so that the kernel's projection gives keys and values in steps, and queries in
@@ -225,7 +255,7 @@ def random_weights(
     plan = random_plan(spec, precision, blocks, kv_precision, target)
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor | Codes:
-        if precision == "stored" and len(shape) == 2:
+        if precision == "stored" and len(shape) == 2 and shape[1] % (2 * GROUP) == 0:
             return random_codes(shape, generator, floats=floats and ".experts." in name)
         return random_tensor(name, shape, generator)
 
@@ -250,6 +280,8 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator)
     noise = torch.randn(shape, generator=generator, device=generator.device)
     if name.endswith("norm.weight"):
         return noise * 0.1 + 1
+    if name.endswith(".decay"):
+        return -(noise * 0.5).exp()
     return (noise * (shape[-1] ** -0.5 if len(shape) == 2 else 0.1)).to(torch.bfloat16)
 
 
@@ -272,17 +304,20 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
     embedding = _as_tensor(table).to(torch.bfloat16)
     layers = torch.empty(plan.layer_offsets[-1], dtype=torch.uint8, device=device)
     norms = torch.empty(2 * spec.layers + 1, spec.hidden, device=device)
-    qk_norms = torch.ones(spec.layers, 2, spec.head_dim, device=device)
-    orders = _orders(spec)
+    qk_norms = torch.ones(plan.attention_layers, 2, spec.head_dim, device=device)
+    orders, dimensions = _orders(spec), rotary_first(spec.head_dim, spec.rotated)
+    rearranged = spec.gated_attention or spec.rotated != spec.head_dim
+    delta = None if spec.delta is None else _delta_weights(spec, spec.delta, source)
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     all_biases = []
     experts = spec.experts
-    routers = torch.zeros(spec.layers, experts.count if experts else 0, spec.hidden, device=device)
+    routers = torch.zeros(spec.layers, all_experts(experts) if experts else 0, spec.hidden, device=device)
     feed_forward = "mlp.experts" if experts else "mlp"
     width, down_rows = spec.intermediate, spec.hidden
     if experts is not None:
         width, down_rows = experts.count * experts.width, experts.count * spec.hidden
-    router_biases = torch.zeros(spec.layers, experts.count if experts else 0, device=device)
+    gates = 2 if spec.gated_attention else 1
+    router_biases = torch.zeros(routers.shape[:2], device=device)
     sinks = torch.zeros(spec.layers, spec.heads if spec.sinks else 0, device=device)
     qkv, mlp = spec.qkv_bias, experts.bias if experts else spec.mlp_bias
     biased = {"query_key": qkv, "value": qkv, "output": spec.o_bias, "gate_up": mlp, "down": mlp}
@@ -294,7 +329,7 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
         at = f"model.layers.{layer}"
         parts: dict[str, tuple[tuple[str, int, int], ...]] = {
             "query_key": (
-                (f"{at}.self_attn.q_proj", queries, spec.hidden),
+                (f"{at}.self_attn.q_proj", gates * queries, spec.hidden),
                 (f"{at}.self_attn.k_proj", keys, spec.hidden),
             ),
             "value": ((f"{at}.self_attn.v_proj", keys, spec.hidden),),
@@ -305,30 +340,49 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
             ),
             "down": ((f"{at}.{feed_forward}.down_proj", down_rows, plan.down.inner * plan.down.split),),
         }
+        if spec.delta is not None:
+            net = f"{at}.linear_attn"
+            parts["delta_in"] = (
+                (f"{net}.in_proj_qkv", spec.delta.channels, spec.hidden),
+                (f"{net}.in_proj_z", spec.delta.values, spec.hidden),
+            )
+            parts["delta_out"] = ((f"{net}.out_proj", spec.hidden, spec.delta.values),)
+        if experts is not None and experts.shared:
+            alone = f"{at}.mlp.shared_expert"
+            gate, up = ((f"{alone}.{each}_proj", experts.shared, spec.hidden) for each in ("gate", "up"))
+            parts["gate_up"] = (parts["gate_up"][0], gate, parts["gate_up"][1], up)
+            parts["down"] += ((f"{alone}.down_proj", spec.hidden, experts.shared),)
         biases: dict[str, Tensor] = {}
         offset = plan.layer_offsets[layer]
         for name, matrix in plan.layer(layer).items():
             members = parts[name]
             weight = _stack([source(f"{m}.weight", (rows, columns)) for m, rows, columns in members], matrix)
+            if name == "query_key" and rearranged:
+                weight = _take_rows(weight, attention_rows(spec))
             bias = None
-            if biased[name]:
+            if biased.get(name):
                 bias = biases[name] = torch.cat([vector(f"{m}.bias", rows) for m, rows, _ in members])
             _pack_into(layers[offset : offset + matrix.bytes], weight, bias, orders[name], matrix)
             offset += matrix.bytes
         if experts is not None:
-            routers[layer] = _as_tensor(source(f"{at}.mlp.gate.weight", (experts.count, spec.hidden))).float()
+            router = source(f"{at}.mlp.gate.weight", (experts.count, spec.hidden))
+            routers[layer, : experts.count] = _as_tensor(router).float()
+            if experts.shared:
+                gate_row = source(f"{at}.mlp.shared_expert_gate.weight", (1, spec.hidden))
+                routers[layer, -1] = _as_tensor(gate_row).float()
             if experts.router_bias:
-                router_biases[layer] = vector(f"{at}.mlp.gate.bias", experts.count)
+                router_biases[layer, : experts.count] = vector(f"{at}.mlp.gate.bias", experts.count)
         if spec.sinks:
             sinks[layer] = vector(f"{at}.self_attn.sinks", spec.heads) * math.log2(math.e)
-        if spec.qkv_bias:
+        if spec.qkv_bias and not plan.is_delta(layer):
             biases["qkv"] = torch.cat((biases.pop("query_key"), biases.pop("value")))
         all_biases.append(biases)
         norms[2 * layer] = vector(f"{at}.input_layernorm.weight", spec.hidden)
         norms[2 * layer + 1] = vector(f"{at}.post_attention_layernorm.weight", spec.hidden)
-        if spec.qk_norm:
-            qk_norms[layer, 0] = vector(f"{at}.self_attn.q_norm.weight", spec.head_dim)
-            qk_norms[layer, 1] = vector(f"{at}.self_attn.k_norm.weight", spec.head_dim)
+        if spec.qk_norm and not plan.is_delta(layer):
+            for i, each in enumerate("qk"):
+                norm = vector(f"{at}.self_attn.{each}_norm.weight", spec.head_dim)
+                qk_norms[spec.attention_layers.index(layer), i] = norm[dimensions.to(device)]
     norms[-1] = vector(FINAL_NORM, spec.hidden)
     tied = table if plan.stored is not None else embedding
     head = _stack([tied if spec.tied else source(HEAD, (spec.vocab_size, spec.hidden))], plan.head)
@@ -348,11 +402,14 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
         routers,
         router_biases,
         sinks,
+        delta,
     )
 
 
 def _rotary_table(spec: ModelSpec, device: torch.device) -> Tensor:
+    still = ((0, 0), (0, (spec.head_dim - spec.rotated) // 2))  # dimensions that are not rotated
     cosines, sines = rope_tables(spec, spec.context_length)
+    cosines, sines = np.pad(cosines, still, constant_values=1.0), np.pad(sines, still)
     return torch.from_numpy(np.stack((cosines, sines), 2)).contiguous().to(device)
 
 
@@ -373,15 +430,59 @@ def _pack_into(
 def _orders(spec: ModelSpec) -> dict[str, Tensor]:
     """The model's row at each position of a packed matrix."""
     rotated = (spec.heads + spec.kv_heads) * spec.head_dim
-    return {
-        "query_key": qkv_order(spec.heads, spec.kv_heads, spec.head_dim)[:rotated],
+    gates = spec.heads * spec.head_dim if spec.gated_attention else 0
+    experts = spec.experts
+    inner = all_experts(experts) * experts.width if experts else spec.intermediate
+    orders = {
+        "query_key": torch.cat(
+            (
+                qkv_order(spec.heads, spec.kv_heads, spec.head_dim)[:rotated],
+                torch.arange(rotated, rotated + gates),
+            )
+        ),
         "value": plain_order(spec.kv_heads * spec.head_dim),
         "output": plain_order(spec.hidden),
-        "gate_up": gate_up_order(
-            spec.experts.count * spec.experts.width if spec.experts else spec.intermediate
-        ),
-        "down": plain_order(spec.hidden * (spec.experts.count if spec.experts else 1)),
+        "gate_up": gate_up_order(inner),
+        "down": plain_order(spec.hidden * (all_experts(experts) if experts else 1)),
     }
+    if spec.delta is not None:
+        orders["delta_in"] = plain_order(spec.delta.channels + spec.delta.values)
+        orders["delta_out"] = orders["output"]
+    return orders
+
+
+def attention_rows(spec: ModelSpec) -> Tensor:
+    """Where the rows of queries, keys and gates, as the kernel has them, lie in q_proj above k_proj. A head
+    of a gated q_proj holds its query, then its gate; `rotary_first` says in which order dimensions are."""
+    size, dimensions = spec.head_dim, rotary_first(spec.head_dim, spec.rotated)
+    each = (2 if spec.gated_attention else 1) * size
+    queries = torch.arange(spec.heads)[:, None] * each
+    keys = spec.heads * each + torch.arange(spec.kv_heads)[:, None] * size
+    gates = queries + size + torch.arange(size) if spec.gated_attention else torch.empty(0, dtype=torch.int64)
+    return torch.cat([rows.reshape(-1) for rows in (queries + dimensions, keys + dimensions, gates)])
+
+
+def _delta_weights(spec: ModelSpec, delta: DeltaSpec, source: Source) -> DeltaWeights:
+    at = [f"model.layers.{layer}.linear_attn" for layer in sorted(delta.layers)]
+    heads = delta.value_heads
+
+    def stacked(name: str, *shape: int) -> Tensor:
+        return torch.stack([_as_tensor(source(f"{each}.{name}", shape)).float() for each in at])
+
+    return DeltaWeights(
+        torch.cat([stacked(f"in_proj_{each}.weight", heads, spec.hidden) for each in "ba"], 1),
+        stacked("conv1d.weight", delta.channels, delta.kernel).contiguous(),
+        stacked("decay", heads),
+        stacked("dt_bias", heads),
+        stacked("norm.weight", delta.value_size),
+    )
+
+
+def _take_rows(weight: Tensor | Codes, rows: Tensor) -> Tensor | Codes:
+    if isinstance(weight, Codes):
+        at = rows.to(weight.codes.device)
+        return replace(weight, codes=weight.codes[at], scales=weight.scales[at], offsets=weight.offsets[at])
+    return weight[rows.to(weight.device)]
 
 
 def _stack(parts: Sequence[Tensor | Codes], matrix: Matrix) -> Tensor | Codes:

@@ -173,6 +173,7 @@ DEVICE void leave_page(Worker& w, int i) {
 // Far keys of few rows: a block's units follow each other with the same queries, which are loaded once (`stage_queries`), and pages
 // are released without a fence. In the kernel for many rows both would need too many registers.
 enum { LONG_RUNS = TILES_N == 1 };
+enum { PAIRED = HEAD_DIM <= 128 };  // half of the warps would need too many registers for larger heads
 // Releases a page whose loads by this warp are all part of `seen`. A fence would also wait for the last unit's stores; an arrival
 // whose address depends on a value waits only for that value.
 DEVICE void leave_seen_page(Worker& w, int i, u32 seen) {
@@ -705,11 +706,11 @@ DEVICE void attend_sent(Worker& w, int layer, const Share& listed, u8* scratch) 
 // Units of one sequence, KV head and tile of rows have the same queries: they are loaded once into the scratch, an eighth by each
 // warp, in the order in which a warp's threads read them.
 DEVICE void stage_queries(const Worker& w, const Unit& unit, uint4* to) {
-  if (w.warp >= 2 * K_STEPS) return;
   const Rows r = rows_of(w, unit);
   const bool second = w.warp & 1, has = second ? r.has1 : r.has0;
   const u16* from = w.p->queries + (second ? r.m1 : r.m0) * QUERY_WIDTH + (second ? r.h1 : r.h0) * HEAD_DIM;
-  to[w.warp * 32 + w.lane] = has ? load16(from + query_at<DENSITY>(w.j, w.warp / 2)) : make_uint4(0, 0, 0, 0);
+  for (int at = w.warp; at < 2 * K_STEPS; at += WARPS)
+    to[at * 32 + w.lane] = has ? load16(from + query_at<DENSITY>(w.j, at / 2)) : make_uint4(0, 0, 0, 0);
 }
 DEVICE Queries staged_queries(const Worker& w, const uint4* from) {
   Queries q;
@@ -779,10 +780,10 @@ DEVICE void attend_all(Worker& w, int layer) {
       attend_sent(w, layer, now, (u8*)w.scratch + (WINDOW ? turn : number & 1) * ATTENTION_BYTES);
       continue;
     }
-    if (number % 2 == 0) {
+    if (PAIRED && number % 2 == 0) {
       const Share& next = share_at(w, number + 1);
       if (near(now) && near(next) && !(WINDOW && out_of_sight(*w.control, layer, next.unit))) {
-        attend_pair(w, layer, now, next);
+        if constexpr (PAIRED) attend_pair(w, layer, now, next);
         ++number;
         continue;
       }

@@ -225,6 +225,8 @@ DEVICE void conclude(Worker& w) {
     next->top_k[s] = c.top_k[s];
     next->top_p[s] = c.top_p[s];
     next->budget[s] = c.budget[s];
+    next->state[s] = c.state[s];
+    next->replay[s] = row + 1 - first;
   }
   compute_sync();
   const u32 fault = *(volatile u32*)&w.p->barrier[2];

@@ -36,8 +36,13 @@ DEVICE float group_weight(float top, float total, float sink, float& whole) {
   whole = best + log2f(sum);
   return weight == 0.0f ? 0.0f : weight / sum;  // a division of nothing takes the long way
 }
-DEVICE uint2 packed_sum(const Partial& first, const Partial& second) {
-  return make_uint2(pack_activation(first.x + second.x, first.y + second.y), pack_activation(first.z + second.z, first.u + second.u));
+// Factors of two dimensions of a head.
+DEVICE float2 gate_of(const Worker& w, int m, int head, int d) {
+  return GATED ? load8((const float2*)(w.p->gates + (s64)m * GATE_WIDTH + head * HEAD_DIM + d)) : make_float2(1.0f, 1.0f);
+}
+DEVICE uint2 packed_sum(const Partial& first, const Partial& second, const float2& low, const float2& high) {
+  return make_uint2(pack_activation((first.x + second.x) * low.x, (first.y + second.y) * low.y),
+                    pack_activation((first.z + second.z) * high.x, (first.u + second.u) * high.y));
 }
 // The destination of a result, two numbers at a time from dimension d on: the operand, or other blocks, above the layer's tag if
 // there is one.
@@ -136,7 +141,10 @@ DEVICE void combine_near(Worker& w, int layer, int pairs, const Pairs& place) {
     for (int e = 0; e < DIMS; ++e) other[e] = shuffle_xor(sum[e], 8);
     if (half == 0)
 #pragma unroll
-      for (int e = 0; e < DIMS; e += 2) leave(w, to, d + e, pack_activation(sum[e] + other[e], sum[e + 1] + other[e + 1]));
+      for (int e = 0; e < DIMS; e += 2) {
+        const float2 gate = gate_of(w, m, head, d + e);
+        leave(w, to, d + e, pack_activation((sum[e] + other[e]) * gate.x, (sum[e + 1] + other[e + 1]) * gate.y));
+      }
   }
   if (!waited) wait_for_partials(w);
 }
@@ -192,7 +200,10 @@ DEVICE void combine_together(Worker& w, int layer, int m, int head, int d) {
     sum = nothing_yet();
     for (int i = 0; i < 16; ++i) add_scaled(sum, all[(half * 16 + i) * 8 + quad], weights[half * 16 + i]);
     const Partial other = other_half(sum);
-    if (w.lane < 8) *(uint2*)(w.p->attended + (s64)m * QUERY_WIDTH + head * HEAD_DIM + d + quad * 4) = packed_sum(sum, other);
+    const int at = d + quad * 4;
+    if (w.lane < 8)
+      *(uint2*)(w.p->attended + (s64)m * QUERY_WIDTH + head * HEAD_DIM + at) =
+          packed_sum(sum, other, gate_of(w, m, head, at), gate_of(w, m, head, at + 2));
   }
 }
 

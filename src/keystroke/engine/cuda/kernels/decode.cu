@@ -18,42 +18,71 @@ DEVICE void embed(Worker& w) {
   }
   if (w.thread < w.rows)
     w.pages[w.thread] = p.tables[(s64)c.table[c.sequence[w.thread]] * p.table_stride + c.position[w.thread] / PAGE];
+#if !SINGLE
   int most = 0;
   for (int m = 0; m < w.rows; ++m) most = chunks_of(c, m) > most ? chunks_of(c, m) : most;
   w.few = most <= GROUPS;
   w.fused = w.few && w.rows <= p.fused_rows;
-  w.tags = LAYERS > 1 && w.few && !(SPARSE && c.sparse && p.most_omitted < INFINITY);  // what was left out has no tag
+  w.tags = TAGS && w.few && !(SPARSE && c.sparse && p.most_omitted < INFINITY);  // what was left out has no tag
+#endif
   arrive(w);
 }
 
+// Attention of a layer, the kv-th with keys and values, from the normalised rows to the sums of its output.
+DEVICE void read_keys(Worker& w, int kv) {
+  project_qkv(w, kv);
+  mark(w);
+  if (!tags_queries(w)) arrive(w);  // what is sent shows by itself that it is there; the next barrier keeps layers apart
+  if (QK_NORM && !tags_queries(w)) {
+    wait(w);
+    normalise_heads(w, kv);
+    arrive(w);
+  }
+  refresh(w);
+  attend(w, kv);
+  mark(w);
+  refresh(w);
+  if (w.tag) arrive_early(w);
+  else arrive(w);
+  gather(w, kv);
+  mark(w);
+  project_output(w);
+  mark(w);
+}
+#if DELTA_LAYERS
+// The same for the delta-th gated delta net.
+DEVICE void read_recurrently(Worker& w, int delta) {
+  project_delta(w, delta);
+  mark(w);
+  arrive(w);
+  refresh(w);
+  recur(w, delta);
+  mark(w);
+  arrive(w);
+  refresh(w);
+  gather_delta(w, delta);
+  mark(w);
+  project_delta_output(w);
+  mark(w);
+}
+#else
+DEVICE bool is_delta(int) { return false; }
+DEVICE void read_recurrently(Worker&, int) {}
+#endif
+
 DEVICE void compute(Worker& w) {
   embed(w);
+  int deltas = 0;  // layers so far
   for (int layer = 0; layer < LAYERS; ++layer) {
     const int sums = 1 + layer * SUMS_PER_LAYER;  // in the residual stream so far
     w.tag = w.tags ? tag_of(layer) : 0;
     refresh(w);
     mark(w);
-    normalise(w, layer * 2, sums, QKV);
+    normalise(w, layer * 2, sums, is_delta(layer) ? DELTA_SPAN : QKV);
     export_features(w, layer, sums);
     mark(w);
-    project_qkv(w, layer);
-    mark(w);
-    if (!tags_queries(w)) arrive(w);  // what is sent shows by itself that it is there; the next barrier keeps layers apart
-    if (QK_NORM && !tags_queries(w)) {
-      wait(w);
-      normalise_heads(w, layer);
-      arrive(w);
-    }
-    refresh(w);
-    attend(w, layer);
-    mark(w);
-    refresh(w);
-    if (w.tag) arrive_early(w);
-    else arrive(w);
-    gather(w, layer);
-    mark(w);
-    project_output(w);
-    mark(w);
+    if (is_delta(layer)) read_recurrently(w, deltas++);
+    else read_keys(w, layer - deltas);
     arrive_early(w);
     refresh(w);
     normalise(w, layer * 2 + 1, sums + O_SPLIT, GATE_UP);
@@ -123,6 +152,9 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     spans[GATE_UP] = share(GateUp::units, GATE_UP);  // of a mixture: set anew when a layer's experts are chosen
     spans[DOWN] = share(Down::units, DOWN);
     spans[HEAD] = share(Head::units, HEAD);
+#if DELTA_LAYERS
+    spans[DELTA_SPAN] = share(DeltaIn::units, DELTA_SPAN);
+#endif
   }
   __syncthreads();
   if (control->rows == 0) {  // stopped before this step began: say so, touch nothing
@@ -156,17 +188,26 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
       s.policy = streaming_policy();
       const int lent = lent_stages(listed);
       const u8* at = p.layers;
+      int deltas = 0;
       for (int layer = 0; layer < LAYERS; ++layer) {
-        stream<Qkv>(s, at, until(spans[QKV], QK_UNITS));
-        at += Qkv::bytes;
-        if constexpr (VALUES_APART) {
-          stream<ValueRows>(s, at, beyond(spans[QKV], QK_UNITS));
-          at += ValueRows::bytes;
+#if DELTA_LAYERS
+        if (is_delta(layer)) {
+          at = stream_delta(s, p, deltas++, at);
+        } else {
+#else
+        {
+#endif
+          stream<Qkv>(s, at, until(spans[QKV], QK_UNITS));
+          at += Qkv::bytes;
+          if constexpr (VALUES_APART) {
+            stream<ValueRows>(s, at, beyond(spans[QKV], QK_UNITS));
+            at += ValueRows::bytes;
+          }
+          if (!SPARSE) stream_pages(s, p, *control, layer - deltas, listed);
+          for (int i = 0; i < lent; ++i) lend(s);
+          stream<Output>(s, at, spans[OUTPUT]);
+          at += Output::bytes;
         }
-        if (!SPARSE) stream_pages(s, p, *control, layer, listed);
-        for (int i = 0; i < lent; ++i) lend(s);
-        stream<Output>(s, at, spans[OUTPUT]);
-        at += Output::bytes;
         const bool wide = wide_down(layer);
 #if EXPERTS
         at = stream_experts(s, p, layer, at, wide, *(const Routing*)(memory + ROUTING_AT), (u64*)(memory + ROUTED_AT));
@@ -194,7 +235,9 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     w.operand = (u16*)(memory + OPERAND_AT);
     w.ring = ring;
     w.arrivals = 0;
+#if !SINGLE
     w.rows = control->rows;
+#endif
     w.thread = thread;
     w.warp = thread / 32;
     w.lane = thread % 32;

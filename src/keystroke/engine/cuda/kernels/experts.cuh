@@ -3,62 +3,30 @@
 // products with rows that do not use it are discarded.
 
 #if EXPERTS
-DEVICE float activation_value(u16 v) { return HALF ? f16_value(v) : bf16_value(v); }
-
 // The rank of an expert among those of row m, or -1.
 DEVICE int rank_of(const Worker& w, int m, int expert) {
   int found = -1;
 #pragma unroll
-  for (int k = 0; k < TOP_EXPERTS; ++k) found = w.routing->expert[m][k] == expert ? k : found;
+  for (int k = 0; k < USED_EXPERTS; ++k) found = w.routing->expert[m][k] == expert ? k : found;
   return found;
 }
 
-// Scores of this block's experts for every row of the operand. Every warp has an eighth of the columns.
+// Scores of this block's experts for every row of the operand.
 DEVICE void score_experts(Worker& w, int layer) {
-  constexpr int QUADS = HIDDEN / 4, PART = (QUADS + WARPS - 1) / WARPS;
-  const u32 tag = tag_of(layer);
-  float* parts = w.scratch;  // [rows][WARPS], of each of two experts in turn
-  for (int e = blockIdx.x, turn = 0; e < EXPERTS; e += gridDim.x, turn ^= MAX_ROWS * WARPS) {
-    const float bias = EXPERT_BIAS ? w.p->router_biases[layer * EXPERTS + e] : 0.0f;
-    barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
-    const float4* router = (const float4*)(w.ring.stages + w.ring.at.stage * STAGE);
-    const int end = (w.warp + 1) * PART < QUADS ? (w.warp + 1) * PART : QUADS;
-    for (int m = 0; m < w.rows; ++m) {
-      const uint2* x = (const uint2*)(w.operand + m * w.p->x_stride);
-      float sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < (PART + 31) / 32; ++i) {
-        const int at = w.warp * PART + i * 32 + w.lane;
-        if (at >= end) continue;
-        const float4 r = router[at];
-        const uint2 v = x[at];
-        sum += r.x * activation_value((u16)v.x) + r.y * activation_value((u16)(v.x >> 16)) + r.z * activation_value((u16)v.y) +
-               r.w * activation_value((u16)(v.y >> 16));
-      }
-#pragma unroll
-      for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
-      if (w.lane == 0) parts[turn + m * WARPS + w.warp] = sum;
-    }
-    compute_sync();
-    if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
-    w.ring.at.advance(w.ring.count);
-    if (w.thread < w.rows) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < WARPS; ++i) sum += parts[turn + w.thread * WARPS + i];
-      w.p->expert_scores[w.thread * EXPERTS + e] = tagged(sum * (1.0f / ACTIVATION_SCALE) + bias, tag);
-    }
-  }
+  for_scores(w, ALL_EXPERTS, [&](int e, int m, float sum) {
+    const float bias = EXPERT_BIAS && e < EXPERTS ? w.p->router_biases[layer * EXPERTS + e] : 0.0f;
+    w.p->expert_scores[m * ALL_EXPERTS + e] = tagged(sum + bias, tag_of(layer));
+  });
 }
 
 // The experts of row m with the highest scores, in descending order, and their weights; done by one warp. Scores that differ only in
 // the last EXPERT_BITS bits count as equal, and the first expert wins: one number then encodes score and expert.
 constexpr int EXPERT_BITS = EXPERTS > 256 ? 9 : EXPERTS > 128 ? 8 : EXPERTS > 64 ? 7 : 6;
-constexpr int EXPERT_TURNS = (EXPERTS + COMPUTE - 1) / COMPUTE;
+constexpr int EXPERT_TURNS = (ALL_EXPERTS + COMPUTE - 1) / COMPUTE;
 DEVICE void rank_experts(Worker& w, int m, u32 tag) {
   constexpr int EACH = EXPERTS / 32, MASK = (1 << EXPERT_BITS) - 1, LEAST = -2147483647 - 1;
   static_assert(EXPERTS % 32 == 0 && EXPERTS <= 512, "every lane has as many experts");
-  const u32* from = (const u32*)w.p->expert_scores + m * EXPERTS + w.lane * EACH;
+  const u32* from = (const u32*)w.p->expert_scores + m * ALL_EXPERTS + w.lane * EACH;
   u32 raw[EACH];
 #pragma unroll
   for (int i = 0; i < EACH; ++i) raw[i] = relaxed_load(from + i);
@@ -102,6 +70,18 @@ DEVICE void rank_experts(Worker& w, int m, u32 tag) {
   for (int mask = 16; mask; mask >>= 1) all += shuffle_xor(all, mask);
   warp_sync();
   if (w.lane < TOP_EXPERTS) w.routing->weight[m][w.lane] = power / all * EXPERT_SCALE;
+  if (!SHARED_EXPERT) return;
+  if (w.lane == TOP_EXPERTS) {
+    const u32* score = (const u32*)w.p->expert_scores + m * ALL_EXPERTS + EXPERTS;
+    u32 bits = relaxed_load(score);
+    while ((bits ^ tag) & 3) {
+      spin();
+      bits = relaxed_load(score);
+    }
+    w.routing->expert[m][TOP_EXPERTS] = EXPERTS;
+    w.routing->weight[m][TOP_EXPERTS] = quotient(1.0f, 1.0f + __expf(-untagged(bits)));
+  }
+  warp_sync();
 }
 
 // Distinct experts of all rows, in ascending order.
@@ -110,19 +90,19 @@ DEVICE void list_experts(Worker& w) {
   compute_sync();
   for (int e = w.thread; e < EXPERT_TURNS * COMPUTE; e += COMPUTE) {
     bool used = false;
-    if (e < EXPERTS)
+    if (e < ALL_EXPERTS)
       for (int m = 0; m < w.rows; ++m) used |= rank_of(w, m, e) >= 0;
     const u32 word = (u32)warp_sum(used ? (int)(1u << w.lane) : 0);
-    if (w.lane == 0 && e < EXPERTS) r.used[e / 32] = word;
+    if (w.lane == 0 && e < ALL_EXPERTS) r.used[e / 32] = word;
   }
   compute_sync();
-  for (int e = w.thread; e < EXPERTS; e += COMPUTE) {
+  for (int e = w.thread; e < ALL_EXPERTS; e += COMPUTE) {
     int before = 0;
     for (int i = 0; i < e / 32; ++i) before += count_bits(r.used[i]);
     const u32 word = r.used[e / 32];
     before += count_bits(word & ((1u << e % 32) - 1));
     if (word >> e % 32 & 1) r.listed[before] = (u16)e;
-    if (e == EXPERTS - 1) r.slots = before + (word >> 31);
+    if (e == ALL_EXPERTS - 1) r.slots = before + (word >> e % 32 & 1);
   }
 }
 
@@ -133,8 +113,8 @@ DEVICE void choose_experts(Worker& w, int layer) {
   score_experts(w, layer);
   for (int m = w.warp; m < w.rows; m += WARPS) rank_experts(w, m, tag_of(layer));
   if (w.rows == 1) {  // its experts in any order; the warp that ranked them knows them
-    if (w.thread < TOP_EXPERTS) r.listed[w.thread] = r.expert[0][w.thread];
-    if (w.thread == 0) r.slots = TOP_EXPERTS;
+    if (w.thread < USED_EXPERTS) r.listed[w.thread] = r.expert[0][w.thread];
+    if (w.thread == 0) r.slots = USED_EXPERTS;
   } else {
     list_experts(w);
   }
@@ -161,10 +141,10 @@ DEVICE void for_experts(const Routing& r, const Span& span, const Each& each) {
 template <class M>
 DEVICE const u8* stream_chosen(Streamer& s, const u8* at, const Span& span, const Routing& r) {
   for_experts<M>(r, span, [&](int from, int end, int expert, int zero) { stream<M>(s, at + expert * M::bytes, Span{from - zero, end - zero}); });
-  return at + EXPERTS * M::bytes;
+  return at + ALL_EXPERTS * M::bytes;
 }
 DEVICE const u8* stream_experts(Streamer& s, const Parameters& p, int layer, const u8* at, bool wide, const Routing& r, u64* routed) {
-  for (int e = blockIdx.x; e < EXPERTS; e += gridDim.x) bring(s, p.routers + ((s64)layer * EXPERTS + e) * HIDDEN, HIDDEN * 4);
+  for (int e = blockIdx.x; e < ALL_EXPERTS; e += gridDim.x) bring(s, p.routers + ((s64)layer * ALL_EXPERTS + e) * HIDDEN, HIDDEN * 4);
   barrier_wait(routed, layer & 1);
   at = stream_chosen<GateUp>(s, at, s.spans[GATE_UP], r);
   return wide ? stream_chosen<WideDown>(s, at, s.spans[DOWN], r) : stream_chosen<Down>(s, at, s.spans[DOWN], r);
@@ -243,7 +223,9 @@ DEVICE void add_experts(Worker& w) {
   const Span span = w.spans[DOWN];
   const Routing& r = *w.routing;
   const bool whole = takes_whole(w), tags = tags_activations(w);
-  if (tags) wait_early(w);
+  // Tagged activations need no barrier: a block that still reads them has yet to add to the residual stream, without which no
+  // other reaches the next layer's gate and up projection.
+  if (tags) compute_sync();  // the operand is no longer needed
   else wait(w);
   mark(w);
   if (whole && span.low < span.high) {

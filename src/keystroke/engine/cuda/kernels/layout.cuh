@@ -5,6 +5,13 @@
 // OUTPUT_FORMAT GATE_UP_FORMAT DOWN_FORMAT WIDE_FORMAT WIDE_LOW WIDE_HIGH HEAD_FORMAT O_SPLIT O_ALONE DOWN_SPLIT ACTIVATION_TAGS QUERY_TAGS QK_NORM NORM_EPS SPARSE
 // STAGE_BYTES SMALL_GRAIN KV_BYTES LENT VALUE_PARTS.
 
+// A kernel for any number of rows, or (SINGLE) for one row that has at most GROUPS partial results (1) or more (2). The results
+// have the same bits. A layer's instructions run once and come from far away, so a kernel with fewer is faster.
+#ifndef SINGLE
+#define SINGLE 0
+#define WHOLE 0  // of SINGLE: whether the operand holds a whole row of activations
+#endif
+
 constexpr int WARPS = 8;
 constexpr int COMPUTE = 256;
 constexpr int MAX_ROWS = 32;
@@ -65,12 +72,18 @@ struct Matrix {
 };
 // Queries, keys and values are one matrix; if values are stored in another format, they are its second part.
 constexpr bool VALUES_APART = VALUE_FORMAT != FORMAT;
-constexpr int QKV_UNITS = QKV_ROWS / 16, QK_UNITS = VALUES_APART ? (HEADS + KV_HEADS) * HEAD_DIM / 16 : QKV_UNITS;
+// Gates of the attended heads (GATED) lie between keys and values.
+#ifndef GATED
+#define GATED 0
+#endif
+constexpr int GATE_HEADS = GATED ? HEADS : 0;
+constexpr int QKV_UNITS = (QKV_ROWS + GATE_HEADS * HEAD_DIM) / 16;
+constexpr int QK_UNITS = VALUES_APART ? (HEADS + KV_HEADS + GATE_HEADS) * HEAD_DIM / 16 : QKV_UNITS;
 typedef Matrix<QK_UNITS, HIDDEN, FORMAT> Qkv;
 typedef Matrix<QKV_UNITS - QK_UNITS, HIDDEN, VALUE_FORMAT> ValueRows;
 typedef Matrix<HIDDEN / 16 * O_SPLIT, QUERY_WIDTH / O_SPLIT, OUTPUT_FORMAT> Output;
 // A mixture has EXPERTS feed-forward networks of EXPERT_WIDTH each, stored consecutively; every row uses TOP_EXPERTS of them.
-// INTERMEDIATE is then the total width of the experts of one row, and DOWN_SPLIT their number.
+// INTERMEDIATE is then the total width of all experts of one row, and DOWN_SPLIT their number.
 #ifndef EXPERTS
 #define EXPERTS 0
 #define TOP_EXPERTS 1
@@ -80,7 +93,12 @@ typedef Matrix<HIDDEN / 16 * O_SPLIT, QUERY_WIDTH / O_SPLIT, OUTPUT_FORMAT> Outp
 #define EXPERT_BIAS 0
 #define EXPERT_LIMIT 0.0f
 #endif
+#ifndef SHARED_EXPERT
+#define SHARED_EXPERT 0
+#endif
 constexpr bool MIXTURE = EXPERTS > 0;
+// An expert that every row uses (SHARED_EXPERT) is stored after the others. Its weight is the sigmoid of one more score.
+constexpr int ALL_EXPERTS = EXPERTS + SHARED_EXPERT, USED_EXPERTS = TOP_EXPERTS + SHARED_EXPERT;
 // In some layers a row sees only its last WINDOW keys; these layers may have a rotary table of their own (WINDOW_ROPE).
 #ifndef WINDOW
 #define WINDOW 0
@@ -88,6 +106,18 @@ constexpr bool MIXTURE = EXPERTS > 0;
 #define WINDOWED_HIGH 0
 #define WINDOW_ROPE 0
 #define SINKS 0
+#endif
+// Some layers are gated delta nets (delta.cuh), DELTA_LAYERS of them; keys and values are then stored of the others only.
+#ifndef DELTA_LAYERS
+#define DELTA_LAYERS 0
+#define DELTA_LOW 0
+#define DELTA_HIGH 0
+#else
+constexpr int DELTA_VALUES = DELTA_VALUE_HEADS * DELTA_VALUE;
+constexpr int DELTA_CHANNELS = 2 * DELTA_KEY_HEADS * DELTA_KEY + DELTA_VALUES;  // that pass the convolution
+constexpr int LOG_WIDTH = DELTA_CHANNELS + 2 * DELTA_VALUE_HEADS;
+typedef Matrix<(DELTA_CHANNELS + DELTA_VALUES) / 16, HIDDEN, DELTA_IN_FORMAT> DeltaIn;
+typedef Matrix<HIDDEN / 16 * O_SPLIT, DELTA_VALUES / O_SPLIT, DELTA_OUT_FORMAT> DeltaOut;
 #endif
 constexpr int DOWN_UNITS = HIDDEN / 16 * (MIXTURE ? 1 : DOWN_SPLIT);  // of one expert
 typedef Matrix<(MIXTURE ? EXPERT_WIDTH : INTERMEDIATE) / 8, HIDDEN, GATE_UP_FORMAT> GateUp;  // 8 rows of gate, then the same 8 of up
@@ -120,11 +150,19 @@ struct Control {
   int top_k[MAX_ROWS];    // 0: off
   float top_p[MAX_ROWS];  // 1: off
   int budget[MAX_ROWS];   // chunks of keys that a row of the sequence attends to; 0: all
+  int state[MAX_ROWS], replay[MAX_ROWS];  // of delta nets: where the state is, and how many rows before the first it lacks
 };
 constexpr int CONTROL_WORDS = sizeof(Control) / 4;
 constexpr int MASK_WORDS = (VOCAB + 31) / 32;
 
 constexpr int FEATURE_LAYERS = 4;  // at most
+#if DELTA_LAYERS
+constexpr int GATE_WIDTH = DELTA_VALUES > QUERY_WIDTH ? DELTA_VALUES : QUERY_WIDTH;
+#else
+constexpr int GATE_WIDTH = QUERY_WIDTH;
+#endif
+constexpr bool HYBRID = GATED || DELTA_LAYERS;  // announces what it passes between blocks instead of tagging it
+constexpr bool TAGS = LAYERS > 1 && !HYBRID;
 
 struct Parameters {
   const u8* layers;
@@ -164,9 +202,9 @@ struct Parameters {
   const int* stop;        // host memory
   const u32* masks;       // host memory: [MAX_ROWS][MASK_WORDS] tokens that a row may choose, one bit each
   const int* masks_ready; // host memory: the ticket of the launch whose masks are there
-  const float* routers;   // [LAYERS][EXPERTS][HIDDEN] of a mixture
+  const float* routers;   // [LAYERS][ALL_EXPERTS][HIDDEN] of a mixture
   const float* router_biases;  // [LAYERS][EXPERTS], if EXPERT_BIAS
-  float* expert_scores;   // [MAX_ROWS][EXPERTS] of the layer at hand, each with the layer's tag
+  float* expert_scores;   // [MAX_ROWS][ALL_EXPERTS] of the layer at hand, each with the layer's tag
   const float* sinks;     // [LAYERS][HEADS] log2 of the weight that each head gives to no key, if SINKS
   const float2* window_rope;  // the rotary table of windowed layers, if WINDOW_ROPE
   s64* profile;           // [blocks][PROFILE] clock readings around every barrier, where compiled in
@@ -179,6 +217,15 @@ struct Parameters {
   float most_omitted;  // log2 of the largest ratio of weight left out to weight taken that raises no doubt
   u16* features;       // [MAX_ROWS][feature_count][HIDDEN] for a draft head (features.cuh), if there is one
   int feature_count, feature_layers[FEATURE_LAYERS];  // behind how many layers each is taken
+  float* gates;        // [MAX_ROWS][GATE_WIDTH] factors of what attention gives, if GATED; of a delta net: gates before SiLU
+  const float* delta_heads;   // [DELTA_LAYERS][b, a][DELTA_VALUE_HEADS][HIDDEN]
+  const float* convolutions;  // [DELTA_LAYERS][DELTA_CHANNELS][DELTA_TAPS]
+  const float* delta_decays;  // [DELTA_LAYERS][DELTA_VALUE_HEADS]
+  const float* delta_biases;  // the same
+  const float* delta_norms;   // [DELTA_LAYERS][DELTA_VALUE]
+  float* states;              // [states][DELTA_LAYERS][DELTA_VALUE_HEADS][DELTA_KEY][DELTA_VALUE]
+  float* logs;                // [states][DELTA_LAYERS][LOG_ROWS][LOG_WIDTH]
+  float* delta_results;       // [MAX_ROWS][DELTA_VALUES]
 };
 
 // Shared memory, in this order: control, page of each row, barriers, rotary table, scratch, operand, ring.
@@ -199,10 +246,10 @@ constexpr int ROUTING_AT = SHARES_AT + 2 * LISTED * SHARE_BYTES;  // after as ma
 // The experts that the rows of a step use in one layer.
 struct Routing {
   int slots;                              // distinct experts of all rows
-  u32 used[EXPERTS / 32 + 1];             // one bit for each expert
-  u16 listed[EXPERTS + 2];                // the expert of each slot, in ascending order
-  u16 expert[MAX_ROWS][TOP_EXPERTS];      // of each row, the highest score first
-  float weight[MAX_ROWS][TOP_EXPERTS];
+  u32 used[ALL_EXPERTS / 32 + 1];         // one bit for each expert
+  u16 listed[ALL_EXPERTS + 2];                // the expert of each slot, in ascending order
+  u16 expert[MAX_ROWS][USED_EXPERTS];     // of each row, the highest score first, the shared one last
+  float weight[MAX_ROWS][USED_EXPERTS];
 };
 constexpr int ROPE_AT = ROUTING_AT + (MIXTURE ? ((int)sizeof(Routing) + 127) / 128 * 128 : 0);
 constexpr int ROPE_ENTRIES = COLUMNS * HEAD_DIM / 2;  // of one table
@@ -217,7 +264,7 @@ constexpr int ATTENTION_BYTES = 16 * SCORE_STRIDE * 2 + 2 * WARPS * 16 * 4;  // 
 constexpr int SENT_AT = 16 * (PAGE + PAD) * 2 + 2 * WARPS * 16 * 4;  // of a unit's scratch: behind what one page of keys needs
 constexpr int SENT_STRIDE = HEAD_DIM + 8;
 constexpr int SENT_ROWS = ((ATTENTION_BYTES - SENT_AT) / (2 * SENT_STRIDE) - 16) / 2;  // beside 16 queries
-constexpr int SELECTION_BYTES = 4096;
+constexpr int SELECTION_BYTES = HEAD_DIM > 128 ? 8192 : 4096;
 constexpr int SUMS_BYTES = BUFFERS * REDUCTION * 4;
 constexpr int SCRATCH_BYTES = SUMS_BYTES > 2 * ATTENTION_BYTES + SELECTION_BYTES ? SUMS_BYTES : 2 * ATTENTION_BYTES + SELECTION_BYTES;
 constexpr int OPERAND_AT = (SCRATCH_AT + SCRATCH_BYTES + 127) / 128 * 128;

@@ -1,9 +1,16 @@
 // Packed weights times the rows in the operand, on tensor cores, in every format (packing.py).
 // The caller's `finish` stores the results.
 
-// Weights of four bits, a sign and the numbers 0, 0.5, 1, 1.5, 2, 3, 4, 6, times a power of two. The bits of a weight in the upper
-// byte of a float16, at 0x8e, are that number times 2**-14; the power of two is stored as the upper byte of a float16. A byte of
-// codes holds one weight at 0x8e, and another whose sign is the lowest bit and whose other bits are at 0x70.
+// Weights of four bits, a sign and the numbers 0, 0.5, 1, 1.5, 2, 3, 4, 6. The bits of a weight in the upper byte of a float16, at
+// 0x8e, are that number times 2**-14. A byte of codes holds one weight at 0x8e, and another whose sign is the lowest bit and whose
+// other bits are at 0x70. Each 32 columns of a row have a power of two, stored as the upper byte of a float16.
+DEVICE void float4_codes(u32 word, u32* to) {
+  const u32 first = word & 0x8e8e8e8eu, second = and_or(word << 7, 0x80808080u, word >> 3 & 0x0e0e0e0eu);
+  to[0] = permute_bytes(first, 0, 0x1404);
+  to[1] = permute_bytes(first, 0, 0x3424);
+  to[2] = permute_bytes(second, 0, 0x1404);
+  to[3] = permute_bytes(second, 0, 0x3424);
+}
 DEVICE void float4_weights(const u8* block, int lane, u32 (&a)[16]) {
   const uint4 q = *(const uint4*)(block + lane * 16);
   const u32 powers = *(const u32*)(block + 512 + (lane >> 2) * 4), minus_zero = 0x80008000u;
@@ -13,13 +20,35 @@ DEVICE void float4_weights(const u8* block, int lane, u32 (&a)[16]) {
     const u32 lower = permute_bytes(powers, 0, half ? 0x2424 : 0x0404), upper = permute_bytes(powers, 0, half ? 0x3434 : 0x1414);
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
-      const u32 word = words[half * 2 + step];
-      const u32 first = word & 0x8e8e8e8eu, second = and_or(word << 7, 0x80808080u, word >> 3 & 0x0e0e0e0eu);
       u32* to = a + half * 8 + step * 4;
-      to[0] = fma_f16x2(permute_bytes(first, 0, 0x1404), lower, minus_zero);
-      to[1] = fma_f16x2(permute_bytes(first, 0, 0x3424), upper, minus_zero);
-      to[2] = fma_f16x2(permute_bytes(second, 0, 0x1404), lower, minus_zero);
-      to[3] = fma_f16x2(permute_bytes(second, 0, 0x3424), upper, minus_zero);
+      float4_codes(words[half * 2 + step], to);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to[i] = fma_f16x2(to[i], i % 2 ? upper : lower, minus_zero);
+    }
+  }
+}
+// Products with powers applied to sums of 32 columns: fewer instructions than applying them to weights, and also exact.
+DEVICE void multiply_float4(const u8* block, const u16* const (&x)[TILES_N], int k, int lane, float (&acc)[TILES_N][4]) {
+  const uint4 q = *(const uint4*)(block + lane * 16);
+  const u32 powers = *(const u32*)(block + 512 + (lane >> 2) * 4);
+  const u32 words[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    u32 a[8];
+    float4_codes(words[half * 2], a);
+    float4_codes(words[half * 2 + 1], a + 4);
+    const float low = f16_value((u16)permute_bytes(powers, 0, half ? 0x4424 : 0x4404));
+    const float high = f16_value((u16)permute_bytes(powers, 0, half ? 0x4434 : 0x4414));
+#pragma unroll
+    for (int n = 0; n < TILES_N; ++n) {
+      const uint4 v = *(const uint4*)(x[n] + k + half * 32);
+      float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      mma_weights(part, a[0], a[1], a[2], a[3], v.x, v.y);
+      mma_weights(part, a[4], a[5], a[6], a[7], v.z, v.w);
+      acc[n][0] += part[0] * low;
+      acc[n][1] += part[1] * low;
+      acc[n][2] += part[2] * high;
+      acc[n][3] += part[3] * high;
     }
   }
 }
@@ -115,6 +144,8 @@ DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], int 
       mma_weights(acc[n], a[0], a[1], a[2], a[3], v.x, v.y);
       mma_weights(acc[n], a[4], a[5], a[6], a[7], v.z, v.w);
     }
+  } else if (F == MXFP4) {
+    multiply_float4(block, x, k, lane, acc);
   } else if (stored(F)) {
     u32 a[16];
     stored_weights<F>(block, lane, a);

@@ -1,6 +1,45 @@
 // The layer's matrix products: what each needs in the operand, and where its results go.
 // One function per phase; decode.cu calls them in order.
 
+DEVICE float activation_value(u16 v) { return HALF ? f16_value(v) : bf16_value(v); }
+// Products of this block's rows of a narrow matrix of floats, of `count` in all, with every row of the operand: put(row, m, product).
+// Every warp has an eighth of the columns.
+template <class Put>
+DEVICE void for_scores(Worker& w, int count, const Put& put) {
+  constexpr int QUADS = HIDDEN / 4, PART = (QUADS + WARPS - 1) / WARPS;
+  float* parts = w.scratch;  // [rows][WARPS], of each of two products in turn
+  for (int e = blockIdx.x, turn = 0; e < count; e += gridDim.x, turn ^= MAX_ROWS * WARPS) {
+    barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
+    const float4* weights = (const float4*)(w.ring.stages + w.ring.at.stage * STAGE);
+    const int end = (w.warp + 1) * PART < QUADS ? (w.warp + 1) * PART : QUADS;
+    for (int m = 0; m < w.rows; ++m) {
+      const uint2* x = (const uint2*)(w.operand + m * w.p->x_stride);
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < (PART + 31) / 32; ++i) {
+        const int at = w.warp * PART + i * 32 + w.lane;
+        if (at >= end) continue;
+        const float4 r = weights[at];
+        const uint2 v = x[at];
+        sum += r.x * activation_value((u16)v.x) + r.y * activation_value((u16)(v.x >> 16)) + r.z * activation_value((u16)v.y) +
+               r.w * activation_value((u16)(v.y >> 16));
+      }
+#pragma unroll
+      for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
+      if (w.lane == 0) parts[turn + m * WARPS + w.warp] = sum;
+    }
+    compute_sync();
+    if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
+    w.ring.at.advance(w.ring.count);
+    if (w.thread < w.rows) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < WARPS; ++i) sum += parts[turn + w.thread * WARPS + i];
+      put(e, w.thread, sum * (1.0f / ACTIVATION_SCALE));
+    }
+  }
+}
+
 // Residual stream: fixed-point sums do not depend on the order in which blocks add to them.
 DEVICE s64 counted(float v) { return to_s64(v * FIXED_ONE) * (1 << COUNT_BITS) + 1; }
 DEVICE bool complete(const uint4& raw, u32 sums) { return (((raw.x ^ sums) | (raw.z ^ sums)) & ((1 << COUNT_BITS) - 1)) == 0; }
@@ -86,9 +125,9 @@ DEVICE void load_rows(Worker& w, const u16* from, int stride, int to, int width,
 DEVICE void normalise(Worker& w, int index, int sums, int matrix) {
   const NormWeights weights = load_norm(w, index);
   const Span span = w.spans[matrix];
-  const bool needed = span.low < span.high || (MIXTURE && matrix == GATE_UP);  // every block scores experts
+  const bool needed = span.low < span.high || (MIXTURE && matrix == GATE_UP) || (DELTA_LAYERS && matrix == DELTA_SPAN);  // every block has scores
   wait_early(w);
-  if (w.rows <= w.p->direct_rows) {
+  if (SINGLE || w.rows <= w.p->direct_rows) {
     if (needed)
       for (int m = 0; m < w.rows; ++m) normalise_row(w, weights, sums, m, w.operand + (s64)m * w.p->x_stride);
   } else {
@@ -120,7 +159,9 @@ DEVICE float2 rotate(float2 v, float2 angle) {
 
 // Whether queries, keys and values of this step's rows are passed between blocks with the layer's tag: for few rows of a small
 // layer. No block then waits for memory. (With tags, keys are near ones: chunks of one page.)
-DEVICE bool tags_queries(const Worker& w) { return QUERY_TAGS && w.tag && w.rows <= w.p->direct_rows && w.rows <= SENT_ROWS; }
+DEVICE bool tags_queries(const Worker& w) {
+  return QUERY_TAGS && w.rows <= SENT_ROWS && (SINGLE ? w.tags : w.tag && w.rows <= w.p->direct_rows);
+}
 DEVICE void send(Worker& w, int m, int at, float v) { w.p->sent[m * QKV_ROWS + at] = (u32)bf16(v) << 16 | w.tag; }
 // Queries and keys before normalisation keep all bits except those of the tag.
 DEVICE u32 raw_bits(float v, u32 tag) { return ((u32)__float_as_int(v) & ~3u) | tag; }
@@ -146,8 +187,14 @@ DEVICE void project_qkv(Worker& w, int layer) {
   };
   const auto finish = [&](int unit, int i, int g, int m, float low, float high) {
     const int head = unit / (HEAD_DIM / 16), tile = unit % (HEAD_DIM / 16);
-    if (!VALUES_APART && head >= HEADS + KV_HEADS) {
-      value(unit - (HEADS + KV_HEADS) * HEAD_DIM / 16, i, g, m, low, high);
+    if (!VALUES_APART && head >= HEADS + KV_HEADS + GATE_HEADS) {
+      value(unit - (HEADS + KV_HEADS + GATE_HEADS) * HEAD_DIM / 16, i, g, m, low, high);
+      return;
+    }
+    if (GATED && head >= HEADS + KV_HEADS) {
+      float* to = w.p->gates + (s64)m * GATE_WIDTH + (head - HEADS - KV_HEADS) * HEAD_DIM + tile * 16 + g;
+      to[0] = quotient(1.0f, 1.0f + __expf(-low));
+      to[8] = quotient(1.0f, 1.0f + __expf(-high));
       return;
     }
     const int d = tile * 8 + g;  // a tile of Q or K holds eight dimensions and their rotary partners
@@ -247,8 +294,10 @@ DEVICE void project_output(Worker& w) {
   else multiply<Output>(w, span.low, span.high, column, finish);
 }
 // Whether the operand holds any part of a row of activations at its own position; and whether activations are tagged.
-DEVICE bool takes_whole(const Worker& w) { return w.p->x_stride >= INTERMEDIATE + PAD; }
-DEVICE bool tags_activations(const Worker& w) { return ACTIVATION_TAGS && w.tag && w.rows <= w.p->direct_rows && takes_whole(w); }
+DEVICE bool takes_whole(const Worker& w) { return SINGLE ? WHOLE : w.p->x_stride >= INTERMEDIATE + PAD; }
+DEVICE bool tags_activations(const Worker& w) {
+  return ACTIVATION_TAGS && takes_whole(w) && (SINGLE ? w.tags : w.tag && w.rows <= w.p->direct_rows);
+}
 DEVICE void project_gate_up(Worker& w) {
   const Span span = w.spans[GATE_UP];
   compute_sync();  // the operand is there
@@ -305,7 +354,7 @@ template <class M>
 DEVICE void project_down(Worker& w) {
   constexpr int TILES = HIDDEN / 16;
   const Span span = w.spans[DOWN];
-  const bool whole = takes_whole(w), direct = whole && w.rows <= w.p->direct_rows;
+  const bool whole = takes_whole(w), direct = whole && (SINGLE || w.rows <= w.p->direct_rows);
   const auto finish = [&](int unit, int, int g, int m, float low, float high) { add_rows(w, unit, g, m, low, high); };
   if (direct) load_activated(w, span.low / TILES, span.low < span.high ? (span.high - 1) / TILES + 1 - span.low / TILES : 0);
   else {

@@ -13,7 +13,8 @@ enum { PLAIN_ROWS, GATE_AND_UP, ROTARY };
 // The matrix row at position g of a tile; `second` is that at position g + 8.
 DEVICE int row_of(const Unpacking& p, int tile, int g, bool second) {
   if (p.order == GATE_AND_UP) return tile * 8 + g + (second ? p.rows / 2 : 0);
-  if (p.order == ROTARY) return tile / (HEAD_DIM / 16) * HEAD_DIM + tile % (HEAD_DIM / 16) * 8 + g + (second ? HEAD_DIM / 2 : 0);
+  if (p.order == ROTARY && tile < (HEADS + KV_HEADS) * (HEAD_DIM / 16))
+    return tile / (HEAD_DIM / 16) * HEAD_DIM + tile % (HEAD_DIM / 16) * 8 + g + (second ? HEAD_DIM / 2 : 0);
   return tile * 16 + g + (second ? 8 : 0);
 }
 

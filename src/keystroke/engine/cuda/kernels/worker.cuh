@@ -3,7 +3,7 @@
 
 // This block's share of each matrix's units. The larger shares rotate over the blocks from matrix to matrix.
 struct Span { int low, high; };
-enum { QKV, OUTPUT, GATE_UP, DOWN, HEAD, MATRICES };
+enum { QKV, OUTPUT, GATE_UP, DOWN, HEAD, MATRICES, DELTA_SPAN = MATRICES };
 DEVICE Span share(int units, int matrix) {
   const int blocks = gridDim.x, at = (blockIdx.x + matrix * 29) % blocks;
   Span s;
@@ -131,20 +131,28 @@ struct Worker {
   u64* arrival;  // of rows on their way into the operand
   u32 loads;     // how often it was used
   u32 tag;       // in the last two bits of partial results; 0: they are announced instead
+#if SINGLE
+  static constexpr int rows = 1;
+  static constexpr bool few = SINGLE == 1, fused = few, tags = TAGS && few;
+#else
+  int rows;
   bool few;      // no row has more than 32 partial results
   bool fused;    // and the rows are so few that every block combines those for itself
   bool tags;     // whether this step tags them
+#endif
   Routing* routing;
   u64* routed;   // arrived at when `routing` and the spans that follow from it are those of the layer
-  int rows, thread, warp, lane, g, j, unit, marks;
+  int thread, warp, lane, g, j, unit, marks;
 };
 
 // Called before each phase, so that values derived from a worker's position are computed again instead of being kept in
 // registers, of which there are too few.
 DEVICE void refresh(Worker& w) {
+#if !SINGLE
   w.rows = fresh(w.rows);
   w.few = fresh(w.few);
   w.fused = fresh(w.fused);
+#endif
   w.thread = fresh(w.thread);
   w.warp = w.thread / 32;
   w.lane = w.thread % 32;

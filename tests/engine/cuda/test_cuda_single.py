@@ -1,0 +1,63 @@
+"""Kernels for steps of a single row: the bits of the kernel for any number of rows, on the emulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cuda_emulator import EmulatedLauncher
+from cuda_models import tiny_spec, tiny_weights
+
+from keystroke.engine.base import Sampling
+from keystroke.engine.checkpoint.spec import DeltaSpec, ExpertsSpec, ModelSpec
+from keystroke.engine.cuda import plan
+from keystroke.engine.cuda.engine import CudaEngine
+from keystroke.engine.cuda.plan import Bucket, StepShape
+from keystroke.engine.cuda.step import Parameters
+
+PROBE = Sampling(logprobs=0)
+MIXTURE = replace(tiny_spec("qwen3"), architecture="qwen3_moe", experts=ExpertsSpec(32, 4, 64))
+HYBRID = replace(
+    tiny_spec("qwen3"),
+    architecture="qwen3_5",
+    heads=2,
+    kv_heads=1,
+    head_dim=256,
+    rotary=64,
+    gated_attention=True,
+    delta=DeltaSpec(frozenset({0}), 1, 2, 32, 64, 4),
+)
+
+
+class RecordingLauncher(EmulatedLauncher):
+    """Keeps the shapes of the steps it was asked for."""
+
+    def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool, shape: StepShape) -> None:
+        self.__dict__.setdefault("shapes", []).append(shape)
+        super().launch(parameters, bucket, sparse, shape)
+
+
+@pytest.mark.parametrize("spec", [MIXTURE, HYBRID], ids=["mixture", "hybrid"])
+def test_a_kernel_for_one_row_gives_the_bits_of_the_kernel_for_any(
+    spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = tiny_weights(spec, "int8", blocks=3)
+    launcher = RecordingLauncher(weights.plan)
+    found: dict[str, list[torch.Tensor]] = {}
+    for name, single, near in (("any", False, 2048), ("near", True, 2048), ("far", True, 0)):
+        launcher.single = single
+        found[name] = []
+        # Each has an engine of its own, so that none continues from pages of another.
+        with CudaEngine(weights, launcher, 1024) as engine, engine.session() as session:
+            monkeypatch.setattr(plan, "NEAR", near)
+            session.extend([(7 * i) % 203 for i in range(66)])
+            session.step(sampling=PROBE)
+            for _ in range(3):
+                session.step(sampling=PROBE)
+                found[name].append(engine._stepper.logits[0].clone())
+        monkeypatch.undo()
+        assert launcher.__dict__["shapes"][-1] == ("far" if name == "far" else "near")
+    for name in ("near", "far"):
+        assert all(map(torch.equal, found[name], found["any"])), name
+    assert not torch.equal(found["any"][0], found["any"][1])
