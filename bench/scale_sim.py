@@ -67,15 +67,15 @@ CARDS = {
     "coder-1.5b": SimulatedCard(
         1 / 1133, 16 / 11_438, 2.26e-3 - 1 / 1133, 7.6e-3 - 1 / 1133, 107_100, 28_672, 3.1e9, 0.5, 1000.0
     ),
-    # Measured with random weights in the real shape (bench/results/cuda-mixture.json): 703 tok/s, 3,957 with
-    # 16 sessions, 16 rows of one session 2.51 steps, 32,228 tok/s of prefill. Assumed: a short prompt is read
-    # at the rate of a long one; no drafts.
+    # Measured with random weights in the real shape (log/mixtures-gpu.md, 2026-11-17): 703 tok/s, 3,957
+    # with 16 sessions, 16 rows of one session 2.51 steps, 32,228 tok/s of prefill. Assumed: a short prompt is
+    # read at the rate of a long one; no drafts.
     "qwen3-coder-30b-a3b": SimulatedCard(
         1 / 703, 16 / 3957, 1.51 / 703, 1000 / 32_228, 32_228, 98_304, 18.6e9
     ),
-    # Measured with random weights in the real shape (bench/results/cuda-mixture.json): 869 tok/s, 4.96 times
-    # that with 16 sessions, 36,460 tok/s of prefill. Assumed: as above, and 16 rows of one session cost what
-    # they cost there. Half of its layers keep a window of 128 tokens.
+    # Measured with random weights in the real shape (log/mixtures-gpu.md, 2026-11-18): 869 tok/s, 4.96
+    # times that with 16 sessions, 36,460 tok/s of prefill. Assumed: as above, and 16 rows of one session cost
+    # what they cost there. Half of its layers keep a window of 128 tokens.
     "gpt-oss-20b": SimulatedCard(
         1 / 869, 16 / (869 * 4.96), 1.51 / 869, 1000 / 36_460, 36_460, 24_576, 12.1e9
     ),
