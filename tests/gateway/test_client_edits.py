@@ -4,6 +4,7 @@ made as `keystroke edit` makes a change."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -25,6 +26,7 @@ from keystroke.assist.tool_calls.file_edits import (
 from keystroke.assist.tool_calls.segments import TextSegment, ToolCallSegment
 from keystroke.assist.tool_calls.tools import OfferedTool, short_toolset
 from keystroke.config import AssistSettings, ServerSettings
+from keystroke.gateway.api import client_edits
 from keystroke.gateway.api.tool_history import exhausted_tools, files_read, written_edits
 
 CODE = "def area(r):\n    return 3 * r * r\n\n\ndef edge(r):\n    return 6 * r\n"
@@ -301,6 +303,39 @@ def test_a_full_queue_leaves_fewer_candidates() -> None:
     edit = read_edit(PATCH, call["input"], FILES)
     assert edit is not None
     assert edit.new == RIGHT
+
+
+def test_examples_of_a_request_run_for_the_machine_s_own_user_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are code that came with the request; a key lets its holder ask, not run programs."""
+    ran: list[str] = []
+
+    def record(path: str, old: str, texts: Sequence[str]) -> list[float]:
+        ran.append(path)
+        return []
+
+    def script(prompt: str) -> str:
+        if "You edit source files" in prompt:
+            return "```python\ndef area(r):\n    return r ** 3\n```\n"
+        return bad_call("")
+
+    monkeypatch.setattr(client_edits, "_CHECKS", record)
+    monkeypatch.setenv("A_VARIABLE", "secret")
+    for server, headers in (
+        (ServerSettings(), {}),
+        (ServerSettings(api_key_env="A_VARIABLE"), {"authorization": "Bearer secret"}),
+    ):
+        ran.clear()
+        with serving(
+            scripted_model(script, max_batch=8),
+            assist=AssistSettings(tool_declarations="short"),
+            server=server,
+        ) as running:
+            said = [user(ASKED), *run("cat area.py", f"Output:\n{CODE}")]
+            body = {"model": "echo", "input": said, "tools": TOOLS, "store": False}
+            answer = httpx.post(f"{running.url}/v1/responses", json=body, headers=headers, timeout=60)
+            assert answer.status_code == 200, answer.text
+            assert running.settled()
+        assert bool(ran) == (not headers)
 
 
 def test_two_calls_for_one_file_make_one_change() -> None:

@@ -35,7 +35,7 @@ from keystroke.assist.tool_calls.usable import named_files, without_lead
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.speculative import FileDrafter
 from keystroke.errors import KeystrokeError
-from keystroke.gateway.access.keys import Caller
+from keystroke.gateway.access.keys import LOCAL, Caller
 from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.scheduler import Job
@@ -139,7 +139,9 @@ class ClientEdits:
         thread."""
         model = self._entry.model
         width = min(_CANDIDATES, model.engine.max_batch) if model is not None else 1
-        steps = edit_steps(task, candidates=width, checks=_CHECKS)
+        # Examples are code from the request: only this machine's own user may have it run here.
+        checks = _CHECKS if self._caller == LOCAL else None
+        steps = edit_steps(task, candidates=width, checks=checks)
         question: RewriteQuestion | EditProposal = await asyncio.to_thread(next_question, steps, None)
         while isinstance(question, RewriteQuestion):
             if question.also and width >= CHEAP:
