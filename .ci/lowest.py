@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 
 _FLOOR = re.compile(
-    r"(?P<name>[A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*>=\s*(?P<version>[0-9][^,;\s]*)\s*(?P<marker>;.*)?"
+    r"(?P<name>[A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*>=\s*(?P<version>[0-9][^,;\s]*)(?:,<[^,;\s]+)?\s*(?P<marker>;.*)?"
 )
 
 
