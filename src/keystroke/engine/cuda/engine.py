@@ -19,13 +19,7 @@ from keystroke.engine.checkpoint import extend_context, open_checkpoint
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.draft import DraftHead, DraftingLauncher, HeadPlan, has_room, head_bytes_per_token
 from keystroke.engine.cuda.driver import GpuLauncher, compile_in_background
-from keystroke.engine.cuda.gpu import (
-    gpu_report,
-    gpu_target,
-    kv_token_capacity,
-    multiprocessors,
-    nvidia_gpu,
-)
+from keystroke.engine.cuda.gpu import gpu_report, gpu_target, kv_token_capacity, multiprocessors, nvidia_gpu
 from keystroke.engine.cuda.pages import PagePool, PageTable
 from keystroke.engine.cuda.plan import LOGGED_ROWS, PAGE, KvPrecision
 from keystroke.engine.cuda.prefill import WORK, Prefill, operations_per_portion

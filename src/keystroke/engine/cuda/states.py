@@ -19,9 +19,8 @@ from keystroke.engine.cuda.plan import Plan
 from keystroke.engine.cuda.prefill_delta import RecurrentSlot
 from keystroke.engine.snapshots import Snapshot, SnapshotStore
 
-Arrays = tuple[
-    Tensor, Tensor
-]  # the states of all layers, and the log's rows that the convolution looks back to
+# The states of all layers, and the log's rows that the convolution looks back to.
+Arrays = tuple[Tensor, Tensor]
 
 
 class StateOwner(Protocol):

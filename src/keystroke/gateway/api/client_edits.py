@@ -90,9 +90,8 @@ class ClientEdits:
         edit = read_edit(segment.tool, segment.payload, self._files)
         if edit is None or edit.old is None or not self._makes:
             return [await asyncio.to_thread(self.check, segment)]
-        if any(
-            same_file(edit.path, path) for path in self._made
-        ):  # the first call does all that was asked for
+        # The first call does all that was asked for.
+        if any(same_file(edit.path, path) for path in self._made):
             return []
         files = self._concerned(edit.path, edit.old)
         self._made |= set(files)
