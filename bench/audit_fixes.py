@@ -4,10 +4,15 @@ A trial is a program with a weakness, a driver that runs it with one input and r
 hostile inputs, and a pattern that recognises a successful attack. A fix is right if every harmless result is the same
 before and after, every attack works before, and none works after. Trials are in audit_trials/LANGUAGE.toml;
 audit_random.py generates more. Languages whose tools are missing or broken are skipped.
+
+Last line: JSON. `python -m bench.audit_fixes`, or `python -m bench.audit_fixes --projects ...`, which proves the
+fixes on foreign code instead; `--projects --help` lists its options, `--projects --release SEED` draws 20 unread
+packages (audit_projects.py).
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import platform
@@ -551,13 +556,15 @@ def report(done: Iterable[FixOutcome]) -> tuple[int, int]:
 
 
 def main() -> None:
-    """`--projects` proves the fixes on foreign code instead: see audit_projects.py."""
     if "--projects" in sys.argv:
         from bench.audit_projects import main as prove_on_projects
 
         sys.argv.remove("--projects")
         prove_on_projects()
         return
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     told, good = report(outcomes(read_trials()))
     print(json.dumps({"fixes_run": told, "fixes_right": good}))
 

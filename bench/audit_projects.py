@@ -4,6 +4,9 @@
              `npm-high-impact` lists. `--draw SEED` shuffles both and takes the first projects whose newest
              release has a test suite, 300 to 50,000 lines and at most 3 MB; data/audit_projects.json pins the
              name and version of each. A later draw uses another seed and packages never looked at.
+  release    `--release SEED`, with a seed nobody used: draws 20 packages that no reader judged, pins them, and
+             measures them at once; alarms and diffs for readers are written to `--out`. Started again with the
+             same seed it measures the same packages.
   alarms     findings per 1,000 lines of the projects without their tests.
   fixes      every safe fix is applied alone, and all of a project together. The tests that passed before must
              pass after. They run in the sandbox without a network; the project is installed before, outside.
@@ -16,7 +19,7 @@
              for the revision that was read, which is the one before the causes of that draw were ended.
 
 Last line: JSON. `python -m bench.audit_projects [--draw SEED --count N] [--seed N] [--minutes M]
-[--out FILE]` or `--tested SEED [--names FILE] [--count N]`
+[--out FILE]` or `--release SEED` or `--tested SEED [--names FILE] [--count N]`
 """
 
 from __future__ import annotations
@@ -190,7 +193,7 @@ def draw(seed: int, count: int) -> list[ProjectPin]:
         script = sorted(set(re.findall(r"'([^']+)'", member.read().decode())))
     pick.shuffle(python)
     pick.shuffle(script)
-    known = {(pin.registry, pin.name) for pin in read_pins()}
+    known = {(pin.registry, pin.name) for pin in read_pins()} | _judged_names()
     out: list[ProjectPin] = []
     for registry, names, wanted in (("pypi", python, count - count // 3), ("npm", script, count // 3)):
         found: list[ProjectPin] = []
@@ -204,6 +207,13 @@ def draw(seed: int, count: int) -> list[ProjectPin]:
                     break
         out += found
     return out
+
+
+def _judged_names() -> set[tuple[str, str]]:
+    """The packages of which a reader has judged an alarm or a fix."""
+    draws = json.loads(JUDGED.read_text(encoding="utf-8"))["draws"] if JUDGED.is_file() else []
+    items = [item["project"] for draw in draws for item in (*draw["alarms"], *draw["fixes"])]
+    return {(registry, name.rpartition("==")[0]) for registry, _, name in (i.partition(":") for i in items)}
 
 
 def _candidate(registry: str, name: str, seed: int) -> ProjectPin | None:
@@ -232,6 +242,10 @@ def read_pins(path: Path = PINNED) -> list[ProjectPin]:
     if not path.is_file():
         return []
     return [ProjectPin(**item) for item in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def _write_pins(pins: list[ProjectPin]) -> None:
+    PINNED.write_text(json.dumps([asdict(pin) for pin in pins], indent=1) + "\n", encoding="utf-8")
 
 
 # Fixes
@@ -525,7 +539,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--draw", type=int, metavar="SEED", help="draw projects and pin them")
-    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--release", type=int, metavar="SEED", help="draw, pin and measure unread projects")
+    parser.add_argument("--count", type=int, help="projects to draw: 60, for a release 20")
     parser.add_argument("--seed", type=int, help="only the projects of this draw")
     parser.add_argument("--minutes", type=float, default=40, help="stop testing further projects after this")
     parser.add_argument("--out", type=Path, help="write the alarms and diffs for readers here")
@@ -534,13 +549,23 @@ def main() -> None:
     )
     parser.add_argument("--names", type=Path, default=TESTED, help="the names that --tested draws from")
     given = parser.parse_args()
+    if given.release is not None:
+        pins = [pin for pin in read_pins() if pin.seed == given.release]
+        if not pins:
+            pins = draw(given.release, given.count or 20)
+            _write_pins(read_pins() + pins)
+        readable = given.out or CACHE.parent / f"release-{given.release}.json"
+        record("audit-release", {"seed": given.release} | measure(pins, given.minutes, readable))
+        print(f"for readers: {readable}", file=sys.stderr)
+        return
+    count = given.count or 60
     if given.tested is not None:
         names = given.names.read_text(encoding="utf-8").split()
-        record("audit-tested", prove_tested(given.tested, names, given.count, given.minutes))
+        record("audit-tested", prove_tested(given.tested, names, count, given.minutes))
         return
     if given.draw is not None:
-        pins = read_pins() + draw(given.draw, given.count)
-        PINNED.write_text(json.dumps([asdict(pin) for pin in pins], indent=1) + "\n", encoding="utf-8")
+        pins = read_pins() + draw(given.draw, count)
+        _write_pins(pins)
         print(f"{len(pins)} projects are pinned")
         return
     pins = [pin for pin in read_pins() if given.seed in (None, pin.seed)]
