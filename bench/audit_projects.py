@@ -166,10 +166,11 @@ def has_tests(root: Path) -> bool:
         return False
     if (root / "package.json").is_file() and not any(name.endswith(".py") for name in names):
         try:
-            scripts = json.loads((root / "package.json").read_text(encoding="utf-8")).get("scripts", {})
-        except ValueError:
+            declared = json.loads((root / "package.json").read_text(encoding="utf-8"))
+            command = str(declared.get("scripts", {}).get("test", ""))
+        except (ValueError, AttributeError):  # no table, or scripts that are none
             return False
-        if not re.search(r"mocha|jest|tape|node|ava|vitest|tap", str(scripts.get("test", ""))):
+        if not re.search(r"mocha|jest|tape|node|ava|vitest|tap", command):
             return False
     return MIN_LINES <= sum(source.text.count("\n") for source in sources(root)) <= MAX_LINES
 
