@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from keystroke.analysis.audit import Auditor, LiveAudit
+from keystroke.analysis.audit.project import ProjectFacts
 
 
 def rules(text: str, language: str = "c") -> set[str]:
@@ -209,3 +211,29 @@ def test_editing_helpers_and_callers_key_by_key_equals_auditing_afresh() -> None
 def test_a_number_from_outside_may_be_stepped_in_every_way(step: str) -> None:
     text = f'int f(void) {{\n    int n;\n    scanf("%d", &n);\n    {step};\n    return n;\n}}\n'
     assert ("c-integer-overflow" in rules(text)) is ("?" not in step)
+
+
+def test_macros_of_the_projects_headers_are_other_names_and_numbers(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "cells.h").write_text('#include "names.h"\n#define WIDTH (8) /* cells */\n')
+    (tmp_path / "names.h").write_text(
+        "#define ON_STACK alloca\n#ifdef WIDE\n#define PAIRS 9\n#else\n#define PAIRS 4\n#endif\n"
+    )
+    text = """#include "cells.h"
+double first(void) {
+    double *data = (double *)ON_STACK(10 * sizeof(double));
+    return data[0];
+}
+void fill(void) {
+    char cells[WIDTH], pairs[PAIRS];
+    cells[7] = 0;
+    cells[8] = 0;
+    pairs[4] = 0;
+}
+"""
+    found = Auditor("c", project=ProjectFacts(tmp_path)).audit(text)
+    assert {(text.count("\n", 0, item.start) + 1, item.rule) for item in found} == {
+        (4, "c-uninitialised"),
+        (9, "c-buffer-overflow"),  # PAIRS has two values, so pairs[4] may be inside
+    }
+    assert rules(text) == set()

@@ -108,7 +108,7 @@ class Auditor:
     ) -> None:
         """`helpers` maps functions of the project to what a call of each runs; see rules/wrappers.py.
 
-        `project`: evidence for safe fixes; without it some fixes are only suggested.
+        `project`: evidence for safe fixes, without which some are only suggested, and macros of headers.
         """
         self.project = project
         _check_language(language)
@@ -243,7 +243,9 @@ class LiveAudit:
     def _read_outline(self, outline: FileOutline) -> None:
         before, imports = self._context, self._imports
         self._lookups = {}
-        matches, env, _ = self._walk(outline.text, {}, 0)
+        macros = self._header_macros(outline.text)
+        matches, env, _ = self._walk(outline.text, macros, 0)
+        env = {**macros, **env}
         self._imports = imported(outline.text, self.language).union(
             value.path for value in env.values() if value.path
         )
@@ -273,6 +275,13 @@ class LiveAudit:
             for key in [key for key, result in self._results.items() if result.reach & changed]:
                 del self._results[key]
         self._outline_found = self._with_fixes(matches, outline.text, {}, 0)
+
+    def _header_macros(self, outline: str) -> Env:
+        """What the macros of the project's own headers stand for."""
+        if self._project is None or self.language not in ("c", "cpp"):
+            return {}
+        macros = self._project.macros(outline)
+        return self._walk("".join(f"#define {name} {value}\n" for name, value in macros.items()), {}, 0)[1]
 
     def _audit_unit(self, source: str, unit: SourceUnit) -> _Result:
         names, calls = words_of(source)

@@ -1,4 +1,4 @@
-"""What a project says about itself that decides whether a fix is safe: versions, tests, words.
+"""What a project says about itself: versions, tests, words, macros of its headers.
 
 Read lazily from the project's folder. Nothing is imported or run.
 """
@@ -22,6 +22,11 @@ _VERSION = re.compile(r"(>=|==|~=|>|\^|~)\s*(\d+)(?:\.(\d+))?")
 _REPLACED = re.compile(
     r"""(?:\bpatch(?:\.object|\.dict)?|\bsetattr|\bspyOn|\bstub)\(\s*(?:[\w.()]+\s*,\s*)?["']([\w.]+)["']"""
 )
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+# A macro that stands for one name or one number; others are no constant or need their arguments.
+_PLAIN_MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)(?![\w(])(.*)$", re.MULTILINE)
+_NAME_OR_NUMBER = re.compile(r"\(?(\w+)\)?\s*(?:/\*.*|//.*)?")
+MAX_HEADERS = 40  # read for one source file
 _MOCKED_MODULE = re.compile(r"""jest\.mock\(\s*["'](?:node:)?([\w@/.-]+)["']""")
 
 
@@ -103,6 +108,52 @@ class ProjectFacts:
             if "jest.mock" in text:
                 found.update(_MOCKED_MODULE.findall(text))
         return frozenset(found)
+
+    @cached_property
+    def _headers(self) -> dict[str, list[Path]]:
+        """The header files of the project by name."""
+        out: dict[str, list[Path]] = {}
+        for path in project_files(self.root):
+            if path.suffix.lower() in (".h", ".hh", ".hpp"):
+                out.setdefault(path.name, []).append(path)
+        return out
+
+    def macros(self, source: str) -> dict[str, str]:
+        """The name or number that each macro of the headers stands for which a C text includes.
+
+        Left out are macros that are defined twice in different ways.
+        """
+        found: dict[str, set[str]] = {}
+        seen: set[str] = set()
+        waiting = _INCLUDE.findall(source)
+        while waiting and len(seen) < MAX_HEADERS:
+            name = waiting.pop(0)
+            if name in seen:
+                continue
+            seen.add(name)
+            text = self._header(name)
+            waiting += _INCLUDE.findall(text)
+            for macro, value in _PLAIN_MACRO.findall(text):
+                found.setdefault(macro, set()).add(value.strip())
+        out: dict[str, str] = {}
+        for macro, values in found.items():
+            plain = _NAME_OR_NUMBER.fullmatch(values.pop()) if len(values) == 1 else None
+            if plain is not None and plain[1] != macro:
+                out[macro] = plain[1]
+        return out
+
+    def _header(self, name: str) -> str:
+        """The text of the header that an #include names; "" if the project has none or several."""
+        known = self._headers.get(name.rsplit("/", 1)[-1], [])
+        fitting = [path for path in known if path.as_posix().endswith(f"/{name.lstrip('./')}")]
+        if len(fitting) != 1:
+            return ""
+        try:
+            if fitting[0].stat().st_size > MAX_FILE:
+                return ""
+            return fitting[0].read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
 
     def mentions(self, word: str) -> bool:
         """Whether any source or settings file of the project contains a text."""
