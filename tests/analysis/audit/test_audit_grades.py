@@ -464,6 +464,27 @@ def test_a_rule_says_what_makes_its_fix_safe_or_what_a_suggestion_changes() -> N
         assert all(spec.suggest or spec.evidence for rule in load_rules(language) for spec in rule.fixes)
 
 
+@pytest.mark.parametrize(
+    ("parameter", "product", "call"),
+    [
+        ("int n", "n * sizeof(int)", "calloc(n, sizeof(int))"),
+        ("int n", "sizeof(int) * (n + 1)", "calloc(n + 1, sizeof(int))"),
+        ("double n", "n * sizeof(int)", ""),
+        ("float n", "sizeof(int) * n", ""),
+        ("int n", "n * 1.5", ""),
+        ("int n", "sizeof(int) * (n * 1.5)", ""),
+        ("int n", "sizeof(int) * (size_t)sqrt(n)", ""),
+    ],
+)
+def test_calloc_is_given_a_count_and_then_a_size_and_no_fraction(
+    parameter: str, product: str, call: str
+) -> None:
+    text = f"void *f({parameter}) {{\n    return malloc({product});\n}}\n"
+    found = [item for item in offers("c", text) if item.rule == "c-allocation-overflow"]
+    fixed = [apply_edits(text, item.fixes[0].edits) for item in found if item.fixes]
+    assert (call in fixed[0]) if call else not fixed
+
+
 def test_memory_that_a_function_clears_only_on_demand_is_not_cleared_by_a_safe_fix() -> None:
     body = "    int *p{};\n    p = malloc(n * sizeof(int));\n    return p;\n}}\n"
     (plain,) = offers("c", "int *f(int n) {\n" + body.format(""))
@@ -507,6 +528,21 @@ def test_code_that_also_runs_on_python_2_gets_no_function_that_is_missing_there(
     body = "import os\ndef f(a):\n    os.system(f\"ls '{a}'\")\n"
     assert offers("python", body)[0].fixes
     (found,) = offers("python", f"{line}\n{body}")
+    assert not found.fixes
+    assert "Python 2" in found.suggestions[0].changes
+
+
+@pytest.mark.parametrize(
+    ("imported", "body"),
+    [
+        ("from lxml import etree", "    return tree.xpath(\"//*[@id='%s']\" % a)\n"),
+        ("import sqlite3", "    conn.execute(\"SELECT x FROM t WHERE y = '%s'\" % a)\n"),
+    ],
+)
+def test_values_of_code_that_also_runs_on_python_2_are_not_converted(imported: str, body: str) -> None:
+    text = f"{imported}\ndef f(tree, conn, a):\n{body}"
+    assert "str(a)" in apply_edits(text, offers("python", text)[0].fixes[0].edits)
+    (found,) = offers("python", f"from __future__ import print_function\n{text}")
     assert not found.fixes
     assert "Python 2" in found.suggestions[0].changes
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, needed, require, span
+from keystroke.analysis.audit.fixes.site import FixEdits, FixSite, named_children, needed, require, span
 from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
@@ -149,14 +149,42 @@ def add_scan_width(site: FixSite, spec: FixSpec) -> FixEdits | None:
 
 
 def use_calloc(site: FixSite, spec: FixSpec) -> FixEdits | None:
-    """Replaces malloc(n * size) by calloc(n, size), which checks the product for overflow."""
+    """Replaces malloc(n * size) by calloc(n, size), which checks the product for overflow.
+
+    Not where a factor is no whole number, which calloc would cut off.
+    """
     call, given = needed(site.call), site.arguments()
-    require(site.method == "malloc" and len(given) == 1)
+    require(site.source(call.node).startswith("malloc") and len(given) == 1)
     product = given[0]
     require(product.kind() == "binary_expression" and product.field("operator").text() == "*")
-    left, right = product.field("left"), product.field("right")
-    require(left.kind() != "binary_expression")
-    return site.replace_node(call.node, f"calloc({site.source(left)}, {site.source(right)})")
+    count, size = product.field("left"), product.field("right")
+    require(count.kind() != "binary_expression" and not _may_be_fraction(site, count, size))
+    if count.kind() == "sizeof_expression" and size.kind() != "sizeof_expression":
+        count, size = size, count  # compilers warn about a size in front
+    return site.replace_node(call.node, f"calloc({_unwrapped(site, count)}, {_unwrapped(site, size)})")
+
+
+_FRACTION = re.compile(
+    r"\d\.|\.\d|\b(?:float|double)\b|\b(?:sqrt|pow|log\w*|exp|ceil|floor|round|fabs|fmod)f?\s*\("
+)
+
+
+def _may_be_fraction(site: FixSite, *factors: ir.Syntax) -> bool:
+    """Whether a factor is written as a fraction, or has a name that the function declares as one."""
+    for factor in factors:
+        source = site.source(factor) if factor.kind() != "sizeof_expression" else ""
+        names = "|".join(map(re.escape, set(re.findall(r"[A-Za-z_]\w*", source))))
+        if _FRACTION.search(source):
+            return True
+        if names and re.search(rf"\b(?:float|double)\b[^;{{}}()]*?\b(?:{names})\b", site.text):
+            return True
+    return False
+
+
+def _unwrapped(site: FixSite, node: ir.Syntax) -> str:
+    """An argument without parentheses that only a product needs."""
+    inner = named_children(node) if node.kind() == "parenthesized_expression" else []
+    return site.source(inner[0] if len(inner) == 1 and inner[0].kind() != "comma_expression" else node)
 
 
 def enlarge_buffer(site: FixSite, spec: FixSpec) -> FixEdits | None:

@@ -61,7 +61,8 @@ def missing_evidence(site: FixSite, spec: FixSpec) -> str:
         return spec.changes
     if site.match.known is None and not site.match.rule.id.startswith(("c-", "cpp-")):
         return "what the values are is not known here"
-    if site.family == "python" and (spec.imports or spec.wrap) and _runs_on_python_2(site):
+    # str() of a text that is not ASCII fails there, so fixers that convert values count too.
+    if site.family == "python" and (spec.imports or spec.wrap or spec.fixer) and _runs_on_python_2(site):
         return "the code also runs on Python 2, where the replacement is missing or differs"
     remark = _remark(site)
     if remark:
