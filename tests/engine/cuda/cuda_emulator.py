@@ -1,15 +1,18 @@
 """Runs the decode kernel's own source on a CPU: compiled with g++ against emulator.hpp.
 
-A `Launcher` for tests. Slow by a factor of thousands, so models must be tiny; exact in everything but
-the last bits of exponentials.
+A `Launcher` for tests. Slow by a factor of hundreds, so models must be tiny; exact in everything but
+the last bits of exponentials. A kernel takes two seconds to compile and is kept under the system's temporary
+folder, for all tests and all processes.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from keystroke.engine.cuda.step import Parameters
 from keystroke.engine.cuda.target import Target
 
 _HERE = Path(__file__).parent
+_MEMORY = threading.local()
 _BUILDS = Path(tempfile.gettempdir()) / "keystroke-emulated-kernels"
 
 
@@ -48,7 +52,7 @@ class EmulatedLauncher:
             kernel = self._kernels[key] = _build(self._plan.macros(*key), self._plan.target)
         shared = self._plan.target.shared_bytes
         assert bucket.ring_offset + bucket.stages * self._plan.stage_bytes(bucket.tiles_n) <= shared
-        fault = kernel.launch(ctypes.byref(parameters), self.blocks, shared)
+        fault = _launch(kernel, parameters, self.blocks, shared)
         assert fault != 1, "the kernel's threads wait for each other"
         assert fault != 2, "the kernel ended before what it had asked for was there"
 
@@ -71,23 +75,35 @@ class EmulatedDraftLauncher:
         assert plan.ring_offset + plan.stages * plan.stage_bytes <= self._shared
 
     def launch(self, parameters: DraftParameters) -> None:
-        fault = self._kernel.launch(ctypes.byref(parameters), self._blocks, self._shared)
+        fault = _launch(self._kernel, parameters, self._blocks, self._shared)
         assert fault != 1, "the kernel's threads wait for each other"
         assert fault != 2, "the kernel ended before what it had asked for was there"
+
+
+def _launch(kernel: ctypes.CDLL, parameters: ctypes.Structure, blocks: int, shared: int) -> int:
+    """All kernels use the same memory for their threads' stacks and for what their blocks share."""
+    wanted = kernel.room(blocks, shared)
+    memory = getattr(_MEMORY, "memory", None)
+    if memory is None or len(memory) < wanted:
+        memory = _MEMORY.memory = ctypes.create_string_buffer(wanted)
+    return int(kernel.launch(ctypes.byref(parameters), blocks, shared, memory))
 
 
 def _build(macros: dict[str, str], target: Target, parts: Sequence[str] = DECODE_PARTS) -> ctypes.CDLL:
     source = kernel_source((_HERE / "emulator.hpp").read_text(), parts)
     source += (_HERE / "emulator_main.hpp").read_text()
-    flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
+    # Most kernels run a few times only: compiling them better takes longer than it saves.
+    flags = ["-std=c++17", "-Og", "-fno-math-errno", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
     flags += [f"-D{name}={value}" for name, value in {**macros, "BULK": int(target.bulk)}.items()]
     name = hashlib.sha256("\0".join([source, *flags]).encode()).hexdigest()[:24]
     library = _BUILDS / f"{name}.so"
     if not library.exists():
         _BUILDS.mkdir(exist_ok=True)
-        text = library.with_suffix(".cpp")
-        text.write_text(source)
-        partial = library.with_suffix(f".{id(macros)}.partial")
-        subprocess.run(["g++", *flags, str(text), "-o", str(partial)], check=True)
+        partial = library.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+        subprocess.run(
+            ["g++", *flags, "-x", "c++", "-", "-o", str(partial)], input=source, text=True, check=True
+        )
         partial.replace(library)
-    return ctypes.CDLL(str(library))
+    kernel = ctypes.CDLL(str(library))
+    kernel.room.restype = ctypes.c_longlong
+    return kernel

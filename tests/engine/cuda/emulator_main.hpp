@@ -13,29 +13,33 @@ static void enter() {
   ++emulator::progress;
   emulator::leave();
 }
-extern "C" int launch(const Given* parameters, int blocks, int shared_bytes) {
+// Stacks begin in different lines of the cache: one a multiple of 4096 after the other, they would drive each other out.
+enum { THREADS = 288, STACK = (32 << 10) + 320, GUARD = 64 };
+extern "C" s64 room(int blocks, int shared_bytes) { return (s64)blocks * (THREADS * (s64)STACK + shared_bytes + 2048); }
+// `memory` has that much room.
+extern "C" int launch(const Given* parameters, int blocks, int shared_bytes, u8* memory) {
   using namespace emulator;
-  const int threads = 288, stack = 96 << 10;
+  static std::vector<Fibre> fibres;
+  std::vector<Block> all(blocks);
   launched = parameters;
   emulator::blocks = blocks;
-  std::vector<std::unique_ptr<Block>> all;
-  std::vector<std::unique_ptr<Fibre>> fibres;
+  fibres.clear();
+  fibres.resize(blocks * THREADS);
+  std::vector<u8*> guards;
+  memory = (u8*)(((u64)memory + 1023) / 1024 * 1024);
   for (int b = 0; b < blocks; ++b) {
-    all.emplace_back(new Block());
-    all.back()->index = b;
-    all.back()->memory.reset(new u8[shared_bytes + 1024]);
-    memset(all.back()->memory.get(), 0xa5, shared_bytes + 1024);
-    for (int t = 0; t < threads; ++t) {
-      fibres.emplace_back(new Fibre());
-      Fibre& f = *fibres.back();
-      f.block = all.back().get();
+    all[b].index = b;
+    all[b].memory = memory;
+    memset(memory, 0xa5, shared_bytes + 1024);
+    memory += (shared_bytes + 1024 + 63) / 64 * 64;
+    for (int t = 0; t < THREADS; ++t) {
+      Fibre& f = fibres[b * THREADS + t];
+      f.block = &all[b];
       f.thread = t;
-      f.stack.reset(new u8[stack]);
-      getcontext(&f.context);
-      f.context.uc_stack.ss_sp = f.stack.get();
-      f.context.uc_stack.ss_size = stack;
-      f.context.uc_link = nullptr;
-      makecontext(&f.context, enter, 0);
+      memset(memory, 0x5a, GUARD);
+      guards.push_back(memory);
+      prepare(f.context, memory, STACK, enter);
+      memory += STACK;
     }
   }
   size_t left = fibres.size();
@@ -43,18 +47,33 @@ extern "C" int launch(const Given* parameters, int blocks, int shared_bytes) {
   while (left) {
     const u64 before = progress;
     land_copies(idle > 0);
-    for (auto& f : fibres) {
-      if (f->done || (f->watched && *f->watched == f->seen)) continue;
-      f->watched = nullptr;
-      me = f.get();
-      swapcontext(&scheduler, &f->context);
-      if (f->done) --left;
+    // A warp goes on while its threads only wait for each other. The first or the last comes first.
+    const bool backwards = draw() % 2;
+    for (size_t n = 0; n < fibres.size(); n += 32) {
+      const size_t first = backwards ? fibres.size() - 32 - n : n;
+      const Meeting& meeting = fibres[first].block->warps[fibres[first].thread / 32].meeting;
+      u32 met;
+      do {
+        met = meeting.generation;
+        asked_in_vain = false;
+        turn_ends = &fibres[first] + 32;
+        Fibre* next = ready(&fibres[first]);
+        if (!next) break;
+        next->watched = nullptr;
+        me = next;
+        change(scheduler, me->context);
+      } while (met != meeting.generation && !asked_in_vain);
     }
+    left = 0;
+    for (const Fibre& f : fibres) left += !f.done;
     idle = progress == before ? idle + 1 : 0;
     if (idle > 1000) { under_way.clear(); copying.clear(); return 1; }
   }
+  for (const u8* guard : guards)
+    for (int i = 0; i < GUARD; ++i)
+      if (guard[i] != 0x5a) fail("a stack is too small");
   bool forgotten = !under_way.empty() || !copying.empty();
-  for (auto& f : fibres) forgotten |= !f->batches.empty();
+  for (auto& f : fibres) forgotten |= !f.batches.empty();
   under_way.clear();
   copying.clear();
   return forgotten ? 2 : 0;
