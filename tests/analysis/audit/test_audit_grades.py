@@ -558,6 +558,17 @@ def test_a_project_that_names_python_2_gets_no_function_that_is_missing_there(tm
         assert bool(offers("python", text, ProjectFacts(tmp_path))[0].fixes) is safe
 
 
+@pytest.mark.parametrize("line", ["print 'a'", "except ValueError, e:", "raise ValueError, 'a'"])
+def test_a_project_written_for_python_2_gets_no_function_that_is_missing_there(
+    tmp_path: Path, line: str
+) -> None:
+    text = "import os\ndef f(a):\n    os.system(f\"ls '{a}'\")\n"
+    other = tmp_path / "other.py"
+    for said, safe in (("print('a')", True), (f"    {line}", False)):
+        other.write_text(f"{said}\n")
+        assert bool(offers("python", text, ProjectFacts(tmp_path))[0].fixes) is safe
+
+
 def test_a_pointer_that_moves_has_no_size_that_is_known() -> None:
     head = "#include <stdio.h>\n#include <string.h>\nvoid f(const char *line) {\n    char buf[80], *walk;\n"
     still = head + "    walk = buf;\n    strcpy(walk, line);\n}\n"

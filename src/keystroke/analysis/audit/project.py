@@ -27,6 +27,10 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _PLAIN_MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)(?![\w(])(.*)$", re.MULTILINE)
 _NAME_OR_NUMBER = re.compile(r"\(?(\w+)\)?\s*(?:/\*.*|//.*)?")
 MAX_HEADERS = 40  # read for one source file
+_PYTHON_2_SYNTAX = re.compile(
+    r"^[ \t]*(?:print[ \t]+[\"']|except[ \t]+[\w.]+[ \t]*,[ \t]*\w+[ \t]*:|raise[ \t]+\w+[ \t]*,[ \t]*[\"'])",
+    re.MULTILINE,
+)
 _MOCKED_MODULE = re.compile(r"""jest\.mock\(\s*["'](?:node:)?([\w@/.-]+)["']""")
 
 
@@ -67,9 +71,11 @@ class ProjectFacts:
 
     @cached_property
     def runs_on_python_2(self) -> bool:
-        """Whether the project declares a Python before 3.6, or names Python 2 among its versions."""
+        """Whether the project declares a Python before 3.6, or names Python 2 or is written for it."""
         if self.python is not None:
             return self.python < (3, 6)
+        if any(path.suffix == ".py" and _PYTHON_2_SYNTAX.search(text) for path, text in self._texts):
+            return True
         for name in ("pyproject.toml", "setup.py", "setup.cfg"):
             with contextlib.suppress(OSError):
                 if "Python :: 2" in (self.root / name).read_text(encoding="utf-8", errors="replace"):
