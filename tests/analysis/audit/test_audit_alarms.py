@@ -597,6 +597,80 @@ PAIRS = [
         "const comment = /^(.|\\s?\\n)*?\\*\\//;\n",
         "javascript-regex-dos",
     ),
+    (
+        "python",
+        "the request of a test's fixture",
+        "import requests\ndef up(request, host):\n"
+        "    return requests.get(f'{request.config.getoption(\"scheme\")}://{host}/', timeout=5)\n",
+        "import requests\ndef up(request, host):\n    return requests.get(f'http://{host}/', timeout=5)\n",
+        "python-ssrf",
+    ),
+    (
+        "python",
+        "fields that the program put into its error",
+        "@app.get('/u')\ndef f():\n    try:\n        send()\n    except OffsetError as e:\n"
+        "        return Response(status=409, headers={'Offset': str(e.offset)})\n",
+        "@app.get('/u')\ndef f():\n    try:\n        send()\n    except OffsetError as e:\n"
+        "        return Response(status=409, headers={'Offset': str(e)})\n",
+        "python-error-exposed",
+    ),
+    (
+        "python",
+        "rows of a database in the log",
+        "import logging\nfrom flask import request\nlogger = logging.getLogger(__name__)\ndef f():\n"
+        "    row = session.get(Item, request.args.get('key'))\n    logger.debug('Result = %s', row)\n",
+        "import logging\nfrom flask import request\nlogger = logging.getLogger(__name__)\ndef f():\n"
+        "    row = request.args.get('key')\n    logger.debug('Result = %s', row)\n",
+        "python-log-injection",
+    ),
+    (
+        "python",
+        "names in PRAGMA and types of new columns",
+        "def add(con, table, column, kind):\n    con.execute(f'PRAGMA table_info({table})')\n"
+        "    con.execute(f'ALTER TABLE {table} ADD COLUMN {column} {kind}')\n",
+        "def add(con, table, text):\n    con.execute(f\"UPDATE {table} SET note = '{text}'\")\n",
+        "python-sql-injection",
+    ),
+    (
+        "python",
+        "a template in a file",
+        "from jinja2 import Template\ndef load(path):\n    with open(path) as f:\n"
+        "        return Template(f.read(), autoescape=True)\n",
+        "from jinja2 import Template\ndef load(text):\n    return Template(text, autoescape=True)\n",
+        "python-template-injection",
+    ),
+    (
+        "javascript",
+        "a prefix that is known to be there",
+        "function f(name) {\n  return name.startsWith('&') ? name.replace('&', '') : name;\n}\n",
+        "function f(name) {\n  return name.replace('&', '');\n}\n",
+        "javascript-partial-replace",
+    ),
+    (
+        "javascript",
+        "a program of the operating system, found by its environment",
+        "const { execFile } = require('child_process');\n"
+        "execFile(require('path').join(process.env.SystemRoot, 'reg.exe'), ['query']);\n",
+        "const { execFile } = require('child_process');\n"
+        "app.get('/', (req, res) => execFile(req.query.program, ['query']));\n",
+        "javascript-command-injection",
+    ),
+    (
+        "typescript",
+        "a parameter called request with a type of its own",
+        "function send(request: { url: string; method: string }) {\n  return axios.get(request.url);\n}\n",
+        "function send(request: Request) {\n  return axios.get(request.query.url);\n}\n",
+        "javascript-ssrf",
+    ),
+    (
+        "javascript",
+        "when the client's own token ends",
+        "import { jwtDecode } from 'jwt-decode';\n"
+        "function ends(token) {\n  return jwtDecode(token).exp * 1000;\n}\n",
+        "import { jwtDecode } from 'jwt-decode';\n"
+        "function user(token) {\n  return jwtDecode(token).user;\n}\n",
+        "javascript-jwt-unverified",
+    ),
 ]
 
 

@@ -13,6 +13,7 @@ from keystroke.analysis.audit.flow.expressions import ExpressionFlow
 from keystroke.analysis.audit.flow.folding import AssignedNames, assigned, names, raises
 from keystroke.analysis.audit.flow.knowledge import Knowledge
 from keystroke.analysis.audit.flow.roles import (
+    has_own_type,
     is_called_by_client,
     is_client_parameter,
     neighbour_roles,
@@ -475,7 +476,7 @@ class DataFlow(ExpressionFlow):
             return Value(level=LOCAL, path=param.name)
         path = param.name
         if self.family == "javascript":
-            path = role or parameter_role(param) or path
+            path = role or ("" if has_own_type(param) else parameter_role(param) or path)
         if self.family in ("java", "go", "c") and param.type:
             path = (
                 self.resolve_type(param.type)

@@ -26,11 +26,26 @@ from keystroke.analysis.audit.flow.values import (
     text_of,
 )
 from keystroke.analysis.audit.source import ir
+from keystroke.analysis.audit.source.lower import ERROR
 
 _ALPHABETS = {
     name: getattr(string, name)
     for name in ("ascii_letters", "ascii_lowercase", "ascii_uppercase", "digits", "hexdigits", "punctuation")
 }
+# Fields of a Python exception that carry the message, the command or the place it came from.
+_ERROR_TEXT = frozenset(
+    {"args", "message", "msg", "strerror", "filename", "stderr", "stdout", "output", "cmd"}
+    | {
+        "orig",
+        "statement",
+        "__cause__",
+        "__context__",
+        "__traceback__",
+        "with_traceback",
+        "__str__",
+        "__repr__",
+    }
+)
 _NONNEGATIVE = frozenset({"rand()", "random()", "std.rand()", "strlen()", "wcslen()", "sizeof()", "abs()"})
 _PACKAGE = re.compile(r"(?:java|javax|jakarta|org|com|io|net)(?:\.[a-z][\w]*)*")
 
@@ -87,6 +102,8 @@ class ExpressionFlow(CallFlow):
             return Value(level=LOCAL, path=path, origin=path, roots=base.roots)
         if name == "length" and self.family in ("javascript", "java"):
             return Value(level=base.level, numeric=True, path=path, roots=base.roots)
+        if base.path == ERROR and self.family == "python" and name not in _ERROR_TEXT:
+            return Value(level=LOCAL, path=path, roots=base.roots)  # what the program put into its own error
         level = base.level
         if base.level == CONSTANT and not base.known and base.items is None:
             level = (

@@ -19,6 +19,8 @@ CLIENT_EVENT = "clientEvent"  # the event of a cloud function, the arguments of 
 MESSAGE_EVENT = "messageEvent"  # a message from another window or a socket
 STANDARD = frozenset({"req", "res", "ctx"})
 _HANDLER_METHODS = re.compile(r"do_[A-Z]+$|handle|log_message|end_headers")
+# What only the `request` of a test's fixture has.
+_FIXTURE = re.compile(r"\brequest\.(?:config\.|node\.|param\b|addfinalizer\b|getfixturevalue\b|fixturename)")
 VIEW = re.compile(r"def\s+\w+\(\s*(?:self\s*,\s*)?request\b|\bevent\s*(?::[^,()]*)?,\s*_?context\b")
 
 
@@ -55,6 +57,11 @@ def parameter_role(param: ir.Param) -> str:
         if pattern.search(param.type):
             return role
     return _ROLES.names.get(param.name, "")
+
+
+def has_own_type(param: ir.Param) -> bool:
+    """Whether the type of a parameter is written out in place; those of frameworks have names."""
+    return param.type.lstrip(": ").startswith("{")
 
 
 def neighbour_roles(params: list[ir.Param]) -> tuple[str, ...]:
@@ -104,6 +111,11 @@ def is_client_parameter(param: ir.Param) -> bool:
 def is_called_by_client(function: ir.Function) -> bool:
     """Whether the parameters of a Python function are those of a view or a cloud function."""
     names = [param.name for param in function.params]
+    if "request" in names[:2] and (
+        any("fixture" in item.node.text() for item in function.decorators)
+        or _FIXTURE.search(function.node.text())
+    ):
+        return False
     if (names[:1] == ["request"] and not function.name.startswith("_")) or (
         names[:2] == ["event", "context"]
     ):
