@@ -1,10 +1,11 @@
-"""Which programs of this machine the tests may use."""
+"""What of this machine the tests may use: programs, and what was compiled for it."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 from functools import cache
+from pathlib import Path
 
 
 @cache
@@ -21,3 +22,14 @@ def program(name: str, version: str = "--version") -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return path if said.returncode == 0 else None
+
+
+def lend_operators(folder: Path) -> None:
+    """Put the native operators of this machine's cache into another: compiling them takes ten seconds of a core,
+    which is tried in engine/onnx/test_stored.py."""
+    from keystroke.config import load_settings
+    from keystroke.engine.onnx.native import operators_library
+
+    if (library := operators_library(load_settings().paths.cache)) is not None:
+        (folder / "native").mkdir(mode=0o700, parents=True)
+        shutil.copy2(library, folder / "native")

@@ -18,6 +18,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine" / "remote"))
 
+from installed import lend_operators
 from openai_server import OpenAIServer, running
 
 from keystroke.clients.cli import main
@@ -98,6 +99,7 @@ class Home:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     root = tmp_path / "home"
     root.mkdir()
+    lend_operators(root / "cache")
     ours = ("KEYSTROKE", "XDG_", "OPENAI_")
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
