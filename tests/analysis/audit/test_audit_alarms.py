@@ -671,6 +671,24 @@ PAIRS = [
         "function user(token) {\n  return jwtDecode(token).user;\n}\n",
         "javascript-jwt-unverified",
     ),
+    (
+        "python",
+        "values that an f-string writes by repr",
+        "import logging\nfrom flask import request\ndef f():\n    name = request.args['name']\n"
+        "    logging.info(f'{name=} {name!r}')\n",
+        "import logging\nfrom flask import request\ndef f():\n    name = request.args['name']\n"
+        "    logging.info(f'{name=!s}')\n",
+        "python-log-injection",
+    ),
+    (
+        "python",
+        "a number that an f-string writes by repr",
+        "from flask import request\ndef f(c):\n    n = int(request.args['n'])\n"
+        "    c.execute(f'SELECT a FROM b WHERE n = {n!r}')\n",
+        "from flask import request\ndef f(c):\n    n = request.args['n']\n"
+        "    c.execute(f'SELECT a FROM b WHERE n = {n!r}')\n",
+        "python-sql-injection",
+    ),
 ]
 
 

@@ -143,6 +143,7 @@ class CallFlow(NarrowingFlow):
             return Value(
                 level=max(mixed.level, LOCAL) if any(not item.known for item in inputs) else mixed.level,
                 clean=mixed.clean | uses,
+                numeric=len(inputs) == 1 and inputs[0].numeric,
                 path=out,
                 origin=mixed.origin,
                 roots=mixed.roots,

@@ -27,7 +27,9 @@ class PythonLowering(Lowering):
             elif kind == "interpolation":
                 inner = child.field("expression")
                 if inner is not None:
-                    parts.append(self.expr(inner))
+                    value = self.expr(inner)
+                    shown = _is_shown_by_repr(child)
+                    parts.append(ir.CallExpr(inner, ir.NameExpr(inner, "repr"), [value]) if shown else value)
         if not parts:
             return ir.ConstExpr(node, b"" if binary else "")
         if all(isinstance(part, ir.ConstExpr) for part in parts):
@@ -292,3 +294,11 @@ def _imported(node: Syntax, name: Syntax, prefix: str) -> Stmt:
     if name.kind() == "aliased_import":
         return ir.ImportStmt(node, name.field("alias").text(), prefix + name.field("name").text())
     return ir.ImportStmt(node, name.text(), prefix + name.text())
+
+
+def _is_shown_by_repr(interpolation: Syntax) -> bool:
+    """Whether a part of an f-string is written as in the source: {x!r}, {x!a}, {x=}."""
+    marks = {child.kind(): child.text() for child in interpolation.children()}
+    if "type_conversion" in marks:
+        return marks["type_conversion"] != "!s"
+    return "=" in marks and "format_specifier" not in marks
