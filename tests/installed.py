@@ -25,8 +25,8 @@ def program(name: str, version: str = "--version") -> str | None:
 
 
 def lend_operators(folder: Path) -> None:
-    """Put the native operators of this machine's cache into another: compiling them takes ten seconds of a core,
-    which is tried in engine/onnx/test_stored.py."""
+    """Put the native operators of this machine's cache into another. Compiling them takes ten seconds of a
+    core; engine/onnx/test_stored.py tries it."""
     from keystroke.config import load_settings
     from keystroke.engine.onnx.native import operators_library
 

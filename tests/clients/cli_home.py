@@ -18,9 +18,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine" / "remote"))
 
-from installed import lend_operators
 from openai_server import OpenAIServer, running
 
+from installed import lend_operators
 from keystroke.clients.cli import main
 
 PROGRAM = str(Path(sys.executable).with_name("keystroke"))

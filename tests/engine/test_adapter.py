@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from installed import lend_operators
 from keystroke.config import load_settings
 from keystroke.engine import locate
 from keystroke.engine.adapter import (
@@ -130,6 +131,7 @@ def test_a_table_names_an_adapter_and_the_model_says_what_it_has_learned(tmp_pat
     folder = write_tiny_model(tmp_path / "tiny")
     with open_checkpoint(folder) as checkpoint:
         adapter_for(checkpoint.spec, tmp_path / "a.safetensors")
+    lend_operators(tmp_path / "cache")
     settings = load_settings({
         "paths.cache": str(tmp_path / "cache"),
         "models.both.path": str(folder),
@@ -201,6 +203,7 @@ def test_a_table_may_stand_for_a_model_with_the_adapter_that_is_shipped(
 ) -> None:
     folder = write_tiny_model(tmp_path / "tiny")
     monkeypatch.setattr(locate, "shipped_folders", lambda: [tmp_path])
+    lend_operators(tmp_path / "cache")
     settings = load_settings({
         "paths.cache": str(tmp_path / "cache"),
         "models.tiny.path": str(folder),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from installed import lend_operators
 from keystroke.config import load_settings
 from keystroke.engine.load import load_model
 from keystroke.engine.onnx import backend
@@ -35,6 +36,7 @@ def test_a_path_that_is_not_there_is_named() -> None:
 def test_a_model_without_a_usable_tokenizer_is_refused_before_it_is_converted(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "tiny")
     (folder / "tokenizer.json").write_text("{}")
+    lend_operators(tmp_path / "cache")
     settings = load_settings({"paths.cache": str(tmp_path / "cache")})
     with pytest.raises(ModelDamaged, match=r"tokenizer\.json does not describe a tokenizer"):
         load_model(folder, settings)
@@ -50,6 +52,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_converted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(backend, "available_bytes", lambda: 50 << 20)
+    lend_operators(tmp_path)
     settings = load_settings({"paths.cache": str(tmp_path), "model.precision": "int8"})
     with pytest.raises(NotEnoughMemory, match=r"needs about 0\.2 GB at int8 and 0\.0 GB are free"):
         load_model("smollm2", settings)

@@ -19,7 +19,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from installed import program
+from installed import lend_operators, program
 from keystroke.clients.cli import main
 
 PROGRAM = str(Path(sys.executable).with_name("keystroke"))
@@ -28,6 +28,7 @@ PROGRAM = str(Path(sys.executable).with_name("keystroke"))
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's world of one temporary folder, for this process and those it starts."""
+    lend_operators(tmp_path / ".cache" / "keystroke")
     for name in [n for n in os.environ if n.startswith("KEYSTROKE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("KEYSTROKE_PATHS_STATE", str(tmp_path))

@@ -15,6 +15,7 @@ import httpx
 import pytest
 import torch
 
+from installed import lend_operators
 from keystroke.agent.sandbox import Sandbox, SandboxKind
 from keystroke.clients.cli import main
 from keystroke.config import load_settings
@@ -93,6 +94,7 @@ def test_examples_and_an_adapter_are_made_and_the_adapter_is_asked_in_its_format
     first, trained = trained, json.loads(capsys.readouterr().out)
     steps = read_adapter(Path(trained["adapter"])).facts["steps"]
     assert int(steps) == first["steps"] + trained["steps"]
+    lend_operators(tmp_path / "cache")
     settings = load_settings({
         "paths.cache": str(tmp_path / "cache"),
         "models.both.path": str(model),
