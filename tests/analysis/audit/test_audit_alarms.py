@@ -689,6 +689,17 @@ PAIRS = [
         "    c.execute(f'SELECT a FROM b WHERE n = {n!r}')\n",
         "python-sql-injection",
     ),
+    (
+        "c",
+        "the difference of two pointers, compared with the buffer",
+        "int f(const char *s) {\n    char b[32];\n    const char *end = strchr(s, ':');\n"
+        "    if (!end) return -1;\n    size_t n = (size_t)(end - s);\n"
+        "    if (n >= sizeof(b) || strlen(end) > 9) return -1;\n    memcpy(b, s, n);\n    return b[0];\n}\n",
+        "int f(const char *s) {\n    char b[32];\n    const char *end = strchr(s, ':');\n"
+        "    if (!end) return -1;\n    size_t n = (size_t)(end - s);\n"
+        "    memcpy(b, s, n);\n    return b[0];\n}\n",
+        "c-unchecked-length",
+    ),
 ]
 
 

@@ -235,7 +235,9 @@ class ExpressionFlow(CallFlow):
                 self.listener.on_arithmetic(op, args, expr.node)
             if op == "/" and self.family == "python" and not args[0].numeric:
                 return self.join_path(args)
-            if op == "-" and args[0].memory is not None and args[1].memory is None:
+            # What is taken from a pointer is a number, or another pointer: then the difference is one.
+            steps = args[1].memory is None and (args[1].numeric or args[1].level < PARAMETER)
+            if op == "-" and args[0].memory is not None and steps:
                 return self.offset_pointer([args[0], self.eval_unary("-", args[1])])
             return self.eval_range(op, args)
         if op in ("==", "===", "!=", "!==", "<", ">", "<=", ">=", "is", "is not"):
