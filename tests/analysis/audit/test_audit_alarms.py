@@ -700,6 +700,24 @@ PAIRS = [
         "    memcpy(b, s, n);\n    return b[0];\n}\n",
         "c-unchecked-length",
     ),
+    (
+        "typescript",
+        "keys that the object has already",
+        "function f(all: any, name: string) {\n  let o = all;\n  o = o[name];\n"
+        "  for (const key in o) {\n    o[key] = parseInt(o[key], 10);\n  }\n}\n",
+        "function f(all: any, name: string, more: any) {\n  let o = all;\n  o = o[name];\n"
+        "  for (const key in more) {\n    o[key] = parseInt(more[key], 10);\n  }\n}\n",
+        "javascript-prototype-pollution",
+    ),
+    (
+        "python",
+        "what is stored under a key that the client names",
+        "from flask import request, make_response\ndef page():\n"
+        "    entry = pages.get(request.args['name'])\n    return make_response('<p>' + entry.body + '</p>')\n",
+        "from flask import request, make_response\ndef page():\n"
+        "    entry = pages.get('none', request.args['name'])\n    return make_response('<p>' + entry + '</p>')\n",
+        "python-xss",
+    ),
 ]
 
 

@@ -258,8 +258,10 @@ class Detectors(_Secrets):
         recursed = bool(name and own) and re.search(into, body)
         if name is not None and re.search(_OWNED.format(re.escape(name)), around):
             return
-        # A copy of one level sets at most the prototype of the copy; one that calls itself reaches further.
         spelled = key_of(expr.key) or ""
+        if name and spelled and re.search(_OWN_KEYS.format(re.escape(spelled), re.escape(name)), around):
+            return
+        # A copy of one level sets at most the prototype of the copy; one that calls itself reaches further.
         given = rf"[(,]\s*{re.escape(name or '')}\s*\[\s*{re.escape(spelled)}\s*\]\s*(?:[,)]|\|\||\?\?)"
         deep = (
             right is not None
@@ -282,6 +284,8 @@ _COUNTED = re.compile(r"(?:^|[._])[ij]$|(?i:index|idx|length|count|offset|positi
 _LINK = re.compile(r"<a\s[\s\S]*\bhref=(?:\{|[\"']https?:)")
 _TIED = re.compile(r"\brel=|\{\.\.\.")
 _OWNED = r"hasOwn(?:Property)?(?:\.call)?\(\s*{0}\s*,|\b{0}\.hasOwnProperty\("
+# A loop over the keys that the object itself has: none of them is new.
+_OWN_KEYS = r"\b{0}\s+(?:in\s+{1}|of\s+Object\.keys\({1}\))\s*\)|Object\.keys\({1}\)\.forEach\(\s*\(?{0}\b"
 _GUARDED = re.compile(
     r"__proto__|\b(?:[A-Z][A-Z_]{2,}|\w*(?i:block|forbid|unsafe|danger|reserved|proto)\w*)\.(?:has|includes|indexOf)\(|"
     r"Object\.create\(null\)|new Map\b|isPrototypePolluted|isSafeKey|isUnsafe(?:Key|Property)"

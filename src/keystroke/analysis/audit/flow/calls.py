@@ -118,7 +118,13 @@ class CallFlow(NarrowingFlow):
             )
         if know.origins.match(out):
             return Value(level=LOCAL, path=out, origin=out, numeric=know.numeric.match(out))
-        inputs = ([receiver] if receiver is not None else []) + args + list(kwargs.values())
+        stored = (  # what is stored under a key is not the key
+            path.endswith(".get")
+            and self.family in ("python", "javascript")
+            and receiver is not None
+            and receiver.level <= LOCAL
+        )
+        inputs = ([receiver] if receiver is not None else []) + args[stored:] + list(kwargs.values())
         if expr.new and not inputs:
             return Value(path=out)
         mixed = mix(inputs)
