@@ -713,9 +713,11 @@ PAIRS = [
         "python",
         "what is stored under a key that the client names",
         "from flask import request, make_response\ndef page():\n"
-        "    entry = pages.get(request.args['name'])\n    return make_response('<p>' + entry.body + '</p>')\n",
+        "    entry = pages.get(request.args['name'])\n"
+        "    return make_response('<p>' + entry.body + '</p>')\n",
         "from flask import request, make_response\ndef page():\n"
-        "    entry = pages.get('none', request.args['name'])\n    return make_response('<p>' + entry + '</p>')\n",
+        "    entry = pages.get('none', request.args['name'])\n"
+        "    return make_response('<p>' + entry + '</p>')\n",
         "python-xss",
     ),
 ]
