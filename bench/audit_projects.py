@@ -35,6 +35,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -296,10 +297,16 @@ def prove(outcome: ProjectOutcome, root: Path, files: list[AuditedFile], sandbox
         return
     fixed = [(file, item) for file in files for item in file.findings if item.fixes]
     suite = partial(_passed, sandbox, root, command)
-    if outcome.pin.registry == "pypi":
-        _install_missing(outcome.pin, root, suite)
+    missing: set[str] = set()
+    for _ in range(3 if outcome.pin.registry == "pypi" else 0):
+        suite(collect=True)
+        if not _install_missing(root, missing):
+            break
     # What runs before has half of the time that the same tests have after, so none is out of time only then.
-    before = suite(measured=sorted({file.path for file, _ in fixed}), seconds=TEST_SECONDS // 2)
+    suite_before = partial(suite, sorted({file.path for file, _ in fixed}), TEST_SECONDS // 2)
+    before = suite_before()
+    if not before and outcome.pin.registry == "pypi" and _install_missing(root, missing):
+        before = suite_before()
     outcome.tested = bool(before)
     if not before:
         outcome.why = "none of its tests passes"
@@ -365,6 +372,7 @@ def _prepare(pin: ProjectPin, root: Path) -> list[str] | None:
             for name in _TEST_REQUIREMENTS:
                 if (root / name).is_file():
                     _quiet([*pip, "-r", name], root)
+            _quiet([*pip, *_grouped_requirements(root)], root)
             (place / "ready").touch()
         return [str(python), "-m", "pytest", *_PYTEST]
     if not (root / "node_modules").is_dir() and not _quiet(
@@ -372,6 +380,17 @@ def _prepare(pin: ProjectPin, root: Path) -> list[str] | None:
     ):
         return None
     return ["npm", "test", "--silent"]
+
+
+def _grouped_requirements(root: Path) -> list[str]:
+    """The requirements that pyproject.toml groups for tests and development."""
+    try:
+        table = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    groups = table.get("dependency-groups", {})
+    found = [item for name in ("test", "tests", "testing", "dev") for item in groups.get(name, ())]
+    return [item for item in found if isinstance(item, str)]
 
 
 def _pip(python: Path) -> list[str]:
@@ -397,25 +416,22 @@ _DISTRIBUTIONS = {"yaml": "pyyaml", "dateutil": "python-dateutil", "bs4": "beaut
 _DISTRIBUTIONS |= {"pkg_resources": "setuptools<81", "sklearn": "scikit-learn", "jwt": "pyjwt"}
 
 
-def _install_missing(pin: ProjectPin, root: Path, suite: Callable[..., set[str]]) -> None:
-    """Installs modules that the tests import and the project does not declare, under their own names.
+def _install_missing(root: Path, tried: set[str]) -> bool:
+    """Installs modules that the last run did not find, under their own names; False if there are none.
 
     Only wheels: a guessed name must not run code of its own while it is installed.
     """
     python = root / ".audit-venv" / "bin" / "python"
-    tried: set[str] = set()
-    for _ in range(3):
-        suite(collect=True)
+    told = ""
+    for name in (_REPORT, _OUTPUT):
         with contextlib.suppress(OSError):
-            told = (root / _REPORT).read_text(encoding="utf-8", errors="replace").replace("&apos;", "'")
-            missing = {name for name in _MODULE.findall(told) if not (root / name).exists()} - tried
-            if missing:
-                tried |= missing
-                for name in sorted(missing)[:8]:
-                    wheel = _DISTRIBUTIONS.get(name, name.replace("_", "-"))
-                    _quiet([*_pip(python), "--only-binary", ":all:", wheel], root)
-                continue
-        return
+            told += (root / name).read_text(encoding="utf-8", errors="replace").replace("&apos;", "'")
+    missing = {name for name in _MODULE.findall(told) if not (root / name).exists()} - tried
+    tried |= missing
+    for name in sorted(missing)[:8]:
+        wheel = _DISTRIBUTIONS.get(name, name.replace("_", "-"))
+        _quiet([*_pip(python), "--only-binary", ":all:", wheel], root)
+    return bool(missing)
 
 
 def _quiet(command: list[str], root: Path) -> bool:
@@ -426,6 +442,7 @@ def _quiet(command: list[str], root: Path) -> bool:
 
 
 _REPORT = ".audit-tests.xml"
+_OUTPUT = ".audit-tests.txt"  # says what is missing where there is no report
 _TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-mock", "pytest-timeout", "coverage", "setuptools", "wheel")
 # A project's own options may name plugins that are not here; one broken module must not hide the others.
 _PYTEST = (
@@ -458,6 +475,7 @@ def _passed(
         traced.append(f"--include={','.join(measured)}")
         command = [command[0], *traced, *command[1:]]
     ended = sandbox.run(command, SandboxPolicy(root), CommandLimits(seconds=seconds + 40))
+    (root / _OUTPUT).write_text(ended.output, encoding="utf-8", errors="replace")
     if "pytest" not in command:
         return {"npm test"} if ended.code == 0 else set()
     try:
