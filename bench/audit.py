@@ -17,9 +17,9 @@
              that is offered: `fixes_run` were run, `fixes_right` of them kept every harmless result and ended
              the attack; the two must be equal. `fixes_offered_share`: of the findings in the rules' own
              examples, by language, how many have a fix (not a suggestion). See audit_fixes.py.
-  projects   packages of the newest draw: alarms, safe fixes, what readers said of them, and their own tests
-             before and after these fixes (`alarms_per_kloc`, `true_share`, `fixes_safe`, `fixes_wrong`); see
-             audit_projects.py.
+  projects   packages of the newest draw that readers judged: alarms, safe fixes, what readers said of them,
+             and their own tests before and after these fixes (`alarms_per_kloc`, `true_share`, `fixes_safe`,
+             `fixes_wrong`); see audit_projects.py.
   suites     with --suite NAME=DIR (as often as wanted): labelled folders as their authors publish them, see
              audit_suites.py. Recall over the weak lines or files, alarms over those marked as safe, apart
              for the half of the files that rules may be tuned on and the half that is held out.
@@ -564,7 +564,7 @@ def main() -> None:
     if "fixes" in wanted:
         out |= fixes()
     if "projects" in wanted:
-        newest = max(pin.seed for pin in read_pins())
+        newest = max(pin.seed for pin in read_pins() if judged(pin.seed))
         pins = [pin for pin in read_pins() if pin.seed == newest]
         out |= measure(pins, options.minutes) | judged(newest)
     if "suites" in wanted:
