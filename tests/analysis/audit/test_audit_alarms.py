@@ -720,6 +720,13 @@ PAIRS = [
         "    return make_response('<p>' + entry + '</p>')\n",
         "python-xss",
     ),
+    (
+        "python",
+        "states of a check that passed",
+        "STATES = {'PASS': 'GATEWAY_PASSED', 'BLOCK': 'GATEWAY_BLOCKED'}\n",
+        "LOGIN = {'PASS': 'Hunter_2_Gateway', 'USER': 'root'}\n",
+        "python-hardcoded-secret",
+    ),
 ]
 
 

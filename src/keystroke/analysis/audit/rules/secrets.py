@@ -115,7 +115,9 @@ def is_secret(name: str, value: str) -> bool:
     if found is None or not 3 <= len(value) <= 400 or _PLACEHOLDER.search(value):
         return False
     if found[1].lower() == "pass" and (
-        _OTHER_PASS.search(name) or not (len(value) >= 8 or re.search(r"[\d\W]", value))
+        _OTHER_PASS.search(name)
+        or not (len(value) >= 8 or re.search(r"[\d\W]", value))
+        or re.fullmatch(r"[A-Z]+(?:_[A-Z]+)+", value)  # the name of a state
     ):
         return False  # a pass of another kind
     if _NUMBERS.fullmatch(value):
