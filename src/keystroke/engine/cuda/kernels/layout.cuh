@@ -255,7 +255,8 @@ constexpr int ROPE_AT = ROUTING_AT + (MIXTURE ? ((int)sizeof(Routing) + 127) / 1
 constexpr int ROPE_ENTRIES = COLUMNS * HEAD_DIM / 2;  // of one table
 constexpr int SCRATCH_AT = ROPE_AT + ROPE_ENTRIES * 8 * (1 + WINDOW_ROPE);
 constexpr int SUM_STRIDE = COLUMNS + 4;              // keeps the rows of a sum in different banks
-constexpr int REDUCTION = WARPS * 16 * SUM_STRIDE;   // floats of one unit's partial sums
+constexpr int SUM_COLUMNS = SINGLE ? 1 : SUM_STRIDE;  // a single row stores no others
+constexpr int REDUCTION = WARPS * 16 * SUM_COLUMNS;   // floats of one unit's partial sums
 constexpr int BUFFERS = TILES_N == 1 ? 4 : TILES_N == 2 ? 3 : 2;  // units whose sums may be under way
 constexpr int LAG = TILES_N == 1 ? 2 : 1;            // units that are multiplied before an earlier one's sums are added
 constexpr int ADDERS = TILES_N;                      // warps that add a unit's sums, eight columns each
@@ -265,7 +266,7 @@ constexpr int SENT_AT = 16 * (PAGE + PAD) * 2 + 2 * WARPS * 16 * 4;  // of a uni
 constexpr int SENT_STRIDE = HEAD_DIM + 8;
 constexpr int SENT_ROWS = ((ATTENTION_BYTES - SENT_AT) / (2 * SENT_STRIDE) - 16) / 2;  // beside 16 queries
 constexpr int SELECTION_BYTES = HEAD_DIM > 128 ? 8192 : 4096;
-constexpr int SUMS_BYTES = BUFFERS * REDUCTION * 4;
+constexpr int SUMS_BYTES = BUFFERS * WARPS * 16 * SUM_STRIDE * 4;  // the same for a single row, so that one plan serves both
 constexpr int SCRATCH_BYTES = SUMS_BYTES > 2 * ATTENTION_BYTES + SELECTION_BYTES ? SUMS_BYTES : 2 * ATTENTION_BYTES + SELECTION_BYTES;
 constexpr int OPERAND_AT = (SCRATCH_AT + SCRATCH_BYTES + 127) / 128 * 128;
 

@@ -258,11 +258,18 @@ DEVICE void multiply_unit(Worker& w, Tail& mine, int index, int left, const Colu
   float* sums = w.scratch + buffer * REDUCTION;
   barrier_wait(&w.freed[buffer], (w.unit / BUFFERS & 1) ^ 1);
   ++w.unit;
+  if constexpr (SINGLE) {
+    if (w.j == 0) {
+      sums[w.warp * 16 + w.g] = acc[0][0][0] + acc[1][0][0];
+      sums[w.warp * 16 + w.g + 8] = acc[0][0][2] + acc[1][0][2];
+    }
+  } else {
 #pragma unroll
-  for (int n = 0; n < TILES_N; ++n) {
-    const int at = (w.warp * 16 + w.g) * SUM_STRIDE + n * 8 + w.j * 2;
-    *(float2*)(sums + at) = make_float2(acc[0][n][0] + acc[1][n][0], acc[0][n][1] + acc[1][n][1]);
-    *(float2*)(sums + at + 8 * SUM_STRIDE) = make_float2(acc[0][n][2] + acc[1][n][2], acc[0][n][3] + acc[1][n][3]);
+    for (int n = 0; n < TILES_N; ++n) {
+      const int at = (w.warp * 16 + w.g) * SUM_STRIDE + n * 8 + w.j * 2;
+      *(float2*)(sums + at) = make_float2(acc[0][n][0] + acc[1][n][0], acc[0][n][1] + acc[1][n][1]);
+      *(float2*)(sums + at + 8 * SUM_STRIDE) = make_float2(acc[0][n][2] + acc[1][n][2], acc[0][n][3] + acc[1][n][3]);
+    }
   }
   warp_sync();
   if (w.lane == 0) barrier_arrive(&w.ready[buffer]);
@@ -285,8 +292,8 @@ DEVICE void add_unit(Worker& w, const Tail& tail, int number, int unit, const Fi
     float low = 0, high = 0;
 #pragma unroll
     for (int k = 0; k < WARPS; ++k) {
-      low += sums[(k * 16 + g) * SUM_STRIDE + m];
-      high += sums[(k * 16 + g + 8) * SUM_STRIDE + m];
+      low += sums[(k * 16 + g) * SUM_COLUMNS + m];
+      high += sums[(k * 16 + g + 8) * SUM_COLUMNS + m];
     }
     const float part = share(unit, m);
     finish(unit, i, g, m, low * tail.scale_low + tail.bias_low * part, high * tail.scale_high + tail.bias_high * part);
