@@ -13,6 +13,7 @@ the parts that failed or were left out, and is written to bench/results/cuda-row
 anything was.
 
     python -m bench.cuda                   every part; bench/cuda_rows holds them
+    python -m bench.cuda moe-host          experts in host memory, by the GPU's memory
     python -m bench.cuda 135m 7b-int4      some of: 135m 1.5b 7b 7b-int8 7b-stored 120k serve-135m ... edit
     python -m bench.cuda 1.5b 1.5b-sm_80 1.5b-sm_86 7b-int4-sm_86     this GPU run as an older kind beside it
         --model PATH    a folder or GGUF file with real weights, for the edit, coder-new, coder-repeat and
@@ -79,8 +80,9 @@ QUOTED = {
     ("Qwen2.5-1.5B", "bf16", LONG): ("llama.cpp F16", 247.0),
 }
 QUALITY = "coder-quality"
+HOST_EXPERTS = "moe-host"  # several engines, see host_experts.py
 REAL = (EDIT, *CODER, QUALITY)  # parts that need real weights
-EVERY = (*PARTS, *REAL, *SERVED)
+EVERY = (*PARTS, HOST_EXPERTS, *REAL, *SERVED)
 COMMON = ("shape", "precision", "context", "mode", "tok_s", "fraction_of_limit", "peer_tok_s")
 
 
@@ -242,6 +244,8 @@ def command(name: str, model: Path | None, coder: tuple[str, ...] = ()) -> tuple
         return "-m", "bench.cuda_rows.cuda_coder", name, str(model), *coder
     if name in SERVED:
         return "-m", "bench.cuda_rows.cuda_serve", name
+    if name == HOST_EXPERTS:
+        return "-m", "bench.cuda_rows.host_experts"
     if name == QUALITY:
         return "-m", "bench.cuda_rows.coder_quality", str(model), "--part"
     parts = ("-m", "bench.cuda_rows.cuda_parts", name)
@@ -260,7 +264,7 @@ def measure(
     beside = {name: Worker("-m", "bench.cuda_rows.cuda_peer", name) for name in peers}
 
     def limit_of_part(name: str = "") -> float:
-        return min(deadline, time.monotonic() + LONGEST * (4 if name == QUALITY else 1))
+        return min(deadline, time.monotonic() + LONGEST * (4 if name in (QUALITY, HOST_EXPERTS) else 1))
 
     try:
         report.progress(f"compiling kernels, and transformers for {', '.join(peers) or 'nothing'}")

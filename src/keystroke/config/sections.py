@@ -25,6 +25,7 @@ PRECISIONS = ("auto", "stored", "int4", "int8", "fp16", "fp32")
 KERNELS = ("auto", "portable")
 SPARSE = ("off", "auto", "always")
 KV_PRECISIONS = ("bf16", "int8")
+EXPERTS = ("auto", "gpu", "host")
 CUDA_TARGETS = ("auto", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 
@@ -92,6 +93,14 @@ class EngineSettings:
     # bf16: what the model was trained with. int8 halves the memory and the reads of a long context.
     kv_precision: str = option(
         "bf16", "precision of the KV cache on a GPU; int8 holds twice as much", choices=KV_PRECISIONS
+    )
+    # auto: on the GPU if all fit beside the KV cache, else as many as fit; the CPU computes the others.
+    experts: str = option(
+        "auto", "where the experts of a mixture are on a machine with a GPU", choices=EXPERTS
+    )
+    # None: what is free.
+    expert_budget_mb: int | None = option(
+        None, "GPU memory for experts, in MB; left out: what is free", least=0, most=4_000_000
     )
     # auto: the GPU of this machine. An older target shows how a model runs on older hardware.
     cuda_target: str = option("auto", "GPU architecture that kernels are compiled for", choices=CUDA_TARGETS)

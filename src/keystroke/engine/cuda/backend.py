@@ -17,6 +17,7 @@ from keystroke.errors import ConfigError, KeystrokeError, ModelError
 
 if TYPE_CHECKING:
     from keystroke.engine.base import Engine
+    from keystroke.engine.cuda.gpu import ExpertPlacement
     from keystroke.engine.cuda.plan import KvPrecision
     from keystroke.engine.cuda.sparse import Sparse
 
@@ -79,6 +80,10 @@ def load(request: LoadArguments) -> Engine:
         draft_head=lambda spec: head_of_model(path, spec, settings),
         adapter=request.adapter,
         target=settings.engine.cuda_target,
+        experts=cast("ExpertPlacement", settings.engine.experts),
+        expert_bytes=settings.engine.expert_budget_mb and settings.engine.expert_budget_mb << 20,
+        cache=settings.paths.cache,
+        exact=settings.engine.exact,
     )
     remember_expert_cost(engine, engine.spec.experts, _EXPERTS_SHARE)
     return engine
@@ -101,7 +106,9 @@ def report(model: str, settings: Settings) -> tuple[bool, str]:
     except KeystrokeError as error:
         return False, str(error)
     kv_precision = cast("KvPrecision", settings.engine.kv_precision)
-    return gpu_report(spec, meant, kv_precision, stored, settings.engine.cuda_target)
+    placement = cast("ExpertPlacement", settings.engine.experts)
+    most = settings.engine.expert_budget_mb and settings.engine.expert_budget_mb << 20
+    return gpu_report(spec, meant, kv_precision, stored, settings.engine.cuda_target, placement, most)
 
 
 def _has_driver() -> bool:

@@ -34,6 +34,7 @@ DECODE_PARTS = (  # in order of dependence
     "multiply.cuh",
     "project.cuh",
     "delta.cuh",
+    "host_experts.cuh",
     "experts.cuh",
     "attention.cuh",
     "selection.cuh",

@@ -18,8 +18,17 @@ from keystroke.engine.base import GREEDY, Engine, EngineStats, Guess, ModelInfo,
 from keystroke.engine.checkpoint import extend_context, open_checkpoint
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.draft import DraftHead, DraftingLauncher, HeadPlan, has_room, head_bytes_per_token
-from keystroke.engine.cuda.driver import GpuLauncher, compile_in_background
-from keystroke.engine.cuda.gpu import gpu_report, gpu_target, kv_token_capacity, multiprocessors, nvidia_gpu
+from keystroke.engine.cuda.driver import GpuLauncher, cache_folder, compile_in_background
+from keystroke.engine.cuda.expert_use import Uses, exchanges
+from keystroke.engine.cuda.gpu import (
+    ExpertPlacement,
+    choose_resident,
+    gpu_report,
+    gpu_target,
+    kv_token_capacity,
+    multiprocessors,
+    nvidia_gpu,
+)
 from keystroke.engine.cuda.pages import PagePool, PageTable
 from keystroke.engine.cuda.plan import LOGGED_ROWS, PAGE, KvPrecision
 from keystroke.engine.cuda.prefill import WORK, Prefill, operations_per_portion
@@ -38,7 +47,8 @@ from keystroke.engine.cuda.sparse import (
 from keystroke.engine.cuda.states import StatePool
 from keystroke.engine.cuda.step import Launch, SequenceRows, StepOutcome, Stepper
 from keystroke.engine.cuda.stored import RequestedPrecision
-from keystroke.engine.cuda.weights import Weights, build_weights, load_weights, plan_of
+from keystroke.engine.cuda.weights import Weights, build_weights, load_weights, place_experts, plan_of
+from keystroke.engine.host_experts import expert_store
 from keystroke.engine.sampler import verify
 from keystroke.engine.snapshots import SNAPSHOT_SHARE
 from keystroke.engine.speculative.head_file import HeadWeights, open_head
@@ -53,6 +63,8 @@ _POSITIONS_AHEAD = 3  # writable positions of a plain step: its own and those of
 _DRAFT_TOKENS = 6  # longest draft of the draft head: later tokens are rarely right
 _MIN_CHANCE = 0.3  # a draft less likely than this costs more than it saves
 _MIN_CHANCE_SAMPLED = 0.1  # lower: draws with the same noise agree more often than by chance
+_FOLLOW_AFTER = 256  # rows whose choice of experts decides what is exchanged
+_MOST_EXCHANGED = 128  # experts at once: about 0.3 GB
 _AGREED_STEPS = 2  # steps that verified exactly the guess before the device launches ahead
 
 
@@ -159,6 +171,9 @@ class CudaEngine(Engine):
         self.repeated_steps = 0  # of these, repeated with all of it
         values = self._values.view(*shape[:3], spec.head_dim, PAGE)
         self._prefill = Prefill(weights, keys, values)
+        self._weights = weights
+        self.follows_use = False  # whether experts are exchanged between turns, which changes rounding
+        self._counted: Uses | None = None  # uses of experts when some were last exchanged
         self._free_slots = list(range(_SLOTS - 1, -1, -1))
         self._sessions: set[CudaSession] = set()
         self._ahead: _AheadLaunch | None = None
@@ -226,7 +241,10 @@ class CudaEngine(Engine):
         self._closed = True
         self.head = self._last_step = None
         self.states = None
-        del self._stepper, self._prefill, self._keys, self._values, self._tables, self._bounds
+        if self._weights.host is not None:
+            self._weights.host.keep_profile(self._expert_uses())
+        self._stepper.close()
+        del self._stepper, self._prefill, self._weights, self._keys, self._values, self._tables, self._bounds
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -257,6 +275,8 @@ class CudaEngine(Engine):
     ) -> None:
         """Compute KV of `tokens`, and the recurrent state in `slot`; `after` holds the token that follows
         them, if it is known."""
+        if start == 0 or len(tokens) > self.tail:
+            self._follow_use()
         try:
             if self.head is None or not after:
                 self._prefill.run(tokens, start, pages, slot=slot)
@@ -267,6 +287,29 @@ class CudaEngine(Engine):
             raise NotEnoughMemory(
                 "the GPU has no room left to read the prompt; give the engine less KV memory"
             ) from error
+
+    def _expert_uses(self) -> Uses:
+        """How often each expert was chosen since the model was loaded."""
+        uses = self._stepper.expert_uses
+        assert uses is not None
+        found: Uses = uses.cpu().numpy().astype(np.int64)
+        return found
+
+    def _follow_use(self) -> None:
+        """Exchange experts that are used rarely for others that are used often. No step may run."""
+        host, experts = self._weights.host, self.spec.experts
+        if not self.follows_use or host is None or experts is None or not self._stepper.plan.resident:
+            return
+        uses = self._expert_uses()
+        recent = uses if self._counted is None else uses - self._counted
+        if recent[0].sum() < _FOLLOW_AFTER * experts.top:
+            return
+        self._counted = uses
+        found = exchanges(recent, host.resident, _MOST_EXCHANGED)
+        for layer, position, expert in found:
+            self._weights.place_expert(layer, position, expert)
+        if found:
+            self._stepper.set_placement(host)
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""
@@ -514,11 +557,18 @@ def load_cuda(
     draft_head: Callable[[ModelSpec], Path | None] | Path | None = None,
     adapter: AdapterFile | None = None,
     target: str = "auto",
+    experts: ExpertPlacement = "gpu",
+    expert_bytes: int | None = None,
+    cache: Path | None = None,
+    exact: bool = True,
 ) -> CudaEngine:
     """Load a Hugging Face folder or GGUF file onto the first GPU. A longer `context` than trained uses YaRN.
     `kv_tokens` defaults to what fits in the free memory, or in `kv_bytes`. `draft_head` is the folder of a
     head for this model, or a function that finds it. An `adapter` is merged into the weights. `target` names
-    an older GPU architecture to compile for (target.py). Raises ModelError, NotEnoughMemory, ConfigError."""
+    an older GPU architecture to compile for (target.py). `experts` says where a mixture's experts are: "auto"
+    leaves those that do not fit, or exceed `expert_bytes`, in host memory, where operators compiled into
+    `cache` compute them; unless `exact`, experts are also exchanged between turns. Raises ModelError,
+    NotEnoughMemory, ConfigError."""
     device = nvidia_gpu()
     kind, blocks = gpu_target(device, target), multiprocessors(device)
     with open_checkpoint(path) as checkpoint:
@@ -530,9 +580,20 @@ def load_cuda(
             head = head if has_room(head.config, checkpoint.spec, blocks, kind) else None
         source = checkpoint if adapter is None else AdaptedCheckpoint(checkpoint, adapter)
         plan = plan_of(source, precision, blocks, kv_precision, kind)
+        free, total = torch.cuda.mem_get_info(device)
+        wanted = None if kv_bytes is None else kv_bytes // plan.kv_bytes_per_token
+        resident = choose_resident(
+            plan, experts, free, total, kv_tokens=kv_tokens or wanted, most=expert_bytes
+        )
+        host = None
+        if resident is not None:
+            plan = replace(plan, resident=resident)
+            folder = cache or cache_folder()
+            profile = folder / "experts" / f"{checkpoint.fingerprint()[:20]}.npy"
+            host = place_experts(plan, expert_store(source, folder), profile)
         drafting = None if head is None else HeadPlan(head.config, plan)
         with compile_in_background(plan, sparse=sparse != "off" and supports_sparse(plan), head=drafting):
-            weights = load_weights(source, plan, device)
+            weights = load_weights(source, plan, device, host)
     if kv_tokens is None:
         free, total = torch.cuda.mem_get_info(device)
         each = weights.plan.kv_bytes_per_token + (0 if head is None else head_bytes_per_token(head.config))
@@ -541,4 +602,6 @@ def load_cuda(
             free -= STATE_SLOTS * weights.plan.state_bytes
         kv_tokens = kv_token_capacity(weights.plan, free, total, each, kv_bytes)
     launcher = GpuLauncher(weights.plan, device)
-    return CudaEngine(weights, launcher, kv_tokens, sparse=sparse, draft_head=head)
+    engine = CudaEngine(weights, launcher, kv_tokens, sparse=sparse, draft_head=head)
+    engine.follows_use = not exact
+    return engine

@@ -3,6 +3,9 @@ nothing."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import torch
 
 from keystroke.engine.checkpoint.spec import ModelSpec
@@ -12,6 +15,9 @@ from keystroke.errors import KeystrokeError, ModelError, NotEnoughMemory
 
 _MOST_SPARE = 4 << 30
 _FEWEST_TOKENS = 1024  # of KV; with less room a model is not loaded
+_TOKENS_BESIDE_EXPERTS = 16_384  # of KV that experts leave room for
+
+ExpertPlacement = Literal["auto", "gpu", "host"]
 
 
 def spare_bytes(total: int) -> int:
@@ -31,6 +37,63 @@ def kv_token_capacity(plan: Plan, free: int, total: int, each: int, most: int | 
         )
     wanted = 16 * plan.spec.context_length if most is None else max(most // each, _FEWEST_TOKENS)
     return min(tokens, wanted)
+
+
+def expert_bytes(plan: Plan) -> int:
+    """Bytes of one expert of every layer."""
+    whole = replace(plan, resident=None)
+    layers = (whole.layer(index) for index in range(plan.spec.layers))
+    return sum((layer["gate_up"].bytes + layer["down"].bytes) // whole.expert_slots for layer in layers)
+
+
+def bytes_beside_experts(plan: Plan, total: int, kv_tokens: int | None = None) -> int:
+    """GPU memory that a mixture needs beside the experts in it: other weights, a context, and room to read a
+    prompt with the experts of one layer at a time."""
+    spec, experts = plan.spec, plan.spec.experts
+    assert experts is not None
+    tokens = min(spec.context_length, _TOKENS_BESIDE_EXPERTS) if kv_tokens is None else kv_tokens
+    reading = 2 * 3 * experts.count * experts.width * spec.hidden
+    return _other_weights(plan) + reading + spare_bytes(total) // 2 + tokens * plan.kv_bytes_per_token
+
+
+def _other_weights(plan: Plan) -> int:
+    """Bytes of all weights but experts."""
+    spec, experts = plan.spec, plan.spec.experts
+    routers = spec.layers * experts.count * spec.hidden * 4 if experts else 0
+    return replace(plan, resident=0).packed_bytes + spec.vocab_size * spec.hidden * 2 + routers
+
+
+def choose_resident(
+    plan: Plan,
+    wanted: ExpertPlacement,
+    free: int,
+    total: int,
+    *,
+    kv_tokens: int | None = None,
+    most: int | None = None,
+) -> int | None:
+    """How many experts of each layer the GPU holds; None: all. `most`: bytes for experts. Raises
+    NotEnoughMemory if all are wanted and do not fit."""
+    experts = plan.spec.experts
+    if experts is None:
+        return None
+    if wanted == "host":
+        return 0
+    each = expert_bytes(plan)
+    fewest = (kv_tokens or _FEWEST_TOKENS) * plan.kv_bytes_per_token * 10 // 9
+    lack = _other_weights(plan) + each * experts.count + spare_bytes(total) + fewest - free
+    if most is not None:
+        lack = max(lack, each * experts.count - most)
+    if lack <= 0:
+        return None
+    if wanted == "gpu":
+        raise NotEnoughMemory(
+            f"the experts of {plan.spec.name} need {lack / 1e9:.1f} GB more GPU memory; set "
+            "engine.experts to auto to leave some of them in host memory"
+        )
+    room = free - bytes_beside_experts(plan, total, kv_tokens)
+    room = room if most is None else min(room, most)
+    return min(max(room // each, 0), experts.count - 1)
 
 
 def nvidia_gpu() -> torch.device:
@@ -68,17 +131,22 @@ def gpu_report(
     kv_precision: KvPrecision = "bf16",
     stored: Formats | None = None,
     target: str = "auto",
+    experts: ExpertPlacement = "auto",
+    most: int | None = None,
 ) -> tuple[bool, str]:
     """Whether this machine's GPU suits a model, and one sentence about it. `stored`: the formats of precision
-    "stored"."""
+    "stored"; `experts` and `most`: as for `choose_resident`."""
     try:
         device = nvidia_gpu()
         kind = gpu_target(device, target)
         plan = Plan(spec, precision, multiprocessors(device), kv_precision, stored, kind)
         rows = plan.max_rows
+        free, total = torch.cuda.mem_get_info(device)
+        resident = choose_resident(plan, experts, free, total, most=most)
     except KeystrokeError as error:
         return False, str(error)
-    free, total = torch.cuda.mem_get_info(device)
+    if resident is not None:
+        return _report_of_placement(plan, resident, free, total, torch.cuda.get_device_name(device))
     need = plan.packed_bytes + spec.vocab_size * spec.hidden * 2 + spare_bytes(total)
     name = torch.cuda.get_device_name(device)
     sizes = f"{name}: {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
@@ -89,3 +157,18 @@ def gpu_report(
     room = f"leaves room for {tokens:,} tokens of KV in {kv_precision}"
     how = f"kernels for {kind.name}, up to {rows} rows a step"
     return True, f"{sizes}; {how}; {spec.name} in {precision} {room}"
+
+
+def _report_of_placement(plan: Plan, resident: int, free: int, total: int, name: str) -> tuple[bool, str]:
+    """The report of a mixture of which the host computes some experts."""
+    spec, experts = plan.spec, plan.spec.experts
+    assert experts is not None
+    sizes = f"{name}: {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
+    if free < (need := bytes_beside_experts(plan, total)):
+        lack = f"{spec.name} needs {need / 1e9:.1f} GB even with all experts in host memory"
+        return False, f"{sizes}, but {lack}; choose a smaller model"
+    host = expert_bytes(plan) * (experts.count - resident)
+    return True, (
+        f"{sizes}; {spec.name} in {plan.precision} runs with {resident} of {experts.count} experts of each "
+        f"layer on the GPU and the others ({host / 1e9:.1f} GB) in host memory (engine.experts)"
+    )

@@ -119,7 +119,7 @@ def qkv_order(heads: int, kv_heads: int, head_dim: int) -> Tensor:
 
 def gate_up_order(intermediate: int) -> Tensor:
     """Eight rows of gate alternating with the same eight of up, for the stacked matrix."""
-    gate = torch.arange(intermediate).view(-1, 1, 8)
+    gate = torch.arange(intermediate).view(intermediate // 8, 1, 8)
     return torch.cat((gate, gate + intermediate), 1).reshape(-1)
 
 

@@ -130,6 +130,9 @@ class Plan:
     kv_precision: KvPrecision = "bf16"
     stored: Formats | None = None  # only for precision "stored"
     target: Target = HOPPER
+    resident: int | None = (
+        None  # experts of each layer in GPU memory; None: all. The host computes the others
+    )
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -259,17 +262,26 @@ class Plan:
         experts = self.spec.experts
         return used_experts(experts) * experts.width if experts else self.spec.intermediate
 
+    @property
+    def expert_slots(self) -> int:
+        """Experts of a layer in GPU memory; a shared one is the last."""
+        experts = self.spec.experts
+        assert experts is not None
+        if self.resident is None:
+            return all_experts(experts)
+        return self.resident + (experts.shared > 0)
+
     @cached_property
     def gate_up(self) -> Matrix:
-        """Of a mixture: the matrices of all experts, concatenated; the down projection likewise."""
+        """Of a mixture: the matrices of its experts, concatenated; the down projection likewise."""
         experts = self.spec.experts
-        width = all_experts(experts) * experts.width if experts else self.spec.intermediate
+        width = self.expert_slots * experts.width if experts else self.spec.intermediate
         return Matrix(width // 8, 1, self.spec.hidden, self.formats.gate_up)
 
     @cached_property
     def down(self) -> Matrix:
         if (experts := self.spec.experts) is not None:
-            tiles = all_experts(experts) * self.spec.hidden // 16
+            tiles = self.expert_slots * self.spec.hidden // 16
             return Matrix(tiles, 1, experts.width, self.formats.down)
         split = self._split(self.spec.intermediate, 64)
         return Matrix(self.spec.hidden // 16, split, self.spec.intermediate // split, self.formats.down)
@@ -426,7 +438,7 @@ class Plan:
 
     @property
     def streamed_bytes(self) -> int:
-        """Weight bytes that a step of one row reads, and those of recurrent states."""
+        """Weight bytes that a step of one row reads on the GPU, and those of recurrent states."""
         whole = self.packed_bytes
         if (delta := self.spec.delta) is not None:
             heads = 2 * delta.value_heads * self.spec.hidden
@@ -435,9 +447,12 @@ class Plan:
             return whole
         layers = range(self.spec.layers)
         matrices = sum(self.layer(index)[name].bytes for index in layers for name in ("gate_up", "down"))
-        count = all_experts(experts)
-        routers = self.spec.layers * count * self.spec.hidden * 4
-        return whole + routers - matrices * (experts.count - experts.top) // count
+        routers = self.spec.layers * all_experts(experts) * self.spec.hidden * 4
+        slots = self.expert_slots
+        unread = slots * (experts.count - experts.top) // experts.count  # of experts used equally often
+        if self.resident is None:
+            unread = experts.count - experts.top
+        return whole + routers - (matrices * unread // slots if slots else 0)
 
     @property
     def packed_bytes(self) -> int:
@@ -508,7 +523,7 @@ class Plan:
             "O_SPLIT": self.output.split,
             "O_ALONE": int(self._output_alone()),
             "DOWN_SPLIT": used_experts(spec.experts) if spec.experts else self.down.split,
-            "ACTIVATION_TAGS": int(self._small_layers() or spec.experts is not None),
+            "ACTIVATION_TAGS": int(self._tags_activations()),
             "QUERY_TAGS": int(self._sends_queries() and not sparse),
             "QK_NORM": int(spec.qk_norm),
             "NORM_EPS": f"{spec.norm_eps!r}f",
@@ -540,6 +555,8 @@ class Plan:
                 "EXPERT_LIMIT": f"{experts.limit!r}f",
                 "SHARED_EXPERT": int(experts.shared > 0),
             }
+            if self.resident is not None:
+                macros["HOST_EXPERTS"] = 1
         if spec.gated_attention:
             macros["GATED"] = 1
         if (delta := spec.delta) is not None:
@@ -568,6 +585,13 @@ class Plan:
 
     def _small_layers(self) -> bool:
         return self.layer_bytes <= _SMALL_LAYER * self.blocks
+
+    def _tags_activations(self) -> bool:
+        """Whether activations of few rows are tagged: not where the host computes some, whose places would
+        keep old tags."""
+        if self.spec.experts is not None:
+            return self.resident is None
+        return self._small_layers()
 
     def _sends_queries(self) -> bool:
         """Whether queries, keys and values of few rows go directly to the attending blocks; not with 8-bit
@@ -653,6 +677,8 @@ class Plan:
             return 0
         count = all_experts(experts)
         words = 4 * (2 + count // 32) + (2 * (count + 2) + 3) // 4 * 4
+        if self.resident is not None:
+            words += 4 + (2 * (count + 2) + 3) // 4 * 4
         return _round_up(words + MAX_ROWS * used_experts(experts) * (2 + 4))
 
     def _stride(self, rows: int) -> int:

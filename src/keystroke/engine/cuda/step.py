@@ -18,6 +18,7 @@ from torch import Tensor
 
 from keystroke.engine.base import AllowedTokens, Sampling
 from keystroke.engine.cuda.plan import (
+    BF16,
     CHUNK,
     CONTROL_WORDS,
     FILTER_BINS,
@@ -28,8 +29,10 @@ from keystroke.engine.cuda.plan import (
     Plan,
     StepShape,
     all_experts,
+    used_experts,
 )
-from keystroke.engine.cuda.weights import Weights
+from keystroke.engine.cuda.weights import HostExperts, Weights
+from keystroke.engine.host_experts import ExpertServer, mail_words
 from keystroke.errors import EngineError
 
 # The fields of Parameters (kernels/layout.cuh), in their order.
@@ -43,6 +46,7 @@ _HOST = ("control", "next", "result", "stop", "masks", "masks_ready")
 _EXPERTS = ("routers", "router_biases", "expert_scores", "sinks", "window_rope", "profile")
 _DELTA_WEIGHTS = ("delta_heads", "convolutions", "delta_decays", "delta_biases", "delta_norms")
 _HYBRID = ("gates", *_DELTA_WEIGHTS, "states", "logs", "delta_results")
+_HOST_EXPERTS = ("placement", "uses", "mail", "mail_rows", "mail_sums")
 _POINTERS = (*_WEIGHTS, *_CACHE, *_ROWS, *_ROWS_TAGGED, *_CHOICE, *_SPARSE, *_HOST, *_EXPERTS)
 _STRIDES = ("table_stride", "partial_stride", "x_stride", "stages", "ring_offset", "in_flight")
 _NUMBERS = (*_STRIDES, "direct_rows", "fused_rows")
@@ -62,7 +66,8 @@ class Parameters(ctypes.Structure):
         ("features", ctypes.c_void_p),
         ("feature_count", ctypes.c_int),
         ("feature_layers", ctypes.c_int * 4),
-        *((name, ctypes.c_void_p) for name in _HYBRID),
+        *((name, ctypes.c_void_p) for name in (*_HYBRID, *_HOST_EXPERTS)),
+        ("resident", ctypes.c_int),
     ]
 
 
@@ -240,6 +245,9 @@ class Stepper:
                 "logs": recurrent[1],
                 "delta_results": floats(rows, delta_width),
             }
+        self.experts: ExpertServer | None = None
+        if weights.host is not None:
+            self.experts = self._serve_experts(weights.host, launcher)
         # Looked up once: indexing a tensor costs as much as a launch.
         self._controls = integers(_SLOTS, CONTROL_WORDS)
         self._staging = launcher.host_buffer(_SLOTS * CONTROL_WORDS).view(_SLOTS, CONTROL_WORDS)
@@ -259,6 +267,8 @@ class Stepper:
         self._parameters = Parameters()
         for name, tensor in self._buffers.items():
             setattr(self._parameters, name, tensor.data_ptr())
+        if self.experts is not None:
+            self._parameters.resident = self.plan.expert_slots
         self._parameters.stop = self._stop.data_ptr()
         self._parameters.masks = self._masks_at.data_ptr()
         self._parameters.masks_ready = self._ready.data_ptr()
@@ -274,6 +284,47 @@ class Stepper:
         self._parameters.direct_rows = 2
         self._parameters.fused_rows = 2
         self._ticket = 0
+
+    def _serve_experts(self, host: HostExperts, launcher: Launcher) -> ExpertServer:
+        plan, spec, experts = self.plan, self.plan.spec, self.plan.spec.experts
+        assert experts is not None
+        device, rows = self.logits.device, plan.max_rows
+        mail = launcher.host_buffer(mail_words(MAX_ROWS, used_experts(experts)))
+        inputs = launcher.host_buffer(rows * spec.hidden // 2)
+        sums = launcher.host_buffer(rows * spec.hidden * 2)
+        table = torch.from_numpy(host.table(experts)).to(device)
+        uses = torch.zeros(spec.layers, experts.count, dtype=torch.int32, device=device)
+        self._buffers |= {
+            "placement": table,
+            "uses": uses,
+            "mail": mail,
+            "mail_rows": inputs,
+            "mail_sums": sums,
+        }
+        return ExpertServer(
+            host.store,
+            spec,
+            experts,
+            mail.numpy(),
+            inputs.numpy().view(np.uint16).reshape(rows, spec.hidden),
+            sums.numpy().view(np.int64).reshape(rows, spec.hidden),
+            half=plan.formats.query_key != BF16,
+        )
+
+    @property
+    def expert_uses(self) -> Tensor | None:
+        """How often each expert was chosen, int32 [layers, experts], where the host computes some."""
+        return self._buffers.get("uses")
+
+    def set_placement(self, host: HostExperts) -> None:
+        """Tell the kernel which experts lie where. No step may run."""
+        assert self.plan.spec.experts is not None
+        self._buffers["placement"].copy_(torch.from_numpy(host.table(self.plan.spec.experts)))
+
+    def close(self) -> None:
+        """End what computes for the device. No step may run."""
+        if self.experts is not None:
+            self.experts.close()
 
     @property
     def nbytes(self) -> int:
@@ -353,6 +404,8 @@ class Stepper:
         _, fault, *found = self._read[launch.slot].tolist()
         if fault == _STOPPED:
             return None
+        if self.experts is not None:
+            self.experts.check()
         if fault:
             raise EngineError("the model produced numbers that are not finite; its weights may be damaged")
         accepted, chosen, doubt = found[:MAX_ROWS], found[MAX_ROWS : 2 * MAX_ROWS], found[2 * MAX_ROWS :]
@@ -371,6 +424,8 @@ class Stepper:
         p.result = self._result_at[slot]
         p.x_stride, p.stages, p.ring_offset = bucket.x_stride, bucket.stages, bucket.ring_offset
         shape = "any" if sparse else self.plan.shape(rows, reach)
+        if self.experts is not None:
+            self.experts.wake()
         self._launcher.launch(p, bucket, sparse, shape)
         return Launch(self._ticket, slot, rows, sequences, sparse, reach)
 

@@ -6,16 +6,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from keystroke.engine.base import ModelInfo
 from keystroke.engine.checkpoint.rope import rope_tables
-from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, Checkpoint, DeltaSpec, ModelSpec
+from keystroke.engine.checkpoint.spec import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    Checkpoint,
+    DeltaSpec,
+    ExpertsSpec,
+    ModelSpec,
+)
 from keystroke.engine.cuda.code_packing import concatenate, shift_zero
+from keystroke.engine.cuda.expert_upload import ExpertUploader
+from keystroke.engine.cuda.expert_use import Uses, hottest, read_profile, write_profile
 from keystroke.engine.cuda.packing import (
     gate_up_order,
     pack,
@@ -36,9 +48,11 @@ from keystroke.engine.cuda.stored import (
     typical_formats,
 )
 from keystroke.engine.cuda.target import HOPPER, Target
+from keystroke.engine.host_experts import ExpertStore, ExpertTable
 from keystroke.errors import NotEnoughMemory
 
 _TILES_AT_ONCE = 4096  # packed in one pass
+_EXPERTS_AT_ONCE = 32  # widened in one pass
 _DENSE_SHARE = 16  # an unpacked copy of the layers may use 1/16 of the free memory
 Source = Callable[[str, tuple[int, ...]], Tensor | Codes]  # a tensor by its Hugging Face name, on the device
 
@@ -80,6 +94,42 @@ class DeltaWeights:
 
 
 @dataclass
+class HostExperts:
+    """Experts in host memory, and the one at each position in GPU memory, by layer; a shared expert is always
+    on the GPU."""
+
+    store: ExpertStore
+    resident: list[list[int]]
+    profile: Path | None = None  # where their use is kept
+    before: Uses | None = None  # what it held
+
+    def keep_profile(self, uses: Uses) -> None:
+        """Add `uses` to the profile."""
+        if self.profile is not None and uses.any():
+            write_profile(self.profile, uses if self.before is None else uses + self.before)
+
+    def table(self, experts: ExpertsSpec) -> npt.NDArray[np.int16]:
+        """The position of every expert in GPU memory, -1 if there is none: [layers, experts]."""
+        found = np.full((len(self.resident), all_experts(experts)), -1, np.int16)
+        for layer, held in enumerate(self.resident):
+            found[layer, held] = range(len(held))
+            found[layer, experts.count :] = len(held)
+        return found
+
+    def absent(self, layer: int, experts: ExpertsSpec) -> list[int]:
+        return sorted(set(range(experts.count)) - set(self.resident[layer]))
+
+
+def place_experts(plan: Plan, store: ExpertStore, profile: Path | None = None) -> HostExperts:
+    """As many experts of each layer on the GPU as the plan says: those that `profile` says are used most."""
+    assert plan.resident is not None
+    assert plan.spec.experts is not None
+    layers, count = plan.spec.layers, plan.spec.experts.count
+    before = None if profile is None else read_profile(profile, layers, count)
+    return HostExperts(store, hottest(before, layers, plan.resident), profile, before)
+
+
+@dataclass
 class Weights:
     plan: Plan
     layers: Tensor  # uint8, all layers' packed matrices
@@ -94,13 +144,14 @@ class Weights:
     router_biases: Tensor  # float32 [layers, experts]
     sinks: Tensor  # float32 [layers, heads], times log2(e); empty if the model has none
     delta: DeltaWeights | None = None
+    host: HostExperts | None = None  # of a mixture of which the GPU holds a part
 
     def __post_init__(self) -> None:
         spec, device = self.plan.spec, self.layers.device
         self.kv_steps: KvSteps | None = None
         self.kernel_norms = self.qk_norms  # the kernel's: step sizes are folded in
         self._folded: list[dict[str, Tensor]] = []  # factors folded into Q, K and V rows
-        self._orders = {name: order.to(device) for name, order in _orders(spec).items()}
+        self._orders = {name: order.to(device) for name, order in _orders(self.plan).items()}
         self._rows = {
             "query_key": (spec.heads + spec.kv_heads + self.plan.gate_heads) * spec.head_dim,
             "value": spec.kv_heads * spec.head_dim,
@@ -109,14 +160,15 @@ class Weights:
             "down": spec.hidden,
         }
         if spec.experts is not None:
-            self._rows["gate_up"] = 2 * all_experts(spec.experts) * spec.experts.width
-            self._rows["down"] = all_experts(spec.experts) * spec.hidden
+            self._rows["gate_up"] = 2 * self.plan.expert_slots * spec.experts.width
+            self._rows["down"] = self.plan.expert_slots * spec.hidden
         if spec.delta is not None:
             self._rows["delta_in"] = spec.delta.channels + spec.delta.values
             self._rows["delta_out"] = spec.hidden
         self._places = {name: row_positions(self._orders[name], rows) for name, rows in self._rows.items()}
         self._dense_layers: list[DenseLayer] = []
         self.unpacker: MatrixUnpacker | None = None  # for stored matrices on a GPU
+        self._uploader = ExpertUploader(device)
 
     def keep_dense(self, room: int) -> None:
         """Keep an unpacked copy of all layers if it needs at most `room` bytes: short prompts prefill
@@ -136,11 +188,15 @@ class Weights:
             folded = self._folded[layer].get(name) if self._folded else None
             packed = self.layers[at : at + matrix.bytes]
             rows = self._rows[name]
-            if self.unpacker is not None:
+            if not rows:
+                found[name] = torch.empty(0, matrix.inner, dtype=torch.bfloat16, device=self.layers.device)
+            elif self.unpacker is not None:
                 found[name] = self.unpacker.unpack(name, packed, matrix, rows, folded)
             else:
                 found[name] = unpack(packed, self._places[name], matrix, rows, folded)
             at += matrix.bytes
+        if self.host is not None:
+            found["gate_up"], found["down"] = self._with_absent(layer, found["gate_up"], found["down"])
         if self.plan.is_delta(layer):
             return DenseLayer(found.pop("delta_in"), found.pop("delta_out"), **found)
         gates = self.plan.gate_heads * self.plan.spec.head_dim
@@ -149,6 +205,61 @@ class Weights:
         return DenseLayer(
             torch.cat((queries_keys, found.pop("value"))), **found, gate=gate if gates else None
         )
+
+    def _with_absent(self, layer: int, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+        """The matrices of all experts of a layer, those in host memory copied to the device now."""
+        experts, host = self.plan.spec.experts, self.host
+        assert experts is not None
+        assert host is not None
+        stored, device = host.store.layers[layer], down.device
+        held = torch.tensor(
+            [*host.resident[layer], *range(experts.count, all_experts(experts))], device=device
+        )
+
+        def joined(present: Tensor, tables: Sequence[ExpertTable]) -> Tensor:
+            columns, parts = present.shape[1], len(tables)
+            present = present.view(parts, len(held), -1 if len(held) else 0, columns)
+            height = tables[0].rows.shape[0] // experts.count
+            full = torch.empty(
+                parts, all_experts(experts), height, columns, dtype=torch.bfloat16, device=device
+            )
+            if len(held):
+                full[:, held] = present
+            absent = host.absent(layer, experts)
+            for first in range(0, len(absent), _EXPERTS_AT_ONCE):
+                some = absent[first : first + _EXPERTS_AT_ONCE]
+                for part, table in enumerate(tables):
+                    found = from_bytes(self._uploader.rows(table, some, experts.count), table.kind)
+                    full[part, some] = _as_tensor(found).view(len(some), height, columns).to(torch.bfloat16)
+            return full.view(-1, columns)
+
+        return joined(gate_up, (stored.gate, stored.up)), joined(down, (stored.down,))
+
+    def place_expert(self, layer: int, slot: int, expert: int) -> None:
+        """Put an expert at a position in GPU memory, in place of the one there. The kernel learns of it by
+        `Stepper.set_placement`. No step may run."""
+        plan, spec, host = self.plan, self.plan.spec, self.host
+        assert host is not None
+        assert spec.experts is not None
+        stored = host.store.layers[layer]
+        tables = {"gate_up": (stored.gate, stored.up), "down": (stored.down,)}
+        orders = {"gate_up": gate_up_order(spec.experts.width), "down": plain_order(spec.hidden)}
+        at = plan.layer_offsets[layer]
+        for name, matrix in plan.layer(layer).items():
+            if name in tables:
+                one = replace(matrix, tiles=matrix.tiles // plan.expert_slots)
+                parts: list[Tensor | Codes] = []
+                for table in tables[name]:
+                    rows = self._uploader.rows(table, [expert], spec.experts.count)
+                    part = from_bytes(rows, table.kind)
+                    parts.append(part if plan.stored is not None else _as_tensor(part).float())
+                bias = self.biases[layer].get(name)
+                if bias is not None:
+                    bias = bias[_expert_rows(spec, name, [expert]).to(bias.device)]
+                begin = at + slot * one.bytes
+                self.layers[begin : begin + one.bytes] = pack(_stack(parts, one), bias, orders[name], one)
+            at += matrix.bytes
+        host.resident[layer][slot] = expert
 
     def fold_kv_steps(self, steps: KvSteps) -> None:
         """Scale packed rows so that the kernel's projection gives keys and values in steps, and queries in
@@ -211,8 +322,18 @@ def plan_of(
     return Plan(checkpoint.spec, meant, blocks, kv_precision, stored, target)
 
 
-def load_weights(checkpoint: Checkpoint, plan: Plan, device: torch.device) -> Weights:
-    """Pack every tensor of `checkpoint`, one at a time, converting them on the device."""
+def from_bytes(rows: Tensor, kind: str) -> Tensor | Codes:
+    """What rows of bytes of this type mean: codes of block types, else numbers."""
+    if kind in STORED_TYPES:
+        return read_codes(rows, kind)
+    return rows.view({"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[kind])
+
+
+def load_weights(
+    checkpoint: Checkpoint, plan: Plan, device: torch.device, host: HostExperts | None = None
+) -> Weights:
+    """Pack every tensor of `checkpoint`, one at a time, converting them on the device. With `host` the GPU
+    gets the experts that it lists as resident."""
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor | Codes:
         array, kind = checkpoint.raw(name)
@@ -225,7 +346,7 @@ def load_weights(checkpoint: Checkpoint, plan: Plan, device: torch.device) -> We
         wide = array if array.dtype == np.float32 else checkpoint.tensor(name)
         return torch.from_numpy(np.array(wide)).to(device).view(shape)
 
-    return build_weights(plan, source, device)
+    return build_weights(plan, source, device, host)
 
 
 def random_plan(
@@ -285,10 +406,12 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator)
     return (noise * (shape[-1] ** -0.5 if len(shape) == 2 else 0.1)).to(torch.bfloat16)
 
 
-def build_weights(plan: Plan, source: Source, device: torch.device) -> Weights:
+def build_weights(
+    plan: Plan, source: Source, device: torch.device, host: HostExperts | None = None
+) -> Weights:
     try:
-        weights = _build(plan, source, device)
-        if device.type == "cuda":
+        weights = _build(plan, source, device, host)
+        if device.type == "cuda" and host is None:
             weights.keep_dense(torch.cuda.mem_get_info(device)[0] // _DENSE_SHARE)
         return weights
     except torch.cuda.OutOfMemoryError as error:
@@ -298,14 +421,14 @@ def build_weights(plan: Plan, source: Source, device: torch.device) -> Weights:
         ) from error
 
 
-def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
+def _build(plan: Plan, source: Source, device: torch.device, host: HostExperts | None) -> Weights:
     spec = plan.spec
     table = source(EMBEDDING, (spec.vocab_size, spec.hidden))
     embedding = _as_tensor(table).to(torch.bfloat16)
     layers = torch.empty(plan.layer_offsets[-1], dtype=torch.uint8, device=device)
     norms = torch.empty(2 * spec.layers + 1, spec.hidden, device=device)
     qk_norms = torch.ones(plan.attention_layers, 2, spec.head_dim, device=device)
-    orders, dimensions = _orders(spec), rotary_first(spec.head_dim, spec.rotated)
+    orders, dimensions = _orders(plan), rotary_first(spec.head_dim, spec.rotated)
     rearranged = spec.gated_attention or spec.rotated != spec.head_dim
     delta = None if spec.delta is None else _delta_weights(spec, spec.delta, source)
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
@@ -356,12 +479,19 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
         offset = plan.layer_offsets[layer]
         for name, matrix in plan.layer(layer).items():
             members = parts[name]
+            if not matrix.units:  # the host has all experts
+                if biased.get(name):
+                    biases[name] = torch.cat([vector(f"{m}.bias", rows) for m, rows, _ in members])
+                continue
             weight = _stack([source(f"{m}.weight", (rows, columns)) for m, rows, columns in members], matrix)
             if name == "query_key" and rearranged:
                 weight = _take_rows(weight, attention_rows(spec))
             bias = None
             if biased.get(name):
                 bias = biases[name] = torch.cat([vector(f"{m}.bias", rows) for m, rows, _ in members])
+            if host is not None and name in ("gate_up", "down"):
+                taken = _expert_rows(spec, name, host.resident[layer]).to(device)
+                weight, bias = _take_rows(weight, taken), None if bias is None else bias[taken]
             _pack_into(layers[offset : offset + matrix.bytes], weight, bias, orders[name], matrix)
             offset += matrix.bytes
         if experts is not None:
@@ -403,7 +533,18 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
         router_biases,
         sinks,
         delta,
+        host,
     )
+
+
+def _expert_rows(spec: ModelSpec, name: str, resident: Sequence[int]) -> Tensor:
+    """The rows of these experts, and of a shared one, in the matrices of all."""
+    assert spec.experts is not None
+    count = all_experts(spec.experts)
+    held = torch.tensor([*resident, *range(spec.experts.count, count)], dtype=torch.int64)[:, None]
+    height = spec.hidden if name == "down" else spec.experts.width
+    rows = (held * height + torch.arange(height)).reshape(-1)
+    return rows if name == "down" else torch.cat((rows, rows + count * height))
 
 
 def _rotary_table(spec: ModelSpec, device: torch.device) -> Tensor:
@@ -427,12 +568,13 @@ def _pack_into(
         to[begin : begin + part.bytes] = pack(weight, bias, rows, part)
 
 
-def _orders(spec: ModelSpec) -> dict[str, Tensor]:
+def _orders(plan: Plan) -> dict[str, Tensor]:
     """The model's row at each position of a packed matrix."""
+    spec = plan.spec
     rotated = (spec.heads + spec.kv_heads) * spec.head_dim
     gates = spec.heads * spec.head_dim if spec.gated_attention else 0
     experts = spec.experts
-    inner = all_experts(experts) * experts.width if experts else spec.intermediate
+    inner = plan.expert_slots * experts.width if experts else spec.intermediate
     orders = {
         "query_key": torch.cat(
             (
@@ -443,7 +585,7 @@ def _orders(spec: ModelSpec) -> dict[str, Tensor]:
         "value": plain_order(spec.kv_heads * spec.head_dim),
         "output": plain_order(spec.hidden),
         "gate_up": gate_up_order(inner),
-        "down": plain_order(spec.hidden * (all_experts(experts) if experts else 1)),
+        "down": plain_order(spec.hidden * (plan.expert_slots if experts else 1)),
     }
     if spec.delta is not None:
         orders["delta_in"] = plain_order(spec.delta.channels + spec.delta.values)

@@ -101,6 +101,9 @@ DEVICE void compute(Worker& w) {
 #if EXPERTS
     if (wide_down(layer)) add_experts<WideDown>(w);
     else add_experts<Down>(w);
+#if HOST_EXPERTS
+    add_from_host(w, layer);
+#endif
 #else
     if (wide_down(layer)) project_down<WideDown>(w);
     else project_down<Down>(w);

@@ -42,6 +42,11 @@ DEVICE void add_s64(s64* p, s64 v) { asm volatile("red.relaxed.gpu.global.add.u6
 DEVICE void fence_system() { __threadfence_system(); }
 DEVICE int load_system(const int* p) { return *(const volatile int*)p; }
 DEVICE void store_system(int* p, int v) { *(volatile int*)p = v; }
+DEVICE uint4 load16_system(const void* p) {  // what the host wrote before the flag that was seen
+  uint4 v;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
 DEVICE void spin() {}
 DEVICE void spin_for_host() {}
 

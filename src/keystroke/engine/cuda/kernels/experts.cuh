@@ -85,13 +85,17 @@ DEVICE void rank_experts(Worker& w, int m, u32 tag) {
 }
 
 // Distinct experts of all rows, in ascending order.
-DEVICE void list_experts(Worker& w) {
+DEVICE void list_experts(Worker& w, int layer) {
   Routing& r = *w.routing;
   compute_sync();
   for (int e = w.thread; e < EXPERT_TURNS * COMPUTE; e += COMPUTE) {
     bool used = false;
     if (e < ALL_EXPERTS)
       for (int m = 0; m < w.rows; ++m) used |= rank_of(w, m, e) >= 0;
+#if HOST_EXPERTS
+    const int place = used ? place_of(w, layer, e) : ON_HOST;
+    used = place != ON_HOST;
+#endif
     const u32 word = (u32)warp_sum(used ? (int)(1u << w.lane) : 0);
     if (w.lane == 0 && e < ALL_EXPERTS) r.used[e / 32] = word;
   }
@@ -102,6 +106,9 @@ DEVICE void list_experts(Worker& w) {
     const u32 word = r.used[e / 32];
     before += count_bits(word & ((1u << e % 32) - 1));
     if (word >> e % 32 & 1) r.listed[before] = (u16)e;
+#if HOST_EXPERTS
+    if (word >> e % 32 & 1) r.place[before] = (u16)place_of(w, layer, e);
+#endif
     if (e == ALL_EXPERTS - 1) r.slots = before + (word >> e % 32 & 1);
   }
 }
@@ -112,19 +119,28 @@ DEVICE void choose_experts(Worker& w, int layer) {
   compute_sync();  // the operand is there, and nobody reads the last layer's routing
   score_experts(w, layer);
   for (int m = w.warp; m < w.rows; m += WARPS) rank_experts(w, m, tag_of(layer));
+#if HOST_EXPERTS
+  if (w.rows == 1) list_resident(w, layer);
+  else list_experts(w, layer);
+  compute_sync();
+#else
   if (w.rows == 1) {  // its experts in any order; the warp that ranked them knows them
     if (w.thread < USED_EXPERTS) r.listed[w.thread] = r.expert[0][w.thread];
     if (w.thread == 0) r.slots = USED_EXPERTS;
   } else {
-    list_experts(w);
+    list_experts(w, layer);
   }
   compute_sync();
+#endif
   if (w.thread == 0) {
     ((Span*)w.spans)[GATE_UP] = share(r.slots * GateUp::units, GATE_UP);
     ((Span*)w.spans)[DOWN] = share(r.slots * Down::units, DOWN);
     barrier_arrive(w.routed);
   }
   compute_sync();
+#if HOST_EXPERTS
+  send_rows(w, layer);
+#endif
 }
 
 // A block's share of the units of a step's experts: calls each(first unit, end, expert, unit 0 of that expert).
@@ -139,15 +155,20 @@ DEVICE void for_experts(const Routing& r, const Span& span, const Each& each) {
 
 // The streaming warp: the router's rows, then the matrices of the chosen experts. Returns where the next layer begins.
 template <class M>
-DEVICE const u8* stream_chosen(Streamer& s, const u8* at, const Span& span, const Routing& r) {
+DEVICE const u8* stream_chosen(Streamer& s, const u8* at, const Span& span, const Routing& r, int resident) {
+#if HOST_EXPERTS
+  for_experts<M>(r, span, [&](int from, int end, int, int zero) { stream<M>(s, at + r.place[zero / M::units] * M::bytes, Span{from - zero, end - zero}); });
+  return at + resident * M::bytes;
+#else
   for_experts<M>(r, span, [&](int from, int end, int expert, int zero) { stream<M>(s, at + expert * M::bytes, Span{from - zero, end - zero}); });
   return at + ALL_EXPERTS * M::bytes;
+#endif
 }
 DEVICE const u8* stream_experts(Streamer& s, const Parameters& p, int layer, const u8* at, bool wide, const Routing& r, u64* routed) {
   for (int e = blockIdx.x; e < ALL_EXPERTS; e += gridDim.x) bring(s, p.routers + ((s64)layer * ALL_EXPERTS + e) * HIDDEN, HIDDEN * 4);
   barrier_wait(routed, layer & 1);
-  at = stream_chosen<GateUp>(s, at, s.spans[GATE_UP], r);
-  return wide ? stream_chosen<WideDown>(s, at, s.spans[DOWN], r) : stream_chosen<Down>(s, at, s.spans[DOWN], r);
+  at = stream_chosen<GateUp>(s, at, s.spans[GATE_UP], r, p.resident);
+  return wide ? stream_chosen<WideDown>(s, at, s.spans[DOWN], r, p.resident) : stream_chosen<Down>(s, at, s.spans[DOWN], r, p.resident);
 }
 
 // Some models clamp gate and up, and have a steeper sigmoid and an up that is one larger.

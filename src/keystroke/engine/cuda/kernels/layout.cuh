@@ -96,6 +96,9 @@ typedef Matrix<HIDDEN / 16 * O_SPLIT, QUERY_WIDTH / O_SPLIT, OUTPUT_FORMAT> Outp
 #ifndef SHARED_EXPERT
 #define SHARED_EXPERT 0
 #endif
+#ifndef HOST_EXPERTS
+#define HOST_EXPERTS 0
+#endif
 constexpr bool MIXTURE = EXPERTS > 0;
 // An expert that every row uses (SHARED_EXPERT) is stored after the others. Its weight is the sigmoid of one more score.
 constexpr int ALL_EXPERTS = EXPERTS + SHARED_EXPERT, USED_EXPERTS = TOP_EXPERTS + SHARED_EXPERT;
@@ -226,6 +229,13 @@ struct Parameters {
   float* states;              // [states][DELTA_LAYERS][DELTA_VALUE_HEADS][DELTA_KEY][DELTA_VALUE]
   float* logs;                // [states][DELTA_LAYERS][LOG_ROWS][LOG_WIDTH]
   float* delta_results;       // [MAX_ROWS][DELTA_VALUES]
+  // Experts that the host computes (host_experts.cuh), if HOST_EXPERTS.
+  const u16* placement;       // [LAYERS][ALL_EXPERTS] an expert's position among those in GPU memory, or ON_HOST
+  u32* uses;                  // [LAYERS][EXPERTS] how often each was chosen
+  int* mail;                  // host memory, the next two as well: see the MAIL_ constants
+  u16* mail_rows;             // [MAX_ROWS][HIDDEN] activations
+  const s64* mail_sums;       // [MAX_ROWS][HIDDEN] numbers to add to the residual stream, sums counted
+  int resident;               // experts of a layer in GPU memory, a shared one included
 };
 
 // Shared memory, in this order: control, page of each row, barriers, rotary table, scratch, operand, ring.
@@ -250,6 +260,10 @@ struct Routing {
   u16 listed[ALL_EXPERTS + 2];                // the expert of each slot, in ascending order
   u16 expert[MAX_ROWS][USED_EXPERTS];     // of each row, the highest score first, the shared one last
   float weight[MAX_ROWS][USED_EXPERTS];
+#if HOST_EXPERTS
+  int sent;                               // whether the host computes some of a layer's experts
+  u16 place[ALL_EXPERTS + 2];             // of each slot: the expert's position in GPU memory
+#endif
 };
 constexpr int ROPE_AT = ROUTING_AT + (MIXTURE ? ((int)sizeof(Routing) + 127) / 128 * 128 : 0);
 constexpr int ROPE_ENTRIES = COLUMNS * HEAD_DIM / 2;  // of one table

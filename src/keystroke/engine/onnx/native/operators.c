@@ -212,6 +212,7 @@ static Status *run_norm(void *kernel, Context *context) {
 }
 
 #include "family_operators.h"
+#include "host_experts.h"
 
 /* HalfAttention: mixed queries, keys and values [1, rows, ...], cosines, sines [positions, width / 2], keys,
  * values [1, kv heads, capacity, width] (half precision; appended in place, keys as attention.h stores them), last

@@ -97,7 +97,7 @@ EXPORTED int64_t pack_table(int64_t type, const uint8_t *at, int64_t height, int
     const Format *stored = format_of(type), *format = stored ? packed_format(stored, (size_t)height) : NULL;
     if (!format) return 0;
     Packing packing = {stored, {at, row_bytes(stored, (size_t)width)}, (size_t)width, row_bytes(format, (size_t)width), out};
-    Pool *pool = out ? open_pool((size_t)threads) : NULL;
+    Pool *pool = out ? open_pool((size_t)threads, SPIN_NS) : NULL;
     if (out && !pool) return 0;
     if (out) for_tasks(&pool->base, pack_strip, (size_t)height / LANES, &packing), close_pool(pool);
     return (int64_t)(LANES * packing.stride);
@@ -163,7 +163,7 @@ EXPORTED Plan *open_plan(const PlanModel *model) {
     size_t layers = (size_t)model->layers, hidden = (size_t)model->hidden, wide = (size_t)model->intermediate;
     size_t attended = (size_t)(model->heads * model->width);
     plan->model = *model;
-    plan->pool = open_pool((size_t)model->threads);
+    plan->pool = open_pool((size_t)model->threads, SPIN_NS);
     plan->layers = malloc(layers * sizeof *plan->layers);
     plan->matrices = calloc(layers, sizeof *plan->matrices);
     int failed = !plan->pool || !plan->layers || !plan->matrices || model->kv_heads <= 0 || model->heads % model->kv_heads;

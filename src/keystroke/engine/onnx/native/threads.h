@@ -48,6 +48,7 @@ typedef struct {
     void *data;
     pthread_t threads[MOST_THREADS];
     size_t started; /* threads beside the caller */
+    int64_t spin_ns; /* how long a thread without work spins before it sleeps */
     pthread_mutex_t lock;
     pthread_cond_t wake;
     _Alignas(64) atomic_uint_fast64_t state;
@@ -74,11 +75,11 @@ static inline int64_t nanoseconds(void) {
 }
 
 /* Whether to spin on: `turns` counts the calls, `until` is set by the first that looks at the clock. */
-static inline int spins_on(unsigned *turns, int64_t *until) {
+static inline int spins_on(unsigned *turns, int64_t *until, int64_t spin_ns) {
     pause_briefly();
     if (++*turns % 64) return 1;
     int64_t now = nanoseconds();
-    if (!*until) *until = now + SPIN_NS;
+    if (!*until) *until = now + spin_ns;
     return now < *until;
 }
 
@@ -99,7 +100,7 @@ static void *serve(void *data) {
         int64_t until = 0;
         uint_fast64_t state;
         while ((state = atomic_load_explicit(&pool->state, memory_order_acquire)) / ROUND == round && !atomic_load(&pool->closing)) {
-            if (spins_on(&turns, &until)) continue;
+            if (spins_on(&turns, &until, pool->spin_ns)) continue;
             pthread_mutex_lock(&pool->lock);
             atomic_fetch_add(&pool->asleep, 1);
             while (atomic_load(&pool->state) / ROUND == round && !atomic_load(&pool->closing)) pthread_cond_wait(&pool->wake, &pool->lock);
@@ -140,7 +141,7 @@ static void divide(Threads *threads, Work work, size_t count, void *data) {
     atomic_fetch_or_explicit(&pool->state, OVER, memory_order_acq_rel);
     unsigned turns = 0;
     for (int64_t until = 0; atomic_load_explicit(&pool->state, memory_order_acquire) & INSIDE;) {
-        if (!spins_on(&turns, &until)) sched_yield();
+        if (!spins_on(&turns, &until, pool->spin_ns)) sched_yield();
     }
 }
 
@@ -155,11 +156,11 @@ static void close_pool(Pool *pool) {
 }
 
 /* A pool of `count` threads, the caller included, or as many as could be started; NULL without memory. */
-static Pool *open_pool(size_t count) {
+static Pool *open_pool(size_t count, int64_t spin_ns) {
     Pool *pool = aligned_alloc(64, (sizeof(Pool) + 63) / 64 * 64);
     if (!pool) return NULL;
     memset(pool, 0, sizeof *pool);
-    pool->base.each = divide;
+    pool->base.each = divide, pool->spin_ns = spin_ns;
     pthread_mutex_init(&pool->lock, NULL), pthread_cond_init(&pool->wake, NULL);
     pool->count = 1;
     while (pool->count < count && pool->count < MOST_THREADS) {

@@ -1,0 +1,258 @@
+"""Experts in host memory: the kernel on the emulator, the real operators in real threads."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from cuda_emulator import EmulatedLauncher
+from cuda_models import CPU
+from test_cuda_experts import PROMPT, engine_for, last_logits, mixture, qwen3_moe, write_gguf
+from test_cuda_stored import MIXED, in_file, mixed
+from test_cuda_windows import gpt_oss
+from torch import Tensor
+
+from keystroke.config import load_settings
+from keystroke.engine.base import StepRequest
+from keystroke.engine.checkpoint import open_checkpoint
+from keystroke.engine.checkpoint.spec import ExpertsSpec, ModelSpec, tensor_shapes
+from keystroke.engine.cuda.engine import CudaEngine
+from keystroke.engine.cuda.gpu import bytes_beside_experts, choose_resident, expert_bytes
+from keystroke.engine.cuda.plan import Plan
+from keystroke.engine.cuda.reference import forward
+from keystroke.engine.cuda.stored import Codes, typical_formats
+from keystroke.engine.cuda.target import HOPPER, TARGETS, Target
+from keystroke.engine.cuda.weights import HostExperts, build_weights, load_weights, place_experts, plan_of
+from keystroke.engine.host_experts import ExpertLayer, ExpertStore, ExpertTable, expert_store
+from keystroke.engine.onnx.native import operators_library
+from keystroke.errors import EngineError, NotEnoughMemory, UnsupportedModel
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
+from stored_models import random_blocks
+
+SPEC = mixture(experts=ExpertsSpec(32, 4, 256), hidden=256, vocab_size=72, tied=False)
+Given = dict[str, Tensor | Codes]
+
+
+def kind_of(spec: ModelSpec, name: str) -> str:
+    if spec.architecture == "gpt_oss":
+        return "MXFP4" if ".experts." in name else "Q8_0"
+    return "Q8_0" if name.endswith("mlp.gate.weight") else mixed(name)
+
+
+@cache
+def model(spec: ModelSpec) -> tuple[dict[str, Tensor], Given]:
+    truth, given = in_file(spec, lambda name: kind_of(spec, name))
+    for name in given:
+        if name.endswith("mlp.gate.weight"):  # files keep routers wide
+            given[name] = truth[name].float()
+    return truth, given
+
+
+@pytest.fixture
+def library() -> Path:
+    found = operators_library(load_settings().paths.cache)  # compiled once for all tests
+    if found is None:
+        pytest.skip("needs a C compiler")
+    return found
+
+
+def store_of(spec: ModelSpec, library: Path) -> ExpertStore:
+    """The experts of `model`, as a file holds them."""
+    seeds = {name: seed for seed, name in enumerate(tensor_shapes(spec))}
+
+    def table(layer: int, which: str) -> ExpertTable:
+        name = f"model.layers.{layer}.mlp.experts.{which}_proj.weight"
+        shape = tensor_shapes(spec)[name]
+        kind = kind_of(spec, name)
+        blocks = random_blocks(kind, *shape, deviation=shape[1] ** -0.5, seed=seeds[name])
+        return ExpertTable(blocks, kind)
+
+    def layer(index: int) -> ExpertLayer:
+        gate, up, down = (table(index, which) for which in ("gate", "up", "down"))
+        if spec.experts is None or not spec.experts.bias:
+            return ExpertLayer(gate, up, down)
+        at, truth = f"model.layers.{index}.mlp.experts", model(spec)[0]
+        biases = (truth[f"{at}.{which}_proj.bias"].float().numpy() for which in ("gate", "up", "down"))
+        return ExpertLayer(gate, up, down, tuple(biases))
+
+    return ExpertStore(library, tuple(layer(index) for index in range(spec.layers)))
+
+
+def engine_with(
+    library: Path,
+    resident: list[list[int]],
+    spec: ModelSpec = SPEC,
+    *,
+    single: bool = False,
+    target: Target = HOPPER,
+) -> CudaEngine:
+    """An engine whose GPU holds the experts `resident`, by layer."""
+    formats = typical_formats(spec) if spec.architecture == "gpt_oss" else MIXED
+    plan = Plan(spec, "stored", 2, stored=formats, resident=len(resident[0]), target=target)
+    host = HostExperts(store_of(spec, library), [list(held) for held in resident])
+    weights = build_weights(plan, lambda name, _: model(spec)[1][name], CPU, host)
+    launcher = EmulatedLauncher(plan)
+    launcher.single = single
+    return CudaEngine(weights, launcher, 2048)
+
+
+SOME = [[1, 30, 7, 8, 9, 10, 11, 12, 13, 14, 15], [3, 4, 5, 6, 0, 1, 2, 20, 21, 22, 31]]
+PLACEMENTS = {
+    "all on the host": [[], []],
+    "some on the GPU": SOME,
+}
+
+
+@pytest.mark.parametrize("resident", PLACEMENTS.values(), ids=PLACEMENTS)
+def test_logits_are_those_of_the_stored_weights_alone_and_in_company(
+    library: Path, resident: list[list[int]]
+) -> None:
+    with engine_with(library, resident) as engine:
+        found = [last_logits(engine, PROMPT, rows) for rows in (1, 2, 9)]
+        server = engine._stepper.experts
+        assert server is not None
+        assert server.counts()[1] > 0
+    truth = forward(SPEC, model(SPEC)[0].__getitem__, PROMPT, torch.float64)[-1]
+    assert (found[0] - truth).norm() / truth.norm() < 0.03
+    for other in found[1:]:
+        assert torch.equal(found[0], other)
+
+
+def test_biases_and_clamped_gates_of_mxfp4_experts(library: Path) -> None:
+    spec = gpt_oss(hidden=256, vocab_size=72, tied=False)
+    for resident in ([[]] * 3, [[0, 5, 9, 31]] * 3):
+        with engine_with(library, resident, spec) as engine:
+            alone, together = last_logits(engine, PROMPT, 1), last_logits(engine, PROMPT, 9)
+        truth = forward(spec, model(spec)[0].__getitem__, PROMPT, torch.float64)[-1]
+        assert torch.equal(alone, together)
+        assert (alone - truth).norm() / truth.norm() < 0.03
+
+
+def test_the_kernel_for_one_row_and_older_gpus_compute_the_same(library: Path) -> None:
+    with (
+        engine_with(library, SOME) as engine,
+        engine_with(library, SOME, single=True) as single,
+        engine_with(library, SOME, target=TARGETS["sm_86"]) as older,
+    ):
+        found = last_logits(engine, PROMPT, 1)
+        assert torch.equal(found, last_logits(single, PROMPT, 1))
+        assert torch.equal(found, last_logits(older, PROMPT, 1))
+
+
+def test_drafts_and_other_sessions_change_no_token(library: Path) -> None:
+    with engine_with(library, SOME) as engine:
+
+        def plain(prompt: list[int]) -> list[int]:
+            with engine.session() as session:
+                session.extend(prompt)
+                return [token for _ in range(4) for token in session.step().tokens]
+
+        prompts = [[5, 6, 7], [8, 9, 10, 11], [12]]
+        alone = [plain(prompt) for prompt in prompts]
+        with engine.session() as session:
+            session.extend(prompts[0])
+            drafted = list(session.step([*alone[0][:2], 0]).tokens)
+            while len(drafted) < 4:
+                drafted += session.step([0, 1]).tokens
+        assert drafted[:4] == alone[0]
+        sessions = [engine.session() for _ in prompts]
+        for session, prompt in zip(sessions, prompts, strict=True):
+            session.extend(prompt)
+        steps = [engine.step_many([StepRequest(session) for session in sessions]) for _ in range(4)]
+        assert [[step[i].tokens[0] for step in steps] for i in range(3)] == alone
+
+
+@pytest.mark.parametrize("resident", PLACEMENTS.values(), ids=PLACEMENTS)
+def test_a_prompt_that_is_read_at_once_gives_what_its_steps_give(
+    library: Path, resident: list[list[int]]
+) -> None:
+    prompt = [(7 * i * i + 3) % 72 for i in range(40)]
+    with engine_with(library, resident) as engine:
+        assert len(prompt) > engine.tail
+        found = last_logits(engine, prompt, 1)
+    truth = forward(SPEC, model(SPEC)[0].__getitem__, prompt, torch.float64)[-1]
+    assert (found - truth).norm() / truth.norm() < 0.03
+
+
+def test_every_choice_of_an_expert_is_counted(library: Path) -> None:
+    assert SPEC.experts is not None
+    with engine_with(library, SOME) as engine:
+        last_logits(engine, PROMPT, len(PROMPT))
+        uses = engine._stepper.expert_uses
+        assert uses is not None
+        assert uses.sum(1).tolist() == [len(PROMPT) * SPEC.experts.top] * SPEC.layers
+
+
+def test_numbers_that_are_not_finite_are_an_error(library: Path) -> None:
+    with engine_with(library, PLACEMENTS["all on the host"]) as engine, engine.session() as session:
+        host = engine._prefill._weights.host
+        assert host is not None
+        for layer in host.store.layers:
+            layer.down.rows[:, :2] = 0x7C  # a scale that is no number
+            layer.down.rows[:, -2:] = 0x7C
+        session.extend(PROMPT)
+        with pytest.raises(EngineError, match="not finite"):
+            session.step()
+
+
+def test_an_expert_moves_to_the_gpu(library: Path) -> None:
+    """The GPU then computes what it would if the expert had been there from the beginning."""
+    moved = [[2, *SOME[0][1:]], [*SOME[1][:-1], 18]]
+    with engine_with(library, SOME) as engine, engine_with(library, moved) as other:
+        weights = engine._prefill._weights
+        weights.place_expert(0, 0, 2)
+        weights.place_expert(1, len(SOME[1]) - 1, 18)
+        assert weights.host is not None
+        assert weights.host.resident == moved
+        assert torch.equal(weights.layers, other._prefill._weights.layers)
+        engine._stepper.set_placement(weights.host)
+        assert torch.equal(last_logits(engine, PROMPT, 2), last_logits(other, PROMPT, 2))
+
+
+def plan_of_shape() -> Plan:
+    spec = replace(SPEC, layers=48, hidden=2048, experts=ExpertsSpec(128, 8, 768), context_length=65_536)
+    return Plan(spec, "stored", 132, stored=MIXED)
+
+
+def test_as_many_experts_as_fit_are_on_the_gpu() -> None:
+    plan = plan_of_shape()
+    sizes = [choose_resident(plan, "auto", size << 30, size << 30) for size in (6, 8, 12, 16, 48)]
+    assert sizes[-1] is None
+    fewer = [size for size in sizes if size is not None]
+    assert len(fewer) == 4
+    assert fewer == sorted(fewer)
+    each, held = expert_bytes(plan), choose_resident(plan, "auto", 16 << 30, 16 << 30)
+    assert held is not None
+    assert bytes_beside_experts(plan, 16 << 30) + held * each <= 16 << 30
+    assert choose_resident(plan, "auto", 48 << 30, 48 << 30, most=10 * each) == 10
+    assert choose_resident(plan, "host", 48 << 30, 48 << 30) == 0
+    assert choose_resident(plan, "gpu", 48 << 30, 48 << 30) is None
+    with pytest.raises(NotEnoughMemory, match=r"need 1\d\.\d GB more GPU memory; set engine.experts to auto"):
+        choose_resident(plan, "gpu", 8 << 30, 8 << 30)
+    dense = Plan(replace(SPEC, experts=None, architecture="qwen3"), "bf16", 2)
+    assert choose_resident(dense, "host", 8 << 30, 8 << 30) is None
+
+
+def test_a_file_is_used_in_place(library: Path, tmp_path: Path) -> None:
+    """Numbers of 32 bits on the host, bf16 on the GPU; nearly what the GPU alone computes."""
+    model_of = qwen3_moe()
+    model_of.to(torch.bfloat16).save_pretrained(tmp_path / "folder")
+    with open_checkpoint(tmp_path / "folder") as folder:
+        write_gguf(tmp_path / "model.gguf", model_of, folder)
+        with pytest.raises(UnsupportedModel, match="use a GGUF file"):
+            expert_store(folder, load_settings().paths.cache)
+    with open_checkpoint(tmp_path / "model.gguf") as file:
+        plan = replace(plan_of(file, "bf16", 2), resident=3)
+        host = place_experts(plan, expert_store(file, load_settings().paths.cache), tmp_path / "profile.npy")
+        weights = load_weights(file, plan, CPU, host)
+        with engine_for(file) as whole:
+            wanted = last_logits(whole, PROMPT, 1)
+    with CudaEngine(weights, EmulatedLauncher(plan), 1024) as engine:
+        found = last_logits(engine, PROMPT, 1)
+    assert (found - wanted).norm() / wanted.norm() < 0.01
+    assert place_experts(plan, host.store, tmp_path / "profile.npy").resident != host.resident

@@ -1,0 +1,151 @@
+"""Experts in host memory on a GPU: against float64 of the stored weights, with drafts and company."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_models import (
+    DEVICE,
+    PROBE,
+    assert_rows_alone_equal_rows_together,
+    blocks,
+    family,
+    last_logits,
+    needs_hopper,
+    text,
+)
+from torch import Tensor
+
+from keystroke.config import load_settings
+from keystroke.engine.base import StepRequest
+from keystroke.engine.checkpoint.spec import ExpertsSpec, tensor_shapes
+from keystroke.engine.cuda.driver import GpuLauncher
+from keystroke.engine.cuda.engine import CudaEngine
+from keystroke.engine.cuda.plan import Plan
+from keystroke.engine.cuda.reference import forward
+from keystroke.engine.cuda.stored import Codes, read_codes, typical_formats
+from keystroke.engine.cuda.weights import HostExperts, build_weights, random_tensor
+from keystroke.engine.host_experts import ExpertLayer, ExpertStore, ExpertTable
+from keystroke.engine.onnx.native import operators_library
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine" / "checkpoint"))
+from stored_models import random_blocks
+
+pytestmark = needs_hopper
+SPEC = replace(
+    family("qwen3"),
+    architecture="qwen3_moe",
+    name="mixture",
+    hidden=2048,
+    layers=3,
+    heads=32,
+    kv_heads=4,
+    tied=False,
+    experts=ExpertsSpec(count=32, top=8, width=768),
+)
+PLACEMENTS = {"none on the GPU": 0, "some on the GPU": 11}
+
+
+def kind_of(name: str) -> str:
+    """As `typical_formats` expects."""
+    layer = int(name.split(".")[2]) if name.startswith("model.layers.") else -1
+    wide = layer % 2 == 0 and (".v_proj." in name or ".down_proj." in name)
+    return "Q6_K" if name == "lm_head.weight" or wide else "Q4_K"
+
+
+@cache
+def given() -> tuple[dict[str, Tensor | Codes], dict[str, Tensor], ExpertStore]:
+    generator = torch.Generator(device=DEVICE).manual_seed(5)
+    found: dict[str, Tensor | Codes] = {}
+    tables: dict[str, ExpertTable] = {}
+    for seed, (name, shape) in enumerate(tensor_shapes(SPEC).items()):
+        if len(shape) != 2 or name.endswith("mlp.gate.weight"):
+            found[name] = random_tensor(name, shape, generator)
+            continue
+        kind = kind_of(name)
+        stored = random_blocks(kind, shape[0], shape[1], deviation=shape[1] ** -0.5, seed=seed)
+        found[name] = read_codes(torch.from_numpy(stored).to(DEVICE), kind)
+        if ".experts." in name:
+            tables[name] = ExpertTable(stored, kind)
+    library = operators_library(load_settings().paths.cache)
+    if library is None:
+        pytest.skip("needs a C compiler")
+    layers = (
+        ExpertLayer(
+            *(tables[f"model.layers.{n}.mlp.experts.{each}_proj.weight"] for each in ("gate", "up", "down"))
+        )
+        for n in range(SPEC.layers)
+    )
+    truth = {name: each.weights() if isinstance(each, Codes) else each for name, each in found.items()}
+    return found, truth, ExpertStore(library, tuple(layers))
+
+
+@pytest.fixture(scope="module", params=PLACEMENTS.values(), ids=PLACEMENTS)
+def engine(request: pytest.FixtureRequest) -> Iterator[CudaEngine]:
+    resident: int = request.param
+    tensors, _, store = given()
+    held = [[(5 * i + layer) % 32 for i in range(resident)] for layer in range(SPEC.layers)]
+    plan = Plan(SPEC, "stored", blocks(), stored=typical_formats(SPEC), resident=resident)
+    weights = build_weights(plan, lambda name, _: tensors[name], DEVICE, HostExperts(store, held))
+    with CudaEngine(weights, GpuLauncher(plan, DEVICE), 16_384) as made:
+        yield made
+
+
+def test_logits_are_near_those_of_the_stored_weights(engine: CudaEngine) -> None:
+    for length in (1, 16, 120):
+        prompt = text(length)
+        exact = forward(SPEC, given()[1].__getitem__, prompt, torch.float64)[-1]
+        found = last_logits(engine, prompt)
+        assert (found - exact).norm() / exact.norm() < 0.02, length
+
+
+def test_rows_alone_equal_rows_together(engine: CudaEngine) -> None:
+    assert_rows_alone_equal_rows_together(engine, text(200))
+
+
+def test_drafts_change_no_token(engine: CudaEngine) -> None:
+    prompt = text(50)
+    with engine.session() as session:
+        session.extend(prompt)
+        plain = [session.step().tokens[0] for _ in range(24)]  # runs ahead
+        session.rollback(len(prompt))
+        drafted: list[int] = []
+        while len(drafted) < 24:
+            at = len(drafted)
+            drafted += session.step([*plain[at : at + 2], 0]).tokens
+    assert drafted[:24] == plain
+
+
+def test_sessions_together_give_what_each_gives_alone(engine: CudaEngine) -> None:
+    prompts = [text(20 + 3 * i)[i:] for i in range(8)]
+    alone = []
+    for prompt in prompts:
+        with engine.session() as session:
+            session.extend(prompt)
+            alone.append([session.step(sampling=PROBE).tokens[0] for _ in range(4)])
+    sessions = [engine.session() for _ in prompts]
+    for session, prompt in zip(sessions, prompts, strict=True):
+        session.extend(prompt)
+    requests = [StepRequest(session, sampling=PROBE) for session in sessions]
+    steps = [engine.step_many(requests) for _ in range(4)]
+    assert [[step[i].tokens[0] for step in steps] for i in range(len(prompts))] == alone
+    for session in sessions:
+        session.close()
+
+
+def test_cancelled_steps_leave_the_host_ready(engine: CudaEngine) -> None:
+    prompt = text(30)
+    with engine.session() as session:
+        session.extend(prompt)
+        for _ in range(5):
+            session.step()  # the last of them launched another
+        session.rollback(len(prompt))
+        first = session.step(sampling=PROBE).tokens
+        session.rollback(len(prompt))
+        assert session.step(sampling=PROBE).tokens == first
