@@ -1,4 +1,4 @@
-"""Forty seconds of faulty clients, stores and clocks leave nothing behind; an hour of it is bench/soak.py."""
+"""Twenty seconds of faulty clients, stores and clocks leave nothing behind; an hour of it is bench/soak.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bench.soak import Soak
 
 @pytest.mark.slow
 async def test_connects_cancels_steers_drops_and_garbage_leak_nothing_and_each_request_ends_once() -> None:
-    result = await Soak(seconds=40, clients=10).run()
+    result = await Soak(seconds=20, clients=10).run()
     assert result["faults"] == []
     assert result["counts"]["terminal"] > 50
     assert {"canceller", "steerer", "dropper", "babbler", "slow_reader"} <= set(result["counts"])
