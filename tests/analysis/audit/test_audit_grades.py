@@ -569,6 +569,20 @@ def test_a_project_written_for_python_2_gets_no_function_that_is_missing_there(
         assert bool(offers("python", text, ProjectFacts(tmp_path))[0].fixes) is safe
 
 
+@pytest.mark.parametrize(
+    ("imported", "call"),
+    [
+        ("import os", "os.system(f\"ls '{{{}}}'\")"),
+        ("import sqlite3", "conn.execute(f\"SELECT x FROM t WHERE y = '{{{}}}'\")"),
+        ("from lxml import etree", "tree.xpath(f\"//*[@id='{{{}}}']\")"),
+    ],
+)
+def test_a_value_that_an_f_string_writes_with_its_name_is_not_replaced(imported: str, call: str) -> None:
+    head = f"{imported}\ndef f(conn, tree, a):\n    "
+    assert offers("python", head + call.format("a") + "\n")[0].fixes
+    assert not offers("python", head + call.format("a=") + "\n")[0].fixes
+
+
 def test_a_pointer_that_moves_has_no_size_that_is_known() -> None:
     head = "#include <stdio.h>\n#include <string.h>\nvoid f(const char *line) {\n    char buf[80], *walk;\n"
     still = head + "    walk = buf;\n    strcpy(walk, line);\n}\n"

@@ -221,9 +221,8 @@ class _Reader:
 
     def hole(self, child: ir.Syntax, start: int, end: int) -> TextHole:
         inner = child.field("expression") or (_named(child) or [child])[0]
-        spec = "".join(
-            part.text() for part in child.children() if part.kind() in ("type_conversion", "format_specifier")
-        )
+        kinds = ("=", "type_conversion", "format_specifier")  # {x=} writes the expression too
+        spec = "".join(part.text() for part in child.children() if part.kind() in kinds)
         named = [part for part in _named(child) if part.kind() not in ("type_conversion", "format_specifier")]
         return TextHole(inner, start, end, "inside", spec if len(named) == 1 else "?")
 
