@@ -559,8 +559,7 @@ def main() -> None:
     if "--projects" in sys.argv:
         from bench.audit_projects import main as prove_on_projects
 
-        sys.argv.remove("--projects")
-        prove_on_projects()
+        prove_on_projects([item for item in sys.argv[1:] if item != "--projects"])
         return
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

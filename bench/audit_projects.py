@@ -555,7 +555,7 @@ def _proved(done: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -569,7 +569,7 @@ def main() -> None:
         "--tested", type=int, metavar="SEED", help="prove fixes by the tests of known packages"
     )
     parser.add_argument("--names", type=Path, default=TESTED, help="the names that --tested draws from")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.release is not None:
         pins = [pin for pin in read_pins() if pin.seed == given.release]
         if not pins:
