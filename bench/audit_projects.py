@@ -305,7 +305,7 @@ def prove(outcome: ProjectOutcome, root: Path, files: list[AuditedFile], sandbox
     # What runs before has half of the time that the same tests have after, so none is out of time only then.
     suite_before = partial(suite, sorted({file.path for file, _ in fixed}), TEST_SECONDS // 2)
     before = suite_before()
-    if not before and outcome.pin.registry == "pypi" and _install_missing(root, missing):
+    if outcome.pin.registry == "pypi" and _install_missing(root, missing):
         before = suite_before()
     outcome.tested = bool(before)
     if not before:
@@ -412,12 +412,20 @@ def _install_project(pin: ProjectPin, root: Path, python: Path) -> bool:
 
 
 _MODULE = re.compile(r"No module named '([A-Za-z_]\w*)")
+_FIXTURE = re.compile(r"fixture '(\w+)' not found")
+_PLUGINS = dict.fromkeys(("db", "client", "rf", "settings", "django_user_model"), "pytest-django")
+_PLUGINS |= {
+    "httpx_mock": "pytest-httpx",
+    "aiohttp_client": "pytest-aiohttp",
+    "requests_mock": "requests-mock",
+}
+_PLUGINS |= {"httpserver": "pytest-httpserver", "benchmark": "pytest-benchmark", "snapshot": "syrupy"}
 _DISTRIBUTIONS = {"yaml": "pyyaml", "dateutil": "python-dateutil", "bs4": "beautifulsoup4", "PIL": "pillow"}
 _DISTRIBUTIONS |= {"pkg_resources": "setuptools<81", "sklearn": "scikit-learn", "jwt": "pyjwt"}
 
 
 def _install_missing(root: Path, tried: set[str]) -> bool:
-    """Installs modules that the last run did not find, under their own names; False if there are none.
+    """Installs modules and plugins that the last run did not find, modules by their names; False if none.
 
     Only wheels: a guessed name must not run code of its own while it is installed.
     """
@@ -426,10 +434,14 @@ def _install_missing(root: Path, tried: set[str]) -> bool:
     for name in (_REPORT, _OUTPUT):
         with contextlib.suppress(OSError):
             told += (root / name).read_text(encoding="utf-8", errors="replace").replace("&apos;", "'")
-    missing = {name for name in _MODULE.findall(told) if not (root / name).exists()} - tried
+    missing = {name for name in _MODULE.findall(told) if not (root / name).exists()}
+    wheels = {_DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in missing}
+    wheels |= {_PLUGINS[name] for name in _FIXTURE.findall(told) if name in _PLUGINS}
+    if "ImproperlyConfigured: Requested setting" in told:
+        wheels.add("pytest-django")
+    missing = wheels - tried
     tried |= missing
-    for name in sorted(missing)[:8]:
-        wheel = _DISTRIBUTIONS.get(name, name.replace("_", "-"))
+    for wheel in sorted(missing)[:8]:
         _quiet([*_pip(python), "--only-binary", ":all:", wheel], root)
     return bool(missing)
 
