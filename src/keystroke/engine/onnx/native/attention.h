@@ -88,40 +88,32 @@ INLINE floats kept_at(const uint16_t *row, size_t d, size_t width) {
     return halves_at(rest);
 }
 
-/* A chunk of keys and values: as stored, or widened once for many queries. */
+/* A chunk of keys and values: as stored, and widened while they are first read, for more queries. */
 typedef struct {
     const uint16_t *keys, *values; /* `keys`: dimensions KEY_BLOCK apart; `values`: tokens `width` apart */
-    const float *wide_keys, *wide_values; /* [width][CHUNK], [CHUNK][padded]; or NULL */
+    float *wide_keys, *wide_values; /* [width][CHUNK], [CHUNK][padded] */
     size_t count, width, padded;
 } Chunk;
 
-INLINE void widen_chunk(Chunk *chunk, float *keys, float *values) {
-    for (size_t d = 0; d < chunk->width; d++) {
-        for (size_t i = 0; i < 4; i++)
-            put_floats(keys + d * CHUNK + i * LANES, halves_at(chunk->keys + d * KEY_BLOCK + i * LANES));
-    }
-    for (size_t k = 0; k < chunk->count; k++) {
-        for (size_t d = 0; d < chunk->padded; d += LANES)
-            put_floats(values + k * chunk->padded + d, kept_at(chunk->values + k * chunk->width, d, chunk->width));
-    }
-    chunk->wide_keys = keys, chunk->wide_values = values;
-}
+enum { NARROW, WIDENING, WIDE }; /* reads what is stored; also writes it widened; reads that */
 
 enum {
     SCORED = REGISTERS / 8, /* queries whose scores stay in registers; at most 4 */
-    MOST_NARROW = 16,       /* queries for which keys and values are widened anew instead of once for all */
+    MOST_NARROW = LANES == 4 ? SCORED : 16, /* queries for which keys and values are not widened once for all */
 };
 
-INLINE void score(const Chunk *chunk, const float *query, const int wide, const int count, float (*scores)[CHUNK]) {
+INLINE void score(const Chunk *chunk, const float *query, const int mode, const int count, float (*scores)[CHUNK]) {
     floats total[SCORED][4];
     for (int q = 0; q < count; q++) {
         for (int i = 0; i < 4; i++) total[q][i] = same(0);
     }
     for (size_t d = 0; d < chunk->width; d++) {
         floats key[4];
+        if (mode != WIDE) __builtin_prefetch(chunk->keys + (chunk->width + d) * KEY_BLOCK, 0, FETCHED); /* the next block's */
         for (int i = 0; i < 4; i++) {
-            key[i] = wide ? floats_at(chunk->wide_keys + d * CHUNK + (size_t)i * LANES)
-                          : halves_at(chunk->keys + d * KEY_BLOCK + (size_t)i * LANES);
+            float *widened = chunk->wide_keys + d * CHUNK + (size_t)i * LANES;
+            key[i] = mode == WIDE ? floats_at(widened) : halves_at(chunk->keys + d * KEY_BLOCK + (size_t)i * LANES);
+            if (mode == WIDENING) put_floats(widened, key[i]);
         }
         for (int q = 0; q < count; q++) {
             floats number = same(query[(size_t)q * chunk->padded + d]);
@@ -133,20 +125,23 @@ INLINE void score(const Chunk *chunk, const float *query, const int wide, const 
     }
 }
 
-/* out [count][padded] += weights [count][CHUNK] . values, `vectors` vectors of the width at a time. */
-INLINE void weigh(const Chunk *chunk, const float (*weights)[CHUNK], const int wide, const int count,
-                  const int vectors, size_t d, float *out, size_t stride) {
+/* out[count] [padded] += weights [count][CHUNK] . values, `vectors` vectors of the width at a time. */
+INLINE void weigh(const Chunk *chunk, const float (*weights)[CHUNK], const int mode, const int count,
+                  const int vectors, size_t d, float *const *out) {
     floats total[SCORED][4];
     for (int q = 0; q < count; q++) {
-        for (int i = 0; i < vectors; i++) total[q][i] = floats_at(out + (size_t)q * stride + d + (size_t)i * LANES);
+        for (int i = 0; i < vectors; i++) total[q][i] = floats_at(out[q] + d + (size_t)i * LANES);
     }
     for (size_t k = 0; k < chunk->count; k++) {
         floats value[4];
+        if (mode != WIDE) __builtin_prefetch(chunk->values + (k + 2 * CHUNK) * chunk->width + d, 0, FETCHED);
         for (int i = 0; i < vectors; i++) {
             size_t at = d + (size_t)i * LANES;
-            value[i] = wide ? floats_at(chunk->wide_values + k * chunk->padded + at)
+            float *widened = chunk->wide_values + k * chunk->padded + at;
+            value[i] = mode == WIDE ? floats_at(widened)
                      : vectors == 4 ? halves_at(chunk->values + k * chunk->width + at)
                                     : kept_at(chunk->values + k * chunk->width, at, chunk->width);
+            if (mode == WIDENING) put_floats(widened, value[i]);
         }
         for (int q = 0; q < count; q++) {
             floats weight = same(weights[q][k]);
@@ -154,36 +149,40 @@ INLINE void weigh(const Chunk *chunk, const float (*weights)[CHUNK], const int w
         }
     }
     for (int q = 0; q < count; q++) {
-        for (int i = 0; i < vectors; i++) put_floats(out + (size_t)q * stride + d + (size_t)i * LANES, total[q][i]);
+        for (int i = 0; i < vectors; i++) put_floats(out[q] + d + (size_t)i * LANES, total[q][i]);
     }
 }
 
-INLINE void weigh_all(const Chunk *chunk, const float (*weights)[CHUNK], const int wide, const int count, float *out,
-                      size_t stride) {
+INLINE void weigh_all(const Chunk *chunk, const float (*weights)[CHUNK], const int mode, const int count, float *const *out) {
     size_t d = 0;
-    for (; d + 4 * LANES <= chunk->width; d += 4 * LANES) weigh(chunk, weights, wide, count, 4, d, out, stride);
-    for (; d < chunk->padded; d += LANES) weigh(chunk, weights, wide, count, 1, d, out, stride);
+    for (; d + 4 * LANES <= chunk->width; d += 4 * LANES) weigh(chunk, weights, mode, count, 4, d, out);
+    for (; d < chunk->padded; d += LANES) weigh(chunk, weights, mode, count, 1, d, out);
 }
 
 /* Calls `work` with a constant number of queries, at most SCORED, until all are done: they share their loads. */
-#define BY_QUERIES(count, work)                                   \
-    do {                                                          \
-        size_t q = 0;                                             \
-        for (; q + SCORED <= (count); q += SCORED) work(SCORED);  \
-        if (SCORED > 3 && (count) - q == 3) work(3);              \
-        else if (SCORED > 2 && (count) - q == 2) work(2);         \
-        else if ((count) - q == 1) work(1);                       \
-    } while (0)
+#define BY_QUERIES_IN(mode, count, work)                                      \
+    for (; q + SCORED <= (count); q += SCORED) work(mode, SCORED);            \
+    if (SCORED > 3 && (count) - q == 3) work(mode, 3);                        \
+    else if (SCORED > 2 && (count) - q == 2) work(mode, 2);                   \
+    else if ((count) - q == 1) work(mode, 1);
+#define BY_QUERIES(count, work)               \
+    size_t q = 0;                             \
+    if ((count) > MOST_NARROW) {              \
+        work(WIDENING, SCORED);               \
+        q = SCORED;                           \
+        BY_QUERIES_IN(WIDE, count, work)      \
+    } else {                                  \
+        BY_QUERIES_IN(NARROW, count, work)    \
+    }
 
-INLINE void score_queries(const Chunk *chunk, const float *queries, const int wide, size_t count, float (*scores)[CHUNK]) {
-#define SCORE(some) score(chunk, queries + q * chunk->padded, wide, some, scores + q)
-    BY_QUERIES(count, SCORE);
+INLINE void score_queries(const Chunk *chunk, const float *queries, size_t count, float (*scores)[CHUNK]) {
+#define SCORE(mode, some) score(chunk, queries + q * chunk->padded, mode, some, scores + q)
+    BY_QUERIES(count, SCORE)
 }
 
-INLINE void weigh_queries(const Chunk *chunk, const float (*weights)[CHUNK], const int wide, size_t count, float *out,
-                          size_t stride) {
-#define WEIGH(some) weigh_all(chunk, weights + q, wide, some, out + q * stride, stride)
-    BY_QUERIES(count, WEIGH);
+INLINE void weigh_queries(const Chunk *chunk, const float (*weights)[CHUNK], size_t count, float *const *out) {
+#define WEIGH(mode, some) weigh_all(chunk, weights + q, mode, some, out + q)
+    BY_QUERIES(count, WEIGH)
 }
 
 /* Processes one span for the queries of some rows and one key-value head. Compiled as a part of its own (attention.c), beside
@@ -191,6 +190,35 @@ INLINE void weigh_queries(const Chunk *chunk, const float (*weights)[CHUNK], con
 void attend(void *data, size_t task);
 
 #ifdef ATTENDING
+/* Turns the scores of a chunk into weights, relative to the largest score of the span so far, and adds to the sums. A
+ * function of its own, so that constants stay in registers. */
+static __attribute__((noinline)) void soften(float (*scores)[CHUNK], size_t count, float *const *parts, size_t padded) {
+    for (size_t q = 0; q < count; q++) {
+        float *part = parts[q];
+        floats most = floats_at(scores[q]);
+        for (int i = 1; i < 4; i++) most = greater(most, floats_at(scores[q] + i * LANES));
+        float maximum = greatest(most), before = part[padded];
+        if (before > maximum) maximum = before;
+        floats total = same(0);
+        for (int i = 0; i < 4; i++) {
+            floats weight = exponential(minus(floats_at(scores[q] + i * LANES), same(maximum)));
+            put_floats(scores[q] + i * LANES, weight);
+            total = add(total, weight);
+        }
+        float shrink = 0;
+        if (before > -INFINITY && before < maximum) {
+            float lanes[LANES];
+            put_floats(lanes, exponential(same(before - maximum)));
+            shrink = lanes[0];
+        } else if (before == maximum) shrink = 1;
+        if (shrink != 1) {
+            for (size_t d = 0; d < padded; d += LANES) put_floats(part + d, times(floats_at(part + d), same(shrink)));
+        }
+        part[padded] = maximum;
+        part[padded + 1] = part[padded + 1] * shrink + sum(total);
+    }
+}
+
 void attend(void *data, size_t task) {
     const Attention *a = data;
     size_t span = task % a->spans, tile = task / a->spans % a->tiles, kv_head = task / a->spans / a->tiles;
@@ -202,63 +230,32 @@ void attend(void *data, size_t task) {
     static _Thread_local float values[CHUNK * MOST_WIDTH] __attribute__((aligned(64)));
     float scores[MOST_QUERIES][CHUNK] __attribute__((aligned(64)));
     const float *queries = a->queries + (kv_head * a->rows + row) * a->group * a->padded;
-    size_t stride = part_size(a) * a->spans;
+    float *parts[MOST_QUERIES]; /* of all queries; the heads of a group are adjacent */
+    for (size_t q = 0; q < count; q++) {
+        size_t head = (row + q / a->group) * a->heads + kv_head * a->group + q % a->group;
+        parts[q] = a->parts + (head * a->spans + span) * part_size(a);
+        memset(parts[q], 0, a->padded * sizeof(float));
+        parts[q][a->padded] = -INFINITY, parts[q][a->padded + 1] = 0;
+    }
     for (size_t at = from; at < end; at += CHUNK) {
         size_t present = end - at < CHUNK ? end - at : CHUNK;
         int unseen = a->window && at + present + a->window <= a->first + row + 1; /* by the first row, so by all */
-        if (unseen && at != from) continue;
-        Chunk chunk = {keys_at(a, kv_head, at), a->values + (kv_head * a->capacity + at) * a->width, NULL, NULL,
+        if (unseen) continue;
+        Chunk chunk = {keys_at(a, kv_head, at), a->values + (kv_head * a->capacity + at) * a->width, keys, values,
                        present, a->width, a->padded};
-        const int wide = count > MOST_NARROW;
-        if (wide) {
-            widen_chunk(&chunk, keys, values);
-            score_queries(&chunk, queries, 1, count, scores);
-        } else score_queries(&chunk, queries, 0, count, scores);
-        for (size_t q = 0; q < count; q++) {
-            size_t r = row + q / a->group, head = kv_head * a->group + q % a->group;
-            float *part = a->parts + ((r * a->heads + head) * a->spans + span) * part_size(a);
-            size_t end_of_row = a->first + r + 1, seen = end_of_row > at ? end_of_row - at : 0;
+        score_queries(&chunk, queries, count, scores);
+        for (size_t q = 0; q < count; q += a->group) { /* of one row */
+            size_t end_of_row = a->first + row + q / a->group + 1, seen = end_of_row > at ? end_of_row - at : 0;
             size_t past = a->window && end_of_row > at + a->window ? end_of_row - at - a->window : 0;
             if (past >= CHUNK) seen = 0;
-            for (size_t k = 0; k < past && k < CHUNK; k++) scores[q][k] = -INFINITY;
-            for (size_t k = seen; k < CHUNK; k++) scores[q][k] = -INFINITY;
-            if (at == from) {
-                memset(part, 0, a->padded * sizeof *part);
-                part[a->padded] = -INFINITY, part[a->padded + 1] = 0;
+            for (size_t i = q; i < q + a->group && (past || seen < CHUNK); i++) {
+                for (size_t k = 0; k < past && k < CHUNK; k++) scores[i][k] = -INFINITY;
+                for (size_t k = seen; k < CHUNK; k++) scores[i][k] = -INFINITY;
             }
-            if (seen == 0) {
-                memset(scores[q], 0, sizeof scores[q]);
-                continue;
-            }
-            floats most = floats_at(scores[q]);
-            for (int i = 1; i < 4; i++) most = greater(most, floats_at(scores[q] + i * LANES));
-            float maximum = greatest(most), before = part[a->padded];
-            if (before > maximum) maximum = before;
-            floats total = same(0);
-            for (int i = 0; i < 4; i++) {
-                floats weight = exponential(minus(floats_at(scores[q] + i * LANES), same(maximum)));
-                put_floats(scores[q] + i * LANES, weight);
-                total = add(total, weight);
-            }
-            float shrink = 0;
-            if (before > -INFINITY && before < maximum) {
-                float lanes[LANES];
-                put_floats(lanes, exponential(same(before - maximum)));
-                shrink = lanes[0];
-            } else if (before == maximum) shrink = 1;
-            if (shrink != 1) {
-                for (size_t d = 0; d < a->padded; d += LANES) put_floats(part + d, times(floats_at(part + d), same(shrink)));
-            }
-            part[a->padded] = maximum;
-            part[a->padded + 1] = part[a->padded + 1] * shrink + sum(total);
+            if (seen) soften(scores + q, a->group, parts + q, a->padded);
+            else memset(scores + q, 0, a->group * sizeof *scores);
         }
-        /* The heads of a group are adjacent, so that those of a row share each load of a value. */
-        for (size_t r = 0; r < rows; r++) {
-            float *part = a->parts + (((row + r) * a->heads + kv_head * a->group) * a->spans + span) * part_size(a);
-            const float(*weights)[CHUNK] = (const float(*)[CHUNK])scores + r * a->group;
-            if (wide) weigh_queries(&chunk, weights, 1, a->group, part, stride);
-            else weigh_queries(&chunk, weights, 0, a->group, part, stride);
-        }
+        weigh_queries(&chunk, (const float(*)[CHUNK])scores, count, parts);
     }
 }
 #endif

@@ -242,32 +242,44 @@ INLINE void fetch_here(const uint8_t *at) { __asm__ volatile("prfm pldl1keep, %a
     }
 
 #define ONCE(DO) DO(0)
-#define PACKED_TYPE(type, bytes)                              \
-    PACKED_ROWS(one_packed_##type, ONCE, type, bytes)         \
-    PACKED_ROWS(two_packed_##type, TWICE, type, bytes)        \
-    PACKED_ROWS(four_packed_##type, FOUR_TIMES, type, bytes)  \
+#define THRICE(DO) TWICE(DO) DO(2)
+#define FIVE_TIMES(DO) FOUR_TIMES(DO) DO(4)
+#define SIX_TIMES(DO) FIVE_TIMES(DO) DO(5)
+#define SEVEN_TIMES(DO) SIX_TIMES(DO) DO(6)
+#define PACKED_TYPE(type, bytes)                                \
+    PACKED_ROWS(one_packed_##type, ONCE, type, bytes)           \
+    PACKED_ROWS(two_packed_##type, TWICE, type, bytes)          \
+    PACKED_ROWS(three_packed_##type, THRICE, type, bytes)       \
+    PACKED_ROWS(four_packed_##type, FOUR_TIMES, type, bytes)    \
+    PACKED_ROWS(five_packed_##type, FIVE_TIMES, type, bytes)    \
+    PACKED_ROWS(six_packed_##type, SIX_TIMES, type, bytes)      \
+    PACKED_ROWS(seven_packed_##type, SEVEN_TIMES, type, bytes)  \
     PACKED_ROWS(eight_packed_##type, EIGHT_TIMES, type, bytes)
 PACKED_TYPE(8, 34)
 PACKED_TYPE(6, 22)
 PACKED_Q4_K(one_packed_12, ONCE)
 PACKED_Q4_K(two_packed_12, TWICE)
+PACKED_Q4_K(three_packed_12, THRICE)
 PACKED_Q4_K(four_packed_12, FOUR_TIMES)
 PACKED_Q6_K(one_packed_14, ONCE)
 PACKED_Q6_K(two_packed_14, TWICE)
+PACKED_Q6_K(three_packed_14, THRICE)
 PACKED_Q6_K(four_packed_14, FOUR_TIMES)
 
 typedef void (*PackedRows)(const uint8_t *at, const Activations *a, size_t row, float (*total)[LANES]);
-static const PackedRows PACKED_8[] = {eight_packed_8, four_packed_8, two_packed_8, one_packed_8};
-static const PackedRows PACKED_6[] = {eight_packed_6, four_packed_6, two_packed_6, one_packed_6};
-static const PackedRows PACKED_12[] = {NULL, four_packed_12, two_packed_12, one_packed_12}; /* eight would not fit the registers */
-static const PackedRows PACKED_14[] = {NULL, four_packed_14, two_packed_14, one_packed_14};
+#define UP_TO_4(type) one_packed_##type, two_packed_##type, three_packed_##type, four_packed_##type
+#define UP_TO_8(type) UP_TO_4(type), five_packed_##type, six_packed_##type, seven_packed_##type, eight_packed_##type
+static const PackedRows PACKED_8[] = {UP_TO_8(8)}, PACKED_6[] = {UP_TO_8(6)};
+static const PackedRows PACKED_12[] = {UP_TO_4(12)}, PACKED_14[] = {UP_TO_4(14)}; /* eight would not fit the registers */
 
 /* As `multiply`, with packed weights. */
 static void multiply_packed(const Format *format, Rows weights, const Activations *a, size_t row, size_t rows,
                             float (*total)[LANES]) {
-    const PackedRows *by_count = format->type == PACKED + 8 ? PACKED_8 : format->type == PACKED + 6 ? PACKED_6 : PACKED_12;
-    if (format->type == PACKED + 14) by_count = PACKED_14;
-    for (size_t i = 0, count = 8, r = 0; i < 4; i++, count /= 2) {
-        for (; by_count[i] && r + count <= rows; r += count) by_count[i](weights.at, a, row + r, total + r);
+    const int type = format->type - PACKED;
+    const PackedRows *by_count = type == 8 ? PACKED_8 : type == 6 ? PACKED_6 : type == 12 ? PACKED_12 : PACKED_14;
+    const size_t most = type < 12 ? 8 : 4;
+    for (size_t r = 0, count; r < rows; r += count) {
+        count = rows - r < most ? rows - r : most;
+        by_count[count - 1](weights.at, a, row + r, total + r);
     }
 }
