@@ -727,6 +727,20 @@ PAIRS = [
         "LOGIN = {'PASS': 'Hunter_2_Gateway', 'USER': 'root'}\n",
         "python-hardcoded-secret",
     ),
+    (
+        "c",
+        "a buffer whose size is written elsewhere",
+        'void f(void) {\n    char path[NAME_SIZE] = "";\n    strcat(path, "/etc/app/settings");\n}\n',
+        'void f(void) {\n    char path[] = "";\n    strcat(path, "/etc/app/settings");\n}\n',
+        "c-buffer-overflow",
+    ),
+    (
+        "cpp",
+        "a reference to what is set later",
+        "int f(int n) {\n    int count;\n    int &again = count;\n    again = n;\n    return count;\n}\n",
+        "int f(int n) {\n    int count;\n    int again = count;\n    again = n;\n    return count;\n}\n",
+        "c-uninitialised",
+    ),
 ]
 
 

@@ -45,10 +45,11 @@ class MemoryMatcher(LifetimeMatcher):
                 self.report("allocation-size", stmt.node, origin=asked.origin)
             capacity: int | None = count * unit if isinstance(count, int) else None
             length: int | None = None
+            counted = isinstance(stmt.size, ir.UnknownExpr)  # `[]`: as many as the initial value has
             if isinstance(value.const, str):
                 length = len(value.const) * unit
-                capacity = capacity if capacity is not None else length + unit
-            elif value.items is not None and capacity is None and not isinstance(stmt.size, ir.ConstExpr):
+                capacity = length + unit if counted else capacity
+            elif value.items is not None and counted:
                 capacity = len(value.items) * unit or None
             if size_of(stmt.type) is None and not stmt.pointer:
                 capacity = None

@@ -65,6 +65,15 @@ class PointerFlow(DataFlow):
                 return super().eval_name(ir.NameExpr(expr.node, known.path))
         return super().eval_name(expr)
 
+    def run_declare(self, stmt: ir.DeclareStmt) -> None:
+        held = stmt.value.id if isinstance(stmt.value, ir.NameExpr) else ""
+        known = self.env.get(held)
+        if known is not None and known.memory is not None and known.memory.kind == "unset":
+            declarator = stmt.node.field("declarator")
+            if declarator is not None and declarator.text().lstrip("* ").startswith("&"):
+                self.env[held] = replace(known, memory=None)  # a reference reads nothing and may write it
+        super().run_declare(stmt)
+
     def eval_op(self, expr: ir.OpExpr) -> Value:
         if expr.op == "&" and len(expr.args) == 1:
             return self.eval_address(expr.args[0])
