@@ -96,13 +96,14 @@ _LARGEST_POWER = 30
 
 
 def _pack_floats(units: Codes) -> tuple[Tensor, Tensor]:
-    """MXFP4: a code's bits where a float16's upper byte has them, in two ways (multiply.cuh), and for each 32
-    columns the upper byte of the power of two. Exact but for groups 2**24 times smaller than the row's
-    largest."""
+    """MXFP4: four codes in 16 bits as float4_codes (multiply.cuh) reads them, and for each 32 columns the upper
+    byte of the power of two. Exact but for groups 2**24 times smaller than the row's largest."""
     count, _, inner = units.codes.shape
     parts = _fragments(units.codes)  # unit, block, half, g, j, step, r, h, e
-    first, second = parts[..., 0, :, :], parts[..., 1, :, :]
-    codes = (first & 8) << 4 | (first & 7) << 1 | (second & 7) << 4 | second >> 3
+    a, b, c, d = parts.flatten(6, 7).unbind(6)
+    signs = (a & 8) << 4 | (c & 8) << 3 | (d & 8) << 2 | (b & 8) << 1
+    low, high = (b & 3) << 6 | (c & 7) << 3 | d & 7, signs | (a & 7) << 1 | (b & 7) >> 2
+    codes = torch.stack((low, high), 7)  # unit, block, half, g, j, step, e, byte
     codes = codes.permute(0, 1, 3, 4, 2, 5, 6, 7).reshape(count, inner // 64, -1)
     powers = torch.frexp(units.scales[:, :, ::2]).exponent - 1
     top = powers.amax(2, keepdim=True)
@@ -115,10 +116,12 @@ def _pack_floats(units: Codes) -> tuple[Tensor, Tensor]:
 def _unpack_floats(body: Tensor, matrix: Matrix) -> Tensor:
     count, blocks = matrix.units, matrix.blocks
     data = body.reshape(count, blocks, BLOCK_BYTES[FLOAT_FOUR])
-    codes = data[..., :512].view(count, blocks, 8, 4, 2, 2, 2, 2)  # unit, block, g, j, half, step, h, e
-    first, second = codes >> 4 & 8 | codes >> 1 & 7, codes << 3 & 8 | codes >> 4 & 7
-    both = torch.stack((first, second), 6)  # ..., step, r, h, e
-    rows = both.permute(0, 7, 2, 1, 4, 3, 5, 6, 8).reshape(count, 16, blocks * 2, 32)
+    codes = data[..., :512].view(count, blocks, 8, 4, 2, 2, 2, 2)  # unit, block, g, j, half, step, e, byte
+    low, high = codes.unbind(7)
+    a, b = high >> 4 & 8 | high >> 1 & 7, high >> 1 & 8 | (high & 1) << 2 | low >> 6
+    c, d = high >> 3 & 8 | low >> 3 & 7, high >> 2 & 8 | low & 7
+    four = torch.stack((a, b, c, d), 6).unflatten(6, (2, 2))  # ..., step, r, h, e
+    rows = four.permute(0, 7, 2, 1, 4, 3, 5, 6, 8).reshape(count, 16, blocks * 2, 32)
     powers = data[..., 512:].view(count, blocks, 8, 2, 2).permute(0, 4, 2, 1, 3)  # unit, h, g, block, half
     powers = (powers.reshape(count, 16, blocks * 2, 1) >> 2).int()
     scales = torch.where(powers > 0, torch.ldexp(torch.ones_like(powers).float(), powers - 29), 0.0)

@@ -1,15 +1,15 @@
 // Packed weights times the rows in the operand, on tensor cores, in every format (packing.py).
 // The caller's `finish` stores the results.
 
-// Weights of four bits, a sign and the numbers 0, 0.5, 1, 1.5, 2, 3, 4, 6. The bits of a weight in the upper byte of a float16, at
-// 0x8e, are that number times 2**-14. A byte of codes holds one weight at 0x8e, and another whose sign is the lowest bit and whose
-// other bits are at 0x70. Each 32 columns of a row have a power of two, stored as the upper byte of a float16.
+// Weights of four bits, a sign and the numbers 0, 0.5, 1, 1.5, 2, 3, 4, 6. The bits of a weight in a float16, at 0x8e00, are that
+// number times 2**-14. Each half of a word of codes holds four weights: one lies there already and one three bits lower; of the
+// others the signs are at 0x4000 and 0x2000 and the numbers at 0x38 and 0x07. Shifts to the left run beside logical operations,
+// byte permutations in their place. Each 32 columns of a row have a power of two, stored as the upper byte of a float16.
 DEVICE void float4_codes(u32 word, u32* to) {
-  const u32 first = word & 0x8e8e8e8eu, second = and_or(word << 7, 0x80808080u, word >> 3 & 0x0e0e0e0eu);
-  to[0] = permute_bytes(first, 0, 0x1404);
-  to[1] = permute_bytes(first, 0, 0x3424);
-  to[2] = permute_bytes(second, 0, 0x1404);
-  to[3] = permute_bytes(second, 0, 0x3424);
+  to[0] = word & 0x8e008e00u;
+  to[1] = word * 8 & 0x8e008e00u;
+  to[2] = and_or(word * 2, 0x80008000u, word * 64 & 0x0e000e00u);
+  to[3] = and_or(word * 4, 0x80008000u, word * 512 & 0x0e000e00u);
 }
 DEVICE void float4_weights(const u8* block, int lane, u32 (&a)[16]) {
   const uint4 q = *(const uint4*)(block + lane * 16);
