@@ -741,6 +741,13 @@ PAIRS = [
         "int f(int n) {\n    int count;\n    int again = count;\n    again = n;\n    return count;\n}\n",
         "c-uninitialised",
     ),
+    (
+        "cpp",
+        "a text from cin with its width",
+        "void f() {\n    char name[20];\n    std::cin.width(20);\n    std::cin >> name;\n}\n",
+        "void f() {\n    char name[20];\n    std::cin >> name;\n}\n",
+        "c-unbounded-scan",
+    ),
 ]
 
 

@@ -27,6 +27,7 @@ from keystroke.analysis.audit.memory.sizes import size_of
 from keystroke.analysis.audit.source import ir
 
 _ABOVE = "the index is checked from above only; a negative one reaches memory before the buffer"
+_WIDTH = re.compile(r"\bcin\.width\(|\bsetw\(")  # bounds what the next >> reads
 _LENGTH = "the length of "  # sums with the length of a text do not overflow
 
 
@@ -259,7 +260,9 @@ class MemoryMatcher(LifetimeMatcher):
     def on_arithmetic(self, op: str, args: list[Value], node: ir.Syntax) -> None:
         left, right = args
         if op == ">>" and left.path.endswith("cin") and right.memory is not None and right.memory.array:
-            self.report("unbounded-scan", node)
+            around = self.function.node.text() if self.function is not None else ""
+            if not _WIDTH.search(around):
+                self.report("unbounded-scan", node)
             return
         if op in ("/", "%"):
             if right.const == 0 and isinstance(right.const, int) and not isinstance(right.const, bool):
