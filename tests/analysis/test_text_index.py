@@ -82,6 +82,21 @@ def test_an_index_finds_what_a_plain_search_finds(text: list[str], context: list
     assert (None if seen is None else (seen.length, dict(seen.followed))) == expected
 
 
+@given(
+    st.lists(WORDS, max_size=60),
+    st.lists(WORDS, min_size=2, max_size=12),
+    st.sampled_from(["", "a", "b"]),
+    st.integers(0, 14),
+)
+def test_asked_for_a_least_length_an_index_finds_the_same_or_nothing(
+    text: list[str], context: list[str], begun: str, least: int
+) -> None:
+    known, before = index(" ".join(text)), TextContext.before(" ".join([*context, begun]))
+    seen = known.find_continuations(before)
+    expected = seen if seen is not None and seen.length >= least else None
+    assert known.find_continuations(before, least=least) == expected
+
+
 def plain(text: str, before: str) -> tuple[int, dict[str, int]] | None:
     def words(lines: list[str], first: bool) -> list[str]:
         found: list[str] = []

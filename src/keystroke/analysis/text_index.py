@@ -18,6 +18,7 @@ import numpy.typing as npt
 LONGEST = 24  # words of context
 SHORTEST = 2
 _NEAR = 6  # words that are compared at every position; further ones only where those match
+_FEW = 64  # positions at which all words are compared at once
 CONTEXT = 600  # characters before a position that contain them
 _PLACES = 2000  # occurrences of one pair of words, the last ones
 _KEPT = 64  # of the occurrences with the longest context
@@ -158,28 +159,43 @@ class TextIndex:
         text = "\n".join(lexed.text for _, lexed in texts)
         return cls(lexicon, text, np.concatenate(numbers), np.concatenate(ends), spans)
 
-    def find_continuations(self, context: TextContext, without: str | None = None) -> FollowingLines | None:
-        """The continuations of `context`; None if its last words do not occur. `without`: the name of a text
-        to exclude."""
-        if len(context.words) < SHORTEST:
+    def find_continuations(
+        self, context: TextContext, without: str | None = None, least: int = SHORTEST
+    ) -> FollowingLines | None:
+        """The continuations of `context`; None if it matches less than `least` words. `without`: the name of
+        a text to exclude."""
+        begun = any(map(str.isalnum, context.begun))
+        least = max(SHORTEST, least - begun)
+        if len(context.words) < least:
             return None
         known = self.lexicon.words
+        places = self._places(
+            *(known.get(context.words[-back], _UNKNOWN) for back in (2, 1, least)), least, without
+        )
+        if not len(places):
+            return None
         words = [known.get(word, _UNKNOWN) for word in context.words]
-        places = self._places(words[-2], words[-1], without)
         lengths = _matching(self.numbers, places, words)
         while len(places):
             length = int(lengths.max())
+            if length < least:
+                break
             if followed := self._followed(places[lengths == length], context.begun):
-                return FollowingLines(length + any(map(str.isalnum, context.begun)), followed)
+                return FollowingLines(length + begun, followed)
             shorter = lengths < length
             places, lengths = places[shorter], lengths[shorter]
         return None
 
-    def _places(self, first: int, second: int, without: str | None) -> Numbers:
-        """The last positions that follow these two words."""
+    def _places(self, first: int, second: int, early: int, least: int, without: str | None) -> Numbers:
+        """The last positions that follow these two words, with the word `early` where `least` words back are.
+        Not all of them match the words between."""
         pair = (first << 32) + second
         low, high = self._pairs.searchsorted((pair, pair + 1)).tolist()
         places = self._order[max(low, high - _PLACES) : high] + 2
+        if low == high:
+            return places
+        if least > SHORTEST:
+            places = places[self.numbers.take(places - least, mode="wrap") == early]
         if (span := self.spans.get(without or "")) is not None:
             start, end = span
             places = places[(places < start) | (places >= end)]
@@ -201,6 +217,8 @@ class TextIndex:
 
 def _matching(numbers: Numbers, places: Numbers, words: Sequence[int]) -> Numbers:
     """How many of `words` precede each of the positions, before which the last two stand."""
+    if len(places) <= _FEW:
+        return _more(numbers, places, words[-SHORTEST - 1 :: -1], SHORTEST)
     lengths = _more(numbers, places, words[-SHORTEST - 1 : -_NEAR - 1 : -1], SHORTEST)
     if len(words) > _NEAR and len(far := np.flatnonzero(lengths == _NEAR)):
         lengths[far] = _more(numbers, places[far], words[-_NEAR - 1 :: -1], _NEAR)

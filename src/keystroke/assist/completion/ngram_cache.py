@@ -73,12 +73,11 @@ class NgramCache:
             self._near = self._file.index(self._text, self._cursor)
         context = TextContext.before(self._before + said)
         near = self._near.find_continuations(context)
-        far = (
-            self._project.find_continuations(context, without=self._path)
-            if self._project is not None
-            else None
-        )
-        length = max((seen.length for seen in (near, far) if seen is not None), default=0)
+        length = near.length if near is not None else 0
+        far = None
+        if self._project is not None:  # what matches less than the file does not count
+            far = self._project.find_continuations(context, self._path, length)
+        length = far.length if far is not None else length
         counts: dict[str, float] = {}
         for seen, worth in ((near, _FILE_WEIGHT), (far, 1.0)):
             if seen is not None and seen.length == length:
