@@ -89,6 +89,13 @@ class Mixture:
         other = self.chances.get(token, self.end if token in self.ends else 0.0)
         return (1.0 - self.weight) * chance + self.weight * other
 
+    def allows(self, token: int) -> bool:
+        """Whether the model's distribution keeps this token."""
+        if self.only is None:
+            return True
+        at = int(self.only.searchsorted(token))
+        return at < len(self.only) and bool(self.only[at] == token)
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:

@@ -29,7 +29,7 @@ SumExponentials = Callable[[Logits, np.float32], float]
 
 # A token this far (in natural log) behind the best is never chosen: the range of the noise is bounded.
 _HOPELESS = LARGEST_GUMBEL + 4.0
-_NEAR = 8.0
+_NEAR, _ZERO = np.float32(8.0), np.float32(0.0)
 _COLD = 0.5  # below this temperature most tokens are hopeless, and filtering them pays
 _BOUND_SLACK = 1.001  # more than the float32 rounding error of the bound below
 
@@ -154,13 +154,17 @@ class _KnownSums:
 def _choose_greedily(logits: Logits, mixture: Mixture | None, sums: _KnownSums) -> int:
     """The result of `choose` at temperature 0 without bias and mask, from the few logits that a mixture
     changes instead of a copy of all."""
-    if mixture is not None and mixture.only is not None:
-        return choose(logits, Sampling(mixtures=(mixture,)))
-    best = sums.best(logits)
+    only = mixture.only if mixture is not None else None
+    few = logits if only is None else logits[only]
+    best = sums.best(logits) if only is None else int(only[few.argmax()])
     top = logits.item(best)
-    if mixture is None or not math.isfinite(top):
+    if mixture is None or not math.isfinite(top) or (only is not None and not mixture.weight):
         return _chosen(logits, best, GREEDY, 0)
-    mixed = _mixed_logits(logits, mixture, top, sums)
+    if only is not None and mixture.end:  # no end token is among them
+        return choose(logits, Sampling(mixtures=(mixture,)))
+    mixed = _mixed_logits(
+        logits, mixture, top, sums if only is None else lambda _, most: sum_exponentials(few, most)
+    )
     first = min(mixed, key=lambda token: (-mixed[token], token), default=best)
     return first if best in mixed or (-mixed.get(first, -math.inf), first) < (-top, best) else best
 
@@ -174,7 +178,7 @@ def logprob(
     offset = float(largest) + math.log(total(logits, largest))
     if not top:
         return TokenLogprob(token, logits.item(token) - offset)
-    best = ((int(i), logits.item(i) - offset) for i in _best(logits - largest, top))
+    best = ((int(i), logits.item(i) - offset) for i in _best(logits, top, largest))
     ranked = sorted(best, key=lambda pair: (-pair[1], pair[0]))
     return TokenLogprob(token, logits.item(token) - offset, tuple(ranked))
 
@@ -233,7 +237,7 @@ def _mixed_logits(logits: Logits, mixture: Mixture, top: float, sum_of: SumExpon
     for token, chance in chances.items():
         if not 0 <= token < len(logits):
             raise UsageError(f"a mixture names token {token}, but the vocabulary ends at {len(logits) - 1}")
-        own = math.exp(logits.item(token) - top)  # of `total`
+        own = math.exp(logits.item(token) - top) if mixture.allows(token) else 0.0  # of `total`
         value = top + math.log(own + odds * chance * total) if own or chance else -math.inf
         mixed[token] = float(np.float32(value))
     return mixed
@@ -271,12 +275,12 @@ def _relative(logits: Logits, top: np.float32, sampling: Sampling) -> Logits:
     return (logits - top) * np.float32(1.0 / max(sampling.temperature, 1e-6))
 
 
-def _best(relative: Logits, count: int) -> Ids:
+def _best(logits: Logits, count: int, largest: np.float32 = _ZERO) -> Ids:
     """Ids of the `count` best tokens, in id order."""
-    ids = np.flatnonzero(relative > -_NEAR)  # few tokens, and nearly always enough
+    ids = np.flatnonzero(logits > largest - _NEAR)  # few tokens, and nearly always enough
     if len(ids) < count:
-        ids = np.arange(len(relative))
-    return ids[_largest(relative[ids], count)]
+        ids = np.arange(len(logits))
+    return ids[_largest(logits[ids], count)]
 
 
 def _largest(values: Logits, count: int) -> Ids:
