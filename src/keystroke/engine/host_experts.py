@@ -49,6 +49,7 @@ class ExpertStore:
 
     library: Path
     layers: tuple[ExpertLayer, ...]
+    threads: int = 0  # that compute them; 0: as many as there are cores
 
 
 class _Table(ctypes.Structure):
@@ -79,7 +80,7 @@ def mail_words(rows: int, used: int) -> int:
     return 66 + 2 * rows * used
 
 
-def expert_store(checkpoint: Checkpoint, cache: Path) -> ExpertStore:
+def expert_store(checkpoint: Checkpoint, cache: Path, threads: int = 0) -> ExpertStore:
     """The experts of a file. Raises UnsupportedModel, and ModelError if the operators cannot be compiled."""
     spec = checkpoint.spec
     assert spec.experts is not None
@@ -106,7 +107,7 @@ def expert_store(checkpoint: Checkpoint, cache: Path) -> ExpertStore:
             names = ("gate_proj", "up_proj", "down_proj")
             biases = tuple(np.ascontiguousarray(checkpoint.tensor(f"{at}.{name}.bias")) for name in names)
         layers.append(ExpertLayer(tables[0], tables[1], tables[2], biases))
-    return ExpertStore(library, tuple(layers))
+    return ExpertStore(library, tuple(layers), threads)
 
 
 def _is_mapped(array: npt.NDArray[np.generic]) -> bool:
@@ -131,7 +132,6 @@ class ExpertServer:
         sums: npt.NDArray[np.int64],
         *,
         half: bool,
-        threads: int = 0,
     ) -> None:
         """Raises EngineError."""
         self._kept = (store, mail, rows, sums)
@@ -152,7 +152,7 @@ class ExpertServer:
             most_rows=len(rows),
             type=_TYPES["F16" if half else "BF16"],
             count_bits=_COUNT_BITS,
-            threads=threads or (cores if cores <= _FEW_CORES else cores - 1),
+            threads=store.threads or (cores if cores <= _FEW_CORES else cores - 1),
             scale=64.0 if half else 1.0,
             limit=experts.limit,
             fixed_one=_FIXED_ONE,

@@ -84,6 +84,7 @@ def load(request: LoadArguments) -> Engine:
         expert_bytes=settings.engine.expert_budget_mb and settings.engine.expert_budget_mb << 20,
         cache=settings.paths.cache,
         exact=settings.engine.exact,
+        threads=settings.engine.threads,
     )
     remember_expert_cost(engine, engine.spec.experts, _EXPERTS_SHARE)
     return engine

@@ -561,14 +561,15 @@ def load_cuda(
     expert_bytes: int | None = None,
     cache: Path | None = None,
     exact: bool = True,
+    threads: int = 0,
 ) -> CudaEngine:
     """Load a Hugging Face folder or GGUF file onto the first GPU. A longer `context` than trained uses YaRN.
     `kv_tokens` defaults to what fits in the free memory, or in `kv_bytes`. `draft_head` is the folder of a
     head for this model, or a function that finds it. An `adapter` is merged into the weights. `target` names
     an older GPU architecture to compile for (target.py). `experts` says where a mixture's experts are: "auto"
     leaves those that do not fit, or exceed `expert_bytes`, in host memory, where operators compiled into
-    `cache` compute them; unless `exact`, experts are also exchanged between turns. Raises ModelError,
-    NotEnoughMemory, ConfigError."""
+    `cache` compute them with `threads` (0: all cores); unless `exact`, experts are also exchanged
+    between turns. Raises ModelError, NotEnoughMemory, ConfigError."""
     device = nvidia_gpu()
     kind, blocks = gpu_target(device, target), multiprocessors(device)
     with open_checkpoint(path) as checkpoint:
@@ -590,7 +591,7 @@ def load_cuda(
             plan = replace(plan, resident=resident)
             folder = cache or cache_folder()
             profile = folder / "experts" / f"{checkpoint.fingerprint()[:20]}.npy"
-            host = place_experts(plan, expert_store(source, folder), profile)
+            host = place_experts(plan, expert_store(source, folder, threads), profile)
         drafting = None if head is None else HeadPlan(head.config, plan)
         with compile_in_background(plan, sparse=sparse != "off" and supports_sparse(plan), head=drafting):
             weights = load_weights(source, plan, device, host)

@@ -212,9 +212,11 @@ class Weights:
         assert experts is not None
         assert host is not None
         stored, device = host.store.layers[layer], down.device
-        held = torch.tensor(
-            [*host.resident[layer], *range(experts.count, all_experts(experts))], device=device
-        )
+        shared = range(experts.count, all_experts(experts))
+        held = torch.tensor([*host.resident[layer], *shared], dtype=torch.int64, device=device)
+
+        absent = host.absent(layer, experts)
+        places = torch.tensor(absent, device=device)
 
         def joined(present: Tensor, tables: Sequence[ExpertTable]) -> Tensor:
             columns, parts = present.shape[1], len(tables)
@@ -225,12 +227,12 @@ class Weights:
             )
             if len(held):
                 full[:, held] = present
-            absent = host.absent(layer, experts)
             for first in range(0, len(absent), _EXPERTS_AT_ONCE):
                 some = absent[first : first + _EXPERTS_AT_ONCE]
                 for part, table in enumerate(tables):
                     found = from_bytes(self._uploader.rows(table, some, experts.count), table.kind)
-                    full[part, some] = _as_tensor(found).view(len(some), height, columns).to(torch.bfloat16)
+                    dense = _as_tensor(found).view(len(some), height, columns).to(torch.bfloat16)
+                    full[part].index_copy_(0, places[first : first + _EXPERTS_AT_ONCE], dense)
             return full.view(-1, columns)
 
         return joined(gate_up, (stored.gate, stored.up)), joined(down, (stored.down,))
