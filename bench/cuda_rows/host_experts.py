@@ -24,7 +24,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bench.cuda_rows.cuda_parts import CONTEXT, DEVICE, QWEN3_CODER_30B, READY, Json, Run, blocks, say
+from bench.cuda_rows.cuda_parts import (
+    CONTEXT,
+    DEVICE,
+    QWEN3_CODER_30B,
+    READY,
+    Json,
+    Run,
+    blocks,
+    say,
+    seconds_each,
+)
 from keystroke.config import load_settings
 from keystroke.engine.checkpoint.ggml_types import STORAGE_TYPES
 from keystroke.engine.checkpoint.spec import ModelSpec
@@ -139,14 +149,21 @@ def measure(spec: ModelSpec, store: ExpertStore, resident: int | None, mode: str
                 session.extend(text[:CONTEXT])
                 session.step()
             first = time.perf_counter() - began
+        server = engine._stepper.experts
+        before = (0, 0) if server is None else server.counts()
         taken = run.step_seconds(CONTEXT)
+        after = before if server is None else server.counts()
+        rows = min(16, engine._stepper.plan.max_rows)
+        with engine.session() as session:  # what a short prompt takes for each 16 tokens
+            session.extend(run.text[:CONTEXT])
+            session.step([0] * (rows - 1))
+            many = seconds_each(lambda: session.step([0] * (rows - 1)), 5)
         absent = 0 if resident is None else experts.count - resident
         each = (
             sum(table.rows.nbytes for layer in store.layers for table in (layer.gate, layer.up, layer.down))
             // experts.count
         )
         read = each * experts.top * absent / experts.count
-        server = engine._stepper.experts
         row = run.row(
             CONTEXT,
             mode,
@@ -155,10 +172,10 @@ def measure(spec: ModelSpec, store: ExpertStore, resident: int | None, mode: str
             experts_on_gpu=experts.count - absent,
             host_gb_s=round(limits.host / 1e9, 1),
             first_token_s=round(first, 2),
+            ms_16_rows=round(1000 * many, 1),
         )
         if server is not None:
-            messages, pairs = server.counts()
-            row["pairs_a_message"] = round(pairs / max(messages, 1), 2)
+            row["pairs_a_message"] = round((after[1] - before[1]) / max(after[0] - before[0], 1), 2)
         if resident == 0:
             row |= {"quoted_peer": "llama.cpp, experts on 16 cores", "quoted_tok_s": QUOTED}
         return row
