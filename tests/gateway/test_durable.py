@@ -16,6 +16,8 @@ from gateway_support import RunningServer, echo, scripted_model, serving
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from keystroke.gateway.record import tables
+
 ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
 
 
@@ -56,6 +58,12 @@ def test_a_whole_response_is_stored_when_it_is_given(server: RunningServer, tmp_
     assert stored(tmp_path, told["id"])
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "BUSY_TIMEOUT_MS", 50)  # of every connection that is made from now on
+
+
+@pytest.mark.usefixtures("impatient")
 def test_what_cannot_be_committed_is_not_called_stored(server: RunningServer, tmp_path: Path) -> None:
     def answer() -> dict[str, Any]:
         body = {"model": "auto", "input": "hello", "store": True}
