@@ -14,7 +14,7 @@ import numpy as np
 
 from keystroke.engine.base import GREEDY, AllowedTokens, ExtendResult, Interrupt, Sampling, Session, Step
 from keystroke.engine.prefix import common_prefix
-from keystroke.engine.sampler import sum_exponentials, verify
+from keystroke.engine.sampler import RankedRow, verify
 from keystroke.errors import ContextOverflow, SessionClosed, UsageError
 
 
@@ -57,9 +57,9 @@ class HostSession(Session):
         session's buffer, set `_held`, and return the new shared length; otherwise return `own`."""
         return own
 
-    def _sum_exponentials(self, logits: np.ndarray, top: np.float32) -> float:
-        """See `sampler.sum_exponentials`."""
-        return sum_exponentials(logits, top)
+    def _ranked(self, rows: int) -> Sequence[RankedRow]:
+        """The best tokens and sums of the last run's `rows` rows of logits, if the engine computes them."""
+        return ()
 
     def _release(self) -> None:
         """Release the KV; called once."""
@@ -132,7 +132,7 @@ class HostSession(Session):
             draft = draft[: room - 1]
             pending += draft
         logits = self._run(pending, len(draft) + 1, interrupt)
-        step = verify(logits, draft, sampling, base, allowed, self._sum_exponentials)
+        step = verify(logits, draft, sampling, base, allowed, self._ranked(len(logits)))
         self._tokens.extend(step.tokens)
         self._resident = base + step.accepted
         return step

@@ -26,6 +26,7 @@ from keystroke.errors import EngineError, UsageError
 Logits = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.intp]
 SumExponentials = Callable[[Logits, np.float32], float]
+RankedRow = tuple[int, float]  # the best token, and the sum of e to the power of each logit less that one's
 
 # A token this far (in natural log) behind the best is never chosen: the range of the noise is bounded.
 _HOPELESS = LARGEST_GUMBEL + 4.0
@@ -97,18 +98,20 @@ def verify(
     sampling: Sampling,
     first_position: int,
     allowed: AllowedTokens | None = None,
-    total: SumExponentials = sum_exponentials,
+    ranked: Sequence[RankedRow] = (),
 ) -> Step:
     """Accept `draft` up to its first token that is not the choice at its position, then add that choice.
 
     Row i of `logits` ([len(draft) + 1, vocab]) are the logits after draft[:i], and row i of `allowed` the
-    allowed tokens there; `first_position` is the index of draft[0] in the sequence."""
+    allowed tokens there; `first_position` is the index of draft[0] in the sequence. `ranked`: of every row,
+    if they are known."""
     if len(logits) != len(draft) + 1:
         raise UsageError(
             f"a draft of {len(draft)} tokens needs {len(draft) + 1} rows of logits, not {len(logits)}"
         )
     tokens: list[int] = []
-    rows, total = list(logits), _KnownSums(total)
+    rows = list(logits)
+    total = _KnownSums(rows, ranked)
     plain = allowed is None and sampling.temperature == 0.0 and not sampling.logit_bias
     for row in range(len(draft) + 1):
         if plain:
@@ -129,10 +132,9 @@ class _KnownSums:
     """Computes the best token and the sum of each array once: a mixture and a log probability both need
     them."""
 
-    def __init__(self, total: SumExponentials) -> None:
-        self._total = total
-        self._known: list[tuple[Logits, float]] = []
-        self._best: list[tuple[Logits, int]] = []
+    def __init__(self, rows: Sequence[Logits], ranked: Sequence[RankedRow]) -> None:
+        self._known = [(row, total) for row, (_, total) in zip(rows, ranked, strict=False)]
+        self._best = [(row, best) for row, (best, _) in zip(rows, ranked, strict=False)]
 
     def best(self, logits: Logits) -> int:
         for row, known in self._best:
@@ -146,7 +148,7 @@ class _KnownSums:
         for row, known in self._known:
             if row is logits:
                 return known
-        found = self._total(logits, top)
+        found = sum_exponentials(logits, top)
         self._known.append((logits, found))
         return found
 

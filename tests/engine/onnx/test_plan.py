@@ -14,6 +14,7 @@ import pytest
 from keystroke.engine.base import Interrupt
 from keystroke.engine.onnx import packing
 from keystroke.engine.onnx.engine import OnnxEngine
+from keystroke.engine.onnx.plan import LogitRows
 from keystroke.engine.sampler import sum_exponentials
 from keystroke.errors import EngineError, Interrupted
 
@@ -85,21 +86,29 @@ def test_tokens_outside_of_the_vocabulary_are_an_error(planned: OnnxEngine) -> N
 
 @pytest.mark.parametrize("count", [1, 15, 300, 4096, 49152, 151_936, 300_001])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_sums_of_exponentials_agree_to_six_digits(tmp_path: Path, count: int, threads: int) -> None:
-    """With the sampler's own; and the bits do not depend on the threads."""
+def test_ranked_rows_agree_with_the_sampler(tmp_path: Path, count: int, threads: int) -> None:
+    """Tokens exactly, sums to six digits; and the bits do not depend on the threads."""
     write_stored(tmp_path / "model.gguf", "llama", ["Q8_0"])
-    logits = np.random.default_rng(count).normal(-4, 5, count).astype(np.float32)
-    logits[: count // 3] = -np.inf
-    exact = float(np.exp(logits.astype(np.float64) - logits.max()).sum())
+    logits = np.random.default_rng(count).normal(-4, 5, (3, count)).astype(np.float32)
+    logits[:2, : count // 3] = -np.inf
+    logits[1, count // 2 :] = logits[1].max()  # equals
+    exact = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True)).sum(axis=1)
+    logits[2, count // 2] = np.nan
     with (
         opened(tmp_path / "model.gguf", tmp_path, "native", threads=threads) as engine,
         opened(tmp_path / "model.gguf", tmp_path, "native", threads=1) as alone,
     ):
         assert engine._plan is not None
-        found = engine.sum_exponentials(logits, logits.max())
-        assert found == pytest.approx(exact, rel=1e-6)
-        assert found == alone.sum_exponentials(logits, logits.max())
-        assert sum_exponentials(logits, logits.max()) == pytest.approx(exact, rel=1e-6)
+        assert alone._plan is not None
+        rows, others = LogitRows(logits), LogitRows(logits)
+        engine._plan.rank(rows)
+        alone._plan.rank(others)
+        found = rows.ranked()
+        assert [best for best, _ in found] == logits.argmax(axis=1).tolist()
+        assert [total for _, total in found[:2]] == pytest.approx(exact[:2], rel=1e-6)
+        assert found[:2] == others.ranked()[:2]
+        for row, (best, total) in zip(logits[:2], found, strict=False):
+            assert sum_exponentials(row, row[best]) == pytest.approx(total, rel=1e-6)
 
 
 def test_engines_share_no_threads_or_memory(tmp_path: Path) -> None:

@@ -22,13 +22,13 @@ from keystroke.engine.cores import usable_cores
 from keystroke.engine.disk_prefixes import DiskPrefixes
 from keystroke.engine.host import HostSession
 from keystroke.engine.onnx.kv import KvBuffers, KvPool
-from keystroke.engine.onnx.plan import StepPlan, StopFlag
+from keystroke.engine.onnx.plan import LogitRows, StepPlan, StopFlag
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS
 from keystroke.engine.onnx.predictor import MOST_TOKENS, MtpDrafter
 from keystroke.engine.onnx.recurrent import Float32, RecurrentState
 from keystroke.engine.onnx.stored import NativeWeights
 from keystroke.engine.prefix import CachedPrefix, PrefixCache, common_prefix
-from keystroke.engine.sampler import sum_exponentials
+from keystroke.engine.sampler import RankedRow
 from keystroke.engine.snapshots import (
     SNAPSHOT_SHARE,
     SnapshotStore,
@@ -116,7 +116,7 @@ class OnnxEngine(Engine):
         self._scratch: dict[int, _RunInputs] = {}
         # One buffer for the logits of all runs; the system allocates pages on first write.
         self._logits_memory = np.empty((LOGIT_ROWS, spec.vocab_size), dtype=np.float32)
-        self._logits: dict[int, tuple[np.ndarray, ort.OrtValue]] = {}
+        self._logits: dict[int, tuple[LogitRows, ort.OrtValue]] = {}
         self.last = np.zeros(1, dtype=np.int32)
         self.total = np.zeros(1, dtype=np.int32)
         self.control = np.zeros(4, dtype=np.int64)  # of recurrent layers: see RecurrentState.prepare
@@ -278,12 +278,12 @@ class OnnxEngine(Engine):
             array = self._logits_memory[:rows]
             if rows > LOGIT_ROWS:
                 array = np.empty((rows, self.spec.vocab_size), dtype=np.float32)
-            found = self._logits[rows] = (array, ort.OrtValue.ortvalue_from_numpy(array))
+            found = self._logits[rows] = (LogitRows(array), ort.OrtValue.ortvalue_from_numpy(array))
         if self._plan is not None:
             stop = self._never if interrupt is None else self._options(interrupt)
             scratch.ids[0, :] = tokens
-            self._plan.run(scratch.ids, start, bound.binding, bound.capacity, found[0], stop)
-            return found[0]
+            self._plan.run(scratch.address, count, start, bound.binding, bound.capacity, found[0], stop)
+            return found[0].array
         padding = self.padding(count)
         if bound.shape != (count, rows, padding):  # decoding binds once and then only updates values in place
             bound.shape = (count, rows, padding)
@@ -301,18 +301,19 @@ class OnnxEngine(Engine):
         self.total[0] = start + count + padding
         if interrupt is None:
             self._execute(bound.binding, None)
-            return found[0]
+            return found[0].array
         try:
             self._execute(bound.binding, self._options(interrupt))
         except EngineError:
             if interrupt.is_set:
                 raise Interrupted("stopped on request") from None
             raise
-        return found[0]
+        return found[0].array
 
-    def sum_exponentials(self, logits: np.ndarray, top: np.float32) -> float:
-        """The same for the same logits, whatever the number of threads; see `sampler.sum_exponentials`."""
-        return (sum_exponentials if self._plan is None else self._plan.sum_exponentials)(logits, top)
+    def ranked(self, rows: int) -> Sequence[RankedRow]:
+        """Of the last run, which returned logits of `rows` rows. The same for the same logits, whatever the
+        number of threads; empty without a plan."""
+        return () if self._plan is None else self._logits[rows][0].ranked()
 
     def _stream_of(self, count: int) -> tuple[Float32, ort.OrtValue]:
         found = self._streams.get(count)
@@ -411,8 +412,8 @@ class OnnxSession(HostSession):
         self._keep_snapshot(recurrent, start, tokens, max(rows - 1, 0))
         return logits
 
-    def _sum_exponentials(self, logits: np.ndarray, top: np.float32) -> float:
-        return self._engine.sum_exponentials(logits, top)
+    def _ranked(self, rows: int) -> Sequence[RankedRow]:
+        return self._engine.ranked(rows)
 
     def _keep_stream(self, start: int, count: int, rows: int) -> None:
         """Keep the stream of rows after which the next run may start: those of a draft, a few before."""
@@ -528,10 +529,11 @@ class SessionBinding:
 class _RunInputs:
     """The input tensors of runs with one number of rows, reused in place."""
 
-    __slots__ = ("_asked", "count", "ids", "value")
+    __slots__ = ("_asked", "address", "count", "ids", "value")
 
     def __init__(self, count: int) -> None:
         self.ids = np.zeros((1, count), dtype=np.int64)
+        self.address = int(self.ids.ctypes.data)
         self.value = ort.OrtValue.ortvalue_from_numpy(self.ids)
         self.count = ort.OrtValue.ortvalue_from_numpy(np.array([count], dtype=np.int64))
         self._asked: dict[int, ort.OrtValue] = {}

@@ -15,6 +15,7 @@ from keystroke.engine.checkpoint.spec import FINAL_NORM, HEAD
 from keystroke.engine.cores import usable_cores
 from keystroke.engine.onnx.packing import has_memory_to_pack
 from keystroke.engine.onnx.stored import NativeWeights
+from keystroke.engine.sampler import RankedRow
 from keystroke.errors import EngineError, Interrupted, NotEnoughMemory
 
 _DONE, _STOPPED, _NO_MEMORY = range(3)
@@ -51,6 +52,17 @@ class StopFlag(ctypes.Structure):
     _fields_ = [("terminate", ctypes.c_int32)]
 
 
+class LogitRows:
+    """Memory for the logits of a run, and for the ranking of its rows."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.address = array, int(array.ctypes.data)
+        self.tops, self.sums = (_Size * len(array))(), (ctypes.c_double * len(array))()
+
+    def ranked(self) -> list[RankedRow]:
+        return list(zip(self.tops, self.sums, strict=True))
+
+
 class StepPlan:
     """An opened plan. `run` is called by one thread at a time."""
 
@@ -63,10 +75,10 @@ class StepPlan:
         self._library.open_plan.argtypes = [ctypes.POINTER(_Model)]
         self._library.close_plan.argtypes = [_Pointer]
         self._run = self._library.run_plan
-        self._run.argtypes = [_Pointer, _Pointer, *[_Size] * 3, _Pointer, _Size, _Pointer, _Pointer]
-        self._sum = self._library.sum_exponentials
-        self._sum.argtypes = [_Pointer, _Pointer, _Size, ctypes.c_float]
-        self._sum.restype = ctypes.c_double
+        self._run.argtypes = [_Pointer, _Pointer, *[_Size] * 3, _Pointer, _Size, *[_Pointer] * 4]
+        self._rank = self._library.rank_rows
+        self._rank.argtypes = [_Pointer, _Pointer, _Size, _Size, _Pointer, _Pointer]
+        self._rank.restype = None
         cos, sin = (self._keep(table) for table in rope_tables(spec, spec.context_length))
         ones = zeros = None
         if spec.unrotated:
@@ -139,24 +151,27 @@ class StepPlan:
 
     def run(
         self,
-        ids: np.ndarray,
+        ids: int,
+        rows: int,
         start: int,
         kept: ctypes.Array[ctypes.c_void_p],
         capacity: int,
-        logits: np.ndarray,
+        logits: LogitRows,
         stop: StopFlag,
     ) -> None:
-        """Compute the tokens `ids` [1, rows] from position `start` on, and the logits of the last ones.
-        Raises Interrupted, NotEnoughMemory, EngineError."""
+        """Compute the `rows` tokens at the address `ids` from position `start` on, and the logits of the last
+        ones. Raises Interrupted, NotEnoughMemory, EngineError."""
         code = self._run(
             self._plan,
-            ids.ctypes.data,
-            ids.shape[1],
+            ids,
+            rows,
             start,
-            len(logits),
+            len(logits.array),
             kept,
             capacity,
-            logits.ctypes.data,
+            logits.address,
+            logits.tops,
+            logits.sums,
             ctypes.byref(stop),
         )
         if code == _STOPPED:
@@ -168,9 +183,10 @@ class StepPlan:
                 "a token lies outside of the vocabulary, or its position outside of the context"
             )
 
-    def sum_exponentials(self, logits: np.ndarray, top: np.float32) -> float:
-        """The sum of e to the power of each of `logits` less `top`, the largest."""
-        return float(self._sum(self._plan, logits.ctypes.data, len(logits), top))
+    def rank(self, logits: LogitRows) -> None:
+        """Rank the rows, as a run does."""
+        rows, count = logits.array.shape
+        self._rank(self._plan, logits.address, rows, count, logits.tops, logits.sums)
 
     def close(self) -> None:
         """Ends the threads; called once, and no run follows."""

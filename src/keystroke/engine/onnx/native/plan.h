@@ -203,12 +203,83 @@ static int make_room(Plan *plan, size_t rows) {
     return 0;
 }
 
-/* Computes `rows` tokens `ids` from position `first` on, and the logits of the last `asked` of them, [asked][vocabulary].
- * `kept`: the keys and values of every layer, as attention.h has them, with room for `capacity` tokens. Between two
+/* Sums of exponentials by shares of the numbers: in an order that depends neither on threads nor on the processor. */
+enum { ABREAST = 16, STRETCH = 256, LEAST_SHARE = 4096, MOST_SHARES = 64 };
+
+typedef struct {
+    const float *x;
+    float top;
+    size_t count, share;
+    double sums[MOST_SHARES];
+    size_t tops[MOST_SHARES];
+} Exponentials;
+
+/* The sum of up to STRETCH numbers. */
+static double sum_stretch(const Exponentials *e, size_t at) {
+    floats sums[ABREAST / LANES];
+    float each[ABREAST] __attribute__((aligned(64)));
+    for (size_t j = 0; j < ABREAST / LANES; j++) sums[j] = same(0);
+    for (size_t end = at + STRETCH < e->count ? at + STRETCH : e->count; at < end; at += ABREAST) {
+        const float *x = e->x + at;
+        if (end - at < ABREAST) {
+            for (size_t j = 0; j < ABREAST; j++) each[j] = at + j < end ? x[j] : -INFINITY;
+            x = each;
+        }
+        for (size_t j = 0; j < ABREAST / LANES; j++) sums[j] = add(sums[j], exponential(minus(floats_at(x + j * LANES), same(e->top))));
+    }
+    double total = 0;
+    for (size_t j = 0; j < ABREAST / LANES; j++) put_floats(each + j * LANES, sums[j]);
+    for (size_t j = 0; j < ABREAST; j++) total += (double)each[j];
+    return total;
+}
+
+static void sum_share(void *data, size_t share) {
+    Exponentials *e = data;
+    e->sums[share] = 0;
+    for (size_t at = share * e->share; at < e->count && at < (share + 1) * e->share; at += STRETCH) e->sums[share] += sum_stretch(e, at);
+}
+
+/* The first of the largest numbers of a share, or the first that is none. */
+static void find_top(void *data, size_t share) {
+    Exponentials *e = data;
+    const float *x = e->x;
+    size_t first = share * e->share, end = first + e->share < e->count ? first + e->share : e->count, at = first;
+    float most = x[at];
+    if (end - at >= LANES) {
+        floats each = floats_at(x + at);
+        for (; at + LANES <= end; at += LANES) each = greater(each, floats_at(x + at));
+        most = greatest(each);
+    }
+    for (; at < end; at++) most = most == most && !(x[at] <= most) ? x[at] : most;
+    for (at = first; at + 1 < end && x[at] != most && (most == most || x[at] == x[at]);) at++;
+    e->tops[share] = at;
+}
+
+/* Finds the largest of each of `rows` rows of `count` numbers, the first among equals, and the sum of e to the power of each
+ * less that. */
+EXPORTED void rank_rows(Plan *plan, const float *x, int64_t rows, int64_t count, int64_t *tops, double *sums) {
+    size_t even = ((size_t)count + MOST_SHARES - 1) / MOST_SHARES, share = (even + STRETCH - 1) / STRETCH * STRETCH;
+    Exponentials e = {.count = (size_t)count, .share = share > LEAST_SHARE ? share : LEAST_SHARE};
+    size_t shares = (e.count + e.share - 1) / e.share;
+    for (int64_t r = 0; r < rows; r++) {
+        e.x = x + r * count;
+        for_tasks(&plan->pool->base, find_top, shares, &e);
+        size_t top = e.tops[0];
+        for (size_t i = 1; i < shares; i++) {
+            if (e.x[top] == e.x[top] && !(e.x[e.tops[i]] <= e.x[top])) top = e.tops[i];
+        }
+        e.top = e.x[top], tops[r] = (int64_t)top, sums[r] = 0;
+        for_tasks(&plan->pool->base, sum_share, shares, &e);
+        for (size_t i = 0; i < shares; i++) sums[r] += e.sums[i];
+    }
+}
+
+/* Computes `rows` tokens `ids` from position `first` on, and the logits of the last `asked` of them, [asked][vocabulary],
+ * with what `rank_rows` finds in them. `kept`: the keys and values of every layer, as attention.h has them, with room for `capacity` tokens. Between two
  * layers it ends with PLAN_STOPPED if `stop` is set. Keys and values of these positions are undefined unless it ends with
  * PLAN_DONE. */
 EXPORTED int run_plan(Plan *plan, const int64_t *ids, int64_t rows_, int64_t first, int64_t asked_, uint16_t *const *kept,
-                      int64_t capacity, float *logits, const volatile int32_t *stop) {
+                      int64_t capacity, float *logits, int64_t *tops, double *sums, const volatile int32_t *stop) {
     const PlanModel *m = &plan->model;
     Threads *threads = &plan->pool->base;
     size_t rows = (size_t)rows_, asked = (size_t)asked_, hidden = (size_t)m->hidden;
@@ -250,51 +321,7 @@ EXPORTED int run_plan(Plan *plan, const int64_t *ids, int64_t rows_, int64_t fir
         norm.gain = last ? m->last_norm : plan->layers[i + 1].norm;
         for_each_row(threads, norm_row, left, &norm);
     }
-    return multiply_rows(plan, &plan->head, plan->normed, asked, logits) ? PLAN_NO_MEMORY : PLAN_DONE;
-}
-
-/* Sums of exponentials by shares of the numbers: in an order that depends neither on threads nor on the processor. */
-enum { ABREAST = 16, STRETCH = 256, LEAST_SHARE = 4096, MOST_SHARES = 64 };
-
-typedef struct {
-    const float *x;
-    float top;
-    size_t count, share;
-    double sums[MOST_SHARES];
-} Exponentials;
-
-/* The sum of up to STRETCH numbers. */
-static double sum_stretch(const Exponentials *e, size_t at) {
-    floats sums[ABREAST / LANES];
-    float each[ABREAST] __attribute__((aligned(64)));
-    for (size_t j = 0; j < ABREAST / LANES; j++) sums[j] = same(0);
-    for (size_t end = at + STRETCH < e->count ? at + STRETCH : e->count; at < end; at += ABREAST) {
-        const float *x = e->x + at;
-        if (end - at < ABREAST) {
-            for (size_t j = 0; j < ABREAST; j++) each[j] = at + j < end ? x[j] : -INFINITY;
-            x = each;
-        }
-        for (size_t j = 0; j < ABREAST / LANES; j++) sums[j] = add(sums[j], exponential(minus(floats_at(x + j * LANES), same(e->top))));
-    }
-    double total = 0;
-    for (size_t j = 0; j < ABREAST / LANES; j++) put_floats(each + j * LANES, sums[j]);
-    for (size_t j = 0; j < ABREAST; j++) total += (double)each[j];
-    return total;
-}
-
-static void sum_share(void *data, size_t share) {
-    Exponentials *e = data;
-    e->sums[share] = 0;
-    for (size_t at = share * e->share; at < e->count && at < (share + 1) * e->share; at += STRETCH) e->sums[share] += sum_stretch(e, at);
-}
-
-/* The sum of e to the power of each of `count` numbers less `top`, the largest of them. */
-EXPORTED double sum_exponentials(Plan *plan, const float *x, int64_t count, float top) {
-    size_t even = ((size_t)count + MOST_SHARES - 1) / MOST_SHARES, share = (even + STRETCH - 1) / STRETCH * STRETCH;
-    Exponentials e = {.x = x, .top = top, .count = (size_t)count, .share = share > LEAST_SHARE ? share : LEAST_SHARE};
-    size_t shares = (e.count + e.share - 1) / e.share;
-    for_tasks(&plan->pool->base, sum_share, shares, &e);
-    double total = 0;
-    for (size_t i = 0; i < shares; i++) total += e.sums[i];
-    return total;
+    if (multiply_rows(plan, &plan->head, plan->normed, asked, logits)) return PLAN_NO_MEMORY;
+    rank_rows(plan, logits, asked_, (int64_t)plan->head.stride, tops, sums);
+    return PLAN_DONE;
 }
