@@ -588,8 +588,9 @@ def main(arguments: list[str] | None = None) -> None:
             pins = draw(given.release, given.count or 20)
             _write_pins(read_pins() + pins)
         readable = given.out or CACHE.parent / f"release-{given.release}.json"
-        record("audit-release", {"seed": given.release} | measure(pins, given.minutes, readable))
-        print(f"for readers: {readable}", file=sys.stderr)
+        found = measure(pins, given.minutes, readable)
+        print(f"for readers: {readable}")
+        print(json.dumps({"seed": given.release} | found))  # no result of its own before it is read
         return
     count = given.count or 60
     if given.tested is not None:
