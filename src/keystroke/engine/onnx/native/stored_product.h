@@ -18,10 +18,10 @@ typedef struct {
     size_t count, strips, run, width, stride; /* `strips` of LANES rows of weights; `run`: one task's; `stride` of the output */
     const float *x, *bias;
     float *out;
-    int gated;
+    int gated, asked[2]; /* `asked`: whether activations are rounded in blocks, in units */
     size_t rows, *places; /* where each row begins among the rounded ones: an uneven one takes two */
     float *residues;      /* what the first of two lost */
-    Activations rounded[2]; /* in blocks, in units: as its parts ask for, or none */
+    Activations rounded[2]; /* as `asked`, or none */
 } Product;
 
 INLINE int is_double(const Product *p, size_t row) { return p->places[row + 1] - p->places[row] == 2; }
@@ -91,6 +91,14 @@ static void multiply_task(void *data, size_t task) {
     for (size_t strip = task * p->run; strip < p->strips && strip < (task + 1) * p->run; strip++) multiply_strip(p, strip);
 }
 
+/* How many rounded rows a row takes. */
+static void count_rows(void *data, size_t row) {
+    const Product *p = data;
+    const float *x = p->x + row * p->width;
+    int uneven = (p->asked[0] && is_uneven(x, p->width, 0)) || (p->asked[1] && is_uneven(x, p->width, 1));
+    p->places[row + 1] = 1 + (size_t)uneven;
+}
+
 /* Returns 0, or 1 without memory. */
 static int run_product(Product *p, Threads *threads) {
     if (!p->rows) return 0;
@@ -100,13 +108,10 @@ static int run_product(Product *p, Threads *threads) {
     p->places = malloc((p->rows + 1) * sizeof *p->places);
     if (!p->places) return 1;
     p->places[0] = 0;
-    int asked[2] = {0, 0};
+    int *asked = p->asked;
     for (size_t i = 0; i < p->count; i++) asked[is_large(p->parts[i].format)] = 1;
-    for (size_t r = 0; r < p->rows; r++) {
-        const float *row = p->x + r * p->width;
-        int uneven = (asked[0] && is_uneven(row, p->width, 0)) || (asked[1] && is_uneven(row, p->width, 1));
-        p->places[r + 1] = p->places[r] + 1 + (size_t)uneven;
-    }
+    for_each_row(threads, count_rows, p->rows, p);
+    for (size_t r = 0; r < p->rows; r++) p->places[r + 1] += p->places[r];
     size_t rounded = p->places[p->rows], each = (activations_bytes(rounded, p->width) + 63) / 64 * 64;
     void *memory = malloc(each * (size_t)(asked[0] + asked[1]) + (rounded - p->rows) * p->width * sizeof(float));
     if (memory) {
