@@ -169,9 +169,8 @@ class TextIndex:
         if len(context.words) < least:
             return None
         known = self.lexicon.words
-        places = self._places(
-            *(known.get(context.words[-back], _UNKNOWN) for back in (2, 1, least)), least, without
-        )
+        first, second, early = (known.get(context.words[-back], _UNKNOWN) for back in (2, 1, least))
+        places = self._places(first, second, early, least, without)
         if not len(places):
             return None
         words = [known.get(word, _UNKNOWN) for word in context.words]
