@@ -61,3 +61,21 @@ def test_a_kernel_for_one_row_gives_the_bits_of_the_kernel_for_any(
     for name in ("near", "far"):
         assert all(map(torch.equal, found[name], found["any"])), name
     assert not torch.equal(found["any"][0], found["any"][1])
+
+
+@pytest.mark.parametrize("spec", [MIXTURE, tiny_spec("llama")], ids=["mixture", "dense"])
+def test_far_keys_meet_queries_that_are_sent_as_they_meet_stored_ones(spec: ModelSpec) -> None:
+    """The step's own key falls into a chunk of four pages, first into its second page, then into its third."""
+    weights = tiny_weights(replace(spec, context_length=2600), "int8", blocks=3)
+    launcher = RecordingLauncher(weights.plan)
+    found: dict[bool, list[torch.Tensor]] = {False: [], True: []}
+    for single, logits in found.items():
+        launcher.single = single
+        with CudaEngine(weights, launcher, 3072) as engine, engine.session() as session:
+            session.extend([(7 * i) % 203 for i in range(2174)])
+            for _ in range(4):
+                session.step(sampling=PROBE)
+                logits.append(engine._stepper.logits[0].clone())
+    assert launcher.__dict__["shapes"][-1] == "far"
+    assert all(map(torch.equal, found[True], found[False]))
+    assert not torch.equal(found[True][0], found[True][1])

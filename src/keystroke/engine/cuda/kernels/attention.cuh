@@ -22,7 +22,10 @@ DEVICE int chunks_of(const Control& c, int m) {  // partial results that row m h
 // This block's unit `number`: first those of sequences that attend to every chunk, then the chosen chunks, distributed by row and
 // head. A chunk that is not among a row's last is chosen in each layer.
 DEVICE int find_unit(const Control& c, int number, Unit& unit, short& part) {
-  int index = blockIdx.x + number * gridDim.x, chosen = 0;
+  // Queries that are sent are received once if all units of a block have the same head.
+  const int aligned = SINGLE == 2 && QUERY_TAGS && gridDim.x >= KV_HEADS ? gridDim.x / KV_HEADS * KV_HEADS : gridDim.x;
+  if (blockIdx.x >= aligned) return NONE;
+  int index = blockIdx.x + number * aligned, chosen = 0;
   for (int s = 0; s < c.sequences; ++s) {
     if (SPARSE && c.budget[s]) {
       for (int m = c.first[s]; m < c.first[s] + c.count[s]; ++m) chosen += chunks_of(c, m) * KV_HEADS;
@@ -411,7 +414,7 @@ DEVICE void receive_heads(Worker& w, int layer, const Unit& unit, int first, int
         high[e] = relaxed_load(from + HEAD_DIM / 2 + e);
       }
 #pragma unroll
-      for (int e = 0; e < HEAD_EACH; ++e) off |= (low[e] ^ w.tag) | (high[e] ^ w.tag);
+      for (int e = 0; e < HEAD_EACH; ++e) off |= (low[e] ^ sent_tag(w)) | (high[e] ^ sent_tag(w));
       if (!(off & 3)) break;
       spin();
     }
@@ -443,7 +446,7 @@ DEVICE void receive(Worker& w, int layer, const Unit& unit, int first, int pairs
     const int head = rest < 0 ? unit.head * GROUP + pair % GROUP : HEADS + rest % 2 * KV_HEADS + unit.head;
     const u32* from = w.p->sent + m * QKV_ROWS + head * HEAD_DIM + d;
     uint4 v = poll16(from);
-    while (missing(v, w.tag)) {
+    while (missing(v, sent_tag(w))) {
       spin();
       v = poll16(from);
     }
@@ -722,6 +725,26 @@ DEVICE Queries staged_queries(const Worker& w, const uint4* from) {
   return q;
 }
 
+// The same for queries that other blocks send, and keys and values of the step's own row, which go to their page, if this unit
+// attends to it.
+DEVICE void receive_far(Worker& w, int layer, const Unit& unit, bool written, uint4* to) {
+  const int m = w.control->first[unit.sequence], pairs = unit.end - unit.row < 16 ? unit.end - unit.row : 16;
+  u16* sent = (u16*)w.scratch;
+  compute_sync();  // the scratch is free
+  receive(w, layer, unit, m, pairs, written, 0, sent);
+  const u16* own = sent + pairs * SENT_STRIDE;
+  if (written)
+    for (int d = w.thread; d < HEAD_DIM; d += COMPUTE) {
+      if (!QK_NORM) store_key(w, layer, m, unit.head, d, bf16_value(own[d]));
+      store_value(w, layer, m, unit.head, d, bf16_value(own[SENT_STRIDE + d]));
+    }
+  const int row = w.g + (w.warp & 1) * 8;
+  for (int at = w.warp; at < 2 * K_STEPS; at += WARPS)
+    to[at * 32 + w.lane] =
+        row < pairs ? *(const uint4*)(sent + row * SENT_STRIDE + query_at<DENSITY>(w.j, at / 2)) : make_uint4(0, 0, 0, 0);
+  compute_sync();
+}
+
 // This block's unit `number`; those past the list are looked up in groups, by all computing warps together.
 DEVICE Share& share_at(Worker& w, int number) {
   if (number < LISTED) return w.listed[number];
@@ -767,6 +790,7 @@ DEVICE void attend_all(Worker& w, int layer) {
   uint4* staged = (uint4*)((u8*)w.scratch + 2 * ATTENTION_BYTES);
   static_assert(SPARSE || 16 * HEAD_DIM * 2 <= SELECTION_BYTES, "queries fit where nothing is chosen");
   bool follows = false;  // whether the unit before was attended to
+  int staged_head = -1, staged_row = -1;
   for (int number = 0, turn = 0;; ++number, turn ^= 1) {
     const Share& now = share_at(w, number);
     if (now.kind == NONE) return;
@@ -774,6 +798,17 @@ DEVICE void attend_all(Worker& w, int layer) {
       leave_nothing(w, now.unit);
       follows = false;
       turn ^= 1;
+      continue;
+    }
+    if (SINGLE == 2 && tags_queries(w)) {
+      const bool written = cold_pages(*w.control, now.unit) < live_pages(now.unit);
+      if (written || now.unit.head != staged_head || now.unit.row != staged_row) receive_far(w, layer, now.unit, written, staged);
+      staged_head = now.unit.head;
+      staged_row = now.unit.row;
+      u8* scratch = (u8*)w.scratch + turn * ATTENTION_BYTES;
+      const auto given = [&] { return staged_queries(w, staged); };
+      if (near(now)) attend_chunk<1, WARPS>(w, layer, now, scratch, given);
+      else attend_chunk<CHUNK / PAGE, WARPS>(w, layer, now, scratch, given);
       continue;
     }
     if (tags_queries(w)) {

@@ -76,6 +76,9 @@ DEVICE void compute(Worker& w) {
   for (int layer = 0; layer < LAYERS; ++layer) {
     const int sums = 1 + layer * SUMS_PER_LAYER;  // in the residual stream so far
     w.tag = w.tags ? tag_of(layer) : 0;
+#if SINGLE
+    w.layer_tag = TAGS ? tag_of(layer) : 0;
+#endif
     refresh(w);
     mark(w);
     normalise(w, layer * 2, sums, is_delta(layer) ? DELTA_SPAN : QKV);

@@ -189,7 +189,7 @@ DEVICE void activate_experts(Worker& w) {
     if (k < 0) return;
     const s64 at = (s64)m * INTERMEDIATE + k * EXPERT_WIDTH + unit % GateUp::units * 8 + g;
     const u16 v = activation(gated(low, high) * w.routing->weight[m][k]);
-    if (tags_activations(w)) w.p->tagged[at] = (u32)v << 16 | w.tag;
+    if (tags_activations(w)) w.p->tagged[at] = (u32)v << 16 | sent_tag(w);
     else w.p->activated[at] = v;
   };
   const auto whole = [](int, int) { return 0; };
@@ -224,7 +224,7 @@ DEVICE void load_expert_activations(Worker& w, int first, int slots, bool whole,
     for (int i = 0; i < TURNS; ++i) {
       if (from[i] < 0) continue;
       if (tags) {
-        while (missing(v[i], w.tag)) {
+        while (missing(v[i], sent_tag(w))) {
           spin();
           v[i] = ask(from[i]);
         }

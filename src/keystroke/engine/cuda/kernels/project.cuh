@@ -158,14 +158,22 @@ DEVICE float2 rotate(float2 v, float2 angle) {
 }
 
 // Whether queries, keys and values of this step's rows are passed between blocks with the layer's tag: for few rows of a small
-// layer. No block then waits for memory. (With tags, keys are near ones: chunks of one page.)
+// layer. No block then waits for memory. (Of several rows only where their keys are near ones, in chunks of one page.)
 DEVICE bool tags_queries(const Worker& w) {
-  return QUERY_TAGS && w.rows <= SENT_ROWS && (SINGLE ? w.tags : w.tag && w.rows <= w.p->direct_rows);
+  return QUERY_TAGS && w.rows <= SENT_ROWS && (SINGLE ? TAGS : w.tag && w.rows <= w.p->direct_rows);
 }
-DEVICE void send(Worker& w, int m, int at, float v) { w.p->sent[m * QKV_ROWS + at] = (u32)bf16(v) << 16 | w.tag; }
+// The tag of those, and of activations. A single row with more partial results than can be tagged has it all the same.
+DEVICE u32 sent_tag(const Worker& w) {
+#if SINGLE
+  return w.layer_tag;
+#else
+  return w.tag;
+#endif
+}
+DEVICE void send(Worker& w, int m, int at, float v) { w.p->sent[m * QKV_ROWS + at] = (u32)bf16(v) << 16 | sent_tag(w); }
 // Queries and keys before normalisation keep all bits except those of the tag.
 DEVICE u32 raw_bits(float v, u32 tag) { return ((u32)__float_as_int(v) & ~3u) | tag; }
-DEVICE void send_raw(Worker& w, int m, int at, float v) { w.p->sent[m * QKV_ROWS + at] = raw_bits(v, w.tag); }
+DEVICE void send_raw(Worker& w, int m, int at, float v) { w.p->sent[m * QKV_ROWS + at] = raw_bits(v, sent_tag(w)); }
 
 // The rotary angles of row m in this layer.
 DEVICE const float2* angles_of(const Worker& w, int layer, int m) {
@@ -296,7 +304,7 @@ DEVICE void project_output(Worker& w) {
 // Whether the operand holds any part of a row of activations at its own position; and whether activations are tagged.
 DEVICE bool takes_whole(const Worker& w) { return SINGLE ? WHOLE : w.p->x_stride >= INTERMEDIATE + PAD; }
 DEVICE bool tags_activations(const Worker& w) {
-  return ACTIVATION_TAGS && takes_whole(w) && (SINGLE ? w.tags : w.tag && w.rows <= w.p->direct_rows);
+  return ACTIVATION_TAGS && takes_whole(w) && (SINGLE ? TAGS : w.tag && w.rows <= w.p->direct_rows);
 }
 DEVICE void project_gate_up(Worker& w) {
   const Span span = w.spans[GATE_UP];
@@ -304,7 +312,7 @@ DEVICE void project_gate_up(Worker& w) {
   multiply<GateUp>(w, span.low, span.high, [](int, int) { return 0; }, [&](int unit, int, int g, int m, float low, float high) {
     const s64 at = (s64)m * INTERMEDIATE + unit * 8 + g;
     const u16 v = activation(quotient(low, 1.0f + __expf(-low)) * high);
-    if (tags_activations(w)) w.p->tagged[at] = (u32)v << 16 | w.tag;
+    if (tags_activations(w)) w.p->tagged[at] = (u32)v << 16 | sent_tag(w);
     else w.p->activated[at] = v;
   });
 }
@@ -339,7 +347,7 @@ DEVICE void load_activated(Worker& w, int first, int parts) {
       for (int i = 0; i < TURNS; ++i)
         if (within(w, i, Down::inner / 4)) {
           if (tags) {
-            while (((v[i].x ^ w.tag) | (v[i].y ^ w.tag) | (v[i].z ^ w.tag) | (v[i].w ^ w.tag)) & 0xffff) {
+            while (missing(v[i], sent_tag(w))) {
               spin();
               v[i] = poll16(tagged + from + i * COMPUTE * 4);
             }

@@ -133,6 +133,7 @@ struct Worker {
   u32 tag;       // in the last two bits of partial results; 0: they are announced instead
 #if SINGLE
   static constexpr int rows = 1;
+  u32 layer_tag;  // of what is passed between blocks beside partial results
   static constexpr bool few = SINGLE == 1, fused = few, tags = TAGS && few;
 #else
   int rows;
