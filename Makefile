@@ -10,7 +10,7 @@ TORCH = $(shell sed -nE 's/^ *"(torch==[^"]+)".*/\1/p' pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help run lab editors dist test test-gpu test-coder test-lowest test-editors lint format coverage web demo pictures figures docs lock hooks clean
+.PHONY: help run lab editors dist test suite test-gpu test-coder test-lowest test-editors lint style types format coverage web demo pictures figures docs lock hooks clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##|^bench-%:.*##' Makefile | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -46,9 +46,13 @@ $(LAB_STAMP): pyproject.toml lab/pyproject.toml | $(VENV)/bin/python
 
 lab: $(LAB_STAMP)  ## install what makes models (torch and the commands of `keystroke train`)
 
-test: $(DEV_STAMP) lint  ## set up, then every check and every test
+# Types take one core two minutes: they are checked beside the tests.
+test: style  ## set up, then every check and every test
 	@$(BIN)/keystroke models add smollm2 --if-missing
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not coder'
+	@$(MAKE) --no-print-directory -j2 types suite
+
+suite: $(DEV_STAMP)
+	@env -u MAKEFLAGS -u MFLAGS $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not coder'
 
 test-lowest:  ## the tests on the lowest versions that pyproject.toml allows (ARGS="tests/text" for a part)
 	@$(PYTHON) -m venv .venv-lowest
@@ -68,9 +72,13 @@ test-gpu: $(DEV_STAMP)  ## the tests that need an NVIDIA GPU
 test-coder: $(DEV_STAMP)  ## the tests that need the 1.1 GB code model (CODER_GGUF=FILE, or `keystroke models add coder`)
 	@$(BIN)/python -m pytest -m coder -rs tests/engine tests/agent tests/gpu
 
-lint: $(DEV_STAMP)  ## formatting, lint and types
+lint: style types  ## formatting, lint and types
+
+style: $(DEV_STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check --no-cache .  # a cached verdict on import order outlives a moved file
+
+types: $(DEV_STAMP)
 	@$(BIN)/mypy
 
 format: $(DEV_STAMP)  ## format and fix what can be fixed
