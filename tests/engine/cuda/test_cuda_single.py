@@ -65,7 +65,7 @@ def test_a_kernel_for_one_row_gives_the_bits_of_the_kernel_for_any(
 
 @pytest.mark.parametrize("spec", [MIXTURE, tiny_spec("llama")], ids=["mixture", "dense"])
 def test_far_keys_meet_queries_that_are_sent_as_they_meet_stored_ones(spec: ModelSpec) -> None:
-    """The step's own key falls into a chunk of four pages, first into its second page, then into its third."""
+    """The own key of the step is in the second of four pages of a chunk, then in the third."""
     weights = tiny_weights(replace(spec, context_length=2600), "int8", blocks=3)
     launcher = RecordingLauncher(weights.plan)
     found: dict[bool, list[torch.Tensor]] = {False: [], True: []}
