@@ -101,11 +101,11 @@ def random_store(spec: ModelSpec) -> ExpertStore:
 
     def layer(index: int) -> ExpertLayer:
         down = "wide" if index % 2 == 0 else "down"
-        tables = (
+        gate, up, last = (
             ExpertTable(np.tile(some[name], (experts.count // 8, 1)), shapes[name][0])
             for name in ("gate", "up", down)
         )
-        return ExpertLayer(*tables)
+        return ExpertLayer(gate, up, last)
 
     with ThreadPoolExecutor(usable_cores()) as pool:
         return ExpertStore(library, tuple(pool.map(layer, range(spec.layers))))

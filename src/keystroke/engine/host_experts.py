@@ -102,7 +102,7 @@ def expert_store(checkpoint: Checkpoint, cache: Path, threads: int = 0) -> Exper
                     "a GGUF file, or set engine.experts to gpu"
                 )
             tables.append(ExpertTable(rows, kind))
-        biases = ()
+        biases: tuple[npt.NDArray[np.float32], ...] = ()
         if spec.experts.bias:
             names = ("gate_proj", "up_proj", "down_proj")
             biases = tuple(np.ascontiguousarray(checkpoint.tensor(f"{at}.{name}.bias")) for name in names)

@@ -12,7 +12,7 @@ import torch
 from cuda_emulator import EmulatedLauncher
 from cuda_models import CPU
 from test_cuda_experts import PROMPT, engine_for, last_logits, mixture, qwen3_moe, write_gguf
-from test_cuda_stored import MIXED, in_file, mixed
+from test_cuda_stored import MIXED, PROBE, in_file, mixed
 from test_cuda_windows import gpt_oss
 from torch import Tensor
 
@@ -20,9 +20,15 @@ from keystroke.config import load_settings
 from keystroke.engine.base import StepRequest
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.checkpoint.spec import ExpertsSpec, ModelSpec, tensor_shapes
+from keystroke.engine.cuda import engine as engine_module
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.gpu import bytes_beside_experts, choose_resident, expert_bytes
-from keystroke.engine.cuda.plan import Plan
+from keystroke.engine.cuda.gpu import (
+    _report_of_placement,
+    bytes_beside_experts,
+    choose_resident,
+    expert_bytes,
+)
+from keystroke.engine.cuda.plan import PAGE, Plan
 from keystroke.engine.cuda.reference import forward
 from keystroke.engine.cuda.stored import Codes, typical_formats
 from keystroke.engine.cuda.target import HOPPER, TARGETS, Target
@@ -69,7 +75,7 @@ def store_of(spec: ModelSpec, library: Path) -> ExpertStore:
         name = f"model.layers.{layer}.mlp.experts.{which}_proj.weight"
         shape = tensor_shapes(spec)[name]
         kind = kind_of(spec, name)
-        blocks = random_blocks(kind, *shape, deviation=shape[1] ** -0.5, seed=seeds[name])
+        blocks = random_blocks(kind, shape[0], shape[1], deviation=shape[1] ** -0.5, seed=seeds[name])
         return ExpertTable(blocks, kind)
 
     def layer(index: int) -> ExpertLayer:
@@ -102,7 +108,7 @@ def engine_with(
 
 
 SOME = [[1, 30, 7, 8, 9, 10, 11, 12, 13, 14, 15], [3, 4, 5, 6, 0, 1, 2, 20, 21, 22, 31]]
-PLACEMENTS = {
+PLACEMENTS: dict[str, list[list[int]]] = {
     "all on the host": [[], []],
     "some on the GPU": SOME,
 }
@@ -125,7 +131,8 @@ def test_logits_are_those_of_the_stored_weights_alone_and_in_company(
 
 def test_biases_and_clamped_gates_of_mxfp4_experts(library: Path) -> None:
     spec = gpt_oss(hidden=256, vocab_size=72, tied=False)
-    for resident in ([[]] * 3, [[0, 5, 9, 31]] * 3):
+    placements: list[list[list[int]]] = [[[]] * 3, [[0, 5, 9, 31]] * 3]
+    for resident in placements:
         with engine_with(library, resident, spec) as engine:
             alone, together = last_logits(engine, PROMPT, 1), last_logits(engine, PROMPT, 9)
         truth = forward(spec, model(spec)[0].__getitem__, PROMPT, torch.float64)[-1]
@@ -171,12 +178,27 @@ def test_drafts_and_other_sessions_change_no_token(library: Path) -> None:
 def test_a_prompt_that_is_read_at_once_gives_what_its_steps_give(
     library: Path, resident: list[list[int]]
 ) -> None:
-    prompt = [(7 * i * i + 3) % 72 for i in range(40)]
+    prompt, kept = [(7 * i * i + 3) % 72 for i in range(40)], []
+
+    def keep(_: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        kept.append(values)
+        return keys, values
+
     with engine_with(library, resident) as engine:
         assert len(prompt) > engine.tail
-        found = last_logits(engine, prompt, 1)
-    truth = forward(SPEC, model(SPEC)[0].__getitem__, prompt, torch.float64)[-1]
+        with engine.session() as session:
+            session.extend(prompt)
+            session.read_appended()
+            row = session.length - session.resident - 1
+            session.step(sampling=PROBE)
+            pages = list(session._table.pages)
+            found = engine._stepper.logits[row].clone()
+        values = engine._values.view(SPEC.layers, -1, SPEC.kv_heads, SPEC.head_dim, PAGE)[1, pages]
+    truth = forward(SPEC, model(SPEC)[0].__getitem__, prompt, torch.float64, keep)[-1]
     assert (found - truth).norm() / truth.norm() < 0.03
+    read = values.permute(0, 3, 1, 2).flatten(0, 1)[:39].double().flatten(1)
+    each = (read - kept[1][:39].flatten(1)).norm(dim=1) / kept[1][:39].flatten(1).norm(dim=1)
+    assert float(each.median()) < 0.02
 
 
 def test_every_choice_of_an_expert_is_counted(library: Path) -> None:
@@ -214,6 +236,28 @@ def test_an_expert_moves_to_the_gpu(library: Path) -> None:
         assert torch.equal(last_logits(engine, PROMPT, 2), last_logits(other, PROMPT, 2))
 
 
+def test_experts_used_often_are_on_the_gpu_in_the_next_turn(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "_FOLLOW_AFTER", 1)
+    prompt = [(7 * i * i + 3) % 72 for i in range(20)]
+    with engine_with(library, SOME) as engine:
+        host, uses = engine._prefill._weights.host, engine._stepper.expert_uses
+        assert host is not None
+        assert uses is not None
+        for follows in (False, True):
+            engine.follows_use = follows
+            uses[:] = 50
+            uses[0, 2], uses[0, 9] = 100, 1
+            with engine.session(scope=str(follows)) as session:
+                session.extend(prompt)
+                session.step()
+            wanted = [2 if expert == 9 and follows else expert for expert in SOME[0]]
+            assert host.resident == [wanted, SOME[1]]
+        place = engine._stepper._buffers["placement"][0]
+        assert (int(place[2]), int(place[9])) == (SOME[0].index(9), -1)
+
+
 def plan_of_shape() -> Plan:
     spec = replace(SPEC, layers=48, hidden=2048, experts=ExpertsSpec(128, 8, 768), context_length=65_536)
     return Plan(spec, "stored", 132, stored=MIXED)
@@ -234,6 +278,10 @@ def test_as_many_experts_as_fit_are_on_the_gpu() -> None:
     assert choose_resident(plan, "gpu", 48 << 30, 48 << 30) is None
     with pytest.raises(NotEnoughMemory, match=r"need 1\d\.\d GB more GPU memory; set engine.experts to auto"):
         choose_resident(plan, "gpu", 8 << 30, 8 << 30)
+    fits, sentence = _report_of_placement(plan, held, 16 << 30, 16 << 30, "a GPU")
+    assert fits
+    assert f"runs with {held} of 128 experts of each layer on the GPU and the others (" in sentence
+    assert not _report_of_placement(plan, 0, 2 << 30, 16 << 30, "a GPU")[0]
     dense = Plan(replace(SPEC, experts=None, architecture="qwen3"), "bf16", 2)
     assert choose_resident(dense, "host", 8 << 30, 8 << 30) is None
 

@@ -49,6 +49,6 @@ class ExpertUploader:
         if known is not None:
             known[1].synchronize()
         if known is None or known[0].numel() < size:
-            known = torch.empty(size, dtype=torch.uint8).pin_memory(), torch.cuda.Event()
+            known = torch.empty(size, dtype=torch.uint8).pin_memory(), torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._buffers[self._turn] = known
         return known

@@ -44,12 +44,13 @@ def exchanges(uses: Uses, resident: Sequence[Sequence[int]], most: int) -> list[
 def read_profile(path: Path, layers: int, experts: int) -> Uses | None:
     """The profile in a file; None if there is none of this shape."""
     try:
-        found = np.load(path, allow_pickle=False)
+        found: Uses = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     if found.shape != (layers, experts) or found.dtype != np.int64 or int(found.min(initial=0)) < 0:
         return None
-    return found // 2
+    halved: Uses = found // 2
+    return halved
 
 
 def write_profile(path: Path, uses: Uses) -> None:

@@ -25,10 +25,18 @@ def spare_bytes(total: int) -> int:
     return min(_MOST_SPARE, total // 6)
 
 
+def _prompt_room(plan: Plan, total: int) -> int:
+    """What the KV cache leaves, and for prompts the experts of one layer if the host has some."""
+    experts = plan.spec.experts
+    if plan.resident is None or experts is None:
+        return spare_bytes(total)
+    return 2 * 3 * experts.count * experts.width * plan.spec.hidden + spare_bytes(total) // 2
+
+
 def kv_token_capacity(plan: Plan, free: int, total: int, each: int, most: int | None = None) -> int:
     """How many tokens with KV of `each` bytes fit in the free memory, or in `most` bytes of it. Raises
     NotEnoughMemory if they are too few."""
-    tokens = int((free - spare_bytes(total)) * 0.9) // each
+    tokens = int((free - _prompt_room(plan, total)) * 0.9) // each
     if tokens < _FEWEST_TOKENS:
         raise NotEnoughMemory(
             f"{plan.spec.name} in {plan.precision} leaves {max(free, 0) / 1e9:.1f} of the GPU's "
@@ -52,8 +60,8 @@ def bytes_beside_experts(plan: Plan, total: int, kv_tokens: int | None = None) -
     spec, experts = plan.spec, plan.spec.experts
     assert experts is not None
     tokens = min(spec.context_length, _TOKENS_BESIDE_EXPERTS) if kv_tokens is None else kv_tokens
-    reading = 2 * 3 * experts.count * experts.width * spec.hidden
-    return _other_weights(plan) + reading + spare_bytes(total) // 2 + tokens * plan.kv_bytes_per_token
+    context = tokens * plan.kv_bytes_per_token * 10 // 9
+    return _other_weights(plan) + _prompt_room(replace(plan, resident=0), total) + context
 
 
 def _other_weights(plan: Plan) -> int:
