@@ -117,7 +117,7 @@ async def test_a_websocket_that_is_silent_for_long_is_kept(quick: RunningServer)
         ("/v1/responses", {"type": "response.create", "input": "there?"}, "response.created"),
         ("/v1/live", {"type": "buffer.open", "buffer": "b", "text": "", "version": 1}, "ready"),
     ):
-        # With room for the rest of the answer: nobody reads it, and the end of the connection comes behind it.
+        # With room for the rest of the answer: nobody reads it, and the end of the connection is behind it.
         async with websockets.connect(f"ws://127.0.0.1:{quick.port}{path}", max_queue=None) as socket:
             await asyncio.sleep(3 * max(QUICK.headers, QUICK.body))
             await socket.send(json.dumps(asked))

@@ -1,4 +1,4 @@
-"""Twenty seconds of faulty clients, stores and clocks leave nothing behind; an hour of it is bench/soak.py."""
+"""Twenty seconds of faulty clients, stores and clocks leave nothing behind; an hour is bench/soak.py."""
 
 from __future__ import annotations
 
