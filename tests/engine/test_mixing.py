@@ -118,9 +118,6 @@ class Told:
             return None
         return Continuations(self._length, {self._text[len(said) :]: 1.0})
 
-    def complete_word(self, begun: str) -> str:
-        return "lf" if begun == "se" else ""
-
 
 def mixture(predictor: Predictor, said: str, left: str = "") -> Mixture | None:
     return Mixer(predictor, TOKENIZER, [EOS]).mixture(TOKENIZER.encode(said), left=lambda _: left)
@@ -212,21 +209,6 @@ def test_only_what_is_believed_is_drafted() -> None:
     assert drafted(4) == "a"
     assert drafted(1) == ""
     assert Mixer(Told("abc"), TOKENIZER, [EOS]).draft(TOKENIZER.encode("abc"), 9)[0] == ()  # its end
-
-
-def test_without_a_likely_line_a_word_or_the_last_two_tokens_are_drafted() -> None:
-    def drafted(answer: str, left: str = "", most: int = 9) -> str:
-        mixer = Mixer(Told("elsewhere", 1), TOKENIZER, [EOS], TOKENIZER.encode("xay ab, abc ab"))
-        return TOKENIZER.decode(mixer.draft(TOKENIZER.encode(answer), most, lambda _: left)[0])
-
-    assert drafted("") == "c "  # what followed the last "ab"
-    assert drafted("", most=1) == "c"
-    assert drafted(", ") == "ab"
-    assert drafted("q") == ""
-    apart = Mixer(Told("elsewhere", 1), TOKENIZER, [EOS], [0x6100, 0x6200, 5, 0x61, 0x62])
-    assert apart.draft([], 9)[0] == ()  # the same bytes, but not the same numbers
-    assert drafted("", left=".se") == ".se"  # of ".self", as long as other drafts
-    assert drafted("", left="(me") == "(m"  # the last may be part of a longer token
 
 
 def test_mixtures_behind_a_rejected_token_are_not_computed() -> None:

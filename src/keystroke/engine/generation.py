@@ -181,7 +181,7 @@ class Generation:
         if mixing.predictor is not None and self._matcher is None:
             line_ends = model.tokenizer.encode("\n") if "\n" in self.params.stop else []
             ends = self._eos.union(line_ends[:1])
-            self._mixer = Mixer(mixing.predictor, model.tokenizer, ends, self._prompt)
+            self._mixer = Mixer(mixing.predictor, model.tokenizer, ends)
             self._mixer_drafts = mixing.drafts and drafter is None
         self._ends: list[int] = []  # the length of the text after each token of the last step
         self._mixtures: Sequence[Mixture | None] = ()  # of the current step

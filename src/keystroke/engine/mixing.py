@@ -9,8 +9,6 @@ see are those of the mixture.
 from __future__ import annotations
 
 import math
-import string
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, overload
@@ -27,7 +25,6 @@ _MOST = 0.95  # the model keeps at least the rest
 # The longest draft in tokens, and its least probability by the predictor alone, which doubts too much: 83 of
 # 100 tokens of such drafts are right.
 _DRAFT, _BELIEVED = 6, 0.07
-_GUESSED = 2  # tokens of a draft from what followed the last two tokens
 _FIRST = 40  # characters of a text that determine its first token
 _KNOWN = 20_000  # texts whose first token is kept
 
@@ -52,9 +49,6 @@ class Predictor(Protocol):
     def predict(self, text: str) -> Continuations | None:
         """The continuations of the answer `text`; None if its context was not seen before."""
 
-    def complete_word(self, begun: str) -> str:
-        """The rest of a nearby word that begins with `begun`, for a draft; empty if there is none."""
-
 
 @dataclass(frozen=True, slots=True)
 class Mixing:
@@ -67,7 +61,6 @@ class Mixing:
 NO_MIXING = Mixing()
 
 
-_WORD_CHARACTERS = string.ascii_letters + string.digits + "_"
 Remaining = Callable[[Sequence[int]], str | None]
 
 
@@ -78,11 +71,8 @@ def _nothing(_draft: Sequence[int]) -> str:
 class Mixer:
     """Computes the mixtures for the steps of one answer. `ends`: tokens that end it."""
 
-    def __init__(
-        self, predictor: Predictor, tokenizer: Tokenizer, ends: Iterable[int], prompt: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, predictor: Predictor, tokenizer: Tokenizer, ends: Iterable[int]) -> None:
         self._predictor, self._tokenizer = predictor, tokenizer
-        self._prompt = array("i", prompt).tobytes()
         self._ends = tuple(sorted(ends))
         self._firsts = _first_tokens.setdefault(tokenizer, {})
 
@@ -97,9 +87,8 @@ class Mixer:
     def draft(
         self, tokens: Sequence[int], most: int, left: Remaining = _nothing
     ) -> tuple[tuple[int, ...], list[Mixture | None]]:
-        """A draft of what follows `tokens`, and the mixtures known for it, at least the first. The predictor
-        drafts as far as that is likely enough; otherwise a half word is completed, or what followed the last
-        two tokens is repeated."""
+        """A draft of what follows `tokens`, as far as the predictor finds it likely enough, and the mixtures
+        known for it, at least the first."""
         draft: list[int] = []
         mixtures = [self.mixture(tokens, (), left)]
         believed = 1.0
@@ -114,26 +103,7 @@ class Mixer:
             draft.append(token)
             if len(draft) < min(most, _DRAFT):
                 mixtures.append(self.mixture(tokens, draft, left))
-        if not draft:
-            draft += (self._complete(due) if (due := left(())) else self._repeat(tokens))[:most]
         return tuple(draft), mixtures
-
-    def _complete(self, begun: str) -> list[int]:
-        """The tokens of a nearby word that begins so, or those before the last of the half word."""
-        word = len(begun) - len(begun.rstrip(_WORD_CHARACTERS))
-        rest = self._predictor.complete_word(begun[-word:]) if word else ""
-        return self._tokenizer.encode(begun + rest)[: _GUESSED + 1 if rest else -1]
-
-    def _repeat(self, tokens: Sequence[int]) -> list[int]:
-        """What followed the last two tokens where they last stood before."""
-        text = self._prompt + array("i", tokens).tobytes()
-        size = array("i").itemsize
-        at = len(text) - 2 * size
-        last = text[at:]
-        while (at := text.rfind(last, 0, at + len(last) - 1)) >= 0:
-            if at % size == 0:
-                return array("i", text[at + 2 * size : at + (2 + _GUESSED) * size]).tolist()
-        return []
 
     def _mixture(self, tokens: Sequence[int], left: str) -> Mixture | None:
         text = self._tokenizer.decode(tokens) if tokens else ""

@@ -6,14 +6,10 @@ other files as they were when they were indexed; occurrences in the file weigh m
 
 from __future__ import annotations
 
-import re
-
 from keystroke.analysis.text_index import CONTEXT, Lexicon, TextContext, TextIndex
 from keystroke.engine.mixing import Continuations
 
 _FILE_WEIGHT = 3.0  # of an occurrence in the same file; one elsewhere weighs 1
-_NEARBY = 3000  # characters above and below in which a half word is looked up
-_WORD = re.compile(r"\w+")
 _REACH = 120_000  # characters above and below the cursor that are indexed
 
 
@@ -58,15 +54,6 @@ class NgramCache:
         self._before = text[max(0, cursor - held - CONTEXT) : cursor - held]
         self._project, self._path = project, path
         self._near: TextIndex | None = None
-
-    def complete_word(self, begun: str) -> str:
-        """The rest of the nearest word above that begins so, or of the first below."""
-        text, at = self._text, self._cursor
-        above = _WORD.findall(text[max(0, at - len(begun) - _NEARBY) : at - len(begun)])
-        for word in (*reversed(above), *_WORD.findall(text[at : at + _NEARBY])):
-            if len(word) > len(begun) and word.startswith(begun):
-                return str(word[len(begun) :])
-        return ""
 
     def predict(self, said: str) -> Continuations | None:
         if self._near is None:  # built on the first call, which the engine's thread makes
