@@ -185,8 +185,11 @@ def test_a_prompt_that_is_read_at_once_gives_what_its_steps_give(
         return keys, values
 
     with engine_with(library, resident) as engine:
-        assert len(prompt) > engine.tail
-        with engine.session() as session:
+        assert engine.tail < len(prompt) <= engine.steps_up_to
+        in_steps = [last_logits(engine, prompt, rows) for rows in (1, 5)]
+        assert torch.equal(in_steps[0], in_steps[1])
+        engine.steps_up_to = 0
+        with engine.session(scope="read at once") as session:
             session.extend(prompt)
             session.read_appended()
             row = session.length - session.resident - 1
@@ -195,7 +198,8 @@ def test_a_prompt_that_is_read_at_once_gives_what_its_steps_give(
             found = engine._stepper.logits[row].clone()
         values = engine._values.view(SPEC.layers, -1, SPEC.kv_heads, SPEC.head_dim, PAGE)[1, pages]
     truth = forward(SPEC, model(SPEC)[0].__getitem__, prompt, torch.float64, keep)[-1]
-    assert (found - truth).norm() / truth.norm() < 0.03
+    for logits in (found, in_steps[0]):
+        assert (logits - truth).norm() / truth.norm() < 0.03
     read = values.permute(0, 3, 1, 2).flatten(0, 1)[:39].double().flatten(1)
     each = (read - kept[1][:39].flatten(1)).norm(dim=1) / kept[1][:39].flatten(1).norm(dim=1)
     assert float(each.median()) < 0.02
@@ -246,7 +250,7 @@ def test_experts_used_often_are_on_the_gpu_in_the_next_turn(
         assert host is not None
         assert uses is not None
         for follows in (False, True):
-            engine.follows_use = follows
+            engine.follows_use, engine.steps_up_to = follows, 0
             uses[:] = 50
             uses[0, 2], uses[0, 9] = 100, 1
             with engine.session(scope=str(follows)) as session:

@@ -38,6 +38,7 @@ class SessionHost(Protocol):
     prefill_chunk: int
     prefill_work: float
     tail: int
+    steps_up_to: int
     states: StatePool | None
 
     def cancel_ahead(self) -> None: ...
@@ -49,6 +50,7 @@ class SessionHost(Protocol):
         after: Sequence[int],
         slot: RecurrentSlot | None,
     ) -> None: ...
+    def read_in_steps(self, table: int, tokens: Sequence[int], start: int) -> None: ...
     def synchronize(self) -> None: ...
     def upload_pages(self, slot: int, pages: Sequence[int], first: int) -> None: ...
     def copy_page(self, old: int, new: int) -> None: ...
@@ -80,6 +82,9 @@ class CudaSession(HostSession):
         after = self._tokens[end : end + 1]  # the draft head stores an entry for this token too
         self.reserve(start, end + len(after))
         state, pool = self._state, self._engine.states
+        if len(tokens) <= self._engine.steps_up_to:
+            self._engine.read_in_steps(self.slot, tokens, start)
+            return np.empty((0, 0), np.float32)
         if state is None or pool is None:
             self._engine.prefill(tokens, start, self._table.pages, after, None)
             return np.empty((0, 0), np.float32)
