@@ -201,9 +201,15 @@ DEVICE void combine_together(Worker& w, int layer, int m, int head, int d) {
     for (int i = 0; i < 16; ++i) add_scaled(sum, all[(half * 16 + i) * 8 + quad], weights[half * 16 + i]);
     const Partial other = other_half(sum);
     const int at = d + quad * 4;
-    if (w.lane < 8)
-      *(uint2*)(w.p->attended + (s64)m * QUERY_WIDTH + head * HEAD_DIM + at) =
-          packed_sum(sum, other, gate_of(w, m, head, at), gate_of(w, m, head, at + 2));
+    const s64 to = (s64)m * QUERY_WIDTH + head * HEAD_DIM + at;
+    const uint2 v = packed_sum(sum, other, gate_of(w, m, head, at), gate_of(w, m, head, at + 2));
+    const u32 tag = sent_tag(w);
+    if (w.lane >= 8) return;
+    if (SINGLE && TAGS)
+      *(uint4*)(w.p->attended_tagged + to) =
+          make_uint4(v.x << 16 | tag, (v.x & 0xffff0000u) | tag, v.y << 16 | tag, (v.y & 0xffff0000u) | tag);
+    else
+      *(uint2*)(w.p->attended + to) = v;
   }
 }
 
@@ -219,7 +225,7 @@ DEVICE void take_attended(Worker& w, int first, int parts) {
       const auto ask = [&](int at) { return poll16(w.p->attended_tagged + at / QUADS * QUERY_WIDTH + column(at)); };
       uint4 v[TURNS];
       v[0] = ask(base);
-      while (missing(v[0], w.tag)) {
+      while (missing(v[0], sent_tag(w))) {
         spin();
         v[0] = ask(base);
       }
@@ -230,7 +236,7 @@ DEVICE void take_attended(Worker& w, int first, int parts) {
       for (int i = 0; i < TURNS; ++i) {
         const int at = base + i * COMPUTE;
         if (at >= w.rows * QUADS) continue;
-        while (missing(v[i], w.tag)) {
+        while (missing(v[i], sent_tag(w))) {
           spin();
           v[i] = ask(at);
         }
@@ -273,6 +279,10 @@ DEVICE void gather(Worker& w, int layer) {
     wait_for_partials(w);
     for (int i = blockIdx.x; i < w.rows * PIECES; i += gridDim.x)
       combine_together(w, layer, i / PIECES, i % PIECES / (HEAD_DIM / 32), i % PIECES % (HEAD_DIM / 32) * 32);
+    if (SINGLE && TAGS) {
+      take_attended(w, from, parts);
+      return;
+    }
   }
   arrive(w);
   wait(w);
