@@ -298,7 +298,7 @@ def _imported(node: Syntax, name: Syntax, prefix: str) -> Stmt:
 
 def _is_shown_by_repr(interpolation: Syntax) -> bool:
     """Whether a part of an f-string is written as in the source: {x!r}, {x!a}, {x=}."""
-    marks = {child.kind(): child.text() for child in interpolation.children()}
+    marks: dict[str, str] = {child.kind(): child.text() for child in interpolation.children()}
     if "type_conversion" in marks:
         return marks["type_conversion"] != "!s"
     return "=" in marks and "format_specifier" not in marks
