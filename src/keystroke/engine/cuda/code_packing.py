@@ -96,8 +96,8 @@ _LARGEST_POWER = 30
 
 
 def _pack_floats(units: Codes) -> tuple[Tensor, Tensor]:
-    """MXFP4: four codes in 16 bits as float4_codes (multiply.cuh) reads them, and for each 32 columns the upper
-    byte of the power of two. Exact but for groups 2**24 times smaller than the row's largest."""
+    """MXFP4: four codes in 16 bits as float4_codes (multiply.cuh) reads them, and for each 32 columns the
+    upper byte of the power of two. Exact but for groups 2**24 times smaller than the row's largest."""
     count, _, inner = units.codes.shape
     parts = _fragments(units.codes)  # unit, block, half, g, j, step, r, h, e
     a, b, c, d = parts.flatten(6, 7).unbind(6)
@@ -120,7 +120,7 @@ def _unpack_floats(body: Tensor, matrix: Matrix) -> Tensor:
     low, high = codes.unbind(7)
     a, b = high >> 4 & 8 | high >> 1 & 7, high >> 1 & 8 | (high & 1) << 2 | low >> 6
     c, d = high >> 3 & 8 | low >> 3 & 7, high >> 2 & 8 | low & 7
-    four = torch.stack((a, b, c, d), 6).unflatten(6, (2, 2))  # ..., step, r, h, e
+    four = torch.stack((a, b, c, d), 6).view(count, blocks, 8, 4, 2, 2, 2, 2, 2)  # ..., step, r, h, e
     rows = four.permute(0, 7, 2, 1, 4, 3, 5, 6, 8).reshape(count, 16, blocks * 2, 32)
     powers = data[..., 512:].view(count, blocks, 8, 2, 2).permute(0, 4, 2, 1, 3)  # unit, h, g, block, half
     powers = (powers.reshape(count, 16, blocks * 2, 1) >> 2).int()
