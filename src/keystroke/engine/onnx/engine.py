@@ -39,7 +39,7 @@ from keystroke.engine.speculative.layer_draft import KEPT_STREAM, StreamTail
 from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMemory
 
 PREFILL_CHUNK = 128  # rows; larger is hardly faster and slower to interrupt
-TAIL = 16  # an extension of up to this many tokens is computed with the next step
+TAIL = 64  # an extension of up to this many tokens is computed with the next step, in one run
 LOGIT_ROWS = 64  # more than any drafter's longest draft
 WORTH_COPYING = 16  # tokens: below this, recomputing is as fast
 WORTH_SPARING = 256  # tokens beyond the shared prefix that justify a copy, if memory allows
