@@ -148,13 +148,18 @@ static void route(void *data, size_t row) {
     free(values);
 }
 
-/* Sorts pairs by expert. */
-static void group_pairs(Experts *e) {
+#define NO_EXPERT UINT32_MAX /* of a pair that is computed elsewhere */
+
+/* Sorts pairs by expert; returns how many have one here. */
+static size_t group_pairs(Experts *e) {
     size_t pairs = e->rows * e->top;
     memset(e->starts, 0, (e->count + 2) * sizeof *e->starts);
-    for (size_t p = 0; p < pairs; p++) e->starts[e->chosen[p] + 2]++;
+    for (size_t p = 0; p < pairs; p++) {
+        if (e->chosen[p] != NO_EXPERT) e->starts[e->chosen[p] + 2]++;
+    }
     for (size_t i = 0; i < e->count; i++) e->starts[i + 2] += e->starts[i + 1];
     for (size_t p = 0; p < pairs; p++) {
+        if (e->chosen[p] == NO_EXPERT) continue;
         uint32_t at = e->starts[e->chosen[p] + 1]++;
         e->order[at] = (uint32_t)p;
         e->sources[at] = (uint32_t)(p / e->top);
@@ -163,6 +168,7 @@ static void group_pairs(Experts *e) {
     for (size_t i = 0; i < e->count; i++) {
         if (e->starts[i + 1] > e->starts[i]) e->group_experts[e->groups++] = i;
     }
+    return e->starts[e->count];
 }
 
 /* Asks the system for weights that are mapped from a file. */

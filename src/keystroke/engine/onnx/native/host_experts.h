@@ -55,30 +55,15 @@ static void widen_activations(void *data, size_t row) {
     }
 }
 
-/* The host's pairs by expert, like `group_pairs`; returns their number. */
-static size_t group_listed(HostExperts *h) {
+/* The pairs of a message: which expert and which weight each has. */
+static void read_pairs(HostExperts *h) {
     Experts *e = &h->e;
     const int32_t *listed = h->model.mail + MAIL_PAIRS;
-    size_t pairs = e->rows * e->top;
-    memset(e->starts, 0, (e->count + 2) * sizeof *e->starts);
-    for (size_t p = 0; p < pairs; p++) {
+    for (size_t p = 0; p < e->rows * e->top; p++) {
         int32_t expert = listed[2 * p];
-        e->chosen[p] = expert < 0 || (size_t)expert >= e->count ? UINT32_MAX : (uint32_t)expert;
+        e->chosen[p] = expert < 0 || (size_t)expert >= e->count ? NO_EXPERT : (uint32_t)expert;
         memcpy(e->weights + p, listed + 2 * p + 1, sizeof(float));
-        if (e->chosen[p] != UINT32_MAX) e->starts[e->chosen[p] + 2]++;
     }
-    for (size_t i = 0; i < e->count; i++) e->starts[i + 2] += e->starts[i + 1];
-    for (size_t p = 0; p < pairs; p++) {
-        if (e->chosen[p] == UINT32_MAX) continue;
-        uint32_t at = e->starts[e->chosen[p] + 1]++;
-        e->order[at] = (uint32_t)p;
-        e->sources[at] = (uint32_t)(p / e->top);
-    }
-    e->groups = 0;
-    for (size_t i = 0; i < e->count; i++) {
-        if (e->starts[i + 1] > e->starts[i]) e->group_experts[e->groups++] = i;
-    }
-    return e->starts[e->count];
 }
 
 /* The weighted sum of a row's experts on the host, in the order of their ranks, as a number of the GPU's residual
@@ -89,12 +74,12 @@ static void answer_row(void *data, size_t row) {
     const uint32_t *chosen = e->chosen + row * e->top;
     const float *ends = e->ends + row * e->top * e->hidden, *weights = e->weights + row * e->top;
     int64_t *out = h->model.sums + row * e->hidden, here = 0;
-    for (size_t k = 0; k < e->top; k++) here += chosen[k] != UINT32_MAX;
+    for (size_t k = 0; k < e->top; k++) here += chosen[k] != NO_EXPERT;
     float each[LANES] __attribute__((aligned(64)));
     for (size_t i = 0; i < e->hidden; i += LANES) {
         floats total = same(0);
         for (size_t k = 0; k < e->top; k++) {
-            if (chosen[k] != UINT32_MAX) total = times_plus(same(weights[k]), floats_at(ends + k * e->hidden + i), total);
+            if (chosen[k] != NO_EXPERT) total = times_plus(same(weights[k]), floats_at(ends + k * e->hidden + i), total);
         }
         put_floats(each, total);
         for (size_t j = 0; j < LANES; j++) {
@@ -123,7 +108,8 @@ static int compute_listed(HostExperts *h, size_t layer) {
         if (tables[i]->format) asked[is_large(tables[i]->format)] = 1;
     }
     if (e->down.format) later[is_large(e->down.format)] = 1;
-    size_t pairs = group_listed(h);
+    read_pairs(h);
+    size_t pairs = group_pairs(e);
     atomic_fetch_add_explicit(&h->messages, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&h->pairs, (long long)pairs, memory_order_relaxed);
     fetch_experts(e, h->fetched + layer * MOST_FETCHED);
