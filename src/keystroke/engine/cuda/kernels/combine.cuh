@@ -49,8 +49,12 @@ DEVICE uint2 packed_sum(const Partial& first, const Partial& second, const float
 struct Sent { u16* plain; u32* tagged; };
 DEVICE void leave(const Worker&, u16* to, int d, u32 pair) { *(u32*)(to + d) = pair; }
 DEVICE void leave(const Worker& w, const Sent& to, int d, u32 pair) {
-  if (w.tag) *(uint2*)(to.tagged + d) = make_uint2(pair << 16 | w.tag, (pair & 0xffff0000u) | w.tag);
+  if (const u32 tag = sent_tag(w)) *(uint2*)(to.tagged + d) = make_uint2(pair << 16 | tag, (pair & 0xffff0000u) | tag);
   else *(u32*)(to.plain + d) = pair;
+}
+DEVICE Sent sent_at(const Worker& w, int m, int head) {
+  const int at = m * QUERY_WIDTH + head * HEAD_DIM;
+  return Sent{w.p->attended + at, w.p->attended_tagged + at};
 }
 DEVICE Partial other_half(const Partial& p) {  // of the thread eight lanes away
   Partial o;
@@ -201,15 +205,11 @@ DEVICE void combine_together(Worker& w, int layer, int m, int head, int d) {
     for (int i = 0; i < 16; ++i) add_scaled(sum, all[(half * 16 + i) * 8 + quad], weights[half * 16 + i]);
     const Partial other = other_half(sum);
     const int at = d + quad * 4;
-    const s64 to = (s64)m * QUERY_WIDTH + head * HEAD_DIM + at;
+    const Sent to = sent_at(w, m, head);
     const uint2 v = packed_sum(sum, other, gate_of(w, m, head, at), gate_of(w, m, head, at + 2));
-    const u32 tag = sent_tag(w);
     if (w.lane >= 8) return;
-    if (SINGLE && TAGS)
-      *(uint4*)(w.p->attended_tagged + to) =
-          make_uint4(v.x << 16 | tag, (v.x & 0xffff0000u) | tag, v.y << 16 | tag, (v.y & 0xffff0000u) | tag);
-    else
-      *(uint2*)(w.p->attended + to) = v;
+    leave(w, to, at, v.x);
+    leave(w, to, at + 2, v.y);
   }
 }
 
@@ -266,23 +266,18 @@ DEVICE void gather(Worker& w, int layer) {
     combine_near<4>(w, layer, high - low, [&](int i, int& m, int& head) {
       m = (low + i) / HEADS;
       head = (low + i) % HEADS;
-      const int at = m * QUERY_WIDTH + head * HEAD_DIM;
-      return Sent{w.p->attended + at, w.p->attended_tagged + at};
+      return sent_at(w, m, head);
     });
-    if (w.tag) {
-      refresh(w);
-      take_attended(w, from, parts);
-      return;
-    }
   } else {
     constexpr int PIECES = QUERY_WIDTH / 32;
     wait_for_partials(w);
     for (int i = blockIdx.x; i < w.rows * PIECES; i += gridDim.x)
       combine_together(w, layer, i / PIECES, i % PIECES / (HEAD_DIM / 32), i % PIECES % (HEAD_DIM / 32) * 32);
-    if (SINGLE && TAGS) {
-      take_attended(w, from, parts);
-      return;
-    }
+  }
+  if (sent_tag(w)) {
+    refresh(w);
+    take_attended(w, from, parts);
+    return;
   }
   arrive(w);
   wait(w);
