@@ -122,6 +122,8 @@ class ExpertServer:
     """Computes experts for a GPU until it is closed. `mail`, `rows` and `sums` are memory that both share
     (kernels/host_experts.cuh); `half`: rows are float16 times 1/64, otherwise bf16."""
 
+    _server: int | None = None  # until it is open, and once it is closed
+
     def __init__(
         self,
         store: ExpertStore,

@@ -74,14 +74,14 @@ def load(request: LoadArguments) -> Engine:
         precision=precision,
         context=settings.engine.context or None,
         kv_tokens=kv_tokens,
-        kv_bytes=settings.engine.kv_budget_mb and settings.engine.kv_budget_mb << 20,
+        kv_bytes=_bytes(settings.engine.kv_budget_mb),
         sparse=cast("Sparse", settings.engine.sparse),  # the settings allow the same values
         kv_precision=cast("KvPrecision", settings.engine.kv_precision),
         draft_head=lambda spec: head_of_model(path, spec, settings),
         adapter=request.adapter,
         target=settings.engine.cuda_target,
         experts=cast("ExpertPlacement", settings.engine.experts),
-        expert_bytes=settings.engine.expert_budget_mb and settings.engine.expert_budget_mb << 20,
+        expert_bytes=_bytes(settings.engine.expert_budget_mb),
         cache=settings.paths.cache,
         exact=settings.engine.exact,
         threads=settings.engine.threads,
@@ -108,8 +108,12 @@ def report(model: str, settings: Settings) -> tuple[bool, str]:
         return False, str(error)
     kv_precision = cast("KvPrecision", settings.engine.kv_precision)
     placement = cast("ExpertPlacement", settings.engine.experts)
-    most = settings.engine.expert_budget_mb and settings.engine.expert_budget_mb << 20
+    most = _bytes(settings.engine.expert_budget_mb)
     return gpu_report(spec, meant, kv_precision, stored, settings.engine.cuda_target, placement, most)
+
+
+def _bytes(megabytes: int | None) -> int | None:
+    return None if megabytes is None else megabytes << 20
 
 
 def _has_driver() -> bool:

@@ -124,7 +124,8 @@ class CallFlow(NarrowingFlow):
             and receiver is not None
             and receiver.level <= LOCAL
         )
-        inputs = ([receiver] if receiver is not None else []) + args[stored:] + list(kwargs.values())
+        inputs = [receiver] if receiver is not None else []
+        inputs += [*(args[1:] if stored else args), *kwargs.values()]
         if expr.new and not inputs:
             return Value(path=out)
         mixed = mix(inputs)
