@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from keystroke.config import (
     AssistSettings,
     LearnSettings,
@@ -30,6 +28,7 @@ from keystroke.gateway.app import Gateway, uvicorn_config
 from keystroke.gateway.record.store import Store, default_url
 from keystroke.gateway.transport.socket import SocketLimits
 from keystroke.gateway.work.registry import ModelRegistry, local_entry
+from prompt_server import PromptServer
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]\n{{ m.content }}<end>\n{% endfor %}"
@@ -121,7 +120,7 @@ def serving(
     gateway = Gateway(registry or ModelRegistry(entries), settings, store=store, socket_limits=socket_limits)
     config = uvicorn_config(gateway)
     config.lifespan = "on"
-    uv = uvicorn.Server(config)
+    uv = PromptServer(config)
     thread = threading.Thread(target=lambda: asyncio.run(uv.serve()), daemon=True)
     thread.start()
     while not uv.started:
@@ -133,6 +132,6 @@ def serving(
     try:
         yield RunningServer(gateway, bound, engines)
     finally:
-        uv.should_exit = True
+        uv.stop()
         thread.join(10)
         assert not thread.is_alive(), "the server did not stop"

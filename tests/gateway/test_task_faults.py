@@ -177,10 +177,10 @@ def test_a_model_without_leave_to_run_has_nothing_to_run_with(
 SERVER = """
 import sys, time
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[2:]
 from gateway_support import scripted_model, serving
 model = scripted_model(lambda p: "x" * 100_000, "worker", step_cost=0.002)
-with serving(model, folder=Path(sys.argv[2])) as server:
+with serving(model, folder=Path(sys.argv[1])) as server:
     print(server.url, flush=True)
     time.sleep(60)
 """
@@ -189,8 +189,8 @@ with serving(model, folder=Path(sys.argv[2])) as server:
 def test_a_server_killed_in_the_middle_leaves_a_task_to_go_on_with(
     tmp_path: Path, root: Path, begun: Callable[[Model], Bench]
 ) -> None:
-    here = str(Path(__file__).parent)
-    arguments = [sys.executable, "-c", SERVER, here, str(tmp_path / "state")]
+    here = Path(__file__).parent
+    arguments = [sys.executable, "-c", SERVER, str(tmp_path / "state"), str(here), str(here.parent)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = server.stdout.readline().strip()

@@ -20,6 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from prompt_server import PromptServer
+
 Behaviour = Callable[[Request, dict[str, Any]], Awaitable[Response]]
 
 
@@ -44,7 +46,7 @@ class OpenAIServer:
         config = uvicorn.Config(
             app, log_level="error", lifespan="off", timeout_graceful_shutdown=1, loop="asyncio"
         )
-        self._server = uvicorn.Server(config)
+        self._server = PromptServer(config)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True
         )
@@ -58,7 +60,7 @@ class OpenAIServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
+        self._server.stop()
         self._thread.join(timeout=60)
         self._socket.close()
 
