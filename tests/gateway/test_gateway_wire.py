@@ -257,11 +257,15 @@ async def test_a_slow_reader_pauses_only_itself(server: RunningServer) -> None:
 async def test_a_reader_that_stands_still_is_let_go() -> None:
     model = scripted_model(lambda _p: "z" * 3_000_000, context_length=4_000_000)
     with serving(model, socket_limits=SocketLimits(patience=0.4)) as server:
-        async with websockets.connect(server.ws, compression=None, max_queue=1) as connection:
+        # Nobody answers its farewell: it need not wait for that.
+        async with websockets.connect(
+            server.ws, compression=None, max_queue=1, close_timeout=0.1
+        ) as connection:
             sock = connection.transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             body = {"type": "response.create", "input": "x", "max_output_tokens": 2_000_000}
             await connection.send(json.dumps(body))
+            assert json.loads(await connection.recv())["type"] == "response.created"
             assert await asyncio.to_thread(server.settled, 30.0)
 
 

@@ -135,20 +135,34 @@ def test_open_connections_are_counted_and_no_more_are_taken_than_there_is_room_f
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_that_nobody_reads_is_dropped(quick: RunningServer, stream: bool) -> None:
-    words = "word " * 400_000 if not stream else "word " * 60_000
-    body = json.dumps({"input": words, "store": False, "stream": stream, "max_output_tokens": 100}).encode()
-    deaf = socket.socket()
-    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    deaf.connect(("127.0.0.1", quick.port))
+def test_an_answer_that_nobody_reads_is_dropped(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    monkeypatch.setattr(app, "WireLimits", lambda **_: QUICK)
+    # An answer repeats its instructions, a stream three times: more than the system's buffers hold.
+    size = 6_000_000
+    words = "word " * (size // 5 // (3 if stream else 1))
+    asked = {"input": "x", "instructions": words, "store": False, "stream": stream, "max_output_tokens": 100}
+    body = json.dumps(asked).encode()
     head = b"POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body)
-    deaf.sendall(head + body)
-    assert quick.settled(20)
-    for _ in range(200):
-        if not connections(quick):
-            return
-        time.sleep(0.05)
-    pytest.fail("the connection stayed")
+    with serving(scripted_model(echo, context_length=2 * size)) as server, socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        deaf.connect(("127.0.0.1", server.port))
+        deaf.sendall(head + body)
+        assert peeked(deaf) == b"HTTP/1.1 200"
+        deadline = time.monotonic() + 60
+        while connections(server):
+            assert time.monotonic() < deadline, "the connection stayed"
+            time.sleep(0.05)
+        assert server.settled()
+        heard = 0
+        with suppress(ConnectionError):
+            while part := deaf.recv(1 << 16):
+                heard += len(part)
+        assert heard < size
+
+
+def peeked(connection: socket.socket) -> bytes:
+    """The first bytes of an answer, left to be read."""
+    return connection.recv(12, socket.MSG_PEEK | socket.MSG_WAITALL)
 
 
 def connections(server: RunningServer) -> int:
