@@ -26,6 +26,7 @@ class HostSession(Session):
         self._tokens: list[int] = []
         self._held: list[int] = []  # content of the KV buffer
         self._resident = 0  # leading tokens of _held that equal _tokens; < len(_tokens) unless both are empty
+        self._prompt = 0  # the length of the last extend
         self._closed = False
 
     # What a backend supplies
@@ -61,6 +62,13 @@ class HostSession(Session):
         """The best tokens and sums of the last run's `rows` rows of logits, if the engine computes them."""
         return ()
 
+    def _known_row(self) -> tuple[np.ndarray, RankedRow] | None:
+        """The logits after the last token, if `_keep_row` kept them for the same tokens."""
+        return None
+
+    def _keep_row(self, logits: np.ndarray, ranked: RankedRow) -> None:
+        """Keep a copy of the logits after the last token, where that pays."""
+
     def _release(self) -> None:
         """Release the KV; called once."""
 
@@ -93,6 +101,7 @@ class HostSession(Session):
         self._resident = self._resume(min(self._adopt(wanted, self._resident), last))
         reused = self._resident
         self._tokens = wanted
+        self._prompt = len(wanted)
         try:
             self._compute_pending(interrupt)
         except BaseException:
@@ -124,15 +133,27 @@ class HostSession(Session):
         if interrupt is not None:
             interrupt.check()
         base = len(self._tokens)
+        draft = draft[: room - 1] if draft else ()
+        # While a half word is typed, every key asks for the same prompt.
+        known = self._known_row() if base == self._prompt else None
+        if known is not None:
+            step = verify(known[:1], (), sampling, base, allowed, known[1:])
+            if not draft or step.tokens[0] != draft[0]:
+                if self._resident == base - 1 and self._held[base - 1 : base] == self._tokens[-1:]:
+                    self._resident = base
+                self._tokens.extend(step.tokens)
+                return step
         self._resident = self._resume(self._resident)
         if base - self._resident > self._tail:  # much was appended
             self._compute_pending(interrupt)
-        pending = self._tokens[self._resident :]
-        if draft:
-            draft = draft[: room - 1]
-            pending += draft
-        logits = self._run(pending, len(draft) + 1, interrupt)
-        step = verify(logits, draft, sampling, base, allowed, self._ranked(len(logits)))
+        pending = [*self._tokens[self._resident :], *draft]
+        logits: Sequence[np.ndarray] = self._run(pending, len(draft) + (known is None), interrupt)
+        ranked = self._ranked(len(logits))
+        if known is not None:
+            logits, ranked = [known[0], *logits], [known[1], *ranked]
+        elif base == self._prompt and ranked:
+            self._keep_row(logits[0], ranked[0])
+        step = verify(logits, draft, sampling, base, allowed, ranked)
         self._tokens.extend(step.tokens)
         self._resident = base + step.accepted
         return step

@@ -93,7 +93,7 @@ def _chosen(logits: Logits, best: int, sampling: Sampling, position: int) -> int
 
 
 def verify(
-    logits: Logits,
+    logits: Sequence[Logits] | Logits,
     draft: Sequence[int],
     sampling: Sampling,
     first_position: int,

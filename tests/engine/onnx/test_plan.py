@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keystroke.engine.base import Interrupt
+from keystroke.engine.base import Interrupt, Mixture, Sampling, Step
 from keystroke.engine.onnx import packing
 from keystroke.engine.onnx.engine import OnnxEngine
 from keystroke.engine.onnx.plan import LogitRows
@@ -131,3 +131,46 @@ def test_a_closed_engine_gives_its_weights_back(planned: OnnxEngine) -> None:
     plan = weakref.ref(planned._plan)  # which holds the weights
     planned.close()
     assert plan() is None
+
+
+def _continued(engine: OnnxEngine, draft: tuple[int, ...], only: list[int] | None) -> tuple[Step, Step]:
+    """The first two steps after a prompt; the first one may choose from `only`."""
+    mixtures = (Mixture(0.0, {}, only=np.array(only)),) if only is not None else ()
+    with engine.session() as session:
+        session.extend(TOKENS[:60])
+        first = session.step(draft, Sampling(logprobs=2, mixtures=mixtures))
+        return first, session.step((), Sampling(logprobs=2))
+
+
+@pytest.mark.parametrize("overwritten", [False, True])
+def test_a_prompt_asked_again_is_not_computed_again_and_gives_the_same(
+    planned: OnnxEngine, overwritten: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind drafts, right and wrong ones, and where another text has taken its place in the KV cache
+    meanwhile; the first logits alone are kept."""
+    wanted = _continued(planned, (), None)[0].tokens[0]
+    asked: list[tuple[tuple[int, ...], list[int] | None]] = [((), None), ((), [5, 7, 11])]
+    asked += [((wanted, 3), None), ((wanted + 1, 3), None), ((5, 7), [5])]
+    for draft, only in asked:
+        planned.known.clear()
+        planned.cache.clear()
+        expected = _continued(planned, draft, only)
+        if overwritten:
+            with planned.session() as session:
+                session.extend([*TOKENS[:59], 1, 2, 3])
+                session.step()
+        runs: list[int] = []
+        run = planned.run
+        with monkeypatch.context() as patch:
+            patch.setattr(planned, "run", lambda *a, run=run, runs=runs: (runs.append(1), run(*a))[1])
+            assert _continued(planned, draft, only) == expected
+        follows = bool(draft) and expected[0].tokens[0] == draft[0]
+        assert len(runs) == 1 + follows
+
+
+def test_logits_of_few_prompts_are_kept_and_only_for_their_scope(planned: OnnxEngine) -> None:
+    for count in range(10, 20):
+        with planned.session("one") as session:
+            session.extend(TOKENS[:count])
+            session.step()
+    assert [(scope, len(tokens)) for scope, tokens in planned.known] == [("one", n) for n in range(16, 20)]

@@ -41,6 +41,7 @@ from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMe
 PREFILL_CHUNK = 128  # rows; larger is hardly faster and slower to interrupt
 TAIL = 64  # an extension of up to this many tokens is computed with the next step, in one run
 LOGIT_ROWS = 64  # more than any drafter's longest draft
+KNOWN_ROWS = 4  # prompts whose logits are kept
 WORTH_COPYING = 16  # tokens: below this, recomputing is as fast
 WORTH_SPARING = 256  # tokens beyond the shared prefix that justify a copy, if memory allows
 FEW_CORES = 4
@@ -117,6 +118,8 @@ class OnnxEngine(Engine):
         # One buffer for the logits of all runs; the system allocates pages on first write.
         self._logits_memory = np.empty((LOGIT_ROWS, spec.vocab_size), dtype=np.float32)
         self._logits: dict[int, tuple[LogitRows, ort.OrtValue]] = {}
+        # The logits after the newest prompts, by scope and tokens; the newest last.
+        self.known: dict[tuple[str, tuple[int, ...]], tuple[Float32, RankedRow]] = {}
         self.last = np.zeros(1, dtype=np.int32)
         self.total = np.zeros(1, dtype=np.int32)
         self.control = np.zeros(4, dtype=np.int64)  # of recurrent layers: see RecurrentState.prepare
@@ -188,6 +191,7 @@ class OnnxEngine(Engine):
         self._streams.clear()
         self.predictor = None
         self._logits.clear()
+        self.known.clear()
         self._runtime = None
         if self._plan is not None:
             self._plan.close()
@@ -414,6 +418,16 @@ class OnnxSession(HostSession):
 
     def _ranked(self, rows: int) -> Sequence[RankedRow]:
         return self._engine.ranked(rows)
+
+    def _known_row(self) -> tuple[Float32, RankedRow] | None:
+        return self._engine.known.get((self.scope, tuple(self._tokens)))
+
+    def _keep_row(self, logits: Float32, ranked: RankedRow) -> None:
+        if self._engine.exact:
+            known = self._engine.known
+            known[self.scope, tuple(self._tokens)] = logits.copy(), ranked
+            if len(known) > KNOWN_ROWS:
+                del known[next(iter(known))]
 
     def _keep_stream(self, start: int, count: int, rows: int) -> None:
         """Keep the stream of rows after which the next run may start: those of a draft, a few before."""
