@@ -191,9 +191,9 @@ class TestModels:
     def test_the_embedded_model_is_verified_where_it_was_fetched(
         self, home: Home, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("keystroke.engine.locate.shipped_model", lambda: None)
+        monkeypatch.setattr("keystroke.clients.cli.models.shipped_model", lambda: None)
         assert "no model called smollm2" in home.refused("models", "verify", "embedded")
-        monkeypatch.setattr("keystroke.engine.locate.shipped_model", lambda: Path("own.gguf"))
+        monkeypatch.setattr("keystroke.clients.cli.models.shipped_model", lambda: Path("own.gguf"))
         assert "no readable SHA256SUMS" in home.refused("models", "verify", "embedded")
 
     def test_a_file_that_is_no_model_is_refused(self, home: Home, tmp_path: Path) -> None:

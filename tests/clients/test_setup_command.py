@@ -129,7 +129,7 @@ class TestRecommendation:
 def machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> Home:
     """A home on the small machine, whose catalogue has one tiny model with the name of the coder."""
     folder = write_tiny_model(home.root / "hub" / "coder")
-    monkeypatch.setattr("keystroke.engine.machine.look_up_machine", lambda *_args, **_more: PLAIN)
+    monkeypatch.setattr("keystroke.clients.cli.setup.look_up_machine", lambda *_args, **_more: PLAIN)
 
     def add(library: object, model: builtin.BuiltInModel, progress: object) -> object:
         from keystroke.engine.library import ModelLibrary

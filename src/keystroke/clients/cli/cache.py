@@ -8,17 +8,17 @@ database, settings) are deleted only when named or with --everything, and always
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from keystroke.clients.cli import options
+from keystroke.clients.cli.console import format_size
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
+from keystroke.clients.cli.setup_record import SetupRecord
+from keystroke.clients.cli.stored_files import StoredFiles, remove_empty_folders, stored_files
 from keystroke.errors import UsageError
-
-if TYPE_CHECKING:
-    from keystroke.clients.cli.stored_files import StoredFiles
 
 
 def cache(
@@ -37,8 +37,6 @@ def cache(
 ) -> None:
     """Show the files that Keystroke stores on this machine; with --clear, delete them."""
     from keystroke.clients.cli.changes import confirm_deletion
-    from keystroke.clients.cli.console import format_size
-    from keystroke.clients.cli.stored_files import remove_empty_folders, stored_files
 
     run = invocation_of(ctx)
     known = stored_files(run.settings, run.environ)
@@ -54,7 +52,6 @@ def cache(
         raise typer.Exit(1)
     if everything:
         from keystroke.clients.cli.processes import stop_all
-        from keystroke.clients.cli.setup_record import SetupRecord
         from keystroke.clients.running import running_processes
 
         # A gateway would write files again. Language servers and terminals belong to whoever started them.
@@ -75,8 +72,6 @@ def cache(
 
 
 def _show(run: Invocation, chosen: list[StoredFiles]) -> None:
-    from keystroke.clients.cli.console import format_size
-
     rows: list[dict[str, Any]] = []
     for kind in chosen:
         total, count = kind.measure()

@@ -17,14 +17,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keystroke.clients.cli import options
+from keystroke.clients.cli.console import print_error
+from keystroke.clients.cli.input_line import InputLine, can_draw, read_lines
+from keystroke.clients.cli.interruption import interruptible
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.open_model import chat_model, generation_params, open_model
 from keystroke.clients.cli.options import option
+from keystroke.clients.cli.text_file import decode
 from keystroke.errors import InputError, KeystrokeError
 
 if TYPE_CHECKING:
     from keystroke.agent.chat.model import AnswerReport, CompletionModel
     from keystroke.clients.cli.conversation import ChatConversation
-    from keystroke.clients.cli.input_line import InputLine
     from keystroke.engine.generation import GenerationParams
 
 HELP = """/reset         clear the conversation
@@ -49,7 +53,6 @@ def chat(
     json: options.Json = False,
 ) -> None:
     from keystroke.clients.cli.conversation import ChatConversation
-    from keystroke.clients.cli.open_model import chat_model, generation_params, open_model
 
     run = invocation_of(ctx)
     conversation = ChatConversation.load(load) if load is not None else ChatConversation(system)
@@ -85,8 +88,6 @@ class ChatSession:
 
     def run_pipe(self) -> None:
         """Each line of standard input is one message. The first error ends the run."""
-        from keystroke.clients.cli.text_file import decode
-
         for raw in sys.stdin.buffer:
             line = decode(raw, "standard input").strip()
             if line and not self._command(line):
@@ -120,8 +121,6 @@ class ChatSession:
                     if line and not self._command(line):
                         self.answer(line, keyboard=True)
                 except KeystrokeError as error:
-                    from keystroke.clients.cli.console import print_error
-
                     print_error(str(error))
 
     def _input(self) -> str:
@@ -143,7 +142,6 @@ class ChatSession:
         """Show the answer to `line`."""
         from keystroke.agent.chat.model import AnswerOptions
         from keystroke.clients.cli.conversation import ChatTurn
-        from keystroke.clients.cli.interruption import interruptible
 
         self.conversation.add_user_message(self._message(line))
         with interruptible() as interrupt:
@@ -186,8 +184,6 @@ class ChatSession:
     @contextmanager
     def _keys(self, keyboard: bool) -> Iterator[InputLine | None]:
         """An input line below the answer, where the terminal can draw it."""
-        from keystroke.clients.cli.input_line import InputLine, can_draw
-
         if not keyboard or self.run.json or not can_draw():
             yield None
             return
@@ -197,8 +193,6 @@ class ChatSession:
 
     def _read_keyboard(self, redirect: Callable[[str], None], typing: InputLine | None) -> bool:
         """Handle lines typed during the answer. False at the end of input."""
-        from keystroke.clients.cli.input_line import read_lines
-
         lines = read_lines(typing)
         for line in lines or ():
             if line.startswith("/"):
@@ -264,8 +258,6 @@ class ChatSession:
 
     def _switch(self, name: str) -> None:
         """Continue with another model. If it cannot be opened the old one stays."""
-        from keystroke.clients.cli.open_model import open_model
-
         if name:
             other = open_model(name, self.run)
             try:

@@ -17,13 +17,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
+from keystroke.clients.cli.console import format_size
+from keystroke.clients.cli.installed_version import release
 from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.open_model import open_model
 from keystroke.clients.cli.options import option
+from keystroke.clients.gateway_address import GatewayAddress
+from keystroke.config import Settings
+from keystroke.engine.backends import BACKENDS
+from keystroke.engine.builtin import BUILT_IN, stated_parameters
+from keystroke.engine.cores import usable_cores
+from keystroke.engine.machine import fit, look_up_machine, processor_name, total_memory
+from keystroke.engine.memory import available_bytes
+from keystroke.engine.unsupported_gpu import unsupported_gpu
 from keystroke.errors import KeystrokeError
 
 if TYPE_CHECKING:
     from keystroke.agent.chat.model import CompletionModel
-    from keystroke.config import Settings
 
 PACKAGES = ("onnxruntime", "onnx", "numpy", "tokenizers", "gguf", "mlx", "torch")
 
@@ -34,12 +44,7 @@ def doctor(
     quick: Annotated[bool, option("--quick", "Do not load a model or measure its speed.")] = False,
     json: options.Json = False,
 ) -> None:
-    from keystroke.clients.cli.installed_version import release
-    from keystroke.engine.backends import BACKENDS
-    from keystroke.engine.builtin import BUILT_IN
     from keystroke.engine.fetch.staging import folder_bytes
-    from keystroke.engine.machine import fit, look_up_machine
-    from keystroke.engine.unsupported_gpu import unsupported_gpu
 
     run = invocation_of(ctx)
     facts: dict[str, Any] = {
@@ -81,10 +86,6 @@ def doctor(
 
 
 def machine() -> dict[str, Any]:
-    from keystroke.engine.cores import usable_cores
-    from keystroke.engine.machine import processor_name, total_memory
-    from keystroke.engine.memory import available_bytes
-
     return {
         "system": f"{platform.system()} {platform.release()}",
         "processor": processor_name(),
@@ -135,7 +136,6 @@ def gateways(state: Path) -> list[dict[str, Any]]:
     import msgspec
 
     from keystroke.clients.cli.fingerprint import fingerprint
-    from keystroke.clients.gateway_address import GatewayAddress
     from keystroke.clients.gateway_http import GatewayHttp
     from keystroke.clients.local_gateway import running_gateways
 
@@ -155,8 +155,6 @@ def gateways(state: Path) -> list[dict[str, Any]]:
 
 
 def examine(name: str | None, run: Invocation) -> dict[str, Any]:
-    from keystroke.clients.cli.open_model import open_model
-
     with open_model(name, run, local=True) as opened:  # its own: speed is measured on an engine of one's own
         return _examined(opened)
 
@@ -193,9 +191,6 @@ def _examined(opened: CompletionModel) -> dict[str, Any]:
 
 
 def _print(run: Invocation, facts: dict[str, Any]) -> None:
-    from keystroke.clients.cli.console import format_size
-    from keystroke.engine.builtin import stated_parameters
-
     box, out = facts["machine"], run.console
 
     def row(label: str, text: str) -> None:
@@ -250,8 +245,6 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
 
 def _loaded_rows(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """One line per gateway, followed by one per model."""
-    from keystroke.clients.cli.console import format_size
-
     if not found:
         return [("gateway", "not running; the first command that uses a model starts it")]
     rows: list[tuple[str, str]] = []

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from keystroke.clients.cli import options
+from keystroke.clients.cli.console import format_size
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
+from keystroke.config import load_settings
+from keystroke.config.write import write_setting
+from keystroke.engine.builtin import BUILT_IN, SMOLLM2
+from keystroke.engine.library import (
+    EMBEDDED,
+    NAME,
+    BrokenEntry,
+    InstalledModel,
+    ModelLibrary,
+    Progress,
+    identify_files,
+)
+from keystroke.engine.locate import resolve, shipped_model
+from keystroke.engine.machine import fit, look_up_machine
+from keystroke.engine.roles import Role, can_chat, is_remote, model_for
 from keystroke.errors import NotFound, UsageError
-
-if TYPE_CHECKING:
-    from keystroke.engine.library import InstalledModel, ModelLibrary, Progress
 
 app = options.command_group("models", "List, add, choose, check and remove models on this machine.")
 app.info.no_args_is_help = False
@@ -30,10 +43,6 @@ def models(ctx: typer.Context) -> None:
 @app.command("list")
 def list_(ctx: typer.Context, json: options.Json = False) -> None:
     """List the models that can be used by name, and what each is used for."""
-    from keystroke.clients.cli.console import format_size
-    from keystroke.engine.locate import shipped_model
-    from keystroke.engine.roles import Role, model_for
-
     run = invocation_of(ctx)
     settings = run.settings
     rows = _rows(run)
@@ -62,11 +71,7 @@ def list_(ctx: typer.Context, json: options.Json = False) -> None:
 
 
 def _rows(run: Invocation) -> list[dict[str, Any]]:
-    from keystroke.engine.builtin import BUILT_IN
     from keystroke.engine.fetch.staging import folder_bytes
-    from keystroke.engine.library import BrokenEntry
-    from keystroke.engine.locate import shipped_model
-    from keystroke.engine.machine import fit, look_up_machine
 
     settings = run.settings
     library = _library(run)
@@ -123,8 +128,6 @@ def add(
 ) -> None:
     """Add a model under a name. Local files stay where they are unless --copy is given. Repeat the command to
     resume an interrupted download."""
-    from keystroke.engine.locate import resolve
-
     run = invocation_of(ctx)
     library = _library(run)
     try:
@@ -146,21 +149,17 @@ def add(
 def _add_source(
     library: ModelLibrary, source: str, name: str | None, copy: bool, progress: Progress
 ) -> InstalledModel:
-    from keystroke.engine import builtin
     from keystroke.engine.fetch import hub, install
-    from keystroke.engine.library import identify_files
     from keystroke.engine.traits import traits_of
 
     path = Path(source).expanduser()
-    if source in builtin.BUILT_IN and not path.exists():
+    if source in BUILT_IN and not path.exists():
         if name not in (None, source):
             raise UsageError(f"{source} is built in and cannot be renamed; omit --name")
-        return install.add_builtin(library, builtin.BUILT_IN[source], progress)
-    if name in builtin.BUILT_IN:
+        return install.add_builtin(library, BUILT_IN[source], progress)
+    if name in BUILT_IN:
         if path.is_file():  # the file of that model, which its checksum proves
-            return install.add_file_of_builtin(
-                library, builtin.BUILT_IN[name], path, copy=copy, progress=progress
-            )
+            return install.add_file_of_builtin(library, BUILT_IN[name], path, copy=copy, progress=progress)
         raise UsageError(f"{name} is the name of a built-in model; choose another with --name")
     if not path.exists() and (reference := hub.REFERENCE.fullmatch(source)):
         from keystroke.engine.fetch.repositories import add_repository
@@ -168,7 +167,7 @@ def _add_source(
         return add_repository(library, reference["repo"], reference["file"], name, progress)
     if not path.exists() and path.name == source:
         raise NotFound(
-            f"{source:.80} is neither a path nor in the catalogue ({', '.join(builtin.BUILT_IN)}); "
+            f"{source:.80} is neither a path nor in the catalogue ({', '.join(BUILT_IN)}); "
             "other models are added as OWNER/NAME or as a path"
         )
     identify_files(path)
@@ -177,8 +176,6 @@ def _add_source(
 
 
 def _next_step(entry: InstalledModel, run: Invocation) -> str:
-    from keystroke.engine.roles import Role, model_for
-
     if entry.traits is not None and entry.traits.chat:
         if model_for(Role.DEEP, run.settings) == entry.name:
             return "chat, edit, review, run --fix and serve now use it; try: `keystroke chat`"
@@ -198,10 +195,6 @@ def use(
 ) -> None:
     """Choose the model for a role in your settings: fast for completion while typing, deep for instructions
     (edits, reviews, fixes), chat for conversation."""
-    from keystroke.config import load_settings
-    from keystroke.config.write import write_setting
-    from keystroke.engine.roles import Role, can_chat
-
     run = invocation_of(ctx)
     known = [str(one) for one in Role]
     for one in role or ():
@@ -237,16 +230,11 @@ def use(
 
 def _check_usable(name: str, run: Invocation) -> None:
     """Raise NotFound or UsageError unless settings may name this model."""
-    from keystroke.engine import builtin
-    from keystroke.engine.library import EMBEDDED, NAME
-    from keystroke.engine.locate import resolve
-    from keystroke.engine.roles import is_remote
-
     if not NAME.fullmatch(name):
         raise UsageError(
             f"{name:.80} is not a valid name; add the model first with `keystroke models add`", param="name"
         )
-    built_in = builtin.BUILT_IN.get(name)
+    built_in = BUILT_IN.get(name)
     if (
         name == EMBEDDED
         or (built_in is not None and built_in.on_demand)
@@ -259,8 +247,6 @@ def _check_usable(name: str, run: Invocation) -> None:
 @app.command()
 def show(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
     """Show the details of a model."""
-    from keystroke.clients.cli.console import format_size
-
     run = invocation_of(ctx)
     named = run.settings.models.get(name)
     if named is not None and (named.base_url or named.engine == "remote"):
@@ -285,9 +271,6 @@ def show(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
 
 def _known_facts(name: str, run: Invocation) -> dict[str, Any]:
     """A model on this disk, and of the catalogue's also what it needs and whether it fits this machine."""
-    from keystroke.engine.builtin import BUILT_IN
-    from keystroke.engine.machine import fit, look_up_machine
-
     model = BUILT_IN.get(name)
     if model is None:
         return _local_facts(name, run)
@@ -304,7 +287,6 @@ def _known_facts(name: str, run: Invocation) -> dict[str, Any]:
 def _local_facts(name: str, run: Invocation) -> dict[str, Any]:
     from keystroke.engine.checkpoint import open_checkpoint
     from keystroke.engine.fetch.staging import folder_bytes
-    from keystroke.engine.locate import resolve
 
     with run.console.progress() as progress:
         place = resolve(name, run.settings, progress)
@@ -331,10 +313,6 @@ def _local_facts(name: str, run: Invocation) -> dict[str, Any]:
 @app.command()
 def verify(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
     """Verify the checksums of a model's files."""
-    from keystroke.engine.builtin import SMOLLM2
-    from keystroke.engine.library import EMBEDDED
-    from keystroke.engine.locate import shipped_model
-
     run = invocation_of(ctx)
     if name == EMBEDDED:
         if (own := shipped_model()) is not None:
@@ -370,6 +348,4 @@ def remove(ctx: typer.Context, name: Name) -> None:
 
 
 def _library(run: Invocation) -> ModelLibrary:
-    from keystroke.engine.library import ModelLibrary
-
     return ModelLibrary(run.settings.paths.models)

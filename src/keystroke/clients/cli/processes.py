@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
+from keystroke.clients.cli.console import format_size
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
+from keystroke.clients.gateway_address import GatewayAddress
+from keystroke.clients.gateway_http import GatewayHttp
+from keystroke.clients.local_gateway import running_gateways
+from keystroke.clients.running import RunningProcess, running_processes, stop_process
 from keystroke.errors import KeystrokeError, NotFound
 
 if TYPE_CHECKING:
-    from keystroke.clients.running import RunningProcess
     from keystroke.protocol.status import GatewayStatus
 
 
 def ps(ctx: typer.Context, json: options.Json = False) -> None:
     """List the Keystroke processes of this user: what each does, its models, memory, and who uses it."""
-    from keystroke.clients.cli.console import format_size
-
     run = invocation_of(ctx)
     rows = _rows(run)
     if run.json:
@@ -47,8 +49,6 @@ def ps(ctx: typer.Context, json: options.Json = False) -> None:
 
 
 def _rows(run: Invocation) -> list[dict[str, Any]]:
-    from keystroke.clients.running import running_processes
-
     return [_row(one, run) for one in running_processes()]
 
 
@@ -72,9 +72,6 @@ def _row(one: RunningProcess, run: Invocation) -> dict[str, Any]:
 def _server_facts(one: RunningProcess, run: Invocation) -> dict[str, Any]:
     """Where a server listens by its command line or the settings, and the models it has loaded, if it says
     so: it may listen elsewhere, or require a key."""
-    from keystroke.clients.gateway_address import GatewayAddress
-    from keystroke.clients.gateway_http import GatewayHttp
-
     server = run.settings.server
     host, port = one.option("--host") or server.host, one.option("--port") or str(server.port)
     url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
@@ -87,10 +84,6 @@ def _server_facts(one: RunningProcess, run: Invocation) -> dict[str, Any]:
 
 def _gateway_facts(pid: int, run: Invocation) -> dict[str, Any]:
     """What the gateway says about itself; nothing if it does not answer."""
-    from keystroke.clients.gateway_address import GatewayAddress
-    from keystroke.clients.gateway_http import GatewayHttp
-    from keystroke.clients.local_gateway import running_gateways
-
     known = next((one for one in running_gateways(run.settings.paths.state) if one.pid == pid), None)
     if known is None:
         return {"used_by": "another state folder, or still starting"}
@@ -129,8 +122,6 @@ def stop(
 ) -> None:
     """Stop the shared gateway, or the named processes, and free their memory. Running answers end; an editor
     that is open starts the gateway again when you type."""
-    from keystroke.clients.running import running_processes
-
     run = invocation_of(ctx)
     found = running_processes()
     wanted = [
@@ -157,9 +148,6 @@ def stop(
 
 def stop_all(run: Invocation, wanted: list[RunningProcess]) -> list[int]:
     """Stop processes, and say so. Returns the ids of those that ended."""
-    from keystroke.clients.cli.console import format_size
-    from keystroke.clients.running import stop_process
-
     stopped: list[int] = []
     for one in wanted:
         if not stop_process(one.pid):

@@ -16,7 +16,9 @@ import typer
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
+from keystroke.clients.cli.text_file import FilePosition
 from keystroke.errors import InputError, UsageError
+from keystroke.text import Document
 
 if TYPE_CHECKING:
     from keystroke.analysis.refactor import Refactoring, RefactoringPlan
@@ -78,8 +80,6 @@ class RefactorSession:
 
     def position(self, where: str) -> tuple[str, int]:
         """The workspace path and the offset of FILE:LINE:COLUMN."""
-        from keystroke.clients.cli.text_file import FilePosition
-
         position = FilePosition.parse(where)
         if position.line is None or position.column is None:
             raise UsageError(f"the position must be FILE:LINE:COLUMN, not {where!r:.120}")
@@ -87,8 +87,6 @@ class RefactorSession:
         return name, self._offset(name, position.line, position.column)
 
     def span(self, text: str) -> tuple[str, int, int]:
-        from keystroke.clients.cli.text_file import FilePosition
-
         head, dash, tail = text.rpartition("-")
         begin = FilePosition.parse(head)
         line, _, column = tail.partition(":")
@@ -105,8 +103,6 @@ class RefactorSession:
         return name, start, len(self.work.text(name)) if end < 0 else end + 1
 
     def _offset(self, path: str, line: int, column: int) -> int:
-        from keystroke.text import Document
-
         self.workspace.read(path)
         document = Document(self.work.text(path))
         if not 1 <= line <= document.line_count:

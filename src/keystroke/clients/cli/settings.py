@@ -16,6 +16,7 @@ import typer
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument
+from keystroke.config import project_file, user_file
 from keystroke.errors import ConfigError, InputError
 
 app = options.command_group("config", "Show where settings come from, and edit them.")
@@ -54,8 +55,6 @@ def show(
 @app.command()
 def path(ctx: typer.Context, json: options.Json = False) -> None:
     """Print where the configuration files are."""
-    from keystroke.config import project_file
-
     run = invocation_of(ctx)
     own, project = _own(run), project_file(Path.cwd())
     if run.json:
@@ -90,8 +89,6 @@ def edit(ctx: typer.Context) -> None:
 
 
 def _own(run: Invocation) -> Path:
-    from keystroke.config import user_file
-
     return user_file(run.environ)
 
 

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from keystroke.clients.cli import options
+from keystroke.clients.cli.console import format_size, print_error
+from keystroke.clients.cli.editor_setup import EDITORS, EditorWriter, UserFolders
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import option
+from keystroke.clients.cli.setup_record import SetupRecord
+from keystroke.config import load_settings
+from keystroke.config.write import write_setting
+from keystroke.engine.builtin import BUILT_IN, CODER
+from keystroke.engine.library import ModelLibrary
+from keystroke.engine.machine import Machine, ModelFit, NvidiaGpu, fit, look_up_machine, recommend_deep
+from keystroke.engine.roles import Role, model_for
 from keystroke.errors import KeystrokeError, NotFound, UsageError
-
-if TYPE_CHECKING:
-    from keystroke.clients.cli.editor_setup import EditorWriter, UserFolders
-    from keystroke.clients.cli.setup_record import SetupRecord
-    from keystroke.engine.machine import Machine, ModelFit
 
 EMBEDDED, NONE = "embedded", "none"
 
@@ -62,9 +66,6 @@ def make_plan(
 ) -> SetupPlan:
     """The recommendation for `machine`. `fast` and `deep` are the user's own choices. Raises NotFound for
     a name that is not in the catalogue, UsageError for a model that does not fit."""
-    from keystroke.engine.builtin import BUILT_IN, CODER
-    from keystroke.engine.machine import NvidiaGpu, fit, recommend_deep
-
     notes: list[str] = []
     if deep == NONE:
         deep_fit = None
@@ -111,9 +112,6 @@ def make_plan(
 
 
 def _chosen(name: str, machine: Machine, installed: frozenset[str]) -> ModelFit:
-    from keystroke.engine.builtin import BUILT_IN
-    from keystroke.engine.machine import fit
-
     model = BUILT_IN.get(name)
     if model is None:
         raise NotFound(
@@ -150,10 +148,6 @@ def setup(
 ) -> None:
     """Choose models for this machine, install them and configure editors. Undo with --undo."""
     from keystroke.clients.cli.changes import has_terminal
-    from keystroke.clients.cli.editor_setup import EDITORS, UserFolders
-    from keystroke.clients.cli.setup_record import SetupRecord
-    from keystroke.engine.library import ModelLibrary
-    from keystroke.engine.machine import look_up_machine
 
     run = invocation_of(ctx)
     settings = run.settings
@@ -208,8 +202,6 @@ class _Questions:
 
 
 def _show_plan(run: Invocation, plan: SetupPlan, found: list[EditorWriter]) -> None:
-    from keystroke.clients.cli.console import format_size
-
     def row(label: str, text: str) -> None:
         run.console.field(f"{label:12}", text)
 
@@ -241,10 +233,7 @@ def _install(
 ) -> tuple[list[str], list[str]]:
     """Download what the plan needs: what was added, and what failed. A failure is reported, and setup goes
     on."""
-    from keystroke.clients.cli.console import format_size, print_error
-    from keystroke.engine.builtin import BUILT_IN
     from keystroke.engine.fetch.install import add_builtin
-    from keystroke.engine.library import ModelLibrary
 
     added: list[str] = []
     failed: list[str] = []
@@ -267,9 +256,6 @@ def _install(
 def _choose_roles(run: Invocation, plan: SetupPlan, record: SetupRecord, there: set[str]) -> dict[str, str]:
     """Write the models of the plan to the user's settings where they are not chosen anyway. Returns the
     model of each role."""
-    from keystroke.config import load_settings
-    from keystroke.config.write import write_setting
-    from keystroke.engine.roles import Role, model_for
 
     def choose(key: str, role: Role, name: str) -> None:
         settings = load_settings(run.flags, environ=run.environ)
@@ -289,8 +275,6 @@ def _choose_roles(run: Invocation, plan: SetupPlan, record: SetupRecord, there: 
 
 
 def _wanted_editors(names: list[str] | None, found: list[EditorWriter], yes: bool) -> list[EditorWriter]:
-    from keystroke.clients.cli.editor_setup import EDITORS
-
     if names is None:
         return [] if yes else found  # a script configures only the editors it names
     if NONE in names:
@@ -367,7 +351,6 @@ def _show_result(
 def _undo(run: Invocation, yes: bool) -> None:
     from keystroke.clients.cli.changes import confirm_deletion
     from keystroke.clients.cli.processes import stop_all
-    from keystroke.clients.cli.setup_record import SetupRecord
     from keystroke.clients.running import running_processes
 
     record = SetupRecord.load(run.settings.paths.state)

@@ -12,15 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import platformdirs
 
 from keystroke.config import Settings, user_file
+from keystroke.engine.library import DOWNLOADS, ModelLibrary
 from keystroke.errors import InputError
-
-if TYPE_CHECKING:
-    from keystroke.engine.library import ModelLibrary
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,6 @@ class StoredFiles:
 
 def stored_files(settings: Settings, environ: dict[str, str]) -> list[StoredFiles]:
     """All kinds, regenerable ones first."""
-    from keystroke.engine.library import ModelLibrary
     from keystroke.engine.onnx.cache import ConversionCache
 
     cache, state = settings.paths.cache, settings.paths.state
@@ -136,8 +132,6 @@ def _ended(folder: Path) -> Iterator[Path]:
 
 
 def _unregister(library: ModelLibrary) -> None:
-    from keystroke.engine.library import DOWNLOADS
-
     for name in library.names():
         library.remove(name)
     shutil.rmtree(library.folder / DOWNLOADS, ignore_errors=True)  # incomplete downloads

@@ -12,7 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keystroke.errors import ConfigError, Interrupted
+from keystroke.clients.cli.open_model import generation_params, open_model
+from keystroke.engine.backends import choose_backend
+from keystroke.engine.builtin import BUILT_IN, BuiltInModel, stated_parameters
+from keystroke.engine.library import ModelLibrary
+from keystroke.engine.machine import expected_speed, look_up_machine, recommend_deep
+from keystroke.engine.roles import Role, chat_model_advice, instruction_models, require_model
+from keystroke.errors import ConfigError, Interrupted, KeystrokeError
 
 if TYPE_CHECKING:
     from keystroke.agent.chat.model import CompletionModel
@@ -32,10 +38,6 @@ def open_writer(
 ) -> Iterator[Writer]:
     """The writer for the named model or the one for instructions. `faster`: what the user can do if the model
     is slow. Raises NotFound and ConfigError."""
-    from keystroke.clients.cli.open_model import generation_params, open_model
-    from keystroke.engine.builtin import stated_parameters
-    from keystroke.engine.roles import Role, chat_model_advice, instruction_models, require_model
-
     with open_model(name or require_model(Role.DEEP, run.settings), run) as model:
         facts, advice = model.facts, chat_model_advice(run.settings)
         if not facts.chat:
@@ -59,12 +61,6 @@ def open_writer(
 def slow_model_note(name: str, run: Invocation, faster: Sequence[str]) -> str | None:
     """One sentence if the model is slow on this machine, with what is `faster`; None if it is not slow, or
     that is not known. `keystroke setup` is named only if it recommends a faster model."""
-    from keystroke.engine.backends import choose_backend
-    from keystroke.engine.builtin import BUILT_IN, BuiltInModel
-    from keystroke.engine.library import ModelLibrary
-    from keystroke.engine.machine import expected_speed, look_up_machine, recommend_deep
-    from keystroke.errors import KeystrokeError
-
     settings = run.settings
     library = ModelLibrary(settings.paths.models)
     try:
