@@ -25,7 +25,8 @@
              for the half of the files that rules may be tuned on and the half that is held out.
 
 Last line: JSON. `python bench/audit.py [--cases DIR] [--suite NAME=DIR]... [--packages N]
-[--only latency,cases,alarms,fixes,suites,projects]`
+[--only latency,cases,alarms,fixes,suites,projects] [--resume]`. `--resume` continues a run that was
+interrupted: parts that it finished are not measured again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ import tarfile
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -525,6 +526,50 @@ def fixes() -> dict[str, Any]:
     return {"fixes_run": run, "fixes_right": right, "fixes_offered_share": shares}
 
 
+def latencies() -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    median: dict[str, float] = {}
+    texts = {"python": python_file(), "c": c_file(), **{name: script_file(name) for name in SCRIPTS}}
+    texts["jquery"] = script_file("javascript", None)
+    for name, text in texts.items():
+        if not text:
+            print(f"{name}: no file to type in; the registry cannot be reached")
+            continue
+        language = "javascript" if name == "jquery" else name
+        begun = time.process_time()
+        LiveAudit(language, text)
+        out[f"{name}_open_s"] = round(time.process_time() - begun, 2)
+        spent = latency(language, text)
+        median[name] = out[f"{name}_p50_ms"] = round(percentile(spent, 0.5), 2)
+        out[f"{name}_p95_ms"] = round(percentile(spent, 0.95), 2)
+        print(f"{name}: {len(spent)} keys, p50 {median[name]} ms, p95 {out[f'{name}_p95_ms']} ms")
+    return out | {"key_p50_ms": median}
+
+
+def projects(minutes: float) -> dict[str, Any]:
+    newest = max(pin.seed for pin in read_pins() if judged(pin.seed))
+    return measure([pin for pin in read_pins() if pin.seed == newest], minutes) | judged(newest)
+
+
+def suites(given: list[str]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for item in given:
+        name, _, folder = item.partition("=")
+        out |= suite(name, Path(folder))
+    return out
+
+
+PARTS = CACHE / "parts.json"  # what a run has measured so far
+
+
+def _kept(resume: bool) -> dict[str, dict[str, Any]]:
+    """The parts that an interrupted run finished."""
+    if not resume or not PARTS.is_file():
+        return {}
+    kept: dict[str, dict[str, Any]] = json.loads(PARTS.read_text(encoding="utf-8"))
+    return kept
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -534,43 +579,31 @@ def main() -> None:
     parser.add_argument("--packages", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=40, help="for the tests of drawn projects")
     parser.add_argument("--only", default="latency,cases,alarms,fixes,suites,projects")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the parts that an interrupted run finished"
+    )
     options = parser.parse_args()
     for item in options.suite:
         if not Path(item.partition("=")[2]).is_dir():
             parser.error(f"--suite {item} names no folder; write NAME=DIR")
-    wanted = options.only.split(",")
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "latency": latencies,
+        "cases": lambda: judge(given_cases(options.cases) if options.cases else bandit_cases()),
+        "alarms": lambda: alarms(options.packages),
+        "fixes": fixes,
+        "projects": lambda: projects(options.minutes),
+        "suites": lambda: suites(options.suite),
+    }
     out: dict[str, Any] = {}
-    if "latency" in wanted:
-        median: dict[str, float] = {}
-        texts = {"python": python_file(), "c": c_file(), **{name: script_file(name) for name in SCRIPTS}}
-        texts["jquery"] = script_file("javascript", None)
-        for name, text in texts.items():
-            if not text:
-                print(f"{name}: no file to type in; the registry cannot be reached")
-                continue
-            language = "javascript" if name == "jquery" else name
-            begun = time.process_time()
-            LiveAudit(language, text)
-            out[f"{name}_open_s"] = round(time.process_time() - begun, 2)
-            spent = latency(language, text)
-            median[name] = out[f"{name}_p50_ms"] = round(percentile(spent, 0.5), 2)
-            out[f"{name}_p95_ms"] = round(percentile(spent, 0.95), 2)
-            print(f"{name}: {len(spent)} keys, p50 {median[name]} ms, p95 {out[f'{name}_p95_ms']} ms")
-        out["key_p50_ms"] = median
-    if "cases" in wanted:
-        out |= judge(given_cases(options.cases) if options.cases else bandit_cases())
-    if "alarms" in wanted:
-        out |= alarms(options.packages)
-    if "fixes" in wanted:
-        out |= fixes()
-    if "projects" in wanted:
-        newest = max(pin.seed for pin in read_pins() if judged(pin.seed))
-        pins = [pin for pin in read_pins() if pin.seed == newest]
-        out |= measure(pins, options.minutes) | judged(newest)
-    if "suites" in wanted:
-        for item in options.suite:
-            name, _, folder = item.partition("=")
-            out |= suite(name, Path(folder))
+    done = _kept(options.resume)
+    for name in options.only.split(","):
+        if name not in done:
+            begun = time.monotonic()
+            done[name] = parts[name]()
+            print(f"{name} took {time.monotonic() - begun:.0f} s", flush=True)
+            PARTS.parent.mkdir(parents=True, exist_ok=True)
+            PARTS.write_text(json.dumps(done), encoding="utf-8")
+        out |= done[name]
     record("audit", out)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from bench import audit_suites
+from bench import audit, audit_suites
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +72,25 @@ def test_a_label_is_met_on_its_lines_and_a_file_by_its_weakness(suites: ModuleTy
     assert suites.hit(suites.SuiteLabel(path, True, frozenset(), 1, 3), spans)
     assert suites.hit(suites.SuiteLabel(path, True, frozenset({89})), spans)
     assert not suites.hit(suites.SuiteLabel(path, True, frozenset({22})), spans)
+
+
+def test_a_resumed_benchmark_keeps_the_parts_that_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(audit, "PARTS", tmp_path / "parts.json")
+    monkeypatch.setenv("BENCH_RESULTS", str(tmp_path / "results"))
+    labels = tmp_path / "labels.json"
+    labels.write_text('[{"path": "a.py", "bad": true}]')
+    (tmp_path / "a.py").write_text("def f(x):\n    return eval(input())\n")
+    given = ["audit", "--only", "cases", "--cases", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", given)
+    audit.main()
+    labels.unlink()
+    monkeypatch.setattr(sys, "argv", [*given, "--resume"])
+    audit.main()
+    first, second = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert json.loads(first)["cases"] == 1
+    assert second == first
+    monkeypatch.setattr(sys, "argv", given)
+    with pytest.raises(FileNotFoundError):
+        audit.main()
