@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections import Counter
 from threading import current_thread, main_thread
 
+import pytest
 from hypothesis import settings
 
 # A loaded machine is slow, not wrong: examples have no time limit of their own.
@@ -24,6 +26,18 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # interrupt a program of ours must find it as it is at a terminal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and current_thread() is main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # pytest-xdist would order by the number of tests alone
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests begin first, then those with many tests: one that began last would keep a worker
+    when the others have finished."""
+    size = Counter(item.path for item in items)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in slow, -size[item.path]))
 
 
 def pytest_collection_finish() -> None:

@@ -14,6 +14,7 @@ from bench.client_rows.script import answer, offered
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_vendors_packages_do_a_scripted_task_end_to_end(tmp_path: Path) -> None:
     pytest.importorskip("anthropic")
     pytest.importorskip("ollama")

@@ -37,6 +37,7 @@ def test_every_rule_with_a_fix_has_a_trial_that_runs_it(fixes: ModuleType) -> No
     assert fixable - tried - {"go-ldap-injection"} == set()  # its library is no part of Go
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_fix_keeps_harmless_results_and_stops_the_attack(language: str, fixes: ModuleType) -> None:
     if not fixes.works(language):

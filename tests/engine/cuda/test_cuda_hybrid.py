@@ -84,6 +84,7 @@ def test_logits_are_those_of_the_textbook_alone_and_in_company() -> None:
     assert relative(read, forward(spec, tensors.__getitem__, text(140), torch.float64)[-1]) < 0.02
 
 
+@pytest.mark.slow
 def test_a_mixture_has_an_expert_that_every_row_uses() -> None:
     """The experts that rounding decides about weigh little: many are used, and routers are sharp."""
     spec = hybrid(experts=EXPERTS, delta=replace(DELTA, key_heads=2, value_heads=4, tiled=True))

@@ -256,6 +256,7 @@ def test_memory_for_a_token_is_half() -> None:
     assert size("int8") * 2 == size("bf16")
 
 
+@pytest.mark.slow
 def test_our_own_model_reads_real_text_with_bytes_as_it_does_with_floats() -> None:
     """The gate of 8-bit KV: divergence of what the model says of this file, from 32-bit keys and values."""
     tokens = load_tokenizer(MODEL).encode(Path(__file__).read_text())[:384]

@@ -139,6 +139,7 @@ def test_drafts_change_no_token_behind_a_window() -> None:
     assert drafted[:6] == alone
 
 
+@pytest.mark.slow
 def test_experts_in_mxfp4_are_multiplied_as_stored() -> None:
     spec = gpt_oss(hidden=256, vocab_size=72, tied=False)
     wide = replace(spec, experts=replace(EXPERTS, width=1600, top=2))  # long units are divided among warps

@@ -49,6 +49,7 @@ CALLS = calls_constraint(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(samplings, st.integers(0, 10**6), st.booleans())
 def test_free_text_that_is_asked_for_without_masks_is_the_text_with_them(

@@ -107,6 +107,7 @@ def test_examples_and_an_adapter_are_made_and_the_adapter_is_asked_in_its_format
         loaded.engine.close()
 
 
+@pytest.mark.slow
 def test_a_bare_machine_trains_goes_on_and_answers_and_the_answers_are_scored(
     model: Path, edits: Path, tmp_path: Path
 ) -> None:

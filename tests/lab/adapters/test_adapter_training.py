@@ -145,6 +145,7 @@ def test_texts_to_be_kept_come_evenly_beside_the_lessons(tmp_path: Path) -> None
     assert {text.kind for group in groups for texts in group for text in texts} == {"next", "quiet", "keep"}
 
 
+@pytest.mark.slow
 def test_half_an_adapter_is_between_the_base_and_the_whole_and_leaves_no_trace(
     trained: tuple[TargetModel, Adapter, AdapterRun], tmp_path: Path
 ) -> None:
