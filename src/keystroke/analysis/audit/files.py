@@ -57,6 +57,8 @@ _VENDORED = frozenset(
 )
 _PUBLISHED = frozenset({"static", "_static", "assets", "public", "media", "www", "htdocs", "wwwroot", "js"})
 _MINIFIED_NAME = re.compile(r"(?i)[.-]min\.[cm]?js$|\.(?:bundle|chunk)\.[cm]?js$")
+# A project keeps the versions of its own files elsewhere; who copies a library often keeps its name.
+_RELEASE_NAME = re.compile(r"(?i)^[a-z][\w.-]*-v?\d+\.\d+\.\d+(?:[.-][a-z]+)*\.[cm]?js$")
 _BUNDLED = re.compile(
     r"__webpack_require__|webpackBootstrap|webpackJsonp|webpackChunk|\bTURBOPACK\b|parcelRequire\w*\s*=|"
     r"\(function\s*\w*\(\w,\s*\w,\s*\w\)\s*\{\s*function\s+\w\(\w,\s*\w\)\s*\{\s*if\s*\(!\w\[\w\]\)|"
@@ -95,7 +97,7 @@ def foreign_reason(path: Path, language: str, text: str, root: Path) -> str:
         return "bundled"
     if _COMPILED.search(text[:2000]) or _MAPPED.search(text[-400:]):
         return "generated"
-    if folders & _PUBLISHED and _BANNER.search(text):
+    if _RELEASE_NAME.search(path.name) or (folders & _PUBLISHED and _BANNER.search(text)):
         return "vendored"
     return ""
 
