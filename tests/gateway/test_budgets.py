@@ -101,7 +101,7 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
             """Nothing is logged."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}", bodies
         server.shutdown()
 

@@ -88,7 +88,7 @@ def served(server: Server) -> Iterator[str]:
 
     listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     listener.daemon_threads = True
-    thread = Thread(target=listener.serve_forever, daemon=True)
+    thread = Thread(target=listener.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{listener.server_address[1]}/simple"

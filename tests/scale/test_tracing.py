@@ -49,7 +49,7 @@ class _Taking(BaseHTTPRequestHandler):
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     server = Collector()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield server
@@ -78,7 +78,10 @@ def test_spans_of_a_request_reach_the_collector_as_one_trace(collector: Collecto
     assert {a.key: a.value.string_value for a in spans["work"].attributes} == {"model": "echo"}
 
 
-def test_a_collector_that_is_gone_costs_spans_and_nothing_else(collector: Collector) -> None:
+def test_a_collector_that_is_gone_costs_spans_and_nothing_else(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")  # seconds that it is tried for at the end
     start_tracing("http://127.0.0.1:9/v1/traces", "gateway")
     with span("gateway") as made:
         assert made is not None

@@ -96,7 +96,7 @@ def wheel_index(monkeypatch: pytest.MonkeyPatch | None = None) -> Iterator[Wheel
 
     listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     listener.daemon_threads = True
-    thread = threading.Thread(target=listener.serve_forever, daemon=True)
+    thread = threading.Thread(target=listener.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     index.url = f"http://127.0.0.1:{listener.server_address[1]}/simple"
     if monkeypatch is not None:
