@@ -77,6 +77,7 @@ class EmbeddedPeer:
     def decode(self, prompt: Sequence[int], count: int = DECODED) -> float:
         """Seconds a token through the whole text path: session, sampler, detokeniser, stop rules."""
         self.engine.cache.clear()
+        self.engine.known.clear()
         with self.engine.session() as session:
             params = GenerationParams(max_tokens=count, ignore_eos=True)
             generation = Generation(self.model, session, prompt, params)
@@ -88,6 +89,7 @@ class EmbeddedPeer:
         """Seconds a token of the text path and of a bare loop (the run and an argmax), a step of each in
         turn, so that whatever else the machine does falls on both."""
         self.engine.cache.clear()
+        self.engine.known.clear()
         whole, bare = [], []
         with self.engine.session() as session, self.engine.session() as naked:
             generation = Generation(
@@ -140,6 +142,7 @@ class EmbeddedPeer:
 
     def prefill(self, prompt: Sequence[int]) -> float:
         self.engine.cache.clear()
+        self.engine.known.clear()
         with self.engine.session() as session:
             return len(prompt) / timed(lambda: (session.extend(prompt), session.step()))
 
@@ -187,6 +190,7 @@ def speculation(ours: EmbeddedPeer, rounds: int) -> dict[str, float]:
 
     def run(prompt: str, count: int, drafter: AdaptiveDrafter | None) -> tuple[float, str, float]:
         ours.engine.cache.clear()
+        ours.engine.known.clear()
         with ours.engine.session() as session:
             params = GenerationParams(max_tokens=count, ignore_eos=True)
             generation = Generation(ours.model, session, tokenizer.encode(prompt), params, drafter=drafter)
@@ -225,6 +229,7 @@ def speculation(ours: EmbeddedPeer, rounds: int) -> dict[str, float]:
 def tokens_per_step(ours: EmbeddedPeer, task: Sequence[int], source: Sequence[int]) -> float:
     """Tokens a step when the file draft is always taken at its longest: what the drafter itself is worth."""
     ours.engine.cache.clear()
+    ours.engine.known.clear()
     drafter = FileDrafter(source)
     with ours.engine.session() as session:
         params = GenerationParams(max_tokens=200, ignore_eos=True)
@@ -237,6 +242,7 @@ def tokens_per_step(ours: EmbeddedPeer, task: Sequence[int], source: Sequence[in
 def keystrokes(ours: EmbeddedPeer, text: str) -> tuple[float, list[float], list[float], list[float]]:
     """Seconds to the first token from cold, after each key, of a plain step, and that a fork adds to one."""
     ours.engine.cache.clear()
+    ours.engine.known.clear()
     tokenizer = ours.model.tokenizer
     with ours.engine.session() as session:
         cold = timed(lambda: (session.extend(tokenizer.encode(text)), session.step()))

@@ -48,6 +48,7 @@ Samples = defaultdict[tuple[str, str, int], list[float]]
 
 def measure_ours(engine: Engine, tokens: Sequence[int], context: int, samples: Samples) -> None:
     engine.cache.clear()  # type: ignore[attr-defined]
+    engine.known.clear()  # type: ignore[attr-defined]
     inside: list[float] = []
     with engine.session() as session:
         assert isinstance(session, HostSession)

@@ -58,15 +58,20 @@ class StoredPeer:
     def __init__(self, engine: OnnxEngine | MlxEngine, steps: int = STEPS, read: int = READ) -> None:
         self.engine, self.steps, self.read = engine, steps, read
 
-    def decode(self, prompt: Sequence[int]) -> list[Took]:
+    def _forget(self) -> None:
         self.engine.cache.clear()
+        if isinstance(self.engine, OnnxEngine):
+            self.engine.known.clear()
+
+    def decode(self, prompt: Sequence[int]) -> list[Took]:
+        self._forget()
         with self.engine.session() as session:
             session.extend(prompt[: self.read])
             session.step()
             return [timed(session.step) for _ in range(self.steps)]
 
     def prefill(self, tokens: Sequence[int]) -> Took:
-        self.engine.cache.clear()
+        self._forget()
         with self.engine.session() as session:
             wall, processor = timed(lambda: (session.extend(tokens[: self.read]), session.step()))
         share = len(tokens) / min(self.read, len(tokens))

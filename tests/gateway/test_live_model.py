@@ -15,6 +15,7 @@ from keystroke.engine.generation import Generation
 from keystroke.engine.load import load_model
 from keystroke.engine.mixing import Mixing
 from keystroke.engine.model import Model
+from keystroke.engine.onnx.engine import OnnxEngine
 from keystroke.errors import KeystrokeError
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
@@ -97,3 +98,36 @@ def test_the_embedded_model_knows_what_comes_next(server: tuple[RunningServer, M
             return answer.text if isinstance(answer, live.Suggestion) else answer.hidden
 
     assert asyncio.run(run()) == " 5"
+
+
+def test_the_prompt_of_the_next_word_is_computed_before_its_first_letter(
+    server: tuple[RunningServer, Model],
+) -> None:
+    running, model = server
+    engine = model.engine
+    assert isinstance(engine, OnnxEngine)
+    if engine._plan is None:
+        pytest.skip("logits are kept where the operators were compiled")
+    above = "import json\n\n\nzq = vv"
+
+    async def run() -> live.Suggestion | live.NotShown:
+        async with LiveClient(running.url) as client:
+            client.open("c.py", above, path="c.py", language="python")
+            client.change("c.py", 1, [Edit(len(above), len(above), " - ")], len(above) + 3)
+            answer = await client.complete("c.py", len(above) + 3)
+            for _ in range(600):
+                if computed():
+                    break
+                await asyncio.sleep(0.05)
+            return answer
+
+    completion = LiveCompletion(model, AssistSettings(), path="c.py", language="python")
+    wanted = tuple(completion.begin(f"{above} - x", len(above) + 4).prompt.tokens)
+
+    def computed() -> bool:
+        return any(tokens == wanted for _, tokens in tuple(engine.known))
+
+    answer = asyncio.run(run())
+    assert isinstance(answer, live.NotShown)  # otherwise the next line is computed instead
+    assert answer.receipt.source == "computed"
+    assert computed()

@@ -369,3 +369,20 @@ async def test_a_resumed_answer_goes_before_those_that_wait_and_beside_those_tha
         running.cancel()
         assert text_of(await everything(waiting)) == "x"
         await everything(running)
+
+
+async def test_a_warm_up_computes_all_of_its_prompt() -> None:
+    model = scripted_model(lambda _p: "ok")
+    async with scheduling(model) as s:
+        await everything(s.submit(job("w" * 40, warm=True)))
+        turn = s.submit(job("w" * 40 + "?"))
+        await everything(turn)
+    assert turn.stats.reused == 40
+
+
+async def test_a_warm_up_may_fill_the_context() -> None:
+    model = scripted_model(lambda _p: "ok", context_length=200)
+    async with scheduling(model) as s:
+        ended = (await everything(s.submit(job("w" * 200, warm=True))))[-1]
+    assert isinstance(ended, TicketEnded)
+    assert ended.error is None

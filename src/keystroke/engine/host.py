@@ -147,7 +147,8 @@ class HostSession(Session):
         if base - self._resident > self._tail:  # much was appended
             self._compute_pending(interrupt)
         pending = [*self._tokens[self._resident :], *draft]
-        logits: Sequence[np.ndarray] = self._run(pending, len(draft) + (known is None), interrupt)
+        rows = len(draft) + (known is None)
+        logits: Sequence[np.ndarray] | np.ndarray = self._run(pending, rows, interrupt)
         ranked = self._ranked(len(logits))
         if known is not None:
             logits, ranked = [known[0], *logits], [known[1], *ranked]

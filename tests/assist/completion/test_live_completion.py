@@ -410,3 +410,22 @@ class TestContext:
             ContextFile("a/b/c.py", "def f(): ...")
         ]
         assert gather_context("import { g } from './x'\n", "web/y.ts", files.get)[0].path == "web/x.ts"
+
+
+@pytest.mark.parametrize("fim", [None, SPM])
+@pytest.mark.parametrize("before", ["x = self.", "f(", "my_", "if a:\n    ", 'say("', "a, "])
+def test_the_prompt_of_the_next_word_is_the_one_that_its_first_letter_asks_for(
+    before: str, fim: FimTemplate | None
+) -> None:
+    completion = LiveCompletion(model(fim=fim), AssistSettings())
+    for letter in "aZé":
+        typed = completion.begin(f"{before}{letter}\nbelow()\n", len(before) + 1)
+        assert completion.next_word_prompt(f"{before}\nbelow()\n", len(before)) == typed.prompt.tokens
+
+
+@pytest.mark.parametrize("before", ["", "x = sel", "x1", "x = 1\n"])
+def test_inside_of_a_word_or_on_a_new_line_a_letter_asks_for_the_same_prompt(before: str) -> None:
+    completion = LiveCompletion(model(), AssistSettings())
+    now = completion.begin(f"{before}\nbelow()\n", len(before)).prompt.tokens
+    assert completion.begin(f"{before}a\nbelow()\n", len(before) + 1).prompt.tokens == now
+    assert completion.next_word_prompt(f"{before}\nbelow()\n", len(before)) is None

@@ -161,6 +161,13 @@ class LiveCompletion:
         """The prompt to compute before anything is asked at this cursor."""
         return self._window.prompt(text, cursor, refresh=True)
 
+    def next_word_prompt(self, text: str, cursor: int) -> list[int] | None:
+        """The prompt if a letter is typed next, where it begins a word: tokenizers put the sign before a word
+        into the word's token, so that it is another prompt. None inside of a word."""
+        if not text[:cursor] or text[cursor - 1].isalnum() or text[cursor - 1] == "\n":
+            return None
+        return self._window.prompt(f"{text[:cursor]}x{text[cursor:]}", cursor + 1).tokens
+
     # Suggestions
 
     def answer(

@@ -420,6 +420,8 @@ class OnnxSession(HostSession):
         return self._engine.ranked(rows)
 
     def _known_row(self) -> tuple[Float32, RankedRow] | None:
+        if len(self._tokens) - self._resident > WORTH_COPYING:  # they have to be computed anyway
+            return None
         return self._engine.known.get((self.scope, tuple(self._tokens)))
 
     def _keep_row(self, logits: Float32, ranked: RankedRow) -> None:

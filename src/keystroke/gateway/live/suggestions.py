@@ -46,6 +46,9 @@ from keystroke.text import Edit, apply_edits
 
 IDLE = 0.7  # seconds without a key after which the prompt is brought up to date
 STAYED = 0.15  # seconds after which the context at a new cursor is warmed
+# Seconds after an answer before anything is computed ahead: with few cores it would keep the language server
+# and the editor from showing the answer.
+AHEAD = 0.02
 SHOWN = 32  # suggestions for which feedback is still accepted
 # Reasons for which the fast model showed nothing while the larger one may have something to show.
 _OPEN = (WithheldReason.LOW_CONFIDENCE, WithheldReason.TYPING_FAST, WithheldReason.EMPTY,
@@ -90,6 +93,7 @@ class SuggestionRunner:
         self._shown: OrderedDict[str, tuple[str, str]] = OrderedDict()  # id: the line, and what was shown
         self._last_key = 0.0  # perf_counter
         self._idle: asyncio.TimerHandle | None = None
+        self._ahead: asyncio.TimerHandle | None = None
         self._closed = False
         self._second: SecondOpinion | None = None
         if completion.settings.second_opinion:
@@ -245,6 +249,7 @@ class SuggestionRunner:
         work.subscribe(partial(self._on_items, run))
 
     def _stop(self) -> None:
+        self._cancel_ahead()
         run, self._run = self._run, None
         admission, self._admission = self._admission, None
         if admission is not None:
@@ -334,15 +339,14 @@ class SuggestionRunner:
                     **self._place(pending), reason=answer.reason, hidden=answer.text, receipt=receipt
                 )
             )
+            if run is not None:
+                self._compute_ahead(pending.version, partial(self._warm_next_word, pending))
             return
         self._send(self._suggestion(pending, answer, run))
         self._shown[pending.id] = (line_before(pending.text, pending.cursor), answer.text)
         while len(self._shown) > SHOWN:
             self._shown.popitem(last=False)
-        if not self._remote and (self._run is None or self._run.finished):
-            following = self._completion.prefetch(pending.text, pending.cursor, answer)
-            if following is not None:
-                self._generate(following, Priority.BACKGROUND)
+        self._compute_ahead(pending.version, partial(self._prefetch, pending, answer))
 
     def _request_second_opinion(
         self, request: SuggestionRequest, answer: ShownCompletion | WithheldCompletion
@@ -423,10 +427,43 @@ class SuggestionRunner:
 
     # While nobody types
 
+    def _compute_ahead(self, version: int, work: Callable[[], None]) -> None:
+        """Do `work` in a moment if the text is the same then, unless something is being computed."""
+
+        def begin() -> None:
+            if self._pending is None and self._mirror.version == version and not self._computes:
+                work()
+
+        self._cancel_ahead()
+        if not self._remote and not self._computes:
+            self._ahead = asyncio.get_running_loop().call_later(AHEAD, begin)
+
+    @property
+    def _computes(self) -> bool:
+        return self._run is not None and not self._run.finished
+
+    def _cancel_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.cancel()
+            self._ahead = None
+
+    def _prefetch(self, answered: SuggestionRequest, answer: ShownCompletion) -> None:
+        following = self._completion.prefetch(answered.text, answered.cursor, answer)
+        if following is not None:
+            self._generate(following, Priority.BACKGROUND)
+
     def _warm_up(self, *, announce: bool = False) -> None:
         mirror = self._mirror
         cursor = min(mirror.cursor, len(mirror.text)) if mirror.cursor else len(mirror.text)
-        tokens = self._completion.warm_up_prompt(mirror.text, cursor).tokens
+        self._warm(self._completion.warm_up_prompt(mirror.text, cursor).tokens, announce)
+
+    def _warm_next_word(self, answered: SuggestionRequest) -> None:
+        """Compute the prompt that a letter at the cursor will need, if it is not the one just computed."""
+        tokens = self._completion.next_word_prompt(answered.text, answered.cursor)
+        if tokens is not None:
+            self._warm(tokens)
+
+    def _warm(self, tokens: Sequence[int], announce: bool = False) -> None:
         job = Job(tokens, GenerationParams(max_tokens=0), warm=True, affinity=self._affinity)
         self._submit(job, Priority.BACKGROUND, None, announce)
 

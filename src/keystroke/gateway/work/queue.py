@@ -62,11 +62,13 @@ class WorkQueue(ABC):
     def running(self) -> int: ...
 
 
-def updated_rate(rate: float | None, stats: GenerationStats) -> float | None:
-    """The smoothed prefill rate after one more prefill; short ones do not measure it."""
-    if stats.computed < _MIN_RATE_TOKENS or stats.prefill_seconds <= 0:
+def updated_rate(rate: float | None, stats: GenerationStats, left: int = 0) -> float | None:
+    """The smoothed prefill rate after one more prefill, of which `left` tokens are still to be computed;
+    short ones do not measure it."""
+    computed = stats.computed - left
+    if computed < _MIN_RATE_TOKENS or stats.prefill_seconds <= 0:
         return rate
-    measured = stats.computed / stats.prefill_seconds
+    measured = computed / stats.prefill_seconds
     return measured if rate is None else 0.7 * rate + 0.3 * measured
 
 

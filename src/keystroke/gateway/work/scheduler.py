@@ -263,6 +263,11 @@ class Scheduler(WorkQueue):
         self._prefilling = ticket
         try:
             running.generation.prefill()
+            left = running.session.length - running.session.resident  # to the next step
+            self.prefill_rate = updated_rate(self.prefill_rate, running.generation.stats, left)
+            full = running.session.length >= self.model.engine.info.context_length
+            if ticket.job.warm and not full:  # what `extend` leaves to the next step, and the first logits
+                running.session.step(interrupt=ticket.interrupt)
         except Interrupted:
             if ticket.reason is not None:
                 raise
@@ -280,7 +285,6 @@ class Scheduler(WorkQueue):
         if ticket.interrupt.is_set and ticket.reason is None:
             ticket.interrupt = running.generation.interrupt = Interrupt()  # preempted after the last chunk
         running.prefilled = True
-        self.prefill_rate = updated_rate(self.prefill_rate, running.generation.stats)
         if ticket.job.warm:
             self._finish(running, None)
             token_index(self.model.tokenizer)  # takes a tenth of a second once: before the first half word
