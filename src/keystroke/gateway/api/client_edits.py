@@ -31,7 +31,7 @@ from keystroke.assist.tool_calls.file_edits import (
 )
 from keystroke.assist.tool_calls.segments import Segment, ToolCallSegment
 from keystroke.assist.tool_calls.tools import OfferedTool
-from keystroke.assist.tool_calls.usable import named_files, without_lead
+from keystroke.assist.tool_calls.user_request import named_files, without_lead
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.speculative import FileDrafter
 from keystroke.errors import KeystrokeError
