@@ -134,7 +134,13 @@ def outcomes(trials: Sequence[FixTrial]) -> list[FixOutcome]:
         if not ready:
             continue
         jobs = [
-            FixJob(text, item.trial.driver, item.trial.inputs, item.trial.setup, "leak" in item.trial.rule)
+            FixJob(
+                text,
+                item.trial.driver,
+                item.trial.inputs,
+                item.trial.setup,
+                leaks="LeakSanitizer" in item.trial.attacked,
+            )
             for item in ready
             for text in (item.trial.program, item.fixed or "")
         ]

@@ -46,6 +46,7 @@ class LocalUp:
         self.environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
             "RAY_TMPDIR": str(self.place),  # another Ray of this machine uses the usual one
+            "RAY_metrics_report_interval_ms": "1000",
             "KEYSTROKE_CONFIG": str(folder),
             "KEYSTROKE_PATHS_STATE": str(folder / "state"),
             "KEYSTROKE_SPECULATION_ENABLED": "false",
