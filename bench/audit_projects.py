@@ -321,7 +321,7 @@ def prove(outcome: ProjectOutcome, root: Path, files: list[AuditedFile], sandbox
     together = {file.path: apply_fixes(file)[0] for file in files if apply_fixes(file)[1]}
     _check(outcome, root, together, before, suite, "all together")
     for file, item in fixed:
-        if time.monotonic() > until:
+        if time.monotonic() > until or not outcome.tested:
             break
         outcome.alone += 1
         _check(outcome, root, {file.path: _fixed(file, item)}, before, suite, item.rule)
@@ -351,8 +351,11 @@ def _check(
         for path, data in original.items():
             (root / path).write_bytes(data)
         rebuilt = not compiled or _quiet(build, root)
+    if not rebuilt:  # what the tests ran was neither of the two
+        outcome.tested, outcome.why = False, "it cannot be built again"
+        return
     # Tests that also fail without the fix now and then say nothing.
-    if failed and rebuilt and (failed := failed & suite()):
+    if failed and (failed := failed & suite()):
         said = ", ".join(sorted(failed)[:3]) if built else "it does not build"
         outcome.wrong.append(f"{what}: {', '.join(texts)}: {said}")
 
