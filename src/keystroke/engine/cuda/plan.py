@@ -208,9 +208,7 @@ class Plan:
 
     @cached_property
     def output(self) -> Matrix:
-        width = self.spec.heads * self.spec.head_dim
-        split = self._head_split()
-        return Matrix(self.spec.hidden // 16, split, width // split, self.formats.output)
+        return self._output_of(self._head_split())
 
     @cached_property
     def delta_in(self) -> Matrix:
@@ -521,7 +519,7 @@ class Plan:
             "WIDE_HIGH": f"{wide >> 64}ULL",
             "HEAD_FORMAT": formats.head,
             "O_SPLIT": self.output.split,
-            "O_ALONE": int(self._output_alone()),
+            "O_ALONE": int(self._multiplied_alone(self.output)),
             "DOWN_SPLIT": used_experts(spec.experts) if spec.experts else self.down.split,
             "ACTIVATION_TAGS": int(self._tags_activations()),
             "QUERY_TAGS": int(self._sends_queries() and not sparse),
@@ -620,18 +618,28 @@ class Plan:
 
     def _head_split(self) -> int:
         """Parts of the O projection, whole heads each: about three heads, as a block first combines the
-        attention of the heads that it reads."""
+        attention of the heads that it reads; one fewer or more if each warp then multiplies whole units."""
         heads = self.spec.heads
         most = self._longest_inner // self.spec.head_dim
         even = [s for s in range(1, heads + 1) if heads % s == 0 and heads // s <= most]
         if (delta := self.spec.delta) is not None:  # the out projections of both kinds have as many parts
             even = [s for s in even if delta.value_heads % s == 0 and delta.values // s % 64 == 0]
             even = [s for s in even if delta.values // s <= self._longest_inner] or [1]
-        return min(even, key=lambda s: (abs(heads // s - 3), s))
 
-    def _output_alone(self) -> bool:
+        def preference(split: int) -> tuple[int, int, int]:
+            off = abs(heads // split - 3)
+            alone = self._multiplied_alone(self._output_of(split))
+            return (0 if alone else 1) if off <= 1 else off, off, split
+
+        return min(even, key=preference)
+
+    def _output_of(self, split: int) -> Matrix:
+        width = self.spec.heads * self.spec.head_dim
+        return Matrix(self.spec.hidden // 16, split, width // split, self.formats.output)
+
+    def _multiplied_alone(self, output: Matrix) -> bool:
         """Whether each warp multiplies whole units of the O projection: if they are narrow and many."""
-        return self.output.blocks <= WARPS and self.output.units >= 4 * self.blocks
+        return output.blocks <= WARPS and output.units >= 4 * self.blocks
 
     def _split(self, width: int, grain: int) -> int:
         """Into how many parts, multiples of `grain`, the inner dimension of the down projection is split: the

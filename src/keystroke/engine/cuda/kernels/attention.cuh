@@ -401,56 +401,82 @@ DEVICE Page load_page(const Worker& w, int layer, const Share& share) {
 // What other blocks send for a unit of one page: its queries, then key and value of each of the sequence's `own` rows. Heads are
 // normalised here if necessary; the block that attends to a key's own page then also stores the key there.
 DEVICE void receive_heads(Worker& w, int layer, const Unit& unit, int first, int pairs, int own, int slot, u16* to) {
-  for (int i = w.warp; i < pairs + own; i += WARPS) {
-    const int row = i - pairs, m = first + (row < 0 ? (unit.row + i) / GROUP : row);
-    const int head = row < 0 ? unit.head * GROUP + (unit.row + i) % GROUP : HEADS + unit.head;
-    const u32* from = w.p->sent + m * QKV_ROWS + head * HEAD_DIM + w.lane * HEAD_EACH;
-    u32 low[HEAD_EACH], high[HEAD_EACH];
+  const HeadPart of_queries = head_weights(w, layer, false), of_keys = head_weights(w, layer, true);  // asked for before the wait
+  constexpr int SIDE = 2;  // heads that a warp waits for together
+  for (int base = w.warp; base < pairs + own; base += SIDE * WARPS) {
+    const auto row_of = [&](int i) { return base + i * WARPS - pairs; };  // of a key; those of queries are negative
+    const auto token_of = [&](int i) { return first + (row_of(i) < 0 ? (unit.row + base + i * WARPS) / GROUP : row_of(i)); };
+    const auto has = [&](int i) { return i == 0 || row_of(i) < own; };
+    const u32* from[SIDE];
+    u32 low[SIDE][HEAD_EACH], high[SIDE][HEAD_EACH];
+#pragma unroll
+    for (int i = 0; i < SIDE; ++i) {
+      const int head = row_of(i) < 0 ? unit.head * GROUP + (unit.row + base + i * WARPS) % GROUP : HEADS + unit.head;
+      from[i] = w.p->sent + token_of(i) * QKV_ROWS + head * HEAD_DIM + w.lane * HEAD_EACH;
+    }
     while (true) {
       u32 off = 0;
 #pragma unroll
-      for (int e = 0; e < HEAD_EACH; ++e) {
-        low[e] = relaxed_load(from + e);
-        high[e] = relaxed_load(from + HEAD_DIM / 2 + e);
-      }
+      for (int i = 0; i < SIDE; ++i)
 #pragma unroll
-      for (int e = 0; e < HEAD_EACH; ++e) off |= (low[e] ^ sent_tag(w)) | (high[e] ^ sent_tag(w));
+        for (int e = 0; e < HEAD_EACH; ++e) {
+          low[i][e] = high[i][e] = sent_tag(w);
+          if (!has(i)) continue;
+          low[i][e] = relaxed_load(from[i] + e);
+          high[i][e] = relaxed_load(from[i] + HEAD_DIM / 2 + e);
+        }
+#pragma unroll
+      for (int i = 0; i < SIDE; ++i)
+#pragma unroll
+        for (int e = 0; e < HEAD_EACH; ++e) off |= (low[i][e] ^ sent_tag(w)) | (high[i][e] ^ sent_tag(w));
       if (!(off & 3)) break;
       spin();
     }
     warp_sync();
-    HeadPart part;
 #pragma unroll
-    for (int e = 0; e < HEAD_EACH; ++e) part.v[e] = make_float2(untagged(low[e]), untagged(high[e]));
-    normalise_head(w, layer, m, head, part);
-    const bool stores = row >= 0 && slot + row >= 0 && slot + row < PAGE;
-    u16* place = to + (row < 0 ? i : pairs + 2 * row) * SENT_STRIDE;
+    for (int i = 0; i < SIDE; ++i) {
+      if (!has(i)) break;
+      const int row = row_of(i), m = token_of(i);
+      HeadPart part;
 #pragma unroll
-    for (int e = 0; e < HEAD_EACH; ++e) {
-      const int d = w.lane * HEAD_EACH + e;
-      place[d] = bf16(part.v[e].x);
-      place[d + HEAD_DIM / 2] = bf16(part.v[e].y);
-      if (!stores) continue;
-      store_key(w, layer, m, unit.head, d, part.v[e].x);
-      store_key(w, layer, m, unit.head, d + HEAD_DIM / 2, part.v[e].y);
+      for (int e = 0; e < HEAD_EACH; ++e) part.v[e] = make_float2(untagged(low[i][e]), untagged(high[i][e]));
+      normalise_head(w, layer, m, row < 0 ? of_queries : of_keys, part);
+      const bool stores = row >= 0 && slot + row >= 0 && slot + row < PAGE;
+      u16* place = to + (row < 0 ? row + pairs : pairs + 2 * row) * SENT_STRIDE;
+#pragma unroll
+      for (int e = 0; e < HEAD_EACH; ++e) {
+        const int d = w.lane * HEAD_EACH + e;
+        place[d] = bf16(part.v[e].x);
+        place[d + HEAD_DIM / 2] = bf16(part.v[e].y);
+        if (!stores) continue;
+        store_key(w, layer, m, unit.head, d, part.v[e].x);
+        store_key(w, layer, m, unit.head, d + HEAD_DIM / 2, part.v[e].y);
+      }
     }
   }
 }
 DEVICE void receive(Worker& w, int layer, const Unit& unit, int first, int pairs, int own, int slot, u16* to) {
   constexpr int QUADS = HEAD_DIM / 4;
-  if (QK_NORM) receive_heads(w, layer, unit, first, pairs, own, slot, to);
   const int step = QK_NORM ? 2 : 1, begin = QK_NORM ? pairs + 1 : 0;  // values alone, or all
-  for (int at = w.thread; at < (pairs + 2 * own - begin + step - 1) / step * QUADS; at += COMPUTE) {
-    const int i = begin + at / QUADS * step, d = at % QUADS * 4, pair = unit.row + i, rest = i - pairs;
+  const int total = (pairs + 2 * own - begin + step - 1) / step * QUADS;
+  const int at = QK_NORM ? COMPUTE - 1 - w.thread : w.thread;  // the last warps have fewer heads
+  const auto index_of = [&](int at) { return begin + at / QUADS * step; };
+  const auto ask = [&](int at) {
+    const int i = index_of(at), pair = unit.row + i, rest = i - pairs;
     const int m = first + (rest < 0 ? pair / GROUP : rest / 2);
     const int head = rest < 0 ? unit.head * GROUP + pair % GROUP : HEADS + rest % 2 * KV_HEADS + unit.head;
-    const u32* from = w.p->sent + m * QKV_ROWS + head * HEAD_DIM + d;
-    uint4 v = poll16(from);
+    return poll16(w.p->sent + m * QKV_ROWS + head * HEAD_DIM + at % QUADS * 4);
+  };
+  uint4 v = make_uint4(0, 0, 0, 0);
+  if (at < total) v = ask(at);  // on its way while heads are normalised
+  if (QK_NORM) receive_heads(w, layer, unit, first, pairs, own, slot, to);
+  for (int now = at; now < total; now += COMPUTE) {
+    if (now != at) v = ask(now);
     while (missing(v, sent_tag(w))) {
       spin();
-      v = poll16(from);
+      v = ask(now);
     }
-    *(uint2*)(to + i * SENT_STRIDE + d) = upper_halves(v);
+    *(uint2*)(to + index_of(now) * SENT_STRIDE + now % QUADS * 4) = upper_halves(v);
   }
   compute_sync();
 }

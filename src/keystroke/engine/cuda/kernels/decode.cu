@@ -77,7 +77,7 @@ DEVICE void compute(Worker& w) {
     const int sums = 1 + layer * SUMS_PER_LAYER;  // in the residual stream so far
     w.tag = w.tags ? tag_of(layer) : 0;
 #if SINGLE
-    w.layer_tag = TAGS ? tag_of(layer) : 0;
+    w.layer_tag = LAYERS > 1 ? tag_of(layer) : 0;
 #endif
     refresh(w);
     mark(w);
@@ -86,12 +86,15 @@ DEVICE void compute(Worker& w) {
     mark(w);
     if (is_delta(layer)) read_recurrently(w, deltas++);
     else read_keys(w, layer - deltas);
-    arrive_early(w);
+    if (!announces_sums_early()) arrive_early(w);
     refresh(w);
+#if EXPERTS
+    const float bias = router_bias(w, layer, blockIdx.x);  // asked for before the wait
+#endif
     normalise(w, layer * 2 + 1, sums + O_SPLIT, GATE_UP);
     mark(w);
 #if EXPERTS
-    choose_experts(w, layer);
+    choose_experts(w, layer, bias);
     mark(w);
     activate_experts(w);
 #else
@@ -135,6 +138,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
   Control* control = (Control*)memory;
   u64* barriers = (u64*)(memory + BARRIERS_AT);
   for (int i = thread; i < CONTROL_WORDS; i += 288) ((int*)control)[i] = ((const volatile int*)p.control)[i];
+  if (thread < 32) ((float*)(memory + SMALL_AT))[ZEROS_AT + thread] = 0.0f;
   if (thread == 0) {
     for (int i = 0; i < p.stages; ++i) {
       barrier_init(&barriers[i], ASKERS);
@@ -155,8 +159,8 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
   if (thread == 32) {
     spans[QKV] = share(QKV_UNITS, QKV);
     spans[OUTPUT] = share(Output::units, OUTPUT);
-    spans[GATE_UP] = share(GateUp::units, GATE_UP);  // of a mixture: set anew when a layer's experts are chosen
-    spans[DOWN] = share(Down::units, DOWN);
+    spans[GATE_UP] = share(USED_EXPERTS * GateUp::units, GATE_UP);  // of several rows of a mixture: set anew in each layer
+    spans[DOWN] = share(USED_EXPERTS * Down::units, DOWN);
     spans[HEAD] = share(Head::units, HEAD);
 #if DELTA_LAYERS
     spans[DELTA_SPAN] = share(DeltaIn::units, DELTA_SPAN);

@@ -165,8 +165,11 @@ DEVICE void gather_delta(Worker& w, int delta) {
 DEVICE void project_delta_output(Worker& w) {
   const Span span = w.spans[OUTPUT];
   compute_sync();  // the operand is there
-  multiply<DeltaOut>(w, span.low, span.high, [](int unit, int) { return unit / (HIDDEN / 16) * DeltaOut::inner; },
-                     [&](int unit, int, int g, int m, float low, float high) { add_rows(w, unit, g, m, low, high); });
+  const auto column = [](int unit, int) { return unit / (HIDDEN / 16) * DeltaOut::inner; };
+  const auto finish = [&](int unit, int, int g, int m, float low, float high) { add_rows(w, unit, g, m, low, high); };
+  if constexpr (O_ALONE && DeltaOut::together > 0 && DeltaOut::blocks <= WARPS)
+    multiply_alone<DeltaOut>(w, span.low, span.high, column, finish, span.low);
+  else multiply<DeltaOut>(w, span.low, span.high, column, finish);
 }
 
 // The streaming warp: the matrices of such a layer. Returns where its feed-forward part begins.

@@ -10,13 +10,36 @@ DEVICE int rank_of(const Worker& w, int m, int expert) {
   for (int k = 0; k < USED_EXPERTS; ++k) found = w.routing->expert[m][k] == expert ? k : found;
   return found;
 }
+// A single row lists its experts by rank, so that their number and every block's share of them are the same in all layers.
+constexpr bool BY_RANK = SINGLE && !HOST_EXPERTS;
+// The rank of slot `slot` for row m, or -1.
+DEVICE int rank_in(const Worker& w, int m, int slot) { return BY_RANK ? slot : rank_of(w, m, w.routing->listed[slot]); }
 
-// Scores of this block's experts for every row of the operand.
-DEVICE void score_experts(Worker& w, int layer) {
+DEVICE float router_bias(const Worker& w, int layer, int e) {
+  return EXPERT_BIAS && e < EXPERTS ? w.p->router_biases[layer * EXPERTS + e] : 0.0f;
+}
+// Scores of this block's experts for every row of the operand. `bias` is that of the first one.
+DEVICE void score_experts(Worker& w, int layer, float bias) {
   for_scores(w, ALL_EXPERTS, [&](int e, int m, float sum) {
-    const float bias = EXPERT_BIAS && e < EXPERTS ? w.p->router_biases[layer * EXPERTS + e] : 0.0f;
-    w.p->expert_scores[m * ALL_EXPERTS + e] = tagged(sum + bias, tag_of(layer));
+    const float added = e == blockIdx.x ? bias : router_bias(w, layer, e);
+    w.p->expert_scores[m * ALL_EXPERTS + e] = tagged(sum + added, tag_of(layer));
   });
+}
+
+// Scores `from` on, as many as a lane has.
+template <int N>
+DEVICE void load_scores(const u32* from, u32 (&raw)[N]) {
+  constexpr bool aligned = SINGLE || ALL_EXPERTS % 4 == 0;
+  if constexpr (aligned && N % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      const uint4 v = poll16(from + i);
+      raw[i] = v.x; raw[i + 1] = v.y; raw[i + 2] = v.z; raw[i + 3] = v.w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) raw[i] = relaxed_load(from + i);
+  }
 }
 
 // The experts of row m with the highest scores, in descending order, and their weights; done by one warp. Scores that differ only in
@@ -28,16 +51,14 @@ DEVICE void rank_experts(Worker& w, int m, u32 tag) {
   static_assert(EXPERTS % 32 == 0 && EXPERTS <= 512, "every lane has as many experts");
   const u32* from = (const u32*)w.p->expert_scores + m * ALL_EXPERTS + w.lane * EACH;
   u32 raw[EACH];
-#pragma unroll
-  for (int i = 0; i < EACH; ++i) raw[i] = relaxed_load(from + i);
+  load_scores(from, raw);
   while (true) {
     u32 off = 0;
 #pragma unroll
     for (int i = 0; i < EACH; ++i) off |= raw[i] ^ tag;
     if (!(off & 3)) break;
     spin();
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) raw[i] = relaxed_load(from + i);
+    load_scores(from, raw);
   }
   warp_sync();
   int keys[EACH];
@@ -53,11 +74,14 @@ DEVICE void rank_experts(Worker& w, int m, u32 tag) {
     for (int i = 0; i < EACH; ++i)
       if (keys[i] == best) {  // this lane's
         w.routing->expert[m][k] = (u16)(MASK - (best & MASK));
+        if (BY_RANK) w.routing->listed[k] = (u16)(MASK - (best & MASK));
         w.routing->weight[m][k] = untagged(raw[i]);
         keys[i] = LEAST;
       }
   }
+  if (BY_RANK && SHARED_EXPERT && w.lane == 0) w.routing->listed[TOP_EXPERTS] = EXPERTS;
   warp_sync();
+  if (BY_RANK && w.lane == 0) barrier_arrive(w.routed);  // the streaming warp needs no weights
   const float top = w.routing->weight[m][0];
   const float power = w.lane < TOP_EXPERTS ? __expf(w.routing->weight[m][w.lane] - top) : 0.0f;
   float all = power;
@@ -114,11 +138,15 @@ DEVICE void list_experts(Worker& w, int layer) {
 }
 
 // Determines which experts this layer's rows use, from the normalised rows in the operand, and signals the streaming warp.
-DEVICE void choose_experts(Worker& w, int layer) {
+DEVICE void choose_experts(Worker& w, int layer, float bias) {
   Routing& r = *w.routing;
   compute_sync();  // the operand is there, and nobody reads the last layer's routing
-  score_experts(w, layer);
+  score_experts(w, layer, bias);
   for (int m = w.warp; m < w.rows; m += WARPS) rank_experts(w, m, tag_of(layer));
+  if constexpr (BY_RANK) {
+    compute_sync();
+    return;
+  }
 #if HOST_EXPERTS
   if (w.rows == 1) list_resident(w, layer);
   else list_experts(w, layer);
@@ -185,11 +213,11 @@ DEVICE float gated(float gate, float up) {
 DEVICE void activate_experts(Worker& w) {
   const Span span = w.spans[GATE_UP];
   const auto finish = [&](int unit, int, int g, int m, float low, float high) {
-    const int k = rank_of(w, m, w.routing->listed[unit / GateUp::units]);
+    const int k = rank_in(w, m, unit / GateUp::units);
     if (k < 0) return;
     const s64 at = (s64)m * INTERMEDIATE + k * EXPERT_WIDTH + unit % GateUp::units * 8 + g;
     const u16 v = activation(gated(low, high) * w.routing->weight[m][k]);
-    if (tags_activations(w)) w.p->tagged[at] = (u32)v << 16 | sent_tag(w);
+    if (tags_activations(w)) w.p->tagged[at] = (u32)v << 16 | activation_tag(w);
     else w.p->activated[at] = v;
   };
   const auto whole = [](int, int) { return 0; };
@@ -215,7 +243,7 @@ DEVICE void load_expert_activations(Worker& w, int first, int slots, bool whole,
       const int at = base + i * COMPUTE, part = at / QUADS, m = part % w.rows;
       from[i] = -1;
       if (at >= total) continue;
-      const int k = rank_of(w, m, w.routing->listed[first + part / w.rows]);
+      const int k = rank_in(w, m, first + part / w.rows);
       if (k < 0) continue;
       from[i] = m * INTERMEDIATE + k * EXPERT_WIDTH + at % QUADS * 4;
       v[i] = ask(from[i]);
@@ -224,7 +252,7 @@ DEVICE void load_expert_activations(Worker& w, int first, int slots, bool whole,
     for (int i = 0; i < TURNS; ++i) {
       if (from[i] < 0) continue;
       if (tags) {
-        while (missing(v[i], sent_tag(w))) {
+        while (missing(v[i], activation_tag(w))) {
           spin();
           v[i] = ask(from[i]);
         }
@@ -253,21 +281,22 @@ DEVICE void add_experts(Worker& w) {
     load_expert_activations(w, span.low / M::units, (span.high - 1) / M::units + 1 - span.low / M::units, true, tags);
     compute_sync();
   }
-  for_experts<M>(r, span, [&](int from, int end, int expert, int zero) {
+  for_experts<M>(r, span, [&](int from, int end, int, int zero) {
+    const int slot = zero / M::units;
     if (!whole) {
       compute_sync();  // the operand is no longer needed
-      load_expert_activations(w, zero / M::units, 1, false, false);
+      load_expert_activations(w, slot, 1, false, false);
       compute_sync();
     }
     const auto column = [&](int, int m) {
-      const int k = whole ? rank_of(w, m, expert) : 0;
+      const int k = whole ? rank_in(w, m, slot) : 0;
       return k > 0 ? k * EXPERT_WIDTH : 0;
     };
     const auto finish = [&](int unit, int, int g, int m, float low, float high) {
-      if (rank_of(w, m, expert) >= 0) add_rows(w, unit, g, m, low, high);
+      if (rank_in(w, m, slot) >= 0) add_rows(w, unit, g, m, low, high);
     };
     const auto share = [&](int, int m) {  // of a bias: activations were multiplied by their expert's weight before
-      const int k = EXPERT_BIAS ? rank_of(w, m, expert) : -1;
+      const int k = EXPERT_BIAS ? rank_in(w, m, slot) : -1;
       return k < 0 ? 0.0f : w.routing->weight[m][k];
     };
     if constexpr (M::blocks >= 3 * WARPS) multiply<M>(w, from, end, column, finish, share);  // long units are divided among warps

@@ -164,7 +164,7 @@ constexpr int GATE_WIDTH = DELTA_VALUES > QUERY_WIDTH ? DELTA_VALUES : QUERY_WID
 #else
 constexpr int GATE_WIDTH = QUERY_WIDTH;
 #endif
-constexpr bool HYBRID = GATED || DELTA_LAYERS;  // announces what it passes between blocks instead of tagging it
+constexpr bool HYBRID = GATED || DELTA_LAYERS;  // announces what it passes between blocks, except a single row's activations, instead of tagging it
 constexpr bool TAGS = LAYERS > 1 && !HYBRID;
 
 struct Parameters {
@@ -242,6 +242,7 @@ struct Parameters {
 constexpr int PAGES_AT = (CONTROL_WORDS * 4 + 127) / 128 * 128;
 constexpr int BARRIERS_AT = PAGES_AT + 128;
 constexpr int SMALL_AT = BARRIERS_AT + 256;
+constexpr int ZEROS_AT = 32;                  // of `small`: 32 words that stay 0
 constexpr int MEETINGS_AT = SMALL_AT + 384;  // barriers of the sums: ready, then free
 constexpr int SPANS_AT = MEETINGS_AT + 64;
 constexpr int ARRIVAL_AT = SMALL_AT + 512;    // barrier of rows on their way into the operand
@@ -272,7 +273,7 @@ constexpr int SUM_STRIDE = COLUMNS + 4;              // keeps the rows of a sum 
 constexpr int SUM_COLUMNS = SINGLE ? 1 : SUM_STRIDE;  // a single row stores no others
 constexpr int REDUCTION = WARPS * 16 * SUM_COLUMNS;   // floats of one unit's partial sums
 constexpr int BUFFERS = TILES_N == 1 ? 4 : TILES_N == 2 ? 3 : 2;  // units whose sums may be under way
-constexpr int LAG = TILES_N == 1 ? 2 : 1;            // units that are multiplied before an earlier one's sums are added
+constexpr int LAG = TILES_N == 1 && !SINGLE ? 2 : 1;  // units that are multiplied before an earlier one's sums are added
 constexpr int ADDERS = TILES_N;                      // warps that add a unit's sums, eight columns each
 constexpr int SCORE_STRIDE = CHUNK + PAD;
 constexpr int ATTENTION_BYTES = 16 * SCORE_STRIDE * 2 + 2 * WARPS * 16 * 4;  // there is room for two units

@@ -240,10 +240,22 @@ DEVICE void multiply_unit(Worker& w, Tail& mine, int index, int left, const Colu
     const u8* stage = w.ring.stages + w.ring.at.stage * STAGE + member * (int)M::unit_bytes;
     barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
 #pragma unroll
-    for (int i = 0; i < (REST + WARPS - 1) / WARPS; ++i)
-      if ((i + 1) * WARPS <= REST || w.warp < REST - i * WARPS)
-        multiply_block<F>(stage + (i * WARPS + w.warp) * block_bytes(F), x, ((M::chunks - 1) * M::per_chunk + i * WARPS) * block_k(F),
-                          w.lane, acc[((M::chunks - 1) * TURNS + i) & 1]);
+    for (int i = 0; i < (REST + WARPS - 1) / WARPS; ++i) {
+      const int k = ((M::chunks - 1) * M::per_chunk + i * WARPS) * block_k(F);
+      float(&sum)[TILES_N][4] = acc[((M::chunks - 1) * TURNS + i) & 1];
+      if ((i + 1) * WARPS <= REST) {
+        multiply_block<F>(stage + (i * WARPS + w.warp) * block_bytes(F), x, k, w.lane, sum);
+      } else if (SINGLE && i > 0) {
+        // Warps without a block multiply another by zeros: a branch here would keep this turn from overlapping with the others.
+        const bool has = w.warp < REST - i * WARPS;
+        const u16* mine[TILES_N];
+#pragma unroll
+        for (int n = 0; n < TILES_N; ++n) mine[n] = has ? x[n] + k : (const u16*)(w.small + ZEROS_AT) + w.j * 8;
+        multiply_block<F>(stage + ((has ? i * WARPS : 0) + w.warp) * block_bytes(F), mine, 0, w.lane, sum);
+      } else if (w.warp < REST - i * WARPS) {
+        multiply_block<F>(stage + (i * WARPS + w.warp) * block_bytes(F), x, k, w.lane, sum);
+      }
+    }
     if (adds(w, w.unit)) {
       const float* tail = (const float*)(stage + REST * block_bytes(F)) + (w.lane & 7);
       mine.scale_low = tail[0]; mine.scale_high = tail[8]; mine.bias_low = tail[16]; mine.bias_high = tail[24];
@@ -317,7 +329,7 @@ DEVICE void multiply(Worker& w, int low, int high, const Column& column, const F
   for (int unit = high - rest; unit < high; ++unit) add_unit(w, tail, w.unit - (high - unit), unit, finish, share);
 }
 
-constexpr int ALONE_TURNS = 2;  // unrolled: instructions that are used once a layer come from far away, so fewer are better
+constexpr int ALONE_TURNS = SINGLE ? 4 : 2;  // unrolled: instructions that are used once a layer come from far away, so fewer are better
 // The same for narrow units of which a block has many: each warp multiplies whole units, so that no sums are combined. Warps
 // alternate from unit `base` on. column(unit, m) is where row m of the operand begins for the unit.
 template <class M, class Column, class Finish, class BiasShare = One>

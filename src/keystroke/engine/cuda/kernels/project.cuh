@@ -121,6 +121,12 @@ DEVICE void load_rows(Worker& w, const u16* from, int stride, int to, int width,
   barrier_wait(w.arrival, w.loads++ & 1);
 }
 
+// Whether complete sums alone keep a single row's phases apart: every block has a part of every matrix, and all it passes on is
+// tagged or counted. The O projection's sums are then announced before they are computed, which takes as long as the announcement.
+constexpr int least(int a, int b) { return a < b ? a : b; }
+constexpr int LEAST_UNITS = least(least(QKV_UNITS, Output::units), USED_EXPERTS * least(GateUp::units, Down::units));
+DEVICE bool announces_sums_early() { return SINGLE && TAGS && !HOST_EXPERTS && gridDim.x <= LEAST_UNITS; }
+
 // Fills the operand with the normalised residual rows, of `sums` sums each. Waits for the previous phase.
 DEVICE void normalise(Worker& w, int index, int sums, int matrix) {
   const NormWeights weights = load_norm(w, index);
@@ -162,8 +168,16 @@ DEVICE float2 rotate(float2 v, float2 angle) {
 DEVICE bool tags_queries(const Worker& w) {
   return QUERY_TAGS && w.rows <= SENT_ROWS && (SINGLE ? TAGS : w.tag && w.rows <= w.p->direct_rows);
 }
-// The tag of those, and of activations. A single row with more partial results than can be tagged has it all the same.
+// The tag of those. A single row with more partial results than can be tagged has it all the same.
 DEVICE u32 sent_tag(const Worker& w) {
+#if SINGLE
+  return TAGS ? w.layer_tag : 0;
+#else
+  return w.tag;
+#endif
+}
+// The tag of activations, which a single row of a hybrid has too: they are written in every layer.
+DEVICE u32 activation_tag(const Worker& w) {
 #if SINGLE
   return w.layer_tag;
 #else
@@ -243,8 +257,14 @@ DEVICE void project_qkv(Worker& w, int layer) {
 // For models that normalise each head of Q and K: one warp per head. A lane has dimensions lane * EACH + e and their rotary partners.
 constexpr int HEAD_EACH = HEAD_DIM / 64;
 struct HeadPart { float2 v[HEAD_EACH]; };
-DEVICE void normalise_head(const Worker& w, int layer, int m, int head, HeadPart& part) {
-  const float* weights = w.p->qk_norms + (s64)(layer * 2 + (head >= HEADS)) * HEAD_DIM;
+DEVICE HeadPart head_weights(const Worker& w, int layer, bool key) {
+  const float* from = w.p->qk_norms + (s64)(layer * 2 + key) * HEAD_DIM + w.lane * HEAD_EACH;
+  HeadPart weights;
+#pragma unroll
+  for (int e = 0; e < HEAD_EACH; ++e) weights.v[e] = make_float2(from[e], from[e + HEAD_DIM / 2]);
+  return weights;
+}
+DEVICE void normalise_head(const Worker& w, int layer, int m, const HeadPart& weights, HeadPart& part) {
   float sum = 0;
 #pragma unroll
   for (int e = 0; e < HEAD_EACH; ++e) sum += part.v[e].x * part.v[e].x + part.v[e].y * part.v[e].y;
@@ -254,7 +274,7 @@ DEVICE void normalise_head(const Worker& w, int layer, int m, int head, HeadPart
 #pragma unroll
   for (int e = 0; e < HEAD_EACH; ++e) {
     const int d = w.lane * HEAD_EACH + e;
-    const float2 scaled = make_float2(part.v[e].x * inverse * weights[d], part.v[e].y * inverse * weights[d + HEAD_DIM / 2]);
+    const float2 scaled = make_float2(part.v[e].x * inverse * weights.v[e].x, part.v[e].y * inverse * weights.v[e].y);
     part.v[e] = rotate(scaled, angles_of(w, layer, m)[d]);
   }
 }
@@ -270,7 +290,7 @@ DEVICE void normalise_heads(Worker& w, int layer) {
       const int d = w.lane * HEAD_EACH + e;
       part.v[e] = make_float2(load4(from + d), load4(from + d + HEAD_DIM / 2));
     }
-    normalise_head(w, layer, m, head, part);
+    normalise_head(w, layer, m, head_weights(w, layer, head >= HEADS), part);
 #pragma unroll
     for (int e = 0; e < HEAD_EACH; ++e) {
       const int d = w.lane * HEAD_EACH + e;
@@ -298,13 +318,14 @@ DEVICE void project_output(Worker& w) {
   const auto column = [](int unit, int) { return unit / (HIDDEN / 16) * Output::inner; };
   const auto finish = [&](int unit, int, int g, int m, float low, float high) { add_rows(w, unit, g, m, low, high); };
   compute_sync();  // the operand is there
+  if (announces_sums_early()) arrive_early(w);
   if constexpr (O_ALONE) multiply_alone<Output>(w, span.low, span.high, column, finish, span.low);
   else multiply<Output>(w, span.low, span.high, column, finish);
 }
 // Whether the operand holds any part of a row of activations at its own position; and whether activations are tagged.
 DEVICE bool takes_whole(const Worker& w) { return SINGLE ? WHOLE : w.p->x_stride >= INTERMEDIATE + PAD; }
 DEVICE bool tags_activations(const Worker& w) {
-  return ACTIVATION_TAGS && takes_whole(w) && (SINGLE ? TAGS : w.tag && w.rows <= w.p->direct_rows);
+  return ACTIVATION_TAGS && takes_whole(w) && (SINGLE ? LAYERS > 1 : w.tag && w.rows <= w.p->direct_rows);
 }
 DEVICE void project_gate_up(Worker& w) {
   const Span span = w.spans[GATE_UP];
@@ -312,7 +333,7 @@ DEVICE void project_gate_up(Worker& w) {
   multiply<GateUp>(w, span.low, span.high, [](int, int) { return 0; }, [&](int unit, int, int g, int m, float low, float high) {
     const s64 at = (s64)m * INTERMEDIATE + unit * 8 + g;
     const u16 v = activation(quotient(low, 1.0f + __expf(-low)) * high);
-    if (tags_activations(w)) w.p->tagged[at] = (u32)v << 16 | sent_tag(w);
+    if (tags_activations(w)) w.p->tagged[at] = (u32)v << 16 | activation_tag(w);
     else w.p->activated[at] = v;
   });
 }
@@ -347,7 +368,7 @@ DEVICE void load_activated(Worker& w, int first, int parts) {
       for (int i = 0; i < TURNS; ++i)
         if (within(w, i, Down::inner / 4)) {
           if (tags) {
-            while (missing(v[i], sent_tag(w))) {
+            while (missing(v[i], activation_tag(w))) {
               spin();
               v[i] = poll16(tagged + from + i * COMPUTE * 4);
             }

@@ -47,9 +47,9 @@ struct Streamer {
 // Copy one chunk of bytes into the next stage of the ring once it is free; or two chunks of this length, adjacent.
 DEVICE void bring(Streamer& s, const void* from, int bytes, const void* second = nullptr) {
   Ring& ring = s.ring;
-  const int all = second ? 2 * bytes : bytes, wanted = s.in_flight / all;
-  const int limit = wanted < 1 ? 1 : wanted < ring.count ? wanted : ring.count - 1;  // as many as the ring would never end, and see attend_pair
-  while (s.under_way >= limit) {
+  const int all = second ? 2 * bytes : bytes;
+  // At least one, and fewer than the ring has stages: as many would never end, and see attend_pair.
+  while (s.under_way > 0 && ((s.under_way + 1) * all > s.in_flight || s.under_way >= ring.count - 1)) {
     barrier_wait(&ring.full[s.oldest.stage], s.oldest.phase);
     s.oldest.advance(ring.count);
     --s.under_way;
