@@ -14,6 +14,7 @@ import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
@@ -53,21 +54,27 @@ def imports(files: Iterator[Path]) -> dict[str, Path]:
     """Third-party modules by their first name, each with a file that imports it."""
     local = {path.stem for folder in ("tests", "bench", "examples") for path in (ROOT / folder).rglob("*.py")}
     local |= {"keystroke", "keystroke_lab", "bench", "tests"}
-    found: dict[str, Path] = {}
-    for path in files:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names = [node.module]
-            else:
-                continue
-            found |= {name.partition(".")[0]: path for name in names}
-    return {name: path for name, path in found.items() if name not in sys.stdlib_module_names | local}
+    local |= sys.stdlib_module_names
+    return {name: path for path in files for name in imported(path) if name not in local}
+
+
+@cache
+def imported(path: Path) -> frozenset[str]:
+    """The first names of the modules that a file imports."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return frozenset(found)
+
+
+homes_of_modules = cache(packages_distributions)
 
 
 def undeclared(files: Iterator[Path], known: set[str]) -> dict[str, Path]:
-    homes = packages_distributions()
+    homes = homes_of_modules()
     return {
         module: path
         for module, path in imports(files).items()
@@ -117,7 +124,7 @@ def test_the_lab_has_all_that_it_imports() -> None:
 
 
 def test_nothing_is_declared_that_is_not_imported() -> None:
-    homes = packages_distributions()
+    homes = homes_of_modules()
     used = {plain(home) for module in imports(base()) for home in homes.get(module, [module])}
     assert declared() - used == set(SERVED)
 
