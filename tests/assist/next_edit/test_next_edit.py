@@ -25,7 +25,7 @@ def proposed(
     tracker = NextEditTracker(before, language)
     after, edit = typed(before, old, new, nth)
     tracker.apply_edits(before, [edit])
-    found = tracker.propose(after, edit.start, others)
+    found = tracker.rule_search().propose(after, edit.start, others)
     return tracker.adopt(found), after
 
 
@@ -128,7 +128,7 @@ class TestRename:
         ]:
             tracker.apply_edits(text, [edit])
             text = apply_edits(text, [edit])
-        proposal = tracker.adopt(tracker.propose(text, 8, {}))
+        proposal = tracker.adopt(tracker.rule_search().propose(text, 8, {}))
         assert applied(proposal, text) == "def read():\n    pass\n\nread()\n"
 
 
@@ -167,7 +167,7 @@ class TestRepeat:
             before = text
             text, edit = typed(before, "log(", "print(")
             tracker.apply_edits(before, [edit])
-        proposal = tracker.adopt(tracker.propose(text, 0, {}))
+        proposal = tracker.adopt(tracker.rule_search().propose(text, 0, {}))
         assert applied(proposal, text) == "print(one)\n\n\nprint(two)\n\n\nprint(three)\nlogs(four)\n"
         assert proposal is not None
         assert proposal.cause is Cause.REPEAT
@@ -182,7 +182,7 @@ class TestFollowing:
         tracker = NextEditTracker(before, "python")
         text, edit = typed(before, "load", "read")
         tracker.apply_edits(before, [edit])
-        proposal = tracker.adopt(tracker.propose(text, edit.start, {}))
+        proposal = tracker.adopt(tracker.rule_search().propose(text, edit.start, {}))
         assert proposal is not None
         return tracker, text, proposal
 
@@ -194,7 +194,7 @@ class TestFollowing:
             text = apply_edits(text, [edit])
         assert text == "def read():\n    pass\n\nread()\nread()\n"
         assert len(proposal.edits) == 2
-        assert tracker.propose(text, 0, {}) is None
+        assert tracker.rule_search().propose(text, 0, {}) is None
 
     def test_typing_elsewhere_moves_it(self) -> None:
         tracker, text, proposal = self.rename()
@@ -216,7 +216,7 @@ class TestFollowing:
     def test_dismissed_it_does_not_come_back(self) -> None:
         tracker, text, _ = self.rename()
         tracker.dismiss(text)
-        assert tracker.propose(text, 0, {}) is None
+        assert tracker.rule_search().propose(text, 0, {}) is None
 
 
 @given(st.text(alphabet="ab \n", max_size=30), st.text(alphabet="ab \n", max_size=30))
@@ -241,6 +241,6 @@ def test_no_text_makes_a_proposal_that_does_not_fit(text: str, at: int, new: str
     tracker = NextEditTracker(text, "python")
     tracker.apply_edits(text, [edit])
     after = apply_edits(text, [edit])
-    proposal = tracker.propose(after, at, {})
+    proposal = tracker.rule_search().propose(after, at, {})
     if proposal is not None:
         apply_edits(after, [p.edit for p in proposal.edits])

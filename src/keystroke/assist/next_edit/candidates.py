@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 from keystroke.assist.next_edit.burst import IDENTIFIER, Burst
 
@@ -29,35 +27,19 @@ _COMMON = frozenset({
 })  # fmt: skip
 
 
-class CandidateReason(StrEnum):
-    NEAR = "near"
-    MENTION = "mention"
-    ALIKE = "alike"
-    PROBLEM = "problem"
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateLine:
-    """A line of the text, and how good a guess it is (0 to 1)."""
-
-    line: int
-    why: CandidateReason
-    weight: float
-
-
 def find_candidates(
     change: Burst, problems: Sequence[int] = (), *, apart: int = 6, most: int = MOST
-) -> list[CandidateLine]:
-    """Spots of `change.after`, at least `apart` lines from each other. `problems`: offsets that diagnostics
-    point at."""
+) -> list[int]:
+    """Lines of `change.after`, the best guesses first, at least `apart` lines from each other. `problems`:
+    offsets that diagnostics point at."""
     text = change.after
     rows = text.split("\n")
     changed = (text.count("\n", 0, change.start), text.count("\n", 0, change.new_end) + 1)
     found = sorted(_guesses(change, rows, changed, problems), key=lambda guess: (-guess[1], guess[0]))
-    spots: list[CandidateLine] = []
-    for row, weight, why in found:
-        if all(abs(spot.line - row) >= apart for spot in spots):
-            spots.append(CandidateLine(row, why, weight))
+    spots: list[int] = []
+    for row, _ in found:
+        if all(abs(spot - row) >= apart for spot in spots):
+            spots.append(row)
             if len(spots) == most:
                 break
     return spots
@@ -65,7 +47,7 @@ def find_candidates(
 
 def _guesses(
     change: Burst, rows: Sequence[str], changed: tuple[int, int], problems: Sequence[int]
-) -> Iterator[tuple[int, float, CandidateReason]]:
+) -> Iterator[tuple[int, float]]:
     first, last = max(0, changed[0] - _FAR), min(len(rows), changed[1] + _FAR)
     outside = [row for row in range(first, last) if not changed[0] <= row < changed[1] and rows[row].strip()]
     yield from _near(outside, changed)
@@ -74,21 +56,21 @@ def _guesses(
     for offset in problems:
         row = change.after.count("\n", 0, offset)
         if row in outside:
-            yield row, 0.95, CandidateReason.PROBLEM
+            yield row, 0.95
 
 
-def _near(outside: Sequence[int], changed: tuple[int, int]) -> Iterator[tuple[int, float, CandidateReason]]:
+def _near(outside: Sequence[int], changed: tuple[int, int]) -> Iterator[tuple[int, float]]:
     below = next((row for row in outside if row >= changed[1]), None)
     above = next((row for row in reversed(outside) if row < changed[0]), None)
     if below is not None:
-        yield below, 0.8, CandidateReason.NEAR
+        yield below, 0.8
     if above is not None:
-        yield above, 0.55, CandidateReason.NEAR
+        yield above, 0.55
 
 
 def _mentions(
     change: Burst, rows: Sequence[str], outside: Sequence[int], changed: tuple[int, int]
-) -> Iterator[tuple[int, float, CandidateReason]]:
+) -> Iterator[tuple[int, float]]:
     """Lines with a removed name weigh most, then those with an added name, then those with a name that
     stayed."""
     gone, came, kept = changed_names(change)
@@ -98,12 +80,10 @@ def _mentions(
             said = [row for row in outside if name in rows[row] and word.search(rows[row])]
             said.sort(key=lambda row: _distance(row, changed))
             for index, row in enumerate(said[:_PER_NAME]):
-                yield row, weight - 0.03 * index, CandidateReason.MENTION
+                yield row, weight - 0.03 * index
 
 
-def _alike(
-    change: Burst, rows: Sequence[str], outside: Sequence[int]
-) -> Iterator[tuple[int, float, CandidateReason]]:
+def _alike(change: Burst, rows: Sequence[str], outside: Sequence[int]) -> Iterator[tuple[int, float]]:
     """Lines like those that were changed, as they were before."""
     old = [
         words
@@ -118,7 +98,7 @@ def _alike(
             continue
         share = max(len(words & model) / len(words | model) for model in old)
         if share >= _ALIKE:
-            yield row, 0.3 + 0.6 * share, CandidateReason.ALIKE
+            yield row, 0.3 + 0.6 * share
 
 
 def changed_names(change: Burst) -> tuple[list[str], list[str], list[str]]:

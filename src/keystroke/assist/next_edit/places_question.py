@@ -64,7 +64,7 @@ class PlacesQuestion(EditQuestion[PlacesFormat]):
         spots = find_candidates(
             self.change, self.problems, apart=REGION // 2, most=min(self.most, MOST_PLACES)
         )
-        places = tuple(dict.fromkeys(self.format.region(lines, spot.line) for spot in spots))
+        places = tuple(dict.fromkeys(self.format.region(lines, spot) for spot in spots))
         if not places:
             return None
         return self.format.build([*self.history, *changes], self.path, lines, places, self.cursor_line)

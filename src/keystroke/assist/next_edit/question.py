@@ -168,7 +168,7 @@ class SinglePlaceQuestion(EditQuestion[EditFormat]):
         lines = self.lines
         history = [*self.history, *changes]
         spots = find_candidates(self.change, self.problems, apart=REGION // 2, most=self.most)
-        regions = dict.fromkeys(self.format.region(lines, spot.line) for spot in spots)
+        regions = dict.fromkeys(self.format.region(lines, spot) for spot in spots)
         return [self.format.build(history, self.path, lines, area, self.cursor_line) for area in regions]
 
     def parse_answer(

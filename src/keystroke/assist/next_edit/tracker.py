@@ -165,9 +165,6 @@ class NextEditTracker:
             return None
         return Intent(change, tuple(self._trail), frozenset(self._dismissed))
 
-    def propose(self, text: str, cursor: int, others: Mapping[str, str]) -> NextEditProposal | None:
-        return self.rule_search().propose(text, cursor, others)
-
     def adopt(self, proposal: NextEditProposal | None) -> NextEditProposal | None:
         """Make this the current proposal; one with the same intent keeps its id."""
         if proposal is None:
