@@ -3,26 +3,16 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from text_strategies import edited, edits_of
+from text_strategies import edited
 
 from keystroke.errors import InputError
-from keystroke.text import Edit, apply_edits, compose, invert, shift
+from keystroke.text import Edit, apply_edits, invert, shift
 
 
 @given(edited())
 def test_edits_then_their_inverse_give_the_text_back(case: tuple[str, tuple[Edit, ...]]) -> None:
     text, edits = case
     assert apply_edits(apply_edits(text, edits), invert(text, edits)) == text
-
-
-@given(edited(), st.data())
-def test_a_composed_set_does_what_both_do_one_after_the_other(
-    case: tuple[str, tuple[Edit, ...]], data: st.DataObject
-) -> None:
-    text, first = case
-    between = apply_edits(text, first)
-    second = data.draw(edits_of(len(between)))
-    assert apply_edits(text, compose(first, second)) == apply_edits(between, second)
 
 
 @given(edited(), st.randoms())
@@ -32,13 +22,6 @@ def test_the_order_in_which_edits_are_given_does_not_matter_unless_they_share_a_
     text, edits = case
     if len({(edit.start, edit.end) for edit in edits}) == len(edits):
         assert apply_edits(text, reversed(edits)) == apply_edits(text, edits)
-
-
-def test_keystrokes_one_after_another_compose_into_one_insertion() -> None:
-    typed: tuple[Edit, ...] = ()
-    for index, character in enumerate("hello"):
-        typed = compose(typed, [Edit(7 + index, 7 + index, character)])
-    assert typed == (Edit(7, 7, "hello"),)
 
 
 def test_insertions_at_one_point_keep_their_order() -> None:

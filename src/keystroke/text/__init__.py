@@ -2,7 +2,7 @@
 
 from keystroke.text.diff import minimal_diff, unified_diff
 from keystroke.text.document import Document
-from keystroke.text.edit import Edit, apply_edits, compose, invert, shift
+from keystroke.text.edit import Edit, apply_edits, invert, shift
 from keystroke.text.position import Encoding, Position
 from keystroke.text.rebase import Dropped, DropReason, rebase, rebase_all
 
@@ -14,7 +14,6 @@ __all__ = [
     "Encoding",
     "Position",
     "apply_edits",
-    "compose",
     "invert",
     "minimal_diff",
     "rebase",

@@ -6,8 +6,7 @@ and insertions at the same offset keep their order.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from keystroke.errors import InputError
@@ -81,52 +80,3 @@ def invert(text: str, edits: Iterable[Edit]) -> tuple[Edit, ...]:
         result.append(Edit(start, start + len(edit.text), text[edit.start : edit.end]))
         moved += edit.delta
     return tuple(result)
-
-
-def compose(first: Iterable[Edit], second: Iterable[Edit]) -> tuple[Edit, ...]:
-    """One set of edits that is equal to `first` and then `second`. Edits that touch are merged, so
-    consecutive keystrokes become one insertion."""
-    between = deque(_pieces(deque([(0, _OPEN)]), first))
-    result: list[Edit] = []
-    reached, text = 0, ""
-    for piece in _pieces(between, second):
-        if isinstance(piece, str):
-            text += piece
-            continue
-        start, end = piece
-        if start > reached or text:
-            result.append(Edit(reached, start, text))
-        reached, text = end, ""
-    return tuple(result)
-
-
-_OPEN = 1 << 62  # longer than any text
-_Piece = tuple[int, int] | str  # a span of the original that is kept, or new text
-
-
-def _pieces(base: deque[_Piece], edits: Iterable[Edit]) -> Iterator[_Piece]:
-    """The pieces of `base` after the edits."""
-    reached = 0
-    for edit in sorted_edits(edits, _OPEN):
-        yield from _take(base, edit.start - reached)
-        yield edit.text
-        for _ in _take(base, edit.end - edit.start):
-            pass
-        reached = edit.end
-    yield from base
-
-
-def _take(base: deque[_Piece], length: int) -> Iterator[_Piece]:
-    while length > 0:
-        piece = base.popleft()
-        size = len(piece) if isinstance(piece, str) else piece[1] - piece[0]
-        if size > length:
-            if isinstance(piece, str):
-                piece, rest = piece[:length], piece[length:]
-                base.appendleft(rest)
-            else:
-                middle = piece[0] + length
-                base.appendleft((middle, piece[1]))
-                piece = (piece[0], middle)
-        yield piece
-        length -= size
