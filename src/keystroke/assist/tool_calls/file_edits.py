@@ -9,9 +9,9 @@ text by another.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -27,7 +27,7 @@ from keystroke.assist.tool_calls.segments import (
     ToolCallSegment,
     ToolCallStart,
 )
-from keystroke.assist.tool_calls.tools import OfferedTool
+from keystroke.assist.tool_calls.tools import OfferedTool, decode_arguments
 
 PATHS = ("path", "filePath", "file_path", "file")
 CONTENTS = ("content", "contents", "file_text")
@@ -73,7 +73,7 @@ def read_edit(tool: OfferedTool, payload: str, files: Mapping[str, str]) -> Clie
     """What a call would do to one file; None where that is not understood, or where it changes several."""
     if tool.custom:
         return _read_patch(payload, files)
-    arguments = _arguments(payload)
+    arguments = decode_arguments(payload)
     path = next((arguments[name] for name in PATHS if isinstance(arguments.get(name), str)), None)
     if path is None:
         return None
@@ -117,7 +117,7 @@ def edit_call(tool: OfferedTool, payload: str, edit: ClientFileEdit, new: str) -
         if edit.old is None:
             return patch_from_call("write_file", {"path": edit.path, "content": new})
         return _update_patch(edit.path, edit.old, new)
-    arguments = _arguments(payload)
+    arguments = decode_arguments(payload)
     arguments |= {name: edit.path for name in PATHS if isinstance(arguments.get(name), str)}
     for name in CONTENTS:
         if isinstance(arguments.get(name), str):
@@ -204,8 +204,8 @@ class SegmentSource(Protocol):
 class WholeEditCalls:
     """A parser whose calls that change files come in one piece, so that they can be checked."""
 
-    def __init__(self, parser: SegmentSource, is_edit: Callable[[OfferedTool], bool] = edits_files) -> None:
-        self._parser, self._is_edit = parser, is_edit
+    def __init__(self, parser: SegmentSource) -> None:
+        self._parser = parser
         self._tool: OfferedTool | None = None
         self._payload: list[str] = []
 
@@ -222,7 +222,7 @@ class WholeEditCalls:
     def _joined(self, segments: Sequence[Segment]) -> list[Segment]:
         out: list[Segment] = []
         for segment in segments:
-            if isinstance(segment, ToolCallStart) and self._is_edit(segment.tool):
+            if isinstance(segment, ToolCallStart) and edits_files(segment.tool):
                 self._tool, self._payload = segment.tool, []
             elif self._tool is not None and isinstance(segment, ToolArgumentsDelta):
                 self._payload.append(segment.payload)
@@ -232,11 +232,3 @@ class WholeEditCalls:
             else:
                 out.append(segment)
         return out
-
-
-def _arguments(payload: str) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(payload)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

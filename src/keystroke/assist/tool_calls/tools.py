@@ -185,3 +185,12 @@ _INPUT: dict[str, Any] = {
     "required": ["input"],
     "additionalProperties": False,
 }
+
+
+def decode_arguments(payload: str) -> dict[str, Any]:
+    """The arguments of a call; empty where they are no JSON object, as a remote server's may not be."""
+    try:
+        value = msgspec.json.decode(payload)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

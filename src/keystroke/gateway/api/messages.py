@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET
 from starlette.responses import Response as HttpResponse
 
-from keystroke.assist.tool_calls.tools import OfferedTool
+from keystroke.assist.tool_calls.tools import OfferedTool, decode_arguments
 from keystroke.errors import InputError
 from keystroke.gateway.api.endpoints import ApiRequest, Endpoints
 from keystroke.gateway.api.serializers import TextSerializer
@@ -420,7 +420,7 @@ class MessagesSerializer(TextSerializer):
             block.signature = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
             events.append(wire.BlockDelta(at, wire.BlockSignatureDelta(block.signature)))
         else:
-            block.input = _object(text)
+            block.input = decode_arguments(text)
         return [*events, wire.BlockStop(at)]
 
 
@@ -435,12 +435,3 @@ def messages_usage(paid: Receipt, marked: int = 0) -> wire.MessagesUsage:
         cache_read_input_tokens=paid.reused_tokens,
         service_tier="priority" if paid.service_tier in ("priority", "ultrafast") else "standard",
     )
-
-
-def _object(text: str) -> dict[str, Any]:
-    """The arguments of a call; a remote server's may not be an object."""
-    try:
-        value = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -14,10 +14,10 @@ from importlib.metadata import version
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response as HttpResponse
 
-from keystroke.assist.tool_calls.tools import OfferedTool
+from keystroke.assist.tool_calls.tools import OfferedTool, decode_arguments
 from keystroke.engine.model import Model
 from keystroke.errors import InputError, UsageError
 from keystroke.gateway.api.completions import TextRun
@@ -49,6 +49,7 @@ _CHAT = RoutingRequest(Priority.CHAT, converses=True)
 _IGNORED = (
     "frequency_penalty", "presence_penalty", "repeat_penalty", "mirostat", "min_p", "tfs_z", "typical_p",
 )  # fmt: skip
+Calls = list[wire.OllamaToolCall]
 _NS = 1e6  # nanoseconds of a millisecond
 
 
@@ -217,9 +218,14 @@ class OllamaSerializer(TextSerializer):
         self,
         text: str,
         thoughts: str = "",
-        calls: list[wire.OllamaToolCall] | None = None,
+        calls: Calls | None = None,
         logprobs: Sequence[ChosenToken] = (),
     ) -> Any:
+        line = self._reply(text, thoughts or UNSET, calls or UNSET)
+        line.logprobs = list(logprobs) or UNSET
+        return line
+
+    def _reply(self, text: str, thoughts: str | UnsetType, calls: Calls | UnsetType) -> Any:
         raise NotImplementedError
 
     def on_text(self, delta: str, logprobs: Sequence[ChosenToken]) -> list[Any]:
@@ -250,7 +256,7 @@ class OllamaSerializer(TextSerializer):
         name, pieces = self._call
         self._call = None
         identity = f"call_{self.id.rpartition('_')[2]}_{len(self._made)}"
-        made = wire.OllamaToolCall(wire.OllamaFunctionCall(name, _arguments("".join(pieces))), identity)
+        made = wire.OllamaToolCall(wire.OllamaFunctionCall(name, decode_arguments("".join(pieces))), identity)
         self._made.append(made)
         return [self.line("", calls=[made])]
 
@@ -278,43 +284,16 @@ class OllamaSerializer(TextSerializer):
 
 
 class OllamaChatSerializer(OllamaSerializer):
-    def line(
-        self,
-        text: str,
-        thoughts: str = "",
-        calls: list[wire.OllamaToolCall] | None = None,
-        logprobs: Sequence[ChosenToken] = (),
-    ) -> wire.OllamaChatReply:
-        message = wire.OllamaAnswerMessage(text, thinking=thoughts or UNSET, tool_calls=calls or UNSET)
-        return wire.OllamaChatReply(
-            model=self.model, created_at=_time(), message=message, logprobs=list(logprobs) or UNSET
-        )
+    def _reply(self, text: str, thoughts: str | UnsetType, calls: Calls | UnsetType) -> wire.OllamaChatReply:
+        message = wire.OllamaAnswerMessage(text, thinking=thoughts, tool_calls=calls)
+        return wire.OllamaChatReply(model=self.model, created_at=_time(), message=message)
 
 
 class OllamaGenerateSerializer(OllamaSerializer):
-    def line(
-        self,
-        text: str,
-        thoughts: str = "",
-        calls: list[wire.OllamaToolCall] | None = None,
-        logprobs: Sequence[ChosenToken] = (),
-    ) -> wire.OllamaGenerateReply:
+    def _reply(self, text: str, thoughts: str | UnsetType, calls: Calls | UnsetType) -> Any:
         return wire.OllamaGenerateReply(
-            model=self.model,
-            created_at=_time(),
-            response=text,
-            thinking=thoughts or UNSET,
-            logprobs=list(logprobs) or UNSET,
+            model=self.model, created_at=_time(), response=text, thinking=thoughts
         )
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call; a remote server's may not be an object."""
-    try:
-        value = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _time(at: datetime | None = None) -> str:
