@@ -37,7 +37,7 @@ class LabelledDiff:
         """The diff as `git` would tell it."""
         spans = compare(self.before.split("\n"), self.after.split("\n"))
         lines = {n for _, _, b0, b1 in spans for n in (range(b0 + 1, b1 + 1) if b1 > b0 else [max(1, b0)])}
-        return ChangedFile(self.path, self.after, frozenset(lines), False, "", self.before)
+        return ChangedFile(self.path, self.after, frozenset(lines), False, self.before)
 
 
 def read_diffs() -> list[LabelledDiff]:

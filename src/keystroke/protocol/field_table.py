@@ -14,11 +14,9 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-
-Treatment = Literal["honoured", "ignored", "refused"]
 
 
 class EndpointFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

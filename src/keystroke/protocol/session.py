@@ -117,10 +117,6 @@ class ConnectionSession:
                 state.latest = None
 
     @property
-    def running(self) -> int:
-        return self._running
-
-    @property
     def waiting(self) -> int:
         return sum(len(state.waiting) for state in self._streams.values())
 

@@ -132,11 +132,8 @@ class TestFit:
         assert double.format_insertion("'a'", 'print("') == "'a'"
         assert double.format_insertion("'a'", "x = 1  # ") == "'a'"
 
-    def test_line_ends_are_the_files_own(self) -> None:
-        rules = ProjectRules(crlf=True, final_newline=True)
-        assert rules.line_ends("a\nb", "x\r\ny") == "a\r\nb"
-        assert rules.line_ends("a\nb", "x\ny") == "a\nb"
-        assert rules.line_ends("a\nb", "") == "a\r\nb"
+    def test_a_final_newline_is_added_where_the_project_wants_one(self) -> None:
+        rules = ProjectRules(final_newline=True)
         assert rules.with_final_newline("a") == "a\n"
         assert rules.with_final_newline("") == ""
 

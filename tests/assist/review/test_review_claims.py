@@ -52,7 +52,7 @@ class Said:
 
 def changed(after: str) -> ChangedFile:
     lines = frozenset(range(1, after.count("\n") + 1))
-    return ChangedFile("tools.py", after, lines, False, "", OLD)
+    return ChangedFile("tools.py", after, lines, False, OLD)
 
 
 def findings(root: Path, after: str, writer: Said | None = None) -> list[str]:

@@ -392,7 +392,3 @@ def _between(text: str, document: Document, error: ParseFailure, message: str) -
         return
     for mark in (" =", ":", ",", "."):
         yield _one(f"Add `{mark.strip()}`", at, at, mark)
-
-
-def parses(text: str) -> bool:
-    return parse_failure(text) is None

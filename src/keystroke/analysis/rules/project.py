@@ -32,7 +32,6 @@ class ProjectRules:
     indent_width: int | None = None
     max_line: int | None = None
     quotes: str | None = None  # "single" or "double"
-    crlf: bool | None = None
     final_newline: bool | None = None
     trim: bool | None = None
     instructions: str = ""
@@ -48,12 +47,6 @@ class ProjectRules:
         if self.quotes is not None and _outside_text(line):
             text = self._quoted(text)
         return text
-
-    def line_ends(self, text: str, existing: str) -> str:
-        """`text` with the line ends of the file, or of the project if the file has none."""
-        crlf = "\r\n" in existing if "\n" in existing else bool(self.crlf)
-        plain = text.replace("\r\n", "\n")
-        return plain.replace("\n", "\r\n") if crlf else plain
 
     def with_final_newline(self, text: str) -> str:
         """A file's text with a final newline, if the project requires one."""
@@ -109,7 +102,6 @@ def project_rules(
         indent_width=_width(given, tool),
         max_line=_number(given.get("max_line_length"), 20, 1000) or tool.get("line_length"),
         quotes=tool.get("quotes") or _quotes(given.get("quote_type")),
-        crlf={"crlf": True, "lf": False}.get(given.get("end_of_line", "")),
         final_newline=_flag(given.get("insert_final_newline")),
         trim=_flag(given.get("trim_trailing_whitespace")),
         instructions=_instructions(top),

@@ -32,7 +32,6 @@ class ChangedFile:
     text: str
     lines: frozenset[int]
     on_disk: bool
-    diff: str = ""
     before: str | None = None  # None for a new or unreadable file
 
 
@@ -72,10 +71,10 @@ def changed_files(
         known = {path for path, *_ in parts}
         listed = _git(root, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0")
         names = [name.decode("utf-8", "surrogateescape") for name in listed if name]
-        parts += [(name, None, "", name) for name in names if name not in known]
+        parts += [(name, None, name) for name in names if name not in known]
     found: list[ChangedFile] = []
     left: list[UnreviewedFile] = []
-    for path, lines, diff, old in parts:
+    for path, lines, old in parts:
         if len(found) >= MAX_FILES:
             left.append(UnreviewedFile(path, f"more than {MAX_FILES} files changed"))
             continue
@@ -97,7 +96,7 @@ def changed_files(
         every = frozenset(range(1, text.count("\n") + 2))
         before = None if lines is None else _text_at(root, base_commit(root, revision), old)
         changed = every if lines is None else frozenset(lines)
-        found.append(ChangedFile(path, text, changed, disk == data, diff, before))
+        found.append(ChangedFile(path, text, changed, disk == data, before))
     return found, left
 
 
@@ -135,18 +134,17 @@ def _head(root: Path) -> str:
     return "HEAD"
 
 
-def _files(diff: str) -> list[tuple[str, set[int] | None, str, str]]:
-    """Each file of a diff without context: new name, new lines, its part of the diff, old name."""
-    found: list[tuple[str, set[int] | None, str, str]] = []
+def _files(diff: str) -> list[tuple[str, set[int] | None, str]]:
+    """Each file of a diff without context: new name, new lines, old name."""
+    found: list[tuple[str, set[int] | None, str]] = []
     lines: set[int] = set()
-    part: list[str] = []
     path = old = ""
     head = True  # between a file's first line and its first hunk; content may look like a header
     for line in diff.split("\n"):
         if line.startswith("diff --git "):
             if path:
-                found.append((path, lines, "\n".join(part), old))
-            path, old, lines, part, head = "", "", set(), [], True
+                found.append((path, lines, old))
+            path, old, lines, head = "", "", set(), True
         elif head and line.startswith("--- "):
             old = _unquoted(line[4:].rstrip("\t")).removeprefix("a/")
         elif head and line.startswith("+++ "):
@@ -157,10 +155,8 @@ def _files(diff: str) -> list[tuple[str, set[int] | None, str, str]]:
             first, count = int(hunk[1]), int(hunk[2]) if hunk[2] is not None else 1
             # Where lines only went, the one before is the place to look at.
             lines.update(range(first, first + count) if count else {max(1, first)})
-        if not head:
-            part.append(line)
     if path:
-        found.append((path, lines, "\n".join(part), old))
+        found.append((path, lines, old))
     return found
 
 

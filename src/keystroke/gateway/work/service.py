@@ -7,7 +7,6 @@ before anything began; afterwards the `Work` reports how it ends.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,8 +39,6 @@ from keystroke.protocol.requests import (
     stop_strings,
 )
 from keystroke.protocol.response import Routing
-
-log = logging.getLogger("keystroke.service")
 
 _BIG = 16_384  # characters from which rendering and tokenising run in a thread
 _MAX_DRAFT_PROMPT = 8192  # prompt tokens that a drafter indexes; more would delay the first token
