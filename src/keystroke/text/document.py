@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Document:
+    """One version of a text. The index of its lines is built when it is first needed."""
+
     text: str
     version: int = 0
     _starts: Offsets | None = field(default=None, repr=False, compare=False)
