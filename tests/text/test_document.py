@@ -95,10 +95,10 @@ def test_an_index_nobody_asked_for_is_not_made() -> None:
 def test_the_old_version_is_untouched_by_apply() -> None:
     before = Document("a\r\nb", 3)
     starts = before.line_starts.copy()
-    after = before.apply([Edit(2, 2, "\n")])
+    after = before.apply([Edit(2, 2, "\n")], time=1.5)
     assert (before.text, before.version) == ("a\r\nb", 3)
     assert np.array_equal(before.line_starts, starts)
-    assert (after.text, after.version) == ("a\r\n\nb", 4)
+    assert (after.text, after.version, after.time) == ("a\r\n\nb", 4, 1.5)
 
 
 def test_columns_count_in_the_units_of_the_encoding() -> None:
@@ -142,3 +142,10 @@ def test_clamping_stops_before_the_line_end() -> None:
 def test_an_offset_outside_the_document_is_refused() -> None:
     with pytest.raises(InputError, match="offset 4 is outside the document, which has 3 characters"):
         Document("abc").position(4)
+
+
+def test_an_editors_range_becomes_an_edit() -> None:
+    document = Document("one\ntwo\n")
+    assert document.edit(Position(0, 1), Position(1, 99), "x") == Edit(1, 7, "x")
+    with pytest.raises(InputError, match="must not end"):
+        document.edit(Position(1, 0), Position(0, 0), "")

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One version of a text. The index of its lines is built when it is first needed."""
+    """`time` is the monotonic time of the snapshot, if its owner records one."""
 
     text: str
     version: int = 0
+    time: float | None = None
     _starts: Offsets | None = field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -108,13 +109,23 @@ class Document:
 
         return Position(line, int(boundaries(self.text[start:before], encoding)[-1]))
 
-    def apply(self, edits: Iterable[Edit]) -> Document:
+    def edit(
+        self, start: Position, end: Position, text: str, encoding: Encoding = "utf-16", *, clamp: bool = True
+    ) -> Edit:
+        """The edit of an editor's range; LSP requires the clamping."""
+        first = self.offset(start.line, start.column, encoding, clamp=clamp)
+        last = self.offset(end.line, end.column, encoding, clamp=clamp)
+        if last < first:
+            raise InputError(f"a range must not end (line {end.line}) before it starts (line {start.line})")
+        return Edit(first, last, text)
+
+    def apply(self, edits: Iterable[Edit], time: float | None = None) -> Document:
         """The next version, with all edits applied at once. An existing line index is updated, not
         rebuilt."""
         changes = sorted_edits(edits, len(self.text))
         text = apply_edits(self.text, changes)
         if self._starts is None:
-            return Document(text, self.version + 1)
+            return Document(text, self.version + 1, time)
         from keystroke.text.line_index import update_line_starts
 
-        return Document(text, self.version + 1, update_line_starts(self._starts, changes, text))
+        return Document(text, self.version + 1, time, update_line_starts(self._starts, changes, text))

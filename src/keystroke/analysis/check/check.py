@@ -104,14 +104,15 @@ def fixes_for(
     *,
     project: Project | None = None,
     known: tuple[Diagnostic, ...] | None = None,
+    limit: int = _LIMIT,
 ) -> tuple[Fix, ...]:
     """The checked fixes of one diagnostic, best first. `known`: all diagnostics of `text`, if computed."""
     if not is_python(path):
-        return other_language_fixes(text, diagnostic, path, _LIMIT)
+        return other_language_fixes(text, diagnostic, path, limit)
     home = project or Project()
     if diagnostic.code == "syntax-error":
         error = parse_failure(text)
-        return syntax_fixes(text, error, _LIMIT) if error is not None else ()
+        return syntax_fixes(text, error, limit) if error is not None else ()
     source = parse_source(text)
     if source is None:
         return ()
@@ -119,7 +120,7 @@ def fixes_for(
     proved: list[Fix] = []
     seen: set[str] = set()
     for tried, fix in enumerate(candidates(source, diagnostic, home, _origin(path))):
-        if tried >= _TRIES or len(proved) >= _LIMIT:
+        if tried >= _TRIES or len(proved) >= limit:
             break
         after = apply_edits(text, fix.edits)
         if after in seen:

@@ -191,9 +191,8 @@ def rule_warnings(plan: EditPlan, rules: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def plan_patch(workspace: Workspace, patch: str) -> EditPlan:
+def plan_patch(workspace: Workspace, patch: str, instruction: str = "apply a patch") -> EditPlan:
     """Plan a patch somebody wrote: search/replace blocks, an `apply_patch` envelope or a unified diff."""
-    instruction = "apply a patch"
     sources: dict[str, WorkspaceFile] = {}
 
     def read(path: str) -> str | None:

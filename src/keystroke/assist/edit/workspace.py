@@ -76,12 +76,13 @@ def is_auto_executed(path: str) -> bool:
 class Workspace:
     """The files under one folder. Raises NotFound where there is no such folder."""
 
-    def __init__(self, root: Path, *, exclude: Sequence[str] = ()) -> None:
+    def __init__(self, root: Path, *, exclude: Sequence[str] = (), max_bytes: int = MAX_BYTES) -> None:
         """`exclude`: file name patterns that are never read, because they may hold secrets."""
         if not root.is_dir():
             raise NotFound(f"the workspace {root} is not a folder")
         self.root = root.resolve()
         self._exclude = tuple(exclude)
+        self._max_bytes = max_bytes
 
     def name(self, path: str | Path) -> str:
         """The workspace name of a path given by the user, relative to the current folder or absolute."""
@@ -128,9 +129,9 @@ class Workspace:
             info = real.stat()
             if not stat.S_ISREG(info.st_mode):
                 raise InputError(f"{path} is not a regular file; only text files can be edited")
-            if info.st_size > MAX_BYTES:
+            if info.st_size > self._max_bytes:
                 raise InputError(
-                    f"{path} has {info.st_size:,} bytes; files above {MAX_BYTES:,} bytes are not edited"
+                    f"{path} has {info.st_size:,} bytes; files above {self._max_bytes:,} bytes are not edited"
                 )
             return real.read_bytes()
         except (FileNotFoundError, NotADirectoryError):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import GenerationParams
-from keystroke.engine.remote.remote_model import Health, RemoteModel
+from keystroke.engine.remote.remote_model import Health, ListedModel, RemoteModel
 from keystroke.engine.remote.wire import StreamItem
 
 _T = TypeVar("_T")
@@ -42,6 +42,9 @@ class BlockingModel:
         interrupt: Interrupt | None = None,
     ) -> Iterator[StreamItem]:
         return self._pull(self.model.stream_completion(prompt, suffix, params, interrupt))
+
+    def models(self) -> tuple[ListedModel, ...]:
+        return self._run(self.model.models())
 
     def probe(self) -> Health:
         return self._run(self.model.probe())

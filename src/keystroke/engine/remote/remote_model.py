@@ -17,7 +17,7 @@ import httpx
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.engine.remote import wire
-from keystroke.engine.remote.fim import fim_for
+from keystroke.engine.remote.fim import RemoteFim, fim_for
 from keystroke.engine.remote.transport import Endpoint, InterruptibleWait, Transport
 from keystroke.engine.remote.wire import StreamItem
 from keystroke.errors import (
@@ -50,14 +50,14 @@ class Health:
 
 
 class RemoteModel:
-    """`model` at `endpoint`. Its fill-in-the-middle format is guessed from the name."""
+    """`model` at `endpoint`. `fim` overrides the fill-in-the-middle format guessed from the name."""
 
-    def __init__(self, endpoint: Endpoint, model: str) -> None:
+    def __init__(self, endpoint: Endpoint, model: str, *, fim: RemoteFim | None = None) -> None:
         if not model:
             raise ConfigError("a remote model needs the name it has at its server", param="model")
         self.name = model
         self.endpoint = endpoint
-        self.fim = fim_for(model)
+        self.fim = fim or fim_for(model)
         self._transport = Transport(endpoint)
         self._takes_suffix = True  # until the server refuses one
         self._refused: list[str] = []  # the server's messages about optional fields that it does not support
