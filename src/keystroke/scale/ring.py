@@ -17,10 +17,9 @@ _POINTS = 128  # points of a member on the ring: shares differ by about a tenth
 class Ring:
     """Members at fixed points of a hash ring."""
 
-    def __init__(self, members: Collection[str]) -> None:
+    def __init__(self, members: Collection[str], points: int = _POINTS) -> None:
         self.members = frozenset(members)
-        numbers = range(_POINTS)
-        placed = sorted((_hash(f"{member}:{number}"), member) for member in members for number in numbers)
+        placed = sorted((_hash(f"{member}:{point}"), member) for member in members for point in range(points))
         self._points = [point for point, _ in placed]
         self._owners = [owner for _, owner in placed]
 

@@ -14,7 +14,6 @@ from keystroke.analysis.failures.stack_traces import other_failures
 from keystroke.analysis.failures.tracebacks import python_failures
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b[@-_]")
-_MOST = 20  # failures that are returned, the last ones
 QUIET = 0.15  # seconds without output after which a failure counts as complete
 LATEST = 1.0  # seconds after which a stream that never pauses is parsed
 KEPT = 512 * 1024  # bytes that are parsed together
@@ -23,9 +22,9 @@ _CONTEXT = 16 * 1024  # bytes kept before a possible failure, which may start th
 _SIGNS = (b"Traceback (", b"rror", b"ERROR", b"xception", b"panic", b"\nE  ", b"_test.go:", b".go:")
 
 
-def find_failures(output: str) -> tuple[Failure, ...]:
+def find_failures(output: str, limit: int = 20) -> tuple[Failure, ...]:
     """Every failure in a program's output, in order, each once. The last of a chain stopped the program."""
-    return tuple(dict.fromkeys(item for _, item in _located(_lines(output))))[-_MOST:]
+    return tuple(dict.fromkeys(item for _, item in _located(_lines(output))))[-limit:]
 
 
 def _lines(output: str) -> list[str]:

@@ -168,7 +168,7 @@ def _register_actions(server: KeystrokeServer) -> None:
         command = field_of(action.data, "command")
         arguments = field_of(action.data, "arguments")
         if isinstance(command, str) and isinstance(arguments, (list, tuple)):
-            async with server.show_progress(action.title):
+            async with server.show_progress("Keystroke", action.title):
                 action.edit = await _as_response(_edit_of(server, command, list(arguments)))
         return action
 
@@ -178,7 +178,9 @@ def _register_actions(server: KeystrokeServer) -> None:
 
     @server.feature(types.TEXT_DOCUMENT_RENAME, types.RenameOptions(prepare_provider=True))
     async def renamed(params: types.RenameParams) -> types.WorkspaceEdit:
-        async with server.show_progress(f"renaming to {params.new_name}", params.work_done_token):
+        async with server.show_progress(
+            "Keystroke", f"renaming to {params.new_name}", params.work_done_token
+        ):
             return await _as_response(
                 actions.rename(params.text_document.uri, params.position, params.new_name)
             )
@@ -190,7 +192,7 @@ def _register_commands(server: KeystrokeServer) -> None:
         async def run(*arguments: Any) -> bool:
             """Compute an edit and have the editor apply it; errors are shown."""
             try:
-                async with server.show_progress(label):
+                async with server.show_progress("Keystroke", label):
                     edit = await _edit_of(server, command, list(arguments))
                 await server.apply_edit(label, edit)
             except KeystrokeError as error:

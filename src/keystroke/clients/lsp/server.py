@@ -151,7 +151,7 @@ class KeystrokeServer(LanguageServer):
         done, _ = await asyncio.wait({locating}, timeout=1.0)
         if done:
             return locating.result()
-        async with self.show_progress("starting the model"):
+        async with self.show_progress("Keystroke", "starting the model"):
             return await locating
 
     async def stop(self) -> None:
@@ -313,7 +313,7 @@ class KeystrokeServer(LanguageServer):
             log.error("a message failed: %s", error)
 
     @contextlib.asynccontextmanager
-    async def show_progress(self, message: str, token: Any = None) -> AsyncIterator[None]:
+    async def show_progress(self, title: str, message: str, token: Any = None) -> AsyncIterator[None]:
         """Show work-done progress, which the user may cancel. `token` is the editor's own, if it gave one.
         Otherwise one is requested, without waiting: Helix answers nothing until its rename is done."""
         progress, window = self.work_done_progress, self.client_capabilities.window
@@ -331,8 +331,7 @@ class KeystrokeServer(LanguageServer):
             cancelled = progress.tokens.setdefault(token, Future())
             if task is not None and not over:
                 cancelled.add_done_callback(lambda future: task.cancel() if future.cancelled() else None)
-            begun_with = types.WorkDoneProgressBegin(title="Keystroke", message=message, cancellable=True)
-            progress.begin(token, begun_with)
+            progress.begin(token, types.WorkDoneProgressBegin(title=title, message=message, cancellable=True))
 
         def end() -> None:
             progress.end(token, types.WorkDoneProgressEnd())
