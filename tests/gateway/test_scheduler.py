@@ -11,7 +11,7 @@ import pytest
 from gateway_support import scripted_model
 
 from keystroke.engine.base import Step, StepRequest
-from keystroke.engine.echo import EchoEngine
+from keystroke.engine.echo import EchoEngine, EchoSession
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.errors import ContextOverflow, EngineError, Interrupted, QueueFull, Unavailable
@@ -371,13 +371,13 @@ async def test_a_resumed_answer_goes_before_those_that_wait_and_beside_those_tha
         await everything(running)
 
 
-async def test_a_warm_up_computes_all_of_its_prompt() -> None:
-    model = scripted_model(lambda _p: "ok")
-    async with scheduling(model) as s:
+async def test_a_warm_up_asks_for_all_of_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    warmed: list[int] = []
+    monkeypatch.setattr(EchoSession, "warm", lambda session, _interrupt: warmed.append(session.length))
+    async with scheduling(scripted_model(lambda _p: "ok")) as s:
         await everything(s.submit(job("w" * 40, warm=True)))
-        turn = s.submit(job("w" * 40 + "?"))
-        await everything(turn)
-    assert turn.stats.reused == 40
+        await everything(s.submit(job("w" * 30)))
+    assert warmed == [40]
 
 
 async def test_a_warm_up_may_fill_the_context() -> None:

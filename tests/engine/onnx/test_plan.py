@@ -174,3 +174,23 @@ def test_logits_of_few_prompts_are_kept_and_only_for_their_scope(planned: OnnxEn
             session.extend(TOKENS[:count])
             session.step()
     assert [(scope, len(tokens)) for scope, tokens in planned.known] == [("one", n) for n in range(16, 20)]
+
+
+def test_warming_computes_what_extend_leaves_to_the_next_step(
+    planned: OnnxEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with planned.session() as session:
+        session.extend(TOKENS[:40])
+        session.warm()
+    monkeypatch.setattr(planned, "run", lambda *_: pytest.fail("the first token is known"))
+    with planned.session() as session:
+        session.extend(TOKENS[:40])
+        session.step()
+
+
+def test_warming_a_full_context_does_nothing(planned: OnnxEngine) -> None:
+    full = [TOKENS[i % len(TOKENS)] for i in range(planned.info.context_length)]
+    with planned.session() as session:
+        session.extend(full)
+        session.warm()
+        assert session.length == len(full)

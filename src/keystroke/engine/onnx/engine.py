@@ -419,6 +419,10 @@ class OnnxSession(HostSession):
     def _ranked(self, rows: int) -> Sequence[RankedRow]:
         return self._engine.ranked(rows)
 
+    def warm(self, interrupt: Interrupt | None = None) -> None:
+        if self.length < self._engine.info.context_length:
+            self.step(interrupt=interrupt)
+
     def _known_row(self) -> tuple[Float32, RankedRow] | None:
         if len(self._tokens) - self._resident > WORTH_COPYING:  # they have to be computed anyway
             return None

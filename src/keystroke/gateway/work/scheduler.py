@@ -265,9 +265,8 @@ class Scheduler(WorkQueue):
             running.generation.prefill()
             left = running.session.length - running.session.resident  # to the next step
             self.prefill_rate = updated_rate(self.prefill_rate, running.generation.stats, left)
-            full = running.session.length >= self.model.engine.info.context_length
-            if ticket.job.warm and not full:  # what `extend` leaves to the next step, and the first logits
-                running.session.step(interrupt=ticket.interrupt)
+            if ticket.job.warm:
+                running.session.warm(ticket.interrupt)
         except Interrupted:
             if ticket.reason is not None:
                 raise
