@@ -249,8 +249,9 @@ class Session(ABC):
         """Add `tokens` without computing their KV: the next step does that. Raises ContextOverflow."""
         self.extend([*self.tokens, *tokens])
 
-    def warm(self, interrupt: Interrupt | None = None) -> None:
-        """Compute what `extend` left to the next step, where the engine keeps the result. Raises Interrupted."""
+    def warm(self, interrupt: Interrupt | None = None) -> None:  # noqa: B027 - most engines keep nothing
+        """Compute what `extend` left to the next step, if the engine keeps the result for it. Raises
+        Interrupted."""
 
     @abstractmethod
     def step(
