@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from engine_models import CONTEXT, cold, forget, mlx_engine, onnx_engine, prompt
 
-from keystroke.engine.base import GREEDY, Engine, Interrupt, Sampling, Step
+from keystroke.engine.base import GREEDY, Engine, Interrupt, Sampling, Step, StepRequest
 from keystroke.engine.onnx.engine import PREFILL_CHUNK
 from keystroke.errors import ContextOverflow, EngineError, Interrupted, SessionClosed
 
@@ -49,6 +49,22 @@ def one(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """One engine of each backend, for what does not depend on the model."""
     with made(tmp_path_factory.mktemp("one"), *request.param) as engine:
         yield engine
+
+
+def test_sessions_stepped_together_give_what_each_gives_alone(engine: Engine) -> None:
+    prompts = [prompt(length, length) for length in (1, 17, 130)]
+    expected = [cold(engine, tokens, 5, GREEDY) for tokens in prompts]
+    forget(engine)
+    sessions = [engine.session() for _ in prompts]
+    for session, tokens in zip(sessions, prompts, strict=True):
+        session.extend(tokens)
+    found: list[list[int]] = [[] for _ in prompts]
+    for _ in range(5):
+        for tokens, step in zip(found, engine.step_many(list(map(StepRequest, sessions))), strict=True):
+            tokens += step.tokens
+    for session in sessions:
+        session.close()
+    assert found == expected
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

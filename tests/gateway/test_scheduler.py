@@ -293,6 +293,24 @@ async def test_an_engine_that_batches_steps_its_sessions_together_with_the_same_
     assert max(engine.batches) > 1
 
 
+@pytest.mark.parametrize("slows", [False, True])
+async def test_where_company_slows_a_step_only_equals_are_joined(slows: bool) -> None:
+    plain = scripted_model()
+    engine = BatchingEngine(max_batch=4, step_cost=0.001)
+    engine.batch_slows = slows
+    model = Model("echo", engine, plain.tokenizer, plain.chat, plain.fim)
+    async with scheduling(model) as s:
+        chats = [s.submit(job(f"chat {i}", 400), priority=Priority.CHAT) for i in range(2)]
+        for chat in chats:
+            await first_chunk(chat)
+        ghost = s.submit(job("ghost", 20), priority=Priority.GHOST)
+        await everything(ghost)
+        assert 2 in engine.batches
+        assert (3 in engine.batches) != slows
+        for chat in chats:
+            chat.cancel()
+
+
 async def test_a_failing_engine_ends_its_ticket_with_one_sentence_and_serves_the_next() -> None:
     def script(prompt: str) -> str:
         if "bad" in prompt:

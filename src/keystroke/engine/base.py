@@ -310,7 +310,10 @@ class Engine(ABC):
     """A loaded model: owns its weights, KV memory and prefix cache, and creates sessions."""
 
     info: ModelInfo
-    max_batch: int = 1  # sessions that `step_many` advances at about the cost of one
+    max_batch: int = 1  # sessions that `step_many` advances in less than the time of two steps
+    batch_slows: bool = (
+        False  # whether a step of several takes noticeably longer than one of a single session
+    )
 
     @abstractmethod
     def session(self, scope: str = "") -> Session:
@@ -320,6 +323,11 @@ class Engine(ABC):
     def step_many(self, requests: Sequence[StepRequest]) -> list[Step]:
         """Step several sessions. Engines that batch override this; batching never changes the results."""
         return [r.session.step(r.draft, r.sampling, None, r.allowed) for r in requests]
+
+    @property
+    def free_batch(self) -> int:
+        """How many sessions `step_many` advances at about the cost of one."""
+        return 1 if self.batch_slows else self.max_batch
 
     drafts: bool = False  # whether `guess` may return a draft
     guess_seconds: float = 0.0  # what a guess takes; 0: nothing that a step does not hide

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +17,19 @@ from keystroke.engine.base import GREEDY, AllowedTokens, ExtendResult, Interrupt
 from keystroke.engine.prefix import common_prefix
 from keystroke.engine.sampler import RankedRow, verify
 from keystroke.errors import ContextOverflow, SessionClosed, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A step before its run: the `tokens` to compute, of which the last `rows` give logits."""
+
+    tokens: list[int]
+    rows: int  # 0: nothing has to be computed
+    draft: Sequence[int]
+    sampling: Sampling
+    allowed: AllowedTokens | None
+    known: tuple[np.ndarray, RankedRow] | None  # the logits after the last token, kept from an earlier run
+    done: Step | None = None  # the whole step, if those are enough
 
 
 class HostSession(Session):
@@ -129,6 +143,23 @@ class HostSession(Session):
         interrupt: Interrupt | None = None,
         allowed: AllowedTokens | None = None,
     ) -> Step:
+        ready = self.prepare_step(draft, sampling, interrupt, allowed)
+        if not ready.rows:
+            return self.finish_step(ready, (), ())
+        logits = self._run(ready.tokens, ready.rows, interrupt)
+        return self.finish_step(ready, logits, self._ranked(len(logits)))
+
+    # A step in two parts, so that an engine can compute those of several sessions in one run
+
+    def prepare_step(
+        self,
+        draft: Sequence[int] = (),
+        sampling: Sampling = GREEDY,
+        interrupt: Interrupt | None = None,
+        allowed: AllowedTokens | None = None,
+    ) -> PreparedStep:
+        """What the step's run has to compute, from `resident` on. `tokens` stays as it is until `finish_step`
+        is called with the logits. Raises what `step` raises."""
         room = self.check_ready()
         if interrupt is not None:
             interrupt.check()
@@ -137,24 +168,30 @@ class HostSession(Session):
         # While a half word is typed, every key asks for the same prompt.
         known = self._known_row() if base == self._prompt else None
         if known is not None:
-            step = verify(known[:1], (), sampling, base, allowed, known[1:])
-            if not draft or step.tokens[0] != draft[0]:
-                if self._resident == base - 1 and self._held[base - 1 : base] == self._tokens[-1:]:
-                    self._resident = base
-                self._tokens.extend(step.tokens)
-                return step
+            first = verify(known[:1], (), sampling, base, allowed, known[1:])
+            if not draft or first.tokens[0] != draft[0]:
+                return PreparedStep([], 0, draft, sampling, allowed, known, first)
         self._resident = self._resume(self._resident)
         if base - self._resident > self._tail:  # much was appended
             self._compute_pending(interrupt)
         pending = [*self._tokens[self._resident :], *draft]
-        rows = len(draft) + (known is None)
-        logits: Sequence[np.ndarray] | np.ndarray = self._run(pending, rows, interrupt)
-        ranked = self._ranked(len(logits))
+        return PreparedStep(pending, len(draft) + (known is None), draft, sampling, allowed, known)
+
+    def finish_step(
+        self, ready: PreparedStep, logits: Sequence[np.ndarray] | np.ndarray, ranked: Sequence[RankedRow]
+    ) -> Step:
+        """Choose tokens by the logits of the run that `prepare_step` described."""
+        base, known = len(self._tokens), ready.known
+        if ready.done is not None:
+            if self._resident == base - 1 and self._held[base - 1 : base] == self._tokens[-1:]:
+                self._resident = base
+            self._tokens.extend(ready.done.tokens)
+            return ready.done
         if known is not None:
             logits, ranked = [known[0], *logits], [known[1], *ranked]
         elif base == self._prompt and ranked:
             self._keep_row(logits[0], ranked[0])
-        step = verify(logits, draft, sampling, base, allowed, ranked)
+        step = verify(logits, ready.draft, ready.sampling, base, ready.allowed, ranked)
         self._tokens.extend(step.tokens)
         self._resident = base + step.accepted
         return step

@@ -28,8 +28,10 @@ def whole(expression: str) -> str:
 class Together:
     """Answers all questions of a batch at once."""
 
-    def __init__(self, answers: Sequence[str], parallel: int = 8) -> None:
-        self.answers, self.parallel = list(answers), parallel
+    parallel = 8
+
+    def __init__(self, answers: Sequence[str], candidates: int = 8) -> None:
+        self.answers, self.candidates = list(answers), candidates
         self.batches: list[int] = []
         self.sampled = 0
 
@@ -50,7 +52,7 @@ class Together:
 class OneByOne:
     """Each answer costs as much as the first."""
 
-    parallel = 1
+    parallel = candidates = 1
 
     def __init__(self, answers: Sequence[str]) -> None:
         self.answers = list(answers)
@@ -110,6 +112,18 @@ def test_a_doubtful_answer_is_compared_with_others() -> None:
     text = proposal.texts["a.py"]
     assert text is not None
     assert "math.pow" in text
+    assert proposal.agreement == (2, 4)
+
+
+def test_where_more_answers_slow_the_first_only_a_doubt_asks_for_them_and_at_once() -> None:
+    task = EditTask({"a.py": CODE}, "area should use math.pow")
+    doubtful, right = area("3 * r ** 2"), area("3 * math.pow(r, 2)")
+    sure = Together([right], candidates=1)
+    propose_edit(task, sure)
+    assert sure.batches == [1]
+    writer = Together([doubtful, doubtful, right, right, doubtful], candidates=1)
+    proposal = propose_edit(task, writer)
+    assert writer.batches == [1, 1, 3]
     assert proposal.agreement == (2, 4)
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from keystroke.engine.base import Interrupt, Mixture, Sampling, Step
+from keystroke.engine.base import Interrupt, Mixture, Sampling, Step, StepRequest
 from keystroke.engine.onnx import packing
-from keystroke.engine.onnx.engine import OnnxEngine
+from keystroke.engine.onnx.engine import OnnxEngine, OnnxSession
 from keystroke.engine.onnx.plan import LogitRows
 from keystroke.engine.sampler import sum_exponentials
-from keystroke.errors import EngineError, Interrupted
+from keystroke.errors import ContextOverflow, EngineError, Interrupted, UsageError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
 from stored_models import opened, write_stored
@@ -67,6 +68,82 @@ def planned(tmp_path: Path) -> Iterator[OnnxEngine]:
     write_stored(tmp_path / "model.gguf", "llama", ["Q8_0"])
     with opened(tmp_path / "model.gguf", tmp_path, "native") as engine:
         yield engine
+
+
+PROBE = Sampling(logprobs=2)
+
+
+def _sessions(engine: OnnxEngine) -> list[OnnxSession]:
+    """Short, long, forked, with text appended, and with a prompt whose logits are known."""
+    sessions = [engine.session() for _ in range(4)]
+    for session, length in zip(sessions, (1, 90, 30, 60), strict=True):
+        session.extend(TOKENS[:length])
+    sessions.append(sessions[1].fork())
+    sessions[2].step((), PROBE)
+    sessions[2].append(TOKENS[100:105])
+    with engine.session() as session:  # keeps the logits of a prompt
+        session.extend(TOKENS[:60])
+        session.step((), PROBE)
+    return sessions
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("family", "kinds"), MODELS)
+def test_sessions_stepped_together_give_the_bits_of_each_alone(
+    tmp_path: Path, family: str, kinds: list[str], threads: int
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_stored(path, family, kinds)
+    found: dict[bool, list[list[Step]]] = {}
+    for together in (False, True):
+        with opened(path, tmp_path, "native", threads=threads) as engine:
+            sessions = _sessions(engine)
+            samplings = [PROBE, replace(PROBE, temperature=0.8, seed=3), PROBE, PROBE, PROBE]
+            rounds = found[together] = []
+            draft: tuple[int, ...] = ()
+            for number in range(6):
+                # The first session drafts what it will choose: the longest draft needs several groups.
+                drafts = [draft, TOKENS[:3], (), TOKENS[: 60 * (number == 2)], TOKENS[: 30 * (number > 2)]]
+                requests = list(map(StepRequest, sessions, drafts, samplings))
+                steps = (
+                    engine.step_many(requests)
+                    if together
+                    else [r.session.step(r.draft, r.sampling) for r in requests]
+                )
+                rounds.append(steps)
+                with sessions[0].fork() as ahead:
+                    draft = tuple(token for _ in range(3) for token in ahead.step().tokens)
+            lengths = [session.length for session in sessions]
+            assert lengths == [len(session.tokens) for session in sessions]
+            assert all(session.resident < session.length for session in sessions)
+    assert found[True] == found[False]
+    assert found[True][1][0].accepted == 3
+
+
+def test_a_step_of_several_that_fails_leaves_their_tokens(planned: OnnxEngine) -> None:
+    room = planned.info.context_length
+    with planned.session() as one, planned.session() as full:
+        one.extend(TOKENS[:9])
+        full.extend((TOKENS * (room // len(TOKENS) + 1))[:room])
+        with pytest.raises(ContextOverflow):
+            planned.step_many([StepRequest(one), StepRequest(full)])
+        with pytest.raises(UsageError, match="once"):
+            planned.step_many([StepRequest(one), StepRequest(one)])
+        assert list(one.tokens) == TOKENS[:9]
+        assert full.length == room
+        expected = one.step().tokens
+        one.rollback(9)
+        assert planned.step_many([StepRequest(one)])[0].tokens == expected
+
+
+def test_as_many_sessions_step_together_as_have_memory_for_a_whole_context(tmp_path: Path) -> None:
+    write_stored(tmp_path / "model.gguf", "llama", ["Q8_0"])
+    with opened(tmp_path / "model.gguf", tmp_path, "native") as engine:
+        assert engine.max_batch >= 2
+        assert engine.free_batch == 1
+        whole = engine.info.kv_bytes_per_token * engine.info.context_length
+    with opened(tmp_path / "model.gguf", tmp_path, "native", kv_budget=2 * whole - 1) as engine:
+        assert engine.max_batch == 1
 
 
 def test_an_interrupted_run_computes_nothing_more(planned: OnnxEngine) -> None:

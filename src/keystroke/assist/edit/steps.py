@@ -100,12 +100,12 @@ def propose_edit(
         blocks=blocks,
         retries=retries,
         exists=exists,
-        candidates=min(MOST, getattr(writer, "parallel", 0)),
+        candidates=min(MOST, getattr(writer, "candidates", 0)),
         checks=checks,
     )
     question = next_question(steps, None)
     while isinstance(question, RewriteQuestion):
-        if question.also and isinstance(writer, BatchWriter) and writer.parallel >= CHEAP:
+        if question.also and isinstance(writer, BatchWriter) and writer.parallel > 1:
             question = next_question(steps, writer.write_all((question, *question.also)))
             continue
         if question.temperature and isinstance(writer, SamplingWriter):

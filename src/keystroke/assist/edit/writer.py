@@ -37,9 +37,10 @@ class SamplingWriter(Protocol):
 
 @runtime_checkable
 class BatchWriter(Protocol):
-    """A writer whose answers to several questions cost about as much as one, up to `parallel`."""
+    """A writer that answers `parallel` questions at once; `candidates` of them cost about as much as one."""
 
     parallel: int
+    candidates: int
 
     def write_all(self, questions: Sequence[RewriteQuestion]) -> list[str]: ...
 
@@ -68,7 +69,7 @@ class ModelWriter:
         self.name = f"{model.path or model.name}:{model.engine.info.weight_bytes}"
         self._params = params
         self._interrupt = interrupt
-        self.parallel = max(1, model.engine.max_batch)
+        self.parallel, self.candidates = model.engine.max_batch, model.engine.free_batch
         self.last: Generation | None = None
 
     def sample(self, messages: Messages, temperature: float, seed: int) -> Iterator[str]:

@@ -6,7 +6,7 @@ only changes a length, a verification is a run of several rows, and a fork share
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +16,21 @@ import numpy as np
 import onnxruntime as ort
 
 from keystroke.engine.adapter import AdapterFile
-from keystroke.engine.base import Engine, EngineStats, Guess, Interrupt, ModelInfo
+from keystroke.engine.base import (
+    Engine,
+    EngineStats,
+    Guess,
+    Interrupt,
+    ModelInfo,
+    Step,
+    StepRequest,
+)
 from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.cores import usable_cores
 from keystroke.engine.disk_prefixes import DiskPrefixes
-from keystroke.engine.host import HostSession
+from keystroke.engine.host import HostSession, PreparedStep
 from keystroke.engine.onnx.kv import KvBuffers, KvPool
-from keystroke.engine.onnx.plan import LogitRows, StepPlan, StopFlag
+from keystroke.engine.onnx.plan import LogitRows, PlannedRun, StepPlan, StopFlag
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS
 from keystroke.engine.onnx.predictor import MOST_TOKENS, MtpDrafter
 from keystroke.engine.onnx.recurrent import Float32, RecurrentState
@@ -36,7 +44,7 @@ from keystroke.engine.snapshots import (
     snapshot_position,
 )
 from keystroke.engine.speculative.layer_draft import KEPT_STREAM, StreamTail
-from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMemory
+from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMemory, UsageError
 
 PREFILL_CHUNK = 128  # rows; larger is hardly faster and slower to interrupt
 TAIL = 64  # an extension of up to this many tokens is computed with the next step, in one run
@@ -98,6 +106,7 @@ class OnnxEngine(Engine):
         kinds: dict[str, str] = {}
         if stored is not None and stored.vectors and options.planned:
             self._plan = StepPlan(spec, stored, options.threads)
+            self.batch_slows = True
         else:
             self._tables = {name: ort.OrtValue.ortvalue_from_numpy(each) for name, each in tables.items()}
             self._runtime = _open(graph.file, options.threads, stored)
@@ -158,6 +167,9 @@ class OnnxEngine(Engine):
             active_experts=spec.experts.top if spec.experts is not None else 0,
         )
         self.info = replace(self.info, host_bytes=self.info.weight_bytes)
+        if self._plan is not None:  # each session may come to hold a whole context
+            fit = kv_budget // (self.info.kv_bytes_per_token * self.info.context_length)
+            self.max_batch = max(1, min(self._plan.cheap_sequences, fit))
 
     def session(self, scope: str = "") -> OnnxSession:
         if self._closed:
@@ -203,6 +215,43 @@ class OnnxEngine(Engine):
             recurrent = entry.payload.recurrent
             states = None if recurrent is None else recurrent.saved_states(len(entry.tokens))
             disk.save(entry.tokens, entry.payload.arrays, entry.scope, states)
+
+    def step_many(self, requests: Sequence[StepRequest]) -> list[Step]:
+        """Step several sessions in one run, where there is a plan for the model."""
+        plan = self._plan
+        if plan is None or len(requests) < 2:
+            return super().step_many(requests)
+        sessions: list[OnnxSession] = []
+        for request in requests:
+            if not isinstance(request.session, OnnxSession) or request.session in sessions:
+                raise UsageError("a session can take part in a step only once, and only in its own engine's")
+            request.session.check_ready()
+            sessions.append(request.session)
+        ready = [
+            session.prepare_step(request.draft, request.sampling, None, request.allowed)
+            for session, request in zip(sessions, requests, strict=True)
+        ]
+        steps: list[Step] = []
+        for group in _groups(list(zip(sessions, ready, strict=True))):
+            steps += self._step_group(plan, group)
+        return steps
+
+    def _step_group(self, plan: StepPlan, group: Sequence[tuple[OnnxSession, PreparedStep]]) -> list[Step]:
+        parts = [session.begin_run(step) for session, step in group if step.rows]
+        rows = sum(part.asked for part in parts)
+        if parts:
+            tokens = [token for _, step in group for token in step.tokens]
+            logits = self._run_plan(plan, tokens, parts, rows)
+            ranked, array = logits.ranked(), logits.array
+        else:
+            ranked, array = [], self._logits_memory[:0]
+        steps, at = [], 0
+        for session, step in group:
+            end = at + step.rows
+            session.end_run(step)
+            steps.append(session.finish_step(step, array[at:end], ranked[at:end]))
+            at = end
+        return steps
 
     def guess(self, tokens: Sequence[int], *, wanted: bool = True) -> Guess | None:
         if self.predictor is None or not wanted:
@@ -274,20 +323,10 @@ class OnnxEngine(Engine):
     ) -> np.ndarray:
         """Run the graph once. The returned logits are valid until the next run."""
         count = len(tokens)
-        scratch = self._scratch.get(count)
-        if scratch is None:
-            scratch = self._scratch[count] = _RunInputs(count)
-        found = self._logits.get(rows)
-        if found is None:
-            array = self._logits_memory[:rows]
-            if rows > LOGIT_ROWS:
-                array = np.empty((rows, self.spec.vocab_size), dtype=np.float32)
-            found = self._logits[rows] = (LogitRows(array), ort.OrtValue.ortvalue_from_numpy(array))
         if self._plan is not None:
-            stop = self._never if interrupt is None else self._options(interrupt)
-            scratch.ids[0, :] = tokens
-            self._plan.run(scratch.address, count, start, bound.binding, bound.capacity, found[0], stop)
-            return found[0].array
+            part = PlannedRun(count, start, rows, bound.binding, bound.capacity)
+            return self._run_plan(self._plan, tokens, [part], rows, interrupt).array
+        scratch, found = self._inputs_of(count), self._logits_of(rows)
         padding = self.padding(count)
         if bound.shape != (count, rows, padding):  # decoding binds once and then only updates values in place
             bound.shape = (count, rows, padding)
@@ -313,6 +352,35 @@ class OnnxEngine(Engine):
                 raise Interrupted("stopped on request") from None
             raise
         return found[0].array
+
+    def _run_plan(
+        self,
+        plan: StepPlan,
+        tokens: Sequence[int],
+        parts: Sequence[PlannedRun],
+        rows: int,
+        interrupt: Interrupt | None = None,
+    ) -> LogitRows:
+        scratch, logits = self._inputs_of(len(tokens)), self._logits_of(rows)[0]
+        scratch.ids[0, :] = tokens
+        stop = self._never if interrupt is None else self._options(interrupt)
+        plan.run(scratch.address, parts, logits, stop)
+        return logits
+
+    def _inputs_of(self, count: int) -> _RunInputs:
+        scratch = self._scratch.get(count)
+        if scratch is None:
+            scratch = self._scratch[count] = _RunInputs(count)
+        return scratch
+
+    def _logits_of(self, rows: int) -> tuple[LogitRows, ort.OrtValue]:
+        found = self._logits.get(rows)
+        if found is None:
+            array = self._logits_memory[:rows]
+            if rows > LOGIT_ROWS:
+                array = np.empty((rows, self.spec.vocab_size), dtype=np.float32)
+            found = self._logits[rows] = (LogitRows(array), ort.OrtValue.ortvalue_from_numpy(array))
+        return found
 
     def ranked(self, rows: int) -> Sequence[RankedRow]:
         """Of the last run, which returned logits of `rows` rows. The same for the same logits, whatever the
@@ -396,25 +464,41 @@ class OnnxSession(HostSession):
     def _forward(
         self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
     ) -> np.ndarray:
-        self._ensure_buffers(start, start + len(tokens) + self._engine.padding(len(tokens)))
+        binding = self._bind(start, len(tokens))
         assert self.buffers is not None
-        if self._binding is None:
-            self._binding = self._engine.binding(self.buffers)
         if self._engine.spec.predictor:
             stream = self.streams.before(start)
             self._engine.previous[0, 0] = 0 if stream is None else stream
         recurrent = self.buffers.recurrent
         if recurrent is None:
-            logits = self._engine.run(self._binding, tokens, start, rows, interrupt)
+            logits = self._engine.run(binding, tokens, start, rows, interrupt)
             self._keep_stream(start, len(tokens), rows)
             return logits
         # Not interrupted: a state that is half computed would have to be read again from a snapshot.
         self._engine.control[:3] = recurrent.prepare(start, len(tokens), max(rows - 1, 0))
-        logits = self._engine.run(self._binding, tokens, start, rows, None)
+        logits = self._engine.run(binding, tokens, start, rows, None)
         recurrent.finish()
         self._keep_stream(start, len(tokens), rows)
         self._keep_snapshot(recurrent, start, tokens, max(rows - 1, 0))
         return logits
+
+    def _bind(self, start: int, count: int) -> SessionBinding:
+        """The binding for a run of `count` tokens from `start` on."""
+        self._ensure_buffers(start, start + count + self._engine.padding(count))
+        if self._binding is None:
+            assert self.buffers is not None
+            self._binding = self._engine.binding(self.buffers)
+        return self._binding
+
+    def begin_run(self, step: PreparedStep) -> PlannedRun:
+        """This session's part of a run of several. Until `end_run`, its KV behind `resident` is undefined."""
+        start, count = self._resident, len(step.tokens)
+        del self._held[start:]
+        bound = self._bind(start, count)
+        return PlannedRun(count, start, step.rows, bound.binding, bound.capacity)
+
+    def end_run(self, step: PreparedStep) -> None:
+        self._held.extend(step.tokens)
 
     def _ranked(self, rows: int) -> Sequence[RankedRow]:
         return self._engine.ranked(rows)
@@ -566,6 +650,21 @@ class _RunInputs:
             indices = np.arange(count - rows, count, dtype=np.int64)
             value = self._asked[rows] = ort.OrtValue.ortvalue_from_numpy(indices)
         return value
+
+
+def _groups(
+    steps: Sequence[tuple[OnnxSession, PreparedStep]],
+) -> Iterator[list[tuple[OnnxSession, PreparedStep]]]:
+    """The steps in their order, divided so that the logits of each group have room."""
+    group: list[tuple[OnnxSession, PreparedStep]] = []
+    rows = 0
+    for session, step in steps:
+        if group and rows + step.rows > LOGIT_ROWS:
+            yield group
+            group, rows = [], 0
+        group.append((session, step))
+        rows += step.rows
+    yield group
 
 
 def _matrices(adapter: AdapterFile) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,6 +47,21 @@ class _Model(ctypes.Structure):
     ]
 
 
+class _Sequence(ctypes.Structure):
+    _fields_ = [(name, _Size) for name in ("rows", "first", "asked", "capacity")] + [("kept", _Pointer)]
+
+
+class PlannedRun(NamedTuple):
+    """One session's part of a run: `rows` tokens from position `start` on, the last `asked` of which give
+    logits. `kept` are the addresses of its keys and values, with room for `capacity` tokens."""
+
+    rows: int
+    start: int
+    asked: int
+    kept: ctypes.Array[ctypes.c_void_p]
+    capacity: int
+
+
 class StopFlag(ctypes.Structure):
     """Ends a run between two layers once `terminate` is set."""
 
@@ -69,16 +85,19 @@ class StepPlan:
     def __init__(self, spec: ModelSpec, weights: NativeWeights, threads: int) -> None:
         """Raises EngineError if the plan refuses the model's sizes, or there is no memory for it."""
         self._arrays: list[np.ndarray] = []
+        self._sequences = (_Sequence * 1)()
         self._weights = weights
         self._library = ctypes.CDLL(str(weights.library))
         self._library.open_plan.restype = _Pointer
         self._library.open_plan.argtypes = [ctypes.POINTER(_Model)]
         self._library.close_plan.argtypes = [_Pointer]
         self._run = self._library.run_plan
-        self._run.argtypes = [_Pointer, _Pointer, *[_Size] * 3, _Pointer, _Size, *[_Pointer] * 4]
+        self._run.argtypes = [_Pointer, _Pointer, _Pointer, _Size, *[_Pointer] * 4]
         self._rank = self._library.rank_rows
         self._rank.argtypes = [_Pointer, _Pointer, _Size, _Size, _Pointer, _Pointer]
         self._rank.restype = None
+        self._library.cheap_sequences.restype = _Size
+        self.cheap_sequences = int(self._library.cheap_sequences())  # that take less than two steps of one
         cos, sin = (self._keep(table) for table in rope_tables(spec, spec.context_length))
         ones = zeros = None
         if spec.unrotated:
@@ -149,26 +168,19 @@ class StepPlan:
         """The addresses of a session's keys and values, for `run`."""
         return (_Pointer * len(arrays))(*(array.ctypes.data for array in arrays))
 
-    def run(
-        self,
-        ids: int,
-        rows: int,
-        start: int,
-        kept: ctypes.Array[ctypes.c_void_p],
-        capacity: int,
-        logits: LogitRows,
-        stop: StopFlag,
-    ) -> None:
-        """Compute the `rows` tokens at the address `ids` from position `start` on, and the logits of the last
-        ones. Raises Interrupted, NotEnoughMemory, EngineError."""
+    def run(self, ids: int, parts: Sequence[PlannedRun], logits: LogitRows, stop: StopFlag) -> None:
+        """Compute the tokens at the address `ids`, in the order of the parts, and the logits asked for.
+        Raises Interrupted, NotEnoughMemory, EngineError."""
+        if len(parts) > len(self._sequences):
+            self._sequences = (_Sequence * len(parts))()
+        for sequence, part in zip(self._sequences, parts, strict=False):
+            sequence.rows, sequence.first, sequence.asked, kept, sequence.capacity = part
+            sequence.kept = ctypes.addressof(kept)
         code = self._run(
             self._plan,
             ids,
-            rows,
-            start,
-            len(logits.array),
-            kept,
-            capacity,
+            self._sequences,
+            len(parts),
             logits.address,
             logits.tops,
             logits.sums,

@@ -16,7 +16,7 @@ from functools import cache
 from keystroke.agent.evaluation.docstring_checks import DocstringChecks
 from keystroke.agent.sandbox import find_sandbox
 from keystroke.assist.edit import EditFailure, EditFailureReason, EditTask, edit_steps
-from keystroke.assist.edit.steps import CHEAP, Answer, next_question
+from keystroke.assist.edit.steps import Answer, next_question
 from keystroke.assist.edit.task import EditProposal, RewriteQuestion
 from keystroke.assist.edit.writer import sampled_params
 from keystroke.assist.tool_calls.file_edits import (
@@ -137,13 +137,13 @@ class ClientEdits:
         """Ask one question after another; reading an answer parses and compares texts, so it runs in a
         thread."""
         model = self._entry.model
-        width = min(_CANDIDATES, model.engine.max_batch) if model is not None else 1
+        width = min(_CANDIDATES, model.engine.free_batch) if model is not None else 1
         # Examples are code from the request: only this machine's own user may have it run here.
         checks = _CHECKS if self._caller == LOCAL else None
         steps = edit_steps(task, candidates=width, checks=checks)
         question: RewriteQuestion | EditProposal = await asyncio.to_thread(next_question, steps, None)
         while isinstance(question, RewriteQuestion):
-            if question.also and width >= CHEAP:
+            if question.also and model is not None and model.engine.max_batch > 1:
                 asked = (question, *question.also)
                 answers: Answer = list(await asyncio.gather(*map(self._ask_candidate, asked)))
             else:

@@ -240,7 +240,14 @@ class Scheduler(WorkQueue):
         if not best.prefilled:
             self._guarded(best, self._prefill)
             return
-        others = [r for r in ready[1:] if r.prefilled][: self.model.engine.max_batch - 1]
+        engine = self.model.engine
+        # Where company slows a step, only equals are joined: lower work must not delay higher work.
+        joined = [
+            r
+            for r in ready[1:]
+            if r.prefilled and (r.ticket.rank == best.ticket.rank or not engine.batch_slows)
+        ]
+        others = joined[: engine.max_batch - 1]
         if not others:
             self._guarded(best, self._advance)
             return

@@ -34,6 +34,7 @@ INLINE floats times(floats a, floats b) { return vmulq_f32(a, b); }
 INLINE floats over(floats a, floats b) { return vdivq_f32(a, b); }
 INLINE floats times_plus(floats a, floats b, floats c) { return vfmaq_f32(c, a, b); }
 INLINE floats greater(floats a, floats b) { return vmaxq_f32(a, b); }
+INLINE floats greater_or_nan(floats a, floats b) { return vmaxq_f32(a, b); }
 INLINE floats less(floats a, floats b) { return vminq_f32(a, b); }
 INLINE floats whole(floats a) { return vrndnq_f32(a); }
 INLINE floats magnitude(floats a) { return vabsq_f32(a); }

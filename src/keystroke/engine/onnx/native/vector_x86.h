@@ -36,6 +36,10 @@ INLINE floats times(floats a, floats b) { return _mm512_mul_ps(a, b); }
 INLINE floats over(floats a, floats b) { return _mm512_div_ps(a, b); }
 INLINE floats times_plus(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE floats greater(floats a, floats b) { return _mm512_max_ps(a, b); }
+/* NaN if either is one; `greater` returns `b` then. */
+INLINE floats greater_or_nan(floats a, floats b) {
+    return _mm512_mask_mov_ps(_mm512_max_ps(a, b), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a);
+}
 INLINE floats less(floats a, floats b) { return _mm512_min_ps(a, b); }
 INLINE floats whole(floats a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE floats magnitude(floats a) { return _mm512_abs_ps(a); }
@@ -99,6 +103,10 @@ INLINE floats times(floats a, floats b) { return _mm256_mul_ps(a, b); }
 INLINE floats over(floats a, floats b) { return _mm256_div_ps(a, b); }
 INLINE floats times_plus(floats a, floats b, floats c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE floats greater(floats a, floats b) { return _mm256_max_ps(a, b); }
+/* NaN if either is one; `greater` returns `b` then. */
+INLINE floats greater_or_nan(floats a, floats b) {
+    return _mm256_blendv_ps(_mm256_max_ps(a, b), a, _mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+}
 INLINE floats less(floats a, floats b) { return _mm256_min_ps(a, b); }
 INLINE floats whole(floats a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE floats magnitude(floats a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
