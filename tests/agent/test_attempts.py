@@ -201,6 +201,25 @@ def test_an_engine_that_steps_one_at_a_time_makes_no_more_attempts_than_needed()
     assert len(engine.prompts) == 1
 
 
+def test_where_company_slows_an_attempt_the_others_start_together_when_the_first_is_refused() -> None:
+    for answers, started in ((["yes"], 1), (["no.", "yes", "yes", "yes"], 4)):
+        engine = Batching(answers)
+        engine.batch_slows = True
+        chosen = [Sampling(temperature=1.0, seed=number) for number in range(4)]
+        outcome = Race(decoder(engine), list(b"question|"), chosen, Judging(["yes"])).run()
+        assert outcome.passed
+        assert len(outcome.attempts) == started
+        assert set(engine.widths) <= {3}
+
+
+def test_answers_of_which_most_agree_start_together_at_once() -> None:
+    engine = Batching(["abc"])
+    engine.batch_slows = True
+    chosen = [Sampling(temperature=1.0, seed=number) for number in range(3)]
+    Race(decoder(engine), list(b"question|"), chosen, Judging(["abc"]), policy=StopPolicy.AGREE).run()
+    assert max(engine.widths) == 3
+
+
 def test_no_more_than_the_width_decode_at_a_time() -> None:
     running, engine = race(["abc"], Judging(), 6, width=2)
     outcome = running.run()

@@ -98,9 +98,15 @@ def batched(model_width: int, *answers: str) -> object:
     return chat
 
 
-@pytest.mark.parametrize(("width", "check", "most"), [(16, CHECK, 8), (1, CHECK, 3), (1, "", 1)])
-def test_attempts_are_as_many_as_are_nearly_free(desk: Desk, width: int, check: str, most: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "joint", "check", "most"),
+    [(16, 16, CHECK, 8), (1, 8, CHECK, 8), (1, 2, CHECK, 3), (1, 1, CHECK, 3), (1, 8, "", 1)],
+)
+def test_attempts_are_as_many_as_are_nearly_free_or_run_together_where_one_may_be_refused(
+    desk: Desk, width: int, joint: int, check: str, most: int
+) -> None:
     chat = batched(width, f"{BROKEN}```\n")
+    chat.joint_attempts = joint  # type: ignore[attr-defined]
     desk.task(chat, check=check, attempts=0, tries=1).run("make add in calc.py add")  # type: ignore[arg-type]
     receipts = [e.receipt for e in desk.events if hasattr(e, "receipt") and e.receipt.attempts]
     assert [receipt.attempts for receipt in receipts] == [most]

@@ -39,9 +39,10 @@ AttemptChunk = tuple[AttemptStream, str, Finish | None]
 
 
 class Decoder(ABC):
-    """`width` streams at a time cost about as much as one."""
+    """`width` streams at a time take less time than two one after the other."""
 
     width: int
+    slows: bool = False  # whether a stream is noticeably slower in company
     context: int
     has_likelihood: bool = False
 

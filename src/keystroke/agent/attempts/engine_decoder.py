@@ -54,7 +54,7 @@ class EngineAttemptStream(AttemptStream):
 
 class EngineDecoder(Decoder):
     """`draft` makes a drafter for a stream that runs alone. `width` 0: as many streams as the engine steps
-    for about the cost of one."""
+    together."""
 
     has_likelihood = True
 
@@ -62,7 +62,7 @@ class EngineDecoder(Decoder):
         self, model: Model, params: GenerationParams, *, draft: Draft | None = None, width: int = 0
     ) -> None:
         self._model, self._params, self._draft = model, params, draft
-        self.width = width or model.engine.max_batch
+        self.width, self.slows = width or model.engine.max_batch, model.engine.batch_slows
         self.context = model.engine.info.context_length
         self._base: Session | None = None
         self._interrupt = Interrupt()

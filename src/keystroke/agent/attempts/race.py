@@ -1,8 +1,9 @@
 """Runs attempts together: the prompt is read once, and streams forked from it advance in one batch.
 
 Decoding runs on the calling thread; checks run on threads of their own. At most `width` attempts decode at
-a time. Where one fails, the next starts; every second one is shown an earlier failure. All streams are
-closed at the end.
+a time. Where one fails, the next starts; every second one is shown an earlier failure. Where company slows
+an attempt, the first runs alone, and the others start if its check refuses it. All streams are closed at the
+end.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Race:
             raise UsageError("a race needs at least one attempt")
         self._decoder, self._prompt, self._checker = decoder, list(prompt), checker
         self._waiting = [Attempt(number, sampling) for number, sampling in enumerate(chosen)]
-        self._width = min(decoder.width, len(chosen))
+        self._width = self._full_width = min(decoder.width, len(chosen))
+        if decoder.slows and policy is StopPolicy.FIRST:
+            self._width = 1
         self._workers, self._policy = workers, policy
         self._interrupt, self._retry = interrupt or Interrupt(), retry
         self._steer = steer
@@ -131,6 +134,8 @@ class Race:
         )
 
     def _start_waiting(self) -> None:
+        if self._attempts and not (self._live or self._checks or self._unchecked):
+            self._width = self._full_width  # the first attempt failed
         while self._waiting and len(self._live) < self._width:
             # Wait for pending checks: on an engine that steps one at a time a second attempt costs as much as
             # the first.

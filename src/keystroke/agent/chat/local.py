@@ -53,7 +53,8 @@ class LocalChatModel(CompletionModel):
         self.price, self.show_wait = price or Price(), show_wait
         self.is_small = model.engine.info.parameters < SMALL_MODEL if small is None else small
         self.constrain_calls, self._owns_model = constrain_calls, owns_model
-        self.parallel_attempts = max(1, model.engine.max_batch)
+        self.parallel_attempts = model.engine.free_batch
+        self.joint_attempts = model.engine.max_batch
         self.probe_tools = small is None
         self.session = model.engine.session()
         # One for all answers: it learns from each.

@@ -137,12 +137,14 @@ class TaskState:
 
     def attempts(self, model: ChatModel) -> int:
         """How many attempts to make: where the user leaves it open, up to 8 that cost about as much as one;
-        elsewhere one, and two more where a check can refuse it."""
+        elsewhere one, and more where a check can refuse it: as many as run together, at least two."""
         if self.options.attempts:
             return self.options.attempts
         if model.parallel_attempts >= _PARALLEL:
             return min(_MOST_AUTO, model.parallel_attempts)
-        return _SERIAL if self.options.check or self.options.types else 1
+        if not self.options.check and not self.options.types:
+            return 1
+        return min(_MOST_AUTO, max(_SERIAL, model.joint_attempts))
 
     def add_receipt(self, receipt: StepReceipt) -> None:
         self.receipts.add(receipt)

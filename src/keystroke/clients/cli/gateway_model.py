@@ -104,6 +104,10 @@ class GatewayChatModel(CompletionModel):
         return self.status.parallel
 
     @property
+    def joint_attempts(self) -> int:  # type: ignore[override]
+        return self.status.joint
+
+    @property
     def facts(self) -> ModelFacts:
         status = self.status
         return ModelFacts(

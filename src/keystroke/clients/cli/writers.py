@@ -101,7 +101,8 @@ class ChatModelWriter:
         self._model, self._params, self._interrupt = model, params, interrupt
         # A larger model, or one whose answers are paid for, is asked once.
         small = self.facts.parameters is not None and self.facts.parameters < SMALL
-        self.parallel = model.parallel_attempts if small else 0
+        self.parallel = model.joint_attempts if small else 0
+        self.candidates = model.parallel_attempts if small else 0
 
     def sample(self, messages: Messages, temperature: float, seed: int) -> Iterator[str]:
         from keystroke.assist.edit.writer import sampled_params

@@ -59,7 +59,8 @@ def model_status(entry: ServedModel) -> ModelStatus:
         languages=sorted(model.languages) if model.languages is not None else None,
         running=queue.running,
         waiting=queue.waiting,
-        parallel=max(1, min(model.engine.max_batch, queue.concurrent)),
+        parallel=max(1, min(model.engine.free_batch, queue.concurrent)),
+        joint=max(1, min(model.engine.max_batch, queue.concurrent)),
     )
 
 

@@ -40,7 +40,9 @@ class ServedChatModel(ChatModel):
         self.encoder = ConversationEncoder(entry.model) if entry.model is not None else None
         self.probe_tools = entry.model is not None
         if entry.model is not None:
-            self.parallel_attempts = max(1, min(entry.model.engine.max_batch, entry.scheduler.concurrent))
+            engine, most = entry.model.engine, entry.scheduler.concurrent
+            self.parallel_attempts = max(1, min(engine.free_batch, most))
+            self.joint_attempts = max(1, min(engine.max_batch, most))
         self.on_position = on_position or (lambda position: None)
 
     def answer(self, messages: Sequence[Message], options: AnswerOptions | None = None) -> ModelAnswer:

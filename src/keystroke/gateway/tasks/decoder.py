@@ -95,6 +95,7 @@ class ServedDecoder(Decoder):
         assert entry.model is not None
         self._bridge, self._model, self._position = bridge, entry.name, on_position
         self.width = max(1, min(entry.model.engine.max_batch, entry.scheduler.concurrent))
+        self.slows = entry.model.engine.batch_slows
         self.context = entry.model.engine.info.context_length
         self._params = GenerationParams(request.max_tokens, stop=request.stop)
         content = [ContentPart(type="text", text=request.prediction)]
