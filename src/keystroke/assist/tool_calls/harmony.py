@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from keystroke.assist.tool_calls.json_scan import mark_overlap
+from keystroke.assist.tool_calls.json_scan import ValueScanner, mark_overlap
 from keystroke.assist.tool_calls.segments import ReasoningSegment, Segment, TextSegment
 from keystroke.assist.tool_calls.streamed_call import JsonCall
 from keystroke.assist.tool_calls.tools import Toolset
@@ -41,6 +41,7 @@ class HarmonyParser:
         self._is_first = True
         self._called = self._said = False
         self._call: JsonCall | None = None
+        self._arguments = ValueScanner()  # finds the end of the call's arguments
         self._reasons = False
 
     def feed(self, text: str) -> list[Segment]:
@@ -74,6 +75,7 @@ class HarmonyParser:
     def _begin_body(self, channel: str, recipient: str | None, body: str) -> bool:
         shown = None if recipient is None else self._toolset.find(recipient)
         self._call = None if shown is None else JsonCall(shown)
+        self._arguments = ValueScanner()
         self._reasons = channel == "analysis" and shown is None
         self._pending, self._state, self._is_first = body, self._body_start, False
         return True
@@ -98,6 +100,8 @@ class HarmonyParser:
             at -= max(mark_overlap(self._pending, each) for each in _ENDS)
         text, rest = self._pending[:at], self._pending[at + len(mark) :]
         if text and self._call is not None:
+            if not self._arguments.ended:
+                self._arguments.feed(text)
             out += self._call.add(text)
         elif text and self._reasons:
             out.append(ReasoningSegment(text))
@@ -105,7 +109,7 @@ class HarmonyParser:
             self._said = True
             out.append(TextSegment(text))
         self._pending = rest
-        if not mark and not (final and self._call is not None and self._call.is_complete):
+        if not mark and not (final and self._call is not None and self._arguments.ended):
             return False  # a call that was cut off stays open
         if self._call is not None:
             out += self._call.end()
@@ -138,7 +142,7 @@ def harmony_rules(
         """Text up to a mark, which is no text where the tokenizer has it as a token."""
         if tokenizer.special(end) is not None:
             return f"TEXT {mark(end)}"
-        rules.append(rf"{name}[lazy]: /(?s:.*){re.escape(end).replace('/', '/')}/")
+        rules.append(rf"{name}[lazy]: /(?s:.*){re.escape(end)}/")
         return name
 
     rules: list[str] = []

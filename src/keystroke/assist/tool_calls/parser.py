@@ -25,16 +25,14 @@ from keystroke.assist.tool_calls.forms import (
     head_pattern,
 )
 from keystroke.assist.tool_calls.harmony import HarmonyParser
-from keystroke.assist.tool_calls.json_scan import StringReader, ValueScanner, mark_overlap
+from keystroke.assist.tool_calls.json_scan import ValueScanner, mark_overlap
 from keystroke.assist.tool_calls.segments import (
     ReasoningSegment,
     Segment,
     TextSegment,
-    ToolArgumentsDelta,
-    ToolCallEnd,
     ToolCallSegment,
-    ToolCallStart,
 )
+from keystroke.assist.tool_calls.streamed_call import JsonCall
 from keystroke.assist.tool_calls.tagged import TaggedCall, tagged_call
 from keystroke.assist.tool_calls.tools import ShownTool, Toolset
 from keystroke.assist.tool_calls.whole_calls import parse_whole_calls
@@ -94,9 +92,7 @@ class AnswerParser:
         self._scanner = ValueScanner()  # finds the end of it or of its arguments
         self._scanned = self._looked = 0  # where the search for its end, and for a head, continues
         self._listed = False  # one of several in a JSON list
-        self._shown: ShownTool | None = None
-        self._input: StringReader | None = None
-        self._head = self._arguments = ""  # of an edit, which is emitted when it is complete
+        self._json: JsonCall | None = None
         self._braced = False  # the closing brace was read
         self._tagged: TaggedCall | None = None
 
@@ -116,8 +112,8 @@ class AnswerParser:
         if self._state == self._call:
             out += self._whole(pending) or [TextSegment(self._opening + pending)]
             self._state = self._text
-        elif self._state == self._stream and self._head:
-            out.append(TextSegment(self._head + self._arguments))
+        elif self._state == self._stream and self._json is not None:
+            out += self._json.as_text()
         elif self._state == self._between_tags and self._tagged is not None:
             out += self._tagged.read(pending, final=True)[0]
         elif self._state == self._thought and pending:
@@ -287,17 +283,11 @@ class AnswerParser:
         head = _NAMED.match(self._pending)
         if head is None:
             return False if _NAMED_YET.match(self._pending) else None
-        self._shown = self._toolset.find(head[1])
-        if self._shown is None:
+        shown = self._toolset.find(head[1])
+        if shown is None:
             return None
-        self._pending, self._mark = self._pending[head.end() :], ""
-        self._scanner, self._braced, self._listed = ValueScanner(), True, False
-        self._head, self._arguments = head[0] if self._shown.is_edit else "", ""
-        self._input = StringReader("input") if self._shown.tool.custom else None
-        if not self._head:
-            out.append(ToolCallStart(self._shown.tool))
-        self._state = self._stream
-        return True
+        self._mark, self._braced, self._listed = "", True, False
+        return self._begin_json(shown, head, out)
 
     def _begin_held(self, head: re.Match[str], out: list[Segment]) -> bool:
         """A call begins here, according to the grammar."""
@@ -307,44 +297,30 @@ class AnswerParser:
             self._mark = ""
         self._listed = self._listed or self._mark == LIST or "[" in before
         self._mark = "" if self._mark == LIST else self._mark
-        self._shown = next(s for s in self._toolset.shown if s.name == msgspec.json.decode(head[1]))
-        self._pending = self._pending[head.end() :]
-        self._scanner, self._braced = ValueScanner(), False
-        self._head, self._arguments = head[0] if self._shown.is_edit else "", ""
-        self._input = StringReader("input") if self._shown.tool.custom else None
-        if not self._head:
-            out.append(ToolCallStart(self._shown.tool))
-        self._state = self._stream
+        self._braced = False
+        shown = self._toolset.find(msgspec.json.decode(head[1]))
+        assert shown is not None  # the heads are those of the toolset
+        return self._begin_json(shown, head, out)
+
+    def _begin_json(self, shown: ShownTool, head: re.Match[str], out: list[Segment]) -> bool:
+        self._pending, self._scanner = self._pending[head.end() :], ValueScanner()
+        self._json, self._state = JsonCall(shown, head[0]), self._stream
+        out += self._json.begin()
         return True
 
     def _stream(self, out: list[Segment]) -> bool:
         """Stream the arguments; those of an edit are emitted when they are complete."""
+        assert self._json is not None
         if not self._scanner.begun:
             self._pending = self._pending.lstrip()
         size = self._scanner.feed(self._pending)
         said, self._pending = self._pending[:size], self._pending[size:]
-        if self._head:
-            return self._gather(said, out)
-        if self._input is not None:
-            said = self._input.feed(said)
-        if said:
-            out.append(ToolArgumentsDelta(said))
+        out += self._json.add(said)
         if not self._scanner.ended:
             return False
-        out.append(ToolCallEnd())
-        self._state = self._tail
-        return True
-
-    def _gather(self, said: str, out: list[Segment]) -> bool:
-        assert self._shown is not None
-        self._arguments += said
-        if not self._scanner.ended:
-            return False
-        payload = self._shown.payload(msgspec.json.decode(self._arguments))
-        if payload is None:
-            out.append(TextSegment(self._head + self._arguments))
+        out += self._json.end()
+        if isinstance(out[-1], TextSegment):  # no call after all
             return self._resume(False)
-        out.append(ToolCallSegment(self._shown.tool, payload))
         self._state = self._tail
         return True
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from keystroke.assist.tool_calls.json_scan import StringReader, ValueScanner
+from keystroke.assist.tool_calls.json_scan import StringReader
 from keystroke.assist.tool_calls.segments import (
     Segment,
     TextSegment,
@@ -125,25 +125,19 @@ def _kinds(schema: Any) -> frozenset[str]:
 
 
 class JsonCall:
-    """A call whose arguments are written as one JSON value."""
+    """A call whose arguments are written as one JSON value. `head` is the text before them, which is emitted
+    with them where an edit turns out to be none."""
 
-    def __init__(self, shown: ShownTool) -> None:
+    def __init__(self, shown: ShownTool, head: str = "") -> None:
         self._shown = shown
         self._input = StringReader("input") if shown.tool.custom and not shown.is_edit else None
+        self._head = head
         self._text: list[str] = []  # the arguments of an edit
-        self._scanner = ValueScanner()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the arguments are a whole object or list."""
-        return self._scanner.ended
 
     def begin(self) -> list[Segment]:
         return [] if self._shown.is_edit else [ToolCallStart(self._shown.tool)]
 
     def add(self, text: str) -> list[Segment]:
-        if not self._scanner.ended:
-            self._scanner.feed(text)
         if self._shown.is_edit:
             self._text.append(text)
             return []
@@ -153,9 +147,12 @@ class JsonCall:
     def end(self) -> list[Segment]:
         if not self._shown.is_edit:
             return [ToolCallEnd()]
-        text = "".join(self._text)
         try:
-            payload = self._shown.payload(msgspec.json.decode(text))
+            payload = self._shown.payload(msgspec.json.decode("".join(self._text)))
         except (msgspec.DecodeError, RecursionError, UnicodeError):
             payload = None
-        return [TextSegment(text)] if payload is None else [ToolCallSegment(self._shown.tool, payload)]
+        return self.as_text() if payload is None else [ToolCallSegment(self._shown.tool, payload)]
+
+    def as_text(self) -> list[Segment]:
+        """What was held back of an edit that is no call."""
+        return [TextSegment(self._head + "".join(self._text))] if self._shown.is_edit else []
