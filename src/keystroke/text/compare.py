@@ -56,6 +56,18 @@ def compare(before: Sequence[str], after: Sequence[str], budget: Budget | None =
     return _merged(spans)
 
 
+def common_ends(before: Sequence[str], after: Sequence[str]) -> tuple[int, int]:
+    """How many items both sequences begin with, and how many of the others they end with."""
+    shorter = min(len(before), len(after))
+    head = 0
+    while head < shorter and before[head] == after[head]:
+        head += 1
+    tail = 0
+    while tail < shorter - head and before[-1 - tail] == after[-1 - tail]:
+        tail += 1
+    return head, tail
+
+
 def _merged(spans: Sequence[Span]) -> list[Span]:
     """Merge neighbours that touch on both sides."""
     result: list[Span] = []

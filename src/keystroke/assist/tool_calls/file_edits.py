@@ -27,13 +27,11 @@ from keystroke.assist.tool_calls.segments import (
     ToolCallSegment,
     ToolCallStart,
 )
-from keystroke.assist.tool_calls.tools import OfferedTool, decode_arguments
+from keystroke.assist.tool_calls.tools import CONTENTS, PATHS, REPLACED, OfferedTool, decode_arguments
+from keystroke.text.compare import common_ends
 
-PATHS = ("path", "filePath", "file_path", "file")
-CONTENTS = ("content", "contents", "file_text")
 # A patch that only names the file: its hunk is empty.
 _NAMED = re.compile(r"\*\*\* Begin Patch\n\*\*\* Update File: ([^\n]+)\n@@\n\*\*\* End Patch\n?")
-_REPLACED = (("old_string", "new_string"), ("oldString", "newString"), ("old_str", "new_str"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ def edits_files(tool: OfferedTool) -> bool:
     properties = tool.parameters.get("properties", {})
     if not any(name in properties for name in PATHS):
         return False
-    pairs = any(old in properties and new in properties for old, new in _REPLACED)
+    pairs = any(old in properties and new in properties for old, new in REPLACED)
     return pairs or any(name in properties for name in CONTENTS)
 
 
@@ -81,7 +79,7 @@ def read_edit(tool: OfferedTool, payload: str, files: Mapping[str, str]) -> Clie
     for name in CONTENTS:
         if isinstance(arguments.get(name), str):
             return ClientFileEdit(path, old, arguments[name], arguments[name])
-    for before, after in _REPLACED:
+    for before, after in REPLACED:
         quoted, written = arguments.get(before), arguments.get(after)
         if isinstance(quoted, str) and isinstance(written, str):
             new = None
@@ -122,7 +120,7 @@ def edit_call(tool: OfferedTool, payload: str, edit: ClientFileEdit, new: str) -
     for name in CONTENTS:
         if isinstance(arguments.get(name), str):
             return msgspec.json.encode({**arguments, name: new}).decode()
-    for before, after in _REPLACED:
+    for before, after in REPLACED:
         if isinstance(arguments.get(before), str) and edit.old is not None:
             quoted, written = _smallest_replacement(edit.old, new)
             arguments = {key: value for key, value in arguments.items() if key != "replace_all"}
@@ -147,12 +145,7 @@ def _update_patch(path: str, old: str, new: str) -> str | None:
 def _smallest_replacement(old: str, new: str) -> tuple[str, str]:
     """Whole lines of `old`, once in it, and what replaces them; with up to three lines around."""
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
-    head = 0
-    while head < min(len(before), len(after)) and before[head] == after[head]:
-        head += 1
-    tail = 0
-    while tail < min(len(before), len(after)) - head and before[-1 - tail] == after[-1 - tail]:
-        tail += 1
+    head, tail = common_ends(before, after)
     for around in (3, 10, 40, len(before)):
         start, end = max(0, head - around), min(len(before), len(before) - tail + around)
         quoted = "".join(before[start:end])

@@ -93,20 +93,25 @@ class _Writer:
 
     def _arguments(self, shown: ShownTool) -> str:
         tool, number = shown.tool, len(self._names)
-        if tool.custom and not shown.is_edit and tool.grammar is not None:
-            syntax, text = tool.grammar
-            written = text if syntax == "lark" else regex_as_lark(text, origin=f"tool {tool.name}")
+        written = self._own_grammar(shown)
+        if written is not None:
             inside = escape_grammar(written, f"tool {tool.name}")
             self._parts.append({"name": f"input_{number}", "lark_grammar": inside})
             return f"{_text('{' + json.dumps('input') + ': ' + QUOTE)} @input_{number} {_text(QUOTE + '}')}"
-        if shown.grounded and self._seen:
-            return self._in_order(shown, number)
-        if shown.is_edit and self._written:
+        if (shown.grounded and self._seen) or (shown.is_edit and self._written):
             return self._in_order(shown, number)
         # Arguments are an object, whatever a schema forgets to say.
         return self._schema(
             {**shown.parameters, "type": "object"}, f"schema_{number}", tool.strict, tool.name
         )
+
+    def _own_grammar(self, shown: ShownTool) -> str | None:
+        """The Lark grammar of a custom tool's input; None where it has none."""
+        tool = shown.tool
+        if not tool.custom or shown.is_edit or tool.grammar is None:
+            return None
+        syntax, text = tool.grammar
+        return text if syntax == "lark" else regex_as_lark(text, origin=f"tool {tool.name}")
 
     def _in_order(self, shown: ShownTool, number: int) -> str:
         """Parameters in order, those that quote made of lines that were seen, an edit's path not one that was
@@ -159,9 +164,7 @@ class _Writer:
                 opening = f"/{SPACE}/ {key} {_text(name)} {key_end} /{SPACE}/ {value}"
             kind = schema.get("type") if isinstance(schema, Mapping) else None
             words = schema.get("enum") if isinstance(schema, Mapping) else None
-            if tool.custom and not shown.is_edit and tool.grammar is not None:
-                syntax, text = tool.grammar
-                written = text if syntax == "lark" else regex_as_lark(text, origin=f"tool {tool.name}")
+            if (written := self._own_grammar(shown)) is not None:
                 self._parts.append({"name": f"input_{number}", "lark_grammar": written})
                 value_term = f"@input_{number} value_end"
             elif isinstance(words, list) and words and all(isinstance(w, str) for w in words):
@@ -169,9 +172,8 @@ class _Writer:
             elif kind in (None, "string"):
                 value_term = "text_value"
             else:
-                value_term = (
-                    f"{self._schema(schema, f'schema_{number}_{place}', tool.strict, tool.name)} value_end"
-                )
+                inner = self._schema(schema, f"schema_{number}_{place}", tool.strict, tool.name)
+                value_term = f"{inner} value_end"
             is_needed = name in required or tool.custom
             terms.append(f"{opening} {value_term}" if is_needed else f"({opening} {value_term})?")
         return " ".join(terms) or '""'
@@ -196,29 +198,17 @@ class _Writer:
 
     def channels(self, parallel: bool, answer: Constraint | None, required: bool) -> None:
         """An answer in harmony's channels."""
-        if answer is not None:
-            first, *rest = map(json.loads, answer.parts)
-            self._parts += [{**first, "name": "answer_text"}, *rest]
+        said = "" if answer is None else self._answer(answer)
         self._rules += harmony_rules(
-            self._tokenizer,
-            self._names,
-            required=required,
-            parallel=parallel,
-            answer="" if answer is None else "@answer_text",
+            self._tokenizer, self._names, required=required, parallel=parallel, answer=said
         )
 
     def calls_alone(self, parallel: bool, answer: Constraint | None, required: bool) -> None:
         """Nothing but calls; or, with `answer` and not `required`, a text of its language."""
         said = ["calls"]
         if answer is not None and not required:
-            said.append("@answer_text")
-            first, *rest = map(json.loads, answer.parts)
-            self._parts += [{**first, "name": "answer_text"}, *rest]
-        think, unthink = map(self._tokenizer.special, self._form.think)
-        thought = ""
-        if think is not None and unthink is not None:  # the prompt may have opened it
-            thought = "thought? "
-            self._rules.append(rf"thought: <[{think}]>? /(?s:.*)/ <[{unthink}]> /[ \n]*/")
+            said.append(self._answer(answer))
+        thought = self._thought("/(?s:.*)/", r" /[ \n]*/")
         before, after = self._form.marks(self._tokenizer)
         if self._form.listed:
             more = f" ({_text(', ')} call)*" if parallel else ""
@@ -228,6 +218,12 @@ class _Writer:
             more = f" ({_text(LINE)} block)*" if parallel and self._form.before else ""
             self._rules.append(f"calls: block{more}")
         self._rules += [self._call(), f"start: {thought}({' | '.join(said)})"]
+
+    def _answer(self, answer: Constraint) -> str:
+        """The term of a text that is no call."""
+        first, *rest = map(json.loads, answer.parts)
+        self._parts += [{**first, "name": "answer_text"}, *rest]
+        return "@answer_text"
 
     def calls_in_text(self, parallel: bool) -> None:
         """Any text; where a call begins, that call."""
@@ -263,11 +259,7 @@ class _Writer:
 
     def _marked_calls(self, parallel: bool) -> None:
         """Any text; behind the form's mark, a call."""
-        think, unthink = map(self._tokenizer.special, self._form.think)
-        thought = ""
-        if think is not None and unthink is not None:  # the prompt may have opened it
-            thought = "thought? "
-            self._rules.append(f"thought: <[{think}]>? TEXT <[{unthink}]>")
+        thought = self._thought("TEXT")
         self._rules += [
             f"piece: {self._marked()}",
             self._call(),
@@ -275,6 +267,14 @@ class _Writer:
             f"TEXT: /(?s:.*)/{self._but}",
             f"start: {thought}piece* TEXT" if parallel else f"start: {thought}(piece SPACE | TEXT)",
         ]
+
+    def _thought(self, text: str, space: str = "") -> str:
+        """A thought of `text` before the answer, which the prompt may have opened."""
+        think, unthink = map(self._tokenizer.special, self._form.think)
+        if think is None or unthink is None:
+            return ""
+        self._rules.append(f"thought: <[{think}]>? {text} <[{unthink}]>{space}")
+        return "thought? "
 
     def _marked(self) -> str:
         """A call behind its mark, which is a control token where the tokenizer has one."""
@@ -295,18 +295,14 @@ class _Writer:
         each = []
         for number, name in enumerate(self._names):
             if self._form.name == "qwen":
-                each.append(
-                    f"({_text(f'<function={name}>{LINE}')} arguments_{number} {_text('</function>')})"
-                )
-                continue
-            if self._form.tags is not None:
-                each.append(f"({_text(name)} arguments_{number} /{SPACE}/)")
-                continue
-            if self._form is NAMED:
-                each.append(f"({_text(name)} {self._mark(ARGS)} arguments_{number})")
-                continue
-            lead = f'{{"name": {json.dumps(name)}, "{self._form.key}": '
-            each.append(f"({_text(lead)} arguments_{number} {_text('}')})")
+                lead, end = _text(f"<function={name}>{LINE}"), _text("</function>")
+            elif self._form.tags is not None:
+                lead, end = _text(name), f"/{SPACE}/"
+            elif self._form is NAMED:
+                lead, end = f"{_text(name)} {self._mark(ARGS)}", ""
+            else:
+                lead, end = _text(f'{{"name": {json.dumps(name)}, "{self._form.key}": '), _text("}")
+            each.append(f"({lead} arguments_{number} {end})")
         return f"call: {' | '.join(each)}"
 
 

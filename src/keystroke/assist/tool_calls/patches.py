@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from keystroke.text.compare import common_ends
+
 BEGIN, END = "*** Begin Patch", "*** End Patch"
 _ADD, _DELETE, _UPDATE = "*** Add File: ", "*** Delete File: ", "*** Update File: "
 
@@ -43,18 +45,15 @@ def patch_from_call(name: str, arguments: Any) -> str | None:
     if name == "write_file":
         return _patch(f"{_ADD}{path}", *(f"+{line}" for line in _lines(arguments["content"]) or [""]))
     old, new = _lines(arguments["old"]), _lines(arguments["new"])
-    # Common lines at the start and end become context.
-    head = 0
-    while head < min(len(old), len(new)) and old[head] == new[head]:
-        head += 1
-    tail = 0
-    while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
-        tail += 1
-    kept = old[len(old) - tail :] if tail else []
-    gone, come = old[head : len(old) - tail], new[head : len(new) - tail]
-    changes = [f" {line}" for line in old[:head]]
-    changes += [f"-{line}" for line in gone] + [f"+{line}" for line in come] + [f" {line}" for line in kept]
-    return _patch(f"{_UPDATE}{path}", "@@", *changes)
+    head, tail = common_ends(old, new)  # they become context
+    return _patch(
+        f"{_UPDATE}{path}",
+        "@@",
+        *(f" {line}" for line in old[:head]),
+        *(f"-{line}" for line in old[head : len(old) - tail]),
+        *(f"+{line}" for line in new[head : len(new) - tail]),
+        *(f" {line}" for line in old[len(old) - tail :]),
+    )
 
 
 def joined_patch(patches: Sequence[str]) -> str:

@@ -15,6 +15,10 @@ import msgspec
 
 from keystroke.assist.tool_calls.patches import EDITS, patch_from_call
 
+PATHS = ("path", "filePath", "file_path", "file")  # parameters that name a file
+CONTENTS = ("content", "contents", "file_text")  # that give the whole text of one
+REPLACED = (("old_string", "new_string"), ("oldString", "newString"), ("old_str", "new_str"))
+
 MOST_SHOWN = 6  # tools that a small model is shown
 _FEW = 3  # up to this many tools are always shown
 _LONGEST = 160  # characters of a short description
@@ -163,8 +167,13 @@ def _edit(name: str, tool: OfferedTool) -> ShownTool:
 
 
 def _useful(name: str, asked: str) -> bool:
-    words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
+    words = name_words(name)
     return bool(words & _WORK and not words & _ODD) or name in asked
+
+
+def name_words(name: str) -> set[str]:
+    """The words of a tool's name, in lower case."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
 
 
 def _sentence(text: str) -> str:

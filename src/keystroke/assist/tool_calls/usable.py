@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from keystroke.assist.tool_calls.tools import ShownTool, Toolset
+from keystroke.assist.tool_calls.tools import CONTENTS, PATHS, REPLACED, ShownTool, Toolset, name_words
 from keystroke.assist.tool_calls.user_request import named_files as named_files
 from keystroke.assist.tool_calls.user_request import read_request
 from keystroke.assist.tool_calls.user_request import without_lead as without_lead
@@ -23,15 +23,9 @@ SHORT_FILE = 60  # lines that a small model rewrites without losing any
 
 _OF_TESTS = re.compile(r"(?:^|/)test_|_test\.|\.(?:test|spec)\.")
 _READS = frozenset(("read", "view", "cat", "open"))
-_COMMAND = ("cmd", "command")
-PATHS = ("path", "filePath", "file_path", "file")  # parameter names for a file
-_CONTENTS = ("content", "contents", "file_text")
-_TEXTS = frozenset(
-    (*_CONTENTS, "old", "new", "old_string", "new_string", "oldString", "newString", "old_str", "new_str")
-)
-_CONSTRAINED = frozenset(
-    ("pattern", "maxLength", "enum", "const")
-)  # keys of a schema that is already constrained
+_COMMANDS = ("cmd", "command")
+_TEXTS = frozenset((*CONTENTS, "old", "new", *(name for pair in REPLACED for name in pair)))
+_CONSTRAINED = frozenset(("pattern", "maxLength", "enum", "const"))  # keys of a constrained schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +153,7 @@ def _all_written(bounds: ToolConstraints) -> bool:
 def _writes_whole(shown: ShownTool) -> bool:
     """Whether its calls give the whole text of a file."""
     properties = shown.parameters.get("properties", ())
-    return any(name in properties for name in _CONTENTS) and any(name in properties for name in PATHS)
+    return any(name in properties for name in CONTENTS) and any(name in properties for name in PATHS)
 
 
 def _rewriting(shown: ShownTool, bounds: ToolConstraints) -> ShownTool | None:
@@ -194,7 +188,7 @@ def _readers(shown: Sequence[ShownTool], bounds: ToolConstraints) -> tuple[Shown
     """Tools for reading files; if there are none, command tools restricted to reading commands."""
     made = tuple(filter(reads_files, shown))
     held = {"pattern": _looking(_unread(bounds), whole=read_request(bounds.request).changes)}
-    return made or tuple(r for s in shown if (r := _commanded(s, held)) is not None)
+    return made or tuple(r for s in shown if (r := _held(s, _COMMANDS, held)) is not None)
 
 
 def _looking(files: Sequence[str], *, whole: bool) -> str:
@@ -207,26 +201,17 @@ def _looking(files: Sequence[str], *, whole: bool) -> str:
 
 def reads_files(shown: ShownTool) -> bool:
     """Whether the tool reads files."""
-    return not shown.tool.custom and bool(_READS & set(_words(shown.name)))
+    return not shown.tool.custom and bool(_READS & name_words(shown.name))
 
 
 def may_read(shown: ShownTool) -> bool:
     """Whether the tool reads files or runs commands."""
-    return reads_files(shown) or any(name in shown.parameters.get("properties", ()) for name in _COMMAND)
-
-
-def _words(name: str) -> list[str]:
-    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
+    return reads_files(shown) or any(name in shown.parameters.get("properties", ()) for name in _COMMANDS)
 
 
 def _bounded(shown: ShownTool) -> ShownTool:
     """The tool with commands of a bounded length."""
-    return _commanded(shown, {"maxLength": LONGEST_COMMAND}) or shown
-
-
-def _commanded(shown: ShownTool, held: Mapping[str, Any]) -> ShownTool | None:
-    """The tool with its command constrained; None where it has none or is constrained already."""
-    return _held(shown, _COMMAND, held)
+    return _held(shown, _COMMANDS, {"maxLength": LONGEST_COMMAND}) or shown
 
 
 def _held(shown: ShownTool, names: Sequence[str], held: Mapping[str, Any]) -> ShownTool | None:

@@ -39,13 +39,13 @@ def parse_whole_calls(
     """The calls that `body` consists of, else an empty list. `read`: a grammar guarantees that quoted lines
     were read."""
     proof = _Proof(held, read)
-    calls = [_function(toolset, match, proof) for match in _FUNCTION.finditer(body)]
-    if not calls:
-        try:
+    try:
+        calls = [_function(toolset, match, proof) for match in _FUNCTION.finditer(body)]
+        if not calls:
             said: Any = msgspec.json.decode(body.strip())
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            return []
-        calls = [_object(toolset, one, proof) for one in (said if isinstance(said, list) else [said])]
+            calls = [_object(toolset, one, proof) for one in (said if isinstance(said, list) else [said])]
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return []
     return [call for call in calls if call is not None] if calls and all(calls) else []
 
 
@@ -57,10 +57,7 @@ def _object(toolset: Toolset, said: Any, proof: _Proof) -> ToolCallSegment | Non
     if not isinstance(arguments, str) or shown is None or shown.tool.custom:
         return _made(shown, arguments, proof)
     if proof.schema:  # arguments within a text, as some servers send them
-        try:
-            return _made(shown, msgspec.json.decode(arguments), proof)
-        except (msgspec.DecodeError, RecursionError):
-            return None
+        return _made(shown, msgspec.json.decode(arguments), proof)
     return ToolCallSegment(shown.tool, arguments)
 
 
@@ -68,23 +65,17 @@ def _function(toolset: Toolset, match: re.Match[str], proof: _Proof) -> ToolCall
     shown = toolset.find(match[1] or match[2])
     body = match[3].strip()
     if body.startswith("{"):
-        try:
-            return _made(shown, msgspec.json.decode(body), proof)
-        except (msgspec.DecodeError, RecursionError):
-            return None
+        return _made(shown, msgspec.json.decode(body), proof)
     arguments = {p[1] or p[2]: p[3].strip("\n") for p in _PARAMETER.finditer(body)}
     return _made(shown, _typed(arguments, shown) if shown is not None else {}, proof)
 
 
 def _made(shown: ShownTool | None, arguments: Any, proof: _Proof) -> ToolCallSegment | None:
     payload = None if shown is None else shown.payload(arguments)
-    if (
-        shown is None
-        or payload is None
-        or (proof.schema and not _proved(shown, arguments, payload, proof.read))
-    ):
+    if shown is None or payload is None:
         return None
-    return ToolCallSegment(shown.tool, payload)
+    proved = not proof.schema or _proved(shown, arguments, payload, proof.read)
+    return ToolCallSegment(shown.tool, payload) if proved else None
 
 
 def _proved(shown: ShownTool, arguments: Any, payload: str, read: bool) -> bool:

@@ -18,8 +18,8 @@ import msgspec
 from keystroke.assist.tool_calls.file_edits import edits_files, read_edit, same_file
 from keystroke.assist.tool_calls.patches import calls_from_patch
 from keystroke.assist.tool_calls.seen import strip_line_numbers
-from keystroke.assist.tool_calls.tools import Toolset
-from keystroke.assist.tool_calls.usable import PATHS, SHORT_FILE, reads_files
+from keystroke.assist.tool_calls.tools import PATHS, Toolset
+from keystroke.assist.tool_calls.usable import SHORT_FILE, reads_files
 from keystroke.protocol.items import Item, content_text
 
 _CALLS = ("function_call", "custom_tool_call")
