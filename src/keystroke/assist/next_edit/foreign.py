@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from keystroke.assist.next_edit.burst import Burst, burst_between
-from keystroke.assist.next_edit.prompt import CHANGES, RecentChange
+from keystroke.assist.next_edit.prompt import CHANGES, RecentChange, join_lines
 from keystroke.text.diff import common_prefix, common_suffix
 
 LARGEST = 400_000  # characters of a prompt that is looked at
@@ -275,12 +275,8 @@ def _diffs(body: str) -> list[RecentChange]:
                 if line[:1] in ("+", " "):
                     new.append(line[1:])
             if old != new:
-                found.append(RecentChange(heading["path"].strip(), _joined(old), _joined(new)))
+                found.append(RecentChange(heading["path"].strip(), join_lines(old), join_lines(new)))
     return found
-
-
-def _joined(lines: list[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
 
 
 def _lines(text: str) -> str:

@@ -27,13 +27,13 @@ from keystroke.assist.next_edit.prompt import (
     Encode,
     LineRange,
     RecentChange,
-    equal_ends,
     fitting_region,
     join_lines,
     newest_fitting,
     short_path,
 )
 from keystroke.engine.tokenizer import Tokenizer
+from keystroke.text.compare import common_ends
 
 VERSION = 3  # of the format; an adapter says which one it has learned
 MOST_PLACES = 6
@@ -136,7 +136,7 @@ class PlacesFormat:
         if said is None or said.lines == prompt.lines[said.place]:
             return [self.marks.numbers[0], self.marks.end]
         old, new = prompt.lines[said.place], said.lines
-        first, same = equal_ends(old, new)
+        first, same = common_ends(old, new)
         marks = self.marks
         place = [marks.numbers[said.place + 1], marks.letters[first], marks.letters[len(old) - same]]
         text = join_lines(new[first : len(new) - same])

@@ -80,14 +80,9 @@ class PlacesQuestion(EditQuestion[PlacesFormat]):
         if answer is None:
             return NoEditReason.LEFT
         edits = self.edits_for(prompt.places[answer.place], answer.lines)
-        if not edits:
-            return NoEditReason.LEFT
         written = [entry.logprob for entry in said.logprobs]
         sure = math.exp(sum(written) / len(written)) if written else 1.0
-        if sure < TEXT[self.eagerness]:
-            return NoEditReason.UNSURE
-        reason = self.find_objection(edits)
-        return reason if reason is not None else PredictedEdits(tuple(edits), here * sure)
+        return self.judge(edits, sure, TEXT[self.eagerness], here * sure)
 
 
 def _writing(prompt: PlacesPrompt) -> GenerationParams:

@@ -31,6 +31,7 @@ from pathlib import Path
 from keystroke.engine.checkpoint.gguf_header import read_metadata
 from keystroke.engine.tokenizer import Tokenizer
 from keystroke.engine.tokenizer.huggingface import read_json
+from keystroke.text.compare import common_ends
 
 VERSION = 2  # of the format; a model says which one it has learned
 REGION = 12  # lines that may be rewritten at once
@@ -142,7 +143,7 @@ class EditFormat:
         """What the model should say where the region's lines `old` become `new`, or None to leave them."""
         if new is None or list(new) == list(old):
             return [self.marks.keep, self.marks.end]
-        first, same = equal_ends(old, new)
+        first, same = common_ends(old, new)
         numbers = self.marks.numbers
         text = join_lines(new[first : len(new) - same])
         return [numbers[first], numbers[len(old) - same], *self.encode(text), self.marks.end]
@@ -225,13 +226,6 @@ def fitting_region(
         size //= 2
         region = region_at(lines, line, size)
     return region
-
-
-def equal_ends(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
-    """How many lines at the start and at the end are the same, none counted twice."""
-    least = min(len(old), len(new))
-    first = next((i for i in range(least) if old[i] != new[i]), least)
-    return first, next((i for i in range(least - first) if old[-1 - i] != new[-1 - i]), least - first)
 
 
 def newest_fitting(newest_first: Iterable[Sequence[int]], room: int, least: int = 0) -> list[int]:

@@ -29,7 +29,7 @@ from keystroke.assist.next_edit.prompt import (
 from keystroke.engine.base import Sampling, TokenLogprob
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.speculative import Drafter, FileDrafter
-from keystroke.text import Edit, apply_edits, minimal_diff
+from keystroke.text import Edit, apply_edits, minimal_diff, shift
 
 # The least product of the probability that a place changes and the confidence of its text. Of 93 moments of
 # held-out releases, 31 of them with nothing left to do, the embedded model would offer 3 at 0.9 (2 at the
@@ -113,7 +113,17 @@ class EditQuestion(Generic[Form]):
         new = "".join(f"{line}{newline}" for line in new_lines)
         if end == len(self.text):
             new = new.removesuffix(newline)  # the last line of a text has no end
-        return [shift_edit(edit, start) for edit in merged_edits(old, new)]
+        return [shift(edit, start) for edit in merged_edits(old, new)]
+
+    def judge(
+        self, edits: Sequence[Edit], sure: float, least: float, confidence: float
+    ) -> PredictedEdits | NoEditReason:
+        """The edits with their confidence, or why they are not proposed: `sure` has to reach `least`."""
+        if not edits:
+            return NoEditReason.LEFT
+        if sure < least:
+            return NoEditReason.UNSURE
+        return self.find_objection(edits) or PredictedEdits(tuple(edits), confidence)
 
     def find_objection(self, edits: Sequence[Edit]) -> NoEditReason | None:
         """Why `edits` are not proposed, or None."""
@@ -179,13 +189,8 @@ class SinglePlaceQuestion(EditQuestion[EditFormat]):
         if new_lines is None:
             return NoEditReason.UNUSABLE
         edits = self.edits_for(prompt.region, new_lines)
-        if not edits:
-            return NoEditReason.LEFT
         sure = moves * _confidence(prompt, said)
-        if sure < THRESHOLDS[self.eagerness]:
-            return NoEditReason.UNSURE
-        reason = self.find_objection(edits)
-        return reason if reason is not None else PredictedEdits(tuple(edits), sure)
+        return self.judge(edits, sure, THRESHOLDS[self.eagerness], sure)
 
     async def _moves(self, prompt: EditPrompt, run: Run) -> float:
         """The probability that the place changes."""
@@ -231,10 +236,6 @@ def merged_edits(old: str, new: str) -> list[Edit]:
         else:
             out.append(edit)
     return out
-
-
-def shift_edit(edit: Edit, by: int) -> Edit:
-    return Edit(edit.start + by, edit.end + by, edit.text)
 
 
 def _confidence(prompt: EditPrompt, said: EngineAnswer) -> float:

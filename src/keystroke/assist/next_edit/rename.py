@@ -96,26 +96,22 @@ def _definition(name: SgNode) -> SgNode | None:
         return None
     kind = parent.kind()
     if kind in _PARAMETERS:
-        value = parent.field("value")
-        return None if value is not None and _same(value, name) else parent
+        return None if _same(parent.field("value"), name) else parent
     if kind in _TARGETS:
         field = _TARGETS[kind]
         if field is None:
             return parent
-        target = parent.field(field)
-        return parent if target is not None and _same(target, name) else None
+        return parent if _same(parent.field(field), name) else None
     if kind in ("pattern_list", "tuple_pattern", "expression_list"):
         outer = parent.parent()
         field = _TARGETS.get(outer.kind()) if outer is not None else None
         if outer is None or field is None:
             return None
-        target = outer.field(field)
-        return outer if target is not None and _same(target, parent) else None
+        return outer if _same(outer.field(field), parent) else None
     if kind.endswith(
         ("_definition", "_declaration", "_declarator", "_item", "_spec", "_alias", "_signature")
     ):
-        named = parent.field("name")
-        return parent if named is not None and _same(named, name) else None
+        return parent if _same(parent.field("name"), name) else None
     return None
 
 
@@ -177,25 +173,21 @@ def _is_function(node: SgNode) -> bool:
 def _is_member(node: SgNode) -> bool:
     parent = node.parent()
     field = _MEMBERS.get(parent.kind()) if parent is not None else None
-    if parent is None or field is None:
-        return False
-    part = parent.field(field)
-    return part is not None and _same(part, node)
+    return parent is not None and field is not None and _same(parent.field(field), node)
 
 
 def _keyword(node: SgNode) -> bool:
     """`name=` in a call names the other side's parameter."""
     parent = node.parent()
-    if parent is None or parent.kind() != "keyword_argument":
-        return False
-    named = parent.field("name")
-    return named is not None and _same(named, node)
+    return parent is not None and parent.kind() == "keyword_argument" and _same(parent.field("name"), node)
 
 
 def _imported(node: SgNode) -> bool:
     return any("import" in ancestor.kind() for ancestor in node.ancestors())
 
 
-def _same(a: SgNode, b: SgNode) -> bool:
+def _same(a: SgNode | None, b: SgNode) -> bool:
+    if a is None:
+        return False
     x, y = a.range(), b.range()
     return bool(x.start.index == y.start.index and x.end.index == y.end.index)

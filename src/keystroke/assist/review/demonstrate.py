@@ -60,10 +60,7 @@ def find_differences(before: str, after: str) -> list[Difference]:
     """One difference per changed definition, failures first. Empty where nothing can be run or nothing
     differs."""
     old, new = pure_part(before), pure_part(after)
-    if old is None or new is None:
-        return []
-    changed = _changed(old, new)
-    if not changed:
+    if old is None or new is None or not (changed := _changed(old, new)):
         return []
     tried: list[list[tuple[str, list[Any], bool]]] = []
     for name in list(changed)[:MAX_CHANGED]:
@@ -79,9 +76,9 @@ def find_differences(before: str, after: str) -> list[Difference]:
         difference = _difference(name, changed[name], call, outcomes)
         if (known := _seen(plan, skipped, call, outcomes)) is not None:
             seen.setdefault(name, []).append(known)
-        if difference is not None and doubtful:
-            difference = replace(difference, broken=False, doubtful=True)
         if difference is not None:
+            if doubtful:
+                difference = replace(difference, broken=False, doubtful=True)
             found.setdefault(name, []).append(difference)
     together = [_together(of, find_lost_invariant(seen.get(name, ()))) for name, of in found.items()]
     return sorted(together, key=lambda item: not item.broken)
