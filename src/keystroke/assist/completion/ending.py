@@ -78,7 +78,7 @@ class Ending:
     def _outside(self, line: str, kept: list[str], whole: bool) -> bool:
         """Whether a line after the first is no longer part of the block."""
         if self.floor is not None:
-            return bool(line.strip()) and _indent(line) <= self.floor
+            return bool(line.strip()) and indent_width(line) <= self.floor
         first = f"{self.before}{kept[0]}"
         opened = first.rstrip().endswith(_OPENERS)
         if not line.strip():
@@ -86,17 +86,17 @@ class Ending:
             return whole and not opened and any(k.strip() for k in kept)
         if not any(f"{self.before}{k}".strip() for k in kept):
             return False
-        base = _indent(first)
-        return _indent(line) <= base if opened else _indent(line) < base
+        base = indent_width(first)
+        return indent_width(line) <= base if opened else indent_width(line) < base
 
     def _closes(self, line: str, kept: list[str]) -> bool:
         """Whether a line outside the block is the bracket or keyword that closes it."""
         if line.strip().rstrip(";,)").removesuffix("}") not in ("", *_CLOSERS):
             return False
         if self.floor is not None:
-            return _indent(line) == self.floor and line.strip() != self.following.strip()
+            return indent_width(line) == self.floor and line.strip() != self.following.strip()
         first = f"{self.before}{kept[0]}"
-        return first.rstrip().endswith(_OPENERS) and _indent(line) == _indent(first)
+        return first.rstrip().endswith(_OPENERS) and indent_width(line) == indent_width(first)
 
     def _tidied(self, kept: list[str]) -> str:
         text = "\n".join(kept).rstrip()
@@ -108,6 +108,7 @@ class Ending:
         return text
 
 
-def _indent(line: str) -> int:
+def indent_width(line: str) -> int:
+    """The columns of white space that the line begins with."""
     expanded = line.expandtabs(4)
     return len(expanded) - len(expanded.lstrip())

@@ -11,10 +11,9 @@ import re
 from enum import StrEnum
 
 from keystroke.analysis.syntax import opens_block
-from keystroke.assist.completion.ending import Ending
+from keystroke.assist.completion.ending import Ending, indent_width
 
 _CLOSERS = re.compile(r"[\s)\]}>\"'`;,:]*")
-_INDENT = re.compile(r"[ \t]*")
 
 
 class Extent(StrEnum):
@@ -61,8 +60,8 @@ def body_floor(text: str, cursor: int, language: str | None) -> int | None:
     for header in headers:
         if not opens_block(text, header, language) or _has_body(text, header, end):
             continue
-        floor = _depth(line_before(text, header))
-        if header == cursor or not before.strip() or _depth(before) > floor:
+        floor = indent_width(line_before(text, header))
+        if header == cursor or not before.strip() or indent_width(before) > floor:
             return floor
     return None
 
@@ -99,14 +98,8 @@ def _above_docstring(text: str, end: int) -> int | None:
 
 def _has_body(text: str, header: int, after: int) -> bool:
     """Whether the first line after `after` that is not blank is indented deeper than the header."""
-    depth = _depth(line_before(text, header))
+    depth = indent_width(line_before(text, header))
     for below in text[after : after + 2000].split("\n")[1:]:
         if below.strip():
-            return _depth(below) > depth
+            return indent_width(below) > depth
     return False
-
-
-def _depth(line: str) -> int:
-    indent = _INDENT.match(line)
-    assert indent is not None
-    return len(indent[0].expandtabs(4))

@@ -6,7 +6,7 @@ model that can fill in the middle gets both sides, any other only the text befor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from keystroke.engine.model import Model
@@ -62,21 +62,11 @@ def build_prompt(model: Model, prefix: str, suffix: str, *, budget: int, max_tok
 def trim_text(prefix: str, suffix: str, *, budget: int) -> tuple[str, str]:
     """The same cut for a remote model: by characters, between lines."""
     room = budget * CHARACTERS_PER_TOKEN
-    after = _joined(suffix.splitlines(keepends=True), room // AFTER_SHARE) or suffix[: room // AFTER_SHARE]
+    share = room // AFTER_SHARE
+    after = "".join(_fitting(suffix.splitlines(keepends=True), share, len)) or suffix[:share]
     left = room - len(after)
-    lines = prefix.splitlines(keepends=True)
-    before = _joined(reversed(lines), left, backwards=True) or prefix[-left:]
-    return before, after
-
-
-def _joined(lines: Iterable[str], room: int, *, backwards: bool = False) -> str:
-    kept: list[str] = []
-    for line in lines:
-        room -= len(line)
-        if room < 0:
-            break
-        kept.append(line)
-    return "".join(reversed(kept) if backwards else kept)
+    lines = _fitting(reversed(prefix.splitlines(keepends=True)), left, len)
+    return "".join(reversed(lines)) or prefix[-left:], after
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +84,7 @@ def _tail(tokenizer: Tokenizer, text: str, room: int) -> _Side:
     lines = near.splitlines(keepends=True)
     if len(near) < len(text) and len(lines) > 1:
         lines = lines[1:]
-    kept = _fitting(tokenizer, reversed(lines), room)
+    kept = _fitting(reversed(lines), room, lambda line: len(tokenizer.encode(line)))
     if not kept:
         return _Side(tokens[-room:] if room else [], True)
     tokens = tokenizer.encode("".join(reversed(kept)))
@@ -106,14 +96,15 @@ def _head(tokenizer: Tokenizer, text: str, room: int) -> _Side:
     tokens = tokenizer.encode(near)
     if len(tokens) <= room and len(near) == len(text):
         return _Side(tokens, False)
-    kept = _fitting(tokenizer, near.splitlines(keepends=True), room)
+    kept = _fitting(near.splitlines(keepends=True), room, lambda line: len(tokenizer.encode(line)))
     return _Side((tokenizer.encode("".join(kept)) if kept else tokens)[:room], True)
 
 
-def _fitting(tokenizer: Tokenizer, lines: Iterable[str], room: int) -> list[str]:
+def _fitting(lines: Iterable[str], room: int, size: Callable[[str], int]) -> list[str]:
+    """The first lines that fit into the room."""
     kept: list[str] = []
     for line in lines:
-        room -= len(tokenizer.encode(line))
+        room -= size(line)
         if room < 0:
             break
         kept.append(line)

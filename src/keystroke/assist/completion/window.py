@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keystroke.assist.completion.extent import line_at, line_before, only_closers
-from keystroke.assist.completion.prompt import trim_text
+from keystroke.assist.completion.prompt import CONTROL_TOKENS, LONGEST_TOKEN, trim_text
 from keystroke.engine.model import Model
 from keystroke.text.diff import common_prefix
 from keystroke.text.edit import Edit
@@ -24,8 +24,6 @@ SHORT_SUFFIX = 48
 FILL = 0.6  # how full the prefix is after its anchor moved; the rest is room for typing
 LEAST = 0.25  # a prefix that fills less of its room gets an anchor further up
 NEAR = 160  # characters below the cursor that are always up to date
-CONTROL_TOKENS = 8
-LONGEST_TOKEN = 16
 LONGEST_WORD = 24  # characters of a half word that the model writes again
 # Tokenizers put the character before a word into its token: a space, a dot, an underscore.
 _HALF_WORD = re.compile(r"(?:[^\w\r\n]|_)?[^\W\d_]+\Z")
