@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import textwrap
 
-from keystroke.analysis.check.modules import parse_quietly
+from keystroke.analysis.syntax import try_parse
 
 
 def find_stubs(text: str) -> list[str]:
     """Names of the functions and methods whose body does nothing, in the order of the text."""
-    try:
-        tree = parse_quietly(textwrap.dedent(text))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = try_parse(textwrap.dedent(text))
+    if tree is None:
         return []
     found = [
         node

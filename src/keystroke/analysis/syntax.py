@@ -1,12 +1,14 @@
 """Syntax trees of text that is being typed: languages, errors, blocks.
 
-Parses in-process with ast-grep. Offsets are code points. In large texts only the region around the cursor is
-parsed, so that a key costs about a millisecond.
+Parses in-process with ast-grep, and Python also with its own parser. Offsets are code points. In large texts
+only the region around the cursor is parsed, so that a key costs about a millisecond.
 """
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import PurePath
 
@@ -49,6 +51,21 @@ def language_of(path: str | None, editor: str | None = None) -> str | None:
 
 def parse_tree(text: str, language: str) -> SgNode:
     return SgRoot(text, language).root()
+
+
+def parse_quietly(text: str) -> ast.Module:
+    """Parse a Python text without printing Python's warnings about it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
+
+
+def try_parse(text: str) -> ast.Module | None:
+    """The tree of a Python text; None where it does not parse."""
+    try:
+        return parse_quietly(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def error_count(text: str, language: str) -> int:

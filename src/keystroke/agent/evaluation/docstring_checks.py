@@ -14,6 +14,7 @@ from functools import partial
 from keystroke.agent.evaluation.examples import examples
 from keystroke.agent.evaluation.programs import interpreter_pool, run_examples
 from keystroke.agent.sandbox import Sandbox
+from keystroke.analysis.syntax import try_parse
 
 _SECONDS = 3.0
 _AT_ONCE = 4
@@ -43,12 +44,9 @@ class DocstringChecks:
 
 def docstring_examples(text: str) -> list[str]:
     """The examples of a file's functions, as assertions."""
-    try:
-        body = ast.parse(text).body
-    except (SyntaxError, ValueError, RecursionError):
-        return []
+    module = try_parse(text)
     found: list[str] = []
-    for node in body:
+    for node in module.body if module is not None else ():
         if isinstance(node, ast.FunctionDef) and (said := ast.get_docstring(node)) is not None:
             found += examples(f"def {node.name}({ast.unparse(node.args)}):\n{said}", node.name)
     return found[:_MOST]

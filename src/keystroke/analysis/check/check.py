@@ -19,13 +19,13 @@ from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level
 from keystroke.analysis.check.facts import piece_facts
 from keystroke.analysis.check.flakes import run_pyflakes, separable
 from keystroke.analysis.check.knowledge import MOVED_MODULES
-from keystroke.analysis.check.modules import Project, parse_quietly
+from keystroke.analysis.check.modules import Project
 from keystroke.analysis.check.other_languages import other_language, other_language_fixes, syntax_errors
 from keystroke.analysis.check.pieces import CodePiece, single_piece, split_pieces
-from keystroke.analysis.check.scope import BUILTINS, ClassTable, PythonSource, closest_names
+from keystroke.analysis.check.scope import BUILTINS, ClassTable, closest_names, parse_source
 from keystroke.analysis.check.syntax_fixes import parse_failure, syntax_fixes
 from keystroke.errors import InputError
-from keystroke.text import Document, apply_edits
+from keystroke.text import apply_edits
 
 MAX_TEXT = 2_000_000  # characters; beyond this a file is data
 MAX_FIXED = 24  # diagnostics per check that get fixes at once; `fixes_for` makes more when asked
@@ -130,14 +130,6 @@ def fixes_for(
         if now[diagnostic.code] < before[diagnostic.code] and not now - before:
             proved.append(fix)
     return tuple(proved)
-
-
-def parse_source(text: str) -> PythonSource | None:
-    """The text with its tree; None if it does not parse."""
-    try:
-        return PythonSource(text, parse_quietly(text), Document(text))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 def _origin(path: str | Path) -> Path | None:

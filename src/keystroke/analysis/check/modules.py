@@ -11,11 +11,12 @@ import os
 import sys
 import sysconfig
 import time
-import warnings
 from functools import lru_cache
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+
+from keystroke.analysis.syntax import parse_quietly
 
 MAX_BYTES = 2 << 20
 # Signs that a module defines names dynamically.
@@ -212,13 +213,6 @@ def _loaded(file: Path) -> frozenset[str]:
     name = ".".join(file.relative_to(_STDLIB).with_suffix("").parts).removesuffix(".__init__")
     module = sys.modules.get(name)
     return frozenset(dir(module)) if getattr(module, "__file__", None) == str(file) else frozenset()
-
-
-def parse_quietly(text: str) -> ast.Module:
-    """Parse a text without printing Python's warnings about it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(text)
 
 
 def executed_statements(tree: ast.AST) -> list[ast.stmt]:

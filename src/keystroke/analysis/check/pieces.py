@@ -12,9 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
 
-from keystroke.analysis.check.modules import parse_quietly
-from keystroke.analysis.check.scope import PythonSource
-from keystroke.text import Document
+from keystroke.analysis.check.scope import PythonSource, parse_source
 
 # Strings and comments (in which no statement starts), and starts of lines.
 _TOKENS = re.compile(
@@ -62,10 +60,10 @@ class _Memory:
             if found is not None:
                 self._pieces.move_to_end(text)
                 return found
-        try:
-            piece = CodePiece(text, PythonSource(text, parse_quietly(text), Document(text)))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+        source = parse_source(text)
+        if source is None:
             return None
+        piece = CodePiece(text, source)
         with self._lock:
             if text not in self._pieces:
                 self._pieces[text] = piece

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from keystroke.analysis.check.modules import add_bound_names, executed_statements
+from keystroke.analysis.syntax import try_parse
 from keystroke.text import Document
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -59,6 +60,12 @@ class PythonSource:
         first, last = self.document.line_span(line - 1)
         places = list(find_words(self.text[first:last], name))
         return (first + places[0], first + places[0] + len(name)) if len(places) == 1 else None
+
+
+def parse_source(text: str) -> PythonSource | None:
+    """The text with its tree; None if it does not parse."""
+    tree = try_parse(text)
+    return PythonSource(text, tree, Document(text)) if tree is not None else None
 
 
 def find_words(text: str, name: str) -> Iterable[int]:

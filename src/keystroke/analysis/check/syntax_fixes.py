@@ -15,7 +15,7 @@ from itertools import islice
 
 from keystroke.analysis.check.candidates import line_end
 from keystroke.analysis.check.diagnostic import Fix
-from keystroke.analysis.check.modules import parse_quietly
+from keystroke.analysis.syntax import parse_quietly
 from keystroke.text import Document, Edit, apply_edits
 
 MAX_TRIES = 60

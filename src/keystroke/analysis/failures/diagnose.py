@@ -13,10 +13,11 @@ from itertools import islice
 from pathlib import Path
 
 from keystroke.analysis.check.candidates import declare_outside
-from keystroke.analysis.check.check import check, parse_source
+from keystroke.analysis.check.check import check
 from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level
 from keystroke.analysis.check.knowledge import PACKAGES
 from keystroke.analysis.check.modules import Project
+from keystroke.analysis.check.scope import parse_source
 from keystroke.analysis.failures.failure import Failure, Language, StackFrame
 from keystroke.analysis.failures.runtime_fixes import runtime_fixes
 from keystroke.analysis.failures.workspace_paths import workspace_path

@@ -16,10 +16,11 @@ from pathlib import Path
 from keystroke.analysis.check.candidates import candidates
 from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level
 from keystroke.analysis.check.knowledge import FOREIGN_METHODS
-from keystroke.analysis.check.modules import Project, parse_quietly
+from keystroke.analysis.check.modules import Project
 from keystroke.analysis.check.scope import ClassTable, PythonSource, closest_names, own_members
 from keystroke.analysis.failures.failure import Failure
 from keystroke.analysis.project_files import python_files
+from keystroke.analysis.syntax import parse_quietly
 from keystroke.text import Document, Edit
 
 _CLASS_FILES = 200

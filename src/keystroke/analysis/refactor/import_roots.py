@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from keystroke.analysis.project_files import python_files
+from keystroke.analysis.syntax import try_parse
 
 _CONVENTIONAL = ("src", "lib", "python", "source")
 
@@ -79,11 +80,8 @@ def dotted_module(path: str) -> str:
 
 
 def _imports(text: str, path: str, name: str, modules: set[str]) -> bool:
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return False
-    for node in ast.walk(tree):
+    tree = try_parse(text)
+    for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
             source = _source(node, path)
             # The folder from which it is imported may be any above it.

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keystroke.analysis.check.check import check, parse_source
+from keystroke.analysis.check.check import check
 from keystroke.analysis.check.diagnostic import Level
 from keystroke.analysis.check.modules import Project
-from keystroke.analysis.check.scope import visible_names
+from keystroke.analysis.check.scope import parse_source, visible_names
 from keystroke.analysis.refactor.import_roots import import_roots, left_behind
 from keystroke.analysis.refactor.parentheses import remove_redundant_parentheses
 from keystroke.analysis.refactor.signature import (

@@ -9,7 +9,7 @@ import ast
 from dataclasses import dataclass
 from itertools import pairwise
 
-from keystroke.analysis.check.modules import parse_quietly
+from keystroke.analysis.syntax import parse_quietly
 from keystroke.errors import InputError
 
 

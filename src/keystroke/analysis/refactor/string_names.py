@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from pathlib import PurePosixPath
 
-from keystroke.analysis.check.check import check, parse_source
+from keystroke.analysis.check.check import check
 from keystroke.analysis.check.diagnostic import Diagnostic
-from keystroke.analysis.check.scope import PythonSource, bound_names, find_words
+from keystroke.analysis.check.scope import PythonSource, bound_names, find_words, parse_source
 from keystroke.analysis.refactor.import_roots import dotted_module
 from keystroke.text import Edit, apply_edits
 

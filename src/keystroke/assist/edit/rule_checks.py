@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from keystroke.analysis.syntax import language_of, parse_tree, walk
+from keystroke.analysis.syntax import language_of, parse_tree, try_parse, walk
 from keystroke.text.compare import compare
 
 _FORBIDS = re.compile(
@@ -150,9 +150,8 @@ def _comment(old: str, new: str, path: str) -> str | None:
 
 
 def _functions(text: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+    tree = try_parse(text)
+    if tree is None:
         return {}
     return {
         node.name: node

@@ -13,6 +13,7 @@ from keystroke.analysis.check.check import can_check, check
 from keystroke.analysis.check.diagnostic import Fix, Level
 from keystroke.analysis.check.modules import Project
 from keystroke.analysis.failures.diagnose import Diagnosis, Repair
+from keystroke.analysis.syntax import try_parse
 from keystroke.assist.edit import EditTask, Region, Writer, propose_edit
 from keystroke.text import apply_edits
 
@@ -48,10 +49,8 @@ def model_repair(
 def _same_program(path: str, before: str, after: str) -> bool:
     """Whether only the layout differs; of Python, comments too."""
     if path.endswith((".py", ".pyi")):
-        try:
-            return ast.dump(ast.parse(before)) == ast.dump(ast.parse(after))
-        except (SyntaxError, ValueError, RecursionError):
-            return before == after
+        old, new = try_parse(before), try_parse(after)
+        return ast.dump(old) == ast.dump(new) if old is not None and new is not None else before == after
     return before.split() == after.split()
 
 

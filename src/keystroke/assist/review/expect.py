@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from keystroke.analysis.syntax import try_parse
 from keystroke.assist.edit import Writer
 from keystroke.assist.edit.blocks import fenced
 from keystroke.assist.edit.writer import read_answer
@@ -78,9 +79,8 @@ def claims_from_model(text: str, name: str, names: Collection[str], writer: Writ
 def without_body(text: str, name: str) -> str | None:
     """The module with the body of one definition hidden; of a long module only the part around it. None where
     there is no such definition."""
-    try:
-        module = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+    module = try_parse(text)
+    if module is None:
         return None
     lines = text.split("\n")
     owner, _, short = name.rpartition(".")

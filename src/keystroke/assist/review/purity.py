@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 
+from keystroke.analysis.syntax import try_parse
+
 
 def _set(words: str) -> frozenset[str]:
     return frozenset(words.split())
@@ -38,11 +40,9 @@ FunctionType CodeType ModuleType sys os codecs
 
 def pure_part(text: str) -> ast.Module | None:
     """The pure part of the module; None where the text does not parse."""
-    try:
-        module = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-    module.body = [node for node in module.body if _kept(node)]
+    module = try_parse(text)
+    if module is not None:
+        module.body = [node for node in module.body if _kept(node)]
     return module
 
 

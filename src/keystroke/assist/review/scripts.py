@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keystroke.analysis.syntax import try_parse
 from keystroke.assist.review.purity import is_plain_attribute
 
 _TAGGED = {"date": "date", "datetime": "time", "Decimal": "decimal"}
@@ -34,9 +35,8 @@ class Claim:
 
 def parse_claims(code: str, names: Collection[str]) -> list[Claim]:
     """The claims of a script, or of each test in it, about the definitions in `names`."""
-    try:
-        module = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError):
+    module = try_parse(code)
+    if module is None:
         return []
     found = list(_claimed(module.body, names))
     for node in ast.walk(module):
@@ -47,11 +47,8 @@ def parse_claims(code: str, names: Collection[str]) -> list[Claim]:
 
 def docstring_examples(text: str) -> Iterator[str]:
     """The `>>>` examples in the docstrings of a module, as code."""
-    try:
-        module = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return
-    for node in ast.walk(module):
+    module = try_parse(text)
+    for node in ast.walk(module) if module is not None else ():
         if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
             continue
         lines = (ast.get_docstring(node) or "").split("\n")
