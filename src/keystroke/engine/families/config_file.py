@@ -43,7 +43,7 @@ def read_llama(
     vocab_size = config.integer("vocab_size", 1 << 24)
     _refuse_variants(config, *activations)
     context = config.integer("max_position_embeddings", 1 << 30)
-    span, local = read_windows(config, layers, context, windowed, window)
+    span, local = read_windows(config, layers, context, windowed, window, linear="delta" in changes)
     rope, window_rope = ropes or (read_rope(config, context, theta), None)
     partial = _partial(config)
     if rope.scaling == "yarn":  # the stated context may be the one before or after scaling
@@ -119,14 +119,14 @@ def quantisation_method(config: Fields) -> str | None:
 
 
 def read_windows(
-    config: Fields, layers: int, context: int, usual: frozenset[int], size: int | None
+    config: Fields, layers: int, context: int, usual: frozenset[int], size: int | None, *, linear: bool
 ) -> Windows:
     """The size of the sliding window and the layers that have one. A window as long as the context is
-    ignored."""
+    ignored. `linear`: whether layers may have linear attention."""
     kinds = config.get("layer_types")
     windowed = usual
     if isinstance(kinds, list):
-        known = ("full_attention", "sliding_attention", "linear_attention")
+        known = ("full_attention", "sliding_attention", *(("linear_attention",) if linear else ()))
         if len(kinds) < layers:
             raise config.error("layer_types", "a list with one kind for each layer")
         if any(kind not in known for kind in kinds[:layers]):
@@ -144,14 +144,6 @@ def linear_layers(config: Fields, layers: int) -> frozenset[int]:
         every = config.integer("full_attention_interval", 1024, default=4)
         return frozenset(n for n in range(layers) if (n + 1) % every)
     return frozenset(n for n, kind in enumerate(kinds[:layers]) if kind == "linear_attention")
-
-
-def refuse_linear_layers(spec: ModelSpec, config: Fields) -> ModelSpec:
-    """The spec itself; raises UnsupportedModel if layer_types has linear attention."""
-    kinds = config.get("layer_types")
-    if isinstance(kinds, list) and "linear_attention" in kinds:
-        raise UnsupportedModel(f"{config.origin} has layer_types this engine does not run; {ELSEWHERE}")
-    return spec
 
 
 def read_rope(config: Fields, context: int, usual: float) -> RopeSpec:

@@ -9,7 +9,6 @@ from keystroke.engine.families.config_file import (
     norms_less_one,
     read_llama,
     read_two_ropes,
-    refuse_linear_layers,
     scaled_rope,
 )
 from keystroke.engine.families.family import ConfigFile, Family, GGUFFile
@@ -23,7 +22,7 @@ def read_config(file: ConfigFile) -> ModelSpec:
     layers = config.integer("num_hidden_layers", 1024)
     every = config.integer("sliding_window_pattern", 1024, default=_FULL_EVERY)
     hidden = config.integer("hidden_size", 1 << 20)
-    spec = read_llama(
+    return read_llama(
         file,
         "gemma3",
         ropes=_ropes(config),
@@ -37,7 +36,6 @@ def read_config(file: ConfigFile) -> ModelSpec:
         embedding_scale=float(hidden**0.5),
         attention_scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5,
     )
-    return refuse_linear_layers(spec, config)
 
 
 def _ropes(config: Fields) -> tuple[RopeSpec, RopeSpec]:

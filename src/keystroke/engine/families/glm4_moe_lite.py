@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keystroke.engine.checkpoint.spec import LatentSpec, ModelSpec
-from keystroke.engine.families.config_file import read_llama, refuse_linear_layers
+from keystroke.engine.families.config_file import read_llama
 from keystroke.engine.families.family import ELSEWHERE, ConfigFile, Family, GGUFFile, TensorSource
 from keystroke.engine.families.gguf_fields import read_gguf_experts, read_llama_gguf, without_predicting
 from keystroke.engine.families.qwen3_moe import dense_layers, read_experts
@@ -50,7 +50,7 @@ def read_config(file: ConfigFile) -> ModelSpec:
     )
     if spec.qkv_bias:
         raise _refused(config.origin, "biases of latent attention")
-    return _checked(refuse_linear_layers(spec, config), latent, config.origin)
+    return _checked(spec, latent, config.origin)
 
 
 def _checked(spec: ModelSpec, latent: LatentSpec, origin: str) -> ModelSpec:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from keystroke.engine.checkpoint.spec import ExpertsSpec, ModelSpec
-from keystroke.engine.families.config_file import read_llama, refuse_linear_layers
+from keystroke.engine.families.config_file import read_llama
 from keystroke.engine.families.family import ConfigFile, Family, GGUFFile, TensorSource
 from keystroke.engine.families.gguf_fields import read_gguf_experts, read_gguf_rope, read_llama_gguf
 
@@ -27,7 +27,7 @@ def read_config(file: ConfigFile) -> ModelSpec:
         bias=True,
         limit=config.number("swiglu_limit", _LIMIT),
     )
-    spec = read_llama(
+    return read_llama(
         file,
         "gpt_oss",
         head_dim=_HEAD_DIM,
@@ -38,7 +38,6 @@ def read_config(file: ConfigFile) -> ModelSpec:
         sinks=True,
         experts=experts,
     )
-    return refuse_linear_layers(spec, config)
 
 
 def source(spec: ModelSpec, name: str, stored: Container[str]) -> TensorSource:

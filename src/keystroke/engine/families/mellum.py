@@ -4,7 +4,7 @@ that predict further tokens (MTP) are not read."""
 from __future__ import annotations
 
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
-from keystroke.engine.families.config_file import read_llama, read_two_ropes, refuse_linear_layers
+from keystroke.engine.families.config_file import read_llama, read_two_ropes
 from keystroke.engine.families.family import ConfigFile, Family, GGUFFile
 from keystroke.engine.families.gguf_fields import read_gguf_experts, read_gguf_rope, read_llama_gguf
 from keystroke.engine.families.qwen3 import HEAD_DIM
@@ -22,7 +22,7 @@ def read_config(file: ConfigFile) -> ModelSpec:
     experts = read_experts(
         config, normalised=config.flag("norm_topk_prob", True), dense=dense_layers(config, layers)
     )
-    spec = read_llama(
+    return read_llama(
         file,
         "mellum",
         head_dim=HEAD_DIM,
@@ -31,7 +31,6 @@ def read_config(file: ConfigFile) -> ModelSpec:
         qk_norm=True,
         experts=experts,
     )
-    return refuse_linear_layers(spec, config)
 
 
 def read_gguf(file: GGUFFile) -> ModelSpec:

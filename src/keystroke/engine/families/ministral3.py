@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from keystroke.engine.checkpoint.rope import yarn_attention_factor
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.families.config_file import read_llama, refuse_linear_layers
+from keystroke.engine.families.config_file import read_llama
 from keystroke.engine.families.family import ELSEWHERE, ConfigFile, Family, GGUFFile
 from keystroke.engine.families.gguf_fields import read_gguf_rope, read_llama_gguf
 from keystroke.errors import UnsupportedModel
@@ -19,8 +19,7 @@ def read_config(file: ConfigFile) -> ModelSpec:
     if kind not in ("ministral3", "mistral", None):
         raise UnsupportedModel(f"{file.config.origin} is of the type {kind}, which is not run; {ELSEWHERE}")
     layers = file.config.integer("num_hidden_layers", 1024)
-    spec = read_llama(file, "ministral3", theta=_THETA, windowed=frozenset(range(layers)))
-    return refuse_linear_layers(spec, file.config)
+    return read_llama(file, "ministral3", theta=_THETA, windowed=frozenset(range(layers)))
 
 
 def read_gguf(file: GGUFFile) -> ModelSpec:

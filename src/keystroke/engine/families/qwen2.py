@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.families.config_file import read_llama, refuse_linear_layers
-from keystroke.engine.families.family import ConfigFile, Family, GGUFFile
+from keystroke.engine.families.config_file import read_llama
+from keystroke.engine.families.family import ConfigFile, Family
 from keystroke.engine.families.gguf_fields import read_llama_gguf
 from keystroke.engine.families.llama import windowed_layers
 
 
 def read_config(file: ConfigFile) -> ModelSpec:
     layers = file.config.integer("num_hidden_layers", 1024)
-    spec = read_llama(
+    return read_llama(
         file, "qwen2", windowed=windowed_layers(file, layers), attention_bias=False, qkv_bias=True
     )
-    return refuse_linear_layers(spec, file.config)
-
-
-def read_gguf(file: GGUFFile) -> ModelSpec:
-    return read_llama_gguf(file, "qwen2")
 
 
 FAMILY = Family(
@@ -27,5 +22,5 @@ FAMILY = Family(
     huggingface=("Qwen2ForCausalLM",),
     gguf="qwen2",
     read_config=read_config,
-    read_gguf=read_gguf,
+    read_gguf=lambda file: read_llama_gguf(file, "qwen2"),
 )

@@ -9,8 +9,8 @@ import numpy as np
 
 from keystroke.engine.checkpoint.fields import Fields
 from keystroke.engine.checkpoint.spec import ExpertsSpec, ModelSpec
-from keystroke.engine.families.config_file import read_llama, refuse_linear_layers
-from keystroke.engine.families.family import ConfigFile, Family, GGUFFile, TensorSource
+from keystroke.engine.families.config_file import read_llama
+from keystroke.engine.families.family import ConfigFile, Family, TensorSource
 from keystroke.engine.families.gguf_fields import read_gguf_experts, read_llama_gguf
 from keystroke.engine.families.llama import windowed_layers
 from keystroke.engine.families.qwen3 import HEAD_DIM
@@ -22,7 +22,7 @@ def read_config(file: ConfigFile) -> ModelSpec:
     experts = read_experts(
         config, normalised=config.flag("norm_topk_prob", False), dense=dense_layers(config, layers)
     )
-    spec = read_llama(
+    return read_llama(
         file,
         "qwen3_moe",
         head_dim=HEAD_DIM,
@@ -30,7 +30,6 @@ def read_config(file: ConfigFile) -> ModelSpec:
         qk_norm=True,
         experts=experts,
     )
-    return refuse_linear_layers(spec, config)
 
 
 def read_experts(config: Fields, **changes: Any) -> ExpertsSpec:
@@ -72,16 +71,12 @@ def source(spec: ModelSpec, name: str, stored: Container[str]) -> TensorSource:
     return TensorSource((f"{before}.experts.gate_up_proj",), (start + np.arange(width)).ravel())
 
 
-def read_gguf(file: GGUFFile) -> ModelSpec:
-    return read_llama_gguf(file, "qwen3_moe", experts=read_gguf_experts(file))
-
-
 FAMILY = Family(
     name="qwen3_moe",
     title="Qwen3-MoE",
     huggingface=("Qwen3MoeForCausalLM",),
     gguf="qwen3moe",
     read_config=read_config,
-    read_gguf=read_gguf,
+    read_gguf=lambda file: read_llama_gguf(file, "qwen3_moe", experts=read_gguf_experts(file)),
     source=source,
 )

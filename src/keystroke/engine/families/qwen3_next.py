@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Container
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from keystroke.engine.checkpoint.fields import Fields
-from keystroke.engine.checkpoint.spec import DeltaSpec, ExpertsSpec, ModelSpec
+from keystroke.engine.checkpoint.spec import Architecture, DeltaSpec, ExpertsSpec, ModelSpec
 from keystroke.engine.families.config_file import linear_layers, partial_rotary, read_llama
 from keystroke.engine.families.family import ConfigFile, Family, GGUFFile, TensorSource
 from keystroke.engine.families.gguf_fields import (
@@ -46,30 +47,32 @@ READ_HERE = frozenset({"rope.dimension_count"})
 
 def read_config(file: ConfigFile) -> ModelSpec:
     config = file.config
-    layers = config.integer("num_hidden_layers", 1024)
+    dense = dense_layers(config, config.integer("num_hidden_layers", 1024))
+    experts = read_shared_experts(config, normalised=config.flag("norm_topk_prob", True), dense=dense)
+    return read_hybrid(file, "qwen3_next", experts=experts)
+
+
+def read_hybrid(file: ConfigFile, architecture: Architecture, **changes: Any) -> ModelSpec:
+    """`changes`: what `read_llama` takes beyond the layers of all hybrids."""
+    config = file.config
     head_dim = config.integer("head_dim", 4096, default=HEAD_DIM)
-    return read_llama(
-        file,
-        "qwen3_next",
-        head_dim=HEAD_DIM,
-        rotary=partial_rotary(config, head_dim, _ROTATED),
-        qk_norm=True,
-        gated_attention=True,
-        delta=read_delta(config, layers),
-        experts=read_shared_experts(
-            config, normalised=config.flag("norm_topk_prob", True), dense=dense_layers(config, layers)
-        ),
-    )
-
-
-def read_delta(config: Fields, layers: int) -> DeltaSpec:
-    return DeltaSpec(
-        layers=linear_layers(config, layers),
+    delta = DeltaSpec(
+        layers=linear_layers(config, config.integer("num_hidden_layers", 1024)),
         key_heads=config.integer("linear_num_key_heads", 4096, default=16),
         value_heads=config.integer("linear_num_value_heads", 4096, default=32),
         key_size=config.integer("linear_key_head_dim", 4096, default=128),
         value_size=config.integer("linear_value_head_dim", 4096, default=128),
         kernel=config.integer("linear_conv_kernel_dim", 64, default=4),
+    )
+    return read_llama(
+        file,
+        architecture,
+        head_dim=HEAD_DIM,
+        rotary=partial_rotary(config, head_dim, _ROTATED),
+        qk_norm=True,
+        gated_attention=True,
+        delta=delta,
+        **changes,
     )
 
 
@@ -112,12 +115,8 @@ def hybrid_source(spec: ModelSpec, name: str, stored: Container[str]) -> TensorS
     return expert_source(spec, name, stored)
 
 
-def read_gguf(file: GGUFFile) -> ModelSpec:
-    return read_hybrid_gguf(file, "qwen3_next", experts=read_shared_gguf_experts(file))
-
-
 def read_hybrid_gguf(
-    file: GGUFFile, architecture: str, *, experts: ExpertsSpec | None = None, tiled: bool = False
+    file: GGUFFile, architecture: Architecture, *, experts: ExpertsSpec | None = None, tiled: bool = False
 ) -> ModelSpec:
     fields, stated = file.fields, file.stated
     layers = without_predicting(file)
@@ -136,7 +135,7 @@ def read_hybrid_gguf(
     rotary = fields.integer(f"{stated}.rope.dimension_count", 4096, default=head_dim)
     return read_llama_gguf(
         file,
-        architecture,  # type: ignore[arg-type]
+        architecture,
         experts=experts,
         ignored=READ_HERE,
         layers=layers,
@@ -177,7 +176,7 @@ FAMILY = Family(
     huggingface=("Qwen3NextForCausalLM",),
     gguf="qwen3next",
     read_config=read_config,
-    read_gguf=read_gguf,
+    read_gguf=lambda file: read_hybrid_gguf(file, "qwen3_next", experts=read_shared_gguf_experts(file)),
     source=source,
     gguf_source=gguf_source,
     predicts=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keystroke.engine.checkpoint.fields import Fields
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.families.config_file import read_llama, refuse_linear_layers
+from keystroke.engine.families.config_file import read_llama
 from keystroke.engine.families.family import ConfigFile, Family, GGUFFile
 from keystroke.engine.families.gguf_fields import read_llama_gguf
 from keystroke.engine.families.llama import windowed_layers
@@ -15,14 +15,13 @@ _UNROTATED_EVERY = 4  # GGUF files do not state it
 def read_config(file: ConfigFile) -> ModelSpec:
     config = file.config
     layers = config.integer("num_hidden_layers", 1024)
-    spec = read_llama(
+    return read_llama(
         file,
         "smollm3",
         theta=2_000_000.0,
         windowed=windowed_layers(file, layers),
         unrotated=_unrotated(config, layers),
     )
-    return refuse_linear_layers(spec, config)
 
 
 def _unrotated(config: Fields, layers: int) -> frozenset[int]:
