@@ -296,7 +296,6 @@ class ChatModel(ABC):
             RaceResult,
             StopPolicy,
             WatchState,
-            attempt_samplings,
             select_attempt,
         )
         from keystroke.agent.chat.sampling import SamplingResult
@@ -307,10 +306,7 @@ class ChatModel(ABC):
         total = StepReceipt("attempts", self.name)
         messages = request.messages
         winner: Attempt | None = None
-        samplings = attempt_samplings(
-            request.attempts, temperature=request.temperature, seed=request.seed, greedy=request.greedy
-        )
-        for number, sampling in enumerate(samplings):
+        for number, sampling in enumerate(request.samplings()):
             attempt = Attempt(number, sampling)
             params = GenerationParams(request.max_tokens, sampling=sampling)
             options = AnswerOptions(params, interrupt=request.interrupt)

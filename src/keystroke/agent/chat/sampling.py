@@ -18,7 +18,7 @@ from keystroke.agent.chat.encoder import ConversationEncoder
 from keystroke.agent.chat.receipt import Price, StepReceipt
 from keystroke.agent.chat.steering import Message, Steering
 from keystroke.agent.sandbox.busy_clock import BusyClock
-from keystroke.engine.base import Interrupt
+from keystroke.engine.base import Interrupt, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,12 @@ class SamplingRequest:
     interrupt: Interrupt = field(default_factory=Interrupt)
     steering: Steering = field(default_factory=Steering)
     busy: BusyClock = field(default_factory=BusyClock)
+
+    def samplings(self) -> list[Sampling]:
+        """How each attempt is sampled."""
+        return attempt_samplings(
+            self.attempts, temperature=self.temperature, seed=self.seed, greedy=self.greedy
+        )
 
 
 @dataclass(slots=True)
@@ -74,9 +80,7 @@ def run_race(
     result = Race(
         decoder,
         encoder.encode(request.messages, opening=request.opening),
-        attempt_samplings(
-            request.attempts, temperature=request.temperature, seed=request.seed, greedy=request.greedy
-        ),
+        request.samplings(),
         request.checker,
         workers=request.workers,
         policy=request.policy,

@@ -8,13 +8,19 @@ certain.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from keystroke.agent.loop.locate import read_text
 from keystroke.agent.workspace import Overlay
-from keystroke.analysis.outline import OutlineUnit, outline, walk_units
+from keystroke.analysis.outline import OutlineUnit
 from keystroke.analysis.syntax import language_of
-from keystroke.assist.edit.renaming import RenameInstruction, apply_renaming, parse_renaming
+from keystroke.assist.edit.renaming import (
+    RenameInstruction,
+    apply_renaming,
+    describe_definitions,
+    find_named,
+    parse_renaming,
+)
 from keystroke.errors import InputError, KeystrokeError
 from keystroke.text import Document, apply_edits
 
@@ -28,7 +34,7 @@ def rename_in_project(overlay: Overlay, instruction: str, files: Sequence[str] =
     word = re.compile(rf"\b{rename.old}\b")
     names = [name for name in overlay.files() if language_of(name) is not None]
     texts = {name: text for name in names if word.search(text := read_text(overlay, name))}
-    places = [place for place in _places(texts, rename) if not files or place[0] in files]
+    places = [place for place in find_named(texts, rename) if not files or place[0] in files]
     if not places:
         return None
     (home, unit), text = places[0], texts[places[0][0]]
@@ -42,24 +48,14 @@ def rename_in_project(overlay: Overlay, instruction: str, files: Sequence[str] =
         return None
     changed = _rename_semantically(overlay, home, found.start(), rename.new)
     # A property with its setter, or a method with its overrides, are several definitions of one thing.
-    if changed is not None and len(places) > 1 and _places({**texts, **changed}, rename):
+    if changed is not None and len(places) > 1 and find_named({**texts, **changed}, rename):
         raise _ambiguous(rename, places)
     return changed
 
 
-def _places(texts: Mapping[str, str], rename: RenameInstruction) -> list[tuple[str, OutlineUnit]]:
-    return [
-        (name, unit)
-        for name, text in texts.items()
-        for unit in walk_units(outline(text, language_of(name)))
-        if unit.short == rename.old and f".{unit.name}".endswith(f".{rename.qualified}")
-    ]
-
-
 def _ambiguous(rename: RenameInstruction, places: Sequence[tuple[str, OutlineUnit]]) -> InputError:
-    listed = ", ".join(f"{name} line {unit.start + 1} ({unit.name})" for name, unit in places[:5])
     return InputError(
-        f"{rename.old} is defined {len(places)} times: {listed}; say which one with --file FILE or as "
+        f"{describe_definitions(rename, places)}; say which one with --file FILE or as "
         "CLASS.NAME, or use `keystroke refactor rename FILE:LINE:COLUMN NAME`"
     )
 

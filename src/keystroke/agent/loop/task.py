@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from keystroke.agent.chat.model import ChatModel
 from keystroke.agent.chat.receipt import StepReceipt, TaskReceipts
 from keystroke.agent.chat.steering import HandoverRequested
@@ -241,29 +243,20 @@ class AgentTask:
     def _save(self, task: TaskState, ended: EndedEvent | None = None) -> None:
         if self._files.store is None:
             return
-        end = {} if ended is None else {"line": ended.line, "diff": ended.diff, "entry": ended.entry}
-        self._files.store.save(
-            TaskRecord(
-                id=self._identity.id,
-                instruction=task.instruction,
-                status=str(ended.status) if ended is not None else "working",
-                model=self._models.model.name,
-                messages=[dict(message) for message in task.messages],
-                overlay=task.overlay.snapshot(),
-                receipts=tuple(task.receipts.receipts),
-                tries=task.tries,
-                check=self._options.check,
-                files=self._options.files,
-                found=task.files,
-                time=time.time(),
-                created=self._created,
-                workspace=str(self._files.workspace.root),
-                owner=self._identity.owner,
-                given=self._identity.given,
-                pid=os.getpid(),
-                **end,
-            )
+        name, root = self._models.model.name, self._files.workspace.root
+        record = msgspec.structs.replace(
+            waiting_record(self._identity, task.instruction, name, self._options, root),
+            messages=[dict(message) for message in task.messages],
+            overlay=task.overlay.snapshot(),
+            receipts=tuple(task.receipts.receipts),
+            tries=task.tries,
+            found=task.files,
+            created=self._created,
         )
+        if ended is not None:
+            status, line, diff, entry = str(ended.status), ended.line, ended.diff, ended.entry
+            record = msgspec.structs.replace(record, status=status, line=line, diff=diff, entry=entry)
+        self._files.store.save(record)
 
 
 def waiting_record(

@@ -7,10 +7,10 @@ unused; otherwise nothing is done here and a model is asked.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from keystroke.analysis.outline import UnitKind, outline, walk_units
+from keystroke.analysis.outline import OutlineUnit, UnitKind, outline, walk_units
 from keystroke.analysis.syntax import language_of, parse_tree, walk
 
 _RENAME = re.compile(
@@ -77,18 +77,26 @@ def ambiguous_definitions(files: Mapping[str, str], instruction: str) -> str | N
     asked = parse_renaming(instruction)
     if asked is None:
         return None
-    found = [
+    defining = (UnitKind.FUNCTION, UnitKind.CLASS)
+    found = [place for place in find_named(files, asked) if place[1].kind in defining]
+    if len({(path, unit.name) for path, unit in found}) < 2:
+        return None
+    return f"{describe_definitions(asked, found)}; say which one, as CLASS.NAME or in one file"
+
+
+def find_named(files: Mapping[str, str], asked: RenameInstruction) -> list[tuple[str, OutlineUnit]]:
+    """The parts of the files that have the old name, each with its file."""
+    return [
         (path, unit)
         for path, text in files.items()
         for unit in walk_units(outline(text, language_of(path)))
-        if unit.short == asked.old
-        and unit.kind in (UnitKind.FUNCTION, UnitKind.CLASS)
-        and f".{unit.name}".endswith(f".{asked.qualified}")
+        if unit.short == asked.old and f".{unit.name}".endswith(f".{asked.qualified}")
     ]
-    if len({(path, unit.name) for path, unit in found}) < 2:
-        return None
+
+
+def describe_definitions(asked: RenameInstruction, found: Sequence[tuple[str, OutlineUnit]]) -> str:
     listed = ", ".join(f"{path} line {unit.start + 1} ({unit.name})" for path, unit in found[:5])
-    return f"{asked.old} is defined {len(found)} times: {listed}; say which one, as CLASS.NAME or in one file"
+    return f"{asked.old} is defined {len(found)} times: {listed}"
 
 
 def _defined_once(files: Mapping[str, str], name: str, *, member: bool) -> bool:
