@@ -12,10 +12,12 @@ import platform
 import struct
 from dataclasses import dataclass
 
-# name: number on x86_64, number on aarch64 (0: the architecture has no such call)
-_CALLS = {
-    "socket": (41, 198), "ioctl": (16, 29), "clone": (56, 220), "clone3": (435, 435), "unshare": (272, 97),
-    "sendto": (44, 206), "sendmsg": (46, 211), "sendmmsg": (307, 269),
+# Each table: name: number on x86_64, number on aarch64 (0: the architecture has no such call)
+_INSPECTED = {
+    "socket": (41, 198), "ioctl": (16, 29), "clone": (56, 220), "unshare": (272, 97), "sendto": (44, 206),
+    "sendmsg": (46, 211), "sendmmsg": (307, 269),
+}  # fmt: skip
+_REFUSED = {
     # mounts and namespaces
     "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
     "setns": (308, 268), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
@@ -36,33 +38,22 @@ _CALLS = {
     "clock_adjtime": (305, 266),
     # keys of the session
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
-    # calls that could make others unseen
-    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
-    # metadata of files
+}  # fmt: skip
+_MISSING = {  # callers use older calls; io_uring could make others unseen
+    "clone3": (435, 435), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+}  # fmt: skip
+BROKERED = {
     "chmod": (90, 0), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, 0),
     "fchown": (93, 55), "lchown": (94, 0), "fchownat": (260, 54), "utime": (132, 0), "utimes": (235, 0),
-    "futimesat": (261, 0), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7), "setxattrat": (463, 463), "removexattr": (197, 14), "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16), "removexattrat": (466, 466), "file_setattr": (469, 469),
+    "futimesat": (261, 0), "utimensat": (280, 88),
 }  # fmt: skip
-_REFUSED = (
-    "mount", "umount2", "pivot_root", "chroot", "setns", "open_tree", "move_mount", "fsopen", "fsconfig",
-    "fsmount", "fspick", "mount_setattr", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd",
-    "bpf", "perf_event_open", "userfaultfd", "kexec_load", "kexec_file_load", "init_module", "finit_module",
-    "delete_module", "reboot", "swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "syslog", "iopl",
-    "ioperm", "vhangup", "fanotify_init", "open_by_handle_at", "name_to_handle_at", "sethostname",
-    "setdomainname", "settimeofday", "clock_settime", "adjtimex", "clock_adjtime", "add_key", "request_key",
-    "keyctl",
-)  # fmt: skip
-_MISSING = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register")  # callers use older calls
-BROKERED = (
-    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utime", "utimes",
-    "futimesat", "utimensat",
-)  # fmt: skip
-_UNSUPPORTED = (
-    "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr",
-    "removexattrat", "file_setattr",
-)  # fmt: skip
+_UNSUPPORTED = {
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
+    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+    "removexattrat": (466, 466), "file_setattr": (469, 469),
+}  # fmt: skip
+_CALLS = _INSPECTED | _REFUSED | _MISSING | BROKERED | _UNSUPPORTED
 _NAMESPACE_FLAGS = 0x7E020000
 _MSG_FASTOPEN = 0x20000000  # connects without the call that Landlock controls
 # TIOCSTI and TIOCLINUX type into a terminal; the others change attributes of files
