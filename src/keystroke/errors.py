@@ -75,6 +75,11 @@ class InputError(UsageError):
 class GrammarError(InputError):
     code = "invalid_grammar"
 
+    @classmethod
+    def of(cls, origin: str, what: str) -> GrammarError:
+        """`what` is said of the field `origin` of a request."""
+        return cls(f"{origin} {what}", param=origin)
+
 
 class ContextOverflow(UsageError):
     code = "context_length_exceeded"

@@ -75,15 +75,12 @@ def _compiled(
     try:
         return future.result(timeout)
     except TooLate:
-        raise GrammarError(
-            f"{constraint.origin} takes longer than {timeout:g} s to compile; make it simpler.",
-            param=constraint.origin,
+        raise GrammarError.of(
+            constraint.origin, f"takes longer than {timeout:g} s to compile; make it simpler."
         ) from None
     except _CompileError as refused:
         place = f" at {refused.place}" if refused.place else ""
-        raise GrammarError(
-            f"{constraint.origin} cannot be used{place}: {refused}.", param=constraint.origin
-        ) from None
+        raise GrammarError.of(constraint.origin, f"cannot be used{place}: {refused}.") from None
 
 
 class _CompileError(Exception):

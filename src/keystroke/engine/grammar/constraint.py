@@ -90,7 +90,7 @@ def json_schema(
         schema = {}
     if not isinstance(schema, Mapping):
         what = "false, which nothing can meet" if schema is False else f"a {type(schema).__name__}"
-        raise GrammarError(f"{origin} is {what}; send a JSON Schema object.", param=origin)
+        raise GrammarError.of(origin, f"is {what}; send a JSON Schema object.")
     _check_shape(schema, origin)
     styled = {**_tightened(schema), "x-guidance": {**_STYLE, "lenient": not strict}}
     return Constraint((_part("json_schema", styled, "answer", origin, LARGEST_SCHEMA),), origin)
@@ -129,13 +129,13 @@ def gbnf(text: str, *, origin: str = "grammar") -> Constraint:
     except GrammarError:
         raise
     except Exception as error:  # the converter raises whatever its own parsing meets
-        raise GrammarError(f"{origin} is not a GBNF grammar: {_line(error)}.", param=origin) from error
+        raise GrammarError.of(origin, f"is not a GBNF grammar: {_line(error)}.") from error
 
 
 def choice(words: Sequence[str], *, origin: str = "choice") -> Constraint:
     """Exactly one of `words`."""
     if not words or not all(isinstance(word, str) and word for word in words):
-        raise GrammarError(f"{origin} must list one or more texts that are not empty.", param=origin)
+        raise GrammarError.of(origin, "must list one or more texts that are not empty.")
     return lark("start: " + " | ".join(map(json.dumps, words)), origin=origin)
 
 
@@ -165,18 +165,17 @@ def _part(kind: str, value: Any, name: str, origin: str, largest: int) -> str:
     try:
         part = json.dumps({"name": name, kind: value}, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        raise GrammarError(f"{origin} is not JSON: {_line(error)}.", param=origin) from error
+        raise GrammarError.of(origin, f"is not JSON: {_line(error)}.") from error
     _check_size(part, origin, 2 * largest)  # escapes make a text longer
     return part
 
 
 def _check_size(text: str, origin: str, largest: int) -> None:
     if not isinstance(text, str):
-        raise GrammarError(f"{origin} must be a text.", param=origin)
+        raise GrammarError.of(origin, "must be a text.")
     if len(text) > largest:
-        raise GrammarError(
-            f"{origin} has {len(text):,} characters and at most {largest:,} are taken; make it smaller.",
-            param=origin,
+        raise GrammarError.of(
+            origin, f"has {len(text):,} characters and at most {largest:,} are taken; make it smaller."
         )
 
 
@@ -190,17 +189,16 @@ def _check_shape(schema: Mapping[str, Any], origin: str) -> None:
             below += [(inner, f"{path}/{key}") for key, inner in pairs if isinstance(inner, (Mapping, list))]
         for inner, path in below:
             if path.endswith("/properties") and len(inner) > _MOST_PROPERTIES:
-                raise GrammarError(
-                    f"{origin} has {len(inner):,} properties at {path[:200]} and one object may have "
+                raise GrammarError.of(
+                    origin,
+                    f"has {len(inner):,} properties at {path[:200]} and one object may have "
                     f"{_MOST_PROPERTIES:,}; make it smaller.",
-                    param=origin,
                 )
         if not below:
             return
         level = below
-    raise GrammarError(
-        f"{origin} is nested more than {_DEEPEST} levels deep, at {level[0][1][:200]}; use $defs and $ref.",
-        param=origin,
+    raise GrammarError.of(
+        origin, f"is nested more than {_DEEPEST} levels deep, at {level[0][1][:200]}; use $defs and $ref."
     )
 
 

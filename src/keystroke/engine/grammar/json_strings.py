@@ -61,14 +61,10 @@ def escape_grammar(grammar: str, origin: str = "grammar") -> str:
         if match["rule"]:
             return "RULE_" + match["rule"].lstrip("?!").upper()
         if match["foreign"] or match["fold"]:
-            raise GrammarError(
-                f"{origin} uses {match[0][:40]}, which cannot be held inside a JSON string.", param=origin
-            )
+            raise GrammarError.of(origin, f"uses {match[0][:40]}, which cannot be held inside a JSON string.")
         if match["import"]:
             if match["name"] not in _COMMON:
-                raise GrammarError(
-                    f"{origin} imports common.{match['name']}, which is unknown.", param=origin
-                )
+                raise GrammarError.of(origin, f"imports common.{match['name']}, which is unknown.")
             return f"{match['alias'] or match['name']}: /{_regex(_COMMON[match['name']], '', origin)}/"
         if match["range"]:
             first, last = (_text(part, origin) for part in re.findall(r'"(?:\\.|[^"\\\n])"', match["range"]))
@@ -84,9 +80,7 @@ def _text(literal: str, origin: str) -> str:
     try:
         value = ast.literal_eval(literal)
     except (SyntaxError, ValueError) as error:
-        raise GrammarError(
-            f"{origin} has a text that cannot be read: {literal[:40]}.", param=origin
-        ) from error
+        raise GrammarError.of(origin, f"has a text that cannot be read: {literal[:40]}.") from error
     return str(value)
 
 
@@ -96,7 +90,7 @@ def _escaped(text: str) -> str:
 
 def _regex(pattern: str, flags: str, origin: str) -> str:
     if set(flags) - {"s"}:
-        raise GrammarError(f"{origin} has a pattern with flags, which cannot be rewritten.", param=origin)
+        raise GrammarError.of(origin, "has a pattern with flags, which cannot be rewritten.")
     return _rewritten_pattern(pattern.replace(r"\/", "/"), "s" in flags, origin).replace("/", r"\/")
 
 
@@ -124,9 +118,8 @@ def _rewritten_pattern(pattern: str, dotall: bool, origin: str) -> str:
     while at < len(pattern):
         piece = _PIECE.match(pattern, at)
         if piece is None:
-            raise GrammarError(
-                f"{origin} has a pattern with {pattern[at : at + 8]}, which cannot be held in a JSON string.",
-                param=origin,
+            raise GrammarError.of(
+                origin, f"has a pattern with {pattern[at : at + 8]}, which cannot be held in a JSON string."
             )
         kind, text, at = piece.lastgroup, piece[0], piece.end()
         if piece["open"]:
@@ -134,9 +127,7 @@ def _rewritten_pattern(pattern: str, dotall: bool, origin: str) -> str:
             out.append("(?:")
         elif kind == "close":
             if len(scopes) == 1:
-                raise GrammarError(
-                    f"{origin} has a pattern that closes a group it did not open.", param=origin
-                )
+                raise GrammarError.of(origin, "has a pattern that closes a group it did not open.")
             scopes.pop()
             out.append(")")
         elif kind == "structure":
@@ -157,9 +148,8 @@ def _rewritten_pattern(pattern: str, dotall: bool, origin: str) -> str:
 def _set(text: str, origin: str) -> str:
     """A character set in the notation that both regex libraries accept."""
     if _OPERATION.search(text[1:-1]):
-        raise GrammarError(
-            f"{origin} has a pattern with {text[:40]}, which cannot be held inside a JSON string.",
-            param=origin,
+        raise GrammarError.of(
+            origin, f"has a pattern with {text[:40]}, which cannot be held inside a JSON string."
         )
 
     def plain(escape: re.Match[str]) -> str:

@@ -46,26 +46,6 @@ class Matcher:
     """Serves as a step's `AllowedTokens` for the draft last passed to `filter_draft`. Without `may_end` the
     answer only ends where the grammar allows nothing else."""
 
-    __slots__ = (
-        "_automaton",
-        "_closed",
-        "_draft",
-        "_free",
-        "_grammar",
-        "_held_from",
-        "_mask",
-        "_past",
-        "_reached",
-        "_run",
-        "_streak",
-        "_tight",
-        "_tokens",
-        "_vocabulary",
-        "_walked",
-        "failure",
-        "may_end",
-    )
-
     def __init__(
         self,
         grammar: CompiledGrammar,
@@ -139,8 +119,7 @@ class Matcher:
         self._rewind(0)
         taken = 0
         for token in tokens:
-            must = self.forced_tokens()
-            if self.is_finished or (must and token != must[0]) or not (must or self._allows(token)):
+            if not self._may_follow(token):
                 break
             taken += 1
             if token in self._vocabulary.ends:
@@ -156,8 +135,7 @@ class Matcher:
         self._rewind(0)
         admitted: list[int] = []
         for token in draft:
-            must = self.forced_tokens()
-            if self.is_finished or (must and token != must[0]) or not (must or self._allows(token)):
+            if not self._may_follow(token):
                 break
             self._consume(token)
             self._walked += 1
@@ -174,8 +152,7 @@ class Matcher:
 
     def permits(self, index: int, token: int) -> bool:
         self._walk(index)
-        must = self.forced_tokens()
-        return not self.is_finished and (token == must[0] if must else self._allows(token))
+        return self._may_follow(token)
 
     def advance(self, tokens: Sequence[int]) -> int:
         """Consume chosen tokens. Returns how many of them belong to the answer: an end token that was the
@@ -218,6 +195,10 @@ class Matcher:
             self._grammar.release(self._automaton)
 
     # One token
+
+    def _may_follow(self, token: int) -> bool:
+        must = self.forced_tokens()
+        return not self.is_finished and (token == must[0] if must else self._allows(token))
 
     def _allows(self, token: int) -> bool:
         if token in self._vocabulary.ends:
