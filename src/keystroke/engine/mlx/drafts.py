@@ -21,14 +21,11 @@ from keystroke.engine.speculative.layer_draft import LayerDrafter
 
 class MlxDrafter(LayerDrafter, ABC):
     most: int  # tokens of a draft
+    nbytes: int  # of its weights
     reads: tuple[int, ...]  # layers before which the model's residual stream is read; their number: the end
 
     def __init__(self, model: MlxModel) -> None:
         self._model = model
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int: ...
 
     @abstractmethod
     def stream(self, residuals: Sequence[mx.array]) -> mx.array:
@@ -75,14 +72,10 @@ class MlxPredictor(MlxDrafter):
     def __init__(self, model: MlxModel, weights: MlxWeights) -> None:
         super().__init__(model)
         names = [name for name in weights.matrices if name.startswith("mtp.")]
-        self._nbytes = sum(array.nbytes for name in names for array in weights.matrices[name].arrays)
+        self.nbytes = sum(array.nbytes for name in names for array in weights.matrices[name].arrays)
         self._layer = MlxLayer(model, weights, model.spec.layers, "mtp.layers.0")
         self._join = weights.matrices["mtp.fc"]
         self.reads = (model.spec.layers,)
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
 
     def stream(self, residuals: Sequence[mx.array]) -> mx.array:
         return self._model.norm(residuals[0], "model.norm")
@@ -114,15 +107,11 @@ class MlxDraftHead(MlxDrafter):
         found = {f"head.{name}": scaled_rows(*pair, model.dtype) for name, pair in head.matrices.items()}
         self._norms = {name: mx.array(norm).astype(model.dtype) for name, norm in head.norms.items()}
         mx.eval([array for matrix in found.values() for array in matrix.arrays], *self._norms.values())
-        self._nbytes = sum(array.nbytes for matrix in found.values() for array in matrix.arrays)
+        self.nbytes = sum(array.nbytes for matrix in found.values() for array in matrix.arrays)
         self._fuse, self._out, self._rows = (found[f"head.{name}"] for name in ("fuse", "o_proj", "out"))
         self._qkv = take_stacked([f"head.{part}_proj" for part in "qkv"], found)
         self._network = GatedNetwork(found, "head", "silu")
         self._vocabulary: npt.NDArray[np.int32] = head.vocabulary
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
 
     def token_of(self, row: int) -> int:
         return int(self._vocabulary[row])

@@ -235,7 +235,7 @@ class MlxLayer:
         plain, turned = mx.split(queries, [latent.unrotated], axis=-1)
         mixed, key = mx.split(self._latents(x), [latent.rank], axis=-1)
         mixed = model.norm(mixed, f"{at}.kv_a_layernorm", latent.norm_eps)
-        q = mx.concatenate([turned, self._key_up.each(plain)], axis=-1)[None]
+        q = mx.concatenate([turned, self._key_up.product(plain)], axis=-1)[None]
         k = mx.concatenate([key, mixed], axis=-1)[:, None]
         q, k = model.rotate(q, start, self._number), model.rotate(k, start, self._number)
         keys, end = mx.slice_update(kept[0], k, mx.array([start]), axes=(2,)), start + rows
@@ -243,7 +243,7 @@ class MlxLayer:
         out = mx.fast.scaled_dot_product_attention(
             q, seen, seen[..., latent.rotated :], scale=spec.query_scale, mask=_mask(start, rows, 0)
         )
-        out = self._value_up.each(out[0]).swapaxes(0, 1)
+        out = self._value_up.product(out[0]).swapaxes(0, 1)
         return self._out(out.reshape(1, rows, -1)), (keys,)
 
 

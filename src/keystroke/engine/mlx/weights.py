@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -34,22 +35,40 @@ class Affine:
     bits: int
 
 
-class WeightMatrix:
-    """A matrix of the model, as floats (no scales), as affine codes, or as MXFP4 (no offsets). `matrix(x)` is
-    x @ W.T (+ bias, + an adapter's x @ down @ up); `rows(ids)` are rows of W."""
+class _Matrices:
+    """As floats (no scales), as affine codes, or as MXFP4 (no offsets)."""
 
     def __init__(
         self,
         weight: mx.array,
-        scales: mx.array | None,
-        offsets: mx.array | None,
-        bits: int,
+        scales: mx.array | None = None,
+        offsets: mx.array | None = None,
+        bits: int = 0,
         group: int = GROUP,
     ) -> None:
-        self._weight, self._scales, self._offsets, self._bits = weight, scales, offsets, bits
-        self._group = group
+        self._weight, self._scales, self._offsets = weight, scales, offsets
+        self._bits, self._group = bits, group
+        self._codes: dict[str, Any] = {
+            "group_size": group,
+            "bits": bits,
+            "mode": "mxfp4" if offsets is None else "affine",
+        }
         self.bias: mx.array | None = None
-        self.adapter: tuple[mx.array, mx.array] | None = None
+
+    def product(self, x: mx.array) -> mx.array:
+        """x @ W.T; of several matrices, each with its own rows of x [count, rows, width]."""
+        if self._scales is None:
+            return x @ self._weight.swapaxes(-1, -2)
+        return mx.quantized_matmul(
+            x, self._weight, self._scales, self._offsets, transpose=True, **self._codes
+        )
+
+
+class WeightMatrix(_Matrices):
+    """A matrix of the model. `matrix(x)` is x @ W.T (+ bias, + an adapter's x @ down @ up); `rows(ids)` are
+    rows of W."""
+
+    adapter: tuple[mx.array, mx.array] | None = None
 
     @property
     def columns(self) -> int:
@@ -62,19 +81,7 @@ class WeightMatrix:
         return [array for array in every if array is not None]
 
     def __call__(self, x: mx.array) -> mx.array:
-        if self._scales is None:
-            y = x @ self._weight.T
-        else:
-            y = mx.quantized_matmul(
-                x,
-                self._weight,
-                self._scales,
-                self._offsets,
-                transpose=True,
-                group_size=self._group,
-                bits=self._bits,
-                mode=_mode(self._offsets),
-            )
+        y = self.product(x)
         if self.adapter is not None:
             y = y + x @ self.adapter[0] @ self.adapter[1]
         return y if self.bias is None else y + self.bias
@@ -83,14 +90,7 @@ class WeightMatrix:
         if self._scales is None:
             return self._weight[ids]
         offsets = None if self._offsets is None else self._offsets[ids]
-        return mx.dequantize(
-            self._weight[ids],
-            self._scales[ids],
-            offsets,
-            group_size=self._group,
-            bits=self._bits,
-            mode=_mode(self._offsets),
-        )
+        return mx.dequantize(self._weight[ids], self._scales[ids], offsets, **self._codes)
 
     def experts(self, count: int) -> ExpertMatrices:
         """The same, of `count` experts one below the other."""
@@ -100,26 +100,14 @@ class WeightMatrix:
 
         weight, scales, offsets = split(self._weight), split(self._scales), split(self._offsets)
         assert weight is not None
-        bias = None if self.bias is None else self.bias.reshape(count, -1)
-        mx.eval([array for array in (weight, scales, offsets, bias) if array is not None])
-        return ExpertMatrices(weight, scales, offsets, (self._bits, self._group), bias)
+        whole = ExpertMatrices(weight, scales, offsets, self._bits, self._group)
+        whole.bias = None if self.bias is None else self.bias.reshape(count, -1)
+        mx.eval([array for array in (weight, scales, offsets, whole.bias) if array is not None])
+        return whole
 
 
-class ExpertMatrices:
+class ExpertMatrices(_Matrices):
     """Matrices of which each row of activations uses some."""
-
-    def __init__(
-        self,
-        weight: mx.array,
-        scales: mx.array | None,
-        offsets: mx.array | None,
-        codes: tuple[int, int],
-        bias: mx.array | None,
-    ) -> None:
-        """`codes`: their bits, and how many make a group."""
-        self._weight, self._scales, self._offsets = weight, scales, offsets
-        self._bits, self._group = codes
-        self._bias = bias
 
     def __call__(self, x: mx.array, chosen: mx.array) -> mx.array:
         """x [rows, 1 or chosen, 1, width], chosen [rows, top] -> [rows, top, 1, height]."""
@@ -133,30 +121,9 @@ class ExpertMatrices:
                 self._offsets,
                 rhs_indices=chosen,
                 transpose=True,
-                group_size=self._group,
-                bits=self._bits,
-                mode=_mode(self._offsets),
+                **self._codes,
             )
-        return y if self._bias is None else y + self._bias[chosen][:, :, None, :]
-
-    def each(self, x: mx.array) -> mx.array:
-        """Every matrix with its own rows: x [count, rows, width] -> [count, rows, height]."""
-        if self._scales is None:
-            return x @ self._weight.swapaxes(-1, -2)
-        return mx.quantized_matmul(
-            x,
-            self._weight,
-            self._scales,
-            self._offsets,
-            transpose=True,
-            group_size=self._group,
-            bits=self._bits,
-            mode=_mode(self._offsets),
-        )
-
-
-def _mode(offsets: mx.array | None) -> str:
-    return "mxfp4" if offsets is None else "affine"
+        return y if self.bias is None else y + self.bias[chosen][:, :, None, :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,11 +228,9 @@ def _matrix(checkpoint: Checkpoint, name: str, dtype: mx.Dtype) -> WeightMatrix:
         tables = [mx.array(each).astype(dtype) for each in (group_scales, group_offsets)]
         return WeightMatrix(mx.array(words), tables[0], tables[1], groups.bits, groups.group)
     stored, kind = checkpoint.raw(name)
-    if not _is_block(kind):
-        return WeightMatrix(mx.array(checkpoint.tensor(name)).astype(dtype), None, None, 0)
     columns = tensor_shapes(checkpoint.spec)[name][1]
-    if columns % GROUP:
-        return WeightMatrix(mx.array(checkpoint.tensor(name)).astype(dtype), None, None, 0)
+    if columns % GROUP or not _is_block(kind):
+        return WeightMatrix(mx.array(checkpoint.tensor(name)).astype(dtype))
     if kind == "MXFP4":
         return mxfp4(np.asarray(stored, dtype=np.uint8))
     affine = _AFFINE[kind](np.asarray(stored, dtype=np.uint8)) if kind in _AFFINE else None
@@ -279,7 +244,7 @@ def _matrix(checkpoint: Checkpoint, name: str, dtype: mx.Dtype) -> WeightMatrix:
 def scaled_rows(values: npt.NDArray[np.int8], scales: Floats, dtype: mx.Dtype) -> WeightMatrix:
     """Eight-bit integers with a scale for each row, without a change."""
     if values.shape[1] % GROUP:
-        return WeightMatrix(mx.array(values * scales[:, None]).astype(dtype), None, None, 0)
+        return WeightMatrix(mx.array(values * scales[:, None]).astype(dtype))
     each = np.repeat(scales[:, None], values.shape[1] // GROUP, axis=1)
     codes = mx.array(pack(values.view(np.uint8) ^ np.uint8(128), 8))
     return WeightMatrix(codes, mx.array(each).astype(dtype), mx.array(-128 * each).astype(dtype), 8)
