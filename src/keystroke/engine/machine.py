@@ -7,7 +7,6 @@ are estimates: how often the memory can be read per second, over what one token 
 from __future__ import annotations
 
 import functools
-import os
 import platform
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from keystroke.engine.builtin import BuiltInModel
 from keystroke.engine.cores import usable_cores
+from keystroke.engine.memory import total_memory
 
 # Published memory bandwidth of GPUs in GB/s, the first name that is part of the GPU's counts.
 _GPU_BANDWIDTH = (
@@ -260,14 +260,6 @@ def _first_line(*command: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.partition("\n")[0].strip()
-
-
-def total_memory() -> int:
-    """The machine's memory in bytes; 0 where the system does not report it."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return 0
 
 
 def _free_disk(folder: Path) -> int | None:

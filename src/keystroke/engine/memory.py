@@ -27,10 +27,15 @@ def _machine() -> int | None:
         pass
     if (found := _mac()) is not None:
         return found
-    try:  # no such estimate: use the total
+    return total_memory() or None  # no such estimate
+
+
+def total_memory() -> int:
+    """The machine's memory in bytes; 0 where the system does not report it."""
+    try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
-        return None
+        return 0
 
 
 def _mac() -> int | None:

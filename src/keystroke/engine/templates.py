@@ -10,6 +10,7 @@ import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ class ChatTemplate:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the source, not the compiled template."""
-        return _rebuild, (self.source, self._names["bos_token"], self._names["eos_token"], self.foreign)
+        bos, eos = self._names["bos_token"], self._names["eos_token"]
+        return partial(ChatTemplate, bos=bos, eos=eos, foreign=self.foreign), (self.source,)
 
     def render(
         self,
@@ -151,10 +153,6 @@ def reasoning_variables(source: str, effort: str | None) -> dict[str, Any]:
         known = {"medium": "medium", "high": "high", "xhigh": "high"}
         variables["reasoning_effort"] = known.get(effort, "low")
     return variables
-
-
-def _rebuild(source: str, bos: str, eos: str, foreign: bool) -> ChatTemplate:
-    return ChatTemplate(source, bos=bos, eos=eos, foreign=foreign)
 
 
 class _ControlTokenEscaper:

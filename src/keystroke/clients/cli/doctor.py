@@ -27,8 +27,8 @@ from keystroke.config import Settings
 from keystroke.engine.backends import BACKENDS
 from keystroke.engine.builtin import BUILT_IN, stated_parameters
 from keystroke.engine.cores import usable_cores
-from keystroke.engine.machine import fit, look_up_machine, processor_name, total_memory
-from keystroke.engine.memory import available_bytes
+from keystroke.engine.machine import fit, look_up_machine, processor_name
+from keystroke.engine.memory import available_bytes, total_memory
 from keystroke.engine.unsupported_gpu import unsupported_gpu
 from keystroke.errors import KeystrokeError
 
