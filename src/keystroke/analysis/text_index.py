@@ -139,7 +139,7 @@ class TextIndex:
     _pairs: Numbers = field(init=False)
 
     def __post_init__(self) -> None:
-        pairs = _pair(self.numbers[:-1], self.numbers[1:])
+        pairs = (self.numbers[:-1] << np.int64(32)) + self.numbers[1:]
         self._order = np.argsort(pairs, kind="stable")
         self._pairs = pairs[self._order]
 
@@ -230,7 +230,3 @@ def _more(numbers: Numbers, places: Numbers, words: Sequence[int], known: int) -
     found = numbers.take(places[:, None] - _BACK[known : known + len(words) + 1], mode="wrap")
     lengths: Numbers = known + (found == np.array([*words, _NEVER])).argmin(axis=1)
     return lengths
-
-
-def _pair(first: Numbers, second: Numbers) -> Numbers:
-    return (first << np.int64(32)) + second

@@ -135,9 +135,9 @@ def _collect(root: SgNode, top: _Scope, scopes: list[_Scope], uses: list[tuple[s
         kind = str(node.kind())
         if kind in _NAMED and (name := node.field("name")) is not None:
             how = "class" if "class" in kind else "function"
-            for inner in _first_names(name):
-                scope.of_function().declare(inner, how)
-                scope.declare(inner, "also")
+            inner = next((part.text() for part in walk(name) if "identifier" in part.kind()), name.text())
+            scope.of_function().declare(inner, how)
+            scope.declare(inner, "also")
         if kind in _TYPES:
             continue
         inside = scope
@@ -192,10 +192,6 @@ def _keyword(declarator: SgNode) -> str:
     parent = declarator.parent()
     children = parent.children() if parent is not None else []
     return next((c.text() for c in children if c.kind() in ("var", "let", "const")), "const")
-
-
-def _first_names(node: SgNode) -> Iterator[str]:
-    yield next((part.text() for part in walk(node) if "identifier" in part.kind()), node.text())
 
 
 def _pattern_names(node: SgNode) -> Iterator[str]:

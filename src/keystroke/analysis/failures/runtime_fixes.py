@@ -10,7 +10,7 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from keystroke.analysis.check.candidates import candidates
@@ -94,9 +94,10 @@ def _attribute(
 
 def _class(name: str, source: PythonSource, project: Project) -> ast.ClassDef | None:
     """The class of that name, in this file or in the project."""
-    if (own := ClassTable(source).known.get(name)) is not None:
-        return own
-    return next((found.known[name] for found in _project_classes(project, name) if name in found.known), None)
+    for place in chain((source,), _project_sources(project, f"class {name}")):
+        if (found := ClassTable(place).known.get(name)) is not None:
+            return found
+    return None
 
 
 def _project_sources(project: Project, word: str) -> Iterator[PythonSource]:
@@ -109,10 +110,6 @@ def _project_sources(project: Project, word: str) -> Iterator[PythonSource]:
                 yield PythonSource(text, parse_quietly(text), Document(text))
         except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-
-
-def _project_classes(project: Project, name: str) -> Iterator[ClassTable]:
-    return (ClassTable(source) for source in _project_sources(project, f"class {name}"))
 
 
 def _key(message: str, line: int, source: PythonSource) -> Iterator[Fix]:

@@ -73,25 +73,23 @@ class ModelWriter:
         self.last: Generation | None = None
 
     def sample(self, messages: Messages, temperature: float, seed: int) -> Iterator[str]:
-        params, before = self._sampled(temperature, seed), self._params
-        self._params = params
-        try:
-            yield from self.write(messages, None)
-        finally:
-            self._params = before
-
-    def _sampled(self, temperature: float, seed: int) -> GenerationParams:
-        from keystroke.engine.generation import GenerationParams
-
-        return sampled_params(self._params or GenerationParams(), temperature, seed)
+        return self._generate(messages, None, sampled_params(self._chosen(), temperature, seed))
 
     def write_all(self, questions: Sequence[RewriteQuestion]) -> list[str]:
-        from keystroke.engine.generation import GenerationParams
-
-        return answer_together(self.model, questions, self._params or GenerationParams(), self._interrupt)
+        return answer_together(self.model, questions, self._chosen(), self._interrupt)
 
     def write(self, messages: Messages, prediction: str | None) -> Iterator[str]:
-        from keystroke.engine.generation import Finish, Generation, GenerationParams
+        return self._generate(messages, prediction, self._chosen())
+
+    def _chosen(self) -> GenerationParams:
+        from keystroke.engine.generation import GenerationParams
+
+        return self._params or GenerationParams()
+
+    def _generate(
+        self, messages: Messages, prediction: str | None, params: GenerationParams
+    ) -> Iterator[str]:
+        from keystroke.engine.generation import Finish, Generation
         from keystroke.engine.speculative import AdaptiveDrafter, FileDrafter, SuffixDrafter, verify_cost
 
         tokenizer = self.model.tokenizer
@@ -103,7 +101,6 @@ class ModelWriter:
         # Drafts are used only as long as they save more than verifying them costs.
         drafter = AdaptiveDrafter(drafters, verify_cost(engine))
         with engine.session() as session:
-            params = self._params or GenerationParams()
             self.last = Generation(
                 self.model, session, prompt, params, drafter=drafter, interrupt=self._interrupt
             )
