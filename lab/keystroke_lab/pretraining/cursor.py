@@ -13,13 +13,8 @@ from typing import Any
 
 from keystroke.assist.completion.context import gather_context
 from keystroke.assist.completion.extent import line_at, only_closers
-from keystroke.assist.completion.window import (
-    CONTROL_TOKENS,
-    LONGEST_TOKEN,
-    LONGEST_WORD,
-    SUFFIX_SHARE,
-    half_word,
-)
+from keystroke.assist.completion.prompt import CONTROL_TOKENS, LONGEST_TOKEN
+from keystroke.assist.completion.window import LONGEST_WORD, SUFFIX_SHARE, half_word
 from keystroke_lab.pretraining.fim import LIVE_MIX, Order, Parts, choose, cut, prompt_tokens
 from keystroke_lab.tokenizer import special
 
