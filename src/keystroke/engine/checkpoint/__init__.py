@@ -43,10 +43,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
         return HuggingFaceCheckpoint(path.resolve())
     files = sorted(path.glob("*.gguf"))
-    if len(files) == 1:
-        return _gguf(files[0])
     models = {SPLIT.sub("", file.stem) for file in files}
-    if len(models) == 1:  # the parts of one model
+    if len(models) == 1:  # one file, or the parts of one model
         return _gguf(files[0])
     if files:
         raise InputError(f"{path} holds {len(files)} GGUF files; give one of them, such as {files[0].name}")

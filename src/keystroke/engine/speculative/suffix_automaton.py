@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from keystroke.engine.prefix import common_prefix
 from keystroke.engine.speculative.base import Drafter
 
 _BREAK = -1  # separates texts; never drafted, and no match crosses it
@@ -106,17 +107,14 @@ class SuffixDrafter(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         """If the prompt continues the last sequence (the next keystroke, the next turn), only what is new is
         indexed, with a little context."""
-        shared = 0
-        for ours, theirs in zip(self._sequence, prompt, strict=False):
-            if ours != theirs:
-                break
-            shared += 1
+        sequence = list(prompt)
+        shared = common_prefix(self._sequence, sequence)
         if shared < len(self._sequence) or not self._sequence:
             self._waiting.append(_BREAK)
-            self._waiting.extend(prompt[max(shared - 16, 0) :])
+            self._waiting.extend(sequence[max(shared - 16, 0) :])
         else:
-            self._waiting.extend(prompt[shared:])
-        self._sequence = list(prompt)
+            self._waiting.extend(sequence[shared:])
+        self._sequence = sequence
 
     def observe(self, tokens: Sequence[int]) -> None:
         self._waiting.extend(tokens)
