@@ -51,8 +51,6 @@ class _AnswerMarks(Extension):
 
 
 class CompiledTemplate:
-    """A compiled template."""
-
     def __init__(self, template: jinja2.Template) -> None:
         self._template = template
 

@@ -92,7 +92,6 @@ def listed_names(instruction: str, known: Collection[str]) -> set[str]:
 
 
 def changes_value(instruction: str, name: str) -> bool:
-    """Whether the instruction changes the value of this name."""
     word = rf"`?\b{re.escape(name)}\b`?"
     before = rf"\b(?:{_ALTERING})\b[\w ]* {word}"
     after = rf"{word}\s*(?:=|\b(?:to|should|must|needs?|has to|with)\b)"

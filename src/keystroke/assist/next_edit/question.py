@@ -102,7 +102,6 @@ class EditQuestion(Generic[Form]):
 
     @property
     def cursor_line(self) -> int | None:
-        """The line of the cursor."""
         return None if self.cursor is None else self.text.count("\n", 0, self.cursor)
 
     def edits_for(self, place: LineRange, new_lines: Sequence[str]) -> list[Edit]:

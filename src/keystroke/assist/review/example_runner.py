@@ -68,8 +68,6 @@ class TimeLimitReached(BaseException):
 
 
 class ModuleVersion:
-    """One version of the module."""
-
     def __init__(self, source: str, modules: frozenset[str]) -> None:
         known = {name: getattr(builtins, name) for name in dir(builtins) if name not in _MISSING}
 

@@ -200,7 +200,6 @@ def _looking(files: Sequence[str], *, whole: bool) -> str:
 
 
 def reads_files(shown: ShownTool) -> bool:
-    """Whether the tool reads files."""
     return not shown.tool.custom and bool(_READS & name_words(shown.name))
 
 
