@@ -1,7 +1,7 @@
 """Several sampled attempts at one answer, of which a check selects the best."""
 
 from keystroke.agent.attempts.attempt import Attempt, AttemptEnd, CheckResult, RaceResult, StopPolicy
-from keystroke.agent.attempts.checker import AttemptChecker, AttemptWatch, WatchResult, WatchState
+from keystroke.agent.attempts.checker import AttemptChecker, WatchResult, WatchState
 from keystroke.agent.attempts.decoder import AttemptChunk, AttemptStream, Decoder
 from keystroke.agent.attempts.engine_decoder import EngineDecoder
 from keystroke.agent.attempts.race import Race, attempt_samplings
@@ -14,7 +14,6 @@ __all__ = [
     "AttemptChunk",
     "AttemptEnd",
     "AttemptStream",
-    "AttemptWatch",
     "CheckResult",
     "Decoder",
     "EngineDecoder",

@@ -3,12 +3,11 @@
 from keystroke.agent.tools.call import AgentTool, Toolbox, ToolInvocation, ToolResult
 from keystroke.agent.tools.edit import EditTool
 from keystroke.agent.tools.read import ReadTool
-from keystroke.agent.tools.run import ApproveCommand, CommandRequest, Runner, RunTool
+from keystroke.agent.tools.run import CommandRequest, Runner, RunTool
 from keystroke.agent.tools.search import SearchTool
 
 __all__ = [
     "AgentTool",
-    "ApproveCommand",
     "CommandRequest",
     "EditTool",
     "ReadTool",

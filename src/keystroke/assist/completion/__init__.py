@@ -1,6 +1,6 @@
 """Completion at a cursor: builds the prompt, decides where the answer ends and whether it is shown."""
 
-from keystroke.assist.completion.ending import Ending, TrimmedCompletion
+from keystroke.assist.completion.ending import Ending
 from keystroke.assist.completion.extent import Extent
 from keystroke.assist.completion.live_completion import (
     LiveCompletion,
@@ -8,20 +8,18 @@ from keystroke.assist.completion.live_completion import (
     WithheldCompletion,
     context_budget,
 )
-from keystroke.assist.completion.prompt import CompletionPrompt, build_prompt, trim_text
+from keystroke.assist.completion.prompt import build_prompt, trim_text
 from keystroke.assist.completion.reasons import WithheldReason
 from keystroke.assist.completion.run import Completion, complete
 from keystroke.assist.completion.stream import SuggestionStream
 
 __all__ = [
     "Completion",
-    "CompletionPrompt",
     "Ending",
     "Extent",
     "LiveCompletion",
     "ShownCompletion",
     "SuggestionStream",
-    "TrimmedCompletion",
     "WithheldCompletion",
     "WithheldReason",
     "build_prompt",

@@ -15,7 +15,6 @@ from keystroke.assist.next_edit.tracker import (
     Intent,
     NextEditProposal,
     NextEditTracker,
-    ProposedEdit,
     proposal_from_model,
 )
 
@@ -29,7 +28,6 @@ __all__ = [
     "NoEditReason",
     "PlacesQuestion",
     "PredictedEdits",
-    "ProposedEdit",
     "SinglePlaceQuestion",
     "burst_between",
     "proposal_from_model",
