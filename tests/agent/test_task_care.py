@@ -13,7 +13,6 @@ from keystroke.agent.chat.model import AnswerOptions
 from keystroke.agent.loop import EndStatus
 from keystroke.agent.loop.events import NoteEvent, StepEvent
 from keystroke.agent.loop.focused_check import affected_tests, focused_command
-from keystroke.agent.loop.tool_probe import forget_probes
 from keystroke.agent.sandbox import CompletedCommand
 from keystroke.agent.sandbox.busy_clock import BusyClock
 from keystroke.agent.tools import ReadTool, SearchTool, Toolbox, ToolInvocation
@@ -235,7 +234,6 @@ def test_a_model_that_calls_tools_gets_them_and_one_that_does_not_rewrites(desk:
             return "Done."
         return call("edit", path="calc.py", old="    return a - b", new="    return a + b")
 
-    forget_probes()
     chat = scripted(able, small=False, name="able")
     chat.probe_tools = True
     ended = desk.task(chat).run("make add in calc.py add")

@@ -94,7 +94,9 @@ def _build(macros: dict[str, str], target: Target, parts: Sequence[str] = DECODE
     source += (_HERE / "emulator_main.hpp").read_text()
     # Most kernels run a few times only: compiling them better takes longer than it saves.
     flags = ["-std=c++17", "-Og", "-fno-math-errno", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
-    flags += [f"-D{name}={value}" for name, value in {**macros, "BULK": int(target.bulk)}.items()]
+    flags += [
+        f"-D{name}={value}" for name, value in {**macros, "BULK": int(target.capability >= (9, 0))}.items()
+    ]
     name = hashlib.sha256("\0".join([source, *flags]).encode()).hexdigest()[:24]
     library = _BUILDS / f"{name}.so"
     if not library.exists():

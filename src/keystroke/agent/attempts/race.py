@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.005  # between two looks at an interrupt while only checks run
 
 
 def attempt_samplings(
-    count: int, *, temperature: float = 0.8, top_p: float = 0.95, seed: int = 0, greedy: bool = True
+    count: int, *, temperature: float = 0.8, seed: int = 0, greedy: bool = True
 ) -> list[Sampling]:
     """Sampling settings for `count` attempts: the first is greedy, the others have rising temperatures.
     Without `greedy` all are sampled, because the greedy answer is known already."""
@@ -36,7 +36,7 @@ def attempt_samplings(
     return [GREEDY] * greedy + [
         Sampling(
             temperature=round(temperature * (0.75 + 0.5 * number / max(free - 1, 1)), 3),
-            top_p=top_p,
+            top_p=0.95,
             seed=seed + number + 1,
         )
         for number in range(free)

@@ -144,11 +144,11 @@ class _PythonWatch:
 
 
 class FunctionSolver:
-    def __init__(self, model: ChatModel, sandbox: Sandbox, *, workers: int = 0, seed: int = 0) -> None:
+    def __init__(self, model: ChatModel, sandbox: Sandbox, *, seed: int = 0) -> None:
         self._model, self._sandbox, self._seed = model, sandbox, seed
         # Few at a time: the answers that end first are the likeliest, and every further interpreter delays
         # their checks.
-        self._workers = workers or max(2, (os.cpu_count() or 2) // 4)
+        self._workers = max(2, (os.cpu_count() or 2) // 4)
         self._interpreters = interpreter_pool(sandbox, self._workers)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -64,14 +64,11 @@ def run_program(
     program: str,
     seconds: float,
     interrupt: Interrupt | None = None,
-    files: Mapping[str, str] | None = None,
 ) -> tuple[bool, CompletedCommand]:
     """Run a program: whether it reached its end, and its result. Interrupted."""
     word = secrets.token_hex(8)
     with tempfile.TemporaryDirectory(prefix="keystroke-", ignore_cleanup_errors=True) as folder:
         root = Path(folder)
-        for name, text in (files or {}).items():
-            (root / name).write_text(text)
         (root / "program.py").write_text(
             _with_end_marker(program, word), encoding="utf-8", errors="surrogatepass"
         )

@@ -36,8 +36,10 @@ _TESTS_MEANT = re.compile(
 _IMPORT = re.compile(r"^\s*(?:import|from|use|#include|mod)\b|\brequire\(|\bimport\(|\bfrom\s+['\"]")
 _DEFINING = r"\b(?:def|class|function|func|fn|struct|interface|const|let|var)\s+"
 
+_MOST_FILES = 2
 
-def find_files(overlay: Overlay, instruction: str, output: str = "", most: int = 2) -> list[str]:
+
+def find_files(overlay: Overlay, instruction: str, output: str = "") -> list[str]:
     """The files an instruction is about, best first; empty where none matches."""
     names = overlay.files()
     scores: defaultdict[str, float] = defaultdict(float)
@@ -71,7 +73,7 @@ def find_files(overlay: Overlay, instruction: str, output: str = "", most: int =
         scores[name] += _DEFINED * len(found) * (0.3 if is_test(name) else 1.0) + _USED * min(used, 6)
     best = max(scores.values(), default=0.0)
     ranked = sorted((name for name in scores if scores[name] > 0), key=lambda name: (-scores[name], name))
-    return [name for name in ranked if scores[name] >= max(1.5, 0.5 * best)][:most]
+    return [name for name in ranked if scores[name] >= max(1.5, 0.5 * best)][:_MOST_FILES]
 
 
 def find_regions(overlay: Overlay, files: Sequence[str], instruction: str, output: str = "") -> RegionChoice:

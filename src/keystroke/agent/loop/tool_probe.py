@@ -35,11 +35,6 @@ def calls_tools(model: ChatModel, interrupt: Interrupt) -> bool:
     return _known[model.name]
 
 
-def forget_probes() -> None:
-    """Probe every model again."""
-    _known.clear()
-
-
 def _reads(model: ChatModel, interrupt: Interrupt) -> bool:
     call = _first_call(model, interrupt, [{"role": "user", "content": "Read the file area.py."}])
     return call is not None and call[0] == ReadTool.name and call[1].get("path") == "area.py"

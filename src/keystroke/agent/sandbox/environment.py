@@ -57,9 +57,9 @@ _HARMLESS = (
 )  # fmt: skip
 
 
-def credential_paths(home: Path | None = None) -> tuple[Path, ...]:
+def credential_paths() -> tuple[Path, ...]:
     """Existing files and folders of the user's home that hold credentials, with links resolved."""
-    home = home or Path.home()
+    home = Path.home()
     return tuple((home / name).resolve() for name in _CREDENTIALS if os.path.exists(home / name))
 
 
@@ -110,10 +110,10 @@ def home_folders() -> tuple[Path, ...]:
     return outermost(path for path in there if path not in _SYSTEM)
 
 
-def toolchain_paths(home: Path | None = None, given: Mapping[str, str] | None = None) -> tuple[Path, ...]:
+def toolchain_paths() -> tuple[Path, ...]:
     """Files and folders that programs are run from: this interpreter, what the search path and variables of
     toolchains name, and the places of a home in which toolchains install themselves."""
-    home, given = home or Path.home(), os.environ if given is None else given
+    home, given = Path.home(), os.environ
     found = [Path(sys.prefix), Path(sys.base_prefix), Path(os.path.realpath(sys.executable)).parent]
     found += [home / name for name in _TOOLCHAINS]
     found += [Path(given[name]) for name in _TOOLCHAIN_VARIABLES if given.get(name)]

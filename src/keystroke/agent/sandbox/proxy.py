@@ -16,7 +16,6 @@ import secrets
 import select
 import socket
 import threading
-from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
 
 _HEAD_BYTES = 64 << 10
@@ -37,12 +36,10 @@ class NetworkProxy:
     """Serves connections to a listening socket until `close`. Where others on this machine could connect to
     it, `token` is the password that requests must carry."""
 
-    def __init__(
-        self, listener: socket.socket, token: str = "", env: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, listener: socket.socket, token: str = "") -> None:
         self._listener = listener
         self._token = token
-        self._env = dict(os.environ if env is None else env)
+        self._env = dict(os.environ)
         self._slots = threading.Semaphore(_CONNECTIONS)
         self._open: set[socket.socket] = set()
         self._lock, self._closed = threading.Lock(), False

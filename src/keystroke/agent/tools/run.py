@@ -53,12 +53,12 @@ class Runner:
         limits: CommandLimits | None = None,
         network: bool = False,
         interrupt: Interrupt | None = None,
-        on_output: Callable[[str], None] | None = None,
         busy: BusyClock | None = None,
     ) -> None:
         self.sandbox, self.overlay, self.limits = sandbox, overlay, limits or CommandLimits()
         self._copies, self._approve, self._network = copies, approve, network
-        self._interrupt, self.on_output = interrupt, on_output
+        self._interrupt = interrupt
+        self.on_output: Callable[[str], None] | None = None
         self._busy = busy or BusyClock()
         self._warm = WarmTests(sandbox, self.limits)
 

@@ -27,14 +27,14 @@ _TEMPORARY = (".pyc", ".pyo", ".orig", ".rej")
 _SECONDS = 30
 
 
-def list_files(root: Path, most: int = MOST) -> list[str]:
+def list_files(root: Path) -> list[str]:
     """The project's files below `root`."""
     found = _git(root, ["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
     if found is not None:
         names = sorted({os.fsdecode(name) for name in found.split(b"\0") if name})
-        return list(islice((name for name in names if is_text(name) and (root / name).is_file()), most))
+        return list(islice((name for name in names if is_text(name) and (root / name).is_file()), MOST))
     names, waiting = [], [""]
-    while waiting and len(names) < most:
+    while waiting and len(names) < MOST:
         inside = waiting.pop()
         try:
             with os.scandir(root / inside) as entries:
@@ -51,7 +51,7 @@ def list_files(root: Path, most: int = MOST) -> list[str]:
             elif not entry.name.endswith(_TEMPORARY):
                 names.append(name)
         waiting += reversed(folders)
-    return names[:most]
+    return names[:MOST]
 
 
 def is_text(name: str) -> bool:

@@ -31,8 +31,8 @@ class Ending:
     floor: int | None = None  # of a whole block: the indentation of the line that opens it
 
     @classmethod
-    def at(cls, prefix: str, suffix: str, lines: int = 0, floor: int | None = None) -> Ending:
-        return cls.at_cursor(prefix + suffix, len(prefix), lines, floor)
+    def at(cls, prefix: str, suffix: str, lines: int = 0) -> Ending:
+        return cls.at_cursor(prefix + suffix, len(prefix), lines)
 
     @classmethod
     def at_cursor(cls, text: str, cursor: int, lines: int = 0, floor: int | None = None) -> Ending:

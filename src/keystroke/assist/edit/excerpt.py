@@ -16,10 +16,10 @@ LINES = 160  # shorter files are shown whole
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
-def excerpt(text: str, path: str, region: Region | None, instruction: str, limit: int = LINES) -> str:
-    """The file, or the relevant part of it in about `limit` lines."""
+def excerpt(text: str, path: str, region: Region | None, instruction: str) -> str:
+    """The file, or the relevant part of it in about LINES lines."""
     lines = text.splitlines(keepends=True)
-    if len(lines) <= limit:
+    if len(lines) <= LINES:
         return text
     units = outline(text, language_of(path))
     kept: set[int] = set()
@@ -37,7 +37,7 @@ def excerpt(text: str, path: str, region: Region | None, instruction: str, limit
     named |= set(_NAME.findall(instruction))
     parts = [unit for unit in walk_units(units) if not unit.members and unit.short in named]
     for unit in sorted(parts, key=lambda unit: unit.size):
-        if len(kept) + unit.size > limit:
+        if len(kept) + unit.size > LINES:
             break
         kept.update(range(unit.start, unit.end))
     return "".join(

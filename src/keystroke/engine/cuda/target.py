@@ -24,11 +24,6 @@ class Target:
         number = int(self.name.removeprefix("sm_"))
         return number // 10, number % 10
 
-    @property
-    def bulk(self) -> bool:
-        """Whether it supports bulk copies (kernels/copies.cuh)."""
-        return self.capability >= (9, 0)
-
 
 # Rates are those of products with float32 sums, of the slowest GPUs of each architecture.
 AMPERE = Target("sm_80", 166_912, 0.4)  # A100, A30

@@ -71,7 +71,6 @@ def read_llama_gguf(
     *,
     experts: ExpertsSpec | None = None,
     ignored: frozenset[str] = frozenset(),
-    intermediate: str = "feed_forward_length",
     **changes: Any,
 ) -> ModelSpec:
     """The spec of a family whose metadata is laid out like Llama's. `ignored`: keys that the caller reads
@@ -108,7 +107,7 @@ def read_llama_gguf(
         heads=heads,
         kv_heads=fields.integer(f"{stated}.attention.head_count_kv", 4096, default=heads),
         head_dim=head_dim,
-        intermediate=fields.integer(f"{stated}.{intermediate}", 1 << 22, default=1 if experts else None),
+        intermediate=fields.integer(f"{stated}.feed_forward_length", 1 << 22, default=1 if experts else None),
         norm_eps=rounded(fields.number(f"{stated}.attention.layer_norm_rms_epsilon")),
         rope=rope,
         context_length=context,

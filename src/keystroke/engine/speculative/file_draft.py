@@ -21,16 +21,15 @@ _WINDOW = 12  # how far ahead a single token is searched right after a divergenc
 class FileDrafter(Drafter):
     """Drafts `source` for an output that begins where its sequence's prompt ends."""
 
-    def __init__(self, source: Sequence[int], start: int = 0) -> None:
+    def __init__(self, source: Sequence[int]) -> None:
         self._source = list(source)
-        self._start = start
         self._pairs: dict[tuple[int, int], list[int]] = {}  # two tokens -> positions right after them
         for end, pair in enumerate(zip(self._source, self._source[1:], strict=False), start=2):
             self._pairs.setdefault(pair, []).append(end)
         self._rewind()
 
     def _rewind(self) -> None:
-        self._at = self._start  # index of the next source token
+        self._at = 0  # index of the next source token
         self._lost = False
         self._recent: list[int] = []  # the output's last tokens
         self.strength = 4
