@@ -21,7 +21,7 @@ from keystroke.assist.completion import (
     context_budget,
 )
 from keystroke.assist.completion.cache import CachedSuggestion, SuggestionCache
-from keystroke.assist.completion.context import RecentEdit, gather_context
+from keystroke.assist.completion.context import gather_context
 from keystroke.assist.completion.extent import extent_at
 from keystroke.assist.completion.gate import Candidate, DismissedSuggestions, TypingRhythm, find_reason
 from keystroke.assist.completion.window import ContextFile, PromptWindow
@@ -396,7 +396,7 @@ class TestContext:
             "src/tools.py": "def hammer(nail):\n    return nail\n",
         }
         text = "from pkg.shapes import Square\nfrom tools import hammer\nimport os\n"
-        recent = [RecentEdit("pkg/log.py", "LEVEL = 3"), RecentEdit("main.py", "x")]
+        recent = [ContextFile("pkg/log.py", "LEVEL = 3"), ContextFile("main.py", "x")]
         found = gather_context(text, "main.py", files.get, recent)
         assert found == [
             ContextFile("pkg/shapes.py", "class Square:\n    def area(self): ..."),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from keystroke.assist.completion.window import ContextFile
@@ -28,16 +27,11 @@ _HEAD = re.compile(
 Read = Callable[[str], str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class RecentEdit:
-    path: str
-    text: str  # the lines as they are now
-
-
 def gather_context(
-    text: str, path: str | None, read: Read, recent: Sequence[RecentEdit] = ()
+    text: str, path: str | None, read: Read, recent: Sequence[ContextFile] = ()
 ) -> list[ContextFile]:
-    """Pieces for the front of the prompt. `read(path)` gives a file of the project, or None."""
+    """Pieces for the front of the prompt. `read(path)` gives a file of the project, or None; `recent` are
+    lines that were edited, as they are now."""
     found: list[ContextFile] = []
     seen: set[str] = set()
     for module, names in _imported(text):
@@ -54,8 +48,7 @@ def gather_context(
             if pieces:
                 found.append(ContextFile(candidate, "\n".join(pieces)))
             break
-    elsewhere = [edit for edit in recent if edit.path not in seen and edit.path != path]
-    found += [ContextFile(edit.path, edit.text) for edit in elsewhere]
+    found += [edit for edit in recent if edit.path not in seen and edit.path != path]
     return found[: _PIECES + 2]
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from keystroke.analysis.rules import project_rules
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.completion import LiveCompletion, WithheldReason, context_budget
-from keystroke.assist.completion.context import RecentEdit, gather_context
+from keystroke.assist.completion.context import gather_context
 from keystroke.assist.completion.window import ContextFile
 from keystroke.assist.next_edit.prompt import CHANGES, RecentChange
 from keystroke.config import AssistSettings
@@ -79,7 +79,7 @@ class LiveConnection:
         self._buffers: dict[str, LiveBuffer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self._recent: deque[RecentEdit] = deque(maxlen=_RECENT)
+        self._recent: deque[ContextFile] = deque(maxlen=_RECENT)
         self._trail: deque[RecentChange] = deque(maxlen=CHANGES)
         self._projects: dict[str, ProjectIndex] = {}
         self._actions = LiveActions(
@@ -360,8 +360,7 @@ class LiveConnection:
                 return texts[path]
             return _read_inside(folder, path, self._settings.exclude) if folder is not None else None
 
-        recent = [edit for edit in self._recent if edit.path != mirror.path]
-        return gather_context(mirror.text, mirror.path, read, recent)
+        return gather_context(mirror.text, mirror.path, read, self._recent)
 
     def _other_texts(self, mirror: BufferMirror) -> dict[str, str]:
         """The texts of the other open buffers in the same language."""
@@ -380,7 +379,7 @@ class LiveConnection:
         for recent in tuple(self._recent):
             if recent.path == path:
                 self._recent.remove(recent)
-        self._recent.append(RecentEdit(path, text[start : end if end > 0 else len(text)][:400]))
+        self._recent.append(ContextFile(path, text[start : end if end > 0 else len(text)][:400]))
 
     # Events
 
