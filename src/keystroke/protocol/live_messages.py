@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from keystroke.errors import KeystrokeError
+from keystroke.protocol.faults import error_detail
 from keystroke.protocol.response import ErrorDetail
 
 Offset = Annotated[int, Meta(ge=0, le=2**40)]
@@ -326,6 +328,11 @@ class LiveError(Struct, tag_field="type", tag="error", kw_only=True):
     error: ErrorDetail
     id: str | None = None
     buffer: str | None = None
+
+
+def live_error(error: KeystrokeError, request: str | None, buffer: str | None) -> LiveError:
+    """`request`: the id of the request that failed."""
+    return LiveError(status=error.status, error=error_detail(error), id=request, buffer=buffer)
 
 
 LiveEvent = (

@@ -12,12 +12,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, NamedTuple, cast
+from pathlib import PurePath
 
 from keystroke.analysis.check import Diagnostic
 from keystroke.analysis.rules import project_rules
 from keystroke.assist.edit import EditProposal, EditTask, Region, RewriteQuestion, edit_steps
+from keystroke.assist.edit.steps import next_question
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.speculative.file_draft import FileDrafter
 from keystroke.errors import Forbidden, InputError, KeystrokeError, UsageError
@@ -32,11 +32,7 @@ from keystroke.gateway.work.routing import RoutingRequest
 from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service
 from keystroke.protocol import live_messages as live
-from keystroke.protocol.faults import error_detail
 from keystroke.text import Edit
-
-if TYPE_CHECKING:
-    from keystroke.assist.edit.steps import Steps
 
 log = logging.getLogger("keystroke.live")
 
@@ -46,15 +42,8 @@ _ANSWER_ROOM = 512  # tokens an edit may add beyond the text it rewrites
 ActionRequest = live.ProblemsAsk | live.RefactorAsk | live.EditAsk
 
 
-class BufferLocation(NamedTuple):
-    """The buffer's file and workspace; None where it has no file, or none that may be read."""
-
-    path: Path | None = None
-    root: Path | None = None
-
-
 class LiveActions:
-    """`mirrors` returns the open buffers; `readable` tells whether the files around a buffer may be read."""
+    """`mirrors` returns the open buffers."""
 
     def __init__(
         self,
@@ -63,24 +52,12 @@ class LiveActions:
         *,
         send: Callable[[live.LiveEvent], None],
         mirrors: Callable[[], Iterable[BufferMirror]],
-        readable: Callable[[live.BufferOpen], bool],
     ) -> None:
         self._service, self._caller = service, caller
         self._send, self._mirrors = send, mirrors
-        self._readable = readable
-        self._locations: dict[str, BufferLocation] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._checking: dict[str, str] = {}  # buffer -> the request for its problems
         self._checker, self._refactorer = CheckProcess.for_key(caller.id), RefactorProcess.for_key(caller.id)
-
-    def open(self, request: live.BufferOpen) -> None:
-        path, root = request.path, request.root
-        self.close_buffer(request.buffer)
-        if path and self._readable(request):
-            self._locations[request.buffer] = BufferLocation(Path(path), Path(root) if root else None)
-
-    def close_buffer(self, buffer: str) -> None:
-        self._locations.pop(buffer, None)
 
     def submit(self, request: ActionRequest) -> None:
         """Start a task. Raises UsageError for a version that is not current, or too many requests."""
@@ -121,10 +98,11 @@ class LiveActions:
                 )
             )
         except KeystrokeError as error:
-            self._fail(request, error)
+            self._send(live.live_error(error, request.id, request.buffer))
         except Exception:
             log.exception("a live request failed")
-            self._fail(request, KeystrokeError("The server failed on this request; its log says how."))
+            failure = KeystrokeError("The server failed on this request; its log says how.")
+            self._send(live.live_error(failure, request.id, request.buffer))
 
     async def _result(self, request: ActionRequest) -> live.LiveEvent:
         buffer = self._mirror(request.buffer)
@@ -139,21 +117,13 @@ class LiveActions:
             return await self._refactor(request, buffer)
         return await self._edit(request, buffer)
 
-    def _fail(self, request: ActionRequest, error: KeystrokeError) -> None:
-        self._send(
-            live.LiveError(
-                status=error.status, error=error_detail(error), id=request.id, buffer=request.buffer
-            )
-        )
-
     # Problems
 
     async def _problems(self, request: live.ProblemsAsk, buffer: BufferMirror) -> live.Problems:
         began = time.perf_counter()
         found: tuple[Diagnostic, ...] = ()
         if buffer.language == "python":
-            where = self._location(buffer)
-            found = await self._checker.check(buffer.text, where.path, where.root)
+            found = await self._checker.check(buffer.text, *buffer.location)
         return live.Problems(
             id=request.id,
             buffer=request.buffer,
@@ -165,7 +135,7 @@ class LiveActions:
     # Edits
 
     async def _edit(self, request: live.EditAsk, buffer: BufferMirror) -> live.Changes:
-        path = self._name(buffer)
+        path = _name(buffer)
         region = None
         if request.end > request.start:
             first = buffer.text.count("\n", 0, request.start)
@@ -187,11 +157,11 @@ class LiveActions:
 
     def _rules(self, buffer: BufferMirror) -> str:
         """The project's style rules, where this machine has the project."""
-        where = self._location(buffer)
-        if where.path is None:
+        path, root = buffer.location
+        if path is None:
             return ""
         try:
-            return project_rules(where.path, where.root, buffer.language).prompt_header()
+            return project_rules(path, root, buffer.language).prompt_header()
         except (OSError, ValueError):
             return ""
 
@@ -199,9 +169,9 @@ class LiveActions:
         """Ask one question after another. Reading an answer parses and compares texts, so it runs in a
         thread."""
         steps = edit_steps(task)
-        question: RewriteQuestion | EditProposal = await asyncio.to_thread(_next, steps, None)
+        question: RewriteQuestion | EditProposal = await asyncio.to_thread(next_question, steps, None)
         while isinstance(question, RewriteQuestion):
-            question = await asyncio.to_thread(_next, steps, await self._ask_model(question))
+            question = await asyncio.to_thread(next_question, steps, await self._ask_model(question))
         return question
 
     async def _ask_model(self, question: RewriteQuestion) -> str:
@@ -228,13 +198,12 @@ class LiveActions:
     async def _refactor(self, request: live.RefactorAsk, buffer: BufferMirror) -> live.Changes:
         if buffer.language != "python":
             raise InputError(f"Refactorings are for Python; this is {buffer.language or 'plain text'}.")
-        where = self._location(buffer)
         overlay = {
-            place.path: (mirror.name, mirror.text)
+            mirror.location.path: (mirror.name, mirror.text)
             for mirror in self._mirrors()
-            if (place := self._location(mirror)).path is not None and mirror.language == "python"
+            if mirror.location.path is not None and mirror.language == "python"
         }
-        return await self._refactorer.plan(request, where.path, where.root, buffer.text, overlay)
+        return await self._refactorer.plan(request, *buffer.location, buffer.text, overlay)
 
     # Buffers
 
@@ -244,25 +213,12 @@ class LiveActions:
             raise UsageError(f"The buffer {name:.200} is not open; open it first.", param="buffer")
         return found
 
-    def _location(self, buffer: BufferMirror) -> BufferLocation:
-        return self._locations.get(buffer.name, BufferLocation())
 
-    def _name(self, buffer: BufferMirror) -> str:
-        """The file's name in a prompt."""
-        where = self._location(buffer)
-        if where.path is None:
-            return PurePath(buffer.name).name or "untitled"
-        if where.root is not None and where.path.is_relative_to(where.root):
-            return where.path.relative_to(where.root).as_posix()
-        return where.path.name
-
-
-def _next(steps: Steps, answer: str | None) -> RewriteQuestion | EditProposal:
-    """The next question, or the final proposal."""
-    try:
-        return next(steps) if answer is None else steps.send(answer)
-    except StopIteration as stop:
-        return cast("EditProposal", stop.value)
+def _name(buffer: BufferMirror) -> str:
+    """The file's name in a prompt."""
+    if buffer.location.path is not None and buffer.path:
+        return buffer.path
+    return PurePath(buffer.name).name or "untitled"
 
 
 def _only(proposal: EditProposal, path: str) -> tuple[Edit, ...]:

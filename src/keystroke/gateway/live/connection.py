@@ -28,7 +28,7 @@ from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.live.actions import LiveActions
 from keystroke.gateway.live.audit import BufferAudit
 from keystroke.gateway.live.buffer import LiveBuffer
-from keystroke.gateway.live.mirror import BufferMirror
+from keystroke.gateway.live.mirror import NOWHERE, BufferLocation, BufferMirror
 from keystroke.gateway.live.model_access import ModelAccess
 from keystroke.gateway.live.next_edit import BufferNextEdit
 from keystroke.gateway.live.next_edit_model import NextEditModel, choose_edit_model
@@ -42,7 +42,7 @@ from keystroke.gateway.work.routing import RoutingRequest
 from keystroke.gateway.work.service import Service
 from keystroke.protocol import live_messages as live
 from keystroke.protocol.codec import decode_live_request
-from keystroke.protocol.faults import SlowClient, error_detail
+from keystroke.protocol.faults import SlowClient
 from keystroke.text import Edit
 
 if TYPE_CHECKING:
@@ -82,9 +82,7 @@ class LiveConnection:
         self._recent: deque[ContextFile] = deque(maxlen=_RECENT)
         self._trail: deque[RecentChange] = deque(maxlen=CHANGES)
         self._projects: dict[str, ProjectIndex] = {}
-        self._actions = LiveActions(
-            service, caller, send=self.send, mirrors=self._mirrors, readable=self._readable
-        )
+        self._actions = LiveActions(service, caller, send=self.send, mirrors=self._mirrors)
 
     async def serve(self) -> None:
         """Run until the client disconnects."""
@@ -195,11 +193,11 @@ class LiveConnection:
             language=language_of(request.path or request.buffer, request.language),
             path=_relative(request.path, request.root),
             root=request.root,
+            location=self._location(request),
         )
         buffer = self._buffers[request.buffer] = self._build_buffer(mirror)
-        self._actions.open(request)
-        if self._readable(request):
-            self._start_task(self._open_with_rules(buffer, request))
+        if mirror.location.path is not None:
+            self._start_task(self._open_with_rules(buffer))
             self._index_project(buffer, opened=True)
         else:
             buffer.open()
@@ -241,12 +239,14 @@ class LiveConnection:
             mirror, completion, suggestions, send=send, audit=audit, next_edit=next_edit, outcomes=outcomes
         )
 
-    def _readable(self, request: live.BufferOpen) -> bool:
-        """Whether the files around a buffer may be read."""
+    def _location(self, request: live.BufferOpen) -> BufferLocation:
+        """The file and the workspace of a buffer, if the files around it may be read."""
         path, root = request.path, request.root
         if not path or not PurePath(path).is_absolute() or not self._files(path):
-            return False
-        return not root or self._files(root)
+            return NOWHERE
+        if root and not self._files(root):
+            return NOWHERE
+        return BufferLocation(Path(path), Path(root) if root else None)
 
     def _change(self, request: live.BufferChange) -> None:
         buffer = self._find(request.buffer)
@@ -283,7 +283,6 @@ class LiveConnection:
 
     def _close(self, name: str) -> None:
         buffer = self._buffers.pop(name, None)
-        self._actions.close_buffer(name)
         if buffer is not None:
             buffer.close()
 
@@ -298,16 +297,17 @@ class LiveConnection:
         routing = self._service.choose(AUTO, lambda: RoutingRequest(Priority.GHOST, here=True))
         return ModelAccess(self._service, self._service.registry.entries[routing.model], self._caller)
 
-    async def _open_with_rules(self, buffer: LiveBuffer, request: live.BufferOpen) -> None:
+    async def _open_with_rules(self, buffer: LiveBuffer) -> None:
         """Read the project's rules in a thread, for a limited time, then announce the buffer. Keys that come
         meanwhile are handled without them."""
-        assert request.path is not None
+        mirror, (path, root) = buffer.mirror, buffer.mirror.location
+        assert path is not None
         try:
-            reading = asyncio.to_thread(project_rules, request.path, request.root, buffer.mirror.language)
+            reading = asyncio.to_thread(project_rules, path, root, mirror.language)
             buffer.completion.rules = await asyncio.wait_for(reading, RULES_SECONDS)
         except (OSError, ValueError, TimeoutError) as error:
             log.info("the project's rules were not read: %s", type(error).__name__)
-        if self._buffers.get(request.buffer) is buffer:
+        if self._buffers.get(mirror.name) is buffer:
             buffer.open()
 
     def _index_project(self, buffer: LiveBuffer, *, opened: bool = False) -> None:
@@ -395,14 +395,7 @@ class LiveConnection:
         self.send(live.Resync(buffer=buffer, reason=reason, have=have))  # type: ignore[arg-type]
 
     def _fail(self, error: KeystrokeError, request: live.LiveRequest | None = None) -> None:
-        self.send(
-            live.LiveError(
-                status=error.status,
-                error=error_detail(error),
-                id=getattr(request, "id", None),
-                buffer=getattr(request, "buffer", None),
-            )
-        )
+        self.send(live.live_error(error, getattr(request, "id", None), getattr(request, "buffer", None)))
 
 
 def _next_edit_model(

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from keystroke.text import Edit, apply_edits
 
 
+class BufferLocation(NamedTuple):
+    """The buffer's file and workspace; None where it has no file, or none that may be read."""
+
+    path: Path | None = None
+    root: Path | None = None
+
+
+NOWHERE = BufferLocation()
+
+
 @dataclass(slots=True)
 class BufferMirror:
-    """`path` is relative to `root`, the workspace's folder; both are None where the client named none."""
+    """`path` is relative to `root`, the workspace's folder; both are None where the client named none.
+    `location`: what of it may be read."""
 
     name: str
     text: str
@@ -19,6 +32,7 @@ class BufferMirror:
     language: str | None = None
     path: str | None = None
     root: str | None = None
+    location: BufferLocation = NOWHERE
 
     def apply_edits(self, edits: Sequence[Edit], version: int) -> str:
         """Apply edits one after another; returns the text before them. Raises InputError, with nothing

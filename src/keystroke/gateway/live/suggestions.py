@@ -40,7 +40,6 @@ from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.ticket import TicketEnded, TicketItem
 from keystroke.gateway.work.work import Work
 from keystroke.protocol import live_messages as live
-from keystroke.protocol.faults import error_detail
 from keystroke.protocol.response import Receipt
 from keystroke.text import Edit, apply_edits
 
@@ -419,11 +418,7 @@ class SuggestionRunner:
     def _fail(self, error: KeystrokeError) -> None:
         pending, self._pending = self._pending, None
         assert pending is not None
-        self._send(
-            live.LiveError(
-                status=error.status, error=error_detail(error), id=pending.id, buffer=self._mirror.name
-            )
-        )
+        self._send(live.live_error(error, pending.id, self._mirror.name))
 
     # While nobody types
 
