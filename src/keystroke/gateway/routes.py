@@ -40,7 +40,7 @@ from keystroke.gateway.tasks.manager import TaskManager
 from keystroke.gateway.transport.http import json_response, read_body
 from keystroke.protocol import chat, llama_server, messages, ollama, requests, response, status
 from keystroke.protocol import tasks as wire
-from keystroke.protocol.codec import decode_body
+from keystroke.protocol.codec import body_decoder
 
 
 async def _openapi(_api: Endpoints, _call: ApiRequest[None]) -> HttpResponse:
@@ -182,12 +182,14 @@ def starlette_routes(api: Endpoints, access: AccessControl, max_body: int) -> li
 
 
 def _route(spec: RouteSpec, api: Endpoints, access: AccessControl, max_body: int) -> Route:
+    decode = None if spec.body is None else body_decoder(spec.body)
+
     async def endpoint(request: Request) -> HttpResponse:
         caller = access.check(spec.access, request.headers)
         body: Any = None
-        if spec.body is not None:
+        if decode is not None:
             data = await read_body(request, max_body)
-            body = decode_body(data or b"{}" if spec.body_optional else data, spec.body)
+            body = decode(data or b"{}" if spec.body_optional else data)
         return await spec.handler(api, ApiRequest(request, caller, body))
 
     return Route(spec.path, endpoint, methods=[spec.method])

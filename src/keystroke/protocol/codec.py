@@ -1,7 +1,7 @@
 """JSON codec of the protocol: bytes to typed requests, typed events to bytes.
 
-There is one encoder, and one decoder per request type, created on import. A body that does not fit its type
-raises an error whose one sentence names the field; msgspec's wording of paths never reaches a user.
+There is one encoder, and one decoder per type. A body that does not fit its type raises an error whose one
+sentence names the field; msgspec's wording of paths never reaches a user.
 """
 
 from __future__ import annotations
@@ -16,45 +16,12 @@ from keystroke.errors import InputError, KeystrokeError
 from keystroke.protocol.events import Event, event_type
 from keystroke.protocol.faults import InvalidJson, UnknownEvent
 from keystroke.protocol.live_messages import LiveEvent, LiveRequest
-from keystroke.protocol.llama_server import DetokenizeRequest, TemplateRequest, TokenizeRequest
-from keystroke.protocol.messages import MessagesPrompt, MessagesRequest
-from keystroke.protocol.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaModelRequest
-from keystroke.protocol.requests import (
-    ChatRequest,
-    ClientEvent,
-    CompletionRequest,
-    CreateRequest,
-    InfillRequest,
-)
-from keystroke.protocol.status import LoadRequest
-from keystroke.protocol.tasks import TaskAnswer, TaskApply, TaskCreate, TaskEvent, TaskResume, TaskSteer
+from keystroke.protocol.requests import ClientEvent
+from keystroke.protocol.tasks import TaskEvent
 
 T = TypeVar("T")
 
 _encoder = msgspec.json.Encoder()
-_BODIES: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind)
-    for kind in (
-        CreateRequest,
-        ChatRequest,
-        CompletionRequest,
-        InfillRequest,
-        MessagesRequest,
-        MessagesPrompt,
-        OllamaChatRequest,
-        OllamaGenerateRequest,
-        OllamaModelRequest,
-        TokenizeRequest,
-        DetokenizeRequest,
-        TemplateRequest,
-        LoadRequest,
-        TaskCreate,
-        TaskSteer,
-        TaskAnswer,
-        TaskApply,
-        TaskResume,
-    )
-}
 
 # Event types that a socket accepts, for the error about an unknown one.
 _READS = {
@@ -138,7 +105,6 @@ decode_live_event: Callable[[bytes | str], LiveEvent] = _decoder(LiveEvent, "liv
 decode_task_event: Callable[[bytes | str], TaskEvent] = _decoder(TaskEvent, "event")
 
 
-def decode_body(data: bytes, kind: type[T]) -> T:
-    """The body of an HTTP request. Raises InvalidJson, or InputError that names the field."""
-    decoder: msgspec.json.Decoder[T] = _BODIES[kind]
-    return _decode(decoder, data, "request body")
+def body_decoder(kind: type) -> Callable[[bytes | str], Any]:
+    """A decoder of HTTP bodies. It raises InvalidJson, or InputError that names the field."""
+    return _decoder(kind, "request body")
