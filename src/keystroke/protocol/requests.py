@@ -250,6 +250,11 @@ class CompletionRequest(ConstraintFields, kw_only=True):
     lines: Annotated[int, Meta(ge=0, le=10_000)] | None = None  # stop after so many; 0: after a block
     literal: bool | None = None  # what looks like a control token in the prompt is text
 
+    @property
+    def text(self) -> str:
+        """The prompt, which some clients send as a list of one."""
+        return self.prompt if isinstance(self.prompt, str) else "".join(self.prompt)
+
 
 class InfillExtra(Struct, frozen=True):
     text: str

@@ -22,7 +22,7 @@ from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api.answer_form import AnswerForm
-from keystroke.gateway.api.prompts import text_length
+from keystroke.gateway.api.prompts import Message, text_length
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.remote import RemoteJob
@@ -56,6 +56,16 @@ class RenderedPrompt:
 
     size: int
     job: Callable[[GenerationParams], Job | RemoteJob]
+
+    @classmethod
+    def local(cls, tokens: Sequence[int], affinity: str) -> RenderedPrompt:
+        return cls(len(tokens), lambda params: Job(tokens, params, affinity=affinity))
+
+    @classmethod
+    def remote(cls, messages: Sequence[Message], form: AnswerForm) -> RenderedPrompt:
+        specs, fields = form.toolset.specs or None, form.remote
+        size = RemoteJob(GenerationParams(), messages).estimate
+        return cls(size, lambda params: RemoteJob(params, messages, specs, fields, form.check))
 
 
 @dataclass(frozen=True, slots=True)

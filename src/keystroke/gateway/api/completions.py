@@ -181,21 +181,13 @@ class TextCompletions:
     async def _rendered(self, plan: ChatPlan, form: AnswerForm, affinity: str) -> RenderedPrompt:
         model = plan.entry.model
         if model is None:
-            messages, specs = plan.messages(form), form.toolset.specs or None
-            size = RemoteJob(GenerationParams(), messages).estimate
-            return RenderedPrompt(
-                size, lambda params: RemoteJob(params, messages, specs, form.remote, form.check)
-            )
-        tokens = await self._chat_tokens(model, plan, form)
-        return RenderedPrompt(len(tokens), lambda params: Job(tokens, params, affinity=affinity))
+            return RenderedPrompt.remote(plan.messages(form), form)
+        return RenderedPrompt.local(await self._chat_tokens(model, plan, form), affinity)
 
     async def count_chat(self, request: ChatRequest, caller: Caller) -> int:
         """The tokens of the prompt that `chat` would use; for a remote model an estimate."""
         plan = await self._plan_chat(request, caller)
-        if plan.entry.model is None:
-            specs = plan.form.toolset.specs or None
-            return RemoteJob(GenerationParams(), plan.messages(plan.form), specs).estimate
-        return len(await self._chat_tokens(plan.entry.model, plan, plan.form))
+        return (await self._rendered(plan, plan.form, "")).size
 
     async def chat_prompt(self, request: ChatRequest, caller: Caller) -> tuple[Model, list[int]]:
         """The prompt that `chat` would use, and the model whose tokens it has. Raises NoSuitableModel for a
@@ -259,10 +251,9 @@ class TextCompletions:
     async def foreign(self, request: CompletionRequest, caller: Caller) -> TextCompletion | None:
         """The answer to a prompt in the format of Zeta 2 or Sweep's models; None for other prompts, or where
         the model was trained for that format. An unknown model name means `auto` here."""
-        prompt = request.prompt if isinstance(request.prompt, str) else "".join(request.prompt)
         if request.suffix is not None or request.literal or request.context is not None:
             return None
-        parsed = parse_prompt(prompt)
+        parsed = parse_prompt(request.text)
         if parsed is None:
             return None
         known = request.model in self.service.registry.entries
@@ -287,8 +278,7 @@ class TextCompletions:
         """`extra`, the text of other files, goes before the prompt."""
         service = self.service
         answer_format = text_format(request.response_format, "response_format", request)
-        prefix = request.prompt if isinstance(request.prompt, str) else "".join(request.prompt)
-        suffix = request.suffix
+        prefix, suffix = request.text, request.suffix
         priority, tier = service.priority_and_tier(
             caller, request.priority or request.lane, priority, request.service_tier
         )

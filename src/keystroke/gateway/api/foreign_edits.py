@@ -56,9 +56,7 @@ class ForeignEdits:
         """The completion. Raises KeystrokeError where the queue or the engine refuses."""
         client = ModelClient(self._service, entry, caller, f"edit/{prompt.path}")
         window = await self._rewritten(prompt, entry, client)
-        text = prompt.format_answer(window)
-        if request.echo:
-            text = (request.prompt if isinstance(request.prompt, str) else "".join(request.prompt)) + text
+        text = (request.text if request.echo else "") + prompt.format_answer(window)
         usage = chat.ChatUsage(
             client.input_tokens, client.output_tokens, client.input_tokens + client.output_tokens
         )

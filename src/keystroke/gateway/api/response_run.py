@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from keystroke.engine.generation import Chunk, GenerationParams
+from keystroke.engine.generation import Chunk
 from keystroke.engine.model import Model
 from keystroke.engine.prefix import common_prefix
 from keystroke.errors import InputError, Interrupted, KeystrokeError, QueueFull, Unavailable
@@ -363,15 +364,8 @@ class ResponseRun:
     async def compact(self) -> FittedConversation:
         """Replace all but the newest items by a summary."""
         await self._route()
-        form, model = self._form(), self.entry.model
-        affinity = self.affinity
-        if model is None:
-            prompt = self._render_remote(self._items, form)
-        else:
-            tokens = await self._owner.service.run_off_loop(
-                prompts.text_length(self._items), lambda: self._render(model, self._items, form), model
-            )
-            prompt = _rendered(tokens, affinity)
+        form, affinity = self._form(), self.affinity
+        prompt = await self._rendered(self._items, form, affinity)
         limit = CompactionLimit(self.entry.context_length or prompt.size + 1, "request")
         fitted = await self._compact(prompt, form, affinity, None, limit)
         return fitted or unchanged_conversation(self._items, prompt)
@@ -398,15 +392,15 @@ class ResponseRun:
         if reused is not None:
             self._items, self._compacted = reused.items, reused.compacted
         if model is None:
-            prompt = await self._fit(self._render_remote(self._items, form), form, affinity, reused)
-            return prompt.job(params), form
+            prompt = await self._rendered(self._items, form, affinity)
+            return (await self._fit(prompt, form, affinity, reused)).job(params), form
         if not self._warm:
             params, form = await constrain(model, params, form, self._items, self._tools)
         new = self._own_items if previous is not None and previous.tokens else self._items
         tokens: list[int] = await service.run_off_loop(
             prompts.text_length(new), lambda: self._prompt(model, previous, form), model
         )
-        prompt = await self._fit(_rendered(tokens, affinity), form, affinity, reused)
+        prompt = await self._fit(RenderedPrompt.local(tokens, affinity), form, affinity, reused)
         job = prompt.job(params)
         assert isinstance(job, Job)
         job.drafter = service.make_drafter(model, request.prediction, len(job.prompt), request.drafts)
@@ -454,29 +448,23 @@ class ResponseRun:
         reused: ReusedSummary | None,
         limit: CompactionLimit,
     ) -> FittedConversation | None:
-        service, entry = self._owner.service, self.entry
-
-        async def render(items: Sequence[Item]) -> RenderedPrompt:
-            model = entry.model
-            if model is None:
-                return self._render_remote(items, form)
-            size = prompts.text_length(items)
-            tokens = await service.run_off_loop(size, lambda: self._render(model, items, form), model)
-            return _rendered(tokens, affinity)
+        def render(items: Sequence[Item]) -> Awaitable[RenderedPrompt]:
+            return self._rendered(items, form, affinity)
 
         return await self._owner.compactor.fit(
-            self._items, prompt, render, limit, entry, self.caller, conversation=affinity, reused=reused
+            self._items, prompt, render, limit, self.entry, self.caller, conversation=affinity, reused=reused
         )
 
-    def _render_remote(self, items: Sequence[Item], form: AnswerForm) -> RenderedPrompt:
-        messages = prompts.messages_of(self._request.instructions, items, toolset=form.toolset)
-        tools = form.toolset.specs or None
-        effort = {} if self._effort is None else {"reasoning_effort": self._effort}
-
-        def job(params: GenerationParams) -> RemoteJob:
-            return RemoteJob(params, messages, tools, form.remote | effort, form.check)
-
-        return RenderedPrompt(RemoteJob(GenerationParams(), messages).estimate, job)
+    async def _rendered(self, items: Sequence[Item], form: AnswerForm, affinity: str) -> RenderedPrompt:
+        model = self.entry.model
+        if model is None:
+            messages = prompts.messages_of(self._request.instructions, items, toolset=form.toolset)
+            effort = {} if self._effort is None else {"reasoning_effort": self._effort}
+            return RenderedPrompt.remote(messages, dataclasses.replace(form, more=effort))
+        tokens = await self._owner.service.run_off_loop(
+            prompts.text_length(items), lambda: self._render(model, items, form), model
+        )
+        return RenderedPrompt.local(tokens, affinity)
 
     def _prompt(self, model: Model, previous: ConversationTurn | None, form: AnswerForm) -> list[int]:
         """The prompt; where the previous turn's tokens can be kept, they and the new messages."""
@@ -764,10 +752,6 @@ class ResponseRun:
 
     def _stream(self) -> Any:
         return UNSET if self.stream_id is None else self.stream_id
-
-
-def _rendered(tokens: list[int], affinity: str) -> RenderedPrompt:
-    return RenderedPrompt(len(tokens), lambda params: Job(tokens, params, affinity=affinity))
 
 
 def _call_soon(act: Callable[[], None]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from keystroke.errors import Interrupted, KeystrokeError, RateLimited
@@ -144,8 +145,7 @@ class ResponsesConnection:
     def _execute(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, StartResponse) and self._expired:
-                self._send(error_event(self._too_old(), action.request.stream_id))
-                self._execute(self._session.end_response(action.stream, None, None))
+                self._refuse(action, self._too_old())
             elif isinstance(action, StartResponse):
                 starting = _StartingRequest()
                 self._starting.add(starting)  # now: the next frame may be a cancel
@@ -160,21 +160,12 @@ class ResponsesConnection:
                 self._cancel(action)
 
     async def _start(self, action: StartResponse, starting: _StartingRequest) -> None:
-        request, stream = action.request, action.stream
-        turns, owner = _Turns(), list[ResponseRun]()
-        sink = self._sink(owner)
-
+        request, recall = action.request, self._session.find_turn
+        create = partial(
+            self._responses.create, request, self._caller, recall=recall, turn_state=self._turn_state
+        )
         try:
-            run = await self._responses.create(
-                request,
-                self._caller,
-                sink,
-                recall=self._session.find_turn,
-                on_turn=turns.append,
-                on_done=lambda: self._done(stream, turns, owner[0] if owner else None),
-                turn_state=self._turn_state,
-            )
-            owner.append(run)
+            run = await self._begin(action.stream, create)
         except Exception as error:
             headers = None
             if isinstance(error, RateLimited):
@@ -186,18 +177,29 @@ class ResponsesConnection:
             else:
                 log.exception("a request could not be started")
                 error = KeystrokeError("The server failed on this request; its log says how.")
-            self._send(error_event(error, request.stream_id, headers))
-            self._execute(self._session.end_response(stream, None, None))
+            self._refuse(action, error, headers)
             return
         finally:  # only this one: the stream may already have begun its next
             self._starting.discard(starting)
+        if starting.cancelled:
+            run.cancel()
+
+    async def _begin(self, stream: str, begin: Callable[..., Awaitable[ResponseRun]]) -> ResponseRun:
+        """Start a run whose events go to this socket. Raises what `begin` raises."""
+        turns, owner = _Turns(), list[ResponseRun]()
+        sink = self._sink(owner)
+        run = await begin(
+            sink=sink,
+            on_turn=turns.append,
+            on_done=lambda: self._done(stream, turns, owner[0] if owner else None),
+        )
+        owner.append(run)
         if not run.over.is_set():
             self._runs[run.id] = run
             self._sinks[run] = sink
-        if starting.cancelled:
-            run.cancel()
-        elif self._socket.closed:
+        if self._socket.closed:
             run.disconnect(sink, Interrupted("The client went away."))
+        return run
 
     def _resume(self, action: ResumeResponse) -> None:
         """Continue a response whose connection broke on this one."""
@@ -216,8 +218,7 @@ class ResponsesConnection:
             if self._responses.journal is not None and isinstance(error, ResponseNotFound):
                 self._spawn(self._resume_turn(action))
                 return
-            self._send(error_event(error, request.stream_id))
-            self._execute(self._session.end_response(action.stream, None, None))
+            self._refuse(action, error)
             return
         if run.over.is_set():
             self._execute(self._session.end_response(action.stream, *(run.latest or (None, None))))
@@ -227,27 +228,21 @@ class ResponsesConnection:
 
     async def _resume_turn(self, action: ResumeResponse) -> None:
         """Continue a response that another gateway began."""
-        request, turns, owner = action.request, _Turns(), list[ResponseRun]()
-        sink = self._sink(owner)
+        name, stream_id = action.request.response_id, action.request.stream_id
+        resume = partial(self._responses.resume_turn, name, self._caller, stream_id=stream_id)
         try:
-            run = await self._responses.resume_turn(
-                request.response_id,
-                self._caller,
-                sink,
-                stream_id=request.stream_id,
-                on_turn=turns.append,
-                on_done=lambda: self._done(action.stream, turns, owner[0] if owner else None),
-            )
+            await self._begin(action.stream, resume)
         except KeystrokeError as error:
-            self._send(error_event(error, request.stream_id))
-            self._execute(self._session.end_response(action.stream, None, None))
-            return
-        owner.append(run)
-        if not run.over.is_set():
-            self._runs[run.id] = run
-            self._sinks[run] = sink
-        if self._socket.closed:
-            run.disconnect(sink, Interrupted("The client went away."))
+            self._refuse(action, error)
+
+    def _refuse(
+        self,
+        action: StartResponse | ResumeResponse,
+        error: KeystrokeError,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        self._send(error_event(error, action.request.stream_id, headers))
+        self._execute(self._session.end_response(action.stream, None, None))
 
     def _sink(self, owner: list[ResponseRun]) -> Sink:
         """A sink that writes a run's events to this socket. `owner` holds the run once it exists."""
