@@ -18,6 +18,8 @@ from typing import Any
 from keystroke.config.jsonc import JsoncConflict, add_key
 
 SERVER = "http://127.0.0.1:8012"
+_PACKAGE = Path(__file__).resolve().parents[2]
+_CHECKOUT = _PACKAGE.parents[1]
 # The servers that Helix starts by itself, which a list in languages.toml replaces.
 _HELIX_SERVERS = {
     "python": ("ty", "ruff", "jedi", "pylsp"),
@@ -82,11 +84,8 @@ class EditorWriter:
 
 def neovim_plugin() -> Path | None:
     """The folder of the Neovim plugin: inside the package, or in the checkout it runs from."""
-    package = Path(__file__).resolve().parents[2]
-    for place in (package / "editors" / "neovim", package.parents[1] / "editors" / "neovim"):
-        if (place / "lua").is_dir():
-            return place
-    return None
+    places = (_PACKAGE / "editors" / "neovim", _CHECKOUT / "editors" / "neovim")
+    return next((place for place in places if (place / "lua").is_dir()), None)
 
 
 def _command() -> str:
@@ -118,6 +117,22 @@ def _add_keys(
     return ({file: text} if text != before else {}), tuple(missing)
 
 
+def _change_toml(file: Path, change: Callable[[Any], None], hint: str, page: str) -> EditorChange:
+    """The file with `change` made to its document. `page` describes what to do by hand where it cannot be
+    made."""
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    before = _text(file)
+    try:
+        document: Any = tomlkit.parse(before)
+        change(document)
+    except (TOMLKitError, TypeError, AttributeError) as error:
+        return EditorChange({}, "", (f"{file} cannot be changed by this program ({error}); see {page}",))
+    after = tomlkit.dumps(document)
+    return EditorChange({file: after} if after != before else {}, hint)
+
+
 def _vscode(folders: UserFolders) -> EditorChange:
     files: dict[Path, str] = {}
     missing: tuple[str, ...] = ()
@@ -144,8 +159,7 @@ def _vscode(folders: UserFolders) -> EditorChange:
 
 def _extension() -> Path | None:
     """The built VS Code extension: inside the package, or in the checkout it runs from."""
-    package = Path(__file__).resolve().parents[2]
-    places = (package / "editors" / "keystroke.vsix", package.parents[1] / "dist" / "keystroke.vsix")
+    places = (_PACKAGE / "editors" / "keystroke.vsix", _CHECKOUT / "dist" / "keystroke.vsix")
     return next((place for place in places if place.exists()), None)
 
 
@@ -196,12 +210,8 @@ def _zed(folders: UserFolders) -> EditorChange:
 
 def _helix(folders: UserFolders) -> EditorChange:
     import tomlkit
-    from tomlkit.exceptions import TOMLKitError
 
-    file = folders.config / "helix" / "languages.toml"
-    before = _text(file)
-    try:
-        document: Any = tomlkit.parse(before)
+    def change(document: Any) -> None:
         servers = document.setdefault("language-server", tomlkit.table(is_super_table=True))
         if "keystroke" not in servers:
             servers["keystroke"] = {"command": folders.command, "args": ["lsp"]}
@@ -217,14 +227,10 @@ def _helix(folders: UserFolders) -> EditorChange:
                 entry["language-servers"] = [*usual, "keystroke"]
             elif not any(_is_keystroke(one) for one in entry["language-servers"]):
                 entry["language-servers"].append("keystroke")
-    except (TOMLKitError, TypeError, AttributeError) as error:
-        return EditorChange(
-            {}, "", (f"{file} cannot be changed by this program ({error}); see docs/editors/helix.md",)
-        )
-    after = tomlkit.dumps(document)
-    return EditorChange(
-        {file: after} if after != before else {}, "open a file; `space a` lists the fixes of a finding"
-    )
+
+    file = folders.config / "helix" / "languages.toml"
+    hint = "open a file; `space a` lists the fixes of a finding"
+    return _change_toml(file, change, hint, "docs/editors/helix.md")
 
 
 def _is_keystroke(server: Any) -> bool:
@@ -250,12 +256,8 @@ def _absolute(command: str) -> str:
 
 def _codex(folders: UserFolders) -> EditorChange:
     import tomlkit
-    from tomlkit.exceptions import TOMLKitError
 
-    file = Path(os.environ.get("CODEX_HOME") or folders.home / ".codex") / "config.toml"
-    before = _text(file)
-    try:
-        document: Any = tomlkit.parse(before)
+    def change(document: Any) -> None:
         providers = document.setdefault("model_providers", tomlkit.table(is_super_table=True))
         if "keystroke" not in providers:
             providers["keystroke"] = {
@@ -264,13 +266,10 @@ def _codex(folders: UserFolders) -> EditorChange:
                 "wire_api": "responses",
                 "supports_websockets": True,
             }
-    except (TOMLKitError, TypeError, AttributeError) as error:
-        return EditorChange(
-            {}, "", (f"{file} cannot be changed by this program ({error}); see docs/clients.md",)
-        )
-    after = tomlkit.dumps(document)
+
+    file = Path(os.environ.get("CODEX_HOME") or folders.home / ".codex") / "config.toml"
     hint = "start `keystroke serve`, then: codex -c model_provider=keystroke -m auto"
-    return EditorChange({file: after} if after != before else {}, hint)
+    return _change_toml(file, change, hint, "docs/clients.md")
 
 
 def _claude(folders: UserFolders) -> EditorChange:

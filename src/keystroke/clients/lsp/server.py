@@ -313,13 +313,16 @@ class KeystrokeServer(LanguageServer):
             log.error("a message failed: %s", error)
 
     @contextlib.asynccontextmanager
-    async def show_progress(self, title: str, message: str, token: Any = None) -> AsyncIterator[None]:
-        """Show work-done progress, which the user may cancel. `token` is the editor's own, if it gave one.
-        Otherwise one is requested, without waiting: Helix answers nothing until its rename is done."""
+    async def show_progress(
+        self, title: str, message: str, token: Any = None
+    ) -> AsyncIterator[Callable[[str], None]]:
+        """Show work-done progress, which the user may cancel; yields a function that changes its message.
+        `token` is the editor's own, if it gave one. Otherwise one is requested, without waiting: Helix
+        answers nothing until its rename is done."""
         progress, window = self.work_done_progress, self.client_capabilities.window
         asks = token is None
         if asks and (window is None or not window.work_done_progress):
-            yield
+            yield lambda _message: None
             return
         token = f"keystroke-{self.channel.new_id()}" if asks else token
         task = asyncio.current_task()
@@ -332,6 +335,10 @@ class KeystrokeServer(LanguageServer):
             if task is not None and not over:
                 cancelled.add_done_callback(lambda future: task.cancel() if future.cancelled() else None)
             progress.begin(token, types.WorkDoneProgressBegin(title=title, message=message, cancellable=True))
+
+        def report(message: str) -> None:
+            if begun:
+                progress.report(token, types.WorkDoneProgressReport(message=message))
 
         def end() -> None:
             progress.end(token, types.WorkDoneProgressEnd())
@@ -349,7 +356,7 @@ class KeystrokeServer(LanguageServer):
         else:
             begin()
         try:
-            yield
+            yield report
         finally:
             over = True
             if begun:

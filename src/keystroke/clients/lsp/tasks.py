@@ -42,6 +42,10 @@ class TaskHost(Protocol):
 
     def show(self, message: str, kind: types.MessageType) -> None: ...
 
+    def show_progress(
+        self, title: str, message: str
+    ) -> contextlib.AbstractAsyncContextManager[Callable[[str], None]]: ...
+
 
 class EditorTasks:
     def __init__(
@@ -59,7 +63,7 @@ class EditorTasks:
         if not workspace:
             raise InputError("no folder is open in the editor; a task needs one")
         task = await self._task_client().create(workspace, instruction, **options)
-        self._host.spawn(self._watch(task.id, workspace, 0))
+        self._host.spawn(self._watch(task.id, 0))
         return _plain(task)
 
     async def act(self, task: str, action: str, fields: dict[str, Any]) -> Any:
@@ -74,7 +78,7 @@ class EditorTasks:
             self._check_unsaved(before)
         done = await client.act(task, action, **fields)
         if action == "resume":
-            self._host.spawn(self._watch(task, before.workspace, before.sequence_number))
+            self._host.spawn(self._watch(task, before.sequence_number))
         return _plain(done)
 
     async def list_tasks(self) -> list[dict[str, Any]]:
@@ -91,49 +95,29 @@ class EditorTasks:
 
     # A running task
 
-    async def _watch(self, task: str, workspace: str, after: int) -> None:
-        server = self._server
-        token = f"keystroke-{task}"
-        shown = False
+    async def _watch(self, task: str, after: int) -> None:
+        events = self._task_client().events(task, after)
         try:
-            shown = not self.has_task_view and await self._progress(token)
-            async for event in self._task_client().events(task, after):
-                if self.has_task_view:
-                    server.protocol.notify(NOTIFICATION, _plain(event))
-                    continue
-                if shown and isinstance(event, wire.TaskDoing):
-                    server.work_done_progress.report(token, types.WorkDoneProgressReport(message=event.line))
-                if isinstance(event, wire.TaskAsked):
-                    await self._ask_user(task, event.question)
-                elif isinstance(event, wire.TaskEnded):
-                    kind = (
-                        types.MessageType.Warning if event.task.status == "failed" else types.MessageType.Info
-                    )
-                    self._host.show(event.task.line, kind)
+            if self.has_task_view:
+                async for event in events:
+                    self._server.protocol.notify(NOTIFICATION, _plain(event))
+                return
+            async with self._host.show_progress("Keystroke", "task") as report:
+                async for event in events:
+                    if isinstance(event, wire.TaskDoing):
+                        report(event.line)
+                    elif isinstance(event, wire.TaskAsked):
+                        await self._ask_user(task, event.question)
+                    elif isinstance(event, wire.TaskEnded):
+                        failed = event.task.status == "failed"
+                        kind = types.MessageType.Warning if failed else types.MessageType.Info
+                        self._host.show(event.task.line, kind)
         except asyncio.CancelledError:  # the user cancelled the progress
             with contextlib.suppress(KeystrokeError):
                 await self._task_client().act(task, "cancel")
             raise
         except KeystrokeError as error:
             self._host.show(error.message, types.MessageType.Warning)
-        finally:
-            if shown:
-                server.work_done_progress.end(token, types.WorkDoneProgressEnd())
-                server.work_done_progress.tokens.pop(token, None)
-
-    async def _progress(self, token: str) -> bool:
-        """Show cancellable progress for the task. Returns whether the editor supports it."""
-        window = self._server.client_capabilities.window
-        if window is None or not window.work_done_progress:
-            return False
-        progress, me = self._server.work_done_progress, asyncio.current_task()
-        await progress.create_async(token)
-        stopped = progress.tokens[token]
-        stopped.add_done_callback(lambda ended: me.cancel() if ended.cancelled() and me else None)
-        progress.begin(
-            token, types.WorkDoneProgressBegin(title="Keystroke", message="task", cancellable=True)
-        )
-        return True
 
     # Questions as message requests
 
