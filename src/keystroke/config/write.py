@@ -1,12 +1,13 @@
-"""Writes one setting to the user's file.
+"""Replaces files atomically, and writes one setting to the user's file.
 
-Comments, order and blank lines are kept. The file is replaced atomically; an invalid file is not touched.
+A setting is written without a change of comments, order and blank lines; an invalid file is not touched.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -41,25 +42,27 @@ def write_setting(key: str, value: str | bool | None, environ: Mapping[str, str]
         raise ConfigError(f"{file} cannot be changed by this program ({error}); set {key} by hand") from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}; check its permissions") from None
-    if written != text:
-        _replace(file, written)
+    try:
+        if written != text:
+            file.resolve().parent.mkdir(parents=True, exist_ok=True)
+            replace_file(file, written.encode(), keep=True)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}; set it by hand") from None
     return file
 
 
-def _replace(file: Path, text: str) -> None:
-    target = file.resolve()  # a symbolic link stays one
+def replace_file(file: Path, data: bytes, mode: int = 0o600, *, keep: bool = False) -> None:
+    """Replace a file at once by one with this content and mode. `keep`: a symbolic link stays one, and a file
+    that is there already keeps its mode."""
+    target = file.resolve() if keep else file
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="") as out:
-                out.write(text)
-            if target.exists():
-                os.chmod(draft, target.stat().st_mode & 0o7777)
-            os.replace(draft, target)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(draft)
-            raise
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}; set it by hand") from None
+        with open(draft, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as out:
+            out.write(data)
+        if keep and target.exists():
+            draft.chmod(stat.S_IMODE(target.stat().st_mode))
+        draft.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise

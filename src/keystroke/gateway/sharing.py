@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 from starlette.types import Scope
 
+from keystroke.config.write import replace_file
 from keystroke.gateway.app import Gateway
 
 _FIRST = 30.0  # seconds to wait for the first visit
@@ -27,13 +28,8 @@ def announce(file: Path, url: str, token: str | None, version: str, program: str
     """Write the announcement, readable by this user only. `program` identifies the installed program, so that
     clients of another version do not use this gateway."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = file.with_suffix(f".{os.getpid()}.tmp")
-    body = msgspec.json.encode(
-        {"url": url, "pid": os.getpid(), "token": token, "version": version, "program": program}
-    )
-    with open(draft, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
-        out.write(body)
-    os.replace(draft, file)
+    body = {"url": url, "pid": os.getpid(), "token": token, "version": version, "program": program}
+    replace_file(file, msgspec.json.encode(body))
 
 
 def withdraw(file: Path) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from keystroke.config import Settings
+from keystroke.config.write import replace_file
 from keystroke.errors import KeystrokeError, Unavailable
 from keystroke.scale.cluster_query import reported_error
 from keystroke.scale.local_ray import LOST, RUN, ServeOrder
@@ -168,12 +169,13 @@ class Supervisor:
     def _announce(self, metrics: list[str]) -> None:
         self._state.metrics = metrics
         with contextlib.suppress(OSError):  # only Prometheus misses it
-            _replace(self._targets, [{"targets": metrics, "labels": {"job": "keystroke"}}], 0o644)
+            targets = [{"targets": metrics, "labels": {"job": "keystroke"}}]
+            replace_file(self._targets, json.dumps(targets).encode(), 0o644)
 
     def _write(self, status: str) -> None:
         self._state.status, self._state.updated = status, time.time()
         values = {name: getattr(self._state, name) for name in LocalState.__dataclass_fields__}
-        _replace(self._file, values, 0o600)
+        replace_file(self._file, json.dumps(values).encode())
 
     # Ending
 
@@ -244,12 +246,3 @@ def _read_reports(child: subprocess.Popen[bytes], reports: queue.Queue[dict[str,
         with contextlib.suppress(ValueError):
             reports.put(json.loads(line))
     reports.put(None)
-
-
-def _replace(file: Path, value: Any, mode: int) -> None:
-    draft = file.with_suffix(f".{os.getpid()}.tmp")
-    draft.unlink(missing_ok=True)
-    exclusive = os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-    with open(draft, "w", opener=lambda path, flags: os.open(path, flags | exclusive, mode)) as out:
-        json.dump(value, out)
-    os.replace(draft, file)

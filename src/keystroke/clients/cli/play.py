@@ -7,7 +7,6 @@ other users of the machine could read a program's arguments.
 from __future__ import annotations
 
 import html
-import os
 import webbrowser
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +16,7 @@ import typer
 
 from keystroke.clients.cli.invocation import invocation_of
 from keystroke.clients.cli.options import option
+from keystroke.config.write import replace_file
 
 
 def play(
@@ -54,10 +54,9 @@ def _redirect_page(state: Path, address: str) -> str:
     """The URL of a private file that redirects to `address`; that URL contains no key."""
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = state / "play.html"
-    file.unlink(missing_ok=True)
-    with open(file, "x", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
-        out.write(
-            '<!doctype html><meta charset="utf-8"><title>Keystroke</title>'
-            f'<meta http-equiv="refresh" content="0; url={html.escape(address)}">'
-        )
+    page = (
+        '<!doctype html><meta charset="utf-8"><title>Keystroke</title>'
+        f'<meta http-equiv="refresh" content="0; url={html.escape(address)}">'
+    )
+    replace_file(file, page.encode())
     return file.resolve().as_uri()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from keystroke.config.write import replace_file, write_setting
 from keystroke.errors import ConfigError, KeystrokeError
 
 if TYPE_CHECKING:
@@ -49,10 +50,7 @@ class SetupRecord(msgspec.Struct):
 
     def save(self, state: Path) -> None:
         state.mkdir(parents=True, exist_ok=True)
-        draft = state / f".{FILE}.{os.getpid()}"
-        with open(draft, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
-            out.write(msgspec.json.encode(self))
-        os.replace(draft, state / FILE)
+        replace_file(state / FILE, msgspec.json.encode(self))
 
     def write_file(self, path: Path, text: str) -> None:
         """Write a file and note what it held. Raises ConfigError if the system refuses."""
@@ -60,12 +58,7 @@ class SetupRecord(msgspec.Struct):
             before = path.read_text(encoding="utf-8") if path.exists() else None
             folders = [str(folder) for folder in path.parents if not folder.exists()]
             path.parent.mkdir(parents=True, exist_ok=True)
-            target = path.resolve()  # a symbolic link stays one
-            draft = target.with_name(f".{target.name}.keystroke")
-            draft.write_text(text, encoding="utf-8")
-            if before is not None:
-                os.chmod(draft, target.stat().st_mode & 0o7777)
-            os.replace(draft, target)
+            replace_file(path, text.encode(), 0o666, keep=True)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} cannot be written: {error}; add the configuration by hand") from None
         known = next((file for file in self.files if file.path == str(path)), None)
@@ -91,7 +84,6 @@ class SetupRecord(msgspec.Struct):
 
     def undo(self, run: Invocation) -> tuple[list[str], list[str]]:
         """Take everything back. Returns the same as `undo_programs`."""
-        from keystroke.config.write import write_setting
         from keystroke.engine.library import ModelLibrary
 
         done, left = self.undo_programs()

@@ -6,14 +6,12 @@ and columns count from 1, columns in characters, as editors show them.
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from keystroke.config.write import replace_file
 from keystroke.errors import InputError, NotFound
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -84,19 +82,11 @@ class TextFile:
         """Insert `text` at `offset` and write the file atomically. InputError if the file has changed."""
         head = self._bytes_before(offset)
         data = self.raw[:head] + text.replace("\n", self.newline).encode() + self.raw[head:]
-        target = self.path.resolve()  # keeps a symbolic link
-        temporary = None
         try:
-            if target.read_bytes() != self.raw:
+            if self.path.read_bytes() != self.raw:
                 raise InputError(f"{self.path} changed while the completion was made; nothing was written")
-            handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
-            os.replace(temporary, target)
+            replace_file(self.path, data, keep=True)
         except OSError as error:
-            if temporary is not None and os.path.exists(temporary):
-                os.unlink(temporary)
             raise InputError(f"{self.path} cannot be written: {error.strerror}") from None
 
     def _bytes_before(self, offset: int) -> int:

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from keystroke.clients.task_client import TaskClient
+from keystroke.config.write import replace_file
 from keystroke.errors import InputError, KeystrokeError
 
 _MAX_SESSIONS = 200  # the oldest are deleted
@@ -78,10 +79,7 @@ class SessionStore:
             return
         session.changed_at = time.time()
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = file.with_suffix(f".{os.getpid()}.tmp")
-        with open(draft, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
-            out.write(msgspec.json.format(msgspec.json.encode(session)))
-        os.replace(draft, file)
+        replace_file(file, msgspec.json.format(msgspec.json.encode(session)))
         for old in sorted(self._folder.glob("*.json"), key=lambda f: f.stat().st_mtime)[:-_MAX_SESSIONS]:
             old.unlink(missing_ok=True)
 
