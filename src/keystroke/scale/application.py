@@ -15,7 +15,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from keystroke.config import NamedModel, Settings
-from keystroke.gateway.work.registry import ServedModel, local_entry
+from keystroke.gateway.work.registry import ServedModel, load_entry, local_entry
 from keystroke.scale.deployments import EngineDeployment, GatewayDeployment
 from keystroke.scale.served_models import (
     ECHO,
@@ -63,20 +63,12 @@ class ModelLoader:
     settings: Settings
 
     def __call__(self) -> ServedModel:
-        from keystroke.engine.load import load_model
         from keystroke.engine.speculative import measure_verify_cost
 
-        model = load_model(self.name, self.settings)
-        measure_verify_cost(model.engine)
-        server = self.settings.server
-        return local_entry(
-            self.name,
-            model,
-            role=self.table.role,
-            named=self.table,
-            max_queue=server.max_queue,
-            share_prefixes=server.share_prefixes,
-        )
+        entry = load_entry(self.name, self.table, self.settings)
+        assert entry.model is not None  # remote models have no replicas
+        measure_verify_cost(entry.model.engine)
+        return entry
 
 
 def application(

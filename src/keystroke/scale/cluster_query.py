@@ -41,30 +41,17 @@ def ask_cluster(query: ClusterQuery, timeout: float) -> dict[str, Any] | None:
     assert address is not None
     deadline = time.monotonic() + timeout
     check_reachable(address, timeout)
-    command = [sys.executable, "-m", "keystroke.scale.cluster_query"]
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    said: queue.Queue[bytes] = queue.Queue()
-    threading.Thread(target=_pass_lines, args=(child, said), daemon=True).start()
+    child, reports = start_child("keystroke.scale.cluster_query", query, stderr=subprocess.DEVNULL)
     joined = False
     try:
-        assert child.stdin is not None
-        with contextlib.suppress(BrokenPipeError), child.stdin:
-            pickle.dump(query, child.stdin)
         while True:
             try:
                 left = None if joined and query.removes else max(0.0, deadline - time.monotonic())
-                line = said.get(timeout=left)
+                report = reports.get(timeout=left)
             except queue.Empty:
                 raise Unavailable(_silence(address, timeout, joined=joined)) from None
-            if not line:
+            if report is None:
                 raise Unavailable(f"asking the Ray cluster at {address} failed; is its version the one here?")
-            report = json.loads(line)
             if "error" in report:
                 raise reported_error(report)
             if "state" in report:
@@ -89,6 +76,28 @@ def _silence(address: str, timeout: float, *, joined: bool) -> str:
     )
 
 
+Reports = queue.Queue[dict[str, Any] | None]
+
+
+def start_child(module: str, order: Any, **options: Any) -> tuple[subprocess.Popen[bytes], Reports]:
+    """Run a module in a process of its own, with `order` pickled on its standard input. Returns the process
+    and what it reports, one JSON object a line of its standard output; None follows the last one."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        **options,
+    )
+    reports: Reports = queue.Queue()
+    threading.Thread(target=_read_reports, args=(child, reports), daemon=True).start()
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        pickle.dump(order, child.stdin)
+        child.stdin.flush()
+    return child, reports
+
+
 def reported_error(report: dict[str, Any]) -> KeystrokeError:
     """The error that another process reported by the name of its class."""
     kind = getattr(errors, report["kind"], Unavailable)
@@ -96,12 +105,13 @@ def reported_error(report: dict[str, Any]) -> KeystrokeError:
     return made
 
 
-def _pass_lines(child: subprocess.Popen[bytes], said: queue.Queue[bytes]) -> None:
+def _read_reports(child: subprocess.Popen[bytes], reports: Reports) -> None:
     assert child.stdout is not None
     for line in child.stdout:
         if line.startswith(b"{"):  # Ray may print lines of its own
-            said.put(line)
-    said.put(b"")
+            with contextlib.suppress(ValueError):
+                reports.put(json.loads(line))
+    reports.put(None)
 
 
 def main() -> None:

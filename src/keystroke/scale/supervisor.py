@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import queue
 import secrets
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +24,7 @@ from typing import Any
 from keystroke.config import Settings
 from keystroke.config.write import replace_file
 from keystroke.errors import KeystrokeError, Unavailable
-from keystroke.scale.cluster_query import reported_error
+from keystroke.scale.cluster_query import Reports, reported_error, start_child
 from keystroke.scale.local_ray import LOST, RUN, ServeOrder
 
 _STARTING = 15.0  # seconds for a start that was interrupted to end in order
@@ -82,7 +80,7 @@ class Supervisor:
         self._state = LocalState(os.getpid(), url, time.time(), str(self.log))
         self._run = secrets.token_hex(16)
         self._child: subprocess.Popen[bytes] | None = None
-        self._reports: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._reports: Reports
         self._signals = 0
         self._drain = settings.server.drain_s * 2 + 30.0
 
@@ -151,20 +149,10 @@ class Supervisor:
 
     def _start(self) -> None:
         with open(self.log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
-            self._child = child = subprocess.Popen(
-                [sys.executable, "-m", "keystroke.scale.local_ray"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, RUN: self._run},
-                start_new_session=True,  # Ctrl-C is for this process, which then ends Ray in order
+            # In a session of its own: Ctrl-C is for this process, which then ends Ray in order.
+            self._child, self._reports = start_child(
+                "keystroke.scale.local_ray", self._order, stderr=log, env={**os.environ, RUN: self._run}
             )
-        assert child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            pickle.dump(self._order, child.stdin)
-            child.stdin.flush()
-        self._reports = queue.Queue()
-        threading.Thread(target=_read_reports, args=(child, self._reports), daemon=True).start()
 
     def _announce(self, metrics: list[str]) -> None:
         self._state.metrics = metrics
@@ -238,11 +226,3 @@ def processes_of(run: str) -> Iterator[int]:
                 yield int(entry.name)
         except OSError:
             continue
-
-
-def _read_reports(child: subprocess.Popen[bytes], reports: queue.Queue[dict[str, Any] | None]) -> None:
-    assert child.stdout is not None
-    for line in child.stdout:
-        with contextlib.suppress(ValueError):
-            reports.put(json.loads(line))
-    reports.put(None)
