@@ -65,10 +65,7 @@ def cache(
     freed = {kind.name: kind.clear() for kind in doomed}
     if everything:
         remove_empty_folders(run.settings, run.environ)
-    if run.json:
-        run.console.json({"freed": freed})
-    else:
-        run.console.note(f"{format_size(sum(freed.values()))} freed")
+    run.report({"freed": freed}, f"{format_size(sum(freed.values()))} freed")
 
 
 def _show(run: Invocation, chosen: list[StoredFiles]) -> None:

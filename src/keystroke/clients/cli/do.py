@@ -219,11 +219,9 @@ def _run_in_background(run: Invocation, task: str, fields: dict[str, Any]) -> No
     from keystroke.clients.cli.tasks import with_client
 
     given = with_client(run, lambda client: client.create(str(workspace_root()), task, **fields))
-    if run.json:
-        run.console.json(msgspec.to_builtins(given))
-        return
-    run.console.note(
-        f"{given.id[-8:]} started; `keystroke tasks show` follows it; its change waits for your approval"
+    run.report(
+        msgspec.to_builtins(given),
+        f"{given.id[-8:]} started; `keystroke tasks show` follows it; its change waits for your approval",
     )
 
 

@@ -193,16 +193,14 @@ def _switch(run: Invocation, on: bool) -> None:
         with closing(open_outcome_store(run.settings)) as records:
             records.set_paused(not on)
     file = write_setting("learn.enabled", on, run.environ)
-    if run.json:
-        run.console.json({"enabled": on, "settings": str(file), "file": str(_file(run))})
-        return
     if on:
-        run.console.note(
+        text = (
             f"on: outcomes of suggestions are recorded in {_file(run)}, which only you can read; nothing is "
             "sent anywhere. A running gateway starts recording after its next restart"
         )
     else:
-        run.console.note("off: recording stopped; `keystroke learn forget` deletes existing records")
+        text = "off: recording stopped; `keystroke learn forget` deletes existing records"
+    run.report({"enabled": on, "settings": str(file), "file": str(_file(run))}, text)
 
 
 def _file(run: Invocation) -> Path:

@@ -140,10 +140,7 @@ def add(
         if any(known in (name, source) for known, _ in library.partial_downloads()):
             run.console.note("stopped; repeat the command to resume the download")
         raise
-    if run.json:
-        run.console.json(entry)
-        return
-    run.console.note(f"added {entry.name}; {_next_step(entry, run)}")
+    run.report(entry, f"added {entry.name}; {_next_step(entry, run)}")
 
 
 def _add_source(

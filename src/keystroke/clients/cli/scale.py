@@ -231,9 +231,7 @@ def _url(settings: Settings) -> str:
 
 def _print_address(run: Invocation, settings: Settings) -> None:
     server, url = settings.server, _url(settings)
-    if run.json:
-        run.console.json({"url": url, "gateways": settings.scale.gateways, "address": settings.scale.address})
-    elif settings.scale.address is None:
-        run.console.note(f"serving at {url} (OpenAI base URL: {url}/v1); Ctrl-C stops")
-    else:
-        run.console.note(f"running on {settings.scale.address}; each gateway listens on port {server.port}")
+    text = f"running on {settings.scale.address}; each gateway listens on port {server.port}"
+    if settings.scale.address is None:
+        text = f"serving at {url} (OpenAI base URL: {url}/v1); Ctrl-C stops"
+    run.report({"url": url, "gateways": settings.scale.gateways, "address": settings.scale.address}, text)

@@ -132,14 +132,12 @@ def serve(
         if announcement is not None:
             token = next(iter(static_keys(server, run.environ)), None)
             announce(announcement, address, token, release(), program)
-        names = ", ".join(gateway.service.registry.entries)
-        if run.json:
-            run.console.json({"url": address, "models": list(gateway.service.registry.entries)})
-        else:
-            also = f"; Ollama's clients: {server.host}:{server.ollama_port}" if server.ollama_port else ""
-            run.console.note(
-                f"serving {names} at {address} (OpenAI base URL: {address}/v1{also}); Ctrl-C stops"
-            )
+        names = list(gateway.service.registry.entries)
+        also = f"; Ollama's clients: {server.host}:{server.ollama_port}" if server.ollama_port else ""
+        run.report(
+            {"url": address, "models": names},
+            f"serving {', '.join(names)} at {address} (OpenAI base URL: {address}/v1{also}); Ctrl-C stops",
+        )
 
     try:
         run_server(gateway, on_ready=ready)
