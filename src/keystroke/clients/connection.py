@@ -284,13 +284,7 @@ class Client(GatewayConnection):
                     return await self._open_socket()
                 except (WebSocketRefused, HandshakeFailed):
                     self._without_socket = True
-            self._http = HttpLink(
-                self._base,
-                api_key=self._api_key,
-                on_frame=self._on_frame,
-                on_lost=self._on_lost,
-                context=self._tls,
-            )
+            self._http = HttpLink(self._base, self._api_key, self._on_frame, self._on_lost, self._tls)
             return self._http
 
     def _send(self, event: Any) -> None:

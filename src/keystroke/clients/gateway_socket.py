@@ -61,14 +61,10 @@ class GatewayConnection:
         self._closed = False
 
     async def _open_socket(self) -> GatewaySocket:
-        self._socket = await GatewaySocket.open(
-            self._url,
-            api_key=self._api_key,
-            on_frame=self._on_frame,
-            on_lost=self._on_lost,
-            context=self._tls,
-        )
-        return self._socket
+        socket = GatewaySocket(self._url, self._api_key, self._on_frame, self._on_lost)
+        await socket.connect(self._tls)
+        self._socket = socket
+        return socket
 
     def _disconnect(self) -> None:
         """Close the socket for good."""
@@ -103,36 +99,24 @@ class GatewaySocket(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._closed = False
 
-    @classmethod
-    async def open(
-        cls,
-        url: str,
-        *,
-        api_key: str | None,
-        on_frame: Callable[[bytes], None],
-        on_lost: Callable[[KeystrokeError], None],
-        context: ssl.SSLContext | None = None,
-        timeout_s: float = 10.0,
-    ) -> GatewaySocket:
+    async def connect(self, context: ssl.SSLContext | None = None, timeout_s: float = 10.0) -> None:
         """Connect and complete the handshake. Raises Unavailable, Unauthorized or Forbidden."""
-        socket = cls(url, api_key, on_frame, on_lost)
-        uri = socket._uri
+        uri = self._uri
         tls = (context or ssl.create_default_context()) if uri.secure else None
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
-                await loop.create_connection(lambda: socket, uri.host, uri.port, ssl=tls)
-                await socket._opened
+                await loop.create_connection(lambda: self, uri.host, uri.port, ssl=tls)
+                await self._opened
         except TimeoutError:
-            socket.abort()
-            kind = Unavailable if socket._transport is None else HandshakeFailed
+            self.abort()
+            kind = Unavailable if self._transport is None else HandshakeFailed
             raise kind(f"{uri.host}:{uri.port} did not answer within {timeout_s:g} s.") from None
         except OSError as error:
             raise Unavailable(
                 f"No server answers at {uri.host}:{uri.port} ({error.strerror or error}); "
                 "start one with `keystroke serve`."
             ) from None
-        return socket
 
     def send(self, text: str | bytes) -> None:
         """Write one text frame. Raises Unavailable once the connection is over."""

@@ -27,11 +27,10 @@ class HttpLink:
     def __init__(
         self,
         url: str,
-        *,
         api_key: str | None,
         on_frame: Callable[[bytes], None],
         on_lost: Callable[[KeystrokeError], None],
-        context: ssl.SSLContext | None = None,
+        context: ssl.SSLContext | None,
     ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.AsyncClient(

@@ -160,8 +160,9 @@ class SecondOpinion:
         draft = self._draft(entry, stream, request.shown) if service.speculation else None
         job = Job(stream.prompt.tokens, stream.params(), draft, predictor=stream.predictor)
         try:
-            access = ModelAccess(service, entry, self._fast.caller)
-            work = access.submit(job, Priority.NEXT_EDIT, buffer=self._scope)
+            work = service.submit(
+                entry, job, self._fast.caller, priority=Priority.NEXT_EDIT, buffer=self._scope, live=True
+            )
         except KeystrokeError as error:
             log.info("no second opinion: %s", error.code)
             return

@@ -239,8 +239,17 @@ class SuggestionRunner:
         announce: bool,
         permit: Permit | None,
     ) -> None:
+        model = self._model
         try:
-            work = self._model.submit(job, priority, buffer=self._scope, permit=permit)
+            work = model.service.submit(
+                model.entry,
+                job,
+                model.caller,
+                priority=priority,
+                buffer=self._scope,
+                live=True,
+                permit=permit,
+            )
         except KeystrokeError as error:
             self._on_refused(error, announce)
             return
