@@ -127,16 +127,9 @@ class Store:
         return await self._tried(None)
 
     async def _tried(self, entry: ResponseRecord | None) -> bool:
-        loop = asyncio.get_running_loop()
-        committed: asyncio.Future[bool] = loop.create_future()
-
-        def report(result: bool) -> None:
-            if not committed.done():
-                committed.set_result(result)
-
-        self._writer.notify(lambda result: loop.call_soon_threadsafe(report, result), entry)
+        tried = asyncio.wrap_future(self._writer.begin_flush(entry))
         try:
-            return await asyncio.wait_for(committed, FLUSH_SECONDS)
+            return await asyncio.wait_for(tried, FLUSH_SECONDS)
         except TimeoutError:
             return False
 

@@ -7,14 +7,14 @@ that never runs backwards. Whoever waits for a row that cannot be stored at all 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,21 +100,21 @@ class StoreWriter:
 
     def flush(self) -> bool:
         """Wait until everything queued so far was tried; whether it is committed."""
-        done, results = threading.Event(), [False]
+        tried = self.begin_flush()
+        try:
+            return self._thread.is_alive() and tried.result(FLUSH_SECONDS)
+        except TimeoutError:
+            return False
 
-        def report(result: bool) -> None:
-            results[0] = result
-            done.set()
-
-        self.notify(report)
-        return self._thread.is_alive() and done.wait(FLUSH_SECONDS) and results[0]
-
-    def notify(self, on_tried: Callable[[bool], object], entry: ResponseRecord | None = None) -> None:
-        """Call `on_tried` on the writer's thread once everything queued so far was tried, with whether it is
-        committed. `entry` is queued with it, and then the call tells whether this response is committed."""
+    def begin_flush(self, entry: ResponseRecord | None = None) -> Future[bool]:
+        """Resolved once everything queued so far was tried, with whether it is committed. `entry` is queued
+        with it, and then the result tells whether this response is committed."""
         if entry is not None:
             self.pending[entry.response.id] = entry
-        self._queue.put(_Flush(on_tried, entry))
+        tried: Future[bool] = Future()
+        tried.set_running_or_notify_cancel()  # it is resolved when nobody waits any more, too
+        self._queue.put(_Flush(tried, entry))
+        return tried
 
     def close(self) -> None:
         self._queue.put(None)
@@ -137,8 +137,7 @@ class StoreWriter:
                 tries, self.failing = tries + 1, True
             for flush in flushes:
                 lost = flush.entry is not None and flush.entry.response.id in refused
-                with contextlib.suppress(RuntimeError):  # whoever waited has closed its loop
-                    flush.on_tried(not self.failing and not lost)
+                flush.tried.set_result(not self.failing and not lost)
             if deadline < float("inf") and (not (batch.rows or batch.refused) or time.monotonic() > deadline):
                 if batch.rows:
                     log.error("%d rows could not be stored before the end", batch.rows)
@@ -260,7 +259,7 @@ class StoreWriter:
 
 @dataclass(frozen=True, slots=True)
 class _Flush:
-    on_tried: Callable[[bool], object]
+    tried: Future[bool]
     entry: ResponseRecord | None = None
 
 
