@@ -53,14 +53,14 @@ from keystroke.gateway.routes import starlette_routes
 from keystroke.gateway.tasks.manager import TaskManager
 from keystroke.gateway.transport.frames import EXTENSION, AbortableHttp, FrameProtocol, WireLimits
 from keystroke.gateway.transport.http import error_response
-from keystroke.gateway.transport.socket import Socket, SocketLimits, deny
+from keystroke.gateway.transport.socket import Socket, SocketConnection, SocketLimits, deny
 from keystroke.gateway.work.registry import ModelRegistry
 from keystroke.gateway.work.service import Service
 from keystroke.gateway.work.ticket import SHUTTING_DOWN
 
 log = logging.getLogger("keystroke.app")
 
-Connection = ResponsesConnection | LiveConnection
+MakeConnection = Callable[[Scope, Caller, Socket], SocketConnection]
 SocketHandler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -105,7 +105,7 @@ class Gateway:
         self.request_context: Callable[[Scope], AbstractContextManager[None]] = lambda _scope: nullcontext()
         self._socket_limits = socket_limits or SocketLimits(max_frame_bytes=server.max_frame_bytes)
         self._connections: dict[Socket, Caller] = {}
-        self._readers: dict[Socket, Connection] = {}
+        self._readers: dict[Socket, SocketConnection] = {}
         self._http = Starlette(
             routes=starlette_routes(self.endpoints, self.access, server.max_frame_bytes),
             exception_handlers={
@@ -156,9 +156,7 @@ class Gateway:
         learned, assist = self.outcome_store, self.settings.assist
         return LiveConnection(self.service, assist, caller, socket, files=files, learned=learned)
 
-    async def _serve(
-        self, make: Callable[[Scope, Caller, Socket], Connection], scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def _serve(self, make: MakeConnection, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             offered = scope.get("subprotocols", ())
             caller = self.access.check(Access.KEY, Headers(scope=scope), offered)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from keystroke.gateway.api.answer import Sink
 from keystroke.gateway.api.prompts import ConversationTurn
 from keystroke.gateway.api.response_run import ResponseRun, steer_failed
 from keystroke.gateway.api.responses import Responses
-from keystroke.gateway.transport.socket import Socket
+from keystroke.gateway.transport.socket import Socket, SocketConnection
 from keystroke.protocol import events
 from keystroke.protocol.faults import ConnectionLimitReached, ResponseNotFound, SlowClient
 from keystroke.protocol.requests import ResponseSteer
@@ -34,9 +34,6 @@ from keystroke.protocol.session import (
 )
 
 log = logging.getLogger("keystroke.websocket")
-
-
-RESTARTS = "this gateway restarts; connect again"
 
 _Turns = list[tuple[str, ConversationTurn | None]]  # the responses of a run that ended
 
@@ -58,7 +55,7 @@ class _StartingRequest:
     cancelled = False
 
 
-class ResponsesConnection:
+class ResponsesConnection(SocketConnection):
     """`turn_state`: routing that the client repeats. `timing`: an event with timings precedes the end of
     each response."""
 
@@ -71,23 +68,21 @@ class ResponsesConnection:
         turn_state: str | None = None,
         timing: bool = False,
     ) -> None:
+        super().__init__(socket)
         self._turn_state, self._timing = turn_state, timing
         self._responses = responses
         self._caller = caller
-        self._socket = socket
         self._session = ConnectionSession()
         self._runs: dict[str, ResponseRun] = {}
         self._sinks: dict[ResponseRun, Sink] = {}
         self._starting: set[_StartingRequest] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closing = self._closed = False
         self._expired = False  # the maximum lifetime is over: nothing new starts here
 
     async def serve(self) -> None:
         """Serve until the client disconnects or the connection reaches its maximum lifetime."""
         expiry = asyncio.create_task(self._watch_age())
         try:
-            await self._socket.serve(self)
+            await super().serve()
         finally:
             expiry.cancel()
             for task in tuple(self._tasks):
@@ -98,23 +93,10 @@ class ResponsesConnection:
         """Whether a turn runs or is being started."""
         return bool(self._runs or self._starting or self._tasks)
 
-    def close_when_idle(self) -> None:
-        """Close with the restart code as soon as no turn runs; idempotent. Requests that arrive afterwards
-        are not answered: the client sends them again on its next connection."""
-        self._closing = True
-        if not self.busy and not self._closed:
-            self._closed = True
-            self._spawn(self._socket.close(RESTARTS, 1012))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    # FrameHandler
+    # Callbacks of the socket
 
     def handle_frame(self, frame: str) -> None:
-        if not self._closed:
+        if not self._closed:  # else the client sends it again on its next connection
             self._execute(self._session.handle_frame(frame))
 
     def reject_frame(self, error: KeystrokeError) -> None:

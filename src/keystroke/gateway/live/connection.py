@@ -11,10 +11,10 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keystroke.analysis.rules import project_rules
 from keystroke.analysis.syntax import language_of
@@ -35,14 +35,13 @@ from keystroke.gateway.live.next_edit_model import NextEditModel, choose_edit_mo
 from keystroke.gateway.live.outcomes import BufferOutcomes
 from keystroke.gateway.live.suggestions import SuggestionRunner
 from keystroke.gateway.record.outcome_store import OutcomeStore
-from keystroke.gateway.transport.socket import Socket
+from keystroke.gateway.transport.socket import Socket, SocketConnection
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import AUTO
 from keystroke.gateway.work.routing import RoutingRequest
 from keystroke.gateway.work.service import Service
 from keystroke.protocol import live_messages as live
 from keystroke.protocol.codec import decode_live_request
-from keystroke.protocol.faults import SlowClient
 from keystroke.text import Edit
 
 if TYPE_CHECKING:
@@ -60,7 +59,10 @@ PROJECTS = 4  # whose files are indexed at a time
 _RECENT = 4
 
 
-class LiveConnection:
+class LiveConnection(SocketConnection):
+    """Suggestions are short and replace each other, so nothing is paused. What is running ends with
+    `on_disconnect`."""
+
     def __init__(
         self,
         service: Service,
@@ -71,41 +73,25 @@ class LiveConnection:
         files: Callable[[str], bool] = lambda _path: True,
         learned: OutcomeStore | None = None,
     ) -> None:
+        super().__init__(socket)
         self._service, self._settings, self._caller = service, settings, caller
-        self._socket = socket
         self._files = files  # which paths may be read for this client
         self._learned = learned  # None: outcomes of suggestions are not recorded
         self._scope = secrets.token_hex(4)
         self._buffers: dict[str, LiveBuffer] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closing = False
         self._recent: deque[ContextFile] = deque(maxlen=_RECENT)
         self._trail: deque[RecentChange] = deque(maxlen=CHANGES)
         self._projects: dict[str, ProjectIndex] = {}
         self._actions = LiveActions(service, caller, send=self.send, mirrors=self._mirrors)
 
-    async def serve(self) -> None:
-        """Run until the client disconnects."""
-        await self._socket.serve(self)
-
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered."""
         return bool(self._tasks) or any(buffer.suggestions.busy for buffer in self._buffers.values())
-
-    def close_when_idle(self) -> None:
-        """Close for a restart as soon as no request is being answered. Idempotent."""
-        if not self.busy and not self._closing:
-            self._closing = True
-            self._start_task(self._socket.close("this gateway restarts; connect again", 1012))
 
     # Callbacks of the socket
 
     def reject_frame(self, error: KeystrokeError) -> None:
         self._fail(error)
-
-    def on_stalled(self, reason: SlowClient) -> None:
-        """What is running ends with `on_disconnect`."""
 
     def on_disconnect(self) -> None:
         self._actions.close()
@@ -114,11 +100,6 @@ class LiveConnection:
         for buffer in self._buffers.values():
             buffer.close()
         self._buffers.clear()
-
-    def pause(self) -> None:
-        """Suggestions are short and replace each other, so nothing is paused."""
-
-    def resume(self) -> None: ...
 
     def handle_frame(self, frame: str) -> None:
         request: live.LiveRequest | None = None
@@ -197,7 +178,7 @@ class LiveConnection:
         )
         buffer = self._buffers[request.buffer] = self._build_buffer(mirror)
         if mirror.location.path is not None:
-            self._start_task(self._open_with_rules(buffer))
+            self._spawn(self._open_with_rules(buffer))
             self._index_project(buffer, opened=True)
         else:
             buffer.open()
@@ -324,7 +305,7 @@ class LiveConnection:
             project = self._projects[root] = ProjectIndex(root, self._settings.exclude)
         buffer.completion.project = project.latest(language)
         if project.needs_update(language, path if opened else None):
-            self._start_task(self._update_index(project, root, path, language))
+            self._spawn(self._update_index(project, root, path, language))
 
     async def _update_index(self, project: ProjectIndex, root: str, path: str, language: str) -> None:
         texts = {
@@ -338,11 +319,6 @@ class LiveConnection:
         for buffer in self._buffers.values():
             if buffer.mirror.root == root and buffer.mirror.language is not None:
                 buffer.completion.project = project.latest(buffer.mirror.language)
-
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # Other buffers
 

@@ -1,6 +1,6 @@
 """One WebSocket: reads text frames, writes messages, and detects clients that stall or disappear.
 
-Both socket endpoints use this loop; a `FrameHandler` interprets the frames. There is one reading and one
+Both socket endpoints use this loop; a `SocketConnection` interprets the frames. There is one reading and one
 writing task, none per message. No frame ends the connection except a close; `on_disconnect` is called
 exactly once.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from keystroke.errors import KeystrokeError, ProtocolError
 from keystroke.gateway.transport.outbox import Outbox
@@ -37,25 +37,55 @@ class SocketLimits:
     patience: float = 30.0  # seconds a client may read nothing while an answer waits for it
 
 
-class FrameHandler(Protocol):
-    """Interprets the frames of one connection."""
+class SocketConnection:
+    """One connection: interprets the frames of its socket."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = self._closed = False
+
+    async def serve(self) -> None:
+        """Serve until the client disconnects."""
+        await self._socket.serve(self)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        raise NotImplementedError
+
+    def close_when_idle(self) -> None:
+        """Close with the restart code as soon as no request is being answered; idempotent."""
+        self._closing = True
+        if not self.busy and not self._closed:
+            self._closed = True
+            self._spawn(self._socket.close("this gateway restarts; connect again", 1012))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def handle_frame(self, frame: str) -> None:
         """One text frame within the limits. Must not raise."""
+        raise NotImplementedError
 
     def reject_frame(self, error: KeystrokeError) -> None:
         """Report a frame that was not read."""
-
-    def on_stalled(self, reason: SlowClient) -> None:
-        """The client reads nothing and is being dropped: cancel its answers."""
+        raise NotImplementedError
 
     def on_disconnect(self) -> None:
         """The client is gone. Called once."""
+        raise NotImplementedError
+
+    def on_stalled(self, reason: SlowClient) -> None:
+        """The client reads nothing and is being dropped: cancel what `on_disconnect` would not."""
 
     def pause(self) -> None:
-        """The client is far behind: generate nothing more until `resume`."""
+        """The client is far behind: generate nothing more until `resume`. Short answers are not paused."""
 
-    def resume(self) -> None: ...
+    def resume(self) -> None:
+        """The client has caught up."""
 
 
 class Socket:
@@ -81,11 +111,11 @@ class Socket:
         fast_path = fast_path or {}
         self._write_now: Callable[[list[bytes]], bool] | None = fast_path.get("write")
         self._abort: Callable[[], None] = fast_path.get("abort", lambda: None)
-        self._reader: FrameHandler
+        self._reader: SocketConnection
         self._outbox: Outbox
         self._writing_since = 0.0
 
-    async def serve(self, reader: FrameHandler) -> None:
+    async def serve(self, reader: SocketConnection) -> None:
         """Accept, then read until the client disconnects."""
         self._reader, self._outbox = reader, Outbox(reader.pause, reader.resume)
         accept = {"type": "websocket.accept", "subprotocol": self._subprotocol, "headers": self._headers}
