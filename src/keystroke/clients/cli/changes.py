@@ -192,10 +192,3 @@ def _unbuffered() -> Iterator[Callable[[], str]]:
         yield lambda: os.read(fd, 1).decode("ascii", "replace")
     finally:
         termios.tcsetattr(fd, termios.TCSANOW, before)
-
-
-def apply_plan(run: Invocation, plan: EditPlan, journal: Journal) -> None:
-    plan.apply(journal)
-    for line in plan.summary():
-        run.console.note(line)
-    run.console.note(UNDO_HINT)

@@ -115,7 +115,7 @@ class RefactorSession:
         return first + column - 1
 
     def finish(self, done: RefactoringPlan, dry_run: bool, yes: bool) -> None:
-        from keystroke.clients.cli.changes import apply_plan, as_record, confirm, show_diff
+        from keystroke.clients.cli.changes import UNDO_HINT, as_record, confirm, show_diff
 
         plan = self._plan(done)
         self.work.close()
@@ -123,7 +123,9 @@ class RefactorSession:
             show_diff(self.run, plan.diff())
         applied = not dry_run and confirm(f"{done.title}?", yes=yes)
         if applied:
-            apply_plan(self.run, plan, self.journal)
+            plan.apply(self.journal)
+            for line in (*plan.summary(), UNDO_HINT):
+                self.run.console.note(line)
         if self.run.json:
             self.run.console.json({"title": done.title, "applied": applied, **as_record(plan)})
 
