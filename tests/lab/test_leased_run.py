@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -30,14 +29,6 @@ RECIPE = LeasedRecipe(
     batch=256, micro_batch=256, window=64, final_window=128, warmup=3, stretch=4, report_every=1, main=PLAIN,
     final=PLAIN,
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

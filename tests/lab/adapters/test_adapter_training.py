@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,14 +25,6 @@ from tiny_target import tiny_target
 
 NUMBERS = (10, 11, 12, 13)  # silence, and three places
 END = 1
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def lessons(count: int, seed: int) -> list[TokenText]:

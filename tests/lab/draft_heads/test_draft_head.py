@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,15 +28,6 @@ from keystroke_lab.draft_heads.reference import ReferenceHead
 from keystroke_lab.draft_heads.shape import HeadShape
 from keystroke_lab.draft_heads.target import TargetModel
 from keystroke_lab.draft_heads.training import DraftHeadRecipe, DraftHeadRun, head_of, new_head, read_head
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Products this small only lose by being shared out."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("passes", [0, 1, 3])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,15 +20,6 @@ from keystroke_lab.draft_heads.batches import padded, rectangles
 from keystroke_lab.draft_heads.coupling import coupled_bits, coupled_gumbel
 from keystroke_lab.draft_heads.generation import BatchGenerator
 from keystroke_lab.draft_heads.texts import TokenText, read_texts, write_texts
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Products this small only lose by being shared out."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
