@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
@@ -22,6 +20,7 @@ from keystroke.gateway.access.budgets import BudgetSpent, MonthlyBudgets, month_
 from keystroke.gateway.access.keys import make_key
 from keystroke.gateway.record.store import Store, UsageRow, default_url
 from keystroke.gateway.record.usage_export import send_usage, usage_csv
+from local_http import Handler, listening
 
 ROWS = [
     UsageRow("alice", "coder", 3, 900, 300, 600, 120, 0.25, 12.0, 80.0),
@@ -91,19 +90,13 @@ def test_usage_is_exported_as_csv_that_no_spreadsheet_runs() -> None:
 def collector() -> Iterator[tuple[str, list[bytes]]]:
     bodies: list[bytes] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Taking(Handler):
         def do_POST(self) -> None:
             bodies.append(self.rfile.read(int(self.headers["content-length"])))
-            self.send_response(200 if self.path == "/v1/metrics" else 400)
-            self.end_headers()
+            self.reply(200 if self.path == "/v1/metrics" else 400, b"", {})
 
-        def log_message(self, *_args: object) -> None:
-            """Nothing is logged."""
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", bodies
-        server.shutdown()
+    with listening(Taking) as url:
+        yield url, bodies
 
 
 def test_usage_is_sent_to_a_collector(collector: tuple[str, list[bytes]]) -> None:

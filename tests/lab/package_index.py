@@ -7,10 +7,10 @@ import io
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import httpx
+
+from local_http import Handler, listening
 
 
 def module(name: str, lines: int = 30) -> str:
@@ -75,24 +75,10 @@ class Server:
 def served(server: Server) -> Iterator[str]:
     """The index over HTTP; its address as pip is told it."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class IndexHandler(Handler):
         def do_GET(self) -> None:
             answer = server(httpx.Request("GET", f"http://index.test{self.path}"))
-            self.send_response(answer.status_code)
-            self.send_header("Content-Length", str(len(answer.content)))
-            self.end_headers()
-            self.wfile.write(answer.content)
+            self.reply(answer.status_code, answer.content, {})
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listener.daemon_threads = True
-    thread = Thread(target=listener.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.server_address[1]}/simple"
-    finally:
-        listener.shutdown()
-        listener.server_close()
-        thread.join()
+    with listening(IndexHandler) as url:
+        yield f"{url}/simple"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
 
 import pytest
+
+from local_http import Handler, listening
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the [scale] extra is not installed")
 
@@ -19,44 +20,31 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from keystroke.scale.tracing import begin_span, headers_of, span, start_tracing, stop_tracing
 
 
-class Collector(ThreadingHTTPServer):
+@dataclass
+class Collector:
     """Takes what a collector takes at `/v1/traces`, and keeps it."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Taking)
-        self.heard: list[ExportTraceServiceRequest] = []
-        self.url = f"http://127.0.0.1:{self.server_port}/v1/traces"
-
-
-class _Taking(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        assert isinstance(self.server, Collector)
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
-        if self.path == "/v1/traces" and self.headers["Content-Type"] == "application/x-protobuf":
-            self.server.heard.append(ExportTraceServiceRequest.FromString(body))
-        answer = ExportTraceServiceResponse().SerializeToString()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-protobuf")
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_: object) -> None:
-        pass
+    url: str
+    heard: list[ExportTraceServiceRequest] = field(default_factory=list)
 
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    server = Collector()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        stop_tracing()
-        server.shutdown()
-        server.server_close()
+    class Taking(Handler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+            if self.path == "/v1/traces" and self.headers["Content-Type"] == "application/x-protobuf":
+                made.heard.append(ExportTraceServiceRequest.FromString(body))
+            answer = ExportTraceServiceResponse().SerializeToString()
+            self.reply(200, answer, {"Content-Type": "application/x-protobuf"})
+
+    with listening(Taking) as url:
+        made = Collector(f"{url}/v1/traces")
+        try:
+            yield made
+        finally:
+            stop_tracing()
 
 
 def test_spans_of_a_request_reach_the_collector_as_one_trace(collector: Collector) -> None:

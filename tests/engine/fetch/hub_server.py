@@ -8,8 +8,9 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+from local_http import Handler, listening
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/[^/]+/(?P<file>.+)")
@@ -57,7 +58,7 @@ class Hub:
 def running_hub() -> Iterator[Hub]:
     hub = Hub()
 
-    class Handler(BaseHTTPRequestHandler):
+    class HubHandler(Handler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -66,28 +67,25 @@ def running_hub() -> Iterator[Hub]:
             match = _RESOLVE.fullmatch(path)
             wanted = match["repo"] if match else repo
             if wanted in hub.gated:
-                self._send(403, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
+                self.reply(403, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
             elif wanted not in hub.models:
-                self._send(404, b"", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "no such model"})
+                self.reply(404, b"", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "no such model"})
             elif match is None:
-                self._send(200, hub.described(repo), {"Content-Type": "application/json"})
+                self.reply(200, hub.described(repo), {"Content-Type": "application/json"})
             else:
                 self._file(match["repo"], match["file"])
-
-        def do_HEAD(self) -> None:
-            self.do_GET()
 
         def _file(self, repo: str, name: str) -> None:
             data = hub.models[repo].get(name)
             if data is None:
-                self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
+                self.reply(404, b"", {"X-Error-Code": "EntryNotFound"})
                 return
             digest = hashlib.sha256(data).hexdigest()
             headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{digest}"', "Accept-Ranges": "bytes"}
             headers |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(data))}
             data = hub.lies.get(name, data)
             if self.command == "HEAD":
-                self._send(200, data, headers)
+                self.reply(200, data, headers)
                 return
             hub.asked.append(name)
             start, end = 0, len(data)
@@ -97,40 +95,21 @@ def running_hub() -> Iterator[Hub]:
                 headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
             status, body = 206 if found else 200, data[start:end]
             if start in hub.refused:
-                self._send(503, b"", {})
+                self.reply(503, b"", {})
             elif hub.cut.get(name, 0) > 0:
                 hub.cut[name] -= 1
                 hub.broken.append(start)
-                self._send(status, body, headers, only=len(body) // 2)
+                self.reply(status, body, headers, only=len(body) // 2)
                 self.close_connection = True
             elif start in hub.held:
                 hub.waiting.set()
                 hub.release.wait(60)
                 self.close_connection = True
             else:
-                self._send(status, body, headers)
+                self.reply(status, body, headers)
 
-        def _send(self, status: int, body: bytes, headers: dict[str, str], only: int | None = None) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body[:only])
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listener.daemon_threads = True
-    thread = threading.Thread(target=listener.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    hub.url = f"http://127.0.0.1:{listener.server_address[1]}"
-    try:
-        yield hub
-    finally:
-        hub.release.set()
-        listener.shutdown()
-        listener.server_close()
-        thread.join()
+    with listening(HubHandler) as hub.url:
+        try:
+            yield hub
+        finally:
+            hub.release.set()

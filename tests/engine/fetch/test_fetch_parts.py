@@ -214,8 +214,9 @@ class TestDisk:
 
 def script(library: ModelLibrary) -> str:
     """A process of its own that adds the model as this one would."""
+    folders = [str(Path(__file__).parents[level]) for level in (0, 2)]  # of this test's helpers
     return (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"import sys; sys.path[:0] = {folders!r}\n"
         f"if {UV is not None}: sys.modules['pip'] = None\n"
         "from pathlib import Path\n"
         "from test_fetch_parts import published\nfrom wheel_index import WheelIndex\n"

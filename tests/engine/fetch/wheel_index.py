@@ -8,11 +8,13 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from keystroke.engine.builtin import PackageFile
+from local_http import Handler, listening
+
+WHEEL = {"Content-Type": "application/octet-stream"}
 
 
 class WheelIndex:
@@ -57,60 +59,40 @@ def wheel_index(monkeypatch: pytest.MonkeyPatch | None = None) -> Iterator[Wheel
     """A running index, which this process's pip and uv are told of where `monkeypatch` is given."""
     index = WheelIndex()
 
-    class Handler(BaseHTTPRequestHandler):
+    class IndexHandler(Handler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             kind, name = self.path.strip("/").split("/")[:2]
             if kind == "simple":
                 page = index.page(name)
-                self._send(200 if page else 404, (page or "").encode(), "text/html")
+                self.reply(200 if page else 404, (page or "").encode(), {"Content-Type": "text/html"})
                 return
             data = index.files.get(name)
             if data is None:
-                self._send(404, b"", "text/plain")
+                self.reply(404, b"", {"Content-Type": "text/plain"})
                 return
             index.asked.append(name)
             if name in index.held:
                 index.release.wait(60)
             if index.cut.get(name, 0) > 0:
                 index.cut[name] -= 1
-                self._send(200, data, "application/octet-stream", only=len(data) // 2)
+                self.reply(200, data, WHEEL, only=len(data) // 2)
                 self.close_connection = True
                 return
-            self._send(200, data, "application/octet-stream")
+            self.reply(200, data, WHEEL)
 
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
-        def _send(self, status: int, body: bytes, kind: str, only: int | None = None) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body[:only])
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listener.daemon_threads = True
-    thread = threading.Thread(target=listener.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    index.url = f"http://127.0.0.1:{listener.server_address[1]}/simple"
-    if monkeypatch is not None:
-        for name, value in environment(index).items():
-            monkeypatch.setenv(name, value)
-        for name in FOREIGN:
-            monkeypatch.delenv(name, raising=False)
-    try:
-        yield index
-    finally:
-        index.release.set()
-        listener.shutdown()
-        listener.server_close()
-        thread.join()
+    with listening(IndexHandler) as url:
+        index.url = f"{url}/simple"
+        if monkeypatch is not None:
+            for name, value in environment(index).items():
+                monkeypatch.setenv(name, value)
+            for name in FOREIGN:
+                monkeypatch.delenv(name, raising=False)
+        try:
+            yield index
+        finally:
+            index.release.set()
 
 
 FOREIGN = ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
