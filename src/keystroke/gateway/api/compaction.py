@@ -98,6 +98,21 @@ class ReusedSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class LongConversation:
+    """A conversation to compact. `render` makes the prompt of items, `prompt` is that of its own. `name`
+    identifies the conversation in later requests; `reused`: the summary that it begins with."""
+
+    items: Sequence[Item]
+    prompt: RenderedPrompt
+    render: Render
+    limit: CompactionLimit
+    entry: ServedModel
+    caller: Caller
+    name: str = ""
+    reused: ReusedSummary | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Remembered:
     length: int  # items that the summary replaces
     digest: bytes
@@ -273,62 +288,44 @@ class Compactor:
         compacted = Compacted("earlier", best.dropped, len(items) - best.length, best.summary)
         return ReusedSummary(fitted, list(items[: best.length]), len(window), compacted)
 
-    async def fit(
-        self,
-        items: Sequence[Item],
-        prompt: RenderedPrompt,
-        render: Render,
-        limit: CompactionLimit,
-        entry: ServedModel,
-        caller: Caller,
-        *,
-        conversation: str = "",
-        reused: ReusedSummary | None = None,
-    ) -> FittedConversation | None:
+    async def fit(self, long: LongConversation) -> FittedConversation | None:
         """The conversation in at most `limit` tokens; None where nothing of it can go. Raises Interrupted; an
         error of the model only leaves its part of the summary empty."""
+        items, limit, reused = long.items, long.limit, long.reused
         characters = max(1, text_length(items))
-        fixed = (await render([Item(role="user", content=".")])).size
-        rate = max(prompt.size - fixed, 1) / characters  # tokens per character
+        fixed = (await long.render([Item(role="user", content=".")])).size
+        rate = max(long.prompt.size - fixed, 1) / characters  # tokens per character
         room = max(limit.tokens - fixed, limit.tokens // 8)
         allowance = min(max(room // 6, 48), 2048) if limit.reason != "truncation" else 0
-        cut = await self._choose(items, render, limit, rate, room, allowance)
+        cut = await self._choose(long, rate, room, allowance)
         if cut is None:
-            return await self._shorten(items, prompt, render, limit, entry)
+            return await self._shorten(long, items, long.prompt)
         summary, paid = "", None
         if allowance:
-            head = head_length(items)
-            gone = items[head:cut]
-            text, paid = await self._summarise(items[:cut], gone, render, allowance, entry, caller, rate)
+            gone = items[head_length(items) : cut]
+            text, paid = await self._summarise(long, items[:cut], gone, allowance, rate)
             words = users_words(gone, round(allowance / 2 / rate))
             title = f"Summary of the earlier conversation ({len(gone)} items that are left out here):"
             summary = "\n".join(part for part in (title, text, words) if part)
         fitted = compacted_items(items, cut, summary)
         tail_length = len(items) - cut
-        final = await render(fitted)
-        shorter = await self._shorten(fitted, final, render, limit, entry)
+        final = await long.render(fitted)
+        shorter = await self._shorten(long, fitted, final)
         if shorter is not None:
             fitted, final = shorter.items, shorter.prompt
         dropped = cut - head_length(items)
-        compacted = Compacted(limit.reason, dropped, tail_length, summary, prompt.size, final.size)
+        compacted = Compacted(limit.reason, dropped, tail_length, summary, long.prompt.size, final.size)
         if not summary:
             return FittedConversation(fitted, final, compacted, None, paid)
-        if conversation:
+        if long.name:
             original = [*reused.original, *items[reused.replaced : cut]] if reused else items[:cut]
             window = fitted[: len(fitted) - tail_length]
-            self._remember((caller.id, conversation), original, window, summary)
+            self._remember((long.caller.id, long.name), original, window, summary)
         return FittedConversation(fitted, final, compacted, _packed_item(fitted, summary), paid)
 
-    async def _choose(
-        self,
-        items: Sequence[Item],
-        render: Render,
-        limit: CompactionLimit,
-        rate: float,
-        room: int,
-        allowance: int,
-    ) -> int | None:
+    async def _choose(self, long: LongConversation, rate: float, room: int, allowance: int) -> int | None:
         """A cut after which about half of the room is free again."""
+        items, limit = long.items, long.limit
         sizes = [round(rate * (text_length([item]) + 16)) + 1 for item in items]
         head = sum(sizes[: head_length(items)])
         budget = 0 if limit.reason == "request" else max((room - head) // 2 - allowance, room // 8)
@@ -336,7 +333,7 @@ class Compactor:
         for _ in range(3):
             if cut is None:
                 return None
-            size = (await render(compacted_items(items, cut, ""))).size
+            size = (await long.render(compacted_items(items, cut, ""))).size
             if size + allowance <= limit.tokens or not budget:
                 break
             budget //= 2
@@ -344,23 +341,18 @@ class Compactor:
         return cut
 
     async def _shorten(
-        self,
-        items: Sequence[Item],
-        prompt: RenderedPrompt,
-        render: Render,
-        limit: CompactionLimit,
-        entry: ServedModel,
+        self, long: LongConversation, items: Sequence[Item], prompt: RenderedPrompt
     ) -> FittedConversation | None:
-        """The conversation with long results of tools cut, where it would not fit the model otherwise."""
-        context = entry.context_length
-        bound = limit.tokens if limit.reason != "threshold" else context
+        """The items with long results of tools cut, where they would not fit the model otherwise."""
+        limit = long.limit
+        bound = limit.tokens if limit.reason != "threshold" else long.entry.context_length
         if bound is None or prompt.size <= bound:
             return None
         longest = max((len(i.output) for i in items if isinstance(i.output, str)), default=0)
         while longest > _SHORTEST_OUTPUT:
             longest = max(longest // 2, _SHORTEST_OUTPUT)
             fitted = shorten_outputs(items, longest)
-            final = await render(fitted)
+            final = await long.render(fitted)
             if final.size <= bound:
                 compacted = Compacted(limit.reason, 0, len(items), "", prompt.size, final.size)
                 return FittedConversation(fitted, final, compacted, None)
@@ -368,33 +360,31 @@ class Compactor:
 
     async def _summarise(
         self,
+        long: LongConversation,
         before: Sequence[Item],
         gone: Sequence[Item],
-        render: Render,
         allowance: int,
-        entry: ServedModel,
-        caller: Caller,
         rate: float,
     ) -> tuple[str, Receipt | None]:
         """The model's summary of `gone`. It is asked at the end of the conversation as it is in its cache,
         or, where that does not fit, about a transcript."""
-        context = entry.context_length
+        context = long.entry.context_length
         longest = max(allowance // 2, 24)
         question = Item(role="user", content=_INSTRUCTION)
-        prompt = await render([*before, question])
+        prompt = await long.render([*before, question])
         if context is not None and prompt.size + longest >= context:
             space = max(context - longest, context // 2)
             while True:
                 space = space * 3 // 4
                 words = transcript(gone, round(space / rate))
-                prompt = await render([Item(role="user", content=f"{words}\n\n{_INSTRUCTION}")])
+                prompt = await long.render([Item(role="user", content=f"{words}\n\n{_INSTRUCTION}")])
                 if prompt.size + longest < context:
                     break
                 if space < 64:
                     return "", None
         params = GenerationParams(longest, Sampling(temperature=0.0), (CALL,))
         try:
-            return await self._ask(prompt.job(params), entry, caller)
+            return await self._ask(prompt.job(params), long.entry, long.caller)
         except Interrupted:
             raise
         except KeystrokeError:

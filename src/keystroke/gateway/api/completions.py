@@ -24,7 +24,7 @@ from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import RunningAnswer, Sink
 from keystroke.gateway.api.answer_form import AnswerForm, answer_form, constrain, text_format
-from keystroke.gateway.api.compaction import Compactor, RenderedPrompt, compaction_limit
+from keystroke.gateway.api.compaction import Compactor, LongConversation, RenderedPrompt, compaction_limit
 from keystroke.gateway.api.foreign_edits import ForeignEdits, handles_natively
 from keystroke.gateway.api.response_request import cache_breakpoints, reasons
 from keystroke.gateway.api.serializers import ChatSerializer, CompletionSerializer, TextSerializer
@@ -173,9 +173,8 @@ class TextCompletions:
         limit = compaction_limit(entry.context_length, params.max_tokens)
         if limit is None or prompt.size <= limit.tokens:
             return prompt, UNSET if reused is None else reused.compacted
-        fitted = await self._compactor.fit(
-            items, prompt, render, limit, entry, caller, conversation=affinity, reused=reused
-        )
+        long = LongConversation(items, prompt, render, limit, entry, caller, affinity, reused)
+        fitted = await self._compactor.fit(long)
         return (prompt, UNSET) if fitted is None else (fitted.prompt, fitted.compacted)
 
     async def _rendered(self, plan: ChatPlan, form: AnswerForm, affinity: str) -> RenderedPrompt:

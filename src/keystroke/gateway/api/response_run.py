@@ -32,6 +32,7 @@ from keystroke.gateway.api.compaction import (
     CompactionLimit,
     Compactor,
     FittedConversation,
+    LongConversation,
     RenderedPrompt,
     ReusedSummary,
     compaction_limit,
@@ -451,9 +452,8 @@ class ResponseRun:
         def render(items: Sequence[Item]) -> Awaitable[RenderedPrompt]:
             return self._rendered(items, form, affinity)
 
-        return await self._owner.compactor.fit(
-            self._items, prompt, render, limit, self.entry, self.caller, conversation=affinity, reused=reused
-        )
+        long = LongConversation(self._items, prompt, render, limit, self.entry, self.caller, affinity, reused)
+        return await self._owner.compactor.fit(long)
 
     async def _rendered(self, items: Sequence[Item], form: AnswerForm, affinity: str) -> RenderedPrompt:
         model = self.entry.model
