@@ -17,44 +17,18 @@ from keystroke.errors import KeystrokeError
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api.answer import Sink
 from keystroke.gateway.api.completions import TextRun
-from keystroke.gateway.work.ticket import Ticket
 from keystroke.protocol.chat import ChatChunk, ChatUsage, TextCompletion
 from keystroke.protocol.requests import ChatRequest, CompletionRequest
 
 StartRun = Callable[..., Awaitable[TextRun]]
 
 
-class _Tickets:
-    """The tickets of all choices: paused and resumed together, else like the first."""
-
-    def __init__(self, tickets: list[Ticket]) -> None:
-        self._tickets = tickets
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tickets[0], name)
-
-    def pause(self) -> None:
-        for ticket in self._tickets:
-            ticket.pause()
-
-    def resume(self) -> None:
-        for ticket in self._tickets:
-            ticket.resume()
-
-
-class _Works:
-    def __init__(self, runs: list[TextRun]) -> None:
-        self.ticket = _Tickets([run.work.ticket for run in runs])
-        self.model = runs[0].work.model
-        self.network_seconds = 0.0
-
-
 class Choices:
-    """The running choices of one request; has what a `TextRun` has."""
+    """The running choices of one request; has what a `TextRun` has. `work` is that of the first."""
 
     def __init__(self, sink: Sink, on_done: Callable[[], None] | None, count: int) -> None:
         self.over = asyncio.Event()
-        self.work: Any = None
+        self.work: Any = None  # its Work; None until every choice was started
         self._sink, self._on_done = sink, on_done
         self._runs: list[TextRun] = []
         self._count = self._left = count
@@ -88,8 +62,16 @@ class Choices:
             for run in self._runs:
                 run.cancel()
             raise
-        self.work = _Works(self._runs)
+        self.work = self._runs[0].work
         self._check_over()
+
+    def pause(self) -> None:
+        for run in self._runs:
+            run.pause()
+
+    def resume(self) -> None:
+        for run in self._runs:
+            run.resume()
 
     def cancel(self, reason: KeystrokeError | None = None) -> None:
         for run in self._runs:

@@ -65,6 +65,12 @@ class TextRun:
     def error(self) -> KeystrokeError | None:
         return self.answer.outcome.error if self.answer.outcome is not None else None
 
+    def pause(self) -> None:
+        self.work.ticket.pause()
+
+    def resume(self) -> None:
+        self.work.ticket.resume()
+
     def cancel(self, reason: KeystrokeError | None = None) -> None:
         self.work.cancel(reason)
 

@@ -208,8 +208,12 @@ class ResponseRun:
         if self._cancelled:
             self.cancel()
 
+    def pause(self) -> None:
+        """Generate nothing more until `resume`: the reader is behind."""
+        if self.work is not None:
+            self.work.ticket.pause()
+
     def resume(self) -> None:
-        """Continue generating after the reader was behind."""
         if self.work is not None:
             self.work.ticket.resume()
 

@@ -115,8 +115,7 @@ class ResponsesConnection(SocketConnection):
 
     def pause(self) -> None:
         for run in self._runs.values():
-            if run.work is not None:
-                run.work.ticket.pause()
+            run.pause()
 
     def resume(self) -> None:
         for run in self._runs.values():
@@ -238,7 +237,7 @@ class ResponsesConnection(SocketConnection):
             if run.id not in self._runs and not run.over.is_set():
                 self._runs[run.id] = run  # a steered successor
             if self._socket.paused:
-                work.ticket.pause()
+                run.pause()
 
         return sink
 

@@ -121,6 +121,12 @@ class StreamedRun(Protocol):
 
     work: Any  # its Work; None until it is queued
 
+    def pause(self) -> None:
+        """The reader is far behind: generate nothing more until `resume`."""
+
+    def resume(self) -> None:
+        """The reader has caught up."""
+
     def disconnect(self, sink: Callable[[list[Any]], None], reason: KeystrokeError) -> None:
         """The reader is gone: stop the answer, unless it may continue without one."""
 
@@ -161,10 +167,9 @@ class EventStream(HttpResponse):
         self.headers.update(headers)
 
     def sink(self, messages: list[Any]) -> None:
-        work = self._run.work if self._run is not None else None
-        self._outbox.put(work, messages)
-        if self._outbox.paused and work is not None:
-            work.ticket.pause()
+        self._outbox.put(self._run.work if self._run is not None else None, messages)
+        if self._outbox.paused:
+            self._pause()
 
     def finish(self) -> None:
         self._outbox.close()
@@ -229,9 +234,9 @@ class EventStream(HttpResponse):
             self._run.disconnect(self.sink, reason)
 
     def _pause(self) -> None:
-        if self._run is not None and self._run.work is not None:
-            self._run.work.ticket.pause()
+        if self._run is not None:
+            self._run.pause()
 
     def _resume(self) -> None:
-        if self._run is not None and self._run.work is not None:
-            self._run.work.ticket.resume()
+        if self._run is not None:
+            self._run.resume()
