@@ -7,9 +7,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-_SKIP = re.compile(r"(?:\s+|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_SCALAR = re.compile(r"[^\s,\]}/]+")
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_COMMENT = re.compile(rf"({_STRING})|//[^\n]*|/\*.*?\*/", re.DOTALL)
+# The end of a member, and the comma behind it if it is the last one.
+_MEMBER = re.compile(rf'({_STRING}|[^\s,:"{{\[])(?:\s*,(?=\s*[}}\]]))?', re.DOTALL)
+_SPACE = re.compile(r"\s*")
+_DECODER = json.JSONDecoder(strict=False)
 
 
 class JsoncConflict(ValueError):
@@ -19,31 +22,37 @@ class JsoncConflict(ValueError):
 def add_key(text: str, path: Sequence[str], value: Any) -> str:
     """`text` with `value` at `path`. Unchanged if it is there already. Raises JsoncConflict if something else
     is there, or the text cannot be read."""
-    if not text[_end(text, 0) :].strip():
+    if not _as_json(text).strip():
         text += "{}\n"
-    at = _end(text, 0)
-    keys = list(path)
-    while keys:
-        if text[at : at + 1] != "{":
+    plain = _as_json(text)
+    at = _next(plain, 0)
+    for depth, key in enumerate(path):
+        if plain[at : at + 1] != "{":
             raise JsoncConflict(f"{'.'.join(path)} cannot be added: its parent is no object")
-        inside = _find(text, at, keys[0])
+        inside = _find(plain, at, key)
         if inside is None:
-            return _insert(text, at, keys, value)
+            return _insert(text, at, _next(plain, at + 1), path[depth:], value)
         at = inside
-        keys.pop(0)
-    if _read(text, at) != value:
+    if _decode(plain, at)[0] != value:
         raise JsoncConflict(f"{'.'.join(path)} is set already")
     return text
 
 
-def _insert(text: str, at: int, keys: Sequence[str], value: Any) -> str:
-    """Insert the first of `keys` as the first member of the object that begins at `at`."""
+def _as_json(text: str) -> str:
+    """The text with blanks in place of comments and of commas behind last members, so that every other
+    character keeps its place."""
+    text = _COMMENT.sub(lambda found: found[1] or " " * len(found[0]), text)
+    return _MEMBER.sub(lambda found: found[1].ljust(len(found[0])), text)
+
+
+def _insert(text: str, at: int, first: int, keys: Sequence[str], value: Any) -> str:
+    """Insert the first of `keys` as the first member of the object that begins at `at`; what is in it now
+    begins at `first`."""
     for key in reversed(keys[1:]):
         value = {key: value}
     line = text[text.rfind("\n", 0, at) + 1 : at]
     indent = line[: len(line) - len(line.lstrip())]
     body = json.dumps(value, indent=2, ensure_ascii=False).replace("\n", f"\n{indent}  ")
-    first = _end(text, at + 1)
     member = f"\n{indent}  {json.dumps(keys[0])}: {body}"
     if text[first : first + 1] == "}":
         return text[: at + 1] + text[at + 1 : first].rstrip() + member + f"\n{indent}" + text[first:]
@@ -52,70 +61,32 @@ def _insert(text: str, at: int, keys: Sequence[str], value: Any) -> str:
     return text[: at + 1] + member + "," + ("" if rest.lstrip(" \t").startswith("\n") else " ") + rest
 
 
-def _find(text: str, at: int, wanted: str) -> int | None:
+def _find(plain: str, at: int, wanted: str) -> int | None:
     """Where the value of a key of the object at `at` begins; None if there is no such key."""
-    at = _end(text, at + 1)
-    while at < len(text) and text[at] != "}":
-        match = _STRING.match(text, at)
-        if match is None:
+    at = _next(plain, at + 1)
+    while plain[at : at + 1] != "}":
+        key, end = _decode(plain, at)
+        colon = _next(plain, end)
+        if not isinstance(key, str) or plain[colon : colon + 1] != ":":
             raise JsoncConflict("the file is not valid JSON")
-        colon = _end(text, match.end())
-        if text[colon : colon + 1] != ":":
-            raise JsoncConflict("the file is not valid JSON")
-        value = _end(text, colon + 1)
-        if json.loads(match.group()) == wanted:
+        value = _next(plain, colon + 1)
+        if key == wanted:
             return value
-        at = _end(text, _skip_value(text, value))
-        if text[at : at + 1] == ",":
-            at = _end(text, at + 1)
-    if at >= len(text):
-        raise JsoncConflict("the file is not valid JSON")
+        at = _next(plain, _decode(plain, value)[1])
+        if plain[at : at + 1] == ",":
+            at = _next(plain, at + 1)
     return None
 
 
-def _skip_value(text: str, at: int) -> int:
-    """The end of the value that begins at `at`."""
-    if text[at : at + 1] not in ("{", "["):
-        match = _STRING.match(text, at) or _SCALAR.match(text, at)
-        if match is None:
-            raise JsoncConflict("the file is not valid JSON")
-        return match.end()
-    depth = 0
-    while at < len(text):
-        if text[at] in "{[":
-            depth += 1
-        elif text[at] in "}]":
-            depth -= 1
-            if not depth:
-                return at + 1
-        match = _STRING.match(text, at)
-        at = _end(text, match.end() if match is not None else at + 1)
-    raise JsoncConflict("the file is not valid JSON")
-
-
-def _read(text: str, at: int) -> Any:
-    """The value that begins at `at`, comments and trailing commas ignored."""
-    raw = text[at : _skip_value(text, at)]
-    pieces: list[str] = []
-    place = 0
-    while place < len(raw):
-        skipped = _end(raw, place)
-        if skipped > place:
-            place = skipped
-            continue
-        match = _STRING.match(raw, place)
-        piece = match.group() if match is not None else raw[place]
-        if piece in "}]" and pieces and pieces[-1] == ",":
-            pieces.pop()
-        pieces.append(piece)
-        place += len(piece)
+def _decode(plain: str, at: int) -> tuple[Any, int]:
+    """The value that begins at `at`, and its end."""
     try:
-        return json.loads("".join(pieces))
-    except ValueError:
+        return _DECODER.raw_decode(plain, at)
+    except (ValueError, RecursionError):
         raise JsoncConflict("the file is not valid JSON") from None
 
 
-def _end(text: str, at: int) -> int:
-    """The next position that is neither white space nor comment."""
-    match = _SKIP.match(text, at)
-    return match.end() if match is not None else at
+def _next(plain: str, at: int) -> int:
+    """The next position that is not white space."""
+    found = _SPACE.match(plain, at)
+    return found.end() if found is not None else at
