@@ -18,11 +18,13 @@ import subprocess
 import termios
 import tty
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from keystroke.clients.cli.interruption import signal_handlers
 from keystroke.errors import InputError, NotFound
 
 MAX_OUTPUT = 512 * 1024  # bytes kept of a check's output, from its end
@@ -224,8 +226,7 @@ def _copy_size(main: int) -> None:
         fcntl.ioctl(main, termios.TIOCSWINSZ, size)
 
 
-@contextlib.contextmanager
-def _forward_size(main: int, pid: int | None) -> Iterator[None]:
+def _forward_size(main: int, pid: int | None) -> AbstractContextManager[None]:
     """Keep its terminal's size equal to ours. `pid`: a command in our session, which needs the signal too."""
 
     def changed(number: int, _frame: FrameType | None) -> None:
@@ -234,15 +235,10 @@ def _forward_size(main: int, pid: int | None) -> Iterator[None]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    before = signal.signal(signal.SIGWINCH, changed)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGWINCH, before)
+    return signal_handlers({signal.SIGWINCH: changed})
 
 
-@contextlib.contextmanager
-def _forward_signals(pid: int, *, shared: bool) -> Iterator[None]:
+def _forward_signals(pid: int, *, shared: bool) -> AbstractContextManager[None]:
     """Forward signals to the command. `shared`: it is in our process group and gets Ctrl-C itself."""
 
     def forward(number: int, _frame: FrameType | None) -> None:
@@ -255,12 +251,7 @@ def _forward_signals(pid: int, *, shared: bool) -> Iterator[None]:
 
     handlers: dict[signal.Signals, Any] = dict.fromkeys(_FORWARDED, forward)
     handlers[signal.SIGINT] = interrupt
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return signal_handlers(handlers)
 
 
 def _in_foreground() -> bool:

@@ -1,4 +1,4 @@
-"""Turns Ctrl-C into an engine's interrupt.
+"""Handles signals for a while, and turns Ctrl-C into an engine's interrupt.
 
 The first Ctrl-C stops an answer at its next step; a second one raises KeyboardInterrupt.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from keystroke.engine.base import Interrupt
 
@@ -28,8 +29,16 @@ def interruptible() -> Iterator[Interrupt]:
         # On another thread: callbacks take locks that this thread may hold.
         threading.Thread(target=interrupt.set, daemon=True).start()
 
-    before = signal.signal(signal.SIGINT, on_sigint)
-    try:
+    with signal_handlers({signal.SIGINT: on_sigint}):
         yield interrupt
+
+
+@contextmanager
+def signal_handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    """These handlers inside the block, those from before after it."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -53,7 +53,7 @@ class LiveBuffer:
         if self._audit is not None:
             self._audit.apply_edits(mirror.text, version, edits)
         if self._next_edit is not None:
-            self._next_edit.apply_edits(before, edits, mirror, others())
+            self._next_edit.apply_edits(before, edits, others())
         if self._outcomes is not None:
             self._outcomes.apply_edits(edits, mirror.text)
         self.suggestions.apply_edits(edits, cursor)

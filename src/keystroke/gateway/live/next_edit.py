@@ -51,9 +51,7 @@ class BufferNextEdit:
         self._requests: list[str] = []  # wait for the running search
         self._task: asyncio.Task[None] | None = None
 
-    def apply_edits(
-        self, before: str, edits: Sequence[Edit], mirror: BufferMirror, others: Mapping[str, str]
-    ) -> None:
+    def apply_edits(self, before: str, edits: Sequence[Edit], others: Mapping[str, str]) -> None:
         """The mirror's text was `before`. `others`: the texts of other buffers in the same language."""
         current = self._tracker.proposal
         dropped = self._tracker.apply_edits(before, edits)
@@ -63,6 +61,7 @@ class BufferNextEdit:
             else:
                 self._drop(current.id, dropped.reason if dropped is not None else "fulfilled")
         self.close()
+        mirror = self._mirror
         search = self._search(mirror.text, mirror.version, mirror.cursor, others)
         self._task = asyncio.get_running_loop().create_task(search)
 
