@@ -67,7 +67,7 @@ class AnswerStream:
         self._request = request
         self._stream_id = stream_id
         self._events: deque[Event] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()  # there are events, or it has ended
         self._error: KeystrokeError | None = None
         self._has_text = False
         self._successors = 0  # accepted steers whose successor response has not started
@@ -88,8 +88,8 @@ class AnswerStream:
                 raise self._error
             if self.response is not None:
                 return
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            self._news.clear()
+            await self._news.wait()
 
     async def text(self) -> AsyncIterator[str]:
         """The text as it arrives. Restarts are not visible here; iterate over events to see them."""
@@ -144,12 +144,12 @@ class AnswerStream:
             if not (steered is not None and steered.reason == "steered"):
                 self.response = event.response
                 self._client._release(self)
-        self._wake()
+        self._news.set()
 
     def _fail(self, error: KeystrokeError) -> None:
         self._error = error
         self._client._release(self)
-        self._wake()
+        self._news.set()
 
     def _resume(self) -> ResponseResume | None:
         """The request that resumes this stream; None if the response has not started."""
@@ -161,12 +161,8 @@ class AnswerStream:
     def _restart(self) -> None:
         if self._has_text:
             self._events.append(Restarted())
-            self._wake()
+            self._news.set()
         self._has_text, self.id, self._sequence, self._resuming = False, None, -1, False
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class ChainedConversation:

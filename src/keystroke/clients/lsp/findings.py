@@ -51,7 +51,7 @@ class _DocumentFindings:
     audit: tuple[int, Sequence[live.LiveFinding]] = (-1, ())
     problems: tuple[int, Sequence[live.Problem]] = (-1, ())
     reported: list[types.Diagnostic] | None = None
-    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # an audit has come
 
 
 class Findings:
@@ -62,10 +62,7 @@ class Findings:
         state = self._documents.setdefault(event.buffer, _DocumentFindings())
         if event.version >= state.audit[0]:
             state.audit = (event.version, event.findings)
-        for waiter in state.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        state.waiters.clear()
+        state.news.set()
 
     def set_problems(self, event: live.Problems) -> None:
         state = self._documents.setdefault(event.buffer, _DocumentFindings())
@@ -81,9 +78,8 @@ class Findings:
         try:
             async with asyncio.timeout(timeout_s):
                 while state.audit[0] < document.revision:
-                    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    state.waiters.append(waiter)
-                    await waiter
+                    state.news.clear()
+                    await state.news.wait()
         except TimeoutError:
             return
 

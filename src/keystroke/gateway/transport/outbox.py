@@ -25,7 +25,7 @@ class Outbox:
     def __init__(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
         self._messages: deque[tuple[Any, Any]] = deque()  # (answer or None, message)
         self._pause, self._resume = pause, resume
-        self._waiter: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()  # there are messages, or it was closed
         self._busy = False  # a batch is being written
         self.bytes = 0  # that wait
         self.paused = False
@@ -42,9 +42,7 @@ class Outbox:
         if not self.paused and len(queue) > HIGH:
             self.paused = True
             self._pause()
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._news.set()
 
     @property
     def idle(self) -> bool:
@@ -61,16 +59,15 @@ class Outbox:
         if gone:
             self._messages.clear()
             self.bytes = 0
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._news.set()
 
     async def next_batch(self) -> list[tuple[Any, Any]] | None:
         """Everything that waits, joined where the client is behind; None once closed and empty."""
         while not self._messages:
             if self.closed:
                 return None
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            self._news.clear()
+            await self._news.wait()
         self._busy = True
         taken = list(self._messages)
         self._messages.clear()

@@ -133,7 +133,7 @@ class Ticket:
         self.wake: Callable[[], None] = lambda: None  # wakes the engine side
         self.done = False  # the loop received TicketEnded
         self._items: deque[TicketItem] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()  # there are items
 
     # From the event loop
 
@@ -171,8 +171,7 @@ class Ticket:
                 self.on_items(items)
                 return
             self._items.extend(items)
-            if self._waiter is not None and not self._waiter.done():
-                self._waiter.set_result(None)
+            self._news.set()
         finally:
             if self.done and self.on_end is not None and isinstance(last, TicketEnded):
                 self.on_end(last)
@@ -186,7 +185,7 @@ class Ticket:
                     yield item
                     if isinstance(item, TicketEnded):
                         return
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
+                self._news.clear()
+                await self._news.wait()
         finally:
             self.cancel()
