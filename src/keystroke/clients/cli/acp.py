@@ -32,7 +32,6 @@ def acp(
     approve: Annotated[str, option("Ask before: never, commands, or all (commands and changes).")] = "all",
     run_commands: Annotated[bool, option("--run", "Let the model run commands.")] = False,
 ) -> None:
-    """Serve as the agent of an editor over the Agent Client Protocol."""
     if approve not in ("never", "commands", "all"):
         raise UsageError(f"--approve must be never, commands or all, not {approve!r:.40}")
     run = invocation_of(ctx)

@@ -35,7 +35,6 @@ def cache(
     yes: options.Yes = False,
     json: options.Json = False,
 ) -> None:
-    """Show the files that Keystroke stores on this machine; with --clear, delete them."""
     from keystroke.clients.cli.changes import confirm_deletion
 
     run = invocation_of(ctx)

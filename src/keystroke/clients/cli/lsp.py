@@ -46,7 +46,6 @@ def lsp(
     stdio: Annotated[bool, option("--stdio", "Use standard input and output (the default).")] = False,
     echo: Annotated[bool, typer.Option("--echo", "--fake", hidden=True)] = False,
 ) -> None:
-    """Serve an editor over the Language Server Protocol."""
     run = invocation_of(ctx)
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s"

@@ -29,7 +29,6 @@ def play(
         bool, option("--browser/--no-browser", "Open a browser, or only print the address.")
     ] = True,
 ) -> None:
-    """Open the playground: an editor in the browser on the live channel."""
     from keystroke.clients.cli.shared_gateway import locate_gateway
 
     run = invocation_of(ctx)

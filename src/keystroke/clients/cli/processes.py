@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 def ps(ctx: typer.Context, json: options.Json = False) -> None:
-    """List the Keystroke processes of this user: what each does, its models, memory, and who uses it."""
     run = invocation_of(ctx)
     rows = _rows(run)
     if run.json:

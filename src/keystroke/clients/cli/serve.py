@@ -69,7 +69,6 @@ def serve(
     ] = None,
     announcement: Annotated[Path | None, typer.Option("--announce", metavar="FILE", hidden=True)] = None,
 ) -> None:
-    """Serve models to editors, the OpenAI SDK and Codex."""
     from keystroke.clients.cli.fingerprint import fingerprint
     from keystroke.clients.cli.installed_version import release
 

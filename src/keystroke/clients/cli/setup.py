@@ -146,7 +146,6 @@ def setup(
     yes: options.Yes = False,
     json: options.Json = False,
 ) -> None:
-    """Choose models for this machine, install them and configure editors. Undo with --undo."""
     from keystroke.clients.cli.changes import has_terminal
 
     run = invocation_of(ctx)

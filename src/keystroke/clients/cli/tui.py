@@ -23,7 +23,6 @@ def tui(
     ] = "auto",
     url: Annotated[str | None, option("Use this server.", metavar="URL")] = None,
 ) -> None:
-    """Open chat and tasks in the terminal."""
     from keystroke.clients.cli.shared_gateway import locate_gateway
     from keystroke.clients.tui.app import TerminalApp
 

@@ -24,7 +24,6 @@ def usage(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Show tokens, time and cost by key and model."""
     from keystroke.gateway.record.store import open_store
 
     run = invocation_of(ctx)
