@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
-import typing
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.invocation import Invocation
 from keystroke.clients.cli.options import option
 from keystroke.errors import ConfigError, UsageError
 
@@ -31,7 +28,6 @@ class CommandEntry:
     help: str
     target: str = ""
     extra: str | None = None
-    uses_model: bool = False
     example: str = ""  # shown at the end of its help
 
 
@@ -40,26 +36,23 @@ COMMANDS: dict[str, CommandEntry] = {
     "setup": CommandEntry("Choose models for this machine, install them, configure editors."),
     "complete": CommandEntry(
         "Complete code at a position in a file, or after standard input.",
-        uses_model=True,
         example="keystroke complete app.py:12:8",
     ),
-    "generate": CommandEntry("Continue a prompt, streaming the text.", uses_model=True),
-    "chat": CommandEntry("Talk with a model; interrupt or redirect it while it answers.", uses_model=True),
+    "generate": CommandEntry("Continue a prompt, streaming the text."),
+    "chat": CommandEntry("Talk with a model; interrupt or redirect it while it answers."),
     "edit": CommandEntry(
         "Edit files by instruction, with minimal changes.",
-        uses_model=True,
         example='keystroke edit app.py -m "rename n to count"',
     ),
     "do": CommandEntry(
         "Run an agent on a task: find the code, change it, check it.",
-        uses_model=True,
         example='keystroke do "make the parser tests pass" --check "pytest -q"',
     ),
     "tasks": CommandEntry("Manage background tasks: list, watch, answer, undo.", ":app"),
     "undo": CommandEntry("Undo the last edit.", "edit:undo"),
-    "run": CommandEntry("Run a command; if it fails, show a diagnosis and offer a fix.", uses_model=True),
+    "run": CommandEntry("Run a command; if it fails, show a diagnosis and offer a fix."),
     "refactor": CommandEntry("Refactor Python: rename, extract, inline, move, change signatures.", ":app"),
-    "review": CommandEntry("Review uncommitted changes; findings come with fixes.", uses_model=True),
+    "review": CommandEntry("Review uncommitted changes; findings come with fixes."),
     "models": CommandEntry("List, add, check and remove models on this machine.", ":app"),
     "cache": CommandEntry("Show the files Keystroke stores on this machine, and delete them."),
     "config": CommandEntry("Show where settings come from, and edit them.", "settings:app"),
@@ -79,7 +72,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "audit": CommandEntry("Find security weaknesses in files, with fixes."),
     "lsp": CommandEntry("Serve an editor over the Language Server Protocol."),
     "acp": CommandEntry("Serve as the agent of an editor over the Agent Client Protocol.", extra="acp"),
-    "demo": CommandEntry("Watch the embedded model complete a few lines of code.", uses_model=True),
+    "demo": CommandEntry("Watch the embedded model complete a few lines of code."),
     "eval": CommandEntry("Evaluate agents on sets of tasks: score against time.", ":evaluate"),
     "bench": CommandEntry("Run a benchmark."),
     "train": CommandEntry(
@@ -123,32 +116,10 @@ def load_command(name: str) -> Any:
     else:
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         epilog = f"Example: {entry.example}" if entry.example else None
-        single.command(name, help=entry.help, epilog=epilog)(
-            _add_local_option(target) if entry.uses_model else target
-        )
+        single.command(name, help=entry.help, epilog=epilog)(target)
         loaded = typer.main.get_command(single)
     loaded.name = name
     return loaded
-
-
-def _add_local_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--local` to a command, so that it is also accepted after the command's name."""
-    local_option = option("--local", "Load the model in this process, not in the shared gateway.")
-
-    @functools.wraps(command)
-    def wrapped(ctx: typer.Context, *, local: bool, **given: Any) -> None:
-        if local:
-            invocation_of(ctx).local = True
-        command(ctx, **given)
-
-    hints = typing.get_type_hints(command, include_extras=True)
-    known = [p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values()]
-    own = inspect.Parameter(
-        "local", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, local_option]
-    )
-    wrapped.__signature__ = inspect.Signature([*known, own])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {**hints, "local": own.annotation}
-    return wrapped
 
 
 def missing_package_message(arguments: list[str], package: str) -> str:

@@ -51,6 +51,7 @@ def chat(
     temperature: options.Temperature = None,
     seed: options.Seed = None,
     json: options.Json = False,
+    local: options.Local = False,
 ) -> None:
     from keystroke.clients.cli.conversation import ChatConversation
 

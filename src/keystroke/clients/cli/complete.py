@@ -34,6 +34,7 @@ def complete(
     temperature: options.Temperature = None,
     seed: options.Seed = None,
     json: options.Json = False,
+    local: options.Local = False,
 ) -> None:
     from keystroke.agent.chat.model import AnswerOptions
     from keystroke.analysis.syntax import language_of

@@ -14,7 +14,7 @@ SNIPPETS = (
 )
 
 
-def demo(ctx: typer.Context, model: options.Model = None) -> None:
+def demo(ctx: typer.Context, model: options.Model = None, local: options.Local = False) -> None:
     from keystroke.agent.chat.model import AnswerOptions
     from keystroke.clients.cli.console import GREEN
     from keystroke.clients.cli.interruption import interruptible

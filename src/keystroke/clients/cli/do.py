@@ -71,6 +71,7 @@ def do(
         bool, option("--continue", "Continue the last task; TASK is a further instruction.")
     ] = False,
     json: options.Json = False,
+    local: options.Local = False,
 ) -> None:
     from keystroke.agent.loop import TaskOptions, TaskStore
     from keystroke.agent.loop.record import ALREADY_DONE

@@ -43,6 +43,7 @@ def edit(
         str | None, option("A model name, a path, or URL#NAME of a model on a server.", metavar="MODEL")
     ] = None,
     json: options.Json = False,
+    local: options.Local = False,
 ) -> None:
     from keystroke.clients.cli.changes import (
         as_record,

@@ -26,6 +26,7 @@ def generate(
     stop: options.Stop = None,
     model: options.Model = None,
     json: options.Json = False,
+    local: options.Local = False,
 ) -> None:
     from keystroke.agent.chat.model import AnswerOptions
     from keystroke.clients.cli.interruption import interruptible

@@ -29,6 +29,11 @@ def _print_json(ctx: typer.Context, wanted: bool) -> bool:
     return wanted
 
 
+def _use_local(ctx: typer.Context, wanted: bool) -> bool:
+    invocation_of(ctx).local |= wanted
+    return wanted
+
+
 def _known_models(incomplete: str) -> list[str]:
     """Model names for shell completion; none if the settings cannot be read."""
     from keystroke.config import load_settings
@@ -54,7 +59,12 @@ Model = Annotated[
         autocompletion=_known_models,
     ),
 ]
+# Both are accepted before and after the name of a command.
 Json = Annotated[bool, option("--json", "Print JSON for programs.", callback=_print_json)]
+Local = Annotated[
+    bool,
+    option("--local", "Load the model in this process, not in the shared gateway.", callback=_use_local),
+]
 Temperature = Annotated[float | None, option("0 is deterministic; higher is more varied.", min=0.0, max=5.0)]
 Seed = Annotated[int | None, option("Seed for sampling.", min=0)]
 MaxTokens = Annotated[int | None, option("Maximum length of the answer in tokens.", min=1)]

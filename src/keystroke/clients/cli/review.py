@@ -36,6 +36,7 @@ def review(
     no_run: Annotated[bool, option("--no-run", "Do not run changed functions on examples.")] = False,
     exit_zero: options.ExitZero = False,
     json: options.Json = False,
+    local: options.Local = False,
 ) -> None:
     from keystroke.assist.review import changed_files, sort_findings
     from keystroke.clients.cli.changes import open_workspace

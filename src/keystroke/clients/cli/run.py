@@ -48,6 +48,7 @@ def run(
         str | None, option("Ask this model for a fix if no rule has one.", metavar="MODEL")
     ] = None,
     json: options.Json = False,
+    local: options.Local = False,
 ) -> None:
     from keystroke.clients.cli.command_runner import run_command
     from keystroke.clients.cli.live_run import LiveRun
