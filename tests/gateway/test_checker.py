@@ -62,7 +62,7 @@ async def test_each_key_has_a_process_of_its_own_which_goes_with_its_last_connec
     assert process is not None
     del one, same
     assert process.wait(60) != 0
-    assert "a" not in CheckProcess._known
+    assert (CheckProcess, "a") not in CheckProcess.known
 
 
 SOURCE = "def f(x):\n    return x\n"

@@ -8,50 +8,49 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 from weakref import WeakValueDictionary, finalize
 
 from keystroke.errors import InputError
 from keystroke.isolation import IsolatedFunction, LimitExceeded
 
 T = TypeVar("T")
-Own = TypeVar("Own", bound="KeyProcess")
 
 
 class KeyProcess:
-    """Create one with `for_key`."""
+    """Create one with `for_key`. A subclass names its function (`target`) and the limits of a call."""
 
-    _known: ClassVar[WeakValueDictionary[str, Any]]
+    target: ClassVar[str]
+    seconds: ClassVar[float]
+    memory: ClassVar[int]
+    known: ClassVar[WeakValueDictionary[tuple[type, str], KeyProcess]] = WeakValueDictionary()
 
-    def __init_subclass__(cls) -> None:
-        cls._known = WeakValueDictionary()
-
-    def __init__(self, elsewhere: IsolatedFunction) -> None:
+    def __init__(self, elsewhere: IsolatedFunction | None = None) -> None:
+        elsewhere = elsewhere or IsolatedFunction(self.target, seconds=self.seconds, memory=self.memory)
         self._elsewhere = elsewhere
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=type(self).__name__.lower())
         finalize(self, elsewhere.close)
 
     @classmethod
-    def for_key(cls: Callable[[], Own], key: str) -> Own:
+    def for_key(cls, key: str) -> Self:
         """The process of this key. It ends when nobody holds a reference to it."""
-        known: WeakValueDictionary[str, Own] = getattr(cls, "_known")  # noqa: B009 - a class that is called
-        found = known.get(key)
-        if found is None:
-            found = known[key] = cls()
+        found = cls.known.get((cls, key))
+        if not isinstance(found, cls):
+            found = cls.known[cls, key] = cls()
         return found
 
-    @staticmethod
-    def _call(elsewhere: IsolatedFunction, late: str, *arguments: Any, param: str | None = None) -> Any:
-        """The function's result. Raises InputError where it refuses, or exceeds a limit (`late` says so)."""
-        try:
-            kind, said = elsewhere.call(*arguments)
-        except LimitExceeded:
-            raise InputError(late, param=param) from None
-        if kind == "refused":
-            raise InputError(said, param=param)
-        return said
-
-    async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run `work(process, *arguments)` in this key's thread."""
+    async def _run(self, work: Callable[[IsolatedFunction], T]) -> T:
+        """Run `work` in this key's thread. It must not hold a reference to this object."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, work, self._elsewhere, *arguments)
+        return await loop.run_in_executor(self._thread, work, self._elsewhere)
+
+
+def call_limited(elsewhere: IsolatedFunction, late: str, *arguments: Any, param: str | None = None) -> Any:
+    """The function's result. Raises InputError where it refuses, or exceeds a limit (`late` says so)."""
+    try:
+        kind, said = elsewhere.call(*arguments)
+    except LimitExceeded:
+        raise InputError(late, param=param) from None
+    if kind == "refused":
+        raise InputError(said, param=param)
+    return said

@@ -8,19 +8,16 @@ from pathlib import Path
 from keystroke.analysis.audit import AuditFix
 from keystroke.analysis.check.diagnostic import Fix
 from keystroke.errors import InputError
-from keystroke.gateway.live.key_process import KeyProcess
+from keystroke.gateway.live.key_process import KeyProcess, call_limited
 from keystroke.isolation import IsolatedFunction
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
-SECONDS = 60.0  # renaming in 100,000 lines takes about ten
-MEMORY = 2 << 30
-_REFACTOR = "keystroke.analysis.refactor.refactor_worker:refactor_in_worker"
-
 
 class RefactorProcess(KeyProcess):
-    def __init__(self, elsewhere: IsolatedFunction | None = None) -> None:
-        super().__init__(elsewhere or IsolatedFunction(_REFACTOR, seconds=SECONDS, memory=MEMORY))
+    target = "keystroke.analysis.refactor.refactor_worker:refactor_in_worker"
+    seconds = 60.0  # renaming in 100,000 lines takes about ten
+    memory = 2 << 30
 
     async def plan(
         self,
@@ -32,11 +29,18 @@ class RefactorProcess(KeyProcess):
     ) -> live.Changes:
         """Plan a refactoring. `open_files`: name and text of buffers by path. Raises InputError where it
         cannot be done, or not in time."""
-        return await self._run(_plan, request, path, root, text, open_files)
+        late = (
+            f"The refactoring took more than {self.seconds:g} s or {self.memory >> 30} GB and was stopped; "
+            "nothing was changed. Open a smaller folder."
+        )
+        return await self._run(
+            lambda elsewhere: _plan(elsewhere, late, request, path, root, text, open_files)
+        )
 
 
 def _plan(
     elsewhere: IsolatedFunction,
+    late: str,
     request: live.RefactorAsk,
     path: Path | None,
     root: Path | None,
@@ -55,11 +59,7 @@ def _plan(
         }
     texts = {known: held for known, (_, held) in names.items()}
     asked = (request.kind, None if home is None else str(home), texts, name)
-    late = (
-        f"The refactoring took more than {SECONDS:g} s or {MEMORY >> 30} GB and was stopped; nothing "
-        "was changed. Open a smaller folder."
-    )
-    said = RefactorProcess._call(elsewhere, late, *asked, request.start, request.end, request.name)
+    said = call_limited(elsewhere, late, *asked, request.start, request.end, request.name)
     plan = refactoring_from_plain(said)
     if plan.moves:
         raise InputError("That would rename files, which an editor must do itself; rename the file there.")
