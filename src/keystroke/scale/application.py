@@ -17,13 +17,16 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from keystroke.config import NamedModel, Settings
 from keystroke.gateway.work.registry import ServedModel, load_entry, local_entry
 from keystroke.scale.deployments import EngineDeployment, GatewayDeployment
+from keystroke.scale.rollout import Say, deploy
 from keystroke.scale.served_models import (
     ECHO,
     GATEWAY,
     GATEWAY_CPU,
+    NAME,
     initial_replicas,
     model_tables,
     pool_name,
+    replica_needs,
 )
 
 _CALLS = 4096  # concurrent calls of a replica: its own queue orders them, Serve's knows no priorities
@@ -98,6 +101,15 @@ def application(
         health_check_period_s=2,
     )(GatewayDeployment)
     return gateways.bind(settings, tables, **pools)
+
+
+def deploy_settings(
+    serve: Any, settings: Settings, echo: bool, patience: float | None, say: Say, *, final: bool = False
+) -> None:
+    """Deploy the application of a configuration. Raises what `deploy` raises."""
+    made = application(settings, echo=EchoLoader() if echo else None)
+    needs = replica_needs(settings, echo=echo)
+    deploy(serve, made, NAME, needs=needs, patience=patience, final=final, say=say)
 
 
 def _engines(

@@ -23,8 +23,8 @@ from typing import Any
 from keystroke.config import Settings
 from keystroke.errors import KeystrokeError
 from keystroke.scale.cluster import connect_ray
-from keystroke.scale.rollout import application_state, deploy
-from keystroke.scale.served_models import NAME, replica_needs
+from keystroke.scale.rollout import application_state
+from keystroke.scale.served_models import NAME
 
 LOST = 70  # exit status: Ray's head is gone, start again
 _POLL = 0.5  # seconds between two checks of Ray's processes
@@ -77,18 +77,10 @@ def _serve(order: ServeOrder, report: Report) -> None:
         import ray
 
         _on_signal(_raise_stopped)  # Ray installs a handler of its own
-        from keystroke.scale.application import EchoLoader, application
+        from keystroke.scale.application import deploy_settings
 
-        made = application(settings, echo=EchoLoader() if order.echo else None)
-        deploy(
-            serve,
-            made,
-            NAME,
-            needs=replica_needs(settings, echo=order.echo),
-            patience=order.patience,
-            final=True,
-            say=lambda line: report({"note": line}),
-        )
+        say = lambda line: report({"note": line})  # noqa: E731
+        deploy_settings(serve, settings, order.echo, order.patience, say, final=True)
         _on_signal(lambda *_: stop.set())
         metrics = [f"127.0.0.1:{node['MetricsExportPort']}" for node in ray.nodes() if node["Alive"]]
         report({"serving": True, "metrics": metrics})

@@ -18,6 +18,7 @@ _POLL = 0.2  # seconds between two reads of the status
 
 # The resources of one replica of each deployment, by Ray's names.
 Needs = Mapping[str, Mapping[str, float]]
+Say = Callable[[str], object]
 
 
 def missing_resources(needs: Needs, nodes: Iterable[Mapping[str, float]]) -> list[str]:
@@ -48,7 +49,7 @@ def deploy(
     needs: Needs | None = None,
     patience: float | None = None,
     final: bool = False,
-    say: Callable[[str], object] = lambda _line: None,
+    say: Say = lambda _line: None,
 ) -> None:
     """Deploy the application, replacing an earlier generation replica by replica. Missing resources are
     reported once, after some seconds. `final`: no nodes will be added, so a replica that fits on none is an

@@ -40,9 +40,7 @@ class Invocation:
 
     @cached_property
     def settings(self) -> Settings:
-        from keystroke.config import load_settings
-
-        return load_settings(self.flags, environ=self.environ)
+        return self.settings_with({})
 
     def settings_with(self, flags: Mapping[str, Any]) -> Settings:
         """The settings with a command's own options; None means that an option was not given."""

@@ -101,20 +101,11 @@ def _up_on_cluster(run: Invocation, settings: Settings, echo: bool, timeout: flo
             "gateways on several machines need a shared database; set server.database to a Postgres URL"
         )
     with ray_output_to(settings.paths.state / "scale.log"), connect_ray(settings) as serve:
-        from keystroke.scale.application import EchoLoader, application
-        from keystroke.scale.rollout import deploy
-        from keystroke.scale.served_models import NAME, replica_needs
+        from keystroke.scale.application import deploy_settings
 
         if not run.json:
             run.console.note("starting replicas; this takes a few seconds")
-        deploy(
-            serve,
-            application(settings, echo=EchoLoader() if echo else None),
-            NAME,
-            needs=replica_needs(settings, echo=echo),
-            patience=timeout,
-            say=run.console.note,
-        )
+        deploy_settings(serve, settings, echo, timeout, run.console.note)
         _print_address(run, settings)
 
 
