@@ -168,8 +168,7 @@ class ClientEdits:
         longest = GenerationParams(max_tokens=question.most or len(predicted) + _ANSWER_ROOM)
         params = sampled_params(longest, question.temperature, question.seed)
         job = Job(prompt, params, FileDrafter(predicted) if self._service.speculation else None)
-        permit = await self._service.admit_shared(self._entry, job, self._caller)
-        work = self._service.submit(
-            self._entry, job, self._caller, priority=Priority.CHAT, tier=Tier.FLEX, permit=permit
+        work = await self._service.enqueue(
+            self._entry, job, self._caller, priority=Priority.CHAT, tier=Tier.FLEX
         )
         return await work.read_text(question.end_detector())

@@ -395,8 +395,7 @@ class Compactor:
         service, model = self._service, entry.model
         if isinstance(job, Job) and model is not None and model.chat is not None:
             job.prompt = model.chat.without_thought(model.tokenizer, list(job.prompt))
-        permit = await service.admit_shared(entry, job, caller)
-        work = service.submit(entry, job, caller, priority=Priority.CHAT, permit=permit)
+        work = await service.enqueue(entry, job, caller, priority=Priority.CHAT)
         parser = AnswerForm().parser(model, job.prompt if isinstance(job, Job) else ())
         pieces: list[str] = []
         async with aclosing(work.items()) as parts:

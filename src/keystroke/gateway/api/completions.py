@@ -352,16 +352,8 @@ class TextCompletions:
         **parsing: Any,
     ) -> TextRun:
         """Queue the job; `parsing` are the options of `RunningAnswer` on how to read its text."""
-        permit = await self.service.admit_shared(entry, job, caller)
-        work = self.service.submit(
-            entry,
-            job,
-            caller,
-            priority=rank[0],
-            tier=rank[1],
-            buffer=buffer,
-            identity=serializer.id,
-            permit=permit,
+        work = await self.service.enqueue(
+            entry, job, caller, priority=rank[0], tier=rank[1], buffer=buffer, identity=serializer.id
         )
         over = asyncio.Event()
         serializer.input_tokens = job.input_tokens

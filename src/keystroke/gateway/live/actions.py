@@ -189,8 +189,7 @@ class LiveActions:
             job = Job(prompt, params, FileDrafter(predicted) if self._service.speculation else None)
         else:
             job = RemoteJob(GenerationParams(), messages=messages)
-        permit = await self._service.admit_shared(entry, job, self._caller)
-        work = self._service.submit(entry, job, self._caller, priority=Priority.EDIT, permit=permit)
+        work = await self._service.enqueue(entry, job, self._caller, priority=Priority.EDIT)
         return await work.read_text(question.end_detector())
 
     # Refactorings

@@ -56,15 +56,13 @@ class SchedulerBridge:
     async def _submit(self, model: str, make: MakeJob, on_item: OnItem) -> Work:
         entry = await self.service.ensure_loaded(model)  # each time: an idle model is unloaded meanwhile
         job = make(entry)
-        permit = await self.service.admit_shared(entry, job, self.caller)
-        work = self.service.submit(
+        work = await self.service.enqueue(
             entry,
             job,
             self.caller,
             priority=self.priority,
             tier=Tier.FLEX,  # a question in a conversation does not wait for a task
             identity=new_id("task"),
-            permit=permit,
         )
 
         def deliver(items: list[TicketItem]) -> None:

@@ -51,8 +51,7 @@ class ModelClient:
         """Pass each chunk of the answer to `enough`; stop generating once it returns True."""
         service, entry = self.service, self.entry
         job = Job(tokens, params, drafter if service.speculation else None, affinity=self._affinity)
-        permit = await service.admit_shared(entry, job, self.caller)
-        work = service.submit(entry, job, self.caller, priority=Priority.NEXT_EDIT, live=True, permit=permit)
+        work = await service.enqueue(entry, job, self.caller, priority=Priority.NEXT_EDIT, live=True)
         self.input_tokens += len(tokens)
 
         def counted(chunk: Chunk) -> bool:

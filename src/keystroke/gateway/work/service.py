@@ -174,6 +174,11 @@ class Service:
             return None
         return await self.shared.admit(caller.id, entry.name, entry.budget, job.estimate)
 
+    async def enqueue(self, entry: ServedModel, job: Job | RemoteJob, caller: Caller, **how: Any) -> Work:
+        """`admit_shared`, then `submit`, which gets `how`. Raises what they raise."""
+        permit = await self.admit_shared(entry, job, caller)
+        return self.submit(entry, job, caller, permit=permit, **how)
+
     def limit_headers(self, caller: Caller, model: str) -> dict[str, str]:
         """The x-ratelimit headers, as of this gateway's last admission."""
         limits = self.limits if self.shared is None else self.shared
