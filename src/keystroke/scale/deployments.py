@@ -62,9 +62,6 @@ class EngineDeployment(EngineReplica):
                 metrics.sample(*self.engine_state(), self.tokens_in_flight)
             time.sleep(_SAMPLE)
 
-    def check_health(self) -> None:
-        self.check()
-
     def record_autoscaling_stats(self) -> dict[str, float]:
         return {TOKENS: float(self.tokens_in_flight)}
 

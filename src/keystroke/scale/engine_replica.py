@@ -108,7 +108,7 @@ class EngineReplica:
         await asyncio.to_thread(self._model.engine.close)
         stop_tracing()
 
-    def check(self) -> None:
+    def check_health(self) -> None:
         """Raises Unavailable where the engine's thread has ended."""
         thread = getattr(self._entry.scheduler, "_thread", None)
         if self._started and thread is not None and not thread.is_alive():

@@ -90,16 +90,13 @@ class RunningAnswer:
     def ended(self) -> bool:
         return self.outcome is not None
 
-    def cancel(self, reason: KeystrokeError | None = None) -> None:
-        self.work.cancel(reason)
-
     def limit_time(self, seconds: float) -> None:
         """Stop after so many seconds with what was generated."""
 
         def stop() -> None:
             if not self.ended:
                 self.timed_out = True
-                self.cancel()
+                self.work.cancel()
 
         asyncio.get_running_loop().call_later(seconds, stop)
 
