@@ -1,4 +1,4 @@
-"""Copies matrices into the order in which products on ARM read them: see native/packed_arm.h.
+"""Copies matrices into the order in which products read them: see packed_arm.h and packed_x86.h in native/.
 
 Plans pack theirs themselves and ask here whether there is memory for it. Of a graph only matrices that every
 token reads are copied; experts and the embedding stay mapped.
@@ -22,7 +22,6 @@ from keystroke.engine.onnx.stored import TYPES
 
 _MOST_PACKED = 4  # copies are made if they take at most this part of the free memory
 _LINE = 64  # bytes
-_LANES = 4  # rows that lie in one row of a packed table
 _WILL_NEED = 3  # of `madvise`, on Linux and macOS
 _OTHER_OPERATORS = (".experts.", ".k_b_proj.", ".v_b_proj.")  # not multiplied by StoredMatMul
 
@@ -33,16 +32,17 @@ _Sizes = tuple[int, int, int, int]  # the first arguments of native `pack_table`
 def pack_tables(library: Path, checkpoint: Checkpoint, tables: Tables, threads: int) -> Tables:
     """The tables, packed where the operators have a faster product for that and there is memory for it. All
     results stay the same, to the last bit."""
-    pack = _pack_table(ctypes.CDLL(str(library)))
+    native = ctypes.CDLL(str(library))
+    pack, lanes = _pack_table(native), native.packed_lanes()
     types = {
         name: TYPES[kind] for name in _every_token(tables) if (kind := checkpoint.storage(name)) in TYPES
     }
     strips = _strips(pack, checkpoint.spec, tables, types)
     packed = dict(tables)
-    if not _has_memory(strips):
+    if not _has_memory(strips, lanes):
         return packed
     for name, (sizes, strip) in strips.items():
-        rows = len(tables[name]) // _LANES
+        rows = len(tables[name]) // lanes
         memory = np.empty(rows * strip + _LINE, np.uint8)
         start = -memory.ctypes.data % _LINE
         copy = memory[start : start + rows * strip].reshape(rows, strip)
@@ -56,7 +56,7 @@ def has_memory_to_pack(
 ) -> bool:
     """Whether a plan may pack its matrices, whose GGUF types are `types`."""
     multiplied = {name: kind for name, kind in types.items() if name != EMBEDDING or spec.tied}
-    return _has_memory(_strips(_pack_table(library), spec, tables, multiplied))
+    return _has_memory(_strips(_pack_table(library), spec, tables, multiplied), library.packed_lanes())
 
 
 def read_ahead(tables: Tables) -> None:
@@ -96,7 +96,8 @@ def _strips(
     return found
 
 
-def _has_memory(strips: Mapping[str, tuple[_Sizes, int]]) -> bool:
+def _has_memory(strips: Mapping[str, tuple[_Sizes, int]], lanes: int) -> bool:
+    """`lanes`: the rows of a matrix that lie in one packed row."""
     free = available_bytes()
-    needed = sum(height // _LANES * strip for (_, _, height, _), strip in strips.values())
+    needed = sum(height // lanes * strip for (_, _, height, _), strip in strips.values())
     return free is None or needed * _MOST_PACKED <= free

@@ -56,10 +56,10 @@ static int product_is_right(const Format *format, const Activations *a, uint8_t 
 
 /* Packed weights must give the bits of stored ones, for any number of rows. */
 static int packing_is_right(const Format *format, const Activations *a, uint8_t *bytes) {
-#if LANES == 4
+#if PACKS
     static float expected[CHECKED_ROWS][LANES], total[CHECKED_ROWS][LANES];
     static uint8_t packed[CHECKED_BYTES];
-    const Format *other = packed_format(format, LANES);
+    const Format *other = packed_format(format, LANES, CHECKED_WIDTH);
     Rows rows = {bytes, row_bytes(format, CHECKED_WIDTH)};
     if (!other) return 1;
     fill(format, bytes);

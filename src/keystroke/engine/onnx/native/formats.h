@@ -9,6 +9,7 @@
 #pragma once
 #include "vector.h"
 
+enum { PACKED = 1000 }; /* added to the type of a packed form */
 enum { UNIT = 256, BLOCK = 32, BLOCKS = UNIT / BLOCK, QUADS = UNIT / 4 };
 
 /* One unit of LANES rows. Row i of `codes` holds weights 4i to 4i+3 of every lane, lane after lane. */
@@ -38,6 +39,11 @@ typedef struct {
 } Format;
 
 INLINE void turned_at(Rows rows, size_t offset, ints out[4]) { turned(rows.at + offset, rows.stride, out); }
+/* The same of rows whose words were turned before, if they are `packed`. */
+INLINE void columns_at(Rows rows, size_t offset, const int packed, ints out[4]) {
+    if (!packed) turned_at(rows, offset, out);
+    else for (size_t i = 0; i < 4; i++) out[i] = ints_at(rows.at + (offset + 4 * i) * LANES);
+}
 INLINE ints masked(ints a, uint8_t mask) { return both(a, same_int(0x01010101 * mask)); }
 
 /* Q4_K and Q5_K: a half-precision scale and minimum for 256 weights, eight 6-bit multiples of each. */
@@ -46,9 +52,9 @@ typedef struct {
     floats factor, minimum_factor;
 } SixBits;
 
-INLINE SixBits six_bits(Rows rows, size_t at) {
+INLINE SixBits six_bits(Rows rows, size_t at, const int packed) {
     ints head[4];
-    turned_at(rows, at, head);
+    columns_at(rows, at, packed, head);
     ints a = head[1], b = head[2], c = head[3];
     return (SixBits){
         {masked(a, 0x3f), either(masked(c, 0x0f), masked(right(a, 2), 0x30))},
@@ -58,27 +64,29 @@ INLINE SixBits six_bits(Rows rows, size_t at) {
     };
 }
 
-INLINE void six_bit_scales(Rows rows, size_t at, Tile *tile) {
-    SixBits six = six_bits(rows, at);
+INLINE void six_bit_scales(Rows rows, size_t at, const int packed, Tile *tile) {
+    SixBits six = six_bits(rows, at, packed);
     for (int i = 0; i < BLOCKS; i++) put_ints(tile->multiples[i], multiple(six.scales[i / 4], i % 4, 0));
     for (int i = 0; i < 2; i++) put_ints(tile->minimum_bytes[i], six.minima[i]);
     put_floats(tile->factor, six.factor), put_floats(tile->minimum_factor, six.minimum_factor);
 }
 
 /* 32 bytes hold two blocks: the first in the low nibbles, the second in the high ones. */
-static void unpack_q4_k(Rows rows, size_t unit, int blocks, Tile *tile) {
-    (void)blocks;
-    size_t at = unit * 144;
+INLINE void q4_k_from(Rows rows, size_t at, const int packed, Tile *tile) {
     for (int i = 0; i < 32; i += 4) {
         ints column[4];
-        turned_at(rows, at + 16 + 4 * (size_t)i, column);
+        columns_at(rows, at + 16 + 4 * (size_t)i, packed, column);
         uint8_t(*out)[4 * LANES] = tile->codes + i / 8 * 16 + i % 8;
         for (int j = 0; j < 4; j++) {
             put_ints(out[j], masked(column[j], 0x0f));
             put_ints(out[j + 8], masked(right(column[j], 4), 0x0f));
         }
     }
-    six_bit_scales(rows, at, tile);
+    six_bit_scales(rows, at, packed, tile);
+}
+static void unpack_q4_k(Rows rows, size_t unit, int blocks, Tile *tile) {
+    (void)blocks;
+    q4_k_from(rows, unit * 144, 0, tile);
 }
 
 /* Like Q4_K with a fifth bit: that of weight i in block b is bit b of byte i. */
@@ -100,19 +108,17 @@ static void unpack_q5_k(Rows rows, size_t unit, int blocks, Tile *tile) {
             }
         }
     }
-    six_bit_scales(rows, at, tile);
+    six_bit_scales(rows, at, 0, tile);
 }
 
 /* 128 weights: four lower bits in 64 bytes, 64 weights apart; two upper bits of four weights in each of 32. */
-static void unpack_q6_k(Rows rows, size_t unit, int blocks, Tile *tile) {
-    (void)blocks;
-    size_t at = unit * 210;
+INLINE void q6_k_from(Rows rows, size_t at, const int packed, Tile *tile) {
     for (int i = 0; i < 16; i += 4) {
         int half = i / 8, from = i % 8;
         ints first[4], second[4], upper[4];
-        turned_at(rows, at + 64 * (size_t)half + 4 * (size_t)from, first);
-        turned_at(rows, at + 64 * (size_t)half + 32 + 4 * (size_t)from, second);
-        turned_at(rows, at + 128 + 4 * (size_t)i, upper);
+        columns_at(rows, at + 64 * (size_t)half + 4 * (size_t)from, packed, first);
+        columns_at(rows, at + 64 * (size_t)half + 32 + 4 * (size_t)from, packed, second);
+        columns_at(rows, at + 128 + 4 * (size_t)i, packed, upper);
         for (int j = 0; j < 4; j++) {
             uint8_t(*out)[4 * LANES] = tile->codes + 32 * half + from + j;
             put_ints(out[0], either(masked(first[j], 0x0f), left(masked(upper[j], 0x03), 4)));
@@ -122,10 +128,15 @@ static void unpack_q6_k(Rows rows, size_t unit, int blocks, Tile *tile) {
         }
     }
     ints four[4], tail[4];
-    turned_at(rows, at + 192, four);
-    turned_at(rows, at + 194, tail);
+    columns_at(rows, at + 192, packed, four);
+    if (packed) tail[3] = left(ints_at(rows.at + (at + 208) * LANES), 16);
+    else turned_at(rows, at + 194, tail);
     put_floats(tile->factor, low_halves(right(tail[3], 16)));
     for (int i = 0; i < 16; i++) put_ints(tile->multiples[i], multiple(four[i / 4], i % 4, 1));
+}
+static void unpack_q6_k(Rows rows, size_t unit, int blocks, Tile *tile) {
+    (void)blocks;
+    q6_k_from(rows, unit * 210, 0, tile);
 }
 
 /* Q3_K: two lower bits like Q6_K's upper ones, a third in bit `block` of 32 bytes, and 6-bit multiples, less 32, of one

@@ -106,8 +106,8 @@ static Status *make_matmul(Api api, const KernelInfo *info, void **out) {
 
 /* The rows of a matrix that a row of its table holds: LANES if it is packed, which this notes in the part. */
 static size_t unpacked_rows(Part *part, size_t row, size_t width) {
-#if LANES == 4
-    const Format *packed = packed_format(part->format, LANES);
+#if PACKS
+    const Format *packed = packed_format(part->format, LANES, width);
     if (packed && row == LANES * row_bytes(packed, width)) {
         part->format = packed, part->height *= LANES, part->stride = row_bytes(packed, width);
         return LANES;

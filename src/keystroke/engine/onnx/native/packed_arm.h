@@ -14,7 +14,7 @@
 #pragma once
 #include "rows_arm.h"
 
-enum { PACKED = 1000, PACKED_AHEAD = 2048, PACKED_Q4_K_BYTES = 592, PACKED_Q6_K_BYTES = 1104 };
+enum { PACKED_AHEAD = 2048, PACKED_Q4_K_BYTES = 592, PACKED_Q6_K_BYTES = 1104 };
 
 static const Format PACKED_FORMATS[] = {
     {PACKED + 8, 32, 34, -1, 1, 0, NULL},
@@ -24,7 +24,8 @@ static const Format PACKED_FORMATS[] = {
 };
 
 /* The packed form of a matrix of this format, or NULL. */
-static const Format *packed_format(const Format *format, size_t height) {
+static const Format *packed_format(const Format *format, size_t height, size_t width) {
+    (void)width;
     for (size_t i = 0; i < sizeof PACKED_FORMATS / sizeof *PACKED_FORMATS; i++) {
         if (PACKED_FORMATS[i].type == PACKED + format->type && height % LANES == 0) return PACKED_FORMATS + i;
     }

@@ -82,7 +82,7 @@ typedef struct {
     uint8_t *out;
 } Packing;
 
-#if LANES == 4
+#if PACKS
 static void pack_strip(void *data, size_t strip) {
     const Packing *p = data;
     Rows rows = {p->rows.at + strip * LANES * p->rows.stride, p->rows.stride};
@@ -93,8 +93,8 @@ static void pack_strip(void *data, size_t strip) {
 /* Packs a matrix for StoredMatMul, on `threads` threads. Returns the bytes of LANES rows, or 0 if it stays as it is stored
  * or there is no memory. Without `out` nothing is packed. */
 EXPORTED int64_t pack_table(int64_t type, const uint8_t *at, int64_t height, int64_t width, uint8_t *out, int64_t threads) {
-#if LANES == 4
-    const Format *stored = format_of(type), *format = stored ? packed_format(stored, (size_t)height) : NULL;
+#if PACKS
+    const Format *stored = format_of(type), *format = stored ? packed_format(stored, (size_t)height, (size_t)width) : NULL;
     if (!format) return 0;
     Packing packing = {stored, {at, row_bytes(stored, (size_t)width)}, (size_t)width, row_bytes(format, (size_t)width), out};
     Pool *pool = out ? open_pool((size_t)threads, SPIN_NS) : NULL;
@@ -106,10 +106,12 @@ EXPORTED int64_t pack_table(int64_t type, const uint8_t *at, int64_t height, int
 #endif
 }
 
+EXPORTED int64_t packed_lanes(void) { return LANES; }
+
 /* Packs a part if that is possible. It stays as it is stored without memory for a copy. */
 static void pack_part(Plan *plan, Part *part, size_t width) {
-#if LANES == 4
-    const Format *format = packed_format(part->format, part->height);
+#if PACKS
+    const Format *format = packed_format(part->format, part->height, width);
     void **copies = format ? realloc(plan->copies, (plan->copied + 1) * sizeof *copies) : NULL;
     if (!copies) return;
     plan->copies = copies;

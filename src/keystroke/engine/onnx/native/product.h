@@ -6,7 +6,10 @@
  */
 #pragma once
 #include "activations.h"
-#if defined(__x86_64__)
+#define PACKS (LANES != 8) /* whether matrices have a packed form */
+#if LANES == 16
+#include "packed_x86.h"
+#elif LANES == 8
 #include "single_x86.h"
 #else
 #include "packed_arm.h"
@@ -122,6 +125,9 @@ void multiply(const Format *format, Rows weights, const Activations *a, size_t r
         return;
     }
 #endif
+#if LANES == 16
+    if (format->type > PACKED && multiply_packed(format, weights, a, row, rows, total)) return;
+#endif
     if (rows <= singles_of(format) && has_single(format, a->width)) {
         for (size_t r = 0; r < rows; r++) put_floats(total[r], multiply_single(format, weights, a, row + r));
         return;
@@ -143,7 +149,7 @@ void multiply(const Format *format, Rows weights, const Activations *a, size_t r
         else
 #endif
             format->unpack(weights, unit, blocks, &tile);
-        switch (format->type) {
+        switch (format->type % PACKED) {
         case 12: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 1, 1, 0, total); break;
         case 13: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 2, 1, 1, total); break;
         case 14: meet_rows(&tile, blocks, a, row, rows, unit, 1, 5, 2, 0, 0, total); break;

@@ -15,7 +15,7 @@ INLINE int has_single(const Format *format, size_t width) {
 /* One row with one unit, without a tile in between: most of decoding. */
 INLINE floats meet_q4_k(Rows rows, size_t unit, Slice s, floats total) {
     size_t at = unit * 144;
-    SixBits six = six_bits(rows, at);
+    SixBits six = six_bits(rows, at, 0);
     ints joint = same_int(0);
     for (int pair = 0; pair < 4; pair++) {
         ints products[2] = {same_int(0), same_int(0)};
