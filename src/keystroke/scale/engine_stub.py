@@ -3,13 +3,14 @@ computes."""
 
 from __future__ import annotations
 
+from keystroke.agent.chat.receipt import Price
 from keystroke.config import NamedModel
 from keystroke.engine.base import Engine, EngineStats, Session
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.cost import remember_cost
 from keystroke.errors import EngineError
 from keystroke.gateway.work.queue import WorkQueue
-from keystroke.gateway.work.registry import ServedModel, budget_of, price_of
+from keystroke.gateway.work.registry import ServedModel, budget_of
 from keystroke.scale.call import ModelDescription
 
 
@@ -41,4 +42,4 @@ def stub_entry(side: ModelDescription, queue: WorkQueue, table: NamedModel) -> S
         languages=side.languages,
         conservative_languages=side.follows,
     )
-    return ServedModel(side.name, table.role, queue, model, budget_of(table), price_of(table), side.edits)
+    return ServedModel(side.name, table.role, queue, model, budget_of(table), Price.of(table), side.edits)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
+from keystroke.config import NamedModel
+
 
 class Price(msgspec.Struct, frozen=True):
     input: float = 0.0
     cached: float = 0.0
     output: float = 0.0
+
+    @classmethod
+    def of(cls, table: NamedModel) -> Price:
+        return cls(table.cost_per_million_input, table.cost_per_million_cached, table.cost_per_million_output)
 
     def cost(self, prompt: int, reused: int, output: int) -> float:
         return ((prompt - reused) * self.input + reused * self.cached + output * self.output) / 1e6

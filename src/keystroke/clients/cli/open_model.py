@@ -158,6 +158,4 @@ def _price(name: str, settings: Settings) -> Price:
     from keystroke.agent.chat.receipt import Price
 
     table = settings.models.get(name)
-    if table is None:
-        return Price()
-    return Price(table.cost_per_million_input, table.cost_per_million_cached, table.cost_per_million_output)
+    return Price() if table is None else Price.of(table)

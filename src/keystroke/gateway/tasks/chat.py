@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Sequence
 from keystroke.agent.chat.calls import call_grammar
 from keystroke.agent.chat.encoder import ConversationEncoder
 from keystroke.agent.chat.model import SMALL_MODEL, AnswerOptions, ChatModel, ModelAnswer
-from keystroke.agent.chat.receipt import Price
 from keystroke.agent.chat.sampling import SamplingRequest, SamplingResult, run_race
 from keystroke.agent.chat.steering import Message
 from keystroke.engine.generation import Chunk, GenerationParams
@@ -36,7 +35,7 @@ class ServedChatModel(ChatModel):
         self.bridge, self._entry = bridge, entry
         self.name = entry.name
         self.is_small = entry.model is not None and entry.parameters < SMALL_MODEL
-        self.price = Price(entry.price.input, entry.price.cached, entry.price.output)
+        self.price = entry.price
         self.encoder = ConversationEncoder(entry.model) if entry.model is not None else None
         self.probe_tools = entry.model is not None
         if entry.model is not None:

@@ -7,23 +7,11 @@ generation, so a receipt covers the span between two snapshots of the same count
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Protocol
 
+from keystroke.agent.chat.receipt import Price
 from keystroke.gateway.work.ticket import CounterSnapshot, Ticket
 from keystroke.protocol.response import InputTokenDetails, Receipt, ResponseUsage
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPrices:
-    """Prices per million tokens."""
-
-    input: float = 0.0
-    cached: float = 0.0
-    output: float = 0.0
-
-    def of(self, computed: int, reused: int, output: int) -> float:
-        return (computed * self.input + reused * self.cached + output * self.output) / 1e6
 
 
 class MeasuredWork(Protocol):
@@ -31,7 +19,7 @@ class MeasuredWork(Protocol):
 
     ticket: Ticket
     model: str
-    price: TokenPrices
+    price: Price
     kept: int | None
     since: CounterSnapshot | None
     network_seconds: float
@@ -73,7 +61,7 @@ def span_receipt(work: MeasuredWork, input_tokens: int, until: CounterSnapshot |
         token_p50_ms=_ms(_quantile(times, 0.50) * share),
         token_p99_ms=_ms(_quantile(times, 0.99) * share),
         preemptions=ticket.preemptions,
-        cost=round(work.price.of(computed, reused, output), 9),
+        cost=round(work.price.cost(computed + reused, reused, output), 9),
     )
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from keystroke.agent.chat.receipt import Price
 from keystroke.assist.next_edit.places import PlacesFormat, adapter_places_format
 from keystroke.assist.next_edit.prompt import EditFormat, detect_edit_format
 from keystroke.config import NamedModel, Settings
@@ -32,7 +33,6 @@ from keystroke.errors import ConfigError, KeystrokeError
 from keystroke.gateway.access.limits import RateBudget
 from keystroke.gateway.work.loading import OfferedModel, PendingLoad
 from keystroke.gateway.work.queue import WorkQueue
-from keystroke.gateway.work.receipts import TokenPrices
 from keystroke.gateway.work.remote import RemoteScheduler
 from keystroke.gateway.work.routing import ModelCandidate, Router
 from keystroke.gateway.work.scheduler import Scheduler
@@ -55,7 +55,7 @@ class ServedModel:
     scheduler: WorkQueue
     model: Model | None
     budget: RateBudget
-    price: TokenPrices
+    price: Price
     edits: EditFormat | PlacesFormat | None = None
     remote_context: int | None = None
 
@@ -288,7 +288,7 @@ def local_entry(
         ),
         model=model,
         budget=budget_of(named),
-        price=price_of(named),
+        price=Price.of(named),
         edits=_edit_format(model),
     )
 
@@ -388,7 +388,7 @@ def remote_entry(name: str, table: NamedModel, settings: Settings) -> ServedMode
     scheduler = RemoteScheduler(
         remote, name, concurrent=table.concurrent, max_queue=settings.server.max_queue
     )
-    budget, price = budget_of(table), price_of(table)
+    budget, price = budget_of(table), Price.of(table)
     return ServedModel(name, table.role, scheduler, None, budget, price, remote_context=table.context or None)
 
 
@@ -396,9 +396,3 @@ def budget_of(table: NamedModel) -> RateBudget:
     # Work over `concurrent` is queued by the scheduler; a key over `concurrent_per_key` is refused, so that
     # it cannot fill the queue.
     return RateBudget(table.requests_per_minute, table.tokens_per_minute, table.concurrent_per_key)
-
-
-def price_of(table: NamedModel) -> TokenPrices:
-    return TokenPrices(
-        table.cost_per_million_input, table.cost_per_million_cached, table.cost_per_million_output
-    )

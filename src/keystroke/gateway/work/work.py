@@ -11,11 +11,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from keystroke.agent.chat.receipt import Price
 from keystroke.engine.generation import Chunk, Finish
 from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.access.limits import Permit
-from keystroke.gateway.work.receipts import TokenPrices, span_receipt
+from keystroke.gateway.work.receipts import span_receipt
 from keystroke.gateway.work.ticket import (
     CounterSnapshot,
     Redirected,
@@ -52,7 +53,7 @@ class Work:
         permit: Permit,
         *,
         model: str,
-        price: TokenPrices,
+        price: Price,
         caller: Caller,
         live: bool,
         on_span_end: OnSpanEnd,
