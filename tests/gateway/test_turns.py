@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from keystroke.config import NamedModel
-from keystroke.errors import KeystrokeError
 from keystroke.gateway.access.keys import LOCAL
 from keystroke.gateway.api.responses import Responses
 from keystroke.gateway.api.responses_socket import ResponsesConnection
 from keystroke.gateway.transport.outbox import FULL
-from keystroke.gateway.transport.socket import Socket
+from keystroke.gateway.transport.socket import Socket, SocketConnection
 from keystroke.gateway.work.registry import ModelRegistry, local_entry
 from keystroke.gateway.work.service import Service
 from keystroke.protocol.faults import SlowClient
@@ -225,18 +224,13 @@ async def test_sixty_background_requests_at_once_are_all_answered() -> None:
 
 
 async def test_a_client_that_asks_and_never_reads_is_let_go_and_nothing_is_kept_for_it() -> None:
-    class Reader:
-        told: list[str]
-
+    class Reader(SocketConnection):
         def __init__(self) -> None:
-            self.told = []
+            super().__init__(socket)
+            self.told: list[str] = []
 
         def handle_frame(self, frame: str) -> None:
             socket.put([{"echo": frame}])
-
-        def reject_frame(self, error: KeystrokeError) -> None: ...
-        def pause(self) -> None: ...
-        def resume(self) -> None: ...
 
         def on_stalled(self, reason: SlowClient) -> None:
             self.told.append("stalled")

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import PurePath
 
+from msgspec import convert
+
 from keystroke.analysis.check import Diagnostic
 from keystroke.analysis.rules import project_rules
 from keystroke.assist.edit import EditProposal, EditTask, Region, RewriteQuestion, edit_steps
@@ -24,7 +26,7 @@ from keystroke.errors import Forbidden, InputError, KeystrokeError, UsageError
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.live.checker import CheckProcess
 from keystroke.gateway.live.mirror import BufferMirror
-from keystroke.gateway.live.refactorer import RefactorProcess, to_deltas, to_fix
+from keystroke.gateway.live.refactorer import RefactorProcess, to_deltas
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import AUTO
 from keystroke.gateway.work.remote import RemoteJob
@@ -237,5 +239,5 @@ def _problem(found: Diagnostic) -> live.Problem:
         message=found.message,
         start=found.start,
         end=found.end,
-        fixes=[to_fix(fix) for fix in found.fixes],
+        fixes=convert(found.fixes, list[live.LiveFix], from_attributes=True),
     )

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from msgspec import convert
+
 from keystroke.analysis.audit import LANGUAGES, Finding, LiveAudit
 from keystroke.analysis.audit.worker import MAX_INCREMENTAL_EDITS
 from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.gateway.live.auditor import LARGE, AuditProcess
 from keystroke.gateway.live.mirror import BufferMirror
-from keystroke.gateway.live.refactorer import to_fix
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
@@ -84,7 +85,7 @@ class BufferAudit:
             event = live.Diagnostics(
                 buffer=self._buffer,
                 version=version,
-                findings=[_wire(f) for f in findings[:MOST]],
+                findings=convert(findings[:MOST], list[live.LiveFinding], from_attributes=True),
                 elapsed_ms=spent,
             )
             self._send(event)
@@ -108,17 +109,3 @@ class BufferAudit:
         if self._audit.text != text:
             self._audit.replace(text)
         return self._audit.findings
-
-
-def _wire(found: Finding) -> live.LiveFinding:
-    return live.LiveFinding(
-        rule=found.rule,
-        cwe=found.cwe,
-        severity=found.severity.value,
-        message=found.message,
-        start=found.start,
-        end=found.end,
-        origin=found.origin,
-        fixes=[to_fix(fix) for fix in found.fixes],
-        suggestions=[to_fix(fix) for fix in found.suggestions],
-    )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from keystroke.analysis.audit import AuditFix
-from keystroke.analysis.check.diagnostic import Fix
 from keystroke.errors import InputError
 from keystroke.gateway.live.key_process import KeyProcess, call_limited
 from keystroke.isolation import IsolatedFunction
@@ -87,8 +85,3 @@ def _placed(path: Path, root: Path | None) -> tuple[Path, str]:
 
 def to_deltas(edits: tuple[Edit, ...]) -> list[live.BufferEdit]:
     return [live.BufferEdit(edit.start, edit.end, edit.text) for edit in edits]
-
-
-def to_fix(fix: Fix | AuditFix) -> live.LiveFix:
-    changes = fix.changes if isinstance(fix, AuditFix) else ""
-    return live.LiveFix(title=fix.title, edits=to_deltas(fix.edits), changes=changes)
