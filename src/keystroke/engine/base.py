@@ -310,7 +310,7 @@ class Engine(ABC):
     """A loaded model: owns its weights, KV memory and prefix cache, and creates sessions."""
 
     info: ModelInfo
-    max_batch: int = 1  # sessions that `step_many` advances in less than the time of two steps
+    max_batch: int = 1  # sessions that `step_many` advances in about the time of two steps, or less
     batch_slows: bool = (
         False  # whether a step of several takes noticeably longer than one of a single session
     )

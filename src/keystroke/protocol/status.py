@@ -35,7 +35,7 @@ class ModelStatus(Struct, frozen=True, kw_only=True):
     running: int = 0
     waiting: int = 0
     parallel: int = 1  # answers that cost about as much as one
-    joint: int = 1  # answers that together take less time than two one after the other
+    joint: int = 1  # answers that together take about as long as two, or less
 
 
 class GatewayStatus(Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ AttemptChunk = tuple[AttemptStream, str, Finish | None]
 
 
 class Decoder(ABC):
-    """`width` streams at a time take less time than two one after the other."""
+    """`width` streams at a time take about as long as two one after the other, or less."""
 
     width: int
     slows: bool = False  # whether a stream is noticeably slower in company

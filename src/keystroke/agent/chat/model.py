@@ -243,7 +243,7 @@ class ChatModel(ABC):
     is_small: bool = False
     probe_tools: bool = False  # whether it calls tools well is found out before it gets them
     parallel_attempts: int = 1  # attempts that cost about as much as one
-    joint_attempts: int = 1  # attempts that together take less time than two one after the other
+    joint_attempts: int = 1  # attempts that together take about as long as two, or less
     price: Price = Price()
     show_wait: ShowWait | None = None
 

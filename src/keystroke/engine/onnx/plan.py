@@ -97,7 +97,9 @@ class StepPlan:
         self._rank.argtypes = [_Pointer, _Pointer, _Size, _Size, _Pointer, _Pointer]
         self._rank.restype = None
         self._library.cheap_sequences.restype = _Size
-        self.cheap_sequences = int(self._library.cheap_sequences())  # that take less than two steps of one
+        self.cheap_sequences = int(
+            self._library.cheap_sequences()
+        )  # that take about two steps of one, or less
         cos, sin = (self._keep(table) for table in rope_tables(spec, spec.context_length))
         ones = zeros = None
         if spec.unrotated:

@@ -279,7 +279,7 @@ EXPORTED void rank_rows(Plan *plan, const float *x, int64_t rows, int64_t count,
     }
 }
 
-/* How many sequences a run advances by a token each in less time than two runs of one take, for matrices of 4 and 8 bits. */
+/* How many sequences a run advances by a token each in about the time that two runs of one take, or less, for matrices of 4 and 8 bits. */
 EXPORTED int64_t cheap_sequences(void) { return LANES == 16 ? 8 : 2; }
 
 /* The rows of one sequence in a run: `rows` tokens from position `first` on; the logits of the last `asked` are wanted.
