@@ -59,6 +59,9 @@ def thread_and_signal_functions(text: str) -> dict[str, str]:
     return {name: kind for name, kind in found.items() if name not in ("NULL", "SIG_IGN", "SIG_DFL")}
 
 
+_CONVERTED = re.compile(
+    r"\(\s*(?:const\s+)?(?:unsigned\s+)?[A-Za-z_][\w:]*[\s*&]*\)\s*\w|\w+_cast\s*<|[\w:]+\s*\{"
+)
 _OVERLOADS = re.compile(r"::|\btemplate\s*<|\w\s*&\s*\w+\s*[,)]")
 
 
@@ -100,7 +103,8 @@ class ControlMatcher(RuleMatcher):
             args = (
                 [child.text() for child in given.children() if child.is_named()] if given is not None else []
             )
-            if _OVERLOADS.search(text) and args != names:
+            another = len(args) != len(names) or any(map(_CONVERTED.match, args))
+            if args != names and (_OVERLOADS.search(text) or (self.language == "cpp" and another)):
                 continue  # C++: another function of the same name
             if not _guarded(call, body):
                 self.report("recursion", call)

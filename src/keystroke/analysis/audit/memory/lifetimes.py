@@ -192,7 +192,7 @@ class LifetimeMatcher(CopyMatcher):
             if memory is not None and memory.capacity is not None:
                 return
             memory = Memory(block=self.new_block(), kind="file" if LIBRARY.releases[name] == "file" else "")
-            self.flow.env[key] = replace(value, memory=memory)
+            self.flow.store(key, replace(value, memory=memory))
         self.flow.env[f"#{memory.block}"] = Value(level=LOCAL)
 
     def is_freed(self, block: int) -> bool:
