@@ -59,6 +59,25 @@ _PUBLISHED = frozenset({"static", "_static", "assets", "public", "media", "www",
 _MINIFIED_NAME = re.compile(r"(?i)[.-]min\.[cm]?js$|\.(?:bundle|chunk)\.[cm]?js$")
 # A project keeps the versions of its own files elsewhere; who copies a library often keeps its name.
 _RELEASE_NAME = re.compile(r"(?i)^[a-z][\w.-]*-v?\d+\.\d+\.\d+(?:[.-][a-z]+)*\.[cm]?js$")
+# Scripts that Sphinx and mkdocs copy next to the pages they build.
+_DOCUMENTATION_NAMES = frozenset(
+    {
+        "doctools.js",
+        "searchtools.js",
+        "websupport.js",
+        "language_data.js",
+        "sphinx_highlight.js",
+        "searchindex.js",
+    }
+    | {"documentation_options.js", "sidebar.js", "_sphinx_javascript_frameworks_compat.js"}
+)
+_DOCUMENTATION = re.compile(r"(?i)\A\s*/\*[^/]{0,400}\bsphinx\b")
+_LIBRARIES = re.compile(
+    r"(?i)^(?:jquery(?:[.-]ui|[.-]migrate|[.-]mobile)?|jquery\.[\w-]+(?:\.[\w-]+)*|underscore|backbone|bootstrap(?:\.bundle)?|"
+    r"lodash|moment|d3|vue|react(?:-dom)?|angular|ember|knockout|mustache|handlebars|require|modernizr|html5shiv|"
+    r"respond|popper|select2|datatables|highlight(?:\.pack)?|prettify|codemirror|three|chart|leaflet|socket\.io|"
+    r"hammer|fastclick|mathjax|katex|mermaid|lunr|typeahead(?:\.bundle)?|dropzone|toastr|sweetalert2?)\.[cm]?js$"
+)
 _BUNDLED = re.compile(
     r"__webpack_require__|webpackBootstrap|webpackJsonp|webpackChunk|\bTURBOPACK\b|parcelRequire\w*\s*=|"
     r"\(function\s*\w*\(\w,\s*\w,\s*\w\)\s*\{\s*function\s+\w\(\w,\s*\w\)\s*\{\s*if\s*\(!\w\[\w\]\)|"
@@ -74,6 +93,10 @@ _GENERATED_FOLDERS = frozenset({"generated", "__generated__", "_build", "_next",
 _COMPILED = re.compile(r"Object\.defineProperty\(exports, [\"']__esModule[\"']|\bexports\.__esModule = ")
 _MAPPED = re.compile(r"//# sourceMappingURL=\S+\s*\Z")
 _BANNER = re.compile(r"\A\s*/\*[!*]?[\s*]*(?:@license\s+)?[\w.$-]+(?:\s+[\w.-]+){0,4}\s+v?\d+\.\d+")
+_COMPILED_FOLDERS = frozenset(
+    {"es", "esm", "cjs", "umd", "lib", "dist", "build", "out", "module", "commonjs"}
+)
+_SOURCES = (".ts", ".tsx", ".js", ".jsx", ".mjs", ".cjs", ".mts", ".cts")
 _SCRIPTS = ("javascript", "typescript", "tsx")
 
 
@@ -99,7 +122,24 @@ def foreign_reason(path: Path, language: str, text: str, root: Path) -> str:
         return "generated"
     if _RELEASE_NAME.search(path.name) or (folders & _PUBLISHED and _BANNER.search(text)):
         return "vendored"
-    return ""
+    if "_static" in folders and (path.name in _DOCUMENTATION_NAMES or _DOCUMENTATION.search(text)):
+        return "generated"
+    served = folders & _PUBLISHED and not (root / "package.json").is_file()
+    if served and _LIBRARIES.search(path.name):
+        return "vendored"
+    return "generated" if _is_compiled_twin(path, root) else ""
+
+
+def _is_compiled_twin(path: Path, root: Path) -> bool:
+    """Whether a script in a folder such as `es` or `dist` has its source at the same place in `src`."""
+    if not path.is_relative_to(root):
+        return False
+    parts = path.relative_to(root).parts
+    at = next((at for at, part in enumerate(parts[:-1]) if part in _COMPILED_FOLDERS), None)
+    if at is None:
+        return False
+    source = root.joinpath(*parts[:at], "src", *parts[at + 1 :])
+    return any(source.with_suffix(suffix).is_file() for suffix in _SOURCES)
 
 
 def _long_share(text: str) -> float:
