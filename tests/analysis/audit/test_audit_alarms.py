@@ -748,6 +748,187 @@ PAIRS = [
         "void f() {\n    char name[20];\n    std::cin >> name;\n}\n",
         "c-unbounded-scan",
     ),
+    (
+        "javascript",
+        "a rounded count of tokens",
+        "const tokenCount = Math.ceil(text.length / 4);\nconst lastTokenMs = Math.max(a, b);\n",
+        "const token = Math.round(Math.random() * 1e9);\n",
+        "javascript-weak-random",
+    ),
+    (
+        "python",
+        "parts escaped one by one",
+        "import re\ndef f():\n    words = [re.escape(word) for word in input().split()]\n"
+        "    return re.compile('|'.join(words))\n",
+        "import re\ndef f():\n    words = [word for word in input().split()]\n"
+        "    return re.compile('|'.join(words))\n",
+        "python-regex-from-user",
+    ),
+    (
+        "python",
+        "the arguments of the program handed on without a shell",
+        "import subprocess, sys\ndef main(script):\n    command = [str(script)] + sys.argv[1:]\n"
+        "    subprocess.run(command, check=False)\n",
+        "import subprocess\nfrom flask import request\ndef f():\n    subprocess.run(request.args['a'])\n",
+        "python-command-injection",
+    ),
+    (
+        "python",
+        "a whole JSON value and raw bytes in a log, written by repr",
+        "async def f(request, s):\n    logger.info(await request.json())\n    logger.debug(s.recv(9))\n",
+        "async def f(request):\n    body = await request.json()\n    logger.info(body['name'])\n",
+        "python-log-injection",
+    ),
+    (
+        "python",
+        "entries of a table drawn at random",
+        "import random\ndef f(table):\n"
+        "    return {key: table[key] for key in random.sample(list(table.keys()), 3)}\n",
+        "import random\ndef f():\n    api_key = random.sample('abcdef', 5)\n    return api_key\n",
+        "python-weak-random",
+    ),
+    (
+        "python",
+        "a header of a request that is sent",
+        "import urllib.request\ndef send(call_request, url):\n    out = urllib.request.Request(url)\n"
+        "    out.add_header('X-A', call_request.headers['a'])\n",
+        "from flask import request\ndef f(r):\n    r.headers.add('X-A', request.args['a'])\n",
+        "python-header-injection",
+    ),
+    (
+        "python",
+        "settings saved by the program",
+        "import os\ndef f(store):\n    store.save({}, os.environ['HOME'] + '/a')\n",
+        "from flask import request\ndef f():\n    u = request.files['f']\n    u.save('up/' + u.filename)\n",
+        "python-upload-unrestricted",
+    ),
+    (
+        "python",
+        "the name that the storage chose for an upload",
+        "import os\nfrom django.core.files.storage import FileSystemStorage\ndef view(request):\n"
+        "    up = request.FILES['f']\n    name = FileSystemStorage().save(up.name, up)\n"
+        "    os.remove('/srv/' + name)\n",
+        "import os\ndef view(request):\n    os.remove('/srv/' + request.POST['name'])\n",
+        "python-path-traversal",
+    ),
+    (
+        "python",
+        "the address of a page of the application",
+        "from flask import redirect, request, url_for\n@app.route('/a')\ndef f():\n"
+        "    return redirect(url_for('page', name=request.args['name']))\n",
+        "from flask import redirect, request\n@app.route('/a')\ndef f():\n"
+        "    return redirect(request.args['next'])\n",
+        "python-open-redirect",
+    ),
+    (
+        "python",
+        "the text of an error that the program defines",
+        "from flask import jsonify\nfrom .errors import NameTooLong\ndef f():\n    try:\n        return g()\n"
+        "    except NameTooLong as error:\n        return jsonify({'error': str(error)})\n",
+        "from flask import jsonify\nfrom .errors import NameTooLong\ndef f():\n    try:\n        return g()\n"
+        "    except (NameTooLong, OSError) as error:\n        return jsonify({'error': str(error)})\n",
+        "python-error-exposed",
+    ),
+    (
+        "python",
+        "a text that asks for a password",
+        "TEXTS = {'prompt_pass': 'Passwort: '}\n",
+        "LOGIN = {'pass': 'Passw0rt:17'}\n",
+        "python-hardcoded-secret",
+    ),
+    (
+        "python",
+        "markup of a terminal",
+        "from rich.text import Text\ndef f(name):\n    return Text.from_markup(f'[b]{name}[/b]')\n",
+        "from markupsafe import Markup\ndef f(name):\n    return Markup(f'<b>{name}</b>')\n",
+        "python-xss",
+    ),
+    (
+        "python",
+        "the name of a kind, and a comparison that the database makes",
+        "@app.get('/a')\ndef f(mode, secret):\n    if mode == Mode.password:\n"
+        "        return db.query(Key).filter(Key.hashed_secret == secret)\n",
+        "@app.get('/a')\ndef f(secret):\n    return self.api_secret == secret\n",
+        "python-timing-compare",
+    ),
+    (
+        "python",
+        "the header of a token that chooses the key",
+        "import jwt\ndef f(t):\n    kid = jwt.get_unverified_header(t)['kid']\n    return keys[kid]\n",
+        "import jwt\ndef f(token):\n    return jwt.get_unverified_header(token)['sub']\n",
+        "python-jwt-unverified",
+    ),
+    (
+        "python",
+        "a token that scripts read",
+        "def f(response, value):\n    response.set_cookie(CSRF_COOKIE_NAME, value, secure=True)\n",
+        "def f(response, value):\n    response.set_cookie(SESSION_COOKIE_NAME, value, secure=True)\n",
+        "python-insecure-cookie",
+    ),
+    (
+        "javascript",
+        "what is called raw and is no query",
+        "function f(codec, hash) {\n  return codec.fromRaw(hash + '\\n');\n}\n",
+        "function f(knex, id) {\n  return knex('t').whereRaw('id = ' + id);\n}\n",
+        "javascript-sql-injection",
+    ),
+    (
+        "javascript",
+        "the options of the program on its console",
+        "const argv = require('yargs').options({}).argv;\nconsole.log(`reading ${argv.file}`);\n",
+        "app.get('/a', (req, res) => {\n  console.log(`reading ${req.query.file}`);\n});\n",
+        "javascript-log-injection",
+    ),
+    (
+        "javascript",
+        "a buffer of the bytes of a list",
+        "function f(type, n) {\n  const bytes = [];\n  bytes.push(n);\n"
+        "  return [new Buffer([type.byte]), new Buffer(bytes)];\n}\n",
+        "function f(n) {\n  return new Buffer(n);\n}\n",
+        "javascript-unsafe-buffer",
+    ),
+    (
+        "tsx",
+        "the styles of a component",
+        "function C() {\n  const css = this.build();\n"
+        "  return <style dangerouslySetInnerHTML={{ __html: css }} />;\n}\n",
+        "function C(props) {\n  return <style dangerouslySetInnerHTML={{ __html: props.css }} />;\n}\n",
+        "javascript-react-raw-html",
+    ),
+    (
+        "javascript",
+        "the styles of an element that is created",
+        "function C() {\n  const css = this.build();\n"
+        "  return React.createElement('style', {\n    dangerouslySetInnerHTML: {\n"
+        "      __html: css\n    }\n  });\n}\n",
+        "function C() {\n  const text = this.build();\n"
+        "  return React.createElement('p', {\n    dangerouslySetInnerHTML: {\n"
+        "      __html: text\n    }\n  });\n}\n",
+        "javascript-react-raw-html",
+    ),
+    (
+        "javascript",
+        "a fragment of a page of the site",
+        "function f(req, res) {\n  const route = req.url;\n  req.url = '/a';\n"
+        "  res.setHeader('Location', req.url + '#' + route);\n}\n",
+        "function f(req, res) {\n  res.setHeader('Location', req.query.to);\n}\n",
+        "javascript-open-redirect",
+    ),
+    (
+        "cpp",
+        "a field of each item of a list",
+        "void f(struct item *cur) {\n  struct item *next;\n  while (cur) {\n    next = cur->next;\n"
+        "    free(cur->text);\n    free(cur);\n    cur = next;\n  }\n}\n",
+        "void f(struct item *cur) {\n  free(cur->text);\n  free(cur->text);\n}\n",
+        "c-double-free",
+    ),
+    (
+        "cpp",
+        "another function of the same name",
+        "const char *name(const double key) {\n  return name((int)key);\n}\n",
+        "int depth(int key) {\n  return depth(key);\n}\n",
+        "c-uncontrolled-recursion",
+    ),
 ]
 
 
@@ -785,27 +966,39 @@ FOREIGN = {
     "docs/_build/c.js": WRITTEN,
     "ui/_next/static/d.js": WRITTEN,
     "ui/e.js": "(globalThis.TURBOPACK||(globalThis.TURBOPACK=[])).push([1]);\n" + WRITTEN,
+    "docs/_static/doctools.js": WRITTEN,
+    "docs/_static/theme.js": "/*\n * theme.js, for Sphinx\n */\n" + WRITTEN,
+    "app/static/js/jquery.align.js": WRITTEN,
+    "es/components/style.js": WRITTEN,
     "schema_pb2.py": "# Generated by the protocol buffer compiler.  DO NOT EDIT!\neval(input())\n",
+}
+OWN = {
+    "docs/_static/site.js": WRITTEN,
+    "es/other.js": WRITTEN,
+    "src/components/style.tsx": WRITTEN,
+    "src/own.js": WRITTEN,
+    "src/oauth-2.0.js": WRITTEN,
 }
 
 
 def test_files_that_nobody_here_writes_are_skipped_and_said_so(tmp_path: Path) -> None:
-    for name, text in {**FOREIGN, "src/own.js": WRITTEN, "src/oauth-2.0.js": WRITTEN}.items():
+    for name, text in {**FOREIGN, **OWN}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     found = list(find_sources(tmp_path))
-    assert [item.path.name for item in found if isinstance(item, SourceFile)] == ["oauth-2.0.js", "own.js"]
+    read = [item.path.relative_to(tmp_path).as_posix() for item in found if isinstance(item, SourceFile)]
+    assert sorted(read) == sorted(OWN)
     skipped = [item for item in found if isinstance(item, SkippedFile)]
     assert sorted(item.path.relative_to(tmp_path).as_posix() for item in skipped) == sorted(FOREIGN)
     assert {item.why for item in skipped} == {"vendored", "minified", "bundled", "generated"}
-    assert len([item for item in find_sources(tmp_path, foreign=True) if isinstance(item, SourceFile)]) == 16
+    assert len([item for item in find_sources(tmp_path, foreign=True) if isinstance(item, SourceFile)]) == 23
     app = typer.Typer()
     app.command()(audit)
     result = CliRunner().invoke(app, [str(tmp_path)])
-    assert "14 files skipped: 2 bundled, 5 generated, 2 minified, 5 vendored; --all" in result.stderr
+    assert "18 files skipped: 2 bundled, 8 generated, 2 minified, 6 vendored; --all" in result.stderr
     everything = CliRunner().invoke(app, [str(tmp_path), "--all"])
     assert "skipped" not in everything.stderr
-    assert everything.stdout.count("code-injection") > result.stdout.count("code-injection") == 2
+    assert everything.stdout.count("code-injection") > result.stdout.count("code-injection") == len(OWN)
 
 
 def test_a_weakness_is_told_once() -> None:
@@ -816,6 +1009,15 @@ def test_a_weakness_is_told_once() -> None:
         (
             "python",
             "import ssl\ndef f(c):\n    c.check_hostname = False\n    c.verify_mode = ssl.CERT_NONE\n",
+        ),
+        (
+            "python",
+            "def f():\n    api_token = 'a8Sd7fG6h5J4k3'\n    return Client(api_token=api_token)\n",
+        ),
+        (
+            "javascript",
+            "function f(text) {\n  return React.createElement('p', {\n    dangerouslySetInnerHTML: {\n"
+            "      __html: text\n    }\n  });\n}\n",
         ),
         ("python", "from ftplib import FTP\nserver = FTP('a.org')\n"),
     ]

@@ -571,7 +571,7 @@ def _parse(source: str, language: str) -> ir.Syntax:
         return SgRoot(_SURROGATE.sub("?", source), language).root()
 
 
-_NEW_SCOPE = re.compile(r"=>|\bfunction\b|\blambda\b|\bdef\b|[;{]\s*\n")
+_NEW_SCOPE = re.compile(r"=>|\bfunction\b|\blambda\b|\bdef\b|;\s*\n|\)\s*\{\s*\n|\b(?:else|try|do)\s*\{\s*\n")
 
 
 def _without_echoes(found: list[_Found], source: str) -> tuple[_Found, ...]:

@@ -40,6 +40,8 @@ _PRIVATE = re.compile(
     r"|(?:auth|access|refresh|bearer)_?token|client_?secret|secret|credit_?card(?:_?number)?|ssn|cvv)$"
 )
 _DIGEST = re.compile(r"(?i)hmac")
+_KIND = re.compile(r"(?i)(?:^|[._])(?:mode|kind|type|method|status|state|role|action|stage|step|strategy)$")
+_QUERY = re.compile(r"(?:\.|^)(?:filter|where|having|exists|and_|or_|not_|case|update|delete)$")
 _ADDRESS = re.compile(
     r"(?i)(?:^|[._])(?:\w*url|\w*uri|location|href|parsed\w*|parts)\.|url(?:parse|split)\(\)|\bURL\(\)"
 )
@@ -72,6 +74,16 @@ def _mentioned(expr: ir.Expr, depth: int) -> list[str]:
     return [name for part in parts for name in _mentioned(part, depth + 1)]
 
 
+def _is_condition_of_query(node: ir.Syntax) -> bool:
+    """Whether a comparison is an argument of a query, which writes it as SQL."""
+    parent = node.parent()
+    while parent is not None and parent.kind() in ("parenthesized_expression", "binary_operator"):
+        parent = parent.parent()
+    call = parent.parent() if parent is not None and parent.kind() == "argument_list" else None
+    function = call.field("function") if call is not None else None
+    return function is not None and _QUERY.search(function.text()) is not None
+
+
 class _Secrets(RuleMatcher):
     def on_assign(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
         super().on_assign(path, key, value, node, target)
@@ -84,7 +96,9 @@ class _Secrets(RuleMatcher):
         if self.language in _TIMED and _LOGS.search(event.path):
             self.check_logged_secret(event)
         for name, value in event.kwargs.items():
-            self.check_named_secret(name, value, event.call.kwargs[name].node)
+            # A variable with the name of a secret was reported where it was assigned.
+            if not is_secret(ir.last_name(event.call.kwargs[name]) or "", str(value.const)):
+                self.check_named_secret(name, value, event.call.kwargs[name].node)
             if (
                 name in ("password", "passwd")
                 and isinstance(value.const, str)
@@ -129,6 +143,8 @@ class _Secrets(RuleMatcher):
             return
         if any(map(_ADDRESS.search, names)) or any(_ADDRESS.search(value.path) for value in args):
             return  # parts of an address, among them its user and password, are not secret to who has it
+        if any(map(_KIND.search, names)) or _is_condition_of_query(test.node):
+            return  # the name of a kind; a comparison that the database makes
         named = any(map(_TIMED_NAME.search, names)) or (
             any(value.level >= REMOTE for value in args) and any(map(_TOKEN.search, names))
         )
@@ -186,11 +202,20 @@ class Detectors(_Secrets):
         return super().on_call(event)
 
     def on_assign(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
+        if path == "jsx.dangerouslySetInnerHTML" and value.level <= LOCAL and _is_in_style(node):
+            return  # the program's own styles
         super().on_assign(path, key, value, node, target)
         if path == "jsx.target" and value.const in ("_blank", "blank"):
             element = node.parent()
             if element is not None and _LINK.match(element.text()) and not _TIED.search(element.text()):
                 self.report("blank-target", element)
+
+    def on_collection(self, value: Value, node: ir.Syntax, coll: ir.CollectionExpr) -> None:
+        markup = coll.keys is not None and any(
+            isinstance(key, ir.ConstExpr) and key.value == "__html" for key in coll.keys
+        )
+        if not (markup and value.level <= LOCAL and _is_in_style(node)):
+            super().on_collection(value, node, coll)
 
     def check_xml_factory(self, event: CallEvent) -> None:
         """A Java XML factory used without a setting that disables external entities."""
@@ -290,6 +315,22 @@ _GUARDED = re.compile(
     r"__proto__|\b(?:[A-Z][A-Z_]{2,}|\w*(?i:block|forbid|unsafe|danger|reserved|proto)\w*)\.(?:has|includes|indexOf)\(|"
     r"Object\.create\(null\)|new Map\b|isPrototypePolluted|isSafeKey|isUnsafe(?:Key|Property)"
 )
+
+
+_STYLE = re.compile(r"<style\b|[\w.]*createElement\(\s*[\"']style[\"']")
+
+
+def _is_in_style(node: ir.Syntax) -> bool:
+    """Whether the content of a style element is near around a node."""
+    at = node
+    for _ in range(5):
+        parent = at.parent()
+        if parent is None:
+            return False
+        if _STYLE.match(parent.text()):
+            return True
+        at = parent
+    return False
 
 
 def _assigned(node: ir.Syntax) -> ir.Syntax | None:

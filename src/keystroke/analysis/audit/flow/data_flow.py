@@ -71,10 +71,14 @@ class DataFlow(ExpressionFlow):
             ir.ClosureExpr: self.eval_closure,
             ir.AssignExpr: self.eval_assign,
             ir.CastExpr: self.eval_cast,
-            ir.UnknownExpr: lambda e: (
-                mix([self.eval(part) for part in e.parts]) if e.parts else Value(level=LOCAL)
-            ),
+            ir.UnknownExpr: self.eval_unknown,
         }
+
+    def eval_unknown(self, expr: ir.UnknownExpr) -> Value:
+        if not expr.parts:
+            return Value(level=LOCAL)
+        values = [self.eval(part) for part in expr.parts]
+        return mix(values[-1:] if expr.last else values)
 
     # Statements: each method returns whether control never continues behind it
 

@@ -46,6 +46,7 @@ _ERROR_TEXT = frozenset(
         "__repr__",
     }
 )
+_CLASSES = re.compile(r"[A-Za-z_][\w.]*")
 _NONNEGATIVE = frozenset({"rand()", "random()", "std.rand()", "strlen()", "wcslen()", "sizeof()", "abs()"})
 _PACKAGE = re.compile(r"(?:java|javax|jakarta|org|com|io|net)(?:\.[a-z][\w]*)*")
 
@@ -190,12 +191,22 @@ class ExpressionFlow(CallFlow):
 
     def eval_cast(self, expr: ir.CastExpr) -> Value:
         value = self.eval(expr.value)
+        if self.family == "python":
+            return replace(value, origin="") if self.is_own_error(expr.type) else value
         kind = expr.type.strip("()* ")
         if kind in self.knowledge.numeric_types and "*" not in expr.type:
             return replace(value, numeric=True)
         if self.family == "java" and kind and kind not in ("String", "Object"):
             return replace(value, path=kind)
         return value
+
+    def is_own_error(self, caught: str) -> bool:
+        """Whether all exceptions that a clause names come from modules of the same package.
+
+        Their texts are the program's own.
+        """
+        held = [self.lookup(name.partition(".")[0]) for name in _CLASSES.findall(caught)]
+        return bool(held) and all(value is not None and value.path.startswith(".") for value in held)
 
     def eval_op(self, expr: ir.OpExpr) -> Value:
         op = expr.op

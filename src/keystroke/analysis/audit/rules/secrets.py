@@ -126,6 +126,8 @@ def is_secret(name: str, value: str) -> bool:
         return False
     if not value.isascii() or value.lower() == name.strip("_").lower():
         return False  # a text of a language, or a name that stands for itself
+    if value.rstrip() != value and value.rstrip()[-1:] in (":", "?", ">"):
+        return False  # a text that asks for a secret
     if (
         value.count(" ") > 1
         or value.startswith(("/", "http://", "https://", "--", "./"))

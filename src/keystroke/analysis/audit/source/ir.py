@@ -102,6 +102,7 @@ class UnknownExpr(Expr):
     """Syntax the lowering does not model; data flows through it from its parts."""
 
     parts: list[Expr]
+    last: bool = False  # only from its last part; the others are evaluated for their effects
 
 
 @dataclass(slots=True)

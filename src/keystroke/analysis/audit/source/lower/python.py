@@ -141,7 +141,7 @@ class PythonLowering(Lowering):
                 body = child
         if body is not None:
             parts.append(self.expr(body))
-        return ir.UnknownExpr(node, parts)
+        return ir.UnknownExpr(node, parts, last=body is not None)
 
     x_set_comprehension = x_dictionary_comprehension = x_generator_expression = x_list_comprehension
 
@@ -216,7 +216,7 @@ class PythonLowering(Lowering):
                 inner = named(target)
                 name = inner[0] if inner else target
                 if name.kind() == "identifier":
-                    error = ir.NameExpr(name, ERROR)
+                    error = ir.CastExpr(name, named(part)[0].text(), ir.NameExpr(name, ERROR))
                     assign = ir.AssignExpr(part, ir.NameExpr(name, name.text()), error)
                     return [ir.ExprStmt(part, assign)]
         return []
