@@ -929,6 +929,94 @@ PAIRS = [
         "int depth(int key) {\n  return depth(key);\n}\n",
         "c-uncontrolled-recursion",
     ),
+    (
+        "c",
+        "an assertion that marks code as unreachable",
+        'void f(int a) {\n  if (a > 9) assert(0 && "no such state");\n  else assert(!"nor this");\n}\n',
+        "void f(void) {\n  int a = 1;\n  assert(a == 2);\n}\n",
+        "c-reachable-assertion",
+    ),
+    (
+        "c",
+        "a condition that shifts",
+        "int f(unsigned n) {\n  int r = 0;\n  while (n >>= 1) r++;\n  return r;\n}\n",
+        "int f(unsigned n) {\n  int r = 0;\n  while (n > 1) r++;\n  return r;\n}\n",
+        "c-endless-loop",
+    ),
+    (
+        "python",
+        "a channel within the machine",
+        "import grpc\nchannel = grpc.insecure_channel('localhost:50051')\n",
+        "import grpc\nchannel = grpc.insecure_channel('example.org:50051')\n",
+        "python-insecure-protocol",
+    ),
+    (
+        "python",
+        "the parsed answer of another server in a log",
+        "import json, logging, requests\ndef f(u):\n"
+        "    logging.info(json.loads(requests.get(u, timeout=9).content)['id'])\n",
+        "import json, logging\nfrom flask import request\ndef f():\n"
+        "    logging.info(json.loads(request.data)['id'])\n",
+        "python-log-injection",
+    ),
+    (
+        "python",
+        "an image in memory",
+        "import io, requests\nfrom PIL import Image\ndef f(u):\n"
+        "    return Image.open(io.BytesIO(requests.get(u, timeout=9).content))\n",
+        "from PIL import Image\nfrom flask import request\ndef f():\n    Image.open(request.args['a'])\n",
+        "python-path-traversal",
+    ),
+    (
+        "python",
+        "what a file holds",
+        "@app.get('/{name}')\ndef f(name: str):\n    return '<pre>' + open(base(name)).read() + '</pre>'\n",
+        "@app.get('/{name}')\ndef f(name: str):\n    return '<pre>' + name + '</pre>'\n",
+        "python-xss",
+    ),
+    (
+        "python",
+        "tokens of a language model",
+        "import hashlib\ndef count(text, token_count):\n    return hashlib.md5(text).hexdigest()\n",
+        "import hashlib\ndef f(token):\n    return hashlib.md5(token).hexdigest()\n",
+        "python-weak-hash",
+    ),
+    (
+        "python",
+        "authors, and the depth of a verification",
+        "import random\ndef roast_author(lines):\n    return random.choice(lines)\n"
+        "def f(genes):\n    verification_depth = random.uniform(0, 1)\n    return verification_depth\n",
+        "import random\ndef auth_code(lines):\n    return random.choice(lines)\n",
+        "python-weak-random",
+    ),
+    (
+        "python",
+        "settings written in Python, read from a file",
+        "def f(name, to):\n    with open(name) as it:\n        exec(compile(it.read(), name, 'exec'), to)\n",
+        "def f(name, text):\n    exec(compile(text, name, 'exec'))\n",
+        "python-code-injection",
+    ),
+    (
+        "python",
+        "annotations of a class",
+        "def f(item):\n    return {name: eval(kind) for name, kind in item.__annotations__.items()}\n",
+        "def f(item):\n    return {name: eval(kind) for name, kind in item.parts.items()}\n",
+        "python-code-injection",
+    ),
+    (
+        "javascript",
+        "the published key of an emulator",
+        'const ACCESS_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq";\n',
+        'const ACCESS_KEY = "Abx8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq";\n',
+        "javascript-hardcoded-secret",
+    ),
+    (
+        "javascript",
+        "markup added to what an element holds",
+        "const cell = document.querySelector('td');\ncell.innerHTML = cell.innerHTML + '<i></i>';\n",
+        "function f(cell, text) {\n  cell.innerHTML = '<i>' + text + '</i>';\n}\n",
+        "javascript-dom-xss",
+    ),
 ]
 
 
@@ -1018,6 +1106,11 @@ def test_a_weakness_is_told_once() -> None:
             "javascript",
             "function f(text) {\n  return React.createElement('p', {\n    dangerouslySetInnerHTML: {\n"
             "      __html: text\n    }\n  });\n}\n",
+        ),
+        (
+            "c",
+            "static void add(float *to) {\n  to[0] = 1;\n}\nvoid f(int n) {\n  float *p = malloc(n);\n"
+            "  add(p);\n  add(p);\n  free(p);\n}\n",
         ),
         ("python", "from ftplib import FTP\nserver = FTP('a.org')\n"),
     ]

@@ -118,6 +118,8 @@ class CallFlow(NarrowingFlow):
             )
         if know.origins.match(out):
             return Value(level=LOCAL, path=out, origin=out, numeric=know.numeric.match(out))
+        if know.contents.match(out):
+            return Value(level=LOCAL, path=out, roots=receiver.roots if receiver is not None else NONE)
         stored = (  # what is stored under a key is not the key
             path.endswith(".get")
             and self.family in ("python", "javascript")
@@ -261,6 +263,8 @@ class CallFlow(NarrowingFlow):
             return constant(receiver.const[place]) if 0 <= place < len(receiver.const) else None
         if last in self.knowledge.call_wrappers and args:
             return args[0]
+        if path == "compile" and self.family == "python" and args:
+            return args[0]  # the file name is only told in errors
         if path == "RegExp" and args and isinstance(args[0].const, str):
             flags = args[1].const if len(args) > 1 and isinstance(args[1].const, str) else ""
             return Value(path="RegExp()", skeleton=f"/{args[0].const}/{flags}")

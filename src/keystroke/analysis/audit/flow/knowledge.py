@@ -67,6 +67,7 @@ class Knowledge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     origins: Globs = _NONE  # not foreign, but the origin is reported: errors, guessable numbers
     sanitizers: UseGlobs = UseGlobs({})
     validators: UseGlobs = UseGlobs({})
+    contents: Globs = _NONE  # what a file holds, whoever names it
     parsers: Globs = _NONE  # parse a text; what they make of foreign text is foreign
     formatters: dict[str, int] = {}
     joiners: Globs = _NONE

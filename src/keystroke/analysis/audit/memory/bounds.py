@@ -39,7 +39,8 @@ class BoundsMatcher(RuleMatcher):
         if key is None:
             return
         self.report("null-dereference", node)
-        self.assume_presence(key, present=True)
+        for name in {key, *self.flow.aliases_of(memory.block)}:  # told once for each pointer
+            self.assume_presence(name, present=True)
 
     # Tests
 

@@ -59,6 +59,9 @@ def thread_and_signal_functions(text: str) -> dict[str, str]:
     return {name: kind for name, kind in found.items() if name not in ("NULL", "SIG_IGN", "SIG_DFL")}
 
 
+_UNREACHABLE = re.compile(
+    r"\(*\s*(?:!|(?:0|false|FALSE)\s*&&)\s*\"|\"[^\"]*\"\s*&&\s*(?:0|false)\b|\(*!\(?\s*\""
+)
 _CONVERTED = re.compile(
     r"\(\s*(?:const\s+)?(?:unsigned\s+)?[A-Za-z_][\w:]*[\s*&]*\)\s*\w|\w+_cast\s*<|[\w:]+\s*\{"
 )
@@ -185,7 +188,7 @@ class ControlMatcher(RuleMatcher):
         names = set(_WORD.findall(condition)) - {"NULL", "true", "false", "sizeof"}
         if not names or any(mark in condition for mark in ("(", "[", "*", "->", ".", "++", "--", "=&")):
             return False
-        if re.search(r"(?<![=!<>])=(?!=)", condition):
+        if re.search(r"(?<![=!<>])=(?!=)|(?:<<|>>)=", condition):
             return False
         local = {param.name for param in function.params} | _declared(body)
         if not names <= {name for name in local if name.islower() or not name.isupper()}:
@@ -208,6 +211,8 @@ class ControlMatcher(RuleMatcher):
 
     def check_assertion(self, event: CallEvent) -> None:
         expr, value = event.call.args[0], event.args[0]
+        if _UNREACHABLE.match(expr.node.text()):
+            return
         if value.known and not value.const and not isinstance(expr, ir.ConstExpr):
             self.report("reachable-assertion", event.call.node, "this assertion fails whenever it is reached")
             return

@@ -20,7 +20,7 @@ _PLACEHOLDER = re.compile(
     r"(?i)\(\?|^[\W_]*$|^<.*>$|^\$?\{.*\}|^%[(\w]|x{4,}|\*{3,}|\.\.\.|your[_\- ]|change[_\- ]?me"
     r"|placeholder|example|dummy|redacted|^none$|^null$|^utf-?(?:8|16|32)$|^ascii$|^latin-?1$"
     r"|^(?:true|false|yes|no|bearer|basic|string|text|required|optional|hidden|plain|enabled|disabled|default)$"
-    r"|^env[.:]|process\.env|os\.environ|^todo"
+    r"|^Eby8vdM02x|^env[.:]|process\.env|os\.environ|^todo"
 )
 _OTHER_PASS = re.compile(r"(?i)(?:band|high|low|by|com|tres|sur|under|over|all|notch)_?pass$")
 _NUMBERS = re.compile(r"[\d.]+(?:[-:,/][\d.]+)+|(?:0x)?0+")  # ranges, dates, numbers of people, zeros
