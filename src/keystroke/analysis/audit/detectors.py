@@ -278,7 +278,7 @@ class Detectors(_Secrets):
         name = key_of(expr.base)
         walked = name is not None and re.search(rf"\b{re.escape(name)}\s*=\s*{re.escape(name)}\s*\[", around)
         own = self.function.name if self.function is not None else ""
-        into = rf"\b{re.escape(own)}\s*\([^;]*\b{re.escape(name or '')}\s*\["
+        into = rf"\b{re.escape(own)}\s*\([^;)]*\b{re.escape(name or '')}\s*\["
         body = around.partition("{")[2]  # without its own head
         recursed = bool(name and own) and re.search(into, body)
         if name is not None and re.search(_OWNED.format(re.escape(name)), around):

@@ -78,6 +78,11 @@ _LIBRARIES = re.compile(
     r"respond|popper|select2|datatables|highlight(?:\.pack)?|prettify|codemirror|three|chart|leaflet|socket\.io|"
     r"hammer|fastclick|mathjax|katex|mermaid|lunr|typeahead(?:\.bundle)?|dropzone|toastr|sweetalert2?)\.[cm]?js$"
 )
+# A module for every loader: a page's own script needs none.
+_UNIVERSAL = re.compile(
+    r"typeof exports\s*={2,3}\s*['\"]object['\"]\s*&&\s*typeof module|"
+    r"typeof define\s*={2,3}\s*['\"]function['\"]\s*&&\s*define\.amd"
+)
 _BUNDLED = re.compile(
     r"__webpack_require__|webpackBootstrap|webpackJsonp|webpackChunk|\bTURBOPACK\b|parcelRequire\w*\s*=|"
     r"\(function\s*\w*\(\w,\s*\w,\s*\w\)\s*\{\s*function\s+\w\(\w,\s*\w\)\s*\{\s*if\s*\(!\w\[\w\]\)|"
@@ -127,7 +132,7 @@ def foreign_reason(path: Path, language: str, text: str, root: Path) -> str:
     if "_static" in folders and (path.name in _DOCUMENTATION_NAMES or _DOCUMENTATION.search(text)):
         return "generated"
     served = folders & _PUBLISHED and not (root / "package.json").is_file()
-    if served and _LIBRARIES.search(path.name):
+    if served and (_LIBRARIES.search(path.name) or _UNIVERSAL.search(text[:4000])):
         return "vendored"
     return "generated" if _is_compiled_twin(path, root) else ""
 
