@@ -1066,6 +1066,29 @@ PAIRS = [
     ),
     (
         "python",
+        "what is written into a file of a fixed name",
+        "from pathlib import Path\nfrom flask import request\ndef f():\n"
+        "    Path('/srv/key.pem').write_text(request.form['pem'])\n",
+        "from pathlib import Path\nfrom flask import request\ndef f():\n"
+        "    Path('/srv', request.form['name']).write_text('')\n",
+        "python-path-traversal",
+    ),
+    (
+        "python",
+        "values of a structured log",
+        "from flask import request\ndef f():\n    logger.info('start', name=request.args['name'])\n",
+        "from flask import request\ndef f():\n    logger.info('start ' + request.args['name'])\n",
+        "python-log-injection",
+    ),
+    (
+        "python",
+        "the name of a column",
+        "def f(run):\n    run(key='H_error_nakano_one_sided_right_2d')\n",
+        "def f(run):\n    run(key='aB3dE5gH7jK9mN1pQ2rS4tU6vW8x')\n",
+        "python-hardcoded-secret",
+    ),
+    (
+        "python",
         "annotations of a class",
         "def f(item):\n    return {name: eval(kind) for name, kind in item.__annotations__.items()}\n",
         "def f(item):\n    return {name: eval(kind) for name, kind in item.parts.items()}\n",

@@ -127,6 +127,9 @@ class RuleMatcher(FlowListener):
         self.rules = index
         self.matches: dict[tuple[str, int], RuleMatch] = {}
         self.handlers: dict[int, bool] = {}
+        self.told: set[tuple[str, str, int]] = (
+            set()
+        )  # rule and place in an inlined function, reported at a call
         self.any_call = index.any_call
         self.present: set[str] = set()  # the words that rules need and the text contains
 
@@ -232,8 +235,8 @@ class RuleMatcher(FlowListener):
     def argument(self, event: CallEvent, places: tuple[str, ...]) -> Value | None:
         if places == ("receiver",):
             return event.receiver
-        if places == ("*",):
-            given = [*event.args, *event.kwargs.values()]
+        if places in (("*",), ("positional",)):
+            given = [*event.args, *(event.kwargs.values() if places == ("*",) else ())]
             return max(given, key=lambda value: (value.level, value.built)) if given else None
         for place in places:
             value = self.option(place, event.args, event.kwargs)
@@ -328,9 +331,15 @@ class RuleMatcher(FlowListener):
             return
         here: ir.Syntax | None = node
         if self.call_site is not None:  # in an inlined function: reported at the call, unless reported there
+            inner = (
+                rule.id,
+                self.function.name if self.function is not None else "",
+                node.range().start.index,
+            )
             node, known = self.call_site
-            if rule.id in known:
+            if rule.id in known or inner in self.told:
                 return
+            self.told.add(inner)  # once for all calls
             subject, args, here = None, [], None
         span = node.range()
         self.record_match(

@@ -15,6 +15,9 @@ _NAME = re.compile(
 )
 _KEY = re.compile(r"(?i)(?:^|_)keys?$")
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[a-z])(?=.*[A-Z])[A-Za-z0-9+/=_\-]+")  # looks random
+_NAMED = re.compile(
+    r"(?:[A-Za-z]+\d{0,2}[A-Za-z]{0,3}[_-])+[A-Za-z]*\d{0,2}[A-Za-z]{0,3}|(?:[A-Za-z]+[_-])+[A-Za-z]+"
+)
 _STRONG = re.compile(r"(?i)pass|pwd|secret")
 _PLACEHOLDER = re.compile(
     r"(?i)\(\?|^[\W_]*$|^<.*>$|^\$?\{.*\}|^%[(\w]|x{4,}|\*{3,}|\.\.\.|your[_\- ]|change[_\- ]?me"
@@ -111,7 +114,12 @@ def is_secret(name: str, value: str) -> bool:
     """Whether `name = value` is a hard-coded secret."""
     found = _NAME.search(name)
     if found is None and _KEY.search(name):
-        return len(value) >= 24 and _RANDOM.fullmatch(value) is not None and entropy(value) >= 4.0
+        return (
+            len(value) >= 24
+            and not _NAMED.fullmatch(value)
+            and _RANDOM.fullmatch(value) is not None
+            and entropy(value) >= 4.0
+        )
     if found is None or not 3 <= len(value) <= 400 or _PLACEHOLDER.search(value):
         return False
     if found[1].lower() == "pass" and (
