@@ -49,9 +49,10 @@ from typing import Any
 import platformdirs
 
 from bench.audit_fixes import LANGUAGES, outcomes, read_trials, report, works
-from bench.audit_projects import ProjectPin, fetch_project, judged, measure, read_pins
+from bench.audit_projects import judged, measure
 from bench.audit_random import trials
 from bench.audit_suites import suite
+from bench.project_archives import ProjectPin, fetch_project, read_pins
 from bench.record import record
 from keystroke.analysis.audit import Auditor, LiveAudit, load_rules
 from keystroke.analysis.audit.files import language_of

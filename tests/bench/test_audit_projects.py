@@ -1,0 +1,106 @@
+"""When a fix counts as wrong by the tests of a project, and what a project declares for its tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from bench.audit_projects import ProjectOutcome, check_texts
+from bench.project_archives import ProjectPin
+from bench.project_tests import ProjectTests, declared_requirements
+
+from keystroke.agent.sandbox import find_sandbox
+
+PIN = ProjectPin("pypi", "example", "1.0", 1)
+
+
+class ScriptedTests(ProjectTests):
+    """Tests whose result depends on the text of a file and on how often they have run; builds are digests."""
+
+    def __init__(self, root: Path, passing: Callable[[str, int], set[str]]) -> None:
+        super().__init__(PIN, root, find_sandbox())
+        self.passing = passing
+        self.runs = 0
+        self.builds: Callable[[str], str] = lambda text: f"digest of {text}"
+
+    def passed(self, measured: list[str] | None = None, seconds: int = 0) -> set[str]:
+        self.runs += 1
+        return self.passing(self._text(), self.runs)
+
+    def build(self) -> str:
+        return self.builds(self._text())
+
+    def _text(self) -> str:
+        return next(self.root.glob("code.*")).read_text(encoding="utf-8")
+
+
+def check(
+    root: Path, passing: Callable[[str, int], set[str]], name: str = "code.py", **builds: str
+) -> tuple[bool, ProjectOutcome]:
+    (root / name).write_text("old", encoding="utf-8")
+    tests = ScriptedTests(root, passing)
+    if builds:
+        tests.builds = lambda text: builds[text]
+    outcome = ProjectOutcome(PIN)
+    digest = tests.build() if name.endswith(".c") else ""
+    ran = check_texts(outcome, tests, {name: "new"}, {"one", "two"}, digest, "a rule")
+    assert (root / name).read_text(encoding="utf-8") == "old"
+    return ran, outcome
+
+
+def test_a_test_that_fails_only_with_the_fix_makes_it_wrong(tmp_path: Path) -> None:
+    ran, outcome = check(tmp_path, lambda text, _: {"one"} if text == "new" else {"one", "two"})
+    assert ran
+    assert outcome.wrong == ["a rule: code.py: two"]
+
+
+def test_a_test_that_fails_once_by_chance_says_nothing(tmp_path: Path) -> None:
+    ran, outcome = check(tmp_path, lambda _, run: {"one"} if run == 1 else {"one", "two"})
+    assert ran
+    assert outcome.wrong == []
+
+
+def test_a_test_that_fails_without_the_fix_as_well_says_nothing(tmp_path: Path) -> None:
+    ran, outcome = check(tmp_path, lambda _, run: {"one"})
+    assert ran
+    assert outcome.wrong == []
+
+
+@pytest.mark.parametrize(
+    ("new", "ran", "wrong"),
+    [
+        ("digest", True, []),
+        ("digest of old", False, []),  # the file is not compiled here, so its tests prove nothing
+        ("", True, ["a rule: code.c: it does not build"]),
+    ],
+)
+def test_compiled_code_has_to_be_built_again(tmp_path: Path, new: str, ran: bool, wrong: list[str]) -> None:
+    found, outcome = check(tmp_path, lambda *_: {"one", "two"}, "code.c", old="digest of old", new=new)
+    assert found == ran
+    assert outcome.wrong == wrong
+
+
+def test_the_requirements_of_tests_are_found_where_projects_declare_them(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        """
+[dependency-groups]
+test = ["alpha>=1", {include-group = "shared"}]
+shared = ["beta"]
+docs = ["sphinx"]
+[tool.hatch.envs.test]
+dependencies = ["gamma"]
+[tool.poetry.group.dev.dependencies]
+python = "^3.9"
+delta = "^2"
+""",
+        encoding="utf-8",
+    )
+    (tmp_path / "tox.ini").write_text(
+        "[testenv]\ndeps =\n    epsilon\n    -rrequirements.txt\n    py27: mock\n    {toxinidir}/other\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "setup.py").write_text(
+        "from setuptools import setup\nsetup(name='x', tests_require=['zeta'])\n", encoding="utf-8"
+    )
+    assert declared_requirements(tmp_path) == {"alpha>=1", "beta", "gamma", "delta", "epsilon", "zeta"}
