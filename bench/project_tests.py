@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import configparser
 import contextlib
+import email
 import hashlib
 import json
 import os
@@ -72,16 +73,17 @@ class ProjectTests:
         )
 
     def install(self) -> bool:
-        """Installs the project and what its tests need; False if the project cannot be installed."""
+        """Installs the project and what its tests need; False if they have no environment."""
         if self._script:
             install = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
             return (self.root / "node_modules").is_dir() or self._quiet(install)
         place = self.root / _VENV
         if not (place / "ready").exists():
             shutil.rmtree(place, ignore_errors=True)
-            if not self._make_environment(place) or not self._install_project():
+            if not self._make_environment(place):
                 shutil.rmtree(place, ignore_errors=True)
                 return False
+            self._install_project()
             for name in _requirement_files(self.root):
                 self._quiet([*self._pip(), "-r", name])
             self._install_each(sorted(declared_requirements(self.root)))
@@ -168,19 +170,16 @@ class ProjectTests:
             made = self._quiet([sys.executable, "-m", "venv", str(place)])
         return made and self._quiet([*self._pip(), *_TEST_TOOLS])
 
-    def _install_project(self) -> bool:
-        """Installs the project in place, or if it cannot be built its dependencies and folders of code."""
+    def _install_project(self) -> None:
+        """Installs the project in place with what it requires, or, if that fails, as much of it as can be."""
         for what in (f"{self.root}[{_EXTRAS}]", str(self.root)):
             for old in (True, False):
                 if self._quiet([*self._pip(), "-e", what], old):
-                    return True
-        exact = f"{self.pin.name}=={self.pin.version}"
-        if not self._quiet([*self._pip(), "--only-binary", ":all:", exact]):
-            return False
-        self._quiet([*self._uninstall(), self.pin.name])
-        for place in (self.root / _VENV / "lib").glob("python*/site-packages"):
-            (place / "audit.pth").write_text(f"{self.root}\n{self.root / 'src'}\n", encoding="utf-8")
-        return True
+                    return
+        if not self._quiet([*self._pip(), "--no-deps", "-e", str(self.root)], True):
+            for place in (self.root / _VENV / "lib").glob("python*/site-packages"):
+                (place / "audit.pth").write_text(f"{self.root}\n{self.root / 'src'}\n", encoding="utf-8")
+        self._install_each(sorted(required(self.root)))
 
     def _install_each(self, wanted: list[str]) -> None:
         """Installs all at once, or each on its own if one of them cannot be had."""
@@ -193,11 +192,6 @@ class ProjectTests:
             return [_uv(), "pip", "install", "-q", "--python", str(self.python), *options]
         again = ["--force-reinstall"] if "--reinstall" in options else []
         return [str(self.python), "-m", "pip", "install", "-q", "--prefer-binary", *again]
-
-    def _uninstall(self) -> list[str]:
-        if _uv():
-            return [_uv(), "pip", "uninstall", "-q", "--python", str(self.python)]
-        return [str(self.python), "-m", "pip", "uninstall", "-q", "-y"]
 
     def _quiet(self, command: list[str], old: bool = False) -> bool:
         """Whether a command succeeds; `old`: what it builds is built with a setuptools of old projects."""
@@ -279,6 +273,17 @@ def _requirement_files(root: Path) -> list[str]:
         if "requirements" in name and _FOR_TESTS.match(name.removesuffix(".txt").replace("/", "-")):
             found.append(name)
     return found[:6]
+
+
+def required(root: Path) -> set[str]:
+    """The requirements of a project by the metadata of its release, without extras."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError):
+        told = email.message_from_bytes((root / "PKG-INFO").read_bytes())
+        found.update(item for item in told.get_all("Requires-Dist", []) if "extra ==" not in item)
+    for path in root.glob("*.egg-info/requires.txt"):
+        found.update(path.read_text(encoding="utf-8").partition("[")[0].split("\n"))
+    return {item.strip() for item in found if item.strip()}
 
 
 def declared_requirements(root: Path) -> set[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from bench.audit_projects import ProjectOutcome, check_texts
 from bench.project_archives import ProjectPin
-from bench.project_tests import ProjectTests, declared_requirements
+from bench.project_tests import ProjectTests, declared_requirements, required
 
 from keystroke.agent.sandbox import find_sandbox
 
@@ -104,3 +104,13 @@ delta = "^2"
         "from setuptools import setup\nsetup(name='x', tests_require=['zeta'])\n", encoding="utf-8"
     )
     assert declared_requirements(tmp_path) == {"alpha>=1", "beta", "gamma", "delta", "epsilon", "zeta"}
+
+
+def test_what_a_release_requires_is_in_its_metadata(tmp_path: Path) -> None:
+    (tmp_path / "PKG-INFO").write_text(
+        "Metadata-Version: 2.1\nName: x\nRequires-Dist: alpha (>=1)\nRequires-Dist: docs; extra == 'docs'\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "x.egg-info").mkdir()
+    (tmp_path / "x.egg-info" / "requires.txt").write_text("beta<3\n\n[dev]\ngamma\n", encoding="utf-8")
+    assert required(tmp_path) == {"alpha (>=1)", "beta<3"}
