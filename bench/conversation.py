@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.families import SHAPES, write_model
+from bench.random_models import SHAPES, write_model
 from bench.record import record
 from keystroke.engine.tokenizer import load_tokenizer
 
