@@ -5,7 +5,8 @@ does not depend on them) but for the speculative edit, which needs a real model.
 32 steps of warm-up, then 128 timed steps; the median of three runs, for ours and the peer. A step must read
 every weight once and the context's KV once; that many bytes over the bandwidth of a large copy, measured in
 the same run, is the ceiling; `fraction_of_limit` is a row's share of it. `peer_tok_s` is transformers' in the
-same run; `quoted_tok_s` was measured once on such a GPU with another program.
+same run; `quoted_tok_s` was measured once on such a GPU with another program. With --llama, mixtures and
+hybrids run from a GGUF file of random weights in the real shapes, and llama.cpp, their peer, from the same.
 
 Kernels and the peers' graphs are compiled first, in parallel; nothing else runs while a row is timed. Every
 part has its own process, so a part that fails or hangs loses only its own rows. The last line is JSON, with
@@ -22,6 +23,7 @@ anything was.
         --precision P   of coder-new and coder-repeat: bf16, int8, int4 or stored
         --only PART     the same as naming parts
         --no-peer       leaves transformers out
+        --llama PATH    llama.cpp's program llama-bench, built for CUDA; the files need up to 22 GB of disk
         --minutes N     leaves out what does not fit
         --compile       only compiles, so that a later run need not
 """
@@ -33,10 +35,12 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -60,6 +64,8 @@ from bench.cuda_rows.cuda_parts import (
     kind,
     seconds_each,
 )
+from bench.cuda_rows.llama_peer import llama_speeds
+from bench.random_models import SHAPES, write_model
 from bench.record import record
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.cuda.driver import compile_all
@@ -183,6 +189,15 @@ class Report:
                 row["peer_tok_s"] = found["peer_tok_s"]
                 row["times_peer"] = round(row["tok_s"] / found["peer_tok_s"], 2)
 
+    def add_llama(self, shape: str, speeds: dict[tuple[str, int], float]) -> None:
+        for row in self.rows:
+            speed = speeds.get((row["mode"], row["context"]))
+            if row["shape"] != shape or speed is None:
+                continue
+            row["peer"], row["peer_tok_s"] = "llama.cpp", round(speed, 1)
+            row["times_peer"] = round(row["tok_s"] / speed, 2)
+            print(f"{shape} {row['mode']}: llama.cpp {speed:.1f} tok/s", flush=True)
+
     def fail(self, part: str, error: Exception) -> None:
         self.add({"part": part, "error": f"{type(error).__name__}: {error}"[:300]})
 
@@ -249,7 +264,7 @@ def command(name: str, model: Path | None, coder: tuple[str, ...] = ()) -> tuple
     if name == QUALITY:
         return "-m", "bench.cuda_rows.coder_quality", str(model), "--part"
     parts = ("-m", "bench.cuda_rows.cuda_parts", name)
-    return (*parts, str(model)) if name == EDIT else parts
+    return parts if model is None else (*parts, str(model))
 
 
 def measure(
@@ -259,8 +274,18 @@ def measure(
     peers: list[str],
     deadline: float,
     coder: tuple[str, ...] = (),
+    llama: Path | None = None,
 ) -> None:
-    parts = {name: Worker(*command(name, model, coder)) for name in names}
+    files = Path(tempfile.mkdtemp(prefix="keystroke-bench-"))
+    written = {
+        name: files / f"{PARTS[name].file}.gguf"
+        for name in names
+        if llama is not None and name in PARTS and PARTS[name].file
+    }
+    parts = {
+        name: Worker(*command(name, written.get(name, model if name in REAL else None), coder))
+        for name in names
+    }
     beside = {name: Worker("-m", "bench.cuda_rows.cuda_peer", name) for name in peers}
 
     def limit_of_part(name: str = "") -> float:
@@ -287,8 +312,14 @@ def measure(
                 report.skipped.append(name)
                 continue
             try:
+                if name in written:
+                    shape = SHAPES[PARTS[name].file]
+                    write_model(written[name], shape, shape.layers)
+                    report.progress(f"{name}: {written[name].stat().st_size / 1e9:.1f} GB written")
                 for row in worker.run(report.limit, limit_of_part(name)):
                     report.add(row)
+                if name in written and llama is not None:
+                    report.add_llama(PARTS[name].spec.name, llama_speeds(llama, written[name]))
             except Exception as error:
                 report.fail(name, error)
             try:
@@ -297,6 +328,8 @@ def measure(
                         report.add_peer(found)
             except Exception as error:
                 report.fail(f"transformers {name}", error)
+            if name in written:
+                written[name].unlink(missing_ok=True)
             report.progress(f"{name} done")
     finally:
         dismissed = (*parts.values(), *beside.values())
@@ -304,6 +337,7 @@ def measure(
             worker.dismiss()
         for worker in dismissed:
             worker.stop()
+        shutil.rmtree(files, ignore_errors=True)
         report.end()
 
 
@@ -318,6 +352,9 @@ def main() -> None:
         "--precision", default="bf16", choices=("bf16", "int8", "int4", "stored"), help="of the coder rows"
     )
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
+    parser.add_argument(
+        "--llama", type=Path, metavar="PATH", help="llama-bench, the peer of mixtures and hybrids"
+    )
     parser.add_argument("--minutes", type=float, default=20.0, help="leave out what does not fit")
     parser.add_argument("--compile", action="store_true", help="only compile")
     parser.add_argument("--only", action="append", default=[], metavar="PART", help="as naming it")
@@ -328,6 +365,10 @@ def main() -> None:
         parser.error(f"there is no part {unknown[0]}; there are {' '.join(EVERY)}")
     if given.model is None and (real := [name for name in given.parts if name in REAL]):
         parser.error(f"{real[0]} needs a real model: --model PATH")
+    if given.llama is not None and not given.llama.is_file():
+        parser.error(
+            f"there is no program {given.llama}: build llama.cpp's target llama-bench with CUDA first"
+        )
     report = Report()
     names = given.parts or [name for name in EVERY if name not in REAL or given.model is not None]
     try:
@@ -342,7 +383,7 @@ def main() -> None:
             return
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and say what was measured
         deadline = report.began + 60 * given.minutes
-        measure(report, names, given.model, peers, deadline, (given.precision, given.head))
+        measure(report, names, given.model, peers, deadline, (given.precision, given.head), given.llama)
     except KeystrokeError as error:
         sys.exit(str(error))
     sys.exit(1 if report.failed or report.skipped else 0)

@@ -484,6 +484,7 @@ class Part:
     sparse: Sparse = "off"
     kv_precision: KvPrecision = "bf16"
     peer: bool = False  # transformers runs the same
+    file: str = ""  # its shape in random_models.py, if llama.cpp runs the same: with one, ours reads it too
     target: str = "auto"  # an older kind of GPU that this one is run as
 
     def kernels(self) -> list[dict[str, str]]:
@@ -493,8 +494,11 @@ class Part:
         single = [plan.macros(1, shape=plan.shape(1, reach)) for reach in (0, NEAR)]
         return [*(plan.macros(tiles) for tiles in sizes), *single, *sparse]
 
-    def engine(self) -> CudaEngine:
+    def engine(self, file: Path | None = None) -> CudaEngine:
         target = kind(self.target)
+        if file is not None:
+            longest = self.spec.context_length
+            return load_cuda(file, precision=self.precision, kv_tokens=self.kv_tokens, context=longest)
         weights = random_weights(
             self.spec, self.precision, DEVICE, blocks(), kv_precision=self.kv_precision, target=target
         )
@@ -518,27 +522,35 @@ PARTS = {
         (decode, verify, together, partial(prefill, context=8192), partial(decode, context=LONG)),
         "stored",
         kv_tokens=140_000,
+        file="coder-30b-a3b",
     ),
     "moe-gpt-oss": Part(
         GPT_OSS_20B,
         (decode, verify, together, partial(prefill, context=8192), partial(decode, context=LONG)),
         "stored",
         kv_tokens=140_000,
+        file="gpt-oss-20b",
     ),
     "mellum2": Part(
-        MELLUM2, (decode, verify, together, partial(prefill, context=8192)), "stored", kv_tokens=65_536
+        MELLUM2,
+        (decode, verify, together, partial(prefill, context=8192)),
+        "stored",
+        kv_tokens=65_536,
+        file="mellum2",
     ),
     "hybrid-35b": Part(
         QWEN_35B_HYBRID,
         (decode, verify, together, partial(prefill, context=8192)),
         "stored",
         kv_tokens=65_536,
+        file="qwen3.6-35b-a3b",
     ),
     "hybrid-27b": Part(
         QWEN_27B_HYBRID,
         (decode, verify, together, partial(prefill, context=8192)),
         "stored",
         kv_tokens=65_536,
+        file="qwen3.6-27b",
     ),
     # What GPUs without bulk copies and with less shared memory run, on this one: their code, not their speed.
     "1.5b-sm_80": Part(QWEN_1_5B, (decode, verify, together, partial(decode, context=8192)), target="sm_80"),
@@ -596,7 +608,7 @@ def main(name: str, model: str | None = None) -> None:
         run = Run(engine, limit, real)
         rows: tuple[Row, ...] = (edit,)
     else:
-        run = Run(PARTS[name].engine(), limit)
+        run = Run(PARTS[name].engine(None if model is None else Path(model)), limit)
         rows = PARTS[name].rows
     with run.engine:
         for row in rows:
@@ -607,7 +619,7 @@ def main(name: str, model: str | None = None) -> None:
                 say({"part": name, "row": name_of(row), "error": f"{type(error).__name__}: {error}"[:300]})
             else:
                 for each in found if isinstance(found, list) else [found]:
-                    say(each)
+                    say({**each, "shape": PARTS[name].spec.name} if name in PARTS else each)
 
 
 if __name__ == "__main__":

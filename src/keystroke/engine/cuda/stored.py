@@ -121,11 +121,14 @@ def choose_precision(checkpoint: Checkpoint, wanted: RequestedPrecision) -> tupl
 
 def typical_formats(spec: ModelSpec) -> Formats:
     """The formats of a typical 4-bit file (Q4_K_M): six bits for the head and, in half of the layers, for
-    values and the down projection. gpt-oss: MXFP4 experts, the rest Q8_0."""
+    values and the down projection, which has five and eight bits (Q5_0, Q8_0) where its rows are no multiple
+    of 256 columns. gpt-oss: MXFP4 experts, the rest Q8_0."""
     if spec.architecture == "gpt_oss":
         return Formats(EIGHT, EIGHT, EIGHT, FLOAT_FOUR, FLOAT_FOUR, EIGHT, wide=FLOAT_FOUR)
     layers = frozenset(range(0, spec.layers, 2))
     formats = Formats(FOUR, SIX_OFFSET, FOUR, FOUR, FOUR, SIX, wide=SIX, wide_layers=layers)
+    if (spec.experts.width if spec.experts else spec.intermediate) % 256:
+        formats = replace(formats, down=SIX, wide=EIGHT)
     return formats if spec.delta is None else replace(formats, delta_in=FOUR, delta_out=FOUR)
 
 
