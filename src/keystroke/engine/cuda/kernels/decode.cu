@@ -157,7 +157,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
   }
   Span* spans = (Span*)(memory + SPANS_AT);
   if (thread == 32) {
-    spans[QKV] = share(QKV_UNITS, QKV);
+    spans[QKV] = share_qkv();
     spans[OUTPUT] = share(Output::units, OUTPUT);
     spans[GATE_UP] = share(USED_EXPERTS * GateUp::units, GATE_UP);  // of several rows of a mixture: set anew in each layer
     spans[DOWN] = share(USED_EXPERTS * Down::units, DOWN);

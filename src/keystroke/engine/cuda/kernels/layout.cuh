@@ -81,6 +81,9 @@ constexpr int QKV_UNITS = (QKV_ROWS + GATE_HEADS * HEAD_DIM) / 16;
 constexpr int QK_UNITS = VALUES_APART ? (HEADS + KV_HEADS + GATE_HEADS) * HEAD_DIM / 16 : QKV_UNITS;
 typedef Matrix<QK_UNITS, HIDDEN, FORMAT> Qkv;
 typedef Matrix<QKV_UNITS - QK_UNITS, HIDDEN, VALUE_FORMAT> ValueRows;
+// Blocks share those units by what they cost, not by their number: values often have more bits than queries and keys.
+constexpr int QK_COST = block_bytes(FORMAT), VALUE_COST = block_bytes(VALUE_FORMAT);
+constexpr s64 QKV_COST = (s64)QK_UNITS * QK_COST + (s64)(QKV_UNITS - QK_UNITS) * VALUE_COST;
 typedef Matrix<HIDDEN / 16 * O_SPLIT, QUERY_WIDTH / O_SPLIT, OUTPUT_FORMAT> Output;
 // A mixture has EXPERTS feed-forward networks of EXPERT_WIDTH each, stored consecutively; every row uses TOP_EXPERTS of them.
 // INTERMEDIATE is then the total width of all experts of one row, and DOWN_SPLIT their number.

@@ -124,7 +124,8 @@ DEVICE void load_rows(Worker& w, const u16* from, int stride, int to, int width,
 // Whether complete sums alone keep a single row's phases apart: every block has a part of every matrix, and all it passes on is
 // tagged or counted. The O projection's sums are then announced before they are computed, which takes as long as the announcement.
 constexpr int least(int a, int b) { return a < b ? a : b; }
-constexpr int LEAST_UNITS = least(least(QKV_UNITS, Output::units), USED_EXPERTS * least(GateUp::units, Down::units));
+constexpr int LEAST_QKV = least(QKV_UNITS, (int)(QKV_COST / (QK_COST > VALUE_COST ? QK_COST : VALUE_COST)));
+constexpr int LEAST_UNITS = least(least(LEAST_QKV, Output::units), USED_EXPERTS * least(GateUp::units, Down::units));
 DEVICE bool announces_sums_early() { return SINGLE && TAGS && !HOST_EXPERTS && gridDim.x <= LEAST_UNITS; }
 
 // Fills the operand with the normalised residual rows, of `sums` sums each. Waits for the previous phase.

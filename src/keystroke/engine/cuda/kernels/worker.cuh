@@ -12,6 +12,17 @@ DEVICE Span share(int units, int matrix) {
   return s;
 }
 
+// The same for queries, keys and values by cost: a unit belongs to the block in whose equal part of all costs it begins.
+DEVICE int qkv_unit(s64 cost) {  // the first that begins there or later
+  constexpr s64 before = (s64)QK_UNITS * QK_COST;
+  return (int)(cost <= before ? (cost + QK_COST - 1) / QK_COST : QK_UNITS + (cost - before + VALUE_COST - 1) / VALUE_COST);
+}
+DEVICE Span share_qkv() {
+  const int blocks = gridDim.x, at = blockIdx.x;
+  if (QKV_UNITS <= blocks) return share(QKV_UNITS, QKV);  // one at most
+  return Span{qkv_unit(at * QKV_COST / blocks), qkv_unit((at + 1) * QKV_COST / blocks)};
+}
+
 // The parts of a share of the QKV matrix before and after its unit `middle`.
 DEVICE Span until(const Span& s, int middle) {
   return Span{s.low < middle ? s.low : middle, s.high < middle ? s.high : middle};
