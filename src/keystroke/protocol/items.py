@@ -48,6 +48,10 @@ class Item(Struct, omit_defaults=True, frozen=True):
     encrypted_content: str | None = None  # of `reasoning` and `compaction` items
     tools: list[Tool] | None = None  # of `additional_tools` items
 
+    @property
+    def is_from_user(self) -> bool:
+        return self.type == "message" and (self.role or "user") == "user"
+
 
 class Tool(Struct, omit_defaults=True, frozen=True):
     """A tool on offer. `function` and `custom` are offered to the model; `namespace` holds more tools;

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from keystroke.assist.tool_calls.file_edits import SegmentSource
+from keystroke.assist.tool_calls.file_edits import SegmentSource, edits_files
 from keystroke.assist.tool_calls.segments import (
     ReasoningSegment,
     Segment,
@@ -112,6 +112,9 @@ class RunningAnswer:
                     self._handle_item(item, out)
         except Exception as error:
             self._fail(error, out)
+        self._deliver(out)
+
+    def _deliver(self, out: list[Any]) -> None:
         if out:
             self.sink(out)
         if self.ended and self._on_done is not None:
@@ -151,25 +154,27 @@ class RunningAnswer:
             assert self._edits is not None
             waiting, self._waiting = self._waiting, []
             for segment in waiting:
-                known = isinstance(segment, ToolCallSegment) and self._edits.concerns(segment.tool)
-                for made in await self._edits.make(segment) if known else [segment]:
+                for made in await self._edits.make(segment):
                     self._send_segment(made, (), out)
             self._end(item, out)
         except Exception as error:
             self._fail(error, out)
-        if out:
-            self.sink(out)
-        if self.ended and self._on_done is not None:
-            self._on_done()
+        self._deliver(out)
 
     def _emit(self, segment: Segment, logprobs: Sequence[ChosenToken], out: list[Any]) -> None:
         """Send a segment, or keep it for `_complete`."""
-        edits = self._edits
-        changes = edits is not None and isinstance(segment, ToolCallSegment) and edits.concerns(segment.tool)
-        if self._waiting or changes:
+        changes = isinstance(segment, ToolCallSegment) and edits_files(segment.tool)
+        if self._waiting or (changes and self._edits is not None):
             self._waiting.append(segment)
         else:
             self._send_segment(segment, logprobs, out)
+
+    def _send_waiting(self, out: list[Any]) -> None:
+        """Send what waits, its calls checked but not made anew."""
+        waiting, self._waiting = self._waiting, []
+        for segment in waiting:
+            assert self._edits is not None
+            self._send_segment(self._edits.check(segment), (), out)
 
     def _send_segment(self, segment: Segment, logprobs: Sequence[ChosenToken], out: list[Any]) -> None:
         if isinstance(segment, TextSegment):
@@ -206,9 +211,7 @@ class RunningAnswer:
         """End the response so far; its successor continues over the same session."""
         assert self._on_steered is not None
         self._flush(out)
-        for segment in self._waiting:  # there is no time to make its calls anew
-            self._send_segment(self._edits.check(segment) if self._edits is not None else segment, (), out)
-        self._waiting = []
+        self._send_waiting(out)
         outcome = self.work.end_steered_span(item)
         out += self.serializer.on_end(outcome)
         self._on_end(self, outcome, item)
@@ -219,9 +222,7 @@ class RunningAnswer:
         out += self.serializer.on_started()
 
     def _end(self, item: TicketEnded, out: list[Any]) -> None:
-        for segment in self._waiting:  # of an answer that failed
-            self._send_segment(self._edits.check(segment) if self._edits is not None else segment, (), out)
-        self._waiting = []
+        self._send_waiting(out)
         outcome = self.work.final_outcome(item)
         if self.work.ticket.finish is Finish.STOP_STRING and outcome.error is None:
             outcome = replace(outcome, stop_string=self._matched_stop())

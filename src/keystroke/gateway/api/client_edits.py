@@ -30,7 +30,6 @@ from keystroke.assist.tool_calls.file_edits import (
     same_file,
 )
 from keystroke.assist.tool_calls.segments import Segment, ToolCallSegment
-from keystroke.assist.tool_calls.tools import OfferedTool
 from keystroke.assist.tool_calls.user_request import named_files, without_lead
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.speculative import FileDrafter
@@ -73,19 +72,16 @@ class ClientEdits:
         self._makes = makes and makes_edits(request)
         self._made: set[str] = set()
 
-    def concerns(self, tool: OfferedTool) -> bool:
-        return edits_files(tool)
-
     def check(self, segment: Segment) -> Segment:
         """The segment with its call checked."""
-        if not isinstance(segment, ToolCallSegment) or not self.concerns(segment.tool):
+        if not isinstance(segment, ToolCallSegment) or not edits_files(segment.tool):
             return segment
         return checked_segment(segment, self._files, self._request)
 
     async def make(self, segment: Segment) -> list[Segment]:
         """The segment with its call made or checked: several calls where several files change. Does not raise
         for what a model or a queue refuses."""
-        if not isinstance(segment, ToolCallSegment):
+        if not isinstance(segment, ToolCallSegment) or not edits_files(segment.tool):
             return [segment]
         edit = read_edit(segment.tool, segment.payload, self._files)
         if edit is None or edit.old is None or not self._makes:

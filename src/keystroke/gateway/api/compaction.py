@@ -189,10 +189,8 @@ def compacted_items(items: Sequence[Item], cut: int, summary: str) -> list[Item]
     """Head, summary, and what stays; where no user message stays, the newest one that goes is repeated."""
     head = list(items[: head_length(items)])
     tail = list(items[cut:])
-    if not any(i.type == "message" and (i.role or "user") == "user" for i in tail):
-        task = next(
-            (i for i in reversed(items[:cut]) if i.type == "message" and (i.role or "user") == "user"), None
-        )
+    if not any(item.is_from_user for item in tail):
+        task = next((item for item in reversed(items[:cut]) if item.is_from_user), None)
         if task is not None:
             tail.insert(0, task)
     return [*head, *([summary_item(summary)] if summary else []), *tail]
@@ -224,7 +222,7 @@ def users_words(items: Sequence[Item], room: int) -> str:
         if item.type == "compaction":
             _, found, listed = text.partition(_REQUESTS)
             lines += [line.removeprefix("- ") for line in listed.strip().splitlines()] if found else []
-        elif item.type == "message" and (item.role or "user") == "user":
+        elif item.is_from_user:
             line = " ".join(text.split())
             lines.append(line if len(line) <= _LINE else f"{line[:_LINE]} [...]")
     lines = [line for line in lines if line]

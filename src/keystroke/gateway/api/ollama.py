@@ -20,7 +20,6 @@ from starlette.responses import Response as HttpResponse
 from keystroke.assist.tool_calls.tools import OfferedTool, decode_arguments
 from keystroke.engine.model import Model
 from keystroke.errors import InputError, UsageError
-from keystroke.gateway.api.completions import TextRun
 from keystroke.gateway.api.endpoints import ApiRequest, Endpoints
 from keystroke.gateway.api.models import model_catalog
 from keystroke.gateway.api.serializers import TextSerializer
@@ -57,17 +56,8 @@ async def ollama_chat(api: Endpoints, call: ApiRequest[wire.OllamaChatRequest]) 
     request = call.body
     if not request.messages:
         return await _load(api, request, OllamaChatSerializer)
-    chat = ChatRequest(
-        messages=list(_messages(request.messages)),
-        tools=[_tool(tool) for tool in request.tools or ()] or None,
-        reasoning_effort=_effort(request.think),
-        **_shared_fields(request),
-    )
-    if request.logprobs:
-        chat.logprobs, chat.top_logprobs = True, request.top_logprobs or 0
-    serializer = partial(OllamaChatSerializer, **_answer_options(request))
-    start = partial(api.texts.chat, serializer=serializer)
-    return await api.answer_text(call.with_body(chat), start, OLLAMA)
+    tools = [_tool(tool) for tool in request.tools or ()] or None
+    return await _converse(api, call, OllamaChatSerializer, list(_messages(request.messages)), tools)
 
 
 async def ollama_generate(api: Endpoints, call: ApiRequest[wire.OllamaGenerateRequest]) -> HttpResponse:
@@ -83,21 +73,30 @@ async def ollama_generate(api: Endpoints, call: ApiRequest[wire.OllamaGenerateRe
             raise InputError(f"{name} cannot be used here: {advice}.", param=name)
     if not request.prompt and not request.suffix:
         return await _load(api, request, OllamaGenerateSerializer)
-    fields = _shared_fields(request)
-    serializer = partial(OllamaGenerateSerializer, **_answer_options(request))
     prompt = request.prompt or ""
-    if request.suffix or request.raw or not _converses(api, fields["model"]):
-        completion = CompletionRequest(prompt=prompt, suffix=request.suffix, **fields)
+    if request.suffix or request.raw or not _converses(api, plain_name(request.model)):
+        completion = CompletionRequest(prompt=prompt, suffix=request.suffix, **_shared_fields(request))
         completion.logprobs = request.top_logprobs or 0 if request.logprobs else None
-        start: Callable[..., Awaitable[TextRun]] = partial(api.texts.complete, serializer=serializer)
+        serializer = partial(OllamaGenerateSerializer, **_answer_options(request))
+        start = partial(api.texts.complete, serializer=serializer)
         return await api.answer_text(call.with_body(completion), start, OLLAMA)
     messages = [ChatMessage("system", request.system)] if request.system else []
-    chat = ChatRequest(
-        messages=[*messages, ChatMessage("user", prompt)], reasoning_effort=_effort(request.think), **fields
-    )
+    return await _converse(api, call, OllamaGenerateSerializer, [*messages, ChatMessage("user", prompt)])
+
+
+async def _converse(
+    api: Endpoints,
+    call: ApiRequest[Any],
+    serializer: type[OllamaSerializer],
+    messages: list[ChatMessage],
+    tools: list[ChatTool] | None = None,
+) -> HttpResponse:
+    request = call.body
+    effort = _effort(request.think)
+    chat = ChatRequest(messages=messages, tools=tools, reasoning_effort=effort, **_shared_fields(request))
     if request.logprobs:
         chat.logprobs, chat.top_logprobs = True, request.top_logprobs or 0
-    start = partial(api.texts.chat, serializer=serializer)
+    start = partial(api.texts.chat, serializer=partial(serializer, **_answer_options(request)))
     return await api.answer_text(call.with_body(chat), start, OLLAMA)
 
 
@@ -212,7 +211,8 @@ class OllamaSerializer(TextSerializer):
         self._thinking = thinking
         self.notes += notes
         self._made: list[wire.OllamaToolCall] = []
-        self._call: tuple[str, list[str]] | None = None  # the name and arguments of a call that grows
+        self._name = ""  # of the call that grows
+        self._arguments: list[str] = []
 
     def line(
         self,
@@ -242,21 +242,17 @@ class OllamaSerializer(TextSerializer):
         return [self.line("", delta)]
 
     def on_call(self, tool: OfferedTool) -> list[Any]:
-        self._call = (tool.name, [])
+        self._name, self._arguments = tool.name, []
         return []
 
     def on_call_delta(self, delta: str) -> list[Any]:
-        if self._call is not None:
-            self._call[1].append(delta)
+        self._arguments.append(delta)
         return []
 
     def on_call_done(self) -> list[Any]:
-        if self._call is None:
-            return []
-        name, pieces = self._call
-        self._call = None
         identity = f"call_{self.id.rpartition('_')[2]}_{len(self._made)}"
-        made = wire.OllamaToolCall(wire.OllamaFunctionCall(name, decode_arguments("".join(pieces))), identity)
+        function = wire.OllamaFunctionCall(self._name, decode_arguments("".join(self._arguments)))
+        made = wire.OllamaToolCall(function, identity)
         self._made.append(made)
         return [self.line("", calls=[made])]
 

@@ -112,7 +112,7 @@ def affinity(instructions: str | None, items: Sequence[Item]) -> str:
     digest = hashlib.sha256(_ends(instructions or "").encode("utf-8", "surrogatepass"))
     for item in items:
         digest.update(f"\0{item.role}\0{_ends(content_text(item.content))}".encode("utf-8", "surrogatepass"))
-        if item.type == "message" and (item.role or "user") == "user":
+        if item.is_from_user:
             break
     return digest.hexdigest()[:32]
 

@@ -551,7 +551,7 @@ class ResponseRun:
         """Accept input for the answer in progress and report it. Raises InputError for anything but user
         messages."""
         items = prompts.items_of(content)
-        if not items or any(i.type != "message" or (i.role or "user") != "user" for i in items):
+        if not items or not all(item.is_from_user for item in items):
             raise InputError("Only user messages can steer a response.", param="input")
         steer = PendingSteer(new_id("steer"), items)
         self._pending.append(steer)

@@ -76,7 +76,7 @@ class Responses:
         said = [
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
             for i in run.items
-            if i.type == "message" and (i.role or "user") == "user" and (text := content_text(i.content))
+            if i.is_from_user and (text := content_text(i.content))
         ]
         output = [*said, msgspec.to_builtins(fitted.item)]
         spent = usage(fitted.paid) if fitted.paid is not None else ResponseUsage(0, 0, 0)
