@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from keystroke.config.write import replace_file
 from keystroke.engine.checkpoint.spec import Checkpoint, ModelSpec
 from keystroke.errors import InputError, ModelDamaged
 
@@ -118,12 +118,8 @@ def write_adapter(
         at += tensor.nbytes
     packed = json.dumps(header).encode()
     packed += b" " * (-len(packed) % 8)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as stream:
-        stream.write(struct.pack("<Q", len(packed)) + packed)
-        for tensor in tensors.values():
-            stream.write(tensor.tobytes())
-    os.replace(partial, path)
+    parts = (struct.pack("<Q", len(packed)), packed, *(tensor.tobytes() for tensor in tensors.values()))
+    replace_file(path, b"".join(parts), 0o666)
     return path.stat().st_size
 
 

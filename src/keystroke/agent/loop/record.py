@@ -18,6 +18,7 @@ import msgspec
 
 from keystroke.agent.chat.receipt import StepReceipt
 from keystroke.agent.workspace.overlay import SavedOverlay
+from keystroke.config.write import replace_file
 from keystroke.errors import InputError, NotFound
 from keystroke.text.encoding import digest
 
@@ -70,13 +71,9 @@ class TaskStore:
     def save(self, record: TaskRecord) -> None:
         """Write a record. InputError where it cannot be written; the previous version stays."""
         path = self._folder / f"{record.id}.json"
-        part = path.with_suffix(".part")
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode(record))
-            os.replace(part, path)
+            replace_file(path, msgspec.json.encode(record))
         except OSError as error:
             raise InputError(
                 f"the task's record {path} cannot be written: {error.strerror}; free some room"

@@ -6,7 +6,6 @@ The result is cached by the model's name. What a model's card says takes precede
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from keystroke.assist.edit.blocks import block_messages
 from keystroke.assist.edit.operations import EditFailure
 from keystroke.assist.edit.resolve import parse_answer, resolve
 from keystroke.assist.edit.writer import Writer
+from keystroke.config.write import replace_file
 
 VERSION = 1  # of the tasks below; part of the cache key
 _MOST = 3_000  # characters of an answer; a right one has a tenth of that
@@ -74,8 +74,6 @@ def _read(file: Path) -> dict[str, bool]:
 
 def _write(file: Path, known: dict[str, bool]) -> None:
     """Save the results; a cache that cannot be written only costs another probe."""
-    part = file.with_name(f"{file.name}.{os.getpid()}")
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(known) + "\n", "utf-8")
-        os.replace(part, file)
+        replace_file(file, f"{json.dumps(known)}\n".encode())

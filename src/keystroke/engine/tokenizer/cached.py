@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import tokenizers
 
+from keystroke.config.write import replace_file
 from keystroke.engine.tokenizer.huggingface import LibraryTokenizer
 
 FORMAT = 2  # increment when the file format or the construction of tokenizers changes
@@ -47,12 +46,4 @@ def _write(place: Path, tokenizer: LibraryTokenizer) -> None:
     description, machine = tokenizer.description()
     body = f"{json.dumps(description)}\n{machine}".encode()
     place.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=place.parent, suffix=".partial")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-        os.replace(name, place)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    replace_file(place, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
