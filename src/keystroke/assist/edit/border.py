@@ -12,19 +12,13 @@ _MOST = 40  # lines of a neighbour that are compared
 
 
 def fix_borders(written: str, before: str, inside: str, after: str) -> str:
-    """The written part without lines of its neighbours, and indented as the region is."""
+    """The written part without lines of its neighbours, and indented as the region is. Lines that the region
+    itself begins or ends with stay."""
     lines = _indented(written.split("\n"), inside.split("\n"))
-    return "\n".join(_trimmed(lines, before.split("\n"), inside.split("\n"), after.split("\n")))
-
-
-def _trimmed(lines: list[str], before: list[str], inside: list[str], after: list[str]) -> list[str]:
-    """Remove lines that are before or after the region; those that the region itself begins or ends with
-    stay."""
-    head, tail = _shown(before), _shown(after)
-    own = _shown(inside)
+    head, own, tail = _shown(before), _shown(inside), _shown(after)
     start = _repeated_head(lines, head, own)
     end = len(lines) - _repeated_head(lines[::-1], tail[::-1], own[::-1])
-    return lines[start:end] if start < end else lines
+    return "\n".join(lines[start:end] if start < end else lines)
 
 
 def _repeated_head(lines: list[str], neighbour: list[str], own: list[str]) -> int:
@@ -47,8 +41,8 @@ def _telling(line: str) -> bool:
     return len(line.strip()) > 12
 
 
-def _shown(lines: list[str]) -> list[str]:
-    return [line.rstrip() for line in lines if line.strip()]
+def _shown(text: str) -> list[str]:
+    return [line.rstrip() for line in text.split("\n") if line.strip()]
 
 
 def _indented(lines: list[str], inside: list[str]) -> list[str]:

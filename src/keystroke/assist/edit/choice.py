@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -90,11 +91,8 @@ def choose_regions(
         # Beside a chosen member, a plain word is enough to choose another member of its class.
         if item.score >= least or (item.named and (item.path, _owner(item.unit)) in owners)
     ]
-    place = (
-        _addition(outlines, mentions, files, instruction)
-        if asks_for_definition(instruction, mentions, known)
-        else None
-    )
+    defines = asks_for_definition(instruction, mentions, known)
+    place = _addition(outlines, mentions, instruction) if defines else None
     if place is not None:
         meant = [place, *(pair for pair in meant if sure and pair[1] != place[1])]
     chosen: dict[str, list[OutlineUnit]] = {}
@@ -138,10 +136,7 @@ def _scored(
     every = list(walk_units(units))
     parts = [unit for unit in every if not unit.members and unit.kind is not UnitKind.IMPORTS]
     held = [set(re.findall(r"[A-Za-z_]\w*", "\n".join(rows[u.start : u.end]))) for u in parts]
-    common: dict[str, int] = {}
-    for names in held:
-        for name in names:
-            common[name] = common.get(name, 0) + 1
+    common = Counter(name for names in held for name in names)
     words = {stem(mention.text) for mention in mentions}
     texts = {mention.text for mention in mentions}
     named: set[str] = set()
@@ -225,10 +220,7 @@ def _around(near: tuple[str, int], text: str, units: Sequence[OutlineUnit]) -> R
 
 
 def _addition(
-    outlines: Mapping[str, Sequence[OutlineUnit]],
-    mentions: Sequence[Mention],
-    files: Mapping[str, str],
-    instruction: str,
+    outlines: Mapping[str, Sequence[OutlineUnit]], mentions: Sequence[Mention], instruction: str
 ) -> tuple[str, OutlineUnit] | None:
     """Where a new definition goes: into the class that is mentioned, else after the last definition."""
     names = {name for mention in mentions for name in (mention.text, mention.text.partition(".")[0])}

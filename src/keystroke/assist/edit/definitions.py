@@ -55,46 +55,39 @@ def find_lost(old: str, new: str, language: str | None) -> list[OutlineUnit]:
         return []
     have = {unit.name for unit in walk_units(outline(new, language))}
     result: list[OutlineUnit] = []
-    for unit in walk_units(outline(old, language)):
-        if unit.kind not in _DEFINES or not unit.name or unit.name in have:
-            continue
-        if not any(other.start <= unit.start and unit.end <= other.end for other in result):
+    for unit in _definitions(old, language):
+        inside = any(other.start <= unit.start and unit.end <= other.end for other in result)
+        if unit.name not in have and not inside:
             result.append(unit)
     return result
 
 
 def find_duplicate(old: str, new: str, language: str | None) -> str | None:
     """A name that the new text defines twice where the old one did once; None where there is none."""
-    before = [unit.name for unit in walk_units(outline(old, language)) if unit.kind in _DEFINES and unit.name]
-    after = [unit.name for unit in walk_units(outline(new, language)) if unit.kind in _DEFINES and unit.name]
-    for name in dict.fromkeys(after):
-        if after.count(name) > max(1, before.count(name)):
-            return name
-    return None
+    before = [unit.name for unit in _definitions(old, language)]
+    after = [unit.name for unit in _definitions(new, language)]
+    return next((name for name in after if after.count(name) > max(1, before.count(name))), None)
 
 
 def find_stray_method(old: str, new: str, language: str | None) -> str | None:
     """A new Python function that takes `self` and is in no class, in a file that had none of that kind."""
-    if language != "python":
+    if language != "python" or _loose_methods(old):
         return None
-    before = {unit.name for unit in _loose_methods(old)}
-    return (
-        next((unit.name for unit in _loose_methods(new) if unit.name not in before), None)
-        if not before
-        else None
-    )
+    return next(iter(_loose_methods(new)), None)
 
 
-def _loose_methods(text: str) -> list[OutlineUnit]:
+def _loose_methods(text: str) -> list[str]:
     lines = text.split("\n")
+    takes_self = re.compile(r"^(?:async\s+)?def \w+\(\s*self\b", re.MULTILINE)
     return [
-        unit
+        unit.name
         for unit in outline(text, "python")
-        if unit.kind is UnitKind.FUNCTION
-        and re.search(
-            r"^(?:async\s+)?def \w+\(\s*self\b", "\n".join(lines[unit.start : unit.end]), re.MULTILINE
-        )
+        if unit.kind is UnitKind.FUNCTION and takes_self.search("\n".join(lines[unit.start : unit.end]))
     ]
+
+
+def _definitions(text: str, language: str | None) -> list[OutlineUnit]:
+    return [unit for unit in walk_units(outline(text, language)) if unit.kind in _DEFINES and unit.name]
 
 
 def _put_back(old: str, new: str, unit: OutlineUnit, language: str | None) -> str:

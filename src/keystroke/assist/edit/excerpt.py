@@ -40,16 +40,13 @@ def excerpt(text: str, path: str, region: Region | None, instruction: str) -> st
         if len(kept) + unit.size > LINES:
             break
         kept.update(range(unit.start, unit.end))
-    return "".join(
-        _marked(lines, sorted(kept), "# ..." if path.endswith((".py", ".pyi", ".rb", ".sh")) else "// ...")
-    )
+    mark = "# ..." if path.endswith((".py", ".pyi", ".rb", ".sh")) else "// ..."
+    return "".join(_marked(lines, sorted(kept), mark))
 
 
 def _header(unit: OutlineUnit, lines: list[str]) -> int:
-    for number in range(unit.start, unit.end):
-        if lines[number].strip() == unit.header:
-            return number
-    return unit.start
+    rows = range(unit.start, unit.end)
+    return next((row for row in rows if lines[row].strip() == unit.header), unit.start)
 
 
 def _marked(lines: list[str], kept: list[int], mark: str) -> list[str]:

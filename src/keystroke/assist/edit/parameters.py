@@ -43,15 +43,15 @@ def find_unused_parameter(
             if (
                 fresh
                 and not text.startswith(("*", "..."))
-                and not _names(parameter, body)
-                and not _names(parameter, others)
+                and not has_name(parameter, body)
+                and not has_name(parameter, others)
             ):
                 # A renamed parameter whose old name is still used is another fault.
                 return name, parameter
     return None
 
 
-def _names(name: str, text: str) -> bool:
+def has_name(name: str, text: str) -> bool:
     return re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", text) is not None
 
 
@@ -62,11 +62,8 @@ def _functions(text: str, language: str) -> Iterator[tuple[str, Mapping[str, str
         if not _FUNCTION.search(node.kind()):
             continue
         head = node.field("declarator") or node  # C and C++ put name and parameters there
-        name, parameters, body = (
-            head.field("name") or head.field("declarator"),
-            head.field("parameters"),
-            node.field("body"),
-        )
+        name = head.field("name") or head.field("declarator")
+        parameters, body = head.field("parameters"), node.field("body")
         if name is None or parameters is None or body is None:
             continue
         owners = [

@@ -106,19 +106,12 @@ def _checks_of(line: str) -> Iterator[RuleCheck]:
             yield RuleCheck(line, _too_long(limit))
 
 
-def _added_lines(old: str, new: str) -> list[str]:
-    after = new.split("\n")
-    return [line for _, _, b0, b1 in compare(old.split("\n"), after) for line in after[b0:b1]]
-
-
 def _forbidden(name: str) -> Callable[[str, str, str], str | None]:
     first, _, _ = name.partition(".")
     pattern = re.compile(rf"(?<![\w$.]){re.escape(name)}(?![\w$])")
 
     def count(text: str, path: str) -> int:
-        language = language_of(path) or ""
-        code = _code_only(text, language)
-        return len(pattern.findall(code))
+        return len(pattern.findall(_code_only(text, language_of(path) or "")))
 
     def find(old: str, new: str, path: str) -> str | None:
         return f"uses {name}" if first and count(new, path) > count(old, path) else None
@@ -130,9 +123,7 @@ def _code_only(text: str, language: str) -> str:
     """The text with strings and comments blanked."""
     out = list(text)
     for node in walk(parse_tree(text, language)):
-        if re.search(
-            r"^(?:string|comment|line_comment|block_comment|template_string|string_literal)", node.kind()
-        ):
+        if node.kind().startswith(("string", "comment", "line_comment", "block_comment", "template_string")):
             span = node.range()
             for at in range(span.start.index, min(span.end.index, len(out))):
                 out[at] = " "
@@ -206,9 +197,11 @@ def _named(style: str, pattern: re.Pattern[str]) -> Callable[[str, str, str], st
 
 def _too_long(limit: int) -> Callable[[str, str, str], str | None]:
     def find(old: str, new: str, path: str) -> str | None:
-        for line in _added_lines(old, new):
-            if len(line.expandtabs(4)) > limit:
-                return f"has a line of {len(line)} characters"
+        after = new.split("\n")
+        for _, _, first, last in compare(old.split("\n"), after):
+            for line in after[first:last]:
+                if len(line.expandtabs(4)) > limit:
+                    return f"has a line of {len(line)} characters"
         return None
 
     return find

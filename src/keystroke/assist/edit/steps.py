@@ -7,7 +7,6 @@ the next larger region, up to the whole file. All regions of a task are changed,
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -197,11 +196,10 @@ class _Asking:
             failure = result
             if not self.retries:
                 break
-        if self.retries and self._when_unsure and failure.reason is not Reason.NO_PLACE:
-            found = yield from self._by_candidates(regions, FEW)
-        else:
-            found = None
-        return found or self._proposal(Resolution(failures=(failure,)))
+        more = self.retries and self._when_unsure and failure.reason is not Reason.NO_PLACE
+        if more and (found := (yield from self._by_candidates(regions, FEW))):
+            return found
+        return self._proposal(Resolution(failures=(failure,)))
 
     @property
     def _when_unsure(self) -> bool:
@@ -252,7 +250,7 @@ class _Asking:
         task = self.task
         text = task.files[ways[0][0].path]
         questions = [
-            replace(self._question(way, text), temperature=heat, seed=seed + number)
+            replace(self._question(way, task.files), temperature=heat, seed=seed + number)
             for number, (way, heat) in enumerate(ways)
         ]
         reply = yield replace(questions[0], also=tuple(questions[1:]))
@@ -278,9 +276,12 @@ class _Asking:
         task = self.task
         return find_doubt(old, new, path, task.instruction) or find_violation(old, new, path, task.rules)
 
-    def _question(self, region: Region, text: str) -> RewriteQuestion:
-        task = self.task
-        shown = {region.path: excerpt(text, region.path, region, task.instruction)}
+    def _question(self, region: Region, texts: Mapping[str, str]) -> RewriteQuestion:
+        task, text = self.task, texts[region.path]
+        shown = {
+            path: excerpt(content, path, region, task.instruction)
+            for path, content in sorted(texts.items(), key=lambda item: item[0] == region.path)
+        }
         messages = rewrite_messages(region, text, task.instruction, task.rules, shown)
         inside = region.parts(text)[1]
         return RewriteQuestion(messages, fenced(inside, language_of(region.path) or ""), inside)
@@ -321,20 +322,14 @@ class _Asking:
         """Rewrite one region, asking again with the fault named. Returns the whole file, or the last fault.
         `alone`: there is no other region."""
         task, text = self.task, texts[region.path]
-        inside = region.parts(text)[1]
-        shown = {
-            path: excerpt(content, path, region, task.instruction)
-            for path, content in sorted(texts.items(), key=lambda item: item[0] == region.path)
-        }
-        first = rewrite_messages(region, text, task.instruction, task.rules, shown)
-        messages = first
-        prediction = fenced(inside, language_of(region.path) or "")
+        first = question = self._question(region, texts)
         kept: str | None = None  # a valid file that may be incomplete
         for attempt in range(self.retries + 1):
-            answer = _single((yield RewriteQuestion(messages, prediction, inside)))
+            answer = _single((yield question))
             self.answers.append(answer)
             result: Result
-            if task.region is None and (has_blocks(answer) or is_envelope(answer)) and not has_blocks(inside):
+            in_blocks = (has_blocks(answer) or is_envelope(answer)) and not has_blocks(first.inside or "")
+            if task.region is None and in_blocks:
                 found = read_operations(task, answer, self.exists)  # an unrequested but usable format
                 result = found.failures[0] if found.failures else found
             else:
@@ -352,7 +347,8 @@ class _Asking:
                 if doubted is None or kept is not None:
                     break
                 kept, said = result, f"Look again: {doubted}. Write it again, corrected and complete."
-            messages = [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": said}]
+            again = ({"role": "assistant", "content": answer}, {"role": "user", "content": said})
+            question = replace(first, messages=[*first.messages, *again])
         if kept is None or isinstance(result, Resolution):
             return result
         worse = isinstance(result, EditFailure) or self._doubt(text, result, region.path)
@@ -459,11 +455,10 @@ def read_operations(task: EditTask, answer: str, exists: Exists) -> Resolution:
     if isinstance(operations, EditFailure):
         return Resolution(failures=(operations,))
     operations = [_meant(task, operation, exists) for operation in operations]
-    for operation in operations:
-        if operation.path not in task.files and exists(operation.path):
-            message = "this file is not part of the task"
-            unseen = EditFailure(Reason.UNKNOWN_FILE, operation.path, message)
-            return Resolution(failures=(unseen,))
+    unseen = [one.path for one in operations if one.path not in task.files and exists(one.path)]
+    if unseen:
+        failure = EditFailure(Reason.UNKNOWN_FILE, unseen[0], "this file is not part of the task")
+        return Resolution(failures=(failure,))
     return _validated(task, resolve(operations, task.files.get))
 
 
@@ -477,7 +472,7 @@ def _validated(task: EditTask, found: Resolution) -> Resolution:
         if isinstance(result, EditFailure):
             return Resolution(failures=(result,))
         texts[path] = result
-    return dataclasses.replace(found, texts=texts)
+    return replace(found, texts=texts)
 
 
 def _meant(task: EditTask, operation: Operation, exists: Exists) -> Operation:
@@ -486,4 +481,4 @@ def _meant(task: EditTask, operation: Operation, exists: Exists) -> Operation:
     if isinstance(operation, Addition) or path in task.files or exists(path):
         return operation
     longer = [name for name in task.files if name.endswith(f"/{path}")]
-    return dataclasses.replace(operation, path=longer[0]) if len(longer) == 1 else operation
+    return replace(operation, path=longer[0]) if len(longer) == 1 else operation

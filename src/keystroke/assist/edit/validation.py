@@ -8,6 +8,7 @@ Nothing is run.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from keystroke.analysis.check import Diagnostic, check
 from keystroke.analysis.check.check import is_python
@@ -25,7 +26,7 @@ from keystroke.assist.edit.foreign_text import (
 from keystroke.assist.edit.mentions import read_mentions
 from keystroke.assist.edit.operations import EditFailure
 from keystroke.assist.edit.operations import EditFailureReason as Reason
-from keystroke.assist.edit.parameters import find_unused_parameter
+from keystroke.assist.edit.parameters import find_unused_parameter, has_name
 from keystroke.assist.edit.rewrite import LONG_TASK
 from keystroke.text import apply_edits
 from keystroke.text.compare import compare
@@ -78,19 +79,21 @@ def validate_change(
         return EditFailure(Reason.FOREIGN, path, f"the answer is not only the file: {foreign}")
     if (problem := _gone(old, new, path, instruction)) is not None:
         return problem
-    if complete and not _REMOVING.search(instruction):
-        restored = _complete(old, new, path)
-        if isinstance(restored, EditFailure):
-            return restored
-        new = restored
+    removing = _REMOVING.search(instruction) is not None
+    if complete and not removing:
+        new = restore_lost(old, new, language)
+        if still := find_lost(old, new, language):
+            names = ", ".join(unit.name for unit in still[:3])
+            return EditFailure(
+                Reason.LOST, path, f"the answer leaves out {names}; write every part that was there"
+            )
     problem = syntax_failure(old, new, path) or _twice(old, new, path)
     if problem is not None or not complete:
         return problem or new
-    if not _REMOVING.search(instruction):
+    if not removing:
         new = restore_remarks(old, new, path, instruction)
-    problem = _missing_name(old, new, path, instruction) or _misplaced(old, new, path, instruction)
-    if problem is not None:
-        return problem
+    if (fault := next(_faulty_names(old, new, path, instruction), None)) is not None:
+        return EditFailure(fault[0], path, fault[1])
     return _with_imports(old, new, path) if path.endswith((".py", ".pyi")) else new
 
 
@@ -143,50 +146,23 @@ def _twice(old: str, new: str, path: str) -> EditFailure | None:
     return EditFailure(Reason.DOUBLED, path, f"the answer defines {name} twice; change the one that is there")
 
 
-def _missing_name(old: str, new: str, path: str, instruction: str) -> EditFailure | None:
-    if (name := _undeclared(old, new, path)) is not None:
-        return EditFailure(Reason.LOST, path, f"the answer still uses {name!r} and no longer declares it")
-    if (name := _only_used(old, new, path, instruction)) is not None:
-        return EditFailure(Reason.UNDEFINED, path, f"the answer uses {name!r} and does not define it")
-    if (name := _free(old, new, path, instruction)) is not None:
-        return EditFailure(
-            Reason.UNDEFINED,
-            path,
-            f"the answer uses {name!r}, which is not defined there; define or import it",
-        )
-    return None
+# ── names ──
 
 
-def _misplaced(old: str, new: str, path: str, instruction: str) -> EditFailure | None:
+def _faulty_names(old: str, new: str, path: str, instruction: str) -> Iterator[tuple[Reason, str]]:
+    """Names that are used or defined where they should not be, each fault with its reason."""
     language = language_of(path)
-    if (method := find_stray_method(old, new, language)) is not None:
-        return EditFailure(
-            Reason.UNDEFINED, path, f"the answer has the method {method} outside of its class; put it inside"
-        )
+    if (name := _undeclared(old, new, path)) is not None:
+        yield Reason.LOST, f"the answer still uses {name!r} and no longer declares it"
+    if (name := _only_used(old, new, path, instruction)) is not None:
+        yield Reason.UNDEFINED, f"the answer uses {name!r} and does not define it"
+    if (name := _free(old, new, path, instruction)) is not None:
+        yield Reason.UNDEFINED, f"the answer uses {name!r}, which is not defined there; define or import it"
+    if (name := find_stray_method(old, new, language)) is not None:
+        yield Reason.UNDEFINED, f"the answer has the method {name} outside of its class; put it inside"
     if (unused := find_unused_parameter(old, new, language, instruction)) is not None:
         function, parameter = unused
-        return EditFailure(
-            Reason.UNUSED, path, f"the answer gives {function} the parameter {parameter} and never uses it"
-        )
-    return None
-
-
-# ── definitions ──
-
-
-def _complete(old: str, new: str, path: str) -> str | EditFailure:
-    """The new text with definitions that were merely left out put back."""
-    language = language_of(path)
-    new = restore_lost(old, new, language)
-    if still := find_lost(old, new, language):
-        names = ", ".join(unit.name for unit in still[:3])
-        return EditFailure(
-            Reason.LOST, path, f"the answer leaves out {names}; write every part that was there"
-        )
-    return new
-
-
-# ── names ──
+        yield Reason.UNUSED, f"the answer gives {function} the parameter {parameter} and never uses it"
 
 
 def _with_imports(old: str, new: str, path: str) -> str | EditFailure:
@@ -244,9 +220,7 @@ def _free(old: str, new: str, path: str, instruction: str) -> str | None:
         return None
     fresh = javascript_names(new, language).free - javascript_names(old, language).free
     if not _MODULE.search(new):
-        fresh = {
-            name for name in fresh if not re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", instruction)
-        }
+        fresh = {name for name in fresh if not has_name(name, instruction)}
     return min(fresh, default=None)
 
 
