@@ -15,8 +15,7 @@ from keystroke.analysis.audit import LiveAudit
 from keystroke.analysis.check import check
 from keystroke.clients.live_connection import LiveClient
 from keystroke.errors import InputError, Interrupted
-from keystroke.gateway.live.audit import BufferAudit
-from keystroke.gateway.live.auditor import LARGE
+from keystroke.gateway.live.audit import LARGE, BufferAudit
 from keystroke.gateway.live.checker import CheckProcess
 from keystroke.gateway.live.mirror import BufferMirror
 from keystroke.gateway.live.refactorer import RefactorProcess

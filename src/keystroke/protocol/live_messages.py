@@ -8,7 +8,7 @@ larger model is configured, a `suggestion.revised` may follow.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -81,6 +81,11 @@ class BufferRequest(Struct, tag_field="type", kw_only=True):
     id: RequestId
     buffer: BufferName
     version: Version
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """The fields that name the request in its answer."""
+        return {"id": self.id, "buffer": self.buffer, "version": self.version}
 
 
 class Complete(BufferRequest, tag="complete", kw_only=True):

@@ -94,11 +94,7 @@ class LiveActions:
         try:
             self._send(await self._result(request))
         except asyncio.CancelledError:
-            self._send(
-                live.NotShown(
-                    id=request.id, buffer=request.buffer, version=request.version, reason="cancelled"
-                )
-            )
+            self._send(live.NotShown(**request.place, reason="cancelled"))
         except KeystrokeError as error:
             self._send(live.live_error(error, request.id, request.buffer))
         except Exception:
@@ -126,13 +122,8 @@ class LiveActions:
         found: tuple[Diagnostic, ...] = ()
         if buffer.language == "python":
             found = await self._checker.check(buffer.text, *buffer.location)
-        return live.Problems(
-            id=request.id,
-            buffer=request.buffer,
-            version=request.version,
-            problems=[_problem(item) for item in found],
-            elapsed_ms=round((time.perf_counter() - began) * 1e3, 3),
-        )
+        elapsed = round((time.perf_counter() - began) * 1e3, 3)
+        return live.Problems(**request.place, problems=[_problem(item) for item in found], elapsed_ms=elapsed)
 
     # Edits
 
@@ -149,13 +140,8 @@ class LiveActions:
         near = (path, buffer.text.count("\n", 0, request.start))
         task = EditTask({path: buffer.text}, request.instruction, region, rules, near)
         proposal = await self._propose(task)
-        return live.Changes(
-            id=request.id,
-            buffer=request.buffer,
-            version=request.version,
-            title=request.instruction[:80],
-            files=[live.FileEdits(buffer=request.buffer, edits=to_deltas(_only(proposal, path)))],
-        )
+        edits = live.FileEdits(buffer=request.buffer, edits=to_deltas(_only(proposal, path)))
+        return live.Changes(**request.place, title=request.instruction[:80], files=[edits])
 
     def _rules(self, buffer: BufferMirror) -> str:
         """The project's style rules, where this machine has the project."""

@@ -16,10 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from msgspec import convert
 
 from keystroke.analysis.audit import LANGUAGES, Finding, LiveAudit
-from keystroke.analysis.audit.worker import MAX_INCREMENTAL_EDITS
+from keystroke.analysis.audit.worker import MAX_INCREMENTAL_EDITS, decode_findings
 from keystroke.errors import Interrupted, KeystrokeError
-from keystroke.gateway.live.auditor import LARGE, AuditProcess
+from keystroke.gateway.live.key_process import KeyProcess, call_limited
 from keystroke.gateway.live.mirror import BufferMirror
+from keystroke.isolation import IsolatedFunction
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
@@ -27,9 +28,30 @@ log = logging.getLogger("keystroke.live")
 
 PAUSE = 0.02  # seconds: keys within it are audited together
 MOST = 2000  # findings sent for one buffer; more would block the event loop
+LARGE = 50_000  # characters: parsed in about 30 ms
 
 _numbers = itertools.count()
 _threads = ThreadPoolExecutor(2, thread_name_prefix="audit")
+
+
+class AuditProcess(KeyProcess):
+    """For large texts: parsing them in a thread would block the event loop."""
+
+    target = "keystroke.analysis.audit.worker:audit_plain"
+    seconds = 30.0  # four million characters, the most that is audited, take five
+    memory = 3 << 30
+
+    async def audit(
+        self, buffer: str, language: str, text: str, edits: Sequence[Edit]
+    ) -> tuple[Finding, ...]:
+        """The findings of `text`, which `edits` led to. `buffer` names it for this key. Raises InputError."""
+        late = f"The text could not be audited in {self.seconds:g} s and was left alone."
+
+        def look(elsewhere: IsolatedFunction) -> tuple[Finding, ...]:
+            plain = [(edit.start, edit.end, edit.text) for edit in edits]
+            return decode_findings(call_limited(elsewhere, late, buffer, language, text, plain))
+
+        return await self._run(look)
 
 
 class BufferAudit:

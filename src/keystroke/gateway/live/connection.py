@@ -119,10 +119,7 @@ class LiveConnection(SocketConnection):
         elif isinstance(request, live.Complete):
             buffer = self._find(request.buffer)
             if buffer is None:
-                stale = live.NotShown(
-                    id=request.id, buffer=request.buffer, version=request.version, reason="stale_version"
-                )
-                self.send(stale)
+                self.send(live.NotShown(**request.place, reason="stale_version"))
             else:
                 if request.version > buffer.mirror.version:
                     self._resync(request.buffer, "version_gap", buffer.mirror.version)

@@ -165,10 +165,8 @@ class BufferOutcomes:
         if watch is None or said.outcome == "shown":
             return
         if said.outcome == "partial":
-            watch.fate, watch.accepted_length = (
-                "partial",
-                max(watch.accepted_length, min(said.length, len(watch.suggestion))),
-            )
+            taken = min(said.length, len(watch.suggestion))
+            watch.fate, watch.accepted_length = "partial", max(watch.accepted_length, taken)
         elif said.outcome == "accepted":
             watch.fate, watch.accepted_length = "accepted", watch.accepted_length or len(watch.suggestion)
         elif watch.fate is None:
@@ -222,11 +220,8 @@ class BufferOutcomes:
     def _outcome(self, watch: WatchedSuggestion, written: str) -> SuggestionOutcome:
         assert watch.fate is not None
         became = watch.fate
-        worth = {
-            "accepted": 1.0,
-            "typed": 1.0,
-            "partial": watch.accepted_length / max(1, len(watch.suggestion)),
-        }.get(became, 0.0)
+        partial = watch.accepted_length / max(1, len(watch.suggestion))
+        worth = {"accepted": 1.0, "typed": 1.0, "partial": partial}.get(became, 0.0)
         if became == "accepted" and written:
             worth = _kept_share(watch.suggestion, written)
         if not watch.was_shown:

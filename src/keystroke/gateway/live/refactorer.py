@@ -69,9 +69,7 @@ def _plan(
         )
         for known, edits in plan.edits.items()
     ]
-    return live.Changes(
-        id=request.id, buffer=request.buffer, version=request.version, title=plan.title, files=files
-    )
+    return live.Changes(**request.place, title=plan.title, files=files)
 
 
 def _placed(path: Path, root: Path | None) -> tuple[Path, str]:
