@@ -85,9 +85,7 @@ class ModelDescription:
 
 def affinity_of(job: Job, key: str) -> str:
     """The routing key of a job. It includes the API key: caches are not shared between keys."""
-    if job.affinity:
-        return f"{key}/{job.affinity}"
-    return f"{key}/{digest(job.prompt[:_OPENING])}"
+    return f"{key}/{job.affinity or digest(job.prompt[:_OPENING])}"
 
 
 def digest(tokens: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from keystroke.engine.base import Interrupt, Session
-from keystroke.engine.generation import Generation, GenerationParams
+from keystroke.engine.generation import Chunk, Generation, GenerationParams
 from keystroke.engine.mixing import Mixing, Predictor
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import Drafter
@@ -296,21 +296,19 @@ class Scheduler(WorkQueue):
             token_index(self.model.tokenizer)  # takes a tenth of a second once: before the first half word
 
     def _advance(self, running: RunningTicket) -> None:
-        ticket = running.ticket
-        if ticket.redirects:
+        if running.ticket.redirects:
             self._redirect(running)
-        chunk = running.generation.advance()
+        self._emit(running, running.generation.advance())
+
+    def _emit(self, running: RunningTicket, chunk: Chunk) -> None:
+        """Post a chunk; the last one ends the answer."""
+        ticket = running.ticket
         if not ticket.timing.first:
             ticket.timing.first = time.perf_counter()
-        if chunk.finish is None:
+        if chunk.finish is None or ticket.reason is None or chunk.text:
             self._post(ticket, chunk)
-        elif ticket.reason is not None:
-            if chunk.text:
-                self._post(ticket, chunk)
+        if chunk.finish is not None:
             self._finish(running, ticket.reason)
-        else:
-            self._post(ticket, chunk)
-            self._finish(running, None)
 
     def _advance_together(self, batch: list[RunningTicket]) -> None:
         requests = []
@@ -341,13 +339,7 @@ class Scheduler(WorkQueue):
             return
         spent = time.perf_counter() - began
         for (running, request), step in zip(requests, steps, strict=True):
-            ticket = running.ticket
-            chunk = running.generation.apply_step(step, spent, len(request.draft))
-            if not ticket.timing.first:
-                ticket.timing.first = time.perf_counter()
-            self._post(ticket, chunk)
-            if chunk.finish is not None:
-                self._finish(running, ticket.reason)
+            self._emit(running, running.generation.apply_step(step, spent, len(request.draft)))
 
     def _redirect(self, running: RunningTicket) -> None:
         ticket = running.ticket
