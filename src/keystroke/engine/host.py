@@ -8,7 +8,7 @@ optionally `_adopt` (KV from elsewhere) and `_release`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from keystroke.engine.base import GREEDY, AllowedTokens, ExtendResult, Interrupt, Sampling, Session, Step
 from keystroke.engine.prefix import common_prefix
 from keystroke.engine.sampler import RankedRow, verify
+from keystroke.engine.snapshots import run_to_border, snapshot_position
 from keystroke.errors import ContextOverflow, SessionClosed, UsageError
 
 
@@ -33,8 +34,14 @@ class PreparedStep:
 
 
 class HostSession(Session):
-    def __init__(self, context_length: int, *, chunk: int, tail: int = 1) -> None:
+    """`borders`: tokens that end a message, after which a recurrent state is kept; empty for models whose KV
+    cache can be cut anywhere."""
+
+    def __init__(
+        self, context_length: int, *, chunk: int, tail: int = 1, borders: Collection[int] = ()
+    ) -> None:
         self._context_length = context_length
+        self._borders = borders
         self._chunk = chunk  # most rows of one prefill run, between two checks for an interrupt
         self._tail = tail  # at most this many tokens are left for the next step to compute
         self._tokens: list[int] = []
@@ -57,7 +64,14 @@ class HostSession(Session):
 
     def _portion(self, start: int) -> int:
         """How many tokens one prefill run computes from `start` on."""
-        return self._chunk
+        if not self._borders:
+            return self._chunk
+        return run_to_border(self._tokens, start, self._chunk, self._borders)
+
+    def _snapshot_position(self, start: int, tokens: Sequence[int], drafted: int, newest: int) -> int | None:
+        """Where to keep the recurrent state after a run: see `snapshot_position`."""
+        length = len(self._tokens)
+        return snapshot_position(start, tokens, drafted, length=length, newest=newest, ends=self._borders)
 
     def _resume(self, length: int) -> int:
         """The largest position up to `length` from which a run can go on. A KV cache can be cut anywhere; a

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from keystroke.engine.base import ModelInfo
 from keystroke.errors import ModelDamaged
 
 Architecture = Literal[
@@ -210,6 +211,35 @@ class ModelSpec:
         """The layers with keys and values; the predictor's is the last."""
         recurrent = self.delta.layers if self.delta is not None else frozenset()
         return tuple(n for n in range(self.layers + self.predictor) if n not in recurrent)
+
+    def info(
+        self,
+        *,
+        weight_bytes: int,
+        kv_bytes_per_token: int,
+        precision: str,
+        context: int | None = None,
+        mapped: bool = False,
+        host_bytes: int = 0,
+    ) -> ModelInfo:
+        """The properties of an engine that has loaded the model, to hold at most `context` tokens."""
+        return ModelInfo(
+            name=self.name,
+            architecture=self.architecture,
+            context_length=min(context or self.context_length, self.context_length),
+            vocab_size=self.vocab_size,
+            layers=self.layers,
+            parameters=self.parameters,
+            weight_bytes=weight_bytes,
+            kv_bytes_per_token=kv_bytes_per_token,
+            precision=precision,
+            bos=self.bos,
+            eos=self.eos,
+            mapped=mapped,
+            host_bytes=host_bytes,
+            experts=self.experts.count if self.experts is not None else 0,
+            active_experts=self.experts.top if self.experts is not None else 0,
+        )
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense

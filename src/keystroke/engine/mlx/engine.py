@@ -16,7 +16,7 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from keystroke.engine.base import Engine, EngineStats, Guess, Interrupt, ModelInfo
+from keystroke.engine.base import Engine, EngineStats, Guess, Interrupt
 from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.disk_prefixes import DiskPrefixes, whole_blocks
 from keystroke.engine.host import HostSession
@@ -29,8 +29,6 @@ from keystroke.engine.prefix import PrefixCache, common_prefix
 from keystroke.engine.snapshots import (
     SNAPSHOT_SHARE,
     SnapshotStore,
-    run_to_border,
-    snapshot_position,
 )
 from keystroke.engine.speculative.base import MAX_DRAFT
 from keystroke.engine.speculative.cost import drafts_can_pay, measure_verify_cost, remember_cost
@@ -87,18 +85,11 @@ class MlxEngine(Engine):
         self.snapshots: SnapshotStore[States] = SnapshotStore(int(options.kv_budget * SNAPSHOT_SHARE))
         self.live: set[MlxSession] = set()
         self.state_bytes = 0 if spec.delta is None else state_bytes(spec.delta)
-        self.info = ModelInfo(
-            name=spec.name,
-            architecture=spec.architecture,
-            context_length=min(options.context_length or spec.context_length, spec.context_length),
-            vocab_size=spec.vocab_size,
-            layers=spec.layers,
-            parameters=spec.parameters,
+        self.info = spec.info(
             weight_bytes=weight_bytes,
             kv_bytes_per_token=self._kv_bytes_per_token(self.model),
             precision="stored",
-            bos=spec.bos,
-            eos=spec.eos,
+            context=options.context_length,
         )
 
     def session(self, scope: str = "") -> MlxSession:
@@ -241,7 +232,9 @@ class MlxEngine(Engine):
 
 class MlxSession(HostSession):
     def __init__(self, engine: MlxEngine, scope: str = "") -> None:
-        super().__init__(engine.info.context_length, chunk=PREFILL_CHUNK, tail=TAIL)
+        spec = engine.spec
+        borders = spec.eos if spec.delta is not None else ()
+        super().__init__(engine.info.context_length, chunk=PREFILL_CHUNK, tail=TAIL, borders=borders)
         self._engine = engine
         self.scope = scope
         self.memory: MlxMemory | None = None
@@ -307,34 +300,17 @@ class MlxSession(HostSession):
         if recurrent is not None:
             drafted = max(rows - 1, 0)
             recurrent.advance(start, len(tokens), drafted, run.states)
-            self._keep_snapshot(recurrent, start, tokens, drafted)
+            at = self._snapshot_position(start, tokens, drafted, recurrent.newest_snapshot())
+            if at is not None:
+                recurrent.keep(at, self._engine.snapshots, self._engine.state_bytes)
             wanted += recurrent.arrays()
         mx.eval(wanted)
         if run.logits is None:
             return np.empty((0, self._engine.spec.vocab_size), dtype=np.float32)
         return np.array(run.logits)
 
-    def _keep_snapshot(
-        self, recurrent: MlxRecurrentState, start: int, tokens: Sequence[int], drafted: int
-    ) -> None:
-        at = snapshot_position(
-            start,
-            tokens,
-            drafted,
-            length=len(self._tokens),
-            newest=recurrent.newest_snapshot(),
-            ends=self._engine.spec.eos,
-        )
-        if at is not None:
-            recurrent.keep(at, self._engine.snapshots, self._engine.state_bytes)
-
     def _resume(self, length: int) -> int:
         return length if self.memory is None else self.memory.reach(length)
-
-    def _portion(self, start: int) -> int:
-        if self._engine.spec.delta is None:
-            return self._chunk
-        return run_to_border(self._tokens, start, self._chunk, self._engine.spec.eos)
 
     def _with_room(self, length: int) -> MlxMemory:
         """This session's memory with at least `length` tokens of capacity."""

@@ -7,7 +7,7 @@ only changes a length, a verification is a run of several rows, and a fork share
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from keystroke.engine.base import (
     EngineStats,
     Guess,
     Interrupt,
-    ModelInfo,
     Step,
     StepRequest,
 )
@@ -33,16 +32,11 @@ from keystroke.engine.onnx.kv import KvBuffers, KvPool
 from keystroke.engine.onnx.plan import LogitRows, PlannedRun, StepPlan, StopFlag
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS
 from keystroke.engine.onnx.predictor import MOST_TOKENS, MtpDrafter
-from keystroke.engine.onnx.recurrent import Float32, RecurrentState
+from keystroke.engine.onnx.recurrent import Float32
 from keystroke.engine.onnx.stored import NativeWeights
 from keystroke.engine.prefix import CachedPrefix, PrefixCache, common_prefix
 from keystroke.engine.sampler import RankedRow
-from keystroke.engine.snapshots import (
-    SNAPSHOT_SHARE,
-    SnapshotStore,
-    run_to_border,
-    snapshot_position,
-)
+from keystroke.engine.snapshots import SNAPSHOT_SHARE, SnapshotStore
 from keystroke.engine.speculative.layer_draft import KEPT_STREAM, StreamTail
 from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMemory, UsageError
 
@@ -149,24 +143,16 @@ class OnnxEngine(Engine):
         self._watched: tuple[Interrupt, ort.RunOptions | StopFlag, Callable[[], None]] | None = None
         self._never = StopFlag()
         self._closed = False
-        self.info = ModelInfo(
-            name=spec.name,
-            architecture=spec.architecture,
-            context_length=min(options.context_length or spec.context_length, spec.context_length),
-            vocab_size=spec.vocab_size,
-            layers=spec.layers,
-            parameters=spec.parameters,
-            weight_bytes=sum(file.stat().st_size for file in graph.file.parent.iterdir() if file.is_file())
-            + sum(table.nbytes for table in tables.values()),
+        files = sum(file.stat().st_size for file in graph.file.parent.iterdir() if file.is_file())
+        weight_bytes = files + sum(table.nbytes for table in tables.values())
+        self.info = spec.info(
+            weight_bytes=weight_bytes,
             kv_bytes_per_token=self.pool.bytes_for(2) - self.pool.bytes_for(1),
             precision=graph.precision,
-            bos=spec.bos,
-            eos=spec.eos,
+            context=options.context_length,
             mapped=stored is not None and bool(stored.tables),
-            experts=spec.experts.count if spec.experts is not None else 0,
-            active_experts=spec.experts.top if spec.experts is not None else 0,
+            host_bytes=weight_bytes,
         )
-        self.info = replace(self.info, host_bytes=self.info.weight_bytes)
         if self._plan is not None:  # each session may come to hold a whole context
             fit = kv_budget // (self.info.kv_bytes_per_token * self.info.context_length)
             self.max_batch = max(1, min(self._plan.cheap_sequences, fit))
@@ -429,7 +415,9 @@ class OnnxEngine(Engine):
 
 class OnnxSession(HostSession):
     def __init__(self, engine: OnnxEngine, scope: str = "") -> None:
-        super().__init__(engine.info.context_length, chunk=PREFILL_CHUNK, tail=TAIL)
+        spec = engine.spec
+        borders = spec.eos if spec.delta is not None else ()
+        super().__init__(engine.info.context_length, chunk=PREFILL_CHUNK, tail=TAIL, borders=borders)
         self._engine = engine
         self.scope = scope
         self.buffers: KvBuffers | None = None
@@ -474,12 +462,15 @@ class OnnxSession(HostSession):
             logits = self._engine.run(binding, tokens, start, rows, interrupt)
             self._keep_stream(start, len(tokens), rows)
             return logits
+        drafted = max(rows - 1, 0)
         # Not interrupted: a state that is half computed would have to be read again from a snapshot.
-        self._engine.control[:3] = recurrent.prepare(start, len(tokens), max(rows - 1, 0))
+        self._engine.control[:3] = recurrent.prepare(start, len(tokens), drafted)
         logits = self._engine.run(binding, tokens, start, rows, None)
         recurrent.finish()
         self._keep_stream(start, len(tokens), rows)
-        self._keep_snapshot(recurrent, start, tokens, max(rows - 1, 0))
+        at = self._snapshot_position(start, tokens, drafted, recurrent.newest_snapshot())
+        if at is not None:
+            recurrent.keep(at, self._engine.snapshots)
         return logits
 
     def _bind(self, start: int, count: int) -> SessionBinding:
@@ -525,27 +516,8 @@ class OnnxSession(HostSession):
             newest = self._engine.stream(count)[-rows - KEPT_STREAM :].copy()
             self.streams.replace(start, start + count, list(newest))
 
-    def _keep_snapshot(
-        self, recurrent: RecurrentState, start: int, tokens: Sequence[int], drafted: int
-    ) -> None:
-        at = snapshot_position(
-            start,
-            tokens,
-            drafted,
-            length=len(self._tokens),
-            newest=recurrent.newest_snapshot(),
-            ends=self._engine.spec.eos,
-        )
-        if at is not None:
-            recurrent.keep(at, self._engine.snapshots)
-
     def _resume(self, length: int) -> int:
         return length if self.buffers is None else self.buffers.reach(length)
-
-    def _portion(self, start: int) -> int:
-        if self._engine.spec.delta is None:
-            return self._chunk
-        return run_to_border(self._tokens, start, self._chunk, self._engine.spec.eos)
 
     def _ensure_buffers(self, keep: int, length: int) -> None:
         """Make the buffers exclusive to this session and large enough, keeping the first `keep` tokens."""
