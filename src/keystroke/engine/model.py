@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # not needed to use a remote model
 
 @dataclass(frozen=True)
 class Model:
-    """An engine with its tokenizer and templates. Closing the engine is the caller's job."""
+    """An engine with its tokenizer and templates. Whoever loads it closes it."""
 
     name: str
     engine: Engine
@@ -33,6 +33,12 @@ class Model:
     # Languages in which it is surer than right: only what it is very sure of is shown. One of them that it
     # has not learned is followed all the same, where the project's own text is at hand.
     conservative_languages: frozenset[str] = frozenset()
+
+    def close(self) -> None:
+        """Close the engine, and that of the drafts. Idempotent."""
+        self.engine.close()
+        if self.draft is not None:
+            self.draft.close()
 
     def supports_language(self, language: str | None) -> bool:
         """Whether the model was trained on a language. True if either is unknown."""

@@ -105,7 +105,7 @@ class EngineReplica:
         """End remaining work, each with its `TicketEnded`, and free the engine."""
         if self._started:
             await self._entry.scheduler.stop()
-        await asyncio.to_thread(self._model.engine.close)
+        await asyncio.to_thread(self._model.close)
         stop_tracing()
 
     def check_health(self) -> None:

@@ -129,9 +129,7 @@ class LocalChatModel(CompletionModel):
     def close(self) -> None:
         self.session.close()
         if self._owns_model:
-            self.model.engine.close()
-            if self.model.draft is not None:
-                self.model.draft.close()
+            self.model.close()
 
 
 class _LocalStream(ModelAnswer):

@@ -7,7 +7,7 @@ decoded at about plain speed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from keystroke.engine.base import Engine, Sampling
 from keystroke.engine.speculative.base import Drafter
@@ -206,13 +206,12 @@ def engine_drafter(engine: Engine) -> AdaptiveDrafter | None:
 def drafter_for(
     engine: Engine,
     source: Sequence[int] | None = None,
-    history: Iterable[Sequence[int]] = (),
     draft: Engine | None = None,
 ) -> AdaptiveDrafter:
     """The drafter for `engine`. Drafts come from the original file if the answer is an edit of one
-    (`source`), else from repetitions in the prompt, in `history` and in the answer, else from the smaller
-    model `draft`. They are compared with the engine's own guess, if it has one, and the likelier is used."""
-    drafters: list[Drafter] = [SuffixDrafter(history)]
+    (`source`), else from repetitions in the prompt and in the answer, else from the smaller model `draft`.
+    They are compared with the engine's own guess, if it has one, and the likelier is used."""
+    drafters: list[Drafter] = [SuffixDrafter()]
     if draft is not None:
         drafters.append(ModelDrafter.shared(draft, engine))
     if source:

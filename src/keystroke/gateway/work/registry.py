@@ -265,9 +265,7 @@ def _return_memory() -> None:
 async def _close(entry: ServedModel) -> None:
     await entry.scheduler.stop()
     if entry.model is not None:
-        await asyncio.to_thread(entry.model.engine.close)
-        if entry.model.draft is not None:
-            await asyncio.to_thread(entry.model.draft.close)
+        await asyncio.to_thread(entry.model.close)
 
 
 def local_entry(
