@@ -67,7 +67,7 @@ def deploy(
         serve.run_many([target], wait_for_applications_running=False)
     except Exception as error:
         raise _failed(error) from None
-    began, told = time.monotonic(), False
+    began, reported = time.monotonic(), False
     while (state := serve.status().applications[name]).status != "RUNNING":
         if state.status == "DEPLOY_FAILED":
             raise _failed(state.message, *(d.message for d in state.deployments.values()))
@@ -77,8 +77,8 @@ def deploy(
                 f"The replicas did not come up within {patience:g} seconds: {_waiting(lacks(), state)}. "
                 "On a cluster they come up as soon as there is room; `keystroke scale down` takes them off."
             )
-        if waited > REPORT_AFTER and not told and (said := lacks()):
-            told = True
+        if waited > REPORT_AFTER and not reported and (said := lacks()):
+            reported = True
             say(f"still waiting: {'; '.join(said)}")
         time.sleep(_POLL)
 

@@ -27,10 +27,10 @@ _BRANCH = re.compile(
 
 def find_doubt(old: str, new: str, path: str, instruction: str) -> str | None:
     """One sentence that a model can act on, or None."""
-    told = instruction if "\n" not in instruction.strip() else ""  # pasted output names many things
-    for name in _missing(old, new, language_of(path), told):
+    task = instruction if "\n" not in instruction.strip() else ""  # pasted output names many things
+    for name in _missing(old, new, language_of(path), task):
         return f"the task names {name}, and your code does not have it"
-    for found in _TEXT.findall(told):
+    for found in _TEXT.findall(task):
         text = next(filter(None, found))
         if text not in new:
             return f"the task gives the text {text!r}, and your code does not have it"

@@ -39,8 +39,8 @@ class FileChange:
         """The bytes to write, in the encoding of the file they replace."""
         if self.after is None:
             return None
-        manner = self.before or self.moved_from
-        return (manner.decoded if manner else Decoded("")).encode(self.after, self.path)
+        replaced = self.before or self.moved_from
+        return (replaced.decoded if replaced else Decoded("")).encode(self.after, self.path)
 
     @cached_property
     def diff(self) -> str:
@@ -191,8 +191,9 @@ def rule_warnings(plan: EditPlan, rules: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def plan_patch(workspace: Workspace, patch: str, instruction: str = "apply a patch") -> EditPlan:
+def plan_patch(workspace: Workspace, patch: str) -> EditPlan:
     """Plan a patch somebody wrote: search/replace blocks, an `apply_patch` envelope or a unified diff."""
+    instruction = "apply a patch"
     sources: dict[str, WorkspaceFile] = {}
 
     def read(path: str) -> str | None:

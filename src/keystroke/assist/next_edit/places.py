@@ -116,13 +116,8 @@ class PlacesFormat:
                 body += [letter, *at_cursor, *self.encode(f"{line}\n")]
             body += [marks.letters[len(inside)], *newline]
         tail = [marks.end, *newline, marks.start, *self.encode("assistant\n")]
-        return PlacesPrompt(
-            (*front, *body, *tail),
-            len(front),
-            ordered,
-            tuple(tuple(lines[place.first : place.last]) for place in ordered),
-            marks.end,
-        )
+        shown = tuple(tuple(lines[place.first : place.last]) for place in ordered)
+        return PlacesPrompt((*front, *body, *tail), len(front), ordered, shown, marks.end)
 
     def region(self, lines: Sequence[str], line: int, size: int = REGION) -> LineRange:
         """What to show when `line` may have to change: at most `size` lines, fewer where they are long."""
@@ -168,12 +163,12 @@ class PlacesFormat:
         return PlacesAnswer(place, (*old[:first], *new, *old[last:]))
 
     def _history(self, history: Sequence[RecentChange]) -> list[int]:
-        told = []
+        parts = []
         for change in reversed(history[-CHANGES:]):
             sides = (_signed("-", change.before), _signed("+", change.after))
             gone, came = (list(self.encode(side))[:CHANGE_TOKENS] for side in sides)
-            told.append([self.marks.file, *self.encode(short_path(change.path)), *gone, *came])
-        return newest_fitting(told, HISTORY_TOKENS, least=1)
+            parts.append([self.marks.file, *self.encode(short_path(change.path)), *gone, *came])
+        return newest_fitting(parts, HISTORY_TOKENS, least=1)
 
 
 def _signed(sign: str, text: str) -> str:

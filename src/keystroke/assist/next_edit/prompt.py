@@ -169,12 +169,12 @@ class EditFormat:
         return [*prompt.lines[:first], *new, *prompt.lines[last:]]
 
     def _history(self, history: Sequence[RecentChange]) -> list[int]:
-        marks, told = self.marks, []
+        marks, parts = self.marks, []
         for change in reversed(history[-CHANGES:]):
             old, new = (list(self.encode(side))[:CHANGE_TOKENS] for side in (change.before, change.after))
             path = self.encode(short_path(change.path))
-            told.append([marks.edit, *path, marks.before, *old, marks.after, *new])
-        return newest_fitting(told, HISTORY_TOKENS)
+            parts.append([marks.edit, *path, marks.before, *old, marks.after, *new])
+        return newest_fitting(parts, HISTORY_TOKENS)
 
     def _fitting(self, lines: list[str], *, last: bool) -> list[int]:
         """The encoding of as many lines as fit, those next to the region kept longest."""

@@ -50,17 +50,9 @@ def changed_files(
     if revision.startswith("-"):
         raise InputError(f"{revision!r:.60} is not a revision; name a commit, a branch or A..B")
     if revision:
-        ends = re.split(r"\.\.\.?", revision)
-        for end in ends:
-            _git(
-                root,
-                "rev-parse",
-                "--verify",
-                "--quiet",
-                "--end-of-options",
-                f"{end or 'HEAD'}^{{commit}}",
-                what=revision,
-            )
+        for end in re.split(r"\.\.\.?", revision):
+            commit = f"{end or 'HEAD'}^{{commit}}"
+            _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", commit, what=revision)
     newer = re.split(r"\.\.\.?", revision)[1] or "HEAD" if ".." in revision else ""
     base = [revision] if revision else [] if staged else [_head(root)]
     options = ["-U0", "--no-color", "--no-ext-diff", "--no-textconv", "--diff-filter=d", "-M"]
@@ -83,10 +75,7 @@ def changed_files(
             continue
         try:
             disk = workspace.read_bytes(path)
-            if staged or newer:
-                data: bytes | None = _git(root, "show", f"{newer}:{path}")
-            else:
-                data = disk
+            data = _git(root, "show", f"{newer}:{path}") if staged or newer else disk
             if data is None:
                 continue
             text = decode(data, path).text
@@ -94,22 +83,15 @@ def changed_files(
             left.append(UnreviewedFile(path, str(error)))
             continue
         every = frozenset(range(1, text.count("\n") + 2))
-        before = None if lines is None else _text_at(root, base_commit(root, revision), old)
+        before = None if lines is None else committed_text(root, old, base_commit(root, revision))
         changed = every if lines is None else frozenset(lines)
         found.append(ChangedFile(path, text, changed, disk == data, before))
     return found, left
 
 
-def committed_text(root: Path, path: str) -> str | None:
-    """A file's text in the last commit; None where it has none."""
-    return _text_at(root, "HEAD", path)
-
-
 def base_commit(root: Path, revision: str) -> str:
     """The commit that a review compares with."""
-    older, dots, newer = (
-        re.split(r"(\.\.\.?)", revision, maxsplit=1) if ".." in revision else (revision, "", "")
-    )
+    older, dots, newer = revision.partition("..." if "..." in revision else "..")
     if dots == "...":
         try:
             return _git(root, "merge-base", older or "HEAD", newer or "HEAD").decode().strip()
@@ -118,7 +100,8 @@ def base_commit(root: Path, revision: str) -> str:
     return older or "HEAD"
 
 
-def _text_at(root: Path, commit: str, path: str) -> str | None:
+def committed_text(root: Path, path: str, commit: str = "HEAD") -> str | None:
+    """A file's text in a commit; None where it has none."""
     try:
         return decode(_git(root, "show", f"{commit}:./{path}"), path).text
     except KeystrokeError:

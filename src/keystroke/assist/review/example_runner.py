@@ -90,7 +90,7 @@ class ModuleVersion:
     def outcome(self, plan: list[Any], skipped: list[int]) -> list[Any]:
         """The result of each step: a value as text, or the error and whether a `raise` raised it."""
         made: list[Any] = []
-        told: list[Any] = []
+        results: list[Any] = []
         for number, step in enumerate(plan):
             if number in skipped:
                 made.append(None)
@@ -98,16 +98,16 @@ class ModuleVersion:
             try:
                 value = self._given(step, made)
                 made.append(value)
-                told.append(["value", shown_value(value)])
+                results.append(["value", shown_value(value)])
             except MissingDefinition:
                 return [["broken", "Missing"]]
             except TimeLimitReached:
-                return [*told, ["endless", ""]]
+                return [*results, ["endless", ""]]
             except Exception as error:
-                told.append(["error", type(error).__name__, self._meant(error), str(error)[:120]])
-                return told
+                results.append(["error", type(error).__name__, self._meant(error), str(error)[:120]])
+                return results
         own = [value for value in made if type(value).__module__ == "example"]
-        return [*told, *(["state", shown_value(_fields(value))] for value in own)]
+        return [*results, *(["state", shown_value(_fields(value))] for value in own)]
 
     def failing(self, plan: list[Any]) -> list[int]:
         """The preparing steps that fail; they are skipped."""
@@ -214,7 +214,7 @@ def main() -> None:
         if time.monotonic() > until:
             break  # report what was run so far
         results.append(_tried(job["before"], job["after"], plan, modules))
-        if any(step[0] == "endless" for told in results[-1][1] for step in told):
+        if any(step[0] == "endless" for outcome in results[-1][1] for step in outcome):
             break
     json.dump(results, answer)
     answer.flush()
@@ -224,7 +224,7 @@ def main() -> None:
 def _tried(before: str, after: str, plan: list[Any], modules: frozenset[str]) -> list[Any]:
     """The steps that are skipped because they fail in the old version, then the results of the others: twice
     in the old version and once in the new one."""
-    told: list[Any] = []
+    results: list[Any] = []
     skipped: list[int] = []
     for number, source in enumerate((before, before, before, after)):
         try:
@@ -233,12 +233,12 @@ def _tried(before: str, after: str, plan: list[Any], modules: frozenset[str]) ->
             if number == 0:
                 skipped = version.failing(plan)
             else:
-                told.append(version.outcome(plan, skipped))
+                results.append(version.outcome(plan, skipped))
         except (Exception, TimeLimitReached) as error:
-            told.append([["broken", type(error).__name__]])
+            results.append([["broken", type(error).__name__]])
         finally:
             _limited(0)
-    return [skipped, told[-3:]]
+    return [skipped, results[-3:]]
 
 
 def _limited(seconds: float) -> None:

@@ -183,9 +183,9 @@ class PlanGenerator:
             case "dict" | "mapping":
                 return self._dict()
             case "texts or ints" | "list":
-                told = self._random.choices(self._words, k=self._random.randint(1, 4)) if self._words else []
+                words = self._random.choices(self._words, k=self._random.randint(1, 4)) if self._words else []
                 return pick(
-                    [[], [1], [3, 1, 2], ["a", "b"], ["x"], list(range(50)), told, told, self._matching]
+                    [[], [1], [3, 1, 2], ["a", "b"], ["x"], list(range(50)), words, words, self._matching]
                 )
         self.doubtful = True
         return pick([*_INTS, *_TEXTS[:4], [1, 2, 3], [], None])

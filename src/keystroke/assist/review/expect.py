@@ -89,8 +89,8 @@ def without_body(text: str, name: str) -> str | None:
     node = next((n for n in inside if isinstance(n, ast.FunctionDef) and n.name == short), None)
     if node is None or node.end_lineno is None or node.body[0].lineno == node.lineno:
         return None
-    told = ast.get_docstring(node) is not None
-    last = (node.body[0].end_lineno or 0) if told else node.body[0].lineno - 1
+    documented = ast.get_docstring(node) is not None
+    last = (node.body[0].end_lineno or 0) if documented else node.body[0].lineno - 1
     hidden = [*lines[:last], f"{' ' * node.body[0].col_offset}...", *lines[node.end_lineno :]]
     if len(hidden) <= _SHOWN:
         return "\n".join(hidden).strip("\n")

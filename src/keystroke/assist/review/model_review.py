@@ -44,14 +44,14 @@ def model_findings(file: ChangedFile, root: Path, writer: Writer, rules: str = "
     """The model's remarks on one file that it confirms in a second question."""
     system = f"{_SYSTEM}\n\nThe project's rules:\n{rules.strip()}" if rules.strip() else _SYSTEM
     document = Document(file.text)
-    told: list[ReviewFinding] = []
+    reported: list[ReviewFinding] = []
     for text in _objects(writer.write(chat(system, _shown(file)), None)):
         finding = _read(text, file, document, root)
-        if finding is not None and finding.line not in {other.line for other in told}:
-            told.append(finding)
-        if len(told) >= MAX_REMARKS:
+        if finding is not None and finding.line not in {other.line for other in reported}:
+            reported.append(finding)
+        if len(reported) >= MAX_REMARKS:
             break
-    for finding in told:
+    for finding in reported:
         # Without an earlier text there is nothing to compare, and the remark is dropped.
         if new_has_defect(file, finding.line, finding.message, writer):
             yield finding

@@ -169,9 +169,9 @@ def _demonstrated(
     if file.before is None or not is_python(file.path):
         return
     changed = changed_definitions(file.before, file.text)
-    told: set[str] = {name for name, lines in changed.items() if not wrong.isdisjoint(lines)}
-    for name, message, severity in _shown_by_running(file, root, changed, told, writer):
-        told.add(name)
+    reported: set[str] = {name for name, lines in changed.items() if not wrong.isdisjoint(lines)}
+    for name, message, severity in _shown_by_running(file, root, changed, reported, writer):
+        reported.add(name)
         lines = changed[name]
         line = min(file.lines.intersection(lines), default=lines.start)
         start, end = Document(file.text).line_span(line - 1)
@@ -181,9 +181,9 @@ def _demonstrated(
 
 
 def _shown_by_running(
-    file: ChangedFile, root: Path, changed: Mapping[str, range], told: Set[str], writer: Writer | None
+    file: ChangedFile, root: Path, changed: Mapping[str, range], reported: Set[str], writer: Writer | None
 ) -> Iterator[tuple[str, str, Severity]]:
-    """The definition, the sentence and the severity of each finding. `told` grows with what is found."""
+    """The definition, the sentence and the severity of each finding. `reported` grows with what is found."""
     before, names = file.before or "", definitions(file.text)
     said = [
         *claims_from_tests(root, file.path, names),
@@ -199,12 +199,12 @@ def _shown_by_running(
             continue
         if found.holds:
             meant.add(name)
-        elif name not in told:
+        elif name not in reported:
             place = where[id(found.claim)]
             by = "its documentation" if place == file.path else f"{place}:{found.claim.line}"
             yield name, f"{by} says {found.claim.text}; now that is {found.after}", Severity.HIGH
     for difference in find_differences(before, file.text) if changed else ():
-        if difference.name in told or difference.name in meant:
+        if difference.name in reported or difference.name in meant:
             continue
         call, was, gives = difference.call, difference.before, difference.after
         if difference.broken:
@@ -215,7 +215,7 @@ def _shown_by_running(
             yield difference.name, message, Severity.MEDIUM
     if writer is None:
         return
-    for name in [name for name in changed if name not in told | meant][:ASKED]:
+    for name in [name for name in changed if name not in reported | meant][:ASKED]:
         against = find_contradictions(before, file.text, claims_from_model(file.text, name, names, writer))
         if against and not any(found.holds for found in against):
             found = against[0]
