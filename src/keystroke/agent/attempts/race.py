@@ -123,15 +123,8 @@ class Race:
             self._end_others(AttemptEnd.BEATEN)
             winner, why = self._select()
             seconds = time.perf_counter() - self._started
-        return RaceResult(
-            tuple(self._attempts),
-            winner,
-            why,
-            seconds,
-            len(self._prompt),
-            self._prefill,
-            self._reused,
-        )
+        attempts, length = tuple(self._attempts), len(self._prompt)
+        return RaceResult(attempts, winner, why, seconds, length, self._prefill, self._reused)
 
     def _start_waiting(self) -> None:
         if self._attempts and not (self._live or self._checks or self._unchecked):

@@ -62,7 +62,7 @@ class AgentTask:
         self._options, self._control = options or TaskOptions(), control or TaskControl()
         self._identity = identity or TaskIdentity()
         self._created = time.time()
-        self._started = time.perf_counter()
+        self._started: float  # of `run`, by time.perf_counter()
         self._deep: ChatModel | None = None
         self._runner: Runner | None = None
         self._mcp = (
@@ -77,7 +77,7 @@ class AgentTask:
         is raised after it."""
         if not instruction.strip() and previous is None:
             raise InputError("the task is empty; say what to do")
-        started = self._started = time.perf_counter()
+        self._started = time.perf_counter()
         with task_folder(self._files.scratch) as folder:
             copies = WorkspaceReplicas(
                 self._files.workspace.root,
@@ -91,7 +91,7 @@ class AgentTask:
                 sandbox = str(self._permissions.sandbox.kind)
                 name = self._models.model.name
                 self._control.on_event(StartedEvent(self._identity.id, task.instruction, name, sandbox))
-                return self._run(task, started)
+                return self._run(task)
             finally:
                 if self._mcp is not None:
                     self._mcp.close()
@@ -101,9 +101,9 @@ class AgentTask:
                 if self._deep is not None:
                     self._deep.close()
 
-    def _run(self, task: TaskState, started: float) -> EndedEvent:
+    def _run(self, task: TaskState) -> EndedEvent:
         try:
-            return self._work(task, started)
+            return self._work(task)
         except Interrupted:
             line = "stopped; `keystroke do --continue` continues it" if self._files.store else "stopped"
             return self._end(task, EndStatus.INTERRUPTED, line)
@@ -111,7 +111,7 @@ class AgentTask:
             self._end(task, EndStatus.FAILED, str(error))
             raise
 
-    def _work(self, task: TaskState, started: float) -> EndedEvent:
+    def _work(self, task: TaskState) -> EndedEvent:
         if self._mcp is not None:
             task.tools = tuple(self._mcp.start())
         model, has_deep = self._models.model, self._models.open_deep is not None
@@ -127,7 +127,7 @@ class AgentTask:
             return self._end(task, EndStatus.FAILED, self._failure_line(task))
         if self._options.review and has_deep and task.overlay.texts:
             self._review(task, self._open_deep(task, "reviews the change"))
-        return self._apply(task, time.perf_counter() - started)
+        return self._apply(task, time.perf_counter() - self._started)
 
     def _open_deep(self, task: TaskState, purpose: str) -> ChatModel:
         if self._deep is None:
