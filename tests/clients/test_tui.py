@@ -22,7 +22,8 @@ from gateway_support import RunningServer, last_user, scripted_model, serving
 from keystroke.clients.gateway_address import GatewayAddress
 from keystroke.clients.tui.app import TerminalApp
 from keystroke.clients.tui.session import SessionEntry, SessionStore
-from keystroke.clients.tui.widgets import DiffView, LogEntry, QuestionPanel, StatusBar, escape_controls
+from keystroke.clients.tui.widgets import DiffView, LogEntry, QuestionPanel, StatusBar
+from keystroke.text.terminal import safe_for_terminal
 
 BROKEN = "def add(a, b):\n    return a - b\n\n\ndef sub(a, b):\n    return a + b\n"
 FIXED = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n"
@@ -169,7 +170,7 @@ async def test_a_session_is_listed_and_gone_on_with(server: RunningServer, root:
 
 
 def test_strangers_text_cannot_steer_the_terminal() -> None:
-    assert escape_controls("\x1b]0;title\x07[bold]\x9b2J\nnext") == "�]0;title�[bold]�2J\nnext"
+    assert safe_for_terminal("\x1b]0;title\x07[bold]\x9b2J\nnext") == "�]0;title�[bold]�2J\nnext"
 
 
 def test_sessions_are_private_whole_or_not_at_all_and_unreadable_ones_are_left_alone(tmp_path: Path) -> None:

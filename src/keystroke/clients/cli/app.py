@@ -171,13 +171,8 @@ def options(
     ] = False,
 ) -> None:
     """Code completion and chat at the speed of typing, on the hardware you have."""
-    ctx.obj = Invocation(
-        json=json,
-        quiet=quiet,
-        config=config,
-        flags=dict(map(_parse_assignment, assignments or ())),
-        local=local,
-    )
+    flags = dict(map(_parse_assignment, assignments or ()))
+    ctx.obj = Invocation(json=json, quiet=quiet, config=config, flags=flags, local=local)
 
 
 def _parse_assignment(text: str) -> tuple[str, str]:

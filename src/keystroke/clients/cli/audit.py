@@ -23,7 +23,7 @@ from keystroke.analysis.audit.project import ProjectFacts, project_root
 from keystroke.analysis.audit.report import AuditedFile, apply_fixes, as_json, as_sarif, as_text, diff
 from keystroke.analysis.audit.rules.wrappers import project_wrappers
 from keystroke.clients.cli import options
-from keystroke.clients.cli.console import Console, print_error
+from keystroke.clients.cli.console import Console, counted, print_error
 from keystroke.clients.cli.installed_version import release
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
@@ -149,8 +149,8 @@ def _sources(paths: list[str], language: str, every: bool) -> list[SourceFile]:
                 print_error(f"{item.path} was skipped: {item.why}")
     if foreign:
         listed = ", ".join(f"{count} {why}" for why, count in sorted(foreign.items()))
-        total = foreign.total()
-        print_error(f"{total} file{'' if total == 1 else 's'} skipped: {listed}; --all audits them too")
+        files = counted(foreign.total(), "file")
+        print_error(f"{files} skipped: {listed}; --all audits them too")
     return out
 
 
@@ -238,10 +238,8 @@ def _rewrite(file: AuditedFile, before: str, after: str) -> None:
 def _write(found: list[AuditedFile], form: Format) -> None:
     if form is Format.TEXT:
         lines = as_text(found)
-        total = sum(len(file.findings) for file in found)
-        lines.append(
-            f"{total} finding{'' if total == 1 else 's'} in {len(found)} file{'' if len(found) == 1 else 's'}"
-        )
+        findings = counted(sum(len(file.findings) for file in found), "finding")
+        lines.append(f"{findings} in {counted(len(found), 'file')}")
         sys.stdout.write(Console.plain("\n".join(lines) + "\n"))
     else:
         _write_json(as_json(found) if form is Format.JSON else as_sarif(found, release()))

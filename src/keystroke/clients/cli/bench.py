@@ -19,6 +19,7 @@ from typing import Annotated
 import typer
 
 from keystroke.clients.cli import options
+from keystroke.clients.cli.fingerprint import checkout
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument
 from keystroke.errors import NotFound, UnsupportedModel
@@ -78,12 +79,10 @@ def recorded(command: list[str], folder: Path) -> tuple[int, list[object]]:
 
 def benchmarks() -> dict[str, Path]:
     """The files of `bench/` in the checkout by name; none in an installation."""
-    root = Path(__file__).resolve().parents[4]
-    if not (root / "pyproject.toml").is_file():
+    if (root := checkout()) is None:
         return {}
-    return {
-        file.stem: file for file in sorted((root / "bench").glob("*.py")) if not file.name.startswith("_")
-    }
+    files = sorted((root / "bench").glob("*.py"))
+    return {file.stem: file for file in files if not file.name.startswith("_")}
 
 
 def _about(file: Path) -> str:

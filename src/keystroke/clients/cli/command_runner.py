@@ -56,15 +56,11 @@ class OutputListener:
         """Called after output, and after `poll_delay`."""
 
 
-def run_command(
-    command: Sequence[str], cwd: Path | None = None, listener: OutputListener | None = None
-) -> int:
+def run_command(command: Sequence[str], listener: OutputListener | None = None) -> int:
     """Run a command in the foreground with our input and output. Returns its code as `subprocess` does."""
     try:
-        return _Foreground(listener or OutputListener()).run(command, cwd)
+        return _Foreground(listener or OutputListener()).run(command)
     except FileNotFoundError:
-        if cwd is not None and not cwd.is_dir():
-            raise NotFound(f"the folder {cwd} does not exist; run the command where it does") from None
         raise NotFound(f"there is no command {command[0]!r}; check its spelling and your PATH") from None
     except PermissionError:
         raise InputError(
@@ -86,13 +82,12 @@ class _Foreground:
         self.routes: dict[int, int] = {}  # descriptor we read -> descriptor we write
         self.main = -1
 
-    def run(self, command: Sequence[str], cwd: Path | None) -> int:
+    def run(self, command: Sequence[str]) -> int:
         child_ends: list[int] = []  # the command's ends
         try:
             streams = self._open(child_ends)
             child = subprocess.Popen(
                 command,
-                cwd=cwd,
                 stdin=streams.pop(0, None) if self.own else None,
                 stdout=streams[1],
                 stderr=streams[2],

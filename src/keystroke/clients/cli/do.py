@@ -214,14 +214,12 @@ def do(
 
 def _run_in_background(run: Invocation, task: str, fields: dict[str, Any]) -> None:
     """Give the task to this machine's gateway and return at once."""
-    import msgspec
-
     from keystroke.clients.cli.changes import workspace_root
     from keystroke.clients.cli.tasks import with_client
 
     given = with_client(run, lambda client: client.create(str(workspace_root()), task, **fields))
     run.report(
-        msgspec.to_builtins(given),
+        given,
         f"{given.id[-8:]} started; `keystroke tasks show` follows it; its change waits for your approval",
     )
 

@@ -105,7 +105,7 @@ class GatewayTask:
                     ended = _ended(event.task)
                     self._view.handle_event(ended)
                     return ended
-                elif (translated := _to_event(task, event)) is not None:
+                elif (translated := _to_event(event)) is not None:
                     self._view.handle_event(translated)
         raise Unavailable("The gateway lost the task; `keystroke tasks` shows its state.")
 
@@ -134,25 +134,23 @@ async def _cancel_when_stopped(client: TaskClient, task: str, stopped: asyncio.E
         await client.act(task, "cancel")
 
 
-def _to_event(task: str, event: wire.TaskEvent) -> Event | None:
+_EVENTS: dict[type, Callable[[Any], Event]] = {
+    wire.TaskBegan: lambda event: events.StartedEvent(event.task_id, "", event.model, event.sandbox),
+    wire.TaskDoing: lambda event: events.StepEvent(event.line),
+    wire.TaskText: lambda event: events.TextEvent(event.delta),
+    wire.TaskOutput: lambda event: events.OutputEvent(event.delta),
+    wire.TaskNoted: lambda event: events.NoteEvent(event.line, event.failed),
+    wire.TaskChanged: lambda event: events.DiffEvent(event.diff),
+    wire.TaskSpent: lambda event: events.CostEvent(_receipt(event.receipt)),
+}
+
+
+def _to_event(event: wire.TaskEvent) -> Event | None:
     """A wire event as an event of the agent; None for those without a counterpart."""
-    if isinstance(event, wire.TaskBegan):
-        return events.StartedEvent(task, "", event.model, event.sandbox)
-    if isinstance(event, wire.TaskDoing):
-        return events.StepEvent(event.line)
-    if isinstance(event, wire.TaskText):
-        return events.TextEvent(event.delta)
-    if isinstance(event, wire.TaskOutput):
-        return events.OutputEvent(event.delta)
-    if isinstance(event, wire.TaskNoted):
-        return events.NoteEvent(event.line, event.failed)
-    if isinstance(event, wire.TaskChanged):
-        return events.DiffEvent(event.diff)
-    if isinstance(event, wire.TaskSpent):
-        return events.CostEvent(_receipt(event.receipt))
     if isinstance(event, wire.TaskQueued) and event.position:
         return events.NoteEvent(f"waiting, number {event.position} in the queue")
-    return None
+    make = _EVENTS.get(type(event))
+    return None if make is None else make(event)
 
 
 def _ended(task: wire.Task) -> EndedEvent:

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from keystroke.agent.chat.steering import Steering
 from keystroke.agent.loop import ApprovalDecision, ApprovalRequest, EndedEvent, Event, events
 from keystroke.clients.cli.console import RED
@@ -112,7 +110,7 @@ class TerminalTaskView:
                 self._print(line)
             self._print(f"{item.text} [y/N]")
         elif self._run.json:
-            self._run.console.line(msgspec.json.encode(item).decode())
+            self._run.console.json(item)
         elif isinstance(item, events.StartedEvent):
             self._print(f"{item.model}, commands in: {item.sandbox}")
         elif isinstance(item, events.StepEvent):

@@ -7,8 +7,6 @@ used; anything else that is missing is a line of the report.
 from __future__ import annotations
 
 import platform
-import shutil
-import subprocess
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.console import format_size
+from keystroke.clients.cli.console import counted, format_size
 from keystroke.clients.cli.installed_version import release
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.open_model import open_model
@@ -47,20 +45,20 @@ def doctor(
     from keystroke.engine.fetch.staging import folder_bytes
 
     run = invocation_of(ctx)
+    settings = run.settings
+    box = look_up_machine(settings.paths.models, measure=not quick)
     facts: dict[str, Any] = {
         "keystroke": release(),
         "machine": machine(),
         "packages": packages(),
-        "gpu": gpu(),
+        "gpu": box.gpu and f"{box.gpu.name}, {box.gpu.memory_bytes >> 20} MiB, {box.gpu.driver}",
         "other_gpu": unsupported_gpu(),
         "backends": {name: backend.unavailable_reason() for name, backend in BACKENDS.items()},
     }
-    settings = run.settings
     facts["folders"] = {
         name: {"path": str(path), "bytes": folder_bytes(path)}
         for name, path in (("models", settings.paths.models), ("cache", settings.paths.cache))
     }
-    box = look_up_machine(settings.paths.models, measure=not quick)
     facts["fits"] = {model.name: fit(model, box, installed=True).describe() for model in BUILT_IN.values()}
     facts["gateways"] = gateways(settings.paths.state)
     if facts["gpu"] is not None or settings.engine.kind == "cuda":
@@ -105,20 +103,6 @@ def packages() -> dict[str, str | None]:
         except PackageNotFoundError:
             found[name] = None
     return found
-
-
-def gpu() -> str | None:
-    """The first NVIDIA GPU as its driver reports it; None without one."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    lines = done.stdout.strip().splitlines()
-    return lines[0].strip() if lines else None
 
 
 def kernels(settings: Settings) -> str:
@@ -259,7 +243,7 @@ def _loaded_rows(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
                 text += f": {model['precision']}, {format_size(model['weight_bytes'])} of weights, "
                 text += f"{format_size(model['cached_bytes'] or 0)} of cache"
                 if busy := model["running"] + model["waiting"]:
-                    text += f", {busy} request{'s' * (busy > 1)} running or waiting"
+                    text += f", {counted(busy, 'request')} running or waiting"
             elif model["state"] == "offered":
                 text += ": loaded on first use"
             rows.append((model["state"], text))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
+from keystroke.clients.cli.console import format_size, format_time
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
 from keystroke.errors import InputError, UsageError
@@ -49,7 +50,6 @@ def status(ctx: typer.Context, json: options.Json = False) -> None:
     """Show whether recording is on, what is recorded, and the current confidence thresholds."""
     from keystroke.assist.completion.gate import THRESHOLDS
     from keystroke.assist.completion.tuning import tune_threshold
-    from keystroke.clients.cli.console import format_size
 
     run = invocation_of(ctx)
     settings = run.settings
@@ -101,7 +101,7 @@ def show(
     if number is not None and not found:
         raise InputError(f"there is no suggestion {number}; `keystroke learn show` lists them")
     if run.json:
-        run.console.json([dataclasses.asdict(outcome) for outcome in found])
+        run.console.json(found)
     elif number is not None:
         _describe(run, found[0])
     elif not found:
@@ -110,7 +110,7 @@ def show(
         cells = [
             (
                 str(o.id),
-                time.strftime("%Y-%m-%d %H:%M", time.localtime(o.at)),
+                format_time(o.at),
                 o.language or "-",
                 o.became,
                 f"{o.confidence:.2f}",

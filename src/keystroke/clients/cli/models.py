@@ -104,7 +104,7 @@ def _rows(run: Invocation) -> list[dict[str, Any]]:
             rows.append({"name": model.name, "kind": "built in", "size": model.size, "where": where, **fits})
     for name, named in settings.models.items():
         where = f"{named.base_url}#{named.model}" if named.base_url else str(named.path or named.model or "")
-        kind = "remote" if named.base_url or named.engine == "remote" else "setting"
+        kind = "remote" if is_remote(named) else "setting"
         rows.append({"name": name, "kind": kind, "size": 0, "where": where})
     return rows
 
@@ -246,7 +246,7 @@ def show(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
     """Show the details of a model."""
     run = invocation_of(ctx)
     named = run.settings.models.get(name)
-    if named is not None and (named.base_url or named.engine == "remote"):
+    if named is not None and is_remote(named):
         facts: dict[str, Any] = {
             "name": name,
             "server": named.base_url,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.console import format_size
+from keystroke.clients.cli.console import counted, format_size
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
 from keystroke.clients.gateway_address import GatewayAddress
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def ps(ctx: typer.Context, json: options.Json = False) -> None:
     run = invocation_of(ctx)
-    rows = _rows(run)
+    rows = [_row(one, run) for one in running_processes()]
     if run.json:
         run.console.json(rows)
         return
@@ -45,10 +45,6 @@ def ps(ctx: typer.Context, json: options.Json = False) -> None:
     run.console.note(
         "`keystroke stop` ends the gateway and frees its memory; `keystroke stop --all` ends all"
     )
-
-
-def _rows(run: Invocation) -> list[dict[str, Any]]:
-    return [_row(one, run) for one in running_processes()]
 
 
 def _row(one: RunningProcess, run: Invocation) -> dict[str, Any]:
@@ -102,9 +98,9 @@ def _users(status: GatewayStatus) -> str:
     busy = sum(model.running + model.waiting for model in status.models)
     parts = []
     if status.sockets:
-        parts.append(f"{status.sockets} open connection{'s' * (status.sockets > 1)} (editors, pages)")
+        parts.append(f"{counted(status.sockets, 'open connection')} (editors, pages)")
     if busy:
-        parts.append(f"{busy} request{'s' * (busy > 1)}")
+        parts.append(counted(busy, "request"))
     return ", ".join(parts)
 
 

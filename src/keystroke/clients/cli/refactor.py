@@ -24,12 +24,7 @@ if TYPE_CHECKING:
     from keystroke.analysis.refactor import Refactoring, RefactoringPlan
     from keystroke.assist.edit import EditPlan, Journal, Workspace
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Refactor Python: rename, extract, inline, move, change signatures.",
-)
+app = options.command_group("refactor", "Refactor Python: rename, extract, inline, move, change signatures.")
 
 Where = Annotated[str, argument("The position of the name.", metavar="FILE:LINE:COLUMN")]
 Span = Annotated[

@@ -14,6 +14,7 @@ import typer
 
 from keystroke.analysis.audit import Severity
 from keystroke.clients.cli import options
+from keystroke.clients.cli.console import counted
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
 from keystroke.errors import UsageError
@@ -71,10 +72,10 @@ def _reviewed(files: list[ChangedFile], workspace: Workspace, writer: Any, *, ru
     from keystroke.analysis.rules import project_rules
     from keystroke.assist.review import review as reviewed
 
-    rules = (
-        project_rules(workspace.root / "x.py", workspace.root).prompt_header() if writer is not None else ""
-    )
-    return reviewed(files, workspace.root, writer, rules, run=run_examples)
+    root, rules = workspace.root, ""
+    if writer is not None:
+        rules = project_rules(root / "x.py", root).prompt_header()
+    return reviewed(files, root, writer, rules, run=run_examples)
 
 
 @contextlib.contextmanager
@@ -162,5 +163,5 @@ def _print_summary(run: Invocation, found: list[ReviewFinding], files: int, fixe
         run.console.line("\nthe most severe first:")
         for item in found[:10]:
             run.console.line(_describe(item))
-    counts = f"{len(found)} finding{'' if len(found) == 1 else 's'}"
-    run.console.line(f"{counts} in {files} changed file{'' if files == 1 else 's'}, {fixed} fixed")
+    findings, changed = counted(len(found), "finding"), counted(files, "changed file")
+    run.console.line(f"{findings} in {changed}, {fixed} fixed")

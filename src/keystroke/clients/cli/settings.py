@@ -56,7 +56,7 @@ def show(
 def path(ctx: typer.Context, json: options.Json = False) -> None:
     """Print where the configuration files are."""
     run = invocation_of(ctx)
-    own, project = _own(run), project_file(Path.cwd())
+    own, project = user_file(run.environ), project_file(Path.cwd())
     if run.json:
         run.console.json(
             {"user": str(own), "exists": own.exists(), "project": str(project) if project else None}
@@ -71,7 +71,7 @@ def path(ctx: typer.Context, json: options.Json = False) -> None:
 def edit(ctx: typer.Context) -> None:
     """Open your configuration in $VISUAL or $EDITOR, and check it afterwards."""
     run = invocation_of(ctx)
-    file = _own(run)
+    file = user_file(run.environ)
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     try:
         if not file.exists():
@@ -86,10 +86,6 @@ def edit(ctx: typer.Context) -> None:
         raise InputError(f"{editor} ended with status {done.returncode}; {file} may be unchanged")
     assert Invocation(config=run.config, flags=run.flags).settings is not None  # raises if it is invalid
     run.console.note(f"{file} is valid")
-
-
-def _own(run: Invocation) -> Path:
-    return user_file(run.environ)
 
 
 def _under(key: str, wanted: str) -> bool:

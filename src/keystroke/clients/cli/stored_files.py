@@ -71,6 +71,8 @@ def stored_files(settings: Settings, environ: dict[str, str]) -> list[StoredFile
     converted, library = ConversionCache(cache / "onnx"), ModelLibrary(settings.paths.models)
     database = tuple(state / f"gateway.db{end}" for end in ("", "-wal", "-shm", "-journal"))
     learned = tuple(state / f"learned.db{end}" for end in ("", "-wal", "-shm", "-journal"))
+    ended = (*_ended(state / "gateways"), state / "play.html")
+    unregister = partial(_unregister, library)
     return [
         StoredFiles(
             "converted", "models converted for this machine", (converted.folder,), True, converted.clear
@@ -84,19 +86,8 @@ def stored_files(settings: Settings, environ: dict[str, str]) -> list[StoredFile
         StoredFiles(
             "benchmarks", "downloads of benchmarks", (*sorted(shared.glob("bench-*")), cache / "eval"), True
         ),
-        StoredFiles(
-            "gateways",
-            "files of gateways that have ended",
-            (*_ended(state / "gateways"), state / "play.html"),
-            True,
-        ),
-        StoredFiles(
-            "models",
-            "models you added or downloaded",
-            (library.folder,),
-            False,
-            partial(_unregister, library),
-        ),
+        StoredFiles("gateways", "files of gateways that have ended", ended, True),
+        StoredFiles("models", "models you added or downloaded", (library.folder,), False, unregister),
         StoredFiles("undo", "undo history of edits", (state / "undo",), False),
         StoredFiles("tasks", "tasks that can be resumed", (state / "tasks",), False),
         StoredFiles("sessions", "conversations in the terminal", (state / "sessions",), False),

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from keystroke.clients.cli import options
@@ -40,7 +39,7 @@ def list_(ctx: typer.Context, json: options.Json = False) -> None:
     run = invocation_of(ctx)
     tasks = with_client(run, lambda client: client.list_tasks(str(workspace_root())))
     if run.json:
-        run.console.json(msgspec.to_builtins(tasks))
+        run.console.json(tasks)
         return
     rows = [
         (task.id[-8:], task.status, format_time(task.created_at), task.instruction[:60]) for task in tasks
@@ -58,7 +57,7 @@ def show(ctx: typer.Context, task: Which = "", json: options.Json = False) -> No
         async with aclosing(client.events(known.id)) as events:
             async for event in events:
                 if run.json:
-                    run.console.line(msgspec.json.encode(event).decode())
+                    run.console.json(event)
                 else:
                     _show(run, event)
                 asked = event.question if isinstance(event, wire.TaskAsked) else None

@@ -42,7 +42,7 @@ def usage(
         run.console.write(usage_csv(rows))
         return
     if run.json:
-        run.console.json([{f: getattr(r, f) for f in r.__dataclass_fields__} for r in rows])
+        run.console.json(rows)
         return
     if not rows:
         run.console.note("no usage in that time")

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
 from lsprotocol import types
+from msgspec import to_builtins
 from pygls.lsp.server import LanguageServer
 from pygls.uris import from_fs_path
 
@@ -64,7 +64,7 @@ class EditorTasks:
             raise InputError("no folder is open in the editor; a task needs one")
         task = await self._task_client().create(workspace, instruction, **options)
         self._host.spawn(self._watch(task.id, 0))
-        return _plain(task)
+        return to_builtins(task)
 
     async def act(self, task: str, action: str, fields: dict[str, Any]) -> Any:
         """Steer, approve, reject, cancel, apply, undo or resume a task."""
@@ -79,15 +79,15 @@ class EditorTasks:
         done = await client.act(task, action, **fields)
         if action == "resume":
             self._host.spawn(self._watch(task, before.sequence_number))
-        return _plain(done)
+        return to_builtins(done)
 
     async def list_tasks(self) -> list[dict[str, Any]]:
         """The tasks of the editor's folders, newest first."""
         client, roots = self._task_client(), self._host.documents.roots
-        return [_plain(task) for root in roots for task in await client.list_tasks(root)]
+        return [to_builtins(task) for root in roots for task in await client.list_tasks(root)]
 
     async def diff(self, task: str) -> Any:
-        return _plain(await self._task_client().diff(task))
+        return to_builtins(await self._task_client().diff(task))
 
     async def stop(self) -> None:
         if self._client is not None:
@@ -100,7 +100,7 @@ class EditorTasks:
         try:
             if self.has_task_view:
                 async for event in events:
-                    self._server.protocol.notify(NOTIFICATION, _plain(event))
+                    self._server.protocol.notify(NOTIFICATION, to_builtins(event))
                 return
             async with self._host.show_progress("Keystroke", "task") as report:
                 async for event in events:
@@ -176,10 +176,6 @@ class EditorTasks:
 
             self._client = TaskClient(self._locate)
         return self._client
-
-
-def _plain(value: Any) -> Any:
-    return msgspec.to_builtins(value)
 
 
 def _on_disk(file: Path) -> str | None:

@@ -24,15 +24,10 @@ from keystroke.text.terminal import safe_for_terminal
 _NAMES = {"user": "you", "assistant": "keystroke", "task": "task", "problem": "problem", "note": ""}
 
 
-def escape_controls(text: str) -> str:
-    """Replace the control characters of an untrusted text."""
-    return safe_for_terminal(text)
-
-
 def diff_text(diff: str) -> Text:
     """A unified diff, coloured by line."""
     whole = Text()
-    for line in escape_controls(diff).splitlines(keepends=True):
+    for line in safe_for_terminal(diff).splitlines(keepends=True):
         head = line.startswith(("+++", "---", "@@"))
         style = "bold" if head else "green" if line.startswith("+") else "red" if line.startswith("-") else ""
         whole.append(line, style)
@@ -58,7 +53,7 @@ class LogEntry(Static):
     def _draw(self) -> None:
         name = _NAMES.get(self.kind, self.kind)
         whole = Text(f"{name}\n", "bold") if name else Text()
-        self.update(whole + Text(escape_controls(self.body), "dim" if self.kind == "note" else ""))
+        self.update(whole + Text(safe_for_terminal(self.body), "dim" if self.kind == "note" else ""))
 
 
 class DiffView(Static):
@@ -82,7 +77,7 @@ class QuestionPanel(Vertical):
     def compose(self) -> ComposeResult:
         asked = self.question
         words = f"Run this? {asked.command}" if asked.kind == "command" else asked.text
-        yield Static(Text(escape_controls(words), "bold"), markup=False)
+        yield Static(Text(safe_for_terminal(words), "bold"), markup=False)
         if asked.hunks:
             yield SelectionList(*(Selection(_heading(hunk), hunk.number, True) for hunk in asked.hunks))
         yield Static(
@@ -100,7 +95,7 @@ class QuestionPanel(Vertical):
 
 def _heading(hunk: TaskHunk) -> Text:
     first = next((line.strip() for line in (hunk.after or hunk.before).splitlines() if line.strip()), "")
-    return Text(escape_controls(f"{hunk.path}:{hunk.first}  {first}")[:120])
+    return Text(safe_for_terminal(f"{hunk.path}:{hunk.first}  {first}")[:120])
 
 
 class StatusBar(Static):
@@ -121,7 +116,7 @@ class StatusBar(Static):
         return f"{p['model']}  {p['speed']}  {p['state']}  [{p['mode']}]  {p['folder']}"
 
     def _draw(self) -> None:
-        self.update(escape_controls(self.body))
+        self.update(safe_for_terminal(self.body))
 
 
 class ChoiceScreen(ModalScreen[str | None]):
@@ -135,8 +130,10 @@ class ChoiceScreen(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="choice"):
-            yield Static(Text(escape_controls(self._title), "bold"), markup=False)
-            yield OptionList(*(Option(Text(escape_controls(words)), id=name) for name, words in self._lines))
+            yield Static(Text(safe_for_terminal(self._title), "bold"), markup=False)
+            yield OptionList(
+                *(Option(Text(safe_for_terminal(words)), id=name) for name, words in self._lines)
+            )
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option_id)
