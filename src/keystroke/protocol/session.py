@@ -106,10 +106,8 @@ class ConnectionSession:
 
     def find_turn(self, response_id: str) -> Any | None:
         """The turn of a response that is the last one of some stream of this connection."""
-        for state in self._streams.values():
-            if state.latest is not None and state.latest[0] == response_id:
-                return state.latest[1]
-        return None
+        latest = filter(None, (state.latest for state in self._streams.values()))
+        return next((turn for known, turn in latest if known == response_id), None)
 
     def forget_turn(self, response_id: str) -> None:
         for state in self._streams.values():
