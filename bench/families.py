@@ -31,8 +31,8 @@ from bench.random_models import SHAPES, write_model
 from bench.record import record
 from bench.stored_weights import PROMPT, READ, LlamaPeer, StoredPeer, Took
 from keystroke.config import load_settings
-from keystroke.engine.onnx.engine import OnnxEngine, OnnxSession
-from keystroke.engine.onnx.recurrent import MARK_EVERY
+from keystroke.engine.onnx.engine import OnnxEngine
+from keystroke.engine.onnx.recurrent import MARK_EVERY, RecurrentState
 
 # One start in a process of its own: seconds to the first token, and the most memory.
 _START = """
@@ -67,15 +67,15 @@ def snapshot_share(engine: OnnxEngine, tokens: list[int]) -> float:
     """The share of processor seconds that snapshots take in a conversation of four turns (128 tokens read, 48
     written), copies of the state between single steps included."""
     spent = 0.0
-    keep = OnnxSession._keep_snapshot
+    keep = RecurrentState.keep
 
-    def watched(session: OnnxSession, *arguments: Any) -> None:
+    def watched(state: RecurrentState, *arguments: Any) -> None:
         nonlocal spent
         began = time.process_time()
-        keep(session, *arguments)
+        keep(state, *arguments)
         spent += time.process_time() - began
 
-    OnnxSession._keep_snapshot = watched  # type: ignore[assignment, method-assign]
+    RecurrentState.keep = watched  # type: ignore[assignment, method-assign]
     try:
         began, steps = time.process_time(), 0
         with engine.session("conversation") as session:
@@ -93,7 +93,7 @@ def snapshot_share(engine: OnnxEngine, tokens: list[int]) -> float:
                 array.copy()
             spent += (time.process_time() - began) * steps / MARK_EVERY
     finally:
-        OnnxSession._keep_snapshot = keep  # type: ignore[method-assign]
+        RecurrentState.keep = keep  # type: ignore[method-assign]
     return spent / total
 
 
