@@ -13,6 +13,7 @@ import json
 import random
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -48,14 +49,20 @@ class ProjectPin:
     seed: int
 
 
-def _get(url: str, limit: int = 80_000_000) -> bytes:
+def download(url: str, limit: int = 80_000_000) -> bytes:
     """What is at an address; ValueError if it is longer than `limit`."""
     request = urllib.request.Request(url, headers={"Accept": "text/html, */*"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=60, context=_certificates()) as answer:
         data: bytes = answer.read(limit + 1)
     if len(data) > limit:
         raise ValueError(f"more than {limit} bytes")
     return data
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Read once: it takes longer than most answers."""
+    return ssl.create_default_context()
 
 
 @cache
@@ -79,7 +86,7 @@ def _registry() -> str:
 
 def _python_archive(name: str, version: str = "") -> tuple[str, str] | None:
     """The version and address of a source archive: of this version, or the newest."""
-    page = _get(f"{_index().rstrip('/')}/{name}/").decode()
+    page = download(f"{_index().rstrip('/')}/{name}/").decode()
     found: list[tuple[tuple[int, ...], str, str]] = []
     for address, file in re.findall(r'<a href="([^"#]+)[^>]*>([^<]+)</a>', page):
         release = re.fullmatch(r".+?-([0-9]+(?:\.[0-9]+)*)\.tar\.gz", file)
@@ -89,8 +96,13 @@ def _python_archive(name: str, version: str = "") -> tuple[str, str] | None:
 
 
 def _script_archive(name: str, version: str = "") -> tuple[str, str] | None:
-    page = json.loads(_get(f"{_registry()}/{name}/{version or 'latest'}"))
+    page = json.loads(download(f"{_registry()}/{name}/{version or 'latest'}"))
     return str(page["version"]), str(page["dist"]["tarball"])
+
+
+def find_archive(registry: str, name: str, version: str = "") -> tuple[str, str] | None:
+    """The version and address of a package's source archive: of this version, or the newest."""
+    return (_python_archive if registry == "pypi" else _script_archive)(name, version)
 
 
 def fetch_project(pin: ProjectPin) -> Path | None:
@@ -98,15 +110,14 @@ def fetch_project(pin: ProjectPin) -> Path | None:
     folder = CACHE / pin.registry / f"{pin.name.replace('/', '+')}-{pin.version}"
     if not folder.is_dir():
         with contextlib.suppress(URLError, OSError, ValueError, KeyError, TimeoutError, tarfile.TarError):
-            find = _python_archive if pin.registry == "pypi" else _script_archive
-            found = find(pin.name, pin.version)
+            found = find_archive(pin.registry, pin.name, pin.version)
             if found is not None:
-                _unpack(_get(found[1], limit=MAX_ARCHIVE), folder)
+                unpack(download(found[1], limit=MAX_ARCHIVE), folder)
     inside = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     return inside[0] if len(inside) == 1 else folder if inside else None
 
 
-def _unpack(data: bytes, folder: Path) -> None:
+def unpack(data: bytes, folder: Path) -> None:
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
@@ -140,10 +151,10 @@ def sources(root: Path) -> Iterator[SourceFile]:
 def draw(seed: int, count: int) -> list[ProjectPin]:
     """Projects at random: two thirds from the Python index, one third from npm."""
     pick = random.Random(seed)
-    page = _get(f"{_index().rstrip('/')}/").decode()
+    page = download(f"{_index().rstrip('/')}/").decode()
     python = sorted(set(re.findall(r'<a href="(?:[^"]*/)?([^"/]+)/"', page)))
     _, address = _script_archive("npm-high-impact") or ("", "")
-    with tarfile.open(fileobj=io.BytesIO(_get(address))) as archive:
+    with tarfile.open(fileobj=io.BytesIO(download(address))) as archive:
         member = archive.extractfile("package/lib/top.js")
         assert member is not None
         script = sorted(set(re.findall(r"'([^']+)'", member.read().decode())))
@@ -176,7 +187,7 @@ def find_candidate(registry: str, name: str, seed: int, version: str = "") -> Pr
     """A release, or the newest, if it has tests; an answer that does not come is asked for twice."""
     for last in (False, True):
         try:
-            found = (_python_archive if registry == "pypi" else _script_archive)(name, version)
+            found = find_archive(registry, name, version)
             break
         except (URLError, OSError, ValueError, KeyError, TimeoutError) as error:
             if last or getattr(error, "code", 0) == 404:
