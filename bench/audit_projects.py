@@ -14,7 +14,7 @@
              run here, or whose compiled code is the same with the fix, counts as read only.
   tested     `--tested SEED --count N` shuffles the names of data/audit_tested.txt, or of the files that `--names`
              gives, one file after the other (NAME==VERSION pins a version), and takes the first N that have tests
-             and at least one safe fix and whose tests run here, two at once. `fixes_exercised` are those whose
+             and at least one safe fix and whose tests run here, three at once. `fixes_exercised` are those whose
              line the tests run. After 6 minutes no further fix is tried alone.
   ceiling    a fix that no test covers is not shown to be right by this; readers judge the listed diffs and 50
              alarms drawn by the seed. results/judged/audit.json holds their verdicts for every draw; they count
@@ -31,6 +31,7 @@ import contextlib
 import json
 import random
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -51,7 +52,7 @@ from bench.project_archives import (
     sources,
     write_pins,
 )
-from bench.project_tests import TEST_SECONDS, ProjectTests, is_compiled
+from bench.project_tests import TEST_SECONDS, ProjectTests, interpreters, is_compiled
 from bench.record import record
 from keystroke.agent.sandbox import Sandbox, find_sandbox
 from keystroke.analysis.audit import Auditor, Finding
@@ -61,7 +62,7 @@ from keystroke.errors import KeystrokeError
 from keystroke.text import apply_edits
 
 TESTED = Path(__file__).resolve().parent / "data" / "audit_tested.txt"
-PROVED_AT_ONCE = 2
+PROVED_AT_ONCE = 3
 PROJECT_SECONDS = 360  # for the installation and all runs of one project
 
 
@@ -120,23 +121,30 @@ def audit_project(pin: ProjectPin, root: Path) -> tuple[ProjectOutcome, list[Aud
 def prove(outcome: ProjectOutcome, root: Path, files: list[AuditedFile], sandbox: Sandbox) -> None:
     """Runs the tests before the fixes, after all together and, while there is time, after each one alone."""
     until = time.monotonic() + PROJECT_SECONDS
-    tests = ProjectTests(outcome.pin, root, sandbox)
-    if not tests.exist():
-        outcome.why = "it has no tests"
-        return
-    if not tests.install():
-        outcome.why = f"it cannot be installed: {tests.problem}"
-        return
     fixed = [(file, item) for file in files for item in file.findings if item.fixes]
-    # What runs before has half of the time that the same tests have after, so none is out of time only then.
     measured = sorted({file.path for file, _ in fixed})
-    for _ in range(6):
-        before = tests.passed(measured, TEST_SECONDS // 2)
-        if not tests.install_missing():
+    before: set[str] = set()
+    for interpreter in interpreters(root) or [sys.executable]:
+        tests = ProjectTests(outcome.pin, root, sandbox, interpreter)
+        if not tests.exist():
+            outcome.why = "it has no tests"
+            return
+        tests.remove()
+        if not tests.install():
+            outcome.why = f"it cannot be installed: {tests.problem}"
+            continue
+        outcome.why = "none of its tests passes"
+        # What runs before has half of the time that the same tests have after, so none is out of time only
+        # then.
+        for _ in range(6):
+            before = tests.passed(measured, TEST_SECONDS // 2)
+            if not tests.install_missing():
+                break
+        if before:
             break
     if not before:
-        outcome.why = "none of its tests passes"
         return
+    outcome.why = ""
     run = tests.lines_run()
     exercised = [
         not run.get(file.path, set()).isdisjoint(

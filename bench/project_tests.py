@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
 from bench.project_archives import TESTS, ProjectPin
 from keystroke.agent.sandbox import CommandLimits, Sandbox, SandboxPolicy
 
@@ -33,6 +35,7 @@ TEST_SECONDS = 40  # for one run of a project's tests
 ONE_TEST_SECONDS = 15
 INSTALL_SECONDS = 90  # for one step of the installation
 MAX_SLOWDOWN = 20
+_OWN_MINOR = sys.version_info[1]
 _VENV = ".audit-venv"
 _REPORT = ".audit-tests.xml"
 _OUTPUT = ".audit-tests.txt"  # says what is missing where there is no report
@@ -55,10 +58,13 @@ _PYTEST = (
 class ProjectTests:
     """The tests of one unpacked release, and the environment that they run in."""
 
-    def __init__(self, pin: ProjectPin, root: Path, sandbox: Sandbox) -> None:
+    def __init__(
+        self, pin: ProjectPin, root: Path, sandbox: Sandbox, interpreter: str = sys.executable
+    ) -> None:
         self.pin = pin
         self.root = root
         self.sandbox = sandbox
+        self.interpreter = interpreter  # the Python that the environment is made with
         self.python = root / _VENV / "bin" / "python"
         self._script = pin.registry != "pypi"
         self._tried: set[str] = set()  # wheels of missing modules
@@ -106,7 +112,7 @@ class ProjectTests:
             if measured:
                 traced = ["-m", "coverage", "run", _OWN_SETTINGS, f"--data-file={_COVERAGE}"]
                 traced.append(f"--include={','.join(measured)}")
-            command = [str(self.python), *traced, "-m", "pytest", *_PYTEST]
+            command = [str(self.python), *traced, "-m", "pytest", *_PYTEST, *self._own_options()]
             command += [f"--timeout={ONE_TEST_SECONDS * slow:.0f}", f"--session-timeout={seconds}"]
         limits = CommandLimits(seconds=seconds + 40)
         ended = self.sandbox.run(command, SandboxPolicy(self.root), limits)
@@ -118,6 +124,27 @@ class ProjectTests:
         except (OSError, ElementTree.ParseError):
             return set()
         return {f"{case.get('classname')}.{case.get('name')}" for case in cases if not len(case)}
+
+    def _own_options(self) -> Iterator[str]:
+        """Options that the project does not give itself: other names of test files, settings of Django."""
+        declared = ""
+        for name in ("pytest.ini", "pyproject.toml", "setup.cfg", "tox.ini"):
+            with contextlib.suppress(OSError):
+                declared += (self.root / name).read_text(encoding="utf-8", errors="replace")
+        if "python_files" not in declared:
+            yield from ("-o", "python_files=test*.py *_test.py *_tests.py")
+        if "pytest-django" in self._tried and (settings := self._django_settings()):
+            yield f"--ds={settings}"
+
+    def _django_settings(self) -> str:
+        """The settings that the project names where its tests or its programs start."""
+        places = ("tox.ini", "runtests.py", "run_tests.py", "manage.py", "*/manage.py", "conftest.py")
+        for path in (path for place in places for path in sorted(self.root.glob(place))):
+            with contextlib.suppress(OSError):
+                told = path.read_text(encoding="utf-8", errors="replace")
+                if found := _SETTINGS.search(told):
+                    return found[1]
+        return ""
 
     def lines_run(self) -> dict[str, set[int]]:
         """The lines that the last measured run executed, by file."""
@@ -155,7 +182,7 @@ class ProjectTests:
         modules = {name for name in _MODULE.findall(told) if not (self.root / name).exists()}
         wheels = {_DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in modules}
         wheels |= {_PLUGINS[name] for name in _FIXTURE.findall(told) if name in _PLUGINS}
-        if "ImproperlyConfigured: Requested setting" in told:
+        if "ImproperlyConfigured: Requested setting" in told or "AppRegistryNotReady" in told:
             wheels.add("pytest-django")
         missing = wheels - self._tried if not self._script else set()
         self._tried |= missing
@@ -165,9 +192,9 @@ class ProjectTests:
 
     def _make_environment(self, place: Path) -> bool:
         if _uv():
-            made = self._quiet([_uv(), "venv", "-q", "--python", sys.executable, str(place)])
+            made = self._quiet([_uv(), "venv", "-q", "--python", self.interpreter, str(place)])
         else:
-            made = self._quiet([sys.executable, "-m", "venv", str(place)])
+            made = self._quiet([self.interpreter, "-m", "venv", str(place)])
         return made and self._quiet([*self._pip(), *_TEST_TOOLS])
 
     def _install_project(self) -> None:
@@ -216,6 +243,26 @@ class ProjectTests:
         return ended.returncode == 0
 
 
+def interpreters(root: Path) -> list[str]:
+    """At most two Pythons for a project, by the versions that it declares: the running one where it fits and
+    an old one, which old projects need, or else the nearest that fits."""
+    declared = ""
+    with contextlib.suppress(OSError):
+        told = email.message_from_bytes((root / "PKG-INFO").read_bytes())
+        declared = str(told.get("Requires-Python", ""))
+    try:
+        fits = SpecifierSet(declared)
+    except InvalidSpecifier:
+        fits = SpecifierSet()
+    newer = () if fits.contains(f"3.{_OWN_MINOR}.99") else (_OWN_MINOR + 1, _OWN_MINOR + 2, _OWN_MINOR + 3)
+    found: list[str] = []
+    for minor in dict.fromkeys((_OWN_MINOR, *newer, 9, 8, 10)):
+        path = sys.executable if minor == _OWN_MINOR else shutil.which(f"python3.{minor}")
+        if path and fits.contains(f"3.{minor}.99"):
+            found.append(path)
+    return found[:2]
+
+
 def slowdown() -> float:
     """How many times longer work takes now than on a free core, from 1 to 20; waits while it takes longer."""
     while True:
@@ -239,6 +286,7 @@ def is_compiled(path: str) -> bool:
 
 
 _TEST = re.compile(r"(?m)^\s*(?:async )?def test|^class \w*Test|>>> ")
+_SETTINGS = re.compile(r"DJANGO_SETTINGS_MODULE\W{1,6}([A-Za-z_][\w.]*)")
 _MODULE = re.compile(r"No module named '([A-Za-z_]\w*)")
 _FIXTURE = re.compile(r"fixture '(\w+)' not found")
 _PLUGINS = dict.fromkeys(("db", "client", "rf", "settings", "django_user_model"), "pytest-django")
