@@ -13,9 +13,10 @@
              network; the project is installed before, outside (project_tests.py). A project whose tests do not
              run here, or whose compiled code is the same with the fix, counts as read only.
   tested     `--tested SEED --count N` shuffles the names of data/audit_tested.txt, or of the files that `--names`
-             gives, one file after the other (NAME==VERSION pins a version), and takes the first N that have tests
-             and at least one safe fix and whose tests run here, three at once. `fixes_exercised` are those whose
-             line the tests run. After 6 minutes no further fix is tried alone.
+             gives, one file after the other (NAME==VERSION pins a version, npm:NAME is of npm), and takes the
+             first N that have tests and at least one safe fix and whose tests run here, three at once; names with
+             safe fixes come from audit_scan.py. `fixes_exercised` are those whose line the tests run. After 6
+             minutes no further fix is tried alone.
   ceiling    a fix that no test covers is not shown to be right by this; readers judge the listed diffs and 50
              alarms drawn by the seed. results/judged/audit.json holds their verdicts for every draw; they count
              for the revision that was read, which is the one before the causes of that draw were ended.
@@ -124,7 +125,8 @@ def prove(outcome: ProjectOutcome, root: Path, files: list[AuditedFile], sandbox
     fixed = [(file, item) for file in files for item in file.findings if item.fixes]
     measured = sorted({file.path for file, _ in fixed})
     before: set[str] = set()
-    for interpreter in interpreters(root) or [sys.executable]:
+    pythons = interpreters(root) if outcome.pin.registry == "pypi" else []
+    for interpreter in pythons or [sys.executable]:
         tests = ProjectTests(outcome.pin, root, sandbox, interpreter)
         if not tests.exist():
             outcome.why = "it has no tests"
@@ -257,11 +259,12 @@ def prove_tested(seed: int, lists: list[list[str]], count: int, minutes: float) 
 
 
 def _prove_package(name: str, seed: int, sandbox: Sandbox, proving: Semaphore) -> ProjectOutcome:
-    name, _, version = name.partition("==")
-    pin = find_candidate("pypi", name, seed, version)
+    registry = "npm" if name.startswith("npm:") else "pypi"
+    name, _, version = name.removeprefix("npm:").partition("==")
+    pin = find_candidate(registry, name, seed, version)
     root = fetch_project(pin) if pin is not None else None
     if pin is None or root is None:
-        return ProjectOutcome(ProjectPin("pypi", name, version, seed))
+        return ProjectOutcome(ProjectPin(registry, name, version, seed))
     outcome, files = audit_project(pin, root)
     if outcome.safe:
         with proving:
@@ -270,7 +273,7 @@ def _prove_package(name: str, seed: int, sandbox: Sandbox, proving: Semaphore) -
         said = f"{outcome.exercised} exercised" if outcome.tested else outcome.why
         print(f"{pin.name}=={pin.version}: {outcome.safe} safe fixes, {said}", *outcome.wrong, flush=True)
     else:
-        shutil.rmtree(CACHE / "pypi" / f"{pin.name}-{pin.version}", ignore_errors=True)
+        shutil.rmtree(CACHE / registry / f"{pin.name.replace('/', '+')}-{pin.version}", ignore_errors=True)
     return outcome
 
 
@@ -295,7 +298,8 @@ def _proved(done: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _pinned(entry: dict[str, Any]) -> str:
-    return f"{entry['pin']['name']}=={entry['pin']['version']}"
+    before = "npm:" if entry["pin"]["registry"] == "npm" else ""
+    return f"{before}{entry['pin']['name']}=={entry['pin']['version']}"
 
 
 def main(arguments: list[str] | None = None) -> None:

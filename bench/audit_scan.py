@@ -41,6 +41,7 @@ from bench.project_archives import (
     sources,
     unpack,
 )
+from bench.project_tests import TEST
 from keystroke.analysis.audit import Auditor
 from keystroke.analysis.audit.files import LANGUAGE_OF
 from keystroke.analysis.audit.project import ProjectFacts
@@ -121,8 +122,7 @@ def scan(registry: str, name: str) -> dict[str, Any]:
             return seen
         seen["version"] = found[0]
         data = download(found[1], limit=MAX_ARCHIVE)
-        names, wanted = _wanted(data)
-        seen["tests"] = any(TESTS.search(path) for path in names)
+        seen["tests"], wanted = _read(data)
         if not seen["tests"] or not wanted:
             return seen
         folder = CACHE / registry / f"{name.replace('/', '+')}-{found[0]}"
@@ -139,22 +139,27 @@ def scan(registry: str, name: str) -> dict[str, Any]:
     return seen
 
 
-def _wanted(data: bytes) -> tuple[list[str], set[str]]:
-    """The names of all files of an archive, and of those that may have a safe fix, without the first folder."""
-    names: list[str] = []
+def _read(data: bytes) -> tuple[bool, set[str]]:
+    """Whether an archive has tests, and the names of its files that may have a safe fix, without the first
+    folder."""
+    tests = False
     wanted: set[str] = set()
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         for member in archive:
-            if not member.isfile():
-                continue
             path = member.name.removeprefix("./").partition("/")[2] or member.name
-            names.append(path)
             language = LANGUAGE_OF.get(Path(path).suffix.lower(), "")
-            if language in _COMPILED and member.size < 1_000_000 and not TESTS.search(path):
-                file = archive.extractfile(member)
-                if file is not None and may_have_fix(language, file.read()):
-                    wanted.add(path)
-    return names, wanted
+            if not member.isfile() or language not in _COMPILED or member.size > 1_000_000:
+                continue
+            is_test = TESTS.search(path) is not None
+            if (is_test and tests) or (file := archive.extractfile(member)) is None:
+                continue
+            text = file.read()
+            if is_test:
+                # Folders of tests may hold nothing but data.
+                tests = language != "python" or TEST.search(text.decode("utf-8", "replace")) is not None
+            elif may_have_fix(language, text):
+                wanted.add(path)
+    return tests, wanted
 
 
 def _safe_fixes(root: Path, wanted: set[str]) -> Iterator[str]:

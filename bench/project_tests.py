@@ -23,6 +23,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -40,6 +41,7 @@ _VENV = ".audit-venv"
 _REPORT = ".audit-tests.xml"
 _OUTPUT = ".audit-tests.txt"  # says what is missing where there is no report
 _COVERAGE = ".audit-coverage"
+_V8_COVERAGE = ".audit-v8-coverage"
 _OWN_SETTINGS = "--rcfile=/dev/null"  # the project's may name other folders
 # Old projects import pkg_resources, which later versions do not have.
 _SETUPTOOLS = "setuptools<81"
@@ -73,7 +75,7 @@ class ProjectTests:
     def exist(self) -> bool:
         """Whether a test is written anywhere; folders of tests may hold nothing but data."""
         return self._script or any(
-            _TEST.search(path.read_text(encoding="utf-8", errors="replace"))
+            TEST.search(path.read_text(encoding="utf-8", errors="replace"))
             for path in self.root.rglob("*.py")
             if _VENV not in path.parts and TESTS.search(path.relative_to(self.root).as_posix())
         )
@@ -97,7 +99,8 @@ class ProjectTests:
         return True
 
     def remove(self) -> None:
-        shutil.rmtree(self.root / _VENV, ignore_errors=True)
+        for name in (_VENV, "node_modules", _V8_COVERAGE) if self._script else (_VENV,):
+            shutil.rmtree(self.root / name, ignore_errors=True)
 
     def passed(self, measured: list[str] | None = None, seconds: int = TEST_SECONDS) -> set[str]:
         """The tests that pass; `measured`: files whose lines are recorded."""
@@ -106,6 +109,7 @@ class ProjectTests:
         slow = slowdown()
         seconds = int(seconds * slow)
         if self._script:
+            shutil.rmtree(self.root / _V8_COVERAGE, ignore_errors=True)
             command = ["npm", "test", "--silent"]
         else:
             traced: list[str] = []
@@ -115,10 +119,11 @@ class ProjectTests:
             command = [str(self.python), *traced, "-m", "pytest", *_PYTEST, *self._own_options()]
             command += [f"--timeout={ONE_TEST_SECONDS * slow:.0f}", f"--session-timeout={seconds}"]
         limits = CommandLimits(seconds=seconds + 40)
-        ended = self.sandbox.run(command, SandboxPolicy(self.root), limits)
+        extra = {"NODE_V8_COVERAGE": str(self.root / _V8_COVERAGE)} if self._script else {}
+        ended = self.sandbox.run(command, SandboxPolicy(self.root), limits, env=extra)
         (self.root / _OUTPUT).write_text(ended.output, encoding="utf-8", errors="replace")
         if self._script:
-            return {"npm test"} if ended.code == 0 else set()
+            return {"npm test"} if ended.code == 0 and self.lines_run() else set()
         try:
             cases = ElementTree.fromstring(report.read_bytes()).iter("testcase")
         except (OSError, ElementTree.ParseError):
@@ -147,10 +152,12 @@ class ProjectTests:
         return ""
 
     def lines_run(self) -> dict[str, set[int]]:
-        """The lines that the last measured run executed, by file."""
+        """The lines that the last measured run executed, by file; of scripts only those of the project."""
+        if self._script:
+            return script_lines_run(self.root, self.root / _V8_COVERAGE)
         out = self.root / ".audit-coverage.json"
         report = [str(self.python), "-m", "coverage", "json", _OWN_SETTINGS, f"--data-file={_COVERAGE}"]
-        if self._script or not self._quiet([*report, "-o", str(out)]):
+        if not self._quiet([*report, "-o", str(out)]):
             return {}
         files = json.loads(out.read_text(encoding="utf-8"))["files"]
         return {Path(name).as_posix(): set(entry["executed_lines"]) for name, entry in files.items()}
@@ -243,6 +250,40 @@ class ProjectTests:
         return ended.returncode == 0
 
 
+def script_lines_run(root: Path, reports: Path) -> dict[str, set[int]]:
+    """The lines of a project's own scripts that ran, by the coverage that Node.js writes."""
+    out: dict[str, set[int]] = {}
+    for report in reports.glob("*.json"):
+        try:
+            scripts = json.loads(report.read_text(encoding="utf-8"))["result"]
+        except (OSError, ValueError, KeyError):
+            continue
+        for script in scripts:
+            path = Path(unquote(urlsplit(str(script.get("url", ""))).path))
+            if not path.is_relative_to(root) or "node_modules" in path.parts or not path.is_file():
+                continue
+            lines = _lines_counted(path.read_bytes().decode("utf-8", "replace"), script["functions"])
+            out.setdefault(path.relative_to(root).as_posix(), set()).update(lines)
+    return {name: lines for name, lines in out.items() if lines}
+
+
+def _lines_counted(text: str, functions: list[dict[str, Any]]) -> set[int]:
+    """The numbers of the lines that a range with a count begins in; inner ranges come behind outer ones."""
+    ran = bytearray(len(text))
+    for function in functions:
+        for part in function["ranges"]:
+            start, end = part["startOffset"], min(part["endOffset"], len(text))
+            ran[start:end] = (b"\x01" if part["count"] else b"\x00") * max(end - start, 0)
+    out: set[int] = set()
+    at = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        first = at + len(line) - len(line.lstrip())
+        if line.strip() and ran[first]:
+            out.add(number)
+        at += len(line) + 1
+    return out
+
+
 def interpreters(root: Path) -> list[str]:
     """At most two Pythons for a project, by the versions that it declares: the running one where it fits and
     an old one, which old projects need, or else the nearest that fits."""
@@ -285,7 +326,7 @@ def is_compiled(path: str) -> bool:
     return Path(path).suffix in _COMPILED_FROM
 
 
-_TEST = re.compile(r"(?m)^\s*(?:async )?def test|^class \w*Test|>>> ")
+TEST = re.compile(r"(?m)^\s*(?:async )?def test|^class \w*Test|>>> ")
 _SETTINGS = re.compile(r"DJANGO_SETTINGS_MODULE\W{1,6}([A-Za-z_][\w.]*)")
 _MODULE = re.compile(r"No module named '([A-Za-z_]\w*)")
 _FIXTURE = re.compile(r"fixture '(\w+)' not found")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from bench.audit_projects import ProjectOutcome, check_texts
 from bench.project_archives import ProjectPin
-from bench.project_tests import ProjectTests, declared_requirements, required
+from bench.project_tests import ProjectTests, declared_requirements, required, script_lines_run
 
 from keystroke.agent.sandbox import find_sandbox
 
@@ -114,3 +115,26 @@ def test_what_a_release_requires_is_in_its_metadata(tmp_path: Path) -> None:
     (tmp_path / "x.egg-info").mkdir()
     (tmp_path / "x.egg-info" / "requires.txt").write_text("beta<3\n\n[dev]\ngamma\n", encoding="utf-8")
     assert required(tmp_path) == {"alpha (>=1)", "beta<3"}
+
+
+def test_lines_of_scripts_that_ran_are_known_by_the_coverage_of_node(tmp_path: Path) -> None:
+    text = "function f() {\n  return 1\n}\nfunction g() {\n  return 2\n}\nf()\n"
+    script = tmp_path / "index.js"
+    script.write_text(text, encoding="utf-8")
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules" / "other.js").write_text("f()\n", encoding="utf-8")
+    whole = {"ranges": [{"startOffset": 0, "endOffset": len(text), "count": 1}]}
+    unused = {
+        "ranges": [
+            {"startOffset": text.index("function g"), "endOffset": text.index("f()\n", 40), "count": 0}
+        ]
+    }
+    reports = tmp_path / "coverage"
+    reports.mkdir()
+    scripts = [
+        {"url": script.as_uri(), "functions": [whole, unused]},
+        {"url": (tmp_path / "node_modules" / "other.js").as_uri(), "functions": [whole]},
+        {"url": "node:internal", "functions": [whole]},
+    ]
+    (reports / "coverage-1.json").write_text(json.dumps({"result": scripts}), encoding="utf-8")
+    assert script_lines_run(tmp_path, reports) == {"index.js": {1, 2, 3, 7}}
