@@ -45,7 +45,15 @@ _V8_COVERAGE = ".audit-v8-coverage"
 _OWN_SETTINGS = "--rcfile=/dev/null"  # the project's may name other folders
 # Old projects import pkg_resources, which later versions do not have.
 _SETUPTOOLS = "setuptools<81"
-_TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-mock", "pytest-timeout", "coverage", _SETUPTOOLS, "wheel")
+_TEST_TOOLS = (
+    "pytest>=8",
+    "pytest-asyncio",
+    "pytest-mock",
+    "pytest-timeout",
+    "coverage",
+    _SETUPTOOLS,
+    "wheel",
+)
 _NO_PATHS = {"CFLAGS": "-g0", "CXXFLAGS": "-g0"}  # so that the same text is compiled to the same bytes
 _EXTRAS = "test,tests,testing,dev,develop,development,pytest,unittest,ci"
 # A project's own options may name plugins that are not here; one broken module must not hide the others.
@@ -95,6 +103,7 @@ class ProjectTests:
             for name in _requirement_files(self.root):
                 self._quiet([*self._pip(), "-r", name])
             self._install_each(sorted(declared_requirements(self.root)))
+            self._quiet([*self._pip(), *_TEST_TOOLS])  # a pinned old pytest does not run with its plugins
             (place / "ready").touch()
         return True
 
