@@ -354,6 +354,10 @@ _PLUGINS |= {
 _PLUGINS |= {"httpserver": "pytest-httpserver", "benchmark": "pytest-benchmark", "snapshot": "syrupy"}
 _DISTRIBUTIONS = {"yaml": "pyyaml", "dateutil": "python-dateutil", "bs4": "beautifulsoup4", "PIL": "pillow"}
 _DISTRIBUTIONS |= {"pkg_resources": _SETUPTOOLS, "sklearn": "scikit-learn", "jwt": "pyjwt"}
+_DISTRIBUTIONS |= {"rest_framework": "djangorestframework", "django_filters": "django-filter"}
+_DISTRIBUTIONS |= {"corsheaders": "django-cors-headers", "crispy_forms": "django-crispy-forms"}
+_DISTRIBUTIONS |= {"OpenSSL": "pyopenssl", "Crypto": "pycryptodome", "serial": "pyserial", "zmq": "pyzmq"}
+_DISTRIBUTIONS |= {"skimage": "scikit-image", "attr": "attrs", "opaque_keys": "edx-opaque-keys"}
 _DISTRIBUTIONS |= {"cv2": "opencv-python-headless", "dotenv": "python-dotenv", "git": "gitpython"}
 
 
