@@ -30,6 +30,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from bench.project_archives import TESTS, ProjectPin
 from keystroke.agent.sandbox import CommandLimits, Sandbox, SandboxPolicy
+from keystroke.agent.sandbox.policy import OUTPUT_BYTES
 
 # Of a free core; where others use the machine, a limit is as much longer as its work takes longer.
 TEST_SECONDS = 40  # for one run of a project's tests
@@ -132,7 +133,11 @@ class ProjectTests:
         ended = self.sandbox.run(command, SandboxPolicy(self.root), limits, env=extra)
         (self.root / _OUTPUT).write_text(ended.output, encoding="utf-8", errors="replace")
         if self._script:
-            return {"npm test"} if ended.code == 0 and self.lines_run() else set()
+            if not self.lines_run():
+                return set()
+            # Of a long output the middle is missing.
+            named = script_tests_passed(ended.output) if ended.printed <= OUTPUT_BYTES else set()
+            return named | ({"npm test"} if ended.code == 0 else set())
         try:
             cases = ElementTree.fromstring(report.read_bytes()).iter("testcase")
         except (OSError, ElementTree.ParseError):
@@ -259,6 +264,12 @@ class ProjectTests:
         return ended.returncode == 0
 
 
+def script_tests_passed(output: str) -> set[str]:
+    """The tests that Node.js, mocha, tape or tap say have passed; one that failed elsewhere is left out."""
+    told = re.sub(r"\x1b\[[0-9;]*m", "", output)
+    return {name for name in _PASSED.findall(told) if name not in _FAILED.findall(told)}
+
+
 def script_lines_run(root: Path, reports: Path) -> dict[str, set[int]]:
     """The lines of a project's own scripts that ran, by the coverage that Node.js writes."""
     out: dict[str, set[int]] = {}
@@ -335,6 +346,9 @@ def is_compiled(path: str) -> bool:
     return Path(path).suffix in _COMPILED_FROM
 
 
+_DURATION = r"(?:[ \t]+#[^\n]*|[ \t]+\([\d.,]+ ?m?s\))?[ \t]*$"
+_PASSED = re.compile(r"(?m)^[ \t]*(?:[✔✓√]|ok \d+(?: -)?)[ \t]+(.+?)" + _DURATION)
+_FAILED = re.compile(r"(?m)^[ \t]*(?:[✖✗×]|not ok \d+(?: -)?)[ \t]+(.+?)" + _DURATION)
 TEST = re.compile(r"(?m)^\s*(?:async )?def test|^class \w*Test|>>> ")
 _SETTINGS = re.compile(r"DJANGO_SETTINGS_MODULE\W{1,6}([A-Za-z_][\w.]*)")
 _MODULE = re.compile(r"No module named '([A-Za-z_]\w*)")

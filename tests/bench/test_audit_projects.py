@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 from bench.audit_projects import ProjectOutcome, check_texts
 from bench.project_archives import ProjectPin
-from bench.project_tests import ProjectTests, declared_requirements, required, script_lines_run
+from bench.project_tests import (
+    ProjectTests,
+    declared_requirements,
+    required,
+    script_lines_run,
+    script_tests_passed,
+)
 
 from keystroke.agent.sandbox import find_sandbox
 
@@ -138,3 +144,9 @@ def test_lines_of_scripts_that_ran_are_known_by_the_coverage_of_node(tmp_path: P
     ]
     (reports / "coverage-1.json").write_text(json.dumps({"result": scripts}), encoding="utf-8")
     assert script_lines_run(tmp_path, reports) == {"index.js": {1, 2, 3, 7}}
+
+
+def test_tests_of_scripts_are_known_by_what_their_runner_says() -> None:
+    passing = "\u2714 reads a name (12.5ms)\n  \u2713 writes it\nok 1 - both\n"
+    failing = "not ok 2 - neither\n\u2716 fails (1ms)\n\u2714 fails\n"
+    assert script_tests_passed(passing + failing) == {"reads a name", "writes it", "both"}
