@@ -152,18 +152,26 @@ class ProjectTests:
                 declared += (self.root / name).read_text(encoding="utf-8", errors="replace")
         if "python_files" not in declared:
             yield from ("-o", "python_files=test*.py *_test.py *_tests.py")
-        if "pytest-django" in self._tried and (settings := self._django_settings()):
+        if "pytest-django" in self._tried and (settings := self.django_settings()):
             yield f"--ds={settings}"
 
-    def _django_settings(self) -> str:
-        """The settings that the project names where its tests or its programs start."""
+    def django_settings(self) -> str:
+        """The settings that the project names where its tests or programs start, or else those that it has
+        for tests, or for an example."""
+        files = [
+            path.relative_to(self.root)
+            for path in sorted(self.root.rglob("*settings*"))
+            if _SETTINGS_FILE.fullmatch(path.name) and _VENV not in path.parts
+        ]
+        modules = [".".join(path.with_suffix("").parts).removeprefix("src.") for path in files]
         places = ("tox.ini", "runtests.py", "run_tests.py", "manage.py", "*/manage.py", "conftest.py")
         for path in (path for place in places for path in sorted(self.root.glob(place))):
             with contextlib.suppress(OSError):
-                told = path.read_text(encoding="utf-8", errors="replace")
-                if found := _SETTINGS.search(told):
-                    return found[1]
-        return ""
+                found = _SETTINGS.search(path.read_text(encoding="utf-8", errors="replace"))
+                for module in modules if found else ():
+                    if found and f".{module}".endswith(f".{found[1]}"):
+                        return module
+        return min(modules, key=lambda module: ("test" not in module, len(module)), default="")
 
     def lines_run(self) -> dict[str, set[int]]:
         """The lines that the last measured run executed, by file; of scripts only those of the project."""
@@ -351,6 +359,7 @@ _PASSED = re.compile(r"(?m)^[ \t]*(?:[✔✓√]|ok \d+(?: -)?)[ \t]+(.+?)" + _D
 _FAILED = re.compile(r"(?m)^[ \t]*(?:[✖✗×]|not ok \d+(?: -)?)[ \t]+(.+?)" + _DURATION)
 TEST = re.compile(r"(?m)^\s*(?:async )?def test|^class \w*Test|>>> ")
 _SETTINGS = re.compile(r"DJANGO_SETTINGS_MODULE\W{1,6}([A-Za-z_][\w.]*)")
+_SETTINGS_FILE = re.compile(r"(?:tests?_?)?settings(?:_?tests?)?(?:\.py)?")
 _MODULE = re.compile(r"No module named '([A-Za-z_]\w*)")
 _FIXTURE = re.compile(r"fixture '(\w+)' not found")
 _PLUGINS = dict.fromkeys(("db", "client", "rf", "settings", "django_user_model"), "pytest-django")

@@ -150,3 +150,19 @@ def test_tests_of_scripts_are_known_by_what_their_runner_says() -> None:
     passing = "\u2714 reads a name (12.5ms)\n  \u2713 writes it\nok 1 - both\n"
     failing = "not ok 2 - neither\n\u2716 fails (1ms)\n\u2714 fails\n"
     assert script_tests_passed(passing + failing) == {"reads a name", "writes it", "both"}
+
+
+@pytest.mark.parametrize(
+    ("files", "settings"),
+    [
+        ({"manage.py": "'DJANGO_SETTINGS_MODULE', 'site.settings'", "site/settings.py": ""}, "site.settings"),
+        ({"tox.ini": "DJANGO_SETTINGS_MODULE=settings", "tests/settings.py": ""}, "tests.settings"),
+        ({"example/settings.py": "", "app/tests/test_settings.py": ""}, "app.tests.test_settings"),
+        ({"app/models.py": ""}, ""),
+    ],
+)
+def test_settings_of_django_are_those_for_tests(tmp_path: Path, files: dict[str, str], settings: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert ProjectTests(PIN, tmp_path, find_sandbox()).django_settings() == settings
