@@ -53,7 +53,7 @@ from bench.project_archives import (
     sources,
     write_pins,
 )
-from bench.project_tests import TEST_SECONDS, ProjectTests, interpreters, is_compiled
+from bench.project_tests import TEST_SECONDS, ProjectTests, interpreters, is_compiled, slowdown
 from bench.record import record
 from keystroke.agent.sandbox import Sandbox, find_sandbox
 from keystroke.analysis.audit import Auditor, Finding
@@ -64,7 +64,7 @@ from keystroke.text import apply_edits
 
 TESTED = Path(__file__).resolve().parent / "data" / "audit_tested.txt"
 PROVED_AT_ONCE = 3
-PROJECT_SECONDS = 360  # for the installation and all runs of one project
+PROJECT_SECONDS = 360  # of a free core, for the installation and all runs of one project
 
 
 @dataclass
@@ -121,7 +121,7 @@ def audit_project(pin: ProjectPin, root: Path) -> tuple[ProjectOutcome, list[Aud
 
 def prove(outcome: ProjectOutcome, root: Path, files: list[AuditedFile], sandbox: Sandbox) -> None:
     """Runs the tests before the fixes, after all together and, while there is time, after each one alone."""
-    until = time.monotonic() + PROJECT_SECONDS
+    until = time.monotonic() + PROJECT_SECONDS * slowdown()
     fixed = [(file, item) for file in files for item in file.findings if item.fixes]
     measured = sorted({file.path for file, _ in fixed})
     before: set[str] = set()
