@@ -37,7 +37,7 @@ MAX_ARCHIVE = 3_000_000  # bytes
 MIN_LINES = 300
 MAX_LINES = 50_000  # more would decide the rate of all projects together, and is mostly generated
 TESTS = re.compile(
-    r"(?:^|/)(?:tests?|spec|__tests__)/|(?:^|/)(?:test_[^/]*|[^/]*_tests?|tests|conftest)\.py$|\.(?:test|spec)\.[jt]sx?$"
+    r"(?:^|/)(?:tests?|spec|__tests__)/|(?:^|/)(?:test_[^/]*|[^/]*_tests?|tests|conftest)\.py$|\.(?:test|spec)(?:-d)?\.[jt]sx?$"
 )
 
 
