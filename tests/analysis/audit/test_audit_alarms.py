@@ -1108,6 +1108,117 @@ PAIRS = [
         "function f(cell, text) {\n  cell.innerHTML = '<i>' + text + '</i>';\n}\n",
         "javascript-dom-xss",
     ),
+    (
+        "javascript",
+        "tables by the UUIDs of devices",
+        "class Store {\n  add(deviceUuid, serviceUuid, list) {\n    for (let i = 0; i < list.length; i++) {\n"
+        "      this.table[deviceUuid][serviceUuid][list[i].uuid] = list[i];\n    }\n  }\n}\n",
+        "class Store {\n  add(device, service, list) {\n    for (let i = 0; i < list.length; i++) {\n"
+        "      this.table[device][service][list[i].title] = list[i];\n    }\n  }\n}\n",
+        "javascript-prototype-pollution",
+    ),
+    (
+        "javascript",
+        "a UUID that a client sends is no UUID yet",
+        "function f(table, one, otherGuid) {\n  table[one][otherGuid] = 1;\n}\n",
+        "app.get('/a', (req, res) => {\n  table[req.query.uuid] = req.query.value;\n});\n",
+        "javascript-prototype-pollution",
+    ),
+    (
+        "javascript",
+        "properties that the item has already",
+        "function f(args, change) {\n  for (const i in args) {\n    for (const k in args[i]) {\n"
+        "      args[i][k] = change[k](args[i][k]);\n    }\n  }\n}\n",
+        "function f(args, other) {\n  for (const i in other) {\n    for (const k in other[i]) {\n"
+        "      args[i][k] = other[i][k];\n    }\n  }\n}\n",
+        "javascript-prototype-pollution",
+    ),
+    (
+        "javascript",
+        "a column that was found to be a number",
+        "function f(a, at, b) {\n  if (isNumber(at.col)) {\n    const n = at.col;\n"
+        "    rows(a, at).forEach(function (m, j) {\n      a[m][n] = b[j];\n    });\n  }\n}\n",
+        "function f(a, at, b) {\n  if (isText(at.name)) {\n    const n = at.name;\n"
+        "    rows(a, at).forEach(function (m, j) {\n      a[m][n] = b[j];\n    });\n  }\n}\n",
+        "javascript-prototype-pollution",
+    ),
+    (
+        "javascript",
+        "the pairs of a query in a table of its own",
+        "function f() {\n  const found = {};\n"
+        "  Object.entries(parse(location.href).query).sort().forEach(([key, value]) => {\n"
+        "    found[key] = value;\n  });\n  return found;\n}\n",
+        "const found = load();\nfunction f() {\n"
+        "  Object.entries(parse(location.href).query).sort().forEach(([key, value]) => {\n"
+        "    found[key] = value;\n  });\n}\n",
+        "javascript-prototype-pollution",
+    ),
+    (
+        "typescript",
+        "pairs by their places",
+        "const parse = (text: string) => {\n  const found: Table<string> = {}\n"
+        "  for (const pair of new URLSearchParams(text)) {\n    found[pair[0]] = pair[1]\n  }\n"
+        "  return found\n}\n",
+        "const parse = (text: string, found: Table<string>) => {\n"
+        "  for (const pair of new URLSearchParams(text)) {\n    found[pair[0]] = pair[1]\n  }\n}\n",
+        "javascript-prototype-pollution",
+    ),
+    (
+        "javascript",
+        "a script in a file that the program names",
+        'const { readFileSync } = require("node:fs");\nconst vm = require("vm");\n'
+        'function f() {\n  return new vm.Script(readFileSync(join(__dirname, "a.js")));\n}\n',
+        'const fs = require("fs");\nconst vm = require("vm");\n'
+        "function f(req) {\n  return new vm.Script(fs.readFileSync(req.query.name));\n}\n",
+        "javascript-code-injection",
+    ),
+    (
+        "c",
+        "a header of C++ with two functions of one name",
+        "inline size_t size(char c) {\n  return c & 3;\n}\ninline size_t size(char c, size_t left) {\n"
+        "  size_t n = size(c);\n  return n < left ? n : left;\n}\n",
+        "size_t size(char c, size_t left) {\n  size_t n = size(c, left);\n  return n < left ? n : left;\n}\n",
+        "c-uncontrolled-recursion",
+    ),
+    (
+        "python",
+        "one of a few words",
+        "import random\ndef make_token(seed):\n    kind = random.choice(['alert', 'progress'])\n"
+        "    return digest(seed, kind)\n",
+        "import random\ndef make_token(seed):\n    return ''.join(random.choice('abcdef') for _ in seed)\n",
+        "python-weak-random",
+    ),
+    (
+        "python",
+        "the public name of an account, beside its secret key",
+        "import logging\ndef add(access_key, secret_key):\n    logging.info('added %s', access_key)\n",
+        "import logging\ndef add(access_key, secret_key):\n    logging.info('added %s', secret_key)\n",
+        "python-secret-logged",
+    ),
+    (
+        "python",
+        "an access key that stands alone",
+        "",
+        "import logging\ndef add(access_key):\n    logging.info('added %s', access_key)\n",
+        "python-secret-logged",
+    ),
+    (
+        "python",
+        "whether a line of state changed",
+        "class View:\n    def show(self, label, error):\n        signature = (label.lower(), error)\n"
+        "        changed = signature != self._last_signature\n        self._last_signature = signature\n"
+        "        return changed\n",
+        "class View:\n    def check(self, signature):\n        return signature == self._signature\n",
+        "python-timing-compare",
+    ),
+    (
+        "python",
+        "settings of the environment given by name",
+        "import os\ndef make(kind):\n    given = {}\n    given['url'] = os.getenv('URL')\n"
+        "    return Factory.create(kind, **given)\n",
+        "from flask import request\ndef make(kind):\n    return Factory.create(kind, **request.form)\n",
+        "python-mass-assignment",
+    ),
 ]
 
 
@@ -1182,6 +1293,16 @@ def test_files_that_nobody_here_writes_are_skipped_and_said_so(tmp_path: Path) -
     everything = CliRunner().invoke(app, [str(tmp_path), "--all"])
     assert "skipped" not in everything.stderr
     assert everything.stdout.count("code-injection") > result.stdout.count("code-injection") == len(OWN)
+
+
+def test_what_a_generator_adds_to_its_package_is_generated_too(tmp_path: Path) -> None:
+    for folder, head in (("made", "# Code generated by a generator of clients.\n"), ("own", "# Our own.\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").write_text(head)
+        (tmp_path / folder / "_serialization.py").write_text("eval(input())\n")
+    found = {item.path.relative_to(tmp_path).as_posix(): item for item in find_sources(tmp_path)}
+    skipped = {name: item.why for name, item in found.items() if isinstance(item, SkippedFile)}
+    assert skipped == {"made/__init__.py": "generated", "made/_serialization.py": "generated"}
 
 
 def test_a_weakness_is_told_once() -> None:

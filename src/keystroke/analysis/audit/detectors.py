@@ -39,8 +39,11 @@ _PRIVATE = re.compile(
     r"(?i)(?:^|[._]|(?<=[a-z])(?=[A-Z]))(?:password|passwd|passphrase|(?:api|secret|private|access)_?key"
     r"|(?:auth|access|refresh|bearer)_?token|client_?secret|secret|credit_?card(?:_?number)?|ssn|cvv)$"
 )
+_ACCESS_KEY = re.compile(r"(?i)(?:^|[._])\w*access_?key$")
+_SECRET_KEY = re.compile(r"(?i)secret_?(?:access_?)?key")
 _DIGEST = re.compile(r"(?i)hmac")
 _KIND = re.compile(r"(?i)(?:^|[._])(?:mode|kind|type|method|status|state|role|action|stage|step|strategy)$")
+_REMEMBERED = re.compile(r"(?i)(?:^|[._])(?:last|prev|previous|old)_\w+$")
 _QUERY = re.compile(r"(?:\.|^)(?:filter|where|having|exists|and_|or_|not_|case|update|delete)$")
 _ADDRESS = re.compile(
     r"(?i)(?:^|[._])(?:\w*url|\w*uri|location|href|parsed\w*|parts)\.|url(?:parse|split)\(\)|\bURL\(\)"
@@ -143,6 +146,8 @@ class _Secrets(RuleMatcher):
             return
         if any(map(_ADDRESS.search, names)) or any(_ADDRESS.search(value.path) for value in args):
             return  # parts of an address, among them its user and password, are not secret to who has it
+        if any(map(_REMEMBERED.search, names)):
+            return  # whether something changed since the last time
         if any(map(_KIND.search, names)) or _is_condition_of_query(test.node):
             return  # the name of a kind; a comparison that the database makes
         named = any(map(_TIMED_NAME.search, names)) or (
@@ -156,11 +161,16 @@ class _Secrets(RuleMatcher):
         for arg in (*event.call.args, *event.call.kwargs.values()):
             for name in _mentioned(arg, 0):
                 held = self.flow.lookup(name)
+                if _ACCESS_KEY.search(name) and self._has_secret_key():
+                    continue  # the name of an account, beside the key that is secret
                 if _PRIVATE.search(name) and not (
                     held is not None and (held.numeric or held.known or held.function is not None)
                 ):
                     self.report("secret-logged", event.call.node, origin=name)
                     return
+
+    def _has_secret_key(self) -> bool:
+        return self.function is not None and _SECRET_KEY.search(self.function.node.text()) is not None
 
     def on_function(self, function: ir.Function, handler: bool) -> None:
         super().on_function(function, handler)
@@ -243,6 +253,10 @@ class Detectors(_Secrets):
         if f"{holder.id}.setHttpOnly(" not in text:
             self.report("bare-cookie", event.call.node)
 
+    def _is_identifier(self, expr: ir.Expr, value: Value) -> bool:
+        """Whether a key is by its name a UUID that no client sends."""
+        return value.level < REMOTE and _IDENTIFIER.search(ir.last_name(expr) or "") is not None
+
     def on_index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.IndexExpr) -> None:
         """`target[key] = value` with a foreign key: JavaScript prototypes and Python sessions."""
         if self.language == "python":
@@ -265,10 +279,17 @@ class Detectors(_Secrets):
         parent = _assigned(node)
         if parent is None:
             return
+        own_key = self._is_identifier(expr.key, key)
         nested = False
         if isinstance(expr.base, ir.IndexExpr):
             outer = self.flow.eval_silently(expr.base.key)
-            nested = outer.level >= PARAMETER and not _ONE_CHARACTER.search(outer.path)
+            nested = (
+                outer.level >= PARAMETER
+                and not outer.is_safe_for("proto")
+                and not _ONE_CHARACTER.search(outer.path)
+                and not own_key
+                and not self._is_identifier(expr.base.key, outer)
+            )
         around = self.function.node.text() if self.function is not None else ""
         if _GUARDED.search(around) or _COUNTED.search(key_of(expr.key) or ""):
             return
@@ -284,7 +305,8 @@ class Detectors(_Secrets):
         if name is not None and re.search(_OWNED.format(re.escape(name)), around):
             return
         spelled = key_of(expr.key) or ""
-        if name and spelled and re.search(_OWN_KEYS.format(re.escape(spelled), re.escape(name)), around):
+        held = name or expr.base.node.text()
+        if spelled and re.search(_OWN_KEYS.format(re.escape(spelled), re.escape(held)), around):
             return
         # A copy of one level sets at most the prototype of the copy; one that calls itself reaches further.
         given = rf"[(,]\s*{re.escape(name or '')}\s*\[\s*{re.escape(spelled)}\s*\]\s*(?:[,)]|\|\||\?\?)"
@@ -296,6 +318,8 @@ class Detectors(_Secrets):
             and re.search(given, right.text()) is not None
         )
         sent = key.level >= REMOTE and not _OWN_DATA.search(key.origin)
+        if sent and name and right is not None and not (walked or recursed or deep):
+            sent = not _copies_pairs(expr, right, name)
         if nested or walked or recursed or deep or sent:
             self.report("foreign-property", parent, origin=key.origin)
 
@@ -304,6 +328,7 @@ _MERGE = re.compile(
     r"(?i)(?:^|[._])(?:deep_?)?(?:merge|extend|assign|defaults|clone)(?:_?(?:deep|with|objects?))?$"
 )
 _ONE_CHARACTER = re.compile(r"\.(?:fromCharCode|fromCodePoint|charAt|toFixed)\(\)$")  # no name of a property
+_IDENTIFIER = re.compile(r"(?i)(?:uuid|guid)$")
 _OWN_DATA = re.compile(r"^(?:JSON\.parse|process\.|minimist|yargs|commander|fs\.)")
 _COUNTED = re.compile(r"(?:^|[._])[ij]$|(?i:index|idx|length|count|offset|position|number|row|col)$")
 _LINK = re.compile(r"<a\s[\s\S]*\bhref=(?:\{|[\"']https?:)")
@@ -315,6 +340,23 @@ _GUARDED = re.compile(
     r"__proto__|\b(?:[A-Z][A-Z_]{2,}|\w*(?i:block|forbid|unsafe|danger|reserved|proto)\w*)\.(?:has|includes|indexOf)\(|"
     r"Object\.create\(null\)|new Map\b|isPrototypePolluted|isSafeKey|isUnsafe(?:Key|Property)"
 )
+
+
+def _copies_pairs(expr: ir.IndexExpr, right: ir.Syntax, name: str) -> bool:
+    """Whether names and values of pairs are copied into a new table, of which they change only this one."""
+    key, value = re.escape(expr.key.node.text()), re.escape(right.text())
+    pair = rf"\[\s*{key}\s*,\s*{value}\s*\]"
+    indexed = re.fullmatch(r"(\w+)\[0\]", expr.key.node.text())
+    if indexed is not None and right.text() == f"{indexed[1]}[1]":
+        pair = r"\bof\b|\.forEach\("
+    new = rf"\b(?:const|let|var)\s+{re.escape(name)}\s*(?::[^=;]*)?=\s*\{{\s*\}}"
+    at = expr.node
+    while at is not None:
+        text = at.text()
+        if re.search(new, text):
+            return re.search(pair, text) is not None
+        at = at.parent()
+    return False
 
 
 _STYLE = re.compile(r"<style\b|[\w.]*createElement\(\s*[\"']style[\"']")

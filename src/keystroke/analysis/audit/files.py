@@ -114,7 +114,7 @@ def foreign_reason(path: Path, language: str, text: str, root: Path) -> str:
     )
     if folders & _VENDORED:
         return "vendored"
-    if folders & _GENERATED_FOLDERS or _GENERATED.search(text[:1500]):
+    if folders & _GENERATED_FOLDERS or _GENERATED.search(text[:1500]) or _is_generated_support(path):
         return "generated"
     if language not in _SCRIPTS:
         return ""
@@ -135,6 +135,17 @@ def foreign_reason(path: Path, language: str, text: str, root: Path) -> str:
     if served and (_LIBRARIES.search(path.name) or _UNIVERSAL.search(text[:4000])):
         return "vendored"
     return "generated" if _is_compiled_twin(path, root) else ""
+
+
+def _is_generated_support(path: Path) -> bool:
+    """Whether a module is what a generator of clients adds to the package that it writes."""
+    if path.name not in ("_serialization.py", "serialization.py", "_model_base.py", "model_base.py"):
+        return False
+    packages = [path.parent / "__init__.py", path.parent.parent / "__init__.py"]
+    return any(
+        found.is_file() and _GENERATED.search(found.read_text(encoding="utf-8", errors="replace")[:1500])
+        for found in packages
+    )
 
 
 def _is_compiled_twin(path: Path, root: Path) -> bool:

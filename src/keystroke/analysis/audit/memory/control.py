@@ -107,6 +107,8 @@ class ControlMatcher(RuleMatcher):
                 [child.text() for child in given.children() if child.is_named()] if given is not None else []
             )
             another = len(args) != len(names) or any(map(_CONVERTED.match, args))
+            if len(args) < len(names) and "..." not in function.node.text():
+                continue  # C takes as many as are declared: C++ in a header
             if args != names and (_OVERLOADS.search(text) or (self.language == "cpp" and another)):
                 continue  # C++: another function of the same name
             if not _guarded(call, body):

@@ -21,7 +21,7 @@ from keystroke.errors import ConfigError, NotFound
 
 LANGUAGES = ("python", "javascript", "typescript", "tsx", "c", "cpp", "go", "java")
 _TEST_WORDS = """
-any missing present const literal true false none falsy truthy numeric text single runaway
+any missing present const literal true false none falsy truthy numeric text single words runaway
 runaway-script foreign dynamic tainted remote built built-tainted built-remote built-dynamic
 """
 _TESTS = frozenset(_TEST_WORDS.split())

@@ -18,7 +18,9 @@ _SIMPLE: dict[str, Callable[[Value], bool]] = {
     "truthy": lambda value: value.known and bool(value.const),
     "numeric": lambda value: value.numeric,
     "single": lambda value: value.items is None,  # no list or mapping
+    "words": lambda value: _is_choice_of_words(value),
 }
+MAX_WORDS = 16
 _LEVELS = {"dynamic": LOCAL, "tainted": PARAMETER, "remote": REMOTE}
 
 
@@ -47,6 +49,12 @@ def satisfies(value: Value | None, test: str, use: str) -> bool:
         wanted = _LEVELS.get(test[6:], LOCAL)
         return value.built and value.level >= wanted and not value.is_safe_for(use)
     return _constant(value, test)
+
+
+def _is_choice_of_words(value: Value) -> bool:
+    """Whether a value is a short list of words that the program writes: no alphabet, too few for a secret."""
+    items = value.items or ()
+    return 0 < len(items) <= MAX_WORDS and all(item.known and len(str(item.const)) > 1 for _, item in items)
 
 
 def _constant(value: Value, test: str) -> bool:
