@@ -1173,6 +1173,15 @@ PAIRS = [
         "javascript-code-injection",
     ),
     (
+        "javascript",
+        "the environment handed on to a constant command",
+        'const { exec } = require("child_process");\nfunction f(done) {\n'
+        '  exec("npm test", { env: { ...process.env, CI: "1" }, cwd: process.env.HOME }, done);\n}\n',
+        'const { spawn } = require("child_process");\nfunction f(req) {\n'
+        '  spawn("npm", ["run", req.query.name], { shell: true, env: process.env });\n}\n',
+        "javascript-command-injection",
+    ),
+    (
         "c",
         "a header of C++ with two functions of one name",
         "inline size_t size(char c) {\n  return c & 3;\n}\ninline size_t size(char c, size_t left) {\n"
