@@ -1173,6 +1173,37 @@ PAIRS = [
         "javascript-code-injection",
     ),
     (
+        "python",
+        "a message that binds values, of a database's protocol",
+        "def run(self, name, values):\n    self.send(proto.bind('', name, values))\n",
+        "import socket\ndef f():\n    s = socket.socket()\n    s.bind(('', 80))\n",
+        "python-bind-all",
+    ),
+    (
+        "python",
+        "a folder that the program was started with, and a name that is joined safely",
+        "import sys\nfrom flask import send_from_directory\nFOLDER = sys.argv[1]\n@app.route('/s/<name>')\n"
+        "def show(name):\n    return send_from_directory(FOLDER, name)\n",
+        "from flask import request, send_from_directory\n@app.route('/s')\n"
+        "def show():\n    return send_from_directory(request.args['at'], 'a.txt')\n",
+        "python-path-traversal",
+    ),
+    (
+        "python",
+        "a setting of the program in a header",
+        "import sys\nAGE = sys.argv[1]\ndef f(resp):\n    resp.headers['Cache-Control'] = f'max-age={AGE}'\n",
+        "from flask import request\ndef f(resp):\n"
+        "    resp.headers['Cache-Control'] = f'max-age={request.args[\"age\"]}'\n",
+        "python-header-injection",
+    ),
+    (
+        "python",
+        "a media type in a name that ends in token",
+        "TYPE_OF_TOKEN = 'application/x-www-form-urlencoded;charset=UTF-8'\n",
+        "TYPE_OF_TOKEN = 'appl1cation-x9Www-f0rmUrlenc0ded'\n",
+        "python-hardcoded-secret",
+    ),
+    (
         "javascript",
         "the environment handed on to a constant command",
         'const { exec } = require("child_process");\nfunction f(done) {\n'

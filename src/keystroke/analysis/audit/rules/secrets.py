@@ -29,6 +29,7 @@ _OTHER_PASS = re.compile(r"(?i)(?:band|high|low|by|com|tres|sur|under|over|all|n
 _NUMBERS = re.compile(r"[\d.]+(?:[-:,/][\d.]+)+|(?:0x)?0+")  # ranges, dates, numbers of people, zeros
 _COUNTED = re.compile(r"(?i)abcdefgh|12345678|(\w)\1{7}")
 _KEY_BYTES = re.compile(r"(?:\\[nr]|[\s\"'+,`#*\\])*(?:[A-Z][\w-]*: [^\n]*\s+)*[A-Za-z0-9+/=]{16}")
+_MEDIA_TYPE = re.compile(r"(?:application|text|image|audio|video|multipart|message)/[\w.+*-]+(?:;|$)")
 _LABEL = re.compile(
     r"(?i)^[\w\-. /:]*(?:password|passwd|pwd|secret|token|api[_\- ]?key|credential"
     r"|passphrase|_key|auth)s?[\w\-.:/ ]*$"
@@ -129,6 +130,8 @@ def is_secret(name: str, value: str) -> bool:
     ):
         return False  # a pass of another kind
     if _NUMBERS.fullmatch(value):
+        return False
+    if _MEDIA_TYPE.match(value):
         return False
     if _LABEL.match(value) and not re.search(r"\d", value):
         return False
