@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from bench.cuda_rows.cuda_parts import PARTS
 from bench.cuda_rows.llama_peer import speeds_of
 from bench.random_models import SHAPES, write_model
+
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.cuda.target import HOPPER
 from keystroke.engine.cuda.weights import plan_of, random_plan
