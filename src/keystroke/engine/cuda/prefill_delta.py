@@ -47,8 +47,11 @@ def read_rows(
     before = log[places % len(log)] * (places >= 0)[:, None]
     seen = torch.cat((before, rows.inputs))
     channels, b, a = torch.split(seen, [delta.channels, delta.value_heads, delta.value_heads], -1)
-    windows = channels.unfold(0, delta.kernel, 1)
-    mixed = F.silu(torch.einsum("tck,ck->tc", windows, weights.convolutions[layer]))
+    taps, rows_read = weights.convolutions[layer], slot.replay + count
+    mixed = channels[:rows_read] * taps[:, 0]
+    for tap in range(1, delta.kernel):
+        mixed.addcmul_(channels[tap : tap + rows_read], taps[:, tap])
+    mixed = F.silu(mixed)
     b, a = b[delta.kernel - 1 :], a[delta.kernel - 1 :]
     decay = weights.decays[layer] * F.softplus(a + weights.biases[layer])
     q, k, v = torch.split(mixed, [delta.keys, delta.keys, delta.values], -1)
@@ -86,14 +89,19 @@ def _solve(
     system = ((k * beta[..., None]) @ k.transpose(-1, -2) * between).tril(-1)
     keep = kept.exp()[..., None]
     right = torch.cat((v, k * keep), -1) * beta[..., None]
-    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    # Solved for the identity: its columns are fewer than those of `right`, and products are faster.
+    identity = torch.eye(CHUNK, device=k.device).expand_as(system)
+    solved = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True) @ right
     corrections, known = torch.split(solved, [v.shape[-1], k.shape[-1]], -1)
     scores = q @ k.transpose(-1, -2) * between
     last = kept[..., -1:, None]
     late = (k * (last - kept[..., None]).exp()).transpose(-1, -2)
-    out = torch.empty_like(v)
+    # The state behind a chunk is carried @ state + added, so that chunks wait for one product each.
+    carried = torch.eye(k.shape[-1], device=k.device) * last.exp() - late @ known
+    added = late @ corrections
+    before = torch.empty_like(added)
     for i in range(len(q)):
-        change = corrections[i] - known[i] @ state
-        out[i] = (q[i] * keep[i]) @ state + scores[i] @ change
-        state = state * last[i].exp() + late[i] @ change
+        before[i] = state
+        state = torch.baddbmm(added[i], carried[i], state)
+    out = (q * keep) @ before + scores @ (corrections - known @ before)
     return out.transpose(1, 2).flatten(0, 1)[:rows], state
