@@ -1368,6 +1368,12 @@ def test_a_weakness_is_told_once() -> None:
             "static void add(float *to) {\n  to[0] = 1;\n}\nvoid f(int n) {\n  float *p = malloc(n);\n"
             "  add(p);\n  add(p);\n  free(p);\n}\n",
         ),
+        (
+            "c",
+            "static void add(float *to, int n) {\n  if (n > 1) to[0] = 1;\n}\nstatic void clear(float *to, int n) {\n"
+            "  if (n > 2) to[0] = 0;\n}\nvoid f(int n) {\n  float *p = malloc(4);\n  add(p, n);\n  clear(p, n);\n"
+            "  free(p);\n}\n",
+        ),
         ("python", "from ftplib import FTP\nserver = FTP('a.org')\n"),
     ]
     for language, text in texts:

@@ -14,6 +14,12 @@ from keystroke.analysis.audit.source import ir
 
 
 class BoundsMatcher(RuleMatcher):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.reported_blocks: set[int] = (
+            set()
+        )  # whose pointer may be null, followed here or in a called function
+
     def report_before_start(self, node: ir.Syntax, writes: bool) -> None:
         self.report(
             "overflow" if writes else "over-read", node, "the pointer points before the start of its buffer"
@@ -36,10 +42,12 @@ class BoundsMatcher(RuleMatcher):
         if memory is None or not memory.nullable:
             return
         key = key_of(expr)
-        if key is None:
+        if key is None or memory.block in self.reported_blocks:
             return
+        if memory.block:  # told once for each pointer
+            self.reported_blocks.add(memory.block)
         self.report("null-dereference", node)
-        for name in {key, *self.flow.aliases_of(memory.block)}:  # told once for each pointer
+        for name in {key, *self.flow.aliases_of(memory.block)}:
             self.assume_presence(name, present=True)
 
     # Tests
