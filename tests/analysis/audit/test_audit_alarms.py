@@ -575,6 +575,16 @@ PAIRS = [
         "python-unsafe-deserialization",
     ),
     (
+        "python",
+        "a constant of a class within a function, below the method that reads it",
+        "def make(base):\n    class Grammar(base):\n        def rule(self, names):\n"
+        "            return eval(self._code, {}, names)\n        _code = compile('[a, b]', '<string>', 'eval')\n"
+        "    return Grammar\n",
+        "def make(base, code):\n    class Grammar(base):\n        def rule(self, names):\n"
+        "            return eval(self._code, {}, names)\n        _code = code\n    return Grammar\n",
+        "python-code-injection",
+    ),
+    (
         "cpp",
         "a null by another name",
         "void *f(size_t n) {\n    void *p = malloc(n);\n    if (p == nil)\n        throw std::bad_alloc();\n"

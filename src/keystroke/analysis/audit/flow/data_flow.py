@@ -142,15 +142,10 @@ class DataFlow(ExpressionFlow):
                 self.listener.on_class(stmt)
             for mark in stmt.decorators:
                 self.eval(mark)
-            outer = self.env
-            if self.family == "python":  # names of a class body are not visible outside
-                self.env = dict(outer)
-            self.run(stmt.body)
             if self.family == "python":
-                inside, self.env = self.env, outer
-                for name, value in inside.items():  # its methods see its string constants
-                    if isinstance(value.const, str) and "." not in name and outer.get(name) is not value:
-                        outer[f"self.{name}"] = outer[f"cls.{name}"] = outer[f"{stmt.name}.{name}"] = value
+                self.run_class_body(stmt)
+            else:
+                self.run(stmt.body)
         elif isinstance(stmt, ir.ImportStmt):
             if stmt.name not in ("*", "#include"):
                 root = stmt.name.split(".", 1)[0] if self.family == "python" else stmt.name
@@ -159,6 +154,22 @@ class DataFlow(ExpressionFlow):
             if not self.silent:
                 self.listener.on_import(stmt.path, stmt.node)
         return False
+
+    def run_class_body(self, stmt: ir.ClassStmt) -> None:
+        """A class body of Python: its methods run when it is complete and see its string constants; its names
+        are not visible outside."""
+        outer = self.env
+        self.env = dict(outer)
+        methods = [each for each in stmt.body if each.node.kind() in _DEFINITIONS]
+        self.run([each for each in stmt.body if each.node.kind() not in _DEFINITIONS])
+        constants: Env = {}
+        for name, value in self.env.items():
+            if isinstance(value.const, str) and "." not in name and outer.get(name) is not value:
+                constants |= {f"{owner}.{name}": value for owner in ("self", "cls", stmt.name)}
+        self.env |= constants
+        self.run(methods)
+        self.env = outer
+        outer |= constants
 
     def with_fields(self, name: str, value: Value) -> Value:
         """The value of an object together with the values assigned to its fields."""
