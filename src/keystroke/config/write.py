@@ -1,21 +1,18 @@
-"""Replaces files atomically, and writes one setting to the user's file.
+"""Writes one setting to the user's file, without a change of comments, order and blank lines.
 
-A setting is written without a change of comments, order and blank lines; an invalid file is not touched.
+An invalid file is not touched.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import stat
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from keystroke.config.layers import user_file
 from keystroke.config.settings import find_setting
 from keystroke.errors import ConfigError
+from keystroke.replacing import replace_file
 
 
 def write_setting(key: str, value: str | bool | None, environ: Mapping[str, str] | None = None) -> Path:
@@ -49,20 +46,3 @@ def write_setting(key: str, value: str | bool | None, environ: Mapping[str, str]
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}; set it by hand") from None
     return file
-
-
-def replace_file(file: Path, data: bytes, mode: int = 0o600, *, keep: bool = False) -> None:
-    """Replace a file at once by one with this content and mode. `keep`: a symbolic link stays one, and a file
-    that is there already keeps its mode."""
-    target = file.resolve() if keep else file
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(draft, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as out:
-            out.write(data)
-        if keep and target.exists():
-            draft.chmod(stat.S_IMODE(target.stat().st_mode))
-        draft.replace(target)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink()
-        raise

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from keystroke.config.write import replace_file
 from keystroke.engine.checkpoint.spec import Checkpoint, ModelSpec
 from keystroke.errors import InputError, ModelDamaged
+from keystroke.replacing import replace_file
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")  # of a layer; q, k, v and gate, up are joined
 _LARGEST_HEADER = 4 << 20

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 from starlette.types import Scope
 
-from keystroke.config.write import replace_file
 from keystroke.gateway.app import Gateway
+from keystroke.replacing import replace_file
 
 _FIRST = 30.0  # seconds to wait for the first visit
 _REMOVAL_INTERVAL = 5.0  # seconds between two looks at the program's own files

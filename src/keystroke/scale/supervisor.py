@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from keystroke.config import Settings
-from keystroke.config.write import replace_file
 from keystroke.errors import KeystrokeError, Unavailable
+from keystroke.replacing import replace_file
 from keystroke.scale.cluster_query import Reports, reported_error, start_child
 from keystroke.scale.local_ray import LOST, RUN, ServeOrder
 

@@ -18,8 +18,8 @@ import msgspec
 
 from keystroke.agent.chat.receipt import StepReceipt
 from keystroke.agent.workspace.overlay import SavedOverlay
-from keystroke.config.write import replace_file
 from keystroke.errors import InputError, NotFound
+from keystroke.replacing import replace_file
 from keystroke.text.encoding import digest
 
 MAX_RECORDS = 50  # per workspace

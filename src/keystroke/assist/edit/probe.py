@@ -13,7 +13,7 @@ from keystroke.assist.edit.blocks import block_messages
 from keystroke.assist.edit.operations import EditFailure
 from keystroke.assist.edit.resolve import parse_answer, resolve
 from keystroke.assist.edit.writer import Writer
-from keystroke.config.write import replace_file
+from keystroke.replacing import replace_file
 
 VERSION = 1  # of the tasks below; part of the cache key
 _MOST = 3_000  # characters of an answer; a right one has a tenth of that

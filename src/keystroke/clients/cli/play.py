@@ -16,7 +16,7 @@ import typer
 
 from keystroke.clients.cli.invocation import invocation_of
 from keystroke.clients.cli.options import option
-from keystroke.config.write import replace_file
+from keystroke.replacing import replace_file
 
 
 def play(

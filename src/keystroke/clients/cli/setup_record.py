@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from keystroke.config.write import replace_file, write_setting
+from keystroke.config.write import write_setting
 from keystroke.errors import ConfigError, KeystrokeError
+from keystroke.replacing import replace_file
 
 if TYPE_CHECKING:
     from keystroke.clients.cli.invocation import Invocation

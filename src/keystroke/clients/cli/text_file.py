@@ -11,8 +11,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from keystroke.config.write import replace_file
 from keystroke.errors import InputError, NotFound
+from keystroke.replacing import replace_file
 
 MAX_BYTES = 64 * 1024 * 1024
 _POSITION = re.compile(r"^(?P<path>.+?):(?P<line>\d+)(?::(?P<column>\d+))?$", re.DOTALL)

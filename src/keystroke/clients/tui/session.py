@@ -14,8 +14,8 @@ from typing import Literal
 import msgspec
 
 from keystroke.clients.task_client import TaskClient
-from keystroke.config.write import replace_file
 from keystroke.errors import InputError, KeystrokeError
+from keystroke.replacing import replace_file
 
 _MAX_SESSIONS = 200  # the oldest are deleted
 

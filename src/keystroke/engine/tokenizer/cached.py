@@ -13,8 +13,8 @@ from pathlib import Path
 
 import tokenizers
 
-from keystroke.config.write import replace_file
 from keystroke.engine.tokenizer.huggingface import LibraryTokenizer
+from keystroke.replacing import replace_file
 
 FORMAT = 2  # increment when the file format or the construction of tokenizers changes
 
