@@ -578,7 +578,8 @@ PAIRS = [
         "python",
         "a constant of a class within a function, below the method that reads it",
         "def make(base):\n    class Grammar(base):\n        def rule(self, names):\n"
-        "            return eval(self._code, {}, names)\n        _code = compile('[a, b]', '<string>', 'eval')\n"
+        "            return eval(self._code, {}, names)\n"
+        "        _code = compile('[a, b]', '<string>', 'eval')\n"
         "    return Grammar\n",
         "def make(base, code):\n    class Grammar(base):\n        def rule(self, names):\n"
         "            return eval(self._code, {}, names)\n        _code = code\n    return Grammar\n",
@@ -1380,9 +1381,9 @@ def test_a_weakness_is_told_once() -> None:
         ),
         (
             "c",
-            "static void add(float *to, int n) {\n  if (n > 1) to[0] = 1;\n}\nstatic void clear(float *to, int n) {\n"
-            "  if (n > 2) to[0] = 0;\n}\nvoid f(int n) {\n  float *p = malloc(4);\n  add(p, n);\n  clear(p, n);\n"
-            "  free(p);\n}\n",
+            "static void add(float *to, int n) {\n  if (n > 1) to[0] = 1;\n}\n"
+            "static void clear(float *to, int n) {\n  if (n > 2) to[0] = 0;\n}\n"
+            "void f(int n) {\n  float *p = malloc(4);\n  add(p, n);\n  clear(p, n);\n  free(p);\n}\n",
         ),
         ("python", "from ftplib import FTP\nserver = FTP('a.org')\n"),
     ]

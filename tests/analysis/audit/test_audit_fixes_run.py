@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import json
+import ntpath
+import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from keystroke.analysis.audit import all_rules
+from installed import program
+from keystroke.analysis.audit import Auditor, all_rules
+from keystroke.text import apply_edits
 
 BENCH = Path(__file__).parents[3] / "bench"
 LANGUAGES = ("python", "javascript", "c", "cpp", "go", "java")
@@ -67,3 +73,55 @@ def test_a_wrong_fix_is_noticed(fixes: ModuleType) -> None:
         outcome.before, outcome.after = fixes.RUNNERS["python"](jobs)
     assert "still works" in kept.wrong
     assert "harmless" in broken.wrong
+
+
+# On Windows "//../../x" names a host, and "C:" a drive.
+LEAVING = ["/../../x", "..\\..\\x", "//host/share/../x", "C:/x", "\\..\\..\\x", "a/../../../x"]
+HARMLESS = {"a.txt": "C:\\data\\a.txt", "/js/a.js": "C:\\data\\js\\a.js", "a/b": "C:\\data\\a\\b"}
+
+
+def path_fixed(language: str, text: str) -> str:
+    fixed = [item.fixes[0] for item in Auditor(language).audit(text) if item.fixes]
+    return apply_edits(text, fixed[0].edits)
+
+
+@pytest.mark.parametrize("name", [*LEAVING, *HARMLESS])
+def test_a_fixed_path_of_python_stays_in_its_folder_on_windows_too(name: str) -> None:
+    text = "import os\nfrom flask import request\n\n\ndef show():\n"
+    text += "    return open(os.path.join('C:/data', request.args['name'])).read()\n"
+    opened: list[str] = []
+
+    def open_file(path: str) -> io.StringIO:
+        opened.append(ntpath.normpath(path))
+        return io.StringIO()
+
+    system = SimpleNamespace(path=ntpath, sep="\\")
+    names = {"os": system, "open": open_file, "request": SimpleNamespace(args={"name": name})}
+    exec(path_fixed("python", text).partition("\n\n\n")[2], names)
+    try:
+        names["show"]()  # type: ignore[operator]
+    except ValueError:
+        assert name not in HARMLESS  # another drive or host is refused
+        return
+    assert all(path.startswith("C:\\data\\") for path in opened)
+    assert opened == [HARMLESS.get(name, opened[0])]
+
+
+@pytest.mark.parametrize("line", ["path.join('C:/data', req.query.name)", "`C:/data/${req.query.name}`"])
+def test_a_fixed_path_of_javascript_stays_in_its_folder_on_windows_too(line: str) -> None:
+    node = program("node")
+    if node is None:
+        pytest.skip("no Node.js here")
+    text = 'const fs = require("fs");\nconst path = require("path");\nfunction show(req, res) {\n'
+    text += f"  fs.readFile({line}, (e, d) => res.send(d));\n}}\n"
+    fixed = path_fixed("javascript", text).partition("\n")[2]
+    script = f"""const opened = [];
+const fs = {{ readFile: (name) => opened.push(require("path").win32.normalize(name)) }};
+{fixed.replace('require("path")', 'require("path").win32')}
+for (const name of {json.dumps([*LEAVING, *HARMLESS])}) show({{ query: {{ name }} }}, {{}});
+console.log(JSON.stringify(opened));"""
+    ran = subprocess.run([node, "-e", script], capture_output=True, text=True, check=True)
+    opened = json.loads(ran.stdout)
+    assert len(opened) == len(LEAVING) + len(HARMLESS)
+    assert all(path.startswith("C:\\data\\") for path in opened)
+    assert opened[len(LEAVING) :] == list(HARMLESS.values())

@@ -164,11 +164,10 @@ def _anchor(site: FixSite, node: ir.Syntax, known: bool) -> tuple[list[Edit], li
     if site.family == "python":
         require(not re.search(r"\bos\s*=(?!=)", site.text))
         needs.append("import os")
-        before, after = (
-            ('os.path.normpath("/" + ', ").lstrip(os.sep)")
-            if known
-            else ('os.path.normpath("/" + str(', ")).lstrip(os.sep)")
-        )
+        # A path that joins "/" can neither name another host nor climb above it, also on Windows.
+        before, after = 'os.path.relpath(os.path.join("/", ', '), "/")'
+        if not known:
+            before, after = f"{before}str(", f"){after}"
         parent = node.parent()
         if parent is not None and parent.kind() == "interpolation":
             quote = site.text[span(parent.parent())[0] :].lstrip("fFrR")[:1]
@@ -176,13 +175,15 @@ def _anchor(site: FixSite, node: ir.Syntax, known: bool) -> tuple[list[Edit], li
                 before, after = before.replace('"', "'"), after.replace('"', "'")
     elif site.family == "javascript":
         require("path" in site.imports and _is_module(site, node, "path"))
-        before, after = '"." + path.normalize("/" + ', ")"
+        before, after = '"." + path.join("/", ', ")"
         parent = node.parent()
-        if parent is not None and parent.kind() not in ("arguments", "template_substitution"):
-            before = before.removeprefix('"." + ')
+        if parent is not None and parent.kind() != "arguments":
+            before, after = f"{before}String(", f"){after}"
+            if parent.kind() != "template_substitution":
+                before = before.removeprefix('"." + ')
     elif site.family == "go":
         needs.append("path/filepath")
-        before, after = 'filepath.Clean("/" + ', ")"
+        before, after = 'filepath.Join("/", ', ")"
     else:
         before, after = 'java.nio.file.Paths.get("/" + ', ").normalize().toString().substring(1)"
     if node.kind() in LOOSE:

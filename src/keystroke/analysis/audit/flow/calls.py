@@ -175,7 +175,11 @@ class CallFlow(NarrowingFlow):
             return special
         if know.joiners.match(out):
             joined = self.join_path(args) if args else mixed
+            if len(args) > 1 and args[0].const == "/" and know.normalizing_joiners.match(out):
+                joined = joined.as_safe_for(_PATH)
             return replace(joined, path=out)
+        if len(args) > 1 and args[1].const == "/" and know.relative_paths.match(out):
+            return replace(args[0], path=out, const=UNKNOWN).as_safe_for(_PATH)
         if know.transparent.match(out):
             informative = [
                 item

@@ -94,6 +94,8 @@ class Knowledge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text_builders: frozenset[str] = frozenset()
     item_callbacks: Globs = _NONE
     path_normalizers: Globs = _NONE
+    normalizing_joiners: Globs = _NONE
+    relative_paths: Globs = _NONE
     membership_tests: Globs = _NONE
     negative_tests: Globs = _NONE
     own_property_tests: Globs = _NONE
