@@ -12,7 +12,7 @@ from text_strategies import edited, texts
 from installed import program
 from keystroke.text import Edit, apply_edits, minimal_diff, unified_diff
 from keystroke.text.compare import Budget, compare
-from keystroke.text.diff import _joined, common_prefix, common_suffix
+from keystroke.text.diff import _is_one_character, common_prefix, common_suffix
 
 
 @given(texts, texts)
@@ -39,7 +39,7 @@ def test_no_edit_cuts_what_reads_as_one_character(old: str, new: str) -> None:
     for edit in minimal_diff(old, new):
         at = edit.start + moved
         for text, place in ((old, edit.start), (old, edit.end), (new, at), (new, at + len(edit.text))):
-            assert not _joined(text, place)
+            assert not _is_one_character(text, place)
         moved += edit.delta
 
 

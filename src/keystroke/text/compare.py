@@ -48,12 +48,12 @@ def compare(before: Sequence[str], after: Sequence[str], budget: Budget | None =
             found = _shortest(a, b, (a0, a1, b0, b1), budget)
         if found is not None:
             spans += found
-        elif budget.left > -LINE_WORK and (parts := _anchored(a, b, (a0, a1, b0, b1))):
+        elif budget.left > -LINE_WORK and (parts := _split_at_anchors(a, b, (a0, a1, b0, b1))):
             budget.left -= a1 - a0 + b1 - b0
             todo += reversed(parts)
         else:
             spans.append((a0, a1, b0, b1))
-    return _merged(spans)
+    return _merge(spans)
 
 
 def common_ends(before: Sequence[str], after: Sequence[str]) -> tuple[int, int]:
@@ -68,7 +68,7 @@ def common_ends(before: Sequence[str], after: Sequence[str]) -> tuple[int, int]:
     return head, tail
 
 
-def _merged(spans: Sequence[Span]) -> list[Span]:
+def _merge(spans: Sequence[Span]) -> list[Span]:
     """Merge neighbours that touch on both sides."""
     result: list[Span] = []
     for span in spans:
@@ -104,14 +104,14 @@ def _shortest(a: Sequence[int], b: Sequence[int], span: Span, budget: Budget) ->
             reach[at] = x
             budget.left -= x - start
             if x >= n and y >= m:
-                return _traced(history, n, m, a0, b0)
+                return _trace_back(history, n, m, a0, b0)
         budget.left -= 2 * d + 1
         if budget.left < floor:
             break
     return None
 
 
-def _traced(history: Sequence[Sequence[int]], x: int, y: int, a0: int, b0: int) -> list[Span]:
+def _trace_back(history: Sequence[Sequence[int]], x: int, y: int, a0: int, b0: int) -> list[Span]:
     """The steps of the search, traced back from its end."""
     spans: list[Span] = []
     for d in range(len(history) - 1, 0, -1):
@@ -125,10 +125,10 @@ def _traced(history: Sequence[Sequence[int]], x: int, y: int, a0: int, b0: int) 
             x = reach[at - 1]
             y = x - k + 1
             spans.append((a0 + x, a0 + x + 1, b0 + y, b0 + y))
-    return _merged(spans[::-1])
+    return _merge(spans[::-1])
 
 
-def _anchored(a: Sequence[int], b: Sequence[int], span: Span) -> list[Span]:
+def _split_at_anchors(a: Sequence[int], b: Sequence[int], span: Span) -> list[Span]:
     """Split a span at items that occur once on each side and keep their order; empty if there are none."""
     a0, a1, b0, b1 = span
     in_a, in_b = Counter(a[a0:a1]), Counter(b[b0:b1])

@@ -41,8 +41,8 @@ def minimal_diff(old: str, new: str, budget: Budget | None = None) -> tuple[Edit
     hunks: list[Hunk] = []
     for block in _line_hunks(old, new):
         hunks += _word_hunks(old, new, block, budget)
-    whole = _whole_characters(old, new, hunks)
-    return tuple(Edit(h.old_start, h.old_end, new[h.new_start : h.new_end]) for h in whole)
+    widened = _whole_characters(old, new, hunks)
+    return tuple(Edit(h.old_start, h.old_end, new[h.new_start : h.new_end]) for h in widened)
 
 
 def unified_diff(old: str, new: str, old_name: str = "a", new_name: str = "b", context: int = 3) -> str:
@@ -50,18 +50,18 @@ def unified_diff(old: str, new: str, old_name: str = "a", new_name: str = "b", c
     before, after = _plain_lines(old), _plain_lines(new)
     hunks = [Hunk(*span) for span in compare(before, after)]
     out: list[str] = []
-    for group in _grouped(hunks, context):
+    for group in _group(hunks, context):
         first, last = group[0], group[-1]
         old_start, old_end = max(0, first.old_start - context), min(len(before), last.old_end + context)
         new_start, new_end = max(0, first.new_start - context), min(len(after), last.new_end + context)
         out.append(f"@@ -{_range(old_start, old_end)} +{_range(new_start, new_end)} @@\n")
         reached = old_start
         for hunk in group:
-            out += _marked(" ", before[reached : hunk.old_start])
-            out += _marked("-", before[hunk.old_start : hunk.old_end])
-            out += _marked("+", after[hunk.new_start : hunk.new_end])
+            out += _mark_lines(" ", before[reached : hunk.old_start])
+            out += _mark_lines("-", before[hunk.old_start : hunk.old_end])
+            out += _mark_lines("+", after[hunk.new_start : hunk.new_end])
             reached = hunk.old_end
-        out += _marked(" ", before[reached:old_end])
+        out += _mark_lines(" ", before[reached:old_end])
     return "".join([f"--- {old_name}\n", f"+++ {new_name}\n", *out]) if out else ""
 
 
@@ -72,7 +72,7 @@ def _plain_lines(text: str) -> list[str]:
     return [f"{line}\n" for line in lines] + ([last] if last else [])
 
 
-def _grouped(hunks: Sequence[Hunk], context: int) -> Iterator[list[Hunk]]:
+def _group(hunks: Sequence[Hunk], context: int) -> Iterator[list[Hunk]]:
     group: list[Hunk] = []
     for hunk in hunks:
         if group and hunk.old_start - group[-1].old_end > 2 * context:
@@ -90,7 +90,7 @@ def _range(start: int, end: int) -> str:
     return f"{start + 1 if length else start},{length}"
 
 
-def _marked(mark: str, lines: Sequence[str]) -> Iterator[str]:
+def _mark_lines(mark: str, lines: Sequence[str]) -> Iterator[str]:
     for line in lines:
         yield f"{mark}{line}" if line.endswith("\n") else f"{mark}{line}\n\\ No newline at end of file\n"
 
@@ -105,23 +105,23 @@ def _line_hunks(old: str, new: str) -> list[Hunk]:
     before = _LINE.findall(old, head, len(old) - tail)
     after = _LINE.findall(new, head, len(new) - tail)
     spans = compare(before, after)
-    return _measured(before, after, spans, head, head)
+    return _to_hunks(before, after, spans, head, head)
 
 
 def _word_hunks(old: str, new: str, block: Hunk, budget: Budget) -> list[Hunk]:
     """The hunks of words inside a hunk of lines."""
     old_size, new_size = block.old_end - block.old_start, block.new_end - block.new_start
     if not old_size or not new_size or old_size + new_size > _MAX_REGION or budget.left <= 0:
-        return [_trimmed(old, new, block)]
+        return [_trim(old, new, block)]
     budget.left -= (old_size + new_size) // 8  # splitting is work too
     before = _WORD.findall(old, block.old_start, block.old_end)
     after = _WORD.findall(new, block.new_start, block.new_end)
     spans = compare(before, after, budget)
-    hunks = _measured(before, after, spans, block.old_start, block.new_start)
-    return [_trimmed(old, new, hunk) for hunk in hunks]
+    hunks = _to_hunks(before, after, spans, block.old_start, block.new_start)
+    return [_trim(old, new, hunk) for hunk in hunks]
 
 
-def _measured(
+def _to_hunks(
     before: Sequence[str],
     after: Sequence[str],
     spans: Sequence[tuple[int, int, int, int]],
@@ -141,7 +141,7 @@ def _measured(
     return hunks
 
 
-def _trimmed(old: str, new: str, hunk: Hunk) -> Hunk:
+def _trim(old: str, new: str, hunk: Hunk) -> Hunk:
     """The hunk without the characters that both sides begin and end with."""
     before, after = old[hunk.old_start : hunk.old_end], new[hunk.new_start : hunk.new_end]
     head = common_prefix(before, after)
@@ -159,9 +159,9 @@ def _whole_characters(old: str, new: str, hunks: Sequence[Hunk]) -> list[Hunk]:
         floor = result[-1].old_end if result else 0
         ceiling = todo[-1].old_start if todo else len(old)
         # Between hunks both texts are equal, so both boundaries move together, but not past a neighbour.
-        while a0 > floor and (_joined(old, a0) or _joined(new, b0)):
+        while a0 > floor and (_is_one_character(old, a0) or _is_one_character(new, b0)):
             a0, b0 = a0 - 1, b0 - 1
-        while a1 < ceiling and (_joined(old, a1) or _joined(new, b1)):
+        while a1 < ceiling and (_is_one_character(old, a1) or _is_one_character(new, b1)):
             a1, b1 = a1 + 1, b1 + 1
         if todo and a1 == ceiling:
             after = todo.pop()
@@ -174,7 +174,7 @@ def _whole_characters(old: str, new: str, hunks: Sequence[Hunk]) -> list[Hunk]:
     return result
 
 
-def _joined(text: str, at: int) -> bool:
+def _is_one_character(text: str, at: int) -> bool:
     """Whether the characters on both sides of `at` form one character."""
     if not 0 < at < len(text):
         return False

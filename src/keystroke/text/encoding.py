@@ -51,7 +51,7 @@ def decode(data: bytes, name: str = "the file") -> Decoded:
     """The text of a file: a byte order mark decides, then UTF-8, then a declared single-byte encoding."""
     for mark, encoding in _MARKS:
         if data.startswith(mark):
-            return _checked(data, len(mark), encoding, name)
+            return _decode_exactly(data, len(mark), encoding, name)
     if b"\0" in data:
         raise InputError(f"{name} is a binary file; only text can be edited")
     try:
@@ -59,7 +59,7 @@ def decode(data: bytes, name: str = "the file") -> Decoded:
     except UnicodeDecodeError as error:
         declared = declared_encoding(data)
         if declared in _DECLARABLE:
-            return _checked(data, 0, declared, name)
+            return _decode_exactly(data, 0, declared, name)
         line = data.count(b"\n", 0, error.start) + 1
         raise InputError(
             f"{name} is not UTF-8 (line {line}) and declares no other supported encoding; convert it to UTF-8"
@@ -81,7 +81,7 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _checked(data: bytes, start: int, encoding: str, name: str) -> Decoded:
+def _decode_exactly(data: bytes, start: int, encoding: str, name: str) -> Decoded:
     try:
         result = Decoded(data[start:].decode(encoding), encoding, data[:start])
         if result.encode(result.text) == data:

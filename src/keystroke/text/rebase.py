@@ -31,7 +31,7 @@ def rebase(edit: Edit, typed: Iterable[Edit]) -> Edit | Dropped:
     """`edit`, computed before `typed`, as an edit of the text after it. The typed edits apply one after
     another: each counts in the text that the previous one left."""
     for change in typed:
-        result = _over(edit, change)
+        result = _rebase_over(edit, change)
         if isinstance(result, Dropped):
             return result
         edit = result
@@ -54,11 +54,11 @@ def rebase_all(edits: Sequence[Edit], typed: Sequence[Edit]) -> tuple[Edit, ...]
     )
 
 
-def _over(edit: Edit, change: Edit) -> Edit | Dropped:
+def _rebase_over(edit: Edit, change: Edit) -> Edit | Dropped:
     if change.is_empty:
         return edit
     if change.is_insertion and change.start == edit.start and edit.text:
-        return _typed_through(edit, change.text)
+        return _rebase_over_typing(edit, change.text)
     if change.end <= edit.start:
         return shift(edit, change.delta)
     if change.start >= edit.end:
@@ -66,7 +66,7 @@ def _over(edit: Edit, change: Edit) -> Edit | Dropped:
     return Dropped(DropReason.OUTSIDE if edit.is_insertion else DropReason.OVERLAPPED)
 
 
-def _typed_through(edit: Edit, typed: str) -> Edit | Dropped:
+def _rebase_over_typing(edit: Edit, typed: str) -> Edit | Dropped:
     """The rest of the suggestion after `typed` was inserted exactly at its start."""
     head, tail = typed, ""
     while not edit.text.startswith(head):

@@ -12,6 +12,7 @@ _LOOK = 2400  # characters at the end that are inspected
 _LONGEST = 600  # characters of one round
 _LEAST = 160  # characters that all rounds together have
 _ROUNDS = 4
+_INTERVAL = 80  # characters of a stream between two checks
 _SHORT = 12  # a round shorter than this must repeat more often
 _SHORT_ROUNDS = 12
 _WORD = re.compile(r"[^\W\d_]")
@@ -44,14 +45,14 @@ def _equal_end(tail: str, period: int) -> int:
 class LoopDetector:
     """Checks a streamed text for repetition at intervals."""
 
-    def __init__(self, every: int = 80) -> None:
-        self._text, self._every, self._asked = "", every, 0
+    def __init__(self) -> None:
+        self._text, self._unchecked = "", 0
 
     def feed(self, piece: str) -> bool:
         """Add a piece of the stream; True if the text repeats itself."""
         self._text = (self._text + piece)[-2 * _LOOK :]
-        self._asked += len(piece)
-        if self._asked < self._every:
+        self._unchecked += len(piece)
+        if self._unchecked < _INTERVAL:
             return False
-        self._asked = 0
+        self._unchecked = 0
         return loop_start(self._text) is not None
