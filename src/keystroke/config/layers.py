@@ -69,7 +69,7 @@ def _value(known: SettingSpec, raw: Any, where: str, base: Path, *, parse: bool)
         return tuple(item for item in items if item)
     value: Any = raw
     if parse and isinstance(raw, str) and kind is not str:
-        value = _parsed(kind, raw.strip())
+        value = _parse(kind, raw.strip())
     if kind is float and type(value) is int:
         value = float(value)
     if kind is Path and isinstance(value, str) and value:
@@ -95,7 +95,7 @@ def _number(value: float | None) -> str:
     return f"{value:.0f}" if value is not None and value == int(value) else f"{value:g}"
 
 
-def _parsed(kind: type, text: str) -> Any:
+def _parse(kind: type, text: str) -> Any:
     """A string from the environment or a flag as `kind`; the string itself if it is invalid."""
     if kind is bool:
         return True if text.lower() in _TRUE else False if text.lower() in _FALSE else text
@@ -109,10 +109,10 @@ def _parsed(kind: type, text: str) -> Any:
 
 def user_file(environ: Mapping[str, str] | None = None) -> Path:
     """The user's file, which need not exist; KEYSTROKE_CONFIG names another file or folder."""
-    named = (os.environ if environ is None else environ).get(CONFIG_VARIABLE)
-    if not named:
+    location = (os.environ if environ is None else environ).get(CONFIG_VARIABLE)
+    if not location:
         return platformdirs.user_config_path("keystroke", appauthor=False) / FILE_NAME
-    path = Path(named).expanduser()
+    path = Path(location).expanduser()
     if path.is_dir():
         return path / FILE_NAME
     if not path.exists():
@@ -175,7 +175,7 @@ def _from_file(
         # The parser takes quadratic time in a key's depth, and a project's file is untrusted.
         if any(line.partition("=")[0].count(".") > MAX_DEPTH for line in text.split("\n")):
             raise RecursionError
-        given = list(_flattened(tomllib.loads(text)))
+        given = list(_flatten(tomllib.loads(text)))
     except RecursionError:
         raise ConfigError(f"{path}: tables are nested too deeply; this is no configuration") from None
     except ValueError as error:  # not TOML, or a number with thousands of digits
@@ -234,11 +234,11 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
 
 
-def _flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and key not in FIXED_SETTINGS:
-            yield from _flattened(value, f"{key}.")
+            yield from _flatten(value, f"{key}.")
         else:
             yield key, value
 
@@ -250,13 +250,13 @@ def _lines_of(text: str) -> dict[str, int]:
     for number, line in enumerate(text.split("\n"), 1):
         name, _, rest = line.strip().partition("]")
         if name.startswith("[") and rest.strip()[:1] in ("", "#"):
-            header = _plain(name[1:]) + "."
+            header = _unquote(name[1:]) + "."
         elif "=" in line:
-            lines.setdefault(header + _plain(line.partition("=")[0]), number)
+            lines.setdefault(header + _unquote(line.partition("=")[0]), number)
     return lines
 
 
-def _plain(key: str) -> str:
+def _unquote(key: str) -> str:
     return re.sub(r"[\"'\s]", "", key)
 
 

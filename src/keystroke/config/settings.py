@@ -131,7 +131,7 @@ class SettingSpec:
     model: str | None = None
 
 
-def _declared(prefix: str, section: type, model: str | None = None) -> Iterator[SettingSpec]:
+def _declared_settings(prefix: str, section: type, model: str | None = None) -> Iterator[SettingSpec]:
     hints = typing.get_type_hints(section)
     for item in dataclasses.fields(section):
         yield SettingSpec(f"{prefix}.{item.name}", item.name, hints[item.name], model=model, **item.metadata)
@@ -143,7 +143,7 @@ SECTIONS: dict[str, Any] = {
     if item.name not in ("models", "origins")
 }
 FIXED_SETTINGS: dict[str, SettingSpec] = {
-    k.key: k for name, section in SECTIONS.items() for k in _declared(name, section)
+    k.key: k for name, section in SECTIONS.items() for k in _declared_settings(name, section)
 }
 # Settings of earlier releases: still accepted, without effect.
 RETIRED = (
@@ -152,13 +152,13 @@ RETIRED = (
     "speculation.draft_threads",
     "speculation.max_draft",
 )
-_OF_MODEL: dict[str, SettingSpec] = {k.name: k for k in _declared("models.NAME", NamedModel)}
+_OF_MODEL: dict[str, SettingSpec] = {k.name: k for k in _declared_settings("models.NAME", NamedModel)}
 
 
 def all_settings(models: Mapping[str, Any]) -> Iterator[SettingSpec]:
     yield from FIXED_SETTINGS.values()
     for name in models:
-        yield from _declared(f"models.{name}", NamedModel, name)
+        yield from _declared_settings(f"models.{name}", NamedModel, name)
 
 
 def find_setting(key: str, models: Mapping[str, Any] | None = None, where: str = "") -> SettingSpec:
