@@ -55,7 +55,7 @@ class Shelf:
         small = local_entry("small", replace(spm_model(script(" - b\n")), name="small"))
         offered = [OfferedModel(name, "deep", converses=True) for name in offers]
         return ModelRegistry(
-            [small, *pinned], offers=offered, load=self.load, adapted=self.adapted, idle_s=idle_s
+            [small, *pinned], offers=offered, load=self.load, adapted_name=self.adapted, idle_s=idle_s
         )
 
 

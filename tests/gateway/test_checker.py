@@ -57,7 +57,7 @@ async def test_each_key_has_a_process_of_its_own_which_goes_with_its_last_connec
     assert one is not other
     assert type(RefactorProcess.for_key("a")) is RefactorProcess
     await one.check("x = 1\n", None, None)
-    process = one._elsewhere._process
+    process = one._function._process
     assert process is not None
     del one, same
     assert process.wait(60) != 0

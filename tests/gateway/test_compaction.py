@@ -20,7 +20,7 @@ from keystroke.gateway.api.compaction import (
     choose_cut,
     compacted_items,
     shorten_outputs,
-    users_words,
+    user_messages,
 )
 from keystroke.protocol.compaction import CompactedWindow, expand_compaction, pack_window, unpack_window
 from keystroke.protocol.items import Item
@@ -302,10 +302,10 @@ def test_nothing_goes_where_only_an_earlier_summary_could() -> None:
 
 
 def test_the_users_words_stay_over_many_summaries() -> None:
-    listed = users_words([said("first"), said("second")], 1000)
+    listed = user_messages([said("first"), said("second")], 1000)
     for number in range(50):
         earlier = Item(type="compaction", content=f"Summary\n{listed}")
-        listed = users_words([earlier, said(f"request {number}")], 200)
+        listed = user_messages([earlier, said(f"request {number}")], 200)
     assert "- first\n- second" in listed
     assert "request 49" in listed
     assert len(listed) < 400

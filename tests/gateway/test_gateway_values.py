@@ -337,7 +337,7 @@ def test_the_quick_join_is_the_one_the_template_gives(text: str) -> None:
     for model in (BYTES, BPE):
         quick = prompts._quick_join(model, text, {})
         if quick is not None:
-            assert quick == prompts._rendered_join(model, [{"role": "user", "content": text}], {})
+            assert quick == prompts._render_join(model, [{"role": "user", "content": text}], {})
 
 
 def test_the_quick_join_takes_ordinary_text() -> None:

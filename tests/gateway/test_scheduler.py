@@ -263,8 +263,8 @@ async def test_a_redirect_keeps_what_was_generated_and_goes_on() -> None:
     before, after = text_of(items[:at]), text_of(items[at:])
     assert set(before) == {"b"}
     assert after == "after"
-    assert steered.kept == len("start") + len(before)
-    assert steered.length == steered.kept + len(" now this!")
+    assert steered.kept_tokens == len("start") + len(before)
+    assert steered.length == steered.kept_tokens + len(" now this!")
 
 
 class BatchingEngine(EchoEngine):

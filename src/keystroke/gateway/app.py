@@ -98,10 +98,10 @@ class Gateway:
         )
         self.endpoints = Endpoints(self.service, self.tasks, self.settings.assist)
         self.sockets: dict[str, SocketHandler] = {
-            "/v1/responses": partial(self._serve, self._responses),
-            "/v1/live": partial(self._serve, self._live),
+            "/v1/responses": partial(self._serve, self._make_responses_connection),
+            "/v1/live": partial(self._serve, self._make_live_connection),
         }
-        self.outcome_store = self._learned() if self.settings.learn.enabled else None
+        self.outcome_store = self._open_outcomes() if self.settings.learn.enabled else None
         self.request_context: Callable[[Scope], AbstractContextManager[None]] = lambda _scope: nullcontext()
         self._socket_limits = socket_limits or SocketLimits(max_frame_bytes=server.max_frame_bytes)
         self._connections: dict[Socket, Caller] = {}
@@ -109,9 +109,9 @@ class Gateway:
         self._http = Starlette(
             routes=starlette_routes(self.endpoints, self.access, server.max_frame_bytes),
             exception_handlers={
-                KeystrokeError: self._refused,
-                HTTPException: _http_failed,
-                Exception: _crashed,
+                KeystrokeError: self._handle_refusal,
+                HTTPException: _handle_http_error,
+                Exception: _handle_crash,
             },
             lifespan=self._lifespan,
             middleware=_cross_origin(server.origins),
@@ -129,7 +129,7 @@ class Gateway:
                 return
             await handler(scope, receive, send)
 
-    def _learned(self) -> OutcomeStore | None:
+    def _open_outcomes(self) -> OutcomeStore | None:
         """The store of suggestion outcomes; None beyond loopback, where the outcomes are other people's."""
         if not is_loopback(self.settings.server.host):
             log.warning(
@@ -144,17 +144,17 @@ class Gateway:
 
     # Sockets
 
-    def _responses(self, scope: Scope, caller: Caller, socket: Socket) -> ResponsesConnection:
+    def _make_responses_connection(self, scope: Scope, caller: Caller, socket: Socket) -> ResponsesConnection:
         headers = Headers(scope=scope)
         timing = headers.get("x-responsesapi-include-timing-metrics", "").lower() in ("true", "1")
         return ResponsesConnection(
             self.endpoints.responses, caller, socket, turn_state=turn_state(headers), timing=timing
         )
 
-    def _live(self, scope: Scope, caller: Caller, socket: Socket) -> LiveConnection:
+    def _make_live_connection(self, scope: Scope, caller: Caller, socket: Socket) -> LiveConnection:
         files = readable_files(self.settings.server, Headers(scope=scope).get("origin"))
-        learned, assist = self.outcome_store, self.settings.assist
-        return LiveConnection(self.service, assist, caller, socket, files=files, learned=learned)
+        store, assist = self.outcome_store, self.settings.assist
+        return LiveConnection(self.service, assist, caller, socket, files=files, outcome_store=store)
 
     async def _serve(self, make: MakeConnection, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -162,7 +162,7 @@ class Gateway:
             caller = self.access.check(Access.KEY, Headers(scope=scope), offered)
             if len(self._connections) >= self.settings.server.max_connections:
                 raise Unavailable(f"{len(self._connections)} connections are open; try again shortly.")
-            self._check_share(caller)
+            self._check_connection_limit(caller)
         except KeystrokeError as error:
             await deny(send, error, scope)
             return
@@ -182,21 +182,21 @@ class Gateway:
             del self._connections[socket]
             self.service.metrics.connections.set(len(self._connections))
 
-    def _check_share(self, caller: Caller) -> None:
+    def _check_connection_limit(self, caller: Caller) -> None:
         """Limit the sockets of one key. Callers without a key are local and not limited."""
         most = self.settings.server.max_connections_per_key
         if caller == LOCAL or not most:
             return
-        held = sum(other.id == caller.id for other in self._connections.values())
-        if held >= most:
+        own = sum(other.id == caller.id for other in self._connections.values())
+        if own >= most:
             raise RateLimited(
-                f"This key has {held} connections open already; close one, or use one for several streams.",
+                f"This key has {own} connections open already; close one, or use one for several streams.",
                 retry_after=1.0,
             )
 
     # HTTP
 
-    async def _refused(self, request: Request, error: Exception) -> HttpResponse:
+    async def _handle_refusal(self, request: Request, error: Exception) -> HttpResponse:
         assert isinstance(error, KeystrokeError)
         self.service.metrics.rejected.labels(error.code).inc()
         return error_response(error, request.url.path)
@@ -236,10 +236,10 @@ class Gateway:
         """Refuse new work, let running answers end, then cancel the rest; each gets its final event."""
         self.service.draining = True
         await self.tasks.stop()
-        await self._until_quiet(self.settings.server.drain_s)
+        await self._wait_until_quiet(self.settings.server.drain_s)
         for work in tuple(self.service.active_work):
             work.cancel(Unavailable(SHUTTING_DOWN))
-        await self._until_quiet(2.0)
+        await self._wait_until_quiet(2.0)
         await asyncio.sleep(0.05)  # the last events are written
 
     async def abandon(self, reason: KeystrokeError) -> None:
@@ -248,7 +248,7 @@ class Gateway:
         self.service.draining = True
         for work in tuple(self.service.active_work):
             work.cancel(reason)
-        await self._until_quiet(2.0)
+        await self._wait_until_quiet(2.0)
         for _ in range(100):  # final events wait until their response is stored
             if not self.endpoints.responses.runs:
                 break
@@ -257,7 +257,7 @@ class Gateway:
         for connection in tuple(self._connections):
             await connection.close("the server restarts; reconnect", 1012)
 
-    async def _until_quiet(self, seconds: float) -> None:
+    async def _wait_until_quiet(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.02)):
             if not self.service.active_work:
                 return
@@ -301,7 +301,7 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
     return [cors] if origins else []
 
 
-async def _http_failed(request: Request, error: Exception) -> HttpResponse:
+async def _handle_http_error(request: Request, error: Exception) -> HttpResponse:
     assert isinstance(error, HTTPException)
     kind = NotFound if error.status_code == 404 else ProtocolError
     wrapped = kind(
@@ -313,7 +313,7 @@ async def _http_failed(request: Request, error: Exception) -> HttpResponse:
     return response
 
 
-async def _crashed(request: Request, error: Exception) -> HttpResponse:
+async def _handle_crash(request: Request, error: Exception) -> HttpResponse:
     log.error("a request failed", exc_info=error)
     failure = KeystrokeError("The server failed on this request; its log says how.")
     return error_response(failure, request.url.path)

@@ -25,8 +25,8 @@ from keystroke.gateway.api.llama_server import (
 )
 from keystroke.gateway.api.messages import count_message_tokens, create_message
 from keystroke.gateway.api.ollama import (
+    list_loaded_ollama_models,
     list_ollama_models,
-    loaded_ollama_models,
     ollama_chat,
     ollama_generate,
     ollama_version,
@@ -73,7 +73,7 @@ def _ollama_routes() -> list[RouteSpec]:
                   body=ollama.OllamaGenerateRequest, reply=ollama.OllamaGenerateReply, media=lines, **error),
         RouteSpec("GET", "/api/tags", list_ollama_models, "ollamaTags", "Models on offer",
                   reply=ollama.OllamaModels, **error),
-        RouteSpec("GET", "/api/ps", loaded_ollama_models, "ollamaPs", "Models that are loaded",
+        RouteSpec("GET", "/api/ps", list_loaded_ollama_models, "ollamaPs", "Models that are loaded",
                   reply=ollama.OllamaModels, **error),
         RouteSpec("POST", "/api/show", show_ollama_model, "ollamaShow", "A model's properties",
                   body=ollama.OllamaModelRequest, reply=ollama.OllamaShown, **error),

@@ -49,11 +49,11 @@ class IdleShutdown:
         self._gateway, self._idle_s, self._on_idle = gateway, idle_s, on_idle
         self._visits = 0
         self._timer: asyncio.TimerHandle | None = None
-        gateway.request_context = self._visit
+        gateway.request_context = self._count_visit
 
     def start(self) -> None:
         """Call once the gateway listens."""
-        self._wait(max(self._idle_s, _FIRST))
+        self._start_timer(max(self._idle_s, _FIRST))
         self._look_for_removal()
 
     def _look_for_removal(self) -> None:
@@ -63,7 +63,7 @@ class IdleShutdown:
             self._on_idle()
 
     @contextmanager
-    def _visit(self, scope: Scope) -> Iterator[None]:
+    def _count_visit(self, scope: Scope) -> Iterator[None]:
         if scope["type"] == "lifespan" or scope["path"] == "/health":
             yield
             return
@@ -75,18 +75,18 @@ class IdleShutdown:
         finally:
             self._visits -= 1
             if not self._visits:
-                self._wait(self._idle_s)
+                self._start_timer(self._idle_s)
 
-    def _wait(self, seconds: float) -> None:
+    def _start_timer(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._check)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._on_timer)
 
-    def _check(self) -> None:
+    def _on_timer(self) -> None:
         if self._visits:
             return
         gateway = self._gateway
         if gateway.service.active_work or gateway.service.registry.loads or gateway.tasks.active_count:
-            self._wait(max(self._idle_s, 1.0))
+            self._start_timer(max(self._idle_s, 1.0))
             return
         self._on_idle()

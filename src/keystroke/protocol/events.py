@@ -220,15 +220,15 @@ class WebSocketTiming(Struct, tag_field="type", tag="responsesapi.websocket_timi
     stream_id: StreamId = UNSET
 
 
-def timing_metrics(paid: Receipt) -> TimingMetrics:
-    engine = paid.prefill_ms + paid.decode_ms
+def timing_metrics(receipt: Receipt) -> TimingMetrics:
+    engine = receipt.prefill_ms + receipt.decode_ms
     return TimingMetrics(
-        round(max(0.0, paid.total_ms - engine), 3),
+        round(max(0.0, receipt.total_ms - engine), 3),
         round(engine, 3),
-        paid.first_token_ms,
-        paid.prefill_ms,
-        paid.token_p50_ms,
-        paid.token_p50_ms,
+        receipt.first_token_ms,
+        receipt.prefill_ms,
+        receipt.token_p50_ms,
+        receipt.token_p50_ms,
     )
 
 

@@ -107,9 +107,9 @@ def deploy_settings(
     serve: Any, settings: Settings, echo: bool, patience: float | None, say: Say, *, final: bool = False
 ) -> None:
     """Deploy the application of a configuration. Raises what `deploy` raises."""
-    made = application(settings, echo=EchoLoader() if echo else None)
+    app = application(settings, echo=EchoLoader() if echo else None)
     needs = replica_needs(settings, echo=echo)
-    deploy(serve, made, NAME, needs=needs, patience=patience, final=final, say=say)
+    deploy(serve, app, NAME, needs=needs, patience=patience, final=final, say=say)
 
 
 def _engines(

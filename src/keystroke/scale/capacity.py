@@ -68,12 +68,12 @@ def check_fits(settings: Settings, *, echo: bool = False, files: dict[str, Path]
         raise _too_many(counts, f"{total / 1e9:.1f} GB of memory", f"{available / 1e9:.1f} GB free", most)
 
 
-def _too_many(counts: dict[str, int], taken: str, available: str, most: int) -> ConfigError:
-    asked = ", ".join(f"{count} of {name}" for name, count in counts.items())
+def _too_many(counts: dict[str, int], needed: str, available: str, most: int) -> ConfigError:
+    replicas = ", ".join(f"{count} of {name}" for name, count in counts.items())
     cure = f"start at most {most} with --replicas" if most else "use a smaller model or another machine"
     return ConfigError(
-        f"the engine replicas ({asked}) take {taken}, and this machine has {available}; {cure}, or name a "
-        "cluster with --address"
+        f"the engine replicas ({replicas}) take {needed}, and this machine has {available}; {cure}, or name "
+        "a cluster with --address"
     )
 
 

@@ -99,15 +99,15 @@ def ray_output_to(log: Path) -> Iterator[None]:
 
 def _refusal(address: str, error: Exception, version: str) -> str:
     """Why a cluster that listens did not let this client join."""
-    said = " ".join(str(error).split())
-    if type(error).__name__ == "AuthenticationError" or re.search(r"auth|token", said, re.IGNORECASE):
+    message = " ".join(str(error).split())
+    if type(error).__name__ == "AuthenticationError" or re.search(r"auth|token", message, re.IGNORECASE):
         return (
             f"the Ray cluster at {address} refuses this client; its token must be in RAY_AUTH_TOKEN or "
             "~/.ray/auth_token (`ray get-auth-token` on its head shows it)"
         )
-    if "ersion mismatch" in said:
+    if "ersion mismatch" in message:
         return f"the Ray cluster at {address} runs another version than {version}, which is installed here"
-    return f"the Ray cluster at {address} could not be joined: {said:.200}"
+    return f"the Ray cluster at {address} could not be joined: {message:.200}"
 
 
 def check_reachable(address: str, timeout: float = 5.0) -> None:

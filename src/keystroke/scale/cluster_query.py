@@ -101,8 +101,8 @@ def start_child(module: str, order: Any, **options: Any) -> tuple[subprocess.Pop
 def reported_error(report: dict[str, Any]) -> KeystrokeError:
     """The error that another process reported by the name of its class."""
     kind = getattr(errors, report["kind"], Unavailable)
-    made: KeystrokeError = kind(report["error"])
-    return made
+    error: KeystrokeError = kind(report["error"])
+    return error
 
 
 def _read_reports(child: subprocess.Popen[bytes], reports: Reports) -> None:

@@ -134,7 +134,7 @@ class GatewayDeployment:
         self._gateway.service.metrics = RayMetrics(name)
         self._journal = await asyncio.to_thread(TurnJournal, store.engine)
         self._gateway.endpoints.responses.journal = self._journal
-        self._gateway.request_context = _traced
+        self._gateway.request_context = _trace_request
         self._server = GatewayServer(uvicorn_config(self._gateway))
         self._server.gateway, self._server.replaced = self._gateway, True
         listening = listen(settings.server, shared=True)
@@ -152,7 +152,7 @@ class GatewayDeployment:
         if self._serving.done():
             raise Unavailable("The gateway no longer listens.")
 
-    async def drained(self) -> bool:
+    async def drain_and_close(self) -> bool:
         """Hand clients over, drain and close."""
         self._sampling.cancel()
         self._server.should_exit = True
@@ -162,7 +162,7 @@ class GatewayDeployment:
 
     async def __del__(self) -> None:
         if hasattr(self, "_serving"):
-            await self.drained()
+            await self.drain_and_close()
         stop_tracing()
 
     async def _watch_head(self) -> None:
@@ -198,7 +198,7 @@ class GatewayDeployment:
 
 
 @contextmanager
-def _traced(scope: Scope) -> Iterator[None]:
+def _trace_request(scope: Scope) -> Iterator[None]:
     """A span for every request and socket, under the client's own if it sent one."""
     if scope["type"] == "lifespan" or scope["path"] in ("/health", "/metrics"):
         yield

@@ -207,7 +207,7 @@ class _Inbox:
         self._arrived.clear()
         self._holds = True
         self.ended = bool(items) and isinstance(items[-1], TicketEnded)
-        return _joined(items, chunks=self.joins and hold > 0)
+        return _join_items(items, chunks=self.joins and hold > 0)
 
     def new_stats(self, stats: GenerationStats) -> GenerationStats:
         """`stats` with only the step times that were not sent yet."""
@@ -220,7 +220,7 @@ def _has_text(items: list[TicketItem]) -> bool:
     return any(type(item) is Chunk for item in items)
 
 
-def _joined(items: list[TicketItem], *, chunks: bool) -> list[TicketItem]:
+def _join_items(items: list[TicketItem], *, chunks: bool) -> list[TicketItem]:
     """The items with only the last of adjacent positions, and with adjacent `chunks` as one."""
     joined: list[TicketItem] = []
     for item in items:

@@ -40,8 +40,8 @@ def default_image() -> str:
 
 def render_manifest(settings: Settings, image: str, host: str = "keystroke.example.com") -> str:
     """The manifest as text. `host`: the name that clients use."""
-    made = documents(settings, image, host)
-    body: str = yaml.dump_all(made, Dumper=_Dumper, sort_keys=False, width=110)
+    parts = documents(settings, image, host)
+    body: str = yaml.dump_all(parts, Dumper=_Dumper, sort_keys=False, width=110)
     return _HEADER + body
 
 

@@ -52,9 +52,9 @@ def main() -> None:
         os.dup2(2, 1)
         lock = threading.Lock()
 
-        def report(said: dict[str, Any]) -> None:
+        def report(message: dict[str, Any]) -> None:
             with lock:
-                out.write(json.dumps(said) + "\n")
+                out.write(json.dumps(message) + "\n")
                 out.flush()
 
         order: ServeOrder = pickle.load(sys.stdin.buffer)
@@ -73,7 +73,7 @@ def _serve(order: ServeOrder, report: Report) -> None:
     threading.Thread(target=_watch_head, args=(stop,), daemon=True).start()
     _on_signal(_raise_stopped)
     settings = order.settings
-    with connect_ray(settings) as serve, _stopping_first(stop):
+    with connect_ray(settings) as serve, _stop_watching_first(stop):
         import ray
 
         _on_signal(_raise_stopped)  # Ray installs a handler of its own
@@ -93,7 +93,7 @@ def _serve(order: ServeOrder, report: Report) -> None:
 
 
 @contextmanager
-def _stopping_first(stop: threading.Event) -> Iterator[None]:
+def _stop_watching_first(stop: threading.Event) -> Iterator[None]:
     """Set `stop` before Ray is stopped, however the block ends."""
     try:
         yield

@@ -36,22 +36,22 @@ class RayMetrics(Metrics):
         self._running = Gauge("keystroke_running", "Responses running", by_model)
         self._oldest = Gauge("keystroke_oldest_waiting_seconds", "Age of the oldest that waits", by_model)
 
-    def record_response(self, paid: Receipt, status: str) -> None:
-        super().record_response(paid, status)
-        model, mine = {"model": paid.model}, {"gateway": self._replica}
-        self._ended.inc(1, {**model, **mine, "priority": paid.priority, "status": status})
+    def record_response(self, receipt: Receipt, status: str) -> None:
+        super().record_response(receipt, status)
+        model, mine = {"model": receipt.model}, {"gateway": self._replica}
+        self._ended.inc(1, {**model, **mine, "priority": receipt.priority, "status": status})
         for kind, amount in (
-            ("input", paid.computed_tokens),
-            ("reused", paid.reused_tokens),
-            ("output", paid.output_tokens),
+            ("input", receipt.computed_tokens),
+            ("reused", receipt.reused_tokens),
+            ("output", receipt.output_tokens),
         ):
             if amount > 0:
                 self._counted.inc(amount, {**model, **mine, "kind": kind})
-        self._queued.observe(paid.queue_ms / 1e3, {**model, **mine})
-        if paid.first_token_ms:
-            self._first.observe(paid.first_token_ms / 1e3, {**model, **mine, "priority": paid.priority})
-        if paid.preemptions:
-            self._losses.inc(paid.preemptions, {**model, **mine})
+        self._queued.observe(receipt.queue_ms / 1e3, {**model, **mine})
+        if receipt.first_token_ms:
+            self._first.observe(receipt.first_token_ms / 1e3, {**model, **mine, "priority": receipt.priority})
+        if receipt.preemptions:
+            self._losses.inc(receipt.preemptions, {**model, **mine})
 
     def sample(self, model: str, waiting: int, running: int, stats: EngineStats | None) -> None:
         super().sample(model, waiting, running, stats)

@@ -203,7 +203,7 @@ class ReplicaQueue(WorkQueue):
                     raise Unavailable(
                         f"No engine of {self.name} could be reached; try again shortly."
                     ) from None
-                await _until_woken(turn, min(1.0, _PAUSE * 2 ** min(turn.losses, 5)))
+                await _wait_until_woken(turn, min(1.0, _PAUSE * 2 ** min(turn.losses, 5)))
         return None
 
     async def _try_call(
@@ -238,7 +238,7 @@ class ReplicaQueue(WorkQueue):
                 if ended is not None:
                     return ended.error
                 while ticket.paused and ticket.reason is None:  # the reader is behind
-                    await _until_woken(turn, None)
+                    await _wait_until_woken(turn, None)
         raise ReplicaLost("its replies ended early")
 
     def _call(self, ticket: Ticket, turn: _Progress, trace: dict[str, str]) -> ReplicaCall:
@@ -285,9 +285,9 @@ class ReplicaQueue(WorkQueue):
                     self.prefill_rate = updated_rate(self.prefill_rate, ticket.stats)
                 passed.append(item)
             elif isinstance(item, TicketSteered):
-                reading = replace(item.reading, at=time.perf_counter())
+                counters = replace(item.counters, at=time.perf_counter())
                 before = turn.splice(item.steer_id)
-                passed.append(replace(item, tokens=before, reading=reading, kept=len(before)))
+                passed.append(replace(item, tokens=before, counters=counters, kept_tokens=len(before)))
             elif isinstance(item, TicketStarted):
                 if ticket not in self._started:  # once, however many replicas start it
                     self._started.add(ticket)
@@ -307,7 +307,7 @@ class ReplicaQueue(WorkQueue):
         return ended
 
 
-async def _until_woken(turn: _Progress, seconds: float | None) -> None:
+async def _wait_until_woken(turn: _Progress, seconds: float | None) -> None:
     turn.awake.clear()
     with suppress(TimeoutError):
         await asyncio.wait_for(turn.awake.wait(), seconds)

@@ -17,11 +17,13 @@ _POINTS = 128  # points of a member on the ring: shares differ by about a tenth
 class Ring:
     """Members at fixed points of a hash ring."""
 
-    def __init__(self, members: Collection[str], points: int = _POINTS) -> None:
+    def __init__(self, members: Collection[str]) -> None:
         self.members = frozenset(members)
-        placed = sorted((_hash(f"{member}:{point}"), member) for member in members for point in range(points))
-        self._points = [point for point, _ in placed]
-        self._owners = [owner for _, owner in placed]
+        points = sorted(
+            (_hash(f"{member}:{point}"), member) for member in members for point in range(_POINTS)
+        )
+        self._points = [point for point, _ in points]
+        self._owners = [owner for _, owner in points]
 
     def order(self, key: str) -> Iterator[str]:
         """Every member once: the owner of `key`, then its alternatives in order."""

@@ -34,10 +34,10 @@ def missing_resources(needs: Needs, nodes: Iterable[Mapping[str, float]]) -> lis
             if amount and not any(node.get(kind, 0) >= amount for node in nodes)
         }
         most = {kind: max((node.get(kind, 0) for node in nodes), default=0) for kind in lacking or wanted}
-        asked = ", ".join(f"{amount:g} {kind}" for kind, amount in (lacking or wanted).items())
+        needed = ", ".join(f"{amount:g} {kind}" for kind, amount in (lacking or wanted).items())
         found = ", ".join(f"{amount:g} {kind}" for kind, amount in most.items())
-        held = f"a node has at most {found}" if lacking else "no node has all of it"
-        sentences.append(f"a replica of {name} takes {asked}, and {held}")
+        offered = f"a node has at most {found}" if lacking else "no node has all of it"
+        sentences.append(f"a replica of {name} takes {needed}, and {offered}")
     return sentences
 
 
@@ -57,29 +57,30 @@ def deploy(
     `patience` seconds."""
     import ray
 
-    def lacks() -> list[str]:
+    def find_missing() -> list[str]:
         return missing_resources(needs or {}, (node["Resources"] for node in ray.nodes() if node["Alive"]))
 
-    if final and (said := lacks()):
-        raise ConfigError(f"The replicas have no place on this machine: {'; '.join(said)}.")
+    if final and (missing := find_missing()):
+        raise ConfigError(f"The replicas have no place on this machine: {'; '.join(missing)}.")
     try:
         target = serve.RunTarget(app, name=name, route_prefix=None)
         serve.run_many([target], wait_for_applications_running=False)
     except Exception as error:
-        raise _failed(error) from None
+        raise _deploy_error(error) from None
     began, reported = time.monotonic(), False
     while (state := serve.status().applications[name]).status != "RUNNING":
         if state.status == "DEPLOY_FAILED":
-            raise _failed(state.message, *(d.message for d in state.deployments.values()))
+            raise _deploy_error(state.message, *(d.message for d in state.deployments.values()))
         waited = time.monotonic() - began
         if patience is not None and waited > patience:
             raise Unavailable(
-                f"The replicas did not come up within {patience:g} seconds: {_waiting(lacks(), state)}. "
+                f"The replicas did not come up within {patience:g} seconds: "
+                f"{_describe_waiting(find_missing(), state)}. "
                 "On a cluster they come up as soon as there is room; `keystroke scale down` takes them off."
             )
-        if waited > REPORT_AFTER and not reported and (said := lacks()):
+        if waited > REPORT_AFTER and not reported and (missing := find_missing()):
             reported = True
-            say(f"still waiting: {'; '.join(said)}")
+            say(f"still waiting: {'; '.join(missing)}")
         time.sleep(_POLL)
 
 
@@ -98,7 +99,7 @@ def application_state(serve: Any, name: str) -> dict[str, Any] | None:
     return {"status": str(found.status.value), "deployments": deployments}
 
 
-def _waiting(lacking: list[str], state: Any) -> str:
+def _describe_waiting(lacking: list[str], state: Any) -> str:
     """What is known of why: a replica that fits nowhere, else those that are not running yet."""
     if lacking:
         return "; ".join(lacking)
@@ -110,11 +111,11 @@ def _waiting(lacking: list[str], state: Any) -> str:
     return ", ".join(late) or str(state.status.value)
 
 
-def _failed(why: object, *replicas: str) -> Unavailable:
+def _deploy_error(why: object, *replicas: str) -> Unavailable:
     """Where a replica failed with an error of ours, its sentence; else what Ray says of the application and
     the last error of `replicas`, which are Ray's messages about each deployment."""
-    said = "\n".join([str(why), *replicas])
-    if ours := re.findall(r"keystroke\.errors\.\w+: (.+)", said):
+    text = "\n".join([str(why), *replicas])
+    if ours := re.findall(r"keystroke\.errors\.\w+: (.+)", text):
         return Unavailable(f"The replicas did not come up: {ours[-1].strip().rstrip('.')}.")
     errors = re.findall(r"^\w[\w.]*(?:Error|Exception): .+", "\n".join(replicas), re.MULTILINE)
     why = ": ".join([str(why).rstrip("."), *errors[-1:]])

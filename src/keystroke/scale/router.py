@@ -38,9 +38,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is untyped
         request: Any = pending_request.args[0] if pending_request.args else None
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         if isinstance(request, Splice):
-            held = by_name.get(request.replica)
+            target = by_name.get(request.replica)
             return (
-                [[held]] if held is not None else [candidate_replicas]
+                [[target]] if target is not None else [candidate_replicas]
             )  # any replica reports that the call is not there
         if not isinstance(request, ReplicaCall):
             return [candidate_replicas]
@@ -48,9 +48,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is untyped
             self._turn += 1
             names = sorted(by_name)
             return [[by_name[names[(self._turn + i) % len(names)]]] for i in range(len(names))]
-        return [[by_name[name]] for name in self._ranked(request, by_name)]
+        return [[by_name[name]] for name in self._rank(request, by_name)]
 
-    def _ranked(self, call: ReplicaCall, replicas: dict[str, RunningReplica]) -> list[str]:
+    def _rank(self, call: ReplicaCall, replicas: dict[str, RunningReplica]) -> list[str]:
         if self._ring.members != replicas.keys():
             self._ring = Ring(replicas.keys())
         loads = {name: self._load(replica.replica_id) for name, replica in replicas.items()}

@@ -99,9 +99,9 @@ class Supervisor:
 
     def _keep_serving(self) -> None:
         failures = 0
-        while not self._interrupted():
-            served, error = self._one_run()
-            if self._interrupted():
+        while not self._is_interrupted():
+            served, error = self._run_once()
+            if self._is_interrupted():
                 return
             if not served and not self._state.restarts:
                 raise error or Unavailable(f"Ray ended while it started; its messages are in {self.log}.")
@@ -112,7 +112,7 @@ class Supervisor:
             self._say(f"Ray was lost ({error or 'its head ended'}); starting it again in {pause:g} s")
             self._wait(pause)
 
-    def _one_run(self) -> tuple[bool, KeystrokeError | None]:
+    def _run_once(self) -> tuple[bool, KeystrokeError | None]:
         """Start the process and follow it to its end. Returns whether it served, and its error."""
         served, error = False, None
         self._start()
@@ -120,27 +120,27 @@ class Supervisor:
         self._write("STARTING")
         while True:
             try:
-                said = self._reports.get(timeout=1.0)
+                report = self._reports.get(timeout=1.0)
             except queue.Empty:
                 self._write(self._state.status)
                 continue
-            if said is None:
+            if report is None:
                 break
-            if "error" in said:
-                error = reported_error(said)
-            elif "note" in said:
-                self._say(said["note"])
-            elif "serving" in said:
+            if "error" in report:
+                error = reported_error(report)
+            elif "note" in report:
+                self._say(report["note"])
+            elif "serving" in report:
                 served = True
-                self._announce(said["metrics"])
+                self._announce(report["metrics"])
                 self._write("RUNNING")
                 if self._state.restarts:
                     self._say("serving again")
                 else:
                     self._ready()
-            elif "state" in said:
-                self._state.deployments = said["state"]["deployments"]
-                self._write(said["state"]["status"])
+            elif "state" in report:
+                self._state.deployments = report["state"]["deployments"]
+                self._write(report["state"]["status"])
         code = self._child.wait()
         self._clean_up()
         if code not in (0, LOST) and error is None and not self._signals:
@@ -192,7 +192,7 @@ class Supervisor:
         timer.daemon = True
         timer.start()
 
-    def _interrupted(self) -> bool:
+    def _is_interrupted(self) -> bool:
         return self._signals > 0
 
     def _wait(self, seconds: float) -> None:

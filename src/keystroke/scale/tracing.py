@@ -52,8 +52,8 @@ def span(
     from opentelemetry.propagate import extract
 
     context = extract(dict(parent)) if parent else None
-    with _tracer.start_as_current_span(name, context=context, attributes=dict(attributes or {})) as made:
-        yield made
+    with _tracer.start_as_current_span(name, context=context, attributes=dict(attributes or {})) as recorded:
+        yield recorded
 
 
 def begin_span(name: str, parent: Mapping[str, str] | None, attributes: Mapping[str, Any]) -> Any:
@@ -65,15 +65,15 @@ def begin_span(name: str, parent: Mapping[str, str] | None, attributes: Mapping[
     return _tracer.start_span(name, context=extract(dict(parent)) if parent else None, attributes=attributes)
 
 
-def headers_of(made: Any) -> dict[str, str]:
+def headers_of(recorded: Any) -> dict[str, str]:
     """W3C headers that pass a span to another process."""
-    if made is None:
+    if recorded is None:
         return {}
     from opentelemetry.propagate import inject
     from opentelemetry.trace import set_span_in_context
 
     carrier: dict[str, str] = {}
-    inject(carrier, set_span_in_context(made))
+    inject(carrier, set_span_in_context(recorded))
     return carrier
 
 

@@ -32,7 +32,7 @@ class RateBudget:
     concurrent: int = 0
 
     @property
-    def limited(self) -> bool:
+    def is_limited(self) -> bool:
         return bool(self.requests_per_minute or self.tokens_per_minute or self.concurrent)
 
 
@@ -121,8 +121,8 @@ class RateLimiter:
             budget = self._budgets.get(model, RateBudget())
             account = RateAccount(
                 budget,
-                requests=_full(budget.requests_per_minute, now),
-                tokens=_full(budget.tokens_per_minute, now),
+                requests=_full_bucket(budget.requests_per_minute, now),
+                tokens=_full_bucket(budget.tokens_per_minute, now),
             )
             self._accounts[key, model] = account
         account.touched = now
@@ -138,11 +138,11 @@ def charge_buckets(
     requests: TokenBucket | None, tokens: TokenBucket | None, amount: int, model: str, now: float
 ) -> None:
     """Charge one request and `amount` tokens to the two buckets, or nothing. Raises RateLimited."""
-    for bucket, wanted, unit in ((requests, 1, "requests"), (tokens, amount, "tokens")):
+    for bucket, charge, unit in ((requests, 1, "requests"), (tokens, amount, "tokens")):
         if bucket is None:
             continue
         bucket.refill(now)
-        wait = bucket.wait_for(wanted)
+        wait = bucket.wait_for(charge)
         if wait > 0:
             raise RateLimited(
                 f"The limit of {bucket.capacity} {unit} a minute on {model} is reached; "
@@ -172,5 +172,5 @@ def limit_headers(requests: TokenBucket | None, tokens: TokenBucket | None) -> d
     return headers
 
 
-def _full(capacity: int, now: float) -> TokenBucket | None:
+def _full_bucket(capacity: int, now: float) -> TokenBucket | None:
     return TokenBucket(capacity, float(capacity), now) if capacity else None

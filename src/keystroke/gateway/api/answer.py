@@ -45,8 +45,8 @@ _LONGEST_STOP = 256  # tokens
 
 class RunningAnswer:
     """`parser` makes the parser of each response's text; without it all output is text. `on_end` is called
-    once per response with its outcome and the item that ended it. `decided` gets plain text as it comes, and
-    returns True to stop generating."""
+    once per response with its outcome and the item that ended it. `should_stop` gets plain text as it comes,
+    and returns True to stop generating."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class RunningAnswer:
         tokenizer: Tokenizer | None,
         toolset: Toolset = Toolset(),  # noqa: B008 - immutable
         parser: Callable[[], SegmentSource] | None = None,
-        decided: Callable[[str], bool] | None = None,
+        should_stop: Callable[[str], bool] | None = None,
         edits: ClientEdits | None = None,
         on_end: Callable[[RunningAnswer, WorkOutcome, TicketEnded | TicketSteered], None],
         on_steered: Callable[[RunningAnswer, TicketSteered], Serializer] | None = None,
@@ -71,7 +71,7 @@ class RunningAnswer:
         # The first messages wait for the first item, which comes within a step: one write, not two.
         self._prelude = serializer.on_created()
         self._tokenizer = tokenizer
-        self._decided = decided
+        self._should_stop = should_stop
         self._edits = edits
         self._waiting: list[Segment] = []  # a call that changes a file, and what follows it
         self._completing: asyncio.Task[None] | None = None
@@ -121,13 +121,13 @@ class RunningAnswer:
             self._on_done()
 
     def _handle_chunk(self, chunk: Chunk, out: list[Any]) -> None:
-        logprobs = [self._chosen(c) for c in chunk.logprobs] if chunk.logprobs else ()
+        logprobs = [self._chosen_token(c) for c in chunk.logprobs] if chunk.logprobs else ()
         if len(self._stops) > 1:
             self._last_tokens = [*self._last_tokens[-_LONGEST_STOP:], *chunk.tokens]
         if self._parser is None:
             if chunk.text or logprobs:
                 out += self.serializer.on_text(chunk.text, logprobs)
-            if self._decided is not None and chunk.finish is None and self._decided(chunk.text):
+            if self._should_stop is not None and chunk.finish is None and self._should_stop(chunk.text):
                 self.work.stop_early()
             return
         segments = self._parser.feed(chunk.text) if chunk.text else []
@@ -154,8 +154,8 @@ class RunningAnswer:
             assert self._edits is not None
             waiting, self._waiting = self._waiting, []
             for segment in waiting:
-                for made in await self._edits.make(segment):
-                    self._send_segment(made, (), out)
+                for edited in await self._edits.make(segment):
+                    self._send_segment(edited, (), out)
             self._end(item, out)
         except Exception as error:
             self._fail(error, out)
@@ -225,13 +225,13 @@ class RunningAnswer:
         self._send_waiting(out)
         outcome = self.work.final_outcome(item)
         if self.work.ticket.finish is Finish.STOP_STRING and outcome.error is None:
-            outcome = replace(outcome, stop_string=self._matched_stop())
+            outcome = replace(outcome, stop_string=self._find_stop_string())
         self.outcome = outcome
         out += self.serializer.on_end(outcome)
         # Storing waits until the client has its answer.
         asyncio.get_running_loop().call_soon(self._on_end, self, outcome, item)
 
-    def _matched_stop(self) -> str | None:
+    def _find_stop_string(self) -> str | None:
         """The stop string that ended the answer; its tokens are the last ones."""
         if self._tokenizer is None or len(self._stops) < 2:
             return next(iter(self._stops), None)
@@ -258,20 +258,20 @@ class RunningAnswer:
             out += self.serializer.on_end(outcome)
             self._on_end(self, outcome, TicketEnded(failure))
 
-    def _chosen(self, chosen: TokenLogprob) -> ChosenToken:
-        text, raw = self._token(chosen.token)
+    def _chosen_token(self, chosen: TokenLogprob) -> ChosenToken:
+        text, raw = self._token_text(chosen.token)
         return ChosenToken(
             token=text,
             logprob=chosen.logprob,
             bytes=raw,
-            top_logprobs=[self._choice(token, value) for token, value in chosen.top],
+            top_logprobs=[self._token_choice(token, value) for token, value in chosen.top],
         )
 
-    def _choice(self, token: int, logprob: float) -> TokenChoice:
-        text, raw = self._token(token)
+    def _token_choice(self, token: int, logprob: float) -> TokenChoice:
+        text, raw = self._token_text(token)
         return TokenChoice(text, logprob, raw)
 
-    def _token(self, token: int) -> tuple[str, list[int]]:
+    def _token_text(self, token: int) -> tuple[str, list[int]]:
         raw = self._tokenizer.token_bytes(token) if self._tokenizer is not None and token >= 0 else b""
         return raw.decode("utf-8", "replace"), list(raw)
 

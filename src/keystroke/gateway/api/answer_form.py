@@ -200,12 +200,12 @@ def tool_choice(wanted: Any, offered: Sequence[OfferedTool]) -> ToolChoice:
             raise InputError(
                 "tool_choice.tools must list the tools that are allowed.", param="tool_choice.tools"
             )
-        names = frozenset(_chosen_name(tool, f"tool_choice.tools[{at}]") for at, tool in enumerate(tools))
+        names = frozenset(_tool_name(tool, f"tool_choice.tools[{at}]") for at, tool in enumerate(tools))
         mode = inner.get("mode", "auto")
         if mode not in ("auto", "required"):
             raise InputError("tool_choice.mode must be auto or required.", param="tool_choice.mode")
     elif kind in ("function", "custom"):
-        names, mode = frozenset({_chosen_name(wanted, "tool_choice")}), "required"
+        names, mode = frozenset({_tool_name(wanted, "tool_choice")}), "required"
     elif isinstance(kind, str):  # one that the original runs itself, unless offered here
         names, mode = frozenset({kind} & {tool.name for tool in offered}), "required"
         if not names:
@@ -220,7 +220,7 @@ def tool_choice(wanted: Any, offered: Sequence[OfferedTool]) -> ToolChoice:
     return ToolChoice(mode, names)
 
 
-def _chosen_name(tool: Any, param: str) -> str:
+def _tool_name(tool: Any, param: str) -> str:
     """The name in `{name}`, `{function: {name}}` or `{custom: {name}}`."""
     inner = tool
     if isinstance(tool, dict) and "name" not in tool:
@@ -239,11 +239,11 @@ def offered_tools(tools: Sequence[Tool] | None) -> list[OfferedTool]:
         for one in inner:
             if one.name and one.type in ("function", "custom"):
                 namespace = tool.name if tool.type == "namespace" else None
-                offered[one.name] = _offered(one, namespace)
+                offered[one.name] = _offered_tool(one, namespace)
     return list(offered.values())
 
 
-def _offered(tool: Tool, namespace: str | None) -> OfferedTool:
+def _offered_tool(tool: Tool, namespace: str | None) -> OfferedTool:
     form: dict[str, Any] = tool.format or {}
     nested = form.get("grammar")
     grammar: dict[str, Any] = nested if isinstance(nested, dict) else form
@@ -296,7 +296,7 @@ async def constrain(
     if form.text is None and not form.toolset:
         return params, form
 
-    def compiled() -> tuple[GenerationParams, AnswerForm]:
+    def compile_form() -> tuple[GenerationParams, AnswerForm]:
         from keystroke.engine.grammar.compiler import prepare  # imported late: it is slow to import
 
         able = form
@@ -304,15 +304,15 @@ async def constrain(
         try:
             prepare(constraint, model.tokenizer, model.engine.info)
         except GrammarError as error:
-            able = _relaxed(form, tools, error, model)
+            able = _relax(form, tools, error, model)
             constraint = able.constraint(model, items)
             prepare(constraint, model.tokenizer, model.engine.info)
         return replace(params, constraint=constraint), able.narrowed(items)
 
-    return await asyncio.to_thread(compiled)
+    return await asyncio.to_thread(compile_form)
 
 
-def _relaxed(form: AnswerForm, tools: Sequence[Tool] | None, error: GrammarError, model: Model) -> AnswerForm:
+def _relax(form: AnswerForm, tools: Sequence[Tool] | None, error: GrammarError, model: Model) -> AnswerForm:
     """The form after its grammar was refused: tools whose schema cannot be enforced accept any object,
     unless they are strict. Raises `error`, or one that names the tool, where nothing can be relaxed."""
     from keystroke.engine.grammar.compiler import prepare
@@ -359,7 +359,7 @@ def text_format(
             constraint = languages.gbnf(request.grammar, origin="grammar")
             found.append(TextFormat(constraint, {"grammar": request.grammar}))
         if request.json_schema:
-            found.append(_of_schema(request.json_schema, "json_schema"))
+            found.append(_schema_format(request.json_schema, "json_schema"))
         kinds = ("json", "regex", "choice", "grammar")
         found += _vllm_formats({kind: getattr(request, f"guided_{kind}") for kind in kinds}, "guided_")
     if request.structured_outputs is not None:
@@ -376,7 +376,7 @@ def _openai_format(given: Mapping[str, Any], param: str) -> TextFormat | None:
         return None
     if kind == "json_object":
         if isinstance(given.get("schema"), dict):  # as llama.cpp sends it
-            return _of_schema(given["schema"], f"{param}.schema")
+            return _schema_format(given["schema"], f"{param}.schema")
         return TextFormat(
             languages.any_json(origin=param),
             {"response_format": {"type": "json_object"}},
@@ -392,7 +392,7 @@ def _openai_format(given: Mapping[str, Any], param: str) -> TextFormat | None:
             raise InputError(
                 f"{place}.schema is missing; send a JSON Schema object.", param=f"{place}.schema"
             )
-        return _of_schema(schema, f"{place}.schema", strict=bool(inner.get("strict")))
+        return _schema_format(schema, f"{place}.schema", strict=bool(inner.get("strict")))
     if kind in ("regex", "grammar") and isinstance(given.get("pattern", given.get("grammar")), str):
         text = given.get("pattern", given.get("grammar"))
         made = languages.regex if kind == "regex" else languages.gbnf
@@ -409,7 +409,7 @@ def _vllm_formats(given: Mapping[str, Any], prefix: str) -> list[TextFormat]:
             continue
         origin = f"{prefix}{key}"
         if key == "json":
-            made.append(_of_schema(value, origin))
+            made.append(_schema_format(value, origin))
         elif key == "json_object":
             made.append(TextFormat(languages.any_json(origin=origin), {"structured_outputs": {key: value}}))
         elif key == "choice":
@@ -425,7 +425,7 @@ def _vllm_formats(given: Mapping[str, Any], prefix: str) -> list[TextFormat]:
     return made
 
 
-def _of_schema(schema: Any, origin: str, *, strict: bool = True) -> TextFormat:
+def _schema_format(schema: Any, origin: str, *, strict: bool = True) -> TextFormat:
     if isinstance(schema, str):
         try:
             schema = msgspec.json.decode(schema)

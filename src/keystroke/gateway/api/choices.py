@@ -48,7 +48,7 @@ class Choices:
         """The whole completion."""
         bodies = [run.serializer.body for run in self._runs]
         choices = [replace(body.choices[0], index=at) for at, body in enumerate(bodies)]
-        return replace(bodies[0], choices=choices, usage=_total([body.usage for body in bodies]))
+        return replace(bodies[0], choices=choices, usage=_sum_usages([body.usage for body in bodies]))
 
     async def start(self, start: StartRun, request: ChatRequest | CompletionRequest, caller: Caller) -> None:
         """Start every choice. Raises what starting one raises; then none runs."""
@@ -56,7 +56,7 @@ class Choices:
             for index in range(self._count):
                 seed = None if request.seed is None else request.seed + index
                 one = replace(request, n=None, seed=seed)
-                run = await start(one, caller, self._choice_sink(index), on_done=self._ended)
+                run = await start(one, caller, self._choice_sink(index), on_done=self._on_run_done)
                 self._runs.append(run)
         except BaseException:
             for run in self._runs:
@@ -95,11 +95,11 @@ class Choices:
             self._usages.append(message.usage)
             if len(self._usages) < self._count:
                 return None
-            return replace(message, id=self._identity, usage=_total(self._usages))
+            return replace(message, id=self._identity, usage=_sum_usages(self._usages))
         choices: Any = [replace(choice, index=index) for choice in message.choices]
         return replace(message, id=self._identity, choices=choices, usage=UNSET)
 
-    def _ended(self) -> None:
+    def _on_run_done(self) -> None:
         self._left -= 1
         self._check_over()
 
@@ -110,7 +110,7 @@ class Choices:
                 self._on_done()
 
 
-def _total(usages: list[ChatUsage]) -> ChatUsage:
+def _sum_usages(usages: list[ChatUsage]) -> ChatUsage:
     written = sum(usage.completion_tokens for usage in usages)
     first = usages[0]
     return replace(first, completion_tokens=written, total_tokens=first.prompt_tokens + written)

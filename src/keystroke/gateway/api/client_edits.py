@@ -89,7 +89,7 @@ class ClientEdits:
         # The first call does all that was asked for.
         if any(same_file(edit.path, path) for path in self._made):
             return []
-        files = self._concerned(edit.path, edit.old)
+        files = self._files_to_edit(edit.path, edit.old)
         self._made |= set(files)
         try:
             proposal = await self._propose(EditTask(files, without_lead(self._request)))
@@ -116,7 +116,7 @@ class ClientEdits:
         payloads = edit_calls(segment.tool, segment.payload, made)
         return [segment] if payloads is None else [ToolCallSegment(segment.tool, call) for call in payloads]
 
-    def _concerned(self, path: str, text: str) -> dict[str, str]:
+    def _files_to_edit(self, path: str, text: str) -> dict[str, str]:
         """The file, by its name in the call, and the others that the request names, as far as they were
         read."""
         named = named_files(self._request)

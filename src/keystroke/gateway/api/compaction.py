@@ -84,7 +84,7 @@ class FittedConversation:
     prompt: RenderedPrompt
     compacted: Compacted
     item: CompactionItem | None
-    paid: Receipt | None = None
+    receipt: Receipt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def _shorten_output(item: Item, longest: int) -> Item:
     return Item(type=item.type, id=item.id, call_id=item.call_id, name=item.name, output=shortened)
 
 
-def users_words(items: Sequence[Item], room: int) -> str:
+def user_messages(items: Sequence[Item], room: int) -> str:
     """The user's messages among `items` and in an earlier summary, one shortened line each: the first ones,
     and as many of the newest as fit into `room` characters."""
     lines: list[str] = []
@@ -244,14 +244,14 @@ def _digest(items: Sequence[Item]) -> bytes:
     for item in items:
         output = item.output if isinstance(item.output, str) else str(item.output)
         role = item.role or ("user" if item.type == "message" else "")
-        said = content_text(item.content)
-        for text in (item.type, role, said, item.name, item.arguments, item.input, output):
+        content = content_text(item.content)
+        for text in (item.type, role, content, item.name, item.arguments, item.input, output):
             data = (text or "").encode("utf-8", "surrogatepass")
             digest.update(b"%d:%b" % (len(data), data))
     return digest.digest()
 
 
-def _packed_item(fitted: Sequence[Item], summary: str) -> CompactionItem:
+def _compaction_item(fitted: Sequence[Item], summary: str) -> CompactionItem:
     head = [i for i in fitted if is_head(i)]
     tail = [i for i in fitted if not is_head(i) and i.type != "compaction"]
     return CompactionItem(new_id("cmp"), pack_window(CompactedWindow(head, summary, tail)), summary)
@@ -260,8 +260,8 @@ def _packed_item(fitted: Sequence[Item], summary: str) -> CompactionItem:
 def unchanged_conversation(items: Sequence[Item], prompt: RenderedPrompt) -> FittedConversation:
     """A conversation of which nothing can go, as a compaction item that holds all of it."""
     summary = next((content_text(i.content) for i in items if i.type == "compaction"), "")
-    whole = Compacted("request", 0, len(items), summary, prompt.size, prompt.size)
-    return FittedConversation(list(items), prompt, whole, _packed_item(items, summary))
+    unchanged = Compacted("request", 0, len(items), summary, prompt.size, prompt.size)
+    return FittedConversation(list(items), prompt, unchanged, _compaction_item(items, summary))
 
 
 class Compactor:
@@ -295,15 +295,15 @@ class Compactor:
         rate = max(long.prompt.size - fixed, 1) / characters  # tokens per character
         room = max(limit.tokens - fixed, limit.tokens // 8)
         allowance = min(max(room // 6, 48), 2048) if limit.reason != "truncation" else 0
-        cut = await self._choose(long, rate, room, allowance)
+        cut = await self._choose_fitting_cut(long, rate, room, allowance)
         if cut is None:
             return await self._shorten(long, items, long.prompt)
-        summary, paid = "", None
+        summary, receipt = "", None
         if allowance:
-            gone = items[head_length(items) : cut]
-            text, paid = await self._summarise(long, items[:cut], gone, allowance, rate)
-            words = users_words(gone, round(allowance / 2 / rate))
-            title = f"Summary of the earlier conversation ({len(gone)} items that are left out here):"
+            left_out = items[head_length(items) : cut]
+            text, receipt = await self._summarise(long, items[:cut], left_out, allowance, rate)
+            words = user_messages(left_out, round(allowance / 2 / rate))
+            title = f"Summary of the earlier conversation ({len(left_out)} items that are left out here):"
             summary = "\n".join(part for part in (title, text, words) if part)
         fitted = compacted_items(items, cut, summary)
         tail_length = len(items) - cut
@@ -314,14 +314,16 @@ class Compactor:
         dropped = cut - head_length(items)
         compacted = Compacted(limit.reason, dropped, tail_length, summary, long.prompt.size, final.size)
         if not summary:
-            return FittedConversation(fitted, final, compacted, None, paid)
+            return FittedConversation(fitted, final, compacted, None, receipt)
         if long.name:
             original = [*reused.original, *items[reused.replaced : cut]] if reused else items[:cut]
             window = fitted[: len(fitted) - tail_length]
             self._remember((long.caller.id, long.name), original, window, summary)
-        return FittedConversation(fitted, final, compacted, _packed_item(fitted, summary), paid)
+        return FittedConversation(fitted, final, compacted, _compaction_item(fitted, summary), receipt)
 
-    async def _choose(self, long: LongConversation, rate: float, room: int, allowance: int) -> int | None:
+    async def _choose_fitting_cut(
+        self, long: LongConversation, rate: float, room: int, allowance: int
+    ) -> int | None:
         """A cut after which about half of the room is free again."""
         items, limit = long.items, long.limit
         sizes = [round(rate * (text_length([item]) + 16)) + 1 for item in items]
@@ -360,12 +362,12 @@ class Compactor:
         self,
         long: LongConversation,
         before: Sequence[Item],
-        gone: Sequence[Item],
+        left_out: Sequence[Item],
         allowance: int,
         rate: float,
     ) -> tuple[str, Receipt | None]:
-        """The model's summary of `gone`. It is asked at the end of the conversation as it is in its cache,
-        or, where that does not fit, about a transcript."""
+        """The model's summary of `left_out`. It is asked at the end of the conversation as it is in its
+        cache, or, where that does not fit, about a transcript."""
         context = long.entry.context_length
         longest = max(allowance // 2, 24)
         question = Item(role="user", content=_INSTRUCTION)
@@ -374,7 +376,7 @@ class Compactor:
             space = max(context - longest, context // 2)
             while True:
                 space = space * 3 // 4
-                words = transcript(gone, round(space / rate))
+                words = transcript(left_out, round(space / rate))
                 prompt = await long.render([Item(role="user", content=f"{words}\n\n{_INSTRUCTION}")])
                 if prompt.size + longest < context:
                     break

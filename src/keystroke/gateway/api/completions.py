@@ -138,7 +138,7 @@ class TextCompletions:
             entry.name,
             plan.routing,
             include_usage=_wants_usage(request.stream_options),
-            shortened=prompts.shortened(items, form.toolset),
+            shortened=prompts.describe_shortening(items, form.toolset),
         )
         messages_out.compacted = compacted
         messages_out.tier = shown_tier(request.service_tier, plan.rank[1])
@@ -172,7 +172,7 @@ class TextCompletions:
         reused = self._compactor.reuse(caller, affinity, plan.read)
 
         async def render(items: Sequence[Item]) -> RenderedPrompt:
-            return await self._rendered(replace(plan, read=list(items)), form, affinity)
+            return await self._render_prompt(replace(plan, read=list(items)), form, affinity)
 
         items = plan.read if reused is None else reused.items
         prompt = await render(items)
@@ -183,7 +183,7 @@ class TextCompletions:
         fitted = await self._compactor.fit(long)
         return (prompt, UNSET) if fitted is None else (fitted.prompt, fitted.compacted)
 
-    async def _rendered(self, plan: ChatPlan, form: AnswerForm, affinity: str) -> RenderedPrompt:
+    async def _render_prompt(self, plan: ChatPlan, form: AnswerForm, affinity: str) -> RenderedPrompt:
         model = plan.entry.model
         if model is None:
             return RenderedPrompt.remote(plan.messages(form), form)
@@ -192,7 +192,7 @@ class TextCompletions:
     async def count_chat(self, request: ChatRequest, caller: Caller) -> int:
         """The tokens of the prompt that `chat` would use; for a remote model an estimate."""
         plan = await self._plan_chat(request, caller)
-        return (await self._rendered(plan, plan.form, "")).size
+        return (await self._render_prompt(plan, plan.form, "")).size
 
     async def chat_prompt(self, request: ChatRequest, caller: Caller) -> tuple[Model, list[int]]:
         """The prompt that `chat` would use, and the model whose tokens it has. Raises NoSuitableModel for a
@@ -236,11 +236,11 @@ class TextCompletions:
         return ChatPlan(entry, routing, form, items, tools, prompts.items_of(items), size, rank, effort)
 
     async def _chat_tokens(self, model: Model, plan: ChatPlan, form: AnswerForm) -> list[int]:
-        def tokenised() -> list[int]:
+        def render() -> list[int]:
             messages = plan.messages(form, apart=prompts.keeps_later_system(model))
             return prompts.render_conversation(model, messages, form.toolset.specs, effort=plan.effort)
 
-        tokens: list[int] = await self.service.run_off_loop(plan.size, tokenised, model)
+        tokens: list[int] = await self.service.run_off_loop(plan.size, render, model)
         return tokens
 
     async def _protected_prefixes(
@@ -291,7 +291,7 @@ class TextCompletions:
         entry, routing = await service.route(request.model, lambda: RoutingRequest(priority, "", size))
         params = service.generation_params(request, request.max_tokens, request.logprobs)
         job: Job | RemoteJob
-        decided: EndingDetector | None = None
+        detector: EndingDetector | None = None
         model = entry.model
         if model is not None:
             if (budget := request.context) is not None:
@@ -301,7 +301,7 @@ class TextCompletions:
                 )
                 tokens, params = list(question.tokens), question.params
                 if request.lines is not None:
-                    decided = EndingDetector(Ending.at(prefix, suffix or "", request.lines), question.held)
+                    detector = EndingDetector(Ending.at(prefix, suffix or "", request.lines), question.held)
             else:
                 literal = bool(request.literal)
                 tokens = await service.run_off_loop(
@@ -335,7 +335,7 @@ class TextCompletions:
             on_done,
             rank=(priority, tier),
             buffer=request.buffer,
-            decided=decided,
+            should_stop=detector,
         )
 
     async def _run(

@@ -30,7 +30,7 @@ class Conversations:
         self._turns[turn.response_id] = (caller.id, turn)
         self._tokens += len(turn.tokens or ())
         self._characters += text_length(turn.items)
-        while len(self._turns) > 1 and self._full():
+        while len(self._turns) > 1 and self._is_full():
             self.forget(next(iter(self._turns)))
 
     def forget(self, response_id: str) -> None:
@@ -39,7 +39,7 @@ class Conversations:
             self._tokens -= len(found[1].tokens or ())
             self._characters -= text_length(found[1].items)
 
-    def _full(self) -> bool:
+    def _is_full(self) -> bool:
         return len(self._turns) > _TURNS or self._tokens > _TOKENS or self._characters > _CHARACTERS
 
     async def recall(self, caller: Caller, response_id: str) -> ConversationTurn | None:

@@ -55,7 +55,7 @@ class ForeignEdits:
     ) -> chat.TextCompletion:
         """The completion. Raises KeystrokeError where the queue or the engine refuses."""
         client = ModelClient(self._service, entry, caller, f"edit/{prompt.path}")
-        window = await self._rewritten(prompt, entry, client)
+        window = await self._rewrite_window(prompt, entry, client)
         text = (request.text if request.echo else "") + prompt.format_answer(window)
         usage = chat.ChatUsage(
             client.input_tokens, client.output_tokens, client.input_tokens + client.output_tokens
@@ -69,7 +69,7 @@ class ForeignEdits:
             routing=routing,
         )
 
-    async def _rewritten(self, prompt: EditorPrompt, entry: ServedModel, client: ModelClient) -> str:
+    async def _rewrite_window(self, prompt: EditorPrompt, entry: ServedModel, client: ModelClient) -> str:
         """The new text of the window."""
         language = language_of(prompt.path, None)
         completion = LiveCompletion(
@@ -81,12 +81,15 @@ class ForeignEdits:
         )
         if completion.refusal(prompt.text) is not None:
             return prompt.window
-        if _at_line_end(prompt) and (edit := await self._continued(prompt, completion, client)) is not None:
-            return _within(prompt, [edit]) or prompt.window
-        found = await self._next(prompt, entry, language, client)
-        return _within(prompt, found) or prompt.window
+        if (
+            _at_line_end(prompt)
+            and (edit := await self._complete_at_cursor(prompt, completion, client)) is not None
+        ):
+            return _apply_in_window(prompt, [edit]) or prompt.window
+        found = await self._find_next_edits(prompt, entry, language, client)
+        return _apply_in_window(prompt, found) or prompt.window
 
-    async def _continued(
+    async def _complete_at_cursor(
         self, prompt: EditorPrompt, completion: LiveCompletion, client: ModelClient
     ) -> Edit | None:
         """The insertion that would be shown as ghost text at the cursor."""
@@ -95,15 +98,15 @@ class ForeignEdits:
             return None
         stream = completion.begin(text, place)
 
-        def enough(chunk: Chunk) -> bool:
+        def feed(chunk: Chunk) -> bool:
             stream.feed(chunk)
             return stream.done
 
-        await client.stream(stream.prompt.tokens, stream.params(), None, enough)
+        await client.stream(stream.prompt.tokens, stream.params(), None, feed)
         offer = completion.answer(text, place, stream) if stream.done else None
         return Edit(place, place, offer.text) if isinstance(offer, ShownCompletion) else None
 
-    async def _next(
+    async def _find_next_edits(
         self, prompt: EditorPrompt, entry: ServedModel, language: str | None, client: ModelClient
     ) -> list[Edit]:
         """The edits that follow from the last change: by rules, else by a model trained for next edits."""
@@ -114,7 +117,7 @@ class ForeignEdits:
         known = await asyncio.to_thread(rules.propose, prompt.text, prompt.offset, {})
         if known is not None:
             places = (place.edit for place in known.edits)
-            return [edit for edit in places if _within(prompt, [edit]) is not None]
+            return [edit for edit in places if _apply_in_window(prompt, [edit]) is not None]
         if entry.edits is None:
             return []
         about = (prompt.path, language, last[0], last[1], prompt.offset)
@@ -131,7 +134,7 @@ def _at_line_end(prompt: EditorPrompt) -> bool:
     return not right.strip() or only_closers(right)
 
 
-def _within(prompt: EditorPrompt, edits: list[Edit]) -> str | None:
+def _apply_in_window(prompt: EditorPrompt, edits: list[Edit]) -> str | None:
     """The window after the edits; None where one reaches beyond it, or changes text with which the client
     already begins the answer."""
     start, end = len(prompt.above), len(prompt.above) + len(prompt.window)

@@ -41,23 +41,23 @@ def infill_request(request: InfillRequest) -> tuple[CompletionRequest, str]:
 def infill_body(run: TextRun) -> Infill:
     outcome = run.answer.outcome
     assert outcome is not None
-    paid = outcome.receipt
+    receipt = outcome.receipt
     stopped = {"stop": "eos", "length": "limit"}.get(outcome.finish, "none")
     return Infill(
-        content=run.serializer.whole,
+        content=run.serializer.text,
         model=run.serializer.model,
         stop=True,
-        tokens_predicted=paid.output_tokens,
-        tokens_evaluated=paid.computed_tokens,
-        tokens_cached=paid.reused_tokens,
+        tokens_predicted=receipt.output_tokens,
+        tokens_evaluated=receipt.computed_tokens,
+        tokens_cached=receipt.reused_tokens,
         truncated=False,
         timings=Timings(
-            prompt_n=paid.computed_tokens,
-            prompt_ms=paid.prefill_ms,
-            prompt_per_second=_rate(paid.computed_tokens, paid.prefill_ms),
-            predicted_n=paid.output_tokens,
-            predicted_ms=paid.decode_ms,
-            predicted_per_second=_rate(paid.output_tokens, paid.decode_ms),
+            prompt_n=receipt.computed_tokens,
+            prompt_ms=receipt.prefill_ms,
+            prompt_per_second=_rate(receipt.computed_tokens, receipt.prefill_ms),
+            predicted_n=receipt.output_tokens,
+            predicted_ms=receipt.decode_ms,
+            predicted_per_second=_rate(receipt.output_tokens, receipt.decode_ms),
         ),
         stop_type=stopped,
         generation_settings={"n_ctx": run.context_length},

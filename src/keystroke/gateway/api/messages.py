@@ -70,9 +70,15 @@ _CLIENT_TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
 async def create_message(api: Endpoints, call: ApiRequest[wire.MessagesRequest]) -> HttpResponse:
     request = call.body
     chat = chat_request(request, api.service.registry)
-    shown = _reasons(request) and request.thinking is not None and request.thinking.type != "between_tools"
+    shown = (
+        _wants_reasoning(request)
+        and request.thinking is not None
+        and request.thinking.type != "between_tools"
+    )
     hidden = request.thinking is not None and request.thinking.display == "omitted"
-    serializer = partial(MessagesSerializer, thinking=shown, hidden=hidden, notes=_left_out(request.tools))
+    serializer = partial(
+        MessagesSerializer, thinking=shown, hidden=hidden, notes=_notes_on_tools(request.tools)
+    )
     start = partial(api.texts.chat, serializer=serializer)
     response = await api.answer_text(call.with_body(chat), start, MESSAGES, progress=PING_INTERVAL)
     response.headers["request-id"] = new_request_id()
@@ -96,7 +102,7 @@ def chat_request(request: wire.MessagesPrompt, registry: ModelRegistry) -> ChatR
             param="mcp_servers",
         )
     chat = ChatRequest(
-        model=served_name(request.model, registry),
+        model=resolve_model_name(request.model, registry),
         messages=_messages(request),
         tools=[tool for one in request.tools or () if (tool := _tool(one)) is not None] or None,
         response_format=_format(request),
@@ -119,7 +125,7 @@ def chat_request(request: wire.MessagesPrompt, registry: ModelRegistry) -> ChatR
     return chat
 
 
-def served_name(model: str, registry: ModelRegistry) -> str:
+def resolve_model_name(model: str, registry: ModelRegistry) -> str:
     """The model that a request means. Programs that cannot be told another name send Anthropic's: those mean
     `fast` for the smallest ones, else `auto`."""
     name = model.removesuffix("[1m]")
@@ -132,28 +138,28 @@ def served_name(model: str, registry: ModelRegistry) -> str:
 def _messages(request: wire.MessagesPrompt) -> list[ChatMessage]:
     """System text before the first answer goes to the head, where every template accepts it, and what the
     user asked stays last: Claude Code sends pages about its environment after the question."""
-    messages = list(_in_order(request))
+    messages = list(_iterate_messages(request))
     answered = next((at for at, one in enumerate(messages) if one.role == "assistant"), len(messages))
     head = sorted(messages[:answered], key=lambda one: one.role != "system")
     return [*head, *messages[answered:]]
 
 
-def _in_order(request: wire.MessagesPrompt) -> Iterator[ChatMessage]:
+def _iterate_messages(request: wire.MessagesPrompt) -> Iterator[ChatMessage]:
     system = _parts(request.system, "system")
     system = [part for part in system if not (part.text or "").startswith(_BILLING)]
     if system:
-        yield ChatMessage("system", [*_spaced(system)])
+        yield ChatMessage("system", [*_separate_paragraphs(system)])
     for index, message in enumerate(request.messages):
         param = f"messages[{index}].content"
         if isinstance(message.content, str):
             yield ChatMessage(message.role, message.content)
         elif message.role == "assistant":
-            yield _assistant(message.content, param)
+            yield _assistant_message(message.content, param)
         else:
-            yield from _user(message.role, message.content, param)
+            yield from _user_messages(message.role, message.content, param)
 
 
-def _assistant(blocks: Sequence[wire.MessagesBlock], param: str) -> ChatMessage:
+def _assistant_message(blocks: Sequence[wire.MessagesBlock], param: str) -> ChatMessage:
     """One message with its text and calls; thinking is not read again."""
     calls = [
         ChatToolCall(ToolCallFunction(b.name or "", msgspec.json.encode(b.input or {}).decode()), b.id)
@@ -164,7 +170,7 @@ def _assistant(blocks: Sequence[wire.MessagesBlock], param: str) -> ChatMessage:
     return ChatMessage("assistant", parts or None, tool_calls=calls or None)
 
 
-def _user(role: str, blocks: Sequence[wire.MessagesBlock], param: str) -> Iterator[ChatMessage]:
+def _user_messages(role: str, blocks: Sequence[wire.MessagesBlock], param: str) -> Iterator[ChatMessage]:
     """Results of tools, each a message of its own, and the text between and after them."""
     waiting: list[wire.MessagesBlock] = []
     for block in blocks:
@@ -202,7 +208,7 @@ def _parts(content: str | Sequence[wire.MessagesBlock] | None, param: str) -> li
     return parts
 
 
-def _spaced(parts: Sequence[ContentPart]) -> Iterator[ContentPart]:
+def _separate_paragraphs(parts: Sequence[ContentPart]) -> Iterator[ContentPart]:
     """Blocks of system text are paragraphs; parts are joined without anything between them."""
     for index, part in enumerate(parts):
         yield part if index + 1 == len(parts) else msgspec.structs.replace(part, text=f"{part.text}\n\n")
@@ -267,7 +273,7 @@ def _tool(tool: wire.MessagesTool) -> ChatTool | None:
     return ChatTool(function=ChatToolFunction(tool.name, tool.description, schema, tool.strict))
 
 
-def _left_out(tools: Sequence[wire.MessagesTool] | None) -> tuple[str, ...]:
+def _notes_on_tools(tools: Sequence[wire.MessagesTool] | None) -> tuple[str, ...]:
     return tuple(
         f"tools: {tool.name:.60} ({tool.type:.60}) runs at the original only and was left out"
         for tool in tools or ()
@@ -283,14 +289,14 @@ def _tool_choice(choice: wire.MessagesToolChoice) -> Any:
     return "required" if choice.type == "any" else choice.type
 
 
-def _reasons(request: wire.MessagesPrompt) -> bool:
+def _wants_reasoning(request: wire.MessagesPrompt) -> bool:
     return request.thinking is not None and request.thinking.type != "disabled"
 
 
 def _effort(request: wire.MessagesPrompt) -> str:
     """How much a model that can reason is to: not at all unless `thinking` asks for it. Anthropic's `high` is
     its default, which Claude Code sends with every request."""
-    if not _reasons(request):
+    if not _wants_reasoning(request):
         return "none"
     wanted = request.output_config.effort if request.output_config is not None else None
     return {"low": "low", "medium": "low", "xhigh": "high", "max": "high"}.get(wanted or "", "medium")
@@ -365,7 +371,7 @@ class MessagesSerializer(TextSerializer):
     def on_end(self, outcome: WorkOutcome) -> list[Any]:
         unfinished = self._open and isinstance(self._blocks[-1], wire.ToolUseBlock)
         events = self._close()
-        usage, paid = messages_usage(outcome.receipt, self.marked_tokens), outcome.receipt
+        usage, receipt = messages_usage(outcome.receipt, self.marked_tokens), outcome.receipt
         reason: wire.StopReason = "end_turn"
         if outcome.finish in ("length", "grammar"):
             reason = "max_tokens"
@@ -382,7 +388,7 @@ class MessagesSerializer(TextSerializer):
             usage,
             stop_reason=reason,
             stop_sequence=stopped,
-            receipt=paid,
+            receipt=receipt,
             routing=self.routing,
             shortened=self._shortened,
             compacted=self.compacted,
@@ -391,7 +397,7 @@ class MessagesSerializer(TextSerializer):
         if outcome.error is not None:
             return [*events, wire.messages_error(outcome.error)]
         how = wire.MessageEnding(reason, stopped)
-        ending = wire.MessageDelta(how, usage, paid, self.compacted, notes)
+        ending = wire.MessageDelta(how, usage, receipt, self.compacted, notes)
         return [*events, ending, wire.MessageStop()]
 
     def _grow(self, kind: type, make: Callable[[], Any], text: str, delta: Any) -> list[Any]:
@@ -424,14 +430,14 @@ class MessagesSerializer(TextSerializer):
         return [*events, wire.BlockStop(at)]
 
 
-def messages_usage(paid: Receipt, marked: int = 0) -> wire.MessagesUsage:
+def messages_usage(receipt: Receipt, marked: int = 0) -> wire.MessagesUsage:
     """`marked`: tokens up to the last `cache_control`; those of them that were read now were written to the
     cache."""
-    written = max(0, min(marked, paid.input_tokens) - paid.reused_tokens)
+    written = max(0, min(marked, receipt.input_tokens) - receipt.reused_tokens)
     return wire.MessagesUsage(
-        input_tokens=paid.input_tokens - paid.reused_tokens - written,
-        output_tokens=paid.output_tokens,
+        input_tokens=receipt.input_tokens - receipt.reused_tokens - written,
+        output_tokens=receipt.output_tokens,
         cache_creation_input_tokens=written,
-        cache_read_input_tokens=paid.reused_tokens,
-        service_tier="priority" if paid.service_tier in ("priority", "ultrafast") else "standard",
+        cache_read_input_tokens=receipt.reused_tokens,
+        service_tier="priority" if receipt.service_tier in ("priority", "ultrafast") else "standard",
     )

@@ -33,9 +33,11 @@ _DESCRIPTIONS = {
 
 def model_catalog(registry: ModelRegistry) -> dict[str, Any]:
     contexts = {offer.name: offer.context for offer in registry.offers.values()}
-    listed = {c.name: _Listed(c.role, contexts.get(c.name)) for c in registry.router.candidates}
-    listed |= {e.name: _Listed(e.role, e.context_length, e.parameters) for e in registry.entries.values()}
-    names: dict[str, _Listed] = {AUTO: next(iter(listed.values()))}
+    listed = {c.name: _CatalogEntry(c.role, contexts.get(c.name)) for c in registry.router.candidates}
+    listed |= {
+        e.name: _CatalogEntry(e.role, e.context_length, e.parameters) for e in registry.entries.values()
+    }
+    names: dict[str, _CatalogEntry] = {AUTO: next(iter(listed.values()))}
     for role in ROLES:
         first = next((c.name for c in registry.router.candidates if c.role == role), None)
         if first is not None:
@@ -57,13 +59,13 @@ def models_etag(registry: ModelRegistry) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
+class _CatalogEntry:
     role: str
     context_length: int | None
     parameters: int = 0  # 0: unknown until it is loaded
 
 
-def _openai(name: str, model: _Listed) -> dict[str, Any]:
+def _openai(name: str, model: _CatalogEntry) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
@@ -77,7 +79,7 @@ def _openai(name: str, model: _Listed) -> dict[str, Any]:
     }
 
 
-def _codex(name: str, entry: _Listed, place: int) -> dict[str, Any]:
+def _codex(name: str, entry: _CatalogEntry, place: int) -> dict[str, Any]:
     window = entry.context_length or 128_000
     return {
         "slug": name,

@@ -74,7 +74,7 @@ async def ollama_generate(api: Endpoints, call: ApiRequest[wire.OllamaGenerateRe
     if not request.prompt and not request.suffix:
         return await _load(api, request, OllamaGenerateSerializer)
     prompt = request.prompt or ""
-    if request.suffix or request.raw or not _converses(api, plain_name(request.model)):
+    if request.suffix or request.raw or not _can_converse(api, plain_name(request.model)):
         completion = CompletionRequest(prompt=prompt, suffix=request.suffix, **_shared_fields(request))
         completion.logprobs = request.top_logprobs or 0 if request.logprobs else None
         serializer = partial(OllamaGenerateSerializer, **_answer_options(request))
@@ -182,7 +182,7 @@ def _tool(tool: wire.OllamaTool) -> ChatTool:
     return ChatTool(function=ChatToolFunction(function.name, function.description, parameters))
 
 
-def _converses(api: Endpoints, model: str) -> bool:
+def _can_converse(api: Endpoints, model: str) -> bool:
     routing = api.service.choose(model, lambda: _CHAT)
     candidates = api.service.registry.router.candidates
     known = next((c for c in candidates if c.name == routing.model), None)
@@ -210,7 +210,7 @@ class OllamaSerializer(TextSerializer):
         super().__init__(*rest, **named)
         self._thinking = thinking
         self.notes += notes
-        self._made: list[wire.OllamaToolCall] = []
+        self._finished_calls: list[wire.OllamaToolCall] = []
         self._name = ""  # of the call that grows
         self._arguments: list[str] = []
 
@@ -250,33 +250,35 @@ class OllamaSerializer(TextSerializer):
         return []
 
     def on_call_done(self) -> list[Any]:
-        identity = f"call_{self.id.rpartition('_')[2]}_{len(self._made)}"
+        identity = f"call_{self.id.rpartition('_')[2]}_{len(self._finished_calls)}"
         function = wire.OllamaFunctionCall(self._name, decode_arguments("".join(self._arguments)))
-        made = wire.OllamaToolCall(function, identity)
-        self._made.append(made)
-        return [self.line("", calls=[made])]
+        call = wire.OllamaToolCall(function, identity)
+        self._finished_calls.append(call)
+        return [self.line("", calls=[call])]
 
     def on_end(self, outcome: WorkOutcome) -> list[Any]:
-        whole = self.line("".join(self._text), "".join(self._thoughts), self._made, self._logprobs)
+        complete = self.line(
+            "".join(self._text), "".join(self._thoughts), self._finished_calls, self._logprobs
+        )
         last = self.line("")
-        for line in (whole, last):
+        for line in (complete, last):
             self._finish(line, outcome)
-        whole.shortened, whole.routing = self._shortened, self.routing
-        self.body = whole
+        complete.shortened, complete.routing = self._shortened, self.routing
+        self.body = complete
         return [wire.OllamaError(outcome.error.message)] if outcome.error is not None else [last]
 
     def _finish(self, line: wire.OllamaTimings, outcome: WorkOutcome) -> None:
-        paid = outcome.receipt
+        receipt = outcome.receipt
         line.notes, line.compacted = self.notes or UNSET, self.compacted
         line.done = True  # type: ignore[attr-defined]
         line.done_reason = "length" if outcome.finish in ("length", "grammar") else "stop"
-        line.total_duration = round(paid.total_ms * _NS)
+        line.total_duration = round(receipt.total_ms * _NS)
         line.load_duration = 0
-        line.prompt_eval_count = paid.input_tokens
-        line.prompt_cached_count = paid.reused_tokens
-        line.prompt_eval_duration = round(paid.prefill_ms * _NS)
-        line.eval_count = paid.output_tokens
-        line.eval_duration = round(paid.decode_ms * _NS)
+        line.prompt_eval_count = receipt.input_tokens
+        line.prompt_cached_count = receipt.reused_tokens
+        line.prompt_eval_duration = round(receipt.prefill_ms * _NS)
+        line.eval_count = receipt.output_tokens
+        line.eval_duration = round(receipt.decode_ms * _NS)
 
 
 class OllamaChatSerializer(OllamaSerializer):
@@ -302,14 +304,14 @@ def _time(at: datetime | None = None) -> str:
 async def list_ollama_models(api: Endpoints, _call: ApiRequest[None]) -> HttpResponse:
     registry = api.service.registry
     names = [one["id"] for one in model_catalog(registry)["data"]]
-    return json_response(wire.OllamaModels([_listed(registry, name) for name in names]))
+    return json_response(wire.OllamaModels([_describe_model(registry, name) for name in names]))
 
 
-async def loaded_ollama_models(api: Endpoints, _call: ApiRequest[None]) -> HttpResponse:
+async def list_loaded_ollama_models(api: Endpoints, _call: ApiRequest[None]) -> HttpResponse:
     registry = api.service.registry
     loaded = [
         msgspec.structs.replace(
-            _listed(registry, entry.name),
+            _describe_model(registry, entry.name),
             modified_at=UNSET,
             expires_at=_time(datetime.now(UTC) + timedelta(days=365)),
             size_vram=_gpu_bytes(entry.model),
@@ -323,8 +325,8 @@ async def loaded_ollama_models(api: Endpoints, _call: ApiRequest[None]) -> HttpR
 
 async def show_ollama_model(api: Endpoints, call: ApiRequest[wire.OllamaModelRequest]) -> HttpResponse:
     registry = api.service.registry
-    name = _named(call.body)
-    served = _served(api, name)
+    name = _requested_name(call.body)
+    served = _resolve_name(api, name)
     entry = registry.entries.get(served)
     model = entry.model if entry is not None else None
     details = _details(entry)
@@ -359,9 +361,9 @@ async def show_ollama_model(api: Endpoints, call: ApiRequest[wire.OllamaModelReq
 
 async def pull_ollama_model(api: Endpoints, call: ApiRequest[wire.OllamaModelRequest]) -> HttpResponse:
     """A model that is served needs no download; others are added with the program."""
-    name = _named(call.body)
+    name = _requested_name(call.body)
     try:
-        _served(api, name)
+        _resolve_name(api, name)
     except UsageError as error:
         raise UsageError(
             f"{error.message} Add it with `keystroke models add`; nothing is pulled from here.", param="model"
@@ -385,26 +387,30 @@ def refuse(sentence: str) -> Callable[[Endpoints, ApiRequest[None]], Awaitable[H
     return handle
 
 
-def _named(request: wire.OllamaModelRequest) -> str:
+def _requested_name(request: wire.OllamaModelRequest) -> str:
     name = request.model or request.name
     if not name:
         raise InputError("model is missing from the request body.", param="model")
     return plain_name(name)
 
 
-def _served(api: Endpoints, name: str) -> str:
+def _resolve_name(api: Endpoints, name: str) -> str:
     """The model that a name or a role means. Raises ModelNotFound."""
-    return api.service.choose(name, lambda: _CHAT).model if name != "auto" else _first(api.service.registry)
+    return (
+        api.service.choose(name, lambda: _CHAT).model
+        if name != "auto"
+        else _default_name(api.service.registry)
+    )
 
 
-def _first(registry: ModelRegistry) -> str:
+def _default_name(registry: ModelRegistry) -> str:
     """The model that `auto` prefers to converse with, else the first."""
     candidates = registry.router.candidates
     return next((c.name for c in candidates if c.converses), candidates[0].name)
 
 
-def _listed(registry: ModelRegistry, name: str) -> wire.OllamaModel:
-    served = _first(registry) if name == "auto" else registry.resolve(name)
+def _describe_model(registry: ModelRegistry, name: str) -> wire.OllamaModel:
+    served = _default_name(registry) if name == "auto" else registry.resolve(name)
     entry = registry.entries.get(served)
     shown = name if ":" in name else name + _LATEST
     model = entry.model if entry is not None else None

@@ -100,7 +100,7 @@ def text_length(items: Sequence[Item]) -> int:
     return total
 
 
-def offered_in(tools: list[Tool] | None, items: Sequence[Item]) -> list[Tool] | None:
+def collect_tools(tools: list[Tool] | None, items: Sequence[Item]) -> list[Tool] | None:
     """The tools of a request and those that its conversation gives as `additional_tools` items."""
     more = [tool for item in items if item.type == "additional_tools" for tool in item.tools or ()]
     return [*(tools or ()), *more] if more else tools
@@ -109,15 +109,17 @@ def offered_in(tools: list[Tool] | None, items: Sequence[Item]) -> list[Tool] | 
 def affinity(instructions: str | None, items: Sequence[Item]) -> str:
     """Identifies a conversation by its content up to the first user message, with which every later turn
     begins. Turns with the same affinity share a prefix on one engine."""
-    digest = hashlib.sha256(_ends(instructions or "").encode("utf-8", "surrogatepass"))
+    digest = hashlib.sha256(_both_ends(instructions or "").encode("utf-8", "surrogatepass"))
     for item in items:
-        digest.update(f"\0{item.role}\0{_ends(content_text(item.content))}".encode("utf-8", "surrogatepass"))
+        digest.update(
+            f"\0{item.role}\0{_both_ends(content_text(item.content))}".encode("utf-8", "surrogatepass")
+        )
         if item.is_from_user:
             break
     return digest.hexdigest()[:32]
 
 
-def _ends(text: str) -> str:
+def _both_ends(text: str) -> str:
     """Both ends of a long text: enough to identify it without hashing all of it at every turn."""
     return text if len(text) <= 8192 else f"{text[:4096]}\0{len(text)}\0{text[-4096:]}"
 
@@ -194,7 +196,7 @@ def _tool_output(output: str, name: str, task: str, toolset: Toolset) -> str:
     return f"{output}\n\n{REMINDER} {task.strip()}" if 0 < len(task) <= _LONGEST_TASK else output
 
 
-def shortened(items: Sequence[Item], toolset: Toolset) -> Shortened | UnsetType:
+def describe_shortening(items: Sequence[Item], toolset: Toolset) -> Shortened | UnsetType:
     """The tools and the blocks of text that a small model is not shown."""
     if not toolset.short:
         return UNSET
@@ -290,13 +292,13 @@ def _probe_later_system(chat: ChatTemplate) -> bool:
 
 
 def continue_tokens(
-    model: Model, held: Sequence[int], new: list[Message], *, effort: str | None = None
+    model: Model, cached: Sequence[int], new: list[Message], *, effort: str | None = None
 ) -> list[int] | None:
-    """The held tokens followed by the new messages; None where the template cannot be joined this way."""
+    """The cached tokens followed by the new messages; None where the template cannot be joined this way."""
     joint = join_tokens(model, new, effort)
     if joint is None:
         return None
-    tokens = list(held)
+    tokens = list(cached)
     if tokens and tokens[-1] in model.engine.info.eos:
         tokens.pop()  # the join closes the answer itself
     return [*tokens, *joint]
@@ -312,7 +314,7 @@ def join_tokens(model: Model, new: list[Message], effort: str | None = None) -> 
         quick = _quick_join(model, new[0]["content"], variables)
         if quick is not None:
             return quick
-    return _rendered_join(model, new, variables)
+    return _render_join(model, new, variables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +369,7 @@ def _frame(model: Model, chat: ChatTemplate, variables: Mapping[str, Any]) -> _F
     )
 
 
-def _rendered_join(model: Model, new: list[Message], variables: Mapping[str, Any]) -> list[int] | None:
+def _render_join(model: Model, new: list[Message], variables: Mapping[str, Any]) -> list[int] | None:
     assert model.chat is not None
     try:
         tokens = model.chat.tokens(model.tokenizer, [*_STUB, *new], **variables)
@@ -393,13 +395,13 @@ def _with_tool_words(messages: list[Message], specs: list[dict[str, Any]]) -> li
         f"{listed}\n"
         f"To call one, write {CALL} then a JSON object with `name` and `arguments`, then </tool_call>."
     )
-    rest = [_plain(m) for m in messages]
+    rest = [_without_tool_fields(m) for m in messages]
     if rest and rest[0]["role"] == "system":
         return [{"role": "system", "content": f"{rest[0]['content']}\n\n{words}"}, *rest[1:]]
     return [{"role": "system", "content": words}, *rest]
 
 
-def _plain(message: Message) -> Message:
+def _without_tool_fields(message: Message) -> Message:
     """A message without tool fields, which such a template would drop."""
     calls = message.get("tool_calls")
     if not calls:

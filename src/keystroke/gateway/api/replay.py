@@ -158,5 +158,5 @@ class Replays(Generic[RunT]):
 
     def discard(self, replay: Replay[RunT]) -> None:
         replay.close()
-        for name in [name for name, held in self._by_id.items() if held is replay]:
+        for name in [name for name, known in self._by_id.items() if known is replay]:
             del self._by_id[name]

@@ -136,7 +136,7 @@ class ResponseRun:
         # Whether the previous turn's items are still the beginning of this conversation.
         self._continues = not any(i.encrypted_content is not None for i in self._own_items)
         self._items = expand_compaction([*before, *self._own_items])
-        self._tools = prompts.offered_in(request.tools, self._items)
+        self._tools = prompts.collect_tools(request.tools, self._items)
         self._compacted: Compacted | UnsetType = UNSET
         self._compaction: CompactionItem | None = None  # made for this response, first in its output
         self._pending: list[PendingSteer] = []
@@ -145,7 +145,7 @@ class ResponseRun:
         self._splicing: asyncio.Task[None] | None = None  # steering input on its way to the engine
         self._on_turn: OnTurn = lambda _turn: None
         self._on_done: Callable[[], None] = lambda: None
-        self._held: list[Any] | None = None  # final events that wait until the response is stored
+        self._held_events: list[Any] | None = None  # final events that wait until the response is stored
         self._stored = False  # events that follow are sent at once
         if not self._items:
             raise InputError("input is missing; send a text or a list of items.", param="input")
@@ -263,7 +263,7 @@ class ResponseRun:
             response.id = self.resumed_turn.id
             if isinstance(job, Job):
                 job.generated = tuple(self.resumed_turn.tokens)
-        response.shortened = prompts.shortened(self._items, form.toolset)
+        response.shortened = prompts.describe_shortening(self._items, form.toolset)
         response.compacted = self._compacted
         response.notes = request_notes(request, entry.name, entry.model) or UNSET
         opening = [self._compaction] if self._compaction is not None and request.context_management else []
@@ -360,22 +360,22 @@ class ResponseRun:
                 "model.",
                 param="model",
             )
-        form = self._form()
+        form = self._answer_form()
         tokens = await self._owner.service.run_off_loop(
-            prompts.text_length(self._items), lambda: self._prompt(model, previous, form), model
+            prompts.text_length(self._items), lambda: self._prompt_tokens(model, previous, form), model
         )
         return len(tokens)
 
     async def compact(self) -> FittedConversation:
         """Replace all but the newest items by a summary."""
         await self._route()
-        form, affinity = self._form(), self.affinity
-        prompt = await self._rendered(self._items, form, affinity)
+        form, affinity = self._answer_form(), self.affinity
+        prompt = await self._render_prompt(self._items, form, affinity)
         limit = CompactionLimit(self.entry.context_length or prompt.size + 1, "request")
         fitted = await self._compact(prompt, form, affinity, None, limit)
         return fitted or unchanged_conversation(self._items, prompt)
 
-    def _form(self) -> AnswerForm:
+    def _answer_form(self) -> AnswerForm:
         """The form of the answer before its grammar is compiled."""
         return answer_form(
             self._request,
@@ -388,7 +388,7 @@ class ResponseRun:
 
     async def _make_job(self, previous: ConversationTurn | None) -> tuple[Job | RemoteJob, AnswerForm]:
         request, service, entry = self._request, self._owner.service, self.entry
-        form = self._form()
+        form = self._answer_form()
         params = service.generation_params(request, request.max_output_tokens, requested_logprobs(request))
         model, affinity = entry.model, self.affinity
         reused = None
@@ -397,13 +397,13 @@ class ResponseRun:
         if reused is not None:
             self._items, self._compacted = reused.items, reused.compacted
         if model is None:
-            prompt = await self._rendered(self._items, form, affinity)
+            prompt = await self._render_prompt(self._items, form, affinity)
             return (await self._fit(prompt, form, affinity, reused)).job(params), form
         if not self._warm:
             params, form = await constrain(model, params, form, self._items, self._tools)
         new = self._own_items if previous is not None and previous.tokens else self._items
         tokens: list[int] = await service.run_off_loop(
-            prompts.text_length(new), lambda: self._prompt(model, previous, form), model
+            prompts.text_length(new), lambda: self._prompt_tokens(model, previous, form), model
         )
         prompt = await self._fit(RenderedPrompt.local(tokens, affinity), form, affinity, reused)
         job = prompt.job(params)
@@ -420,7 +420,9 @@ class ResponseRun:
         lengths = []
         for items, seconds in cache_breakpoints(self._request, self._items):
             upto: list[int] = await self._owner.service.run_off_loop(
-                prompts.text_length(items), partial(self._render, model, items, form, generate=False), model
+                prompts.text_length(items),
+                partial(self._render_tokens, model, items, form, generate=False),
+                model,
             )
             lengths.append((common_prefix(upto, tokens), seconds))
         return lengths
@@ -454,23 +456,23 @@ class ResponseRun:
         limit: CompactionLimit,
     ) -> FittedConversation | None:
         def render(items: Sequence[Item]) -> Awaitable[RenderedPrompt]:
-            return self._rendered(items, form, affinity)
+            return self._render_prompt(items, form, affinity)
 
         long = LongConversation(self._items, prompt, render, limit, self.entry, self.caller, affinity, reused)
         return await self._owner.compactor.fit(long)
 
-    async def _rendered(self, items: Sequence[Item], form: AnswerForm, affinity: str) -> RenderedPrompt:
+    async def _render_prompt(self, items: Sequence[Item], form: AnswerForm, affinity: str) -> RenderedPrompt:
         model = self.entry.model
         if model is None:
             messages = prompts.messages_of(self._request.instructions, items, toolset=form.toolset)
             effort = {} if self._effort is None else {"reasoning_effort": self._effort}
             return RenderedPrompt.remote(messages, dataclasses.replace(form, more=effort))
         tokens = await self._owner.service.run_off_loop(
-            prompts.text_length(items), lambda: self._render(model, items, form), model
+            prompts.text_length(items), lambda: self._render_tokens(model, items, form), model
         )
         return RenderedPrompt.local(tokens, affinity)
 
-    def _prompt(self, model: Model, previous: ConversationTurn | None, form: AnswerForm) -> list[int]:
+    def _prompt_tokens(self, model: Model, previous: ConversationTurn | None, form: AnswerForm) -> list[int]:
         """The prompt; where the previous turn's tokens can be kept, they and the new messages."""
         request = self._request
         words = "" if form.text is None else form.text.words
@@ -491,9 +493,9 @@ class ResponseRun:
             )
             if joined is not None:
                 return joined
-        return self._render(model, self._items, form)
+        return self._render_tokens(model, self._items, form)
 
-    def _render(
+    def _render_tokens(
         self, model: Model, items: Sequence[Item], form: AnswerForm, *, generate: bool = True
     ) -> list[int]:
         messages = prompts.messages_of(
@@ -630,7 +632,7 @@ class ResponseRun:
             at = max(
                 (i for i, m in enumerate(messages) if isinstance(m, events.TERMINAL)), default=len(messages)
             )
-            messages, self._held = messages[:at], messages[at:]
+            messages, self._held_events = messages[:at], messages[at:]
         if messages:
             self._sink(messages)
 
@@ -640,7 +642,7 @@ class ResponseRun:
         if self._open_turn is not None and self._owner.journal is not None:
             resumable = isinstance(outcome.error, Unavailable)
             self._owner.journal.end(self._open_turn, forget=not resumable)
-        if not self._held or isinstance(item, TicketSteered):
+        if not self._held_events or isinstance(item, TicketSteered):
             self._stored = self._stored or isinstance(item, TicketEnded)
             self._end_response(outcome, item)
         else:
@@ -650,7 +652,7 @@ class ResponseRun:
         store = self._owner.store
         assert store is not None
         committed = await store.commit_response(self.caller.id, self._own_items, self.response)
-        held, self._held = self._held or [], None
+        held, self._held_events = self._held_events or [], None
         self._stored = True
         if not committed:  # locked, full or over quota: the client must not rely on it
             self.response.store = False

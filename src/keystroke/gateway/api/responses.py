@@ -73,13 +73,13 @@ class Responses:
         run, _ = await self._prepare(request, caller)
         fitted = await run.compact()
         assert fitted.item is not None
-        said = [
+        messages = [
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
             for i in run.items
             if i.is_from_user and (text := content_text(i.content))
         ]
-        output = [*said, msgspec.to_builtins(fitted.item)]
-        spent = usage(fitted.paid) if fitted.paid is not None else ResponseUsage(0, 0, 0)
+        output = [*messages, msgspec.to_builtins(fitted.item)]
+        spent = usage(fitted.receipt) if fitted.receipt is not None else ResponseUsage(0, 0, 0)
         created = int(time.time())
         return CompactedConversation(new_id("resp"), created, output, spent, fitted.compacted)
 

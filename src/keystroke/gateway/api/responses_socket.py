@@ -126,7 +126,7 @@ class ResponsesConnection(SocketConnection):
     def _execute(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, StartResponse) and self._expired:
-                self._refuse(action, self._too_old())
+                self._refuse(action, self._age_error())
             elif isinstance(action, StartResponse):
                 starting = _StartingRequest()
                 self._starting.add(starting)  # now: the next frame may be a cancel
@@ -168,11 +168,11 @@ class ResponsesConnection(SocketConnection):
     async def _begin(self, stream: str, begin: Callable[..., Awaitable[ResponseRun]]) -> ResponseRun:
         """Start a run whose events go to this socket. Raises what `begin` raises."""
         turns, owner = _Turns(), list[ResponseRun]()
-        sink = self._sink(owner)
+        sink = self._make_sink(owner)
         run = await begin(
             sink=sink,
             on_turn=turns.append,
-            on_done=lambda: self._done(stream, turns, owner[0] if owner else None),
+            on_done=lambda: self._on_run_done(stream, turns, owner[0] if owner else None),
         )
         owner.append(run)
         if not run.over.is_set():
@@ -187,13 +187,13 @@ class ResponsesConnection(SocketConnection):
         request, turns = action.request, _Turns()
         try:
             run = self._responses.find_run(request.response_id, self._caller)
-            sink = self._sink([run])
+            sink = self._make_sink([run])
             run.resume_events(
                 sink,
                 request.response_id,
                 request.starting_after,
                 on_turn=turns.append,
-                on_done=lambda: self._done(action.stream, turns, run),
+                on_done=lambda: self._on_run_done(action.stream, turns, run),
             )
         except KeystrokeError as error:
             if self._responses.journal is not None and isinstance(error, ResponseNotFound):
@@ -225,7 +225,7 @@ class ResponsesConnection(SocketConnection):
         self._send(error_event(error, action.request.stream_id, headers))
         self._execute(self._session.end_response(action.stream, None, None))
 
-    def _sink(self, owner: list[ResponseRun]) -> Sink:
+    def _make_sink(self, owner: list[ResponseRun]) -> Sink:
         """A sink that writes a run's events to this socket. `owner` holds the run once it exists."""
 
         def sink(messages: list[Any]) -> None:
@@ -241,7 +241,7 @@ class ResponsesConnection(SocketConnection):
 
         return sink
 
-    def _done(self, stream: str, turns: _Turns, run: ResponseRun | None) -> None:
+    def _on_run_done(self, stream: str, turns: _Turns, run: ResponseRun | None) -> None:
         if run is not None:
             self._sinks.pop(run, None)
         response_id, turn = turns[-1] if turns else (None, None)
@@ -304,7 +304,7 @@ class ResponsesConnection(SocketConnection):
         runs = self._runs.values()
         return bool(self._starting) or any(run.replay is None and not run.background for run in runs)
 
-    def _too_old(self) -> ConnectionLimitReached:
+    def _age_error(self) -> ConnectionLimitReached:
         minutes = round(self._socket.limits.lifetime / 60)
         return ConnectionLimitReached(f"A connection lives at most {minutes} minutes; open another.")
 
@@ -312,7 +312,7 @@ class ResponsesConnection(SocketConnection):
         if self._closed:
             return
         self._closed = True
-        self._send(error_event(self._too_old()))
+        self._send(error_event(self._age_error()))
         for run in tuple(self._runs.values()):
             if not run.background and run.replay is None:
                 run.cancel()

@@ -104,19 +104,19 @@ class ResponseSerializer(ResponseStream, Serializer):
             reason = {"steered": "steered", "grammar": "grammar"}.get(outcome.finish, "max_output_tokens")
             incomplete = Incomplete(reason=reason)  # type: ignore[arg-type]
         error = outcome.error if outcome.status == "failed" else None
-        paid = outcome.receipt
-        return self.end(outcome.status, usage(paid), paid, incomplete=incomplete, error=error)
+        receipt = outcome.receipt
+        return self.end(outcome.status, usage(receipt), receipt, incomplete=incomplete, error=error)
 
 
-def chat_usage(paid: Receipt) -> chat.ChatUsage:
+def chat_usage(receipt: Receipt) -> chat.ChatUsage:
     return chat.ChatUsage(
-        prompt_tokens=paid.input_tokens,
-        completion_tokens=paid.output_tokens,
-        total_tokens=paid.input_tokens + paid.output_tokens,
-        prompt_tokens_details=chat.PromptTokenDetails(cached_tokens=paid.reused_tokens),
+        prompt_tokens=receipt.input_tokens,
+        completion_tokens=receipt.output_tokens,
+        total_tokens=receipt.input_tokens + receipt.output_tokens,
+        prompt_tokens_details=chat.PromptTokenDetails(cached_tokens=receipt.reused_tokens),
         completion_tokens_details=chat.CompletionTokenDetails(
-            accepted_prediction_tokens=paid.accepted_tokens,
-            rejected_prediction_tokens=paid.drafted_tokens - paid.accepted_tokens,
+            accepted_prediction_tokens=receipt.accepted_tokens,
+            rejected_prediction_tokens=receipt.drafted_tokens - receipt.accepted_tokens,
         ),
     )
 
@@ -188,7 +188,7 @@ class ChatSerializer(TextSerializer):
         return [self._chunk(chat.ChatDelta(tool_calls=[delta_call]))]
 
     def on_end(self, outcome: WorkOutcome) -> list[Any]:
-        finish = "tool_calls" if self._calls and outcome.finish == "stop" else _reason(outcome)
+        finish = "tool_calls" if self._calls and outcome.finish == "stop" else _finish_reason(outcome)
         spent = chat_usage(outcome.receipt)
         message = chat.AssistantMessage(
             content="".join(self._text) or (None if self._calls else ""),
@@ -248,11 +248,11 @@ class CompletionSerializer(TextSerializer):
     def on_end(self, outcome: WorkOutcome) -> list[Any]:
         spent = chat_usage(outcome.receipt)
         logprobs = _text_logprobs(self._logprobs, len(self._echo)) if self._logprobs else None
-        whole = chat.TextChoice("".join(self._text), _reason(outcome), logprobs=logprobs)
-        self.body = self._completion([whole], usage=spent, receipt=outcome.receipt, routing=self.routing)
+        complete = chat.TextChoice("".join(self._text), _finish_reason(outcome), logprobs=logprobs)
+        self.body = self._completion([complete], usage=spent, receipt=outcome.receipt, routing=self.routing)
         if outcome.error is not None:
             return [ErrorBody(error_detail(outcome.error))]
-        last = chat.TextChoice("", _reason(outcome))
+        last = chat.TextChoice("", _finish_reason(outcome))
         messages: list[Any] = [self._completion([last])]
         if self._include_usage:
             messages.append(self._completion([], usage=spent))
@@ -262,11 +262,11 @@ class CompletionSerializer(TextSerializer):
         return chat.TextCompletion(self.id, self._created, self.model, choices, **more)
 
     @property
-    def whole(self) -> str:
+    def text(self) -> str:
         return "".join(self._text)
 
 
-def _reason(outcome: WorkOutcome) -> str:
+def _finish_reason(outcome: WorkOutcome) -> str:
     """These APIs have no reason for a grammar that could not continue: report a length limit."""
     return "length" if outcome.finish == "grammar" else outcome.finish
 

@@ -71,7 +71,7 @@ def texts_read(items: Sequence[Item], toolset: Toolset) -> list[str]:
     texts: list[str] = []
     for item in items:
         if item.type in _OUTPUTS and item.call_id not in of_edits:
-            texts.append(_REPORT.sub("", _output(item)))
+            texts.append(_REPORT.sub("", _output_text(item)))
         elif item.type == "message" and item.role == "user":
             texts += _FENCED.findall(content_text(item.content))
     return texts
@@ -80,11 +80,11 @@ def texts_read(items: Sequence[Item], toolset: Toolset) -> list[str]:
 def short_files(items: Sequence[Item], toolset: Toolset) -> tuple[str, ...]:
     """The paths of short files that were read whole since the last user message, by a reading tool or by a
     command that shows one file."""
-    outputs = {item.call_id: _output(item) for item in items if item.type in _OUTPUTS}
+    outputs = {item.call_id: _output_text(item) for item in items if item.type in _OUTPUTS}
     found: dict[str, None] = {}
     for call in calls_made(items):
         text = outputs.get(call.call_id)
-        path = _file_read(call, toolset)
+        path = _path_read(call, toolset)
         if path is None or text is None or _has_status(text):
             continue
         lines = _REPORT.sub("", text).splitlines()
@@ -96,7 +96,7 @@ def short_files(items: Sequence[Item], toolset: Toolset) -> tuple[str, ...]:
 
 def files_read(items: Sequence[Item], toolset: Toolset) -> dict[str, str]:
     """The files that were read whole, by path, with the edits that were made since."""
-    outputs = {item.call_id: _output(item) for item in items if item.type in _OUTPUTS}
+    outputs = {item.call_id: _output_text(item) for item in items if item.type in _OUTPUTS}
     found: dict[str, str] = {}
     for call in items:
         text = outputs.get(call.call_id) if call.type in _CALLS else None
@@ -106,11 +106,11 @@ def files_read(items: Sequence[Item], toolset: Toolset) -> dict[str, str]:
         if shown is not None and edits_files(shown.tool):
             edit = read_edit(shown.tool, call.input or call.arguments or "", found)
             if edit is not None and not _edit_failed(text):
-                _forget(edit.path, found)
+                _forget_file(edit.path, found)
                 if edit.new is not None:
                     found[edit.path] = edit.new
             continue
-        path = _file_read(call, toolset)
+        path = _path_read(call, toolset)
         body = _shown_text(text)
         lines = body.splitlines()
         refused = len(lines) <= 1 and _FAILED.search(body) is not None
@@ -121,10 +121,10 @@ def files_read(items: Sequence[Item], toolset: Toolset) -> dict[str, str]:
 
 def files_looked_at(items: Sequence[Item], toolset: Toolset) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The files that calls since the last user message tried to read, and those that are not there."""
-    outputs = {item.call_id: _output(item) for item in items if item.type in _OUTPUTS}
+    outputs = {item.call_id: _output_text(item) for item in items if item.type in _OUTPUTS}
     looked: dict[str, bool] = {}
     for call in calls_made(items):
-        path, text = _file_read(call, toolset), outputs.get(call.call_id)
+        path, text = _path_read(call, toolset), outputs.get(call.call_id)
         if path is not None and text is not None:
             body = _REPORT.sub("", text).strip()
             looked[path] = "\n" not in body and _FAILED.search(body) is not None
@@ -141,11 +141,11 @@ def _has_status(output: str) -> bool:
 def _edit_failed(output: str) -> bool:
     """Whether an edit was refused; the report of one that was made may name a file such as errors.py, and
     list what a language server finds wrong."""
-    said = _REPORT.sub("", output).strip().split("\n", 1)[0]
-    return _has_status(output) or (_MADE.match(said) is None and _FAILED.search(said) is not None)
+    first_line = _REPORT.sub("", output).strip().split("\n", 1)[0]
+    return _has_status(output) or (_MADE.match(first_line) is None and _FAILED.search(first_line) is not None)
 
 
-def _forget(path: str, found: dict[str, str]) -> None:
+def _forget_file(path: str, found: dict[str, str]) -> None:
     for name in tuple(found):
         if same_file(name, path):
             del found[name]
@@ -161,7 +161,7 @@ def _shown_text(output: str) -> str:
     return strip_line_numbers(text)
 
 
-def _file_read(call: Item, toolset: Toolset) -> str | None:
+def _path_read(call: Item, toolset: Toolset) -> str | None:
     shown = toolset.find(call.name or "")
     try:
         arguments = msgspec.json.decode(call.arguments or "")
@@ -174,8 +174,8 @@ def _file_read(call: Item, toolset: Toolset) -> str | None:
         return paths[0] if paths and len(arguments) == 1 else None
     for text in arguments.values():
         text = text[-1] if isinstance(text, list) and text else text  # bash -lc "cat FILE"
-        if isinstance(text, str) and (whole := _WHOLE.fullmatch(text.strip())) is not None:
-            return whole[1]
+        if isinstance(text, str) and (match := _WHOLE.fullmatch(text.strip())) is not None:
+            return match[1]
     return None
 
 
@@ -196,7 +196,7 @@ def exhausted_tools(items: Sequence[Item], toolset: Toolset) -> frozenset[str]:
     calls = calls_made(items)
     if not calls:
         return frozenset()
-    outputs = {item.call_id: _output(item) for item in items if item.type in _OUTPUTS}
+    outputs = {item.call_id: _output_text(item) for item in items if item.type in _OUTPUTS}
     quoting = {shown.tool.name for shown in toolset.shown if shown.is_edit or shown.grounded}
     spent: set[str] = set()
     tried: set[tuple[Any, ...]] = set()
@@ -234,14 +234,14 @@ def written_edits(items: Sequence[Item], toolset: Toolset) -> WrittenEdits:
         elif item.type in _CALLS and (tool := tools.get(item.name or "")) is not None:
             edit = read_edit(tool, item.arguments or "", {})
             edits[item.call_id] = [("", {"path": edit.path, "new": edit.written})] if edit is not None else []
-        elif item.type in _CALLS and (path := _file_read(item, toolset)) is not None:
+        elif item.type in _CALLS and (path := _path_read(item, toolset)) is not None:
             known.add(path)
         elif item.type in _OUTPUTS:
             if item.call_id not in edits:
-                read.add(_REPORT.sub("", _output(item)).strip())
-                if _FAILED.search(_output(item)) or _STATUS.search(_output(item)):
+                read.add(_REPORT.sub("", _output_text(item)).strip())
+                if _FAILED.search(_output_text(item)) or _STATUS.search(_output_text(item)):
                     work.clear()  # the edits may be wrong
-            elif not _edit_failed(_output(item)):
+            elif not _edit_failed(_output_text(item)):
                 for _, arguments in edits[item.call_id]:
                     if arguments.get("content", arguments.get("new", "")).strip() in read:
                         work.copied.add(arguments["path"])
@@ -258,5 +258,5 @@ def _signature(call: Item) -> tuple[Any, ...]:
     return call.type, call.name, call.arguments, call.input
 
 
-def _output(item: Item) -> str:
+def _output_text(item: Item) -> str:
     return content_text(None if isinstance(item.output, dict) else item.output)

@@ -123,12 +123,14 @@ class LiveActions:
         if buffer.language == "python":
             found = await self._checker.check(buffer.text, *buffer.location)
         elapsed = round((time.perf_counter() - began) * 1e3, 3)
-        return live.Problems(**request.place, problems=[_problem(item) for item in found], elapsed_ms=elapsed)
+        return live.Problems(
+            **request.place, problems=[_to_problem(item) for item in found], elapsed_ms=elapsed
+        )
 
     # Edits
 
     async def _edit(self, request: live.EditAsk, buffer: BufferMirror) -> live.Changes:
-        path = _name(buffer)
+        path = _prompt_name(buffer)
         region = None
         if request.end > request.start:
             first = buffer.text.count("\n", 0, request.start)
@@ -140,7 +142,7 @@ class LiveActions:
         near = (path, buffer.text.count("\n", 0, request.start))
         task = EditTask({path: buffer.text}, request.instruction, region, rules, near)
         proposal = await self._propose(task)
-        edits = live.FileEdits(buffer=request.buffer, edits=to_deltas(_only(proposal, path)))
+        edits = live.FileEdits(buffer=request.buffer, edits=to_deltas(_edits_of(proposal, path)))
         return live.Changes(**request.place, title=request.instruction[:80], files=[edits])
 
     def _rules(self, buffer: BufferMirror) -> str:
@@ -201,14 +203,14 @@ class LiveActions:
         return found
 
 
-def _name(buffer: BufferMirror) -> str:
+def _prompt_name(buffer: BufferMirror) -> str:
     """The file's name in a prompt."""
     if buffer.location.path is not None and buffer.path:
         return buffer.path
     return PurePath(buffer.name).name or "untitled"
 
 
-def _only(proposal: EditProposal, path: str) -> tuple[Edit, ...]:
+def _edits_of(proposal: EditProposal, path: str) -> tuple[Edit, ...]:
     """The edits of `path`, the only file that may change."""
     if proposal.failures:
         reasons = "; ".join(dict.fromkeys(failure.message for failure in proposal.failures))
@@ -218,7 +220,7 @@ def _only(proposal: EditProposal, path: str) -> tuple[Edit, ...]:
     return proposal.edits(path)
 
 
-def _problem(found: Diagnostic) -> live.Problem:
+def _to_problem(found: Diagnostic) -> live.Problem:
     return live.Problem(
         code=found.code,
         severity=found.level.value,

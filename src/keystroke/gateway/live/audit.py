@@ -45,13 +45,13 @@ class AuditProcess(KeyProcess):
         self, buffer: str, language: str, text: str, edits: Sequence[Edit]
     ) -> tuple[Finding, ...]:
         """The findings of `text`, which `edits` led to. `buffer` names it for this key. Raises InputError."""
-        late = f"The text could not be audited in {self.seconds:g} s and was left alone."
+        timeout_message = f"The text could not be audited in {self.seconds:g} s and was left alone."
 
-        def look(elsewhere: IsolatedFunction) -> tuple[Finding, ...]:
+        def audit_isolated(function: IsolatedFunction) -> tuple[Finding, ...]:
             plain = [(edit.start, edit.end, edit.text) for edit in edits]
-            return decode_findings(call_limited(elsewhere, late, buffer, language, text, plain))
+            return decode_findings(call_limited(function, timeout_message, buffer, language, text, plain))
 
-        return await self._run(look)
+        return await self._run(audit_isolated)
 
 
 class BufferAudit:
@@ -116,12 +116,12 @@ class BufferAudit:
         assert self._language is not None
         if len(text) < LARGE:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(_threads, self._look, text, edits)
+            return await loop.run_in_executor(_threads, self._audit_text, text, edits)
         self._audit = None
         self._auditor = self._auditor or AuditProcess.for_key(self._key)
         return await self._auditor.audit(self._name, self._language, text, edits)
 
-    def _look(self, text: str, edits: Sequence[Edit]) -> tuple[Finding, ...]:
+    def _audit_text(self, text: str, edits: Sequence[Edit]) -> tuple[Finding, ...]:
         if self._audit is None:
             assert self._language is not None
             self._audit = LiveAudit(self._language, text, abandoned=lambda: not self._wanted)

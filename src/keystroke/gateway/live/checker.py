@@ -16,8 +16,12 @@ class CheckProcess(KeyProcess):
 
     async def check(self, text: str, path: Path | None, root: Path | None) -> tuple[Diagnostic, ...]:
         """Raises InputError for a text that is too long, or takes too long."""
-        late = f"The text could not be checked in {self.seconds:g} s and was left alone; is it data?"
+        timeout_message = (
+            f"The text could not be checked in {self.seconds:g} s and was left alone; is it data?"
+        )
         plain = (text, "" if path is None else str(path), None if root is None else str(root))
         return await self._run(
-            lambda elsewhere: diagnostics_from_plain(call_limited(elsewhere, late, *plain, param="buffer"))
+            lambda function: diagnostics_from_plain(
+                call_limited(function, timeout_message, *plain, param="buffer")
+            )
         )

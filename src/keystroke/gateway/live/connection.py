@@ -71,12 +71,12 @@ class LiveConnection(SocketConnection):
         socket: Socket,
         *,
         files: Callable[[str], bool] = lambda _path: True,
-        learned: OutcomeStore | None = None,
+        outcome_store: OutcomeStore | None = None,
     ) -> None:
         super().__init__(socket)
         self._service, self._settings, self._caller = service, settings, caller
         self._files = files  # which paths may be read for this client
-        self._learned = learned  # None: outcomes of suggestions are not recorded
+        self._outcome_store = outcome_store  # None: outcomes of suggestions are not recorded
         self._scope = secrets.token_hex(4)
         self._buffers: dict[str, LiveBuffer] = {}
         self._recent: deque[ContextFile] = deque(maxlen=_RECENT)
@@ -153,12 +153,12 @@ class LiveConnection(SocketConnection):
 
     def _open(self, request: live.BufferOpen) -> None:
         known = self._buffers.get(request.buffer)
-        held = sum(len(mirror.text) for mirror in self._mirrors() if mirror.name != request.buffer)
+        open_characters = sum(len(mirror.text) for mirror in self._mirrors() if mirror.name != request.buffer)
         if known is None and len(self._buffers) >= BUFFERS:
             raise UsageError(
                 f"{BUFFERS} buffers are open on this connection; close one first.", param="buffer"
             )
-        if held + len(request.text) > CHARACTERS:
+        if open_characters + len(request.text) > CHARACTERS:
             raise UsageError(_FULL.format(CHARACTERS), param="text")
         if known is not None:
             known.close()
@@ -169,7 +169,7 @@ class LiveConnection(SocketConnection):
             request.version,
             cursor if cursor is not None and cursor <= len(request.text) else 0,
             language=language_of(request.path or request.buffer, request.language),
-            path=_relative(request.path, request.root),
+            path=_relative_path(request.path, request.root),
             root=request.root,
             location=self._location(request),
         )
@@ -191,8 +191,8 @@ class LiveConnection(SocketConnection):
         )
         excluded = completion.refusal(mirror.text) is WithheldReason.EXCLUDED
         outcomes, send = None, self.send
-        if self._learned is not None and not excluded:
-            outcomes = BufferOutcomes(self._learned, completion, mirror, model=model.entry.name)
+        if self._outcome_store is not None and not excluded:
+            outcomes = BufferOutcomes(self._outcome_store, completion, mirror, model=model.entry.name)
             send = partial(self._send_and_record, outcomes)
         audit = BufferAudit(mirror, send, self._caller.id) if settings.audit else None
         next_edit = None
@@ -381,7 +381,7 @@ def _next_edit_model(
     return NextEditModel(mirror, completion, model)
 
 
-def _relative(path: str | None, root: str | None) -> str | None:
+def _relative_path(path: str | None, root: str | None) -> str | None:
     """The path relative to the project's root, for prompts."""
     if not path:
         return None

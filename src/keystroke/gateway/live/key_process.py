@@ -25,11 +25,11 @@ class KeyProcess:
     memory: ClassVar[int]
     known: ClassVar[WeakValueDictionary[tuple[type, str], KeyProcess]] = WeakValueDictionary()
 
-    def __init__(self, elsewhere: IsolatedFunction | None = None) -> None:
-        elsewhere = elsewhere or IsolatedFunction(self.target, seconds=self.seconds, memory=self.memory)
-        self._elsewhere = elsewhere
+    def __init__(self, function: IsolatedFunction | None = None) -> None:
+        function = function or IsolatedFunction(self.target, seconds=self.seconds, memory=self.memory)
+        self._function = function
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=type(self).__name__.lower())
-        finalize(self, elsewhere.close)
+        finalize(self, function.close)
 
     @classmethod
     def for_key(cls, key: str) -> Self:
@@ -42,15 +42,18 @@ class KeyProcess:
     async def _run(self, work: Callable[[IsolatedFunction], T]) -> T:
         """Run `work` in this key's thread. It must not hold a reference to this object."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, work, self._elsewhere)
+        return await loop.run_in_executor(self._thread, work, self._function)
 
 
-def call_limited(elsewhere: IsolatedFunction, late: str, *arguments: Any, param: str | None = None) -> Any:
-    """The function's result. Raises InputError where it refuses, or exceeds a limit (`late` says so)."""
+def call_limited(
+    function: IsolatedFunction, timeout_message: str, *arguments: Any, param: str | None = None
+) -> Any:
+    """The function's result. Raises InputError where it refuses, or exceeds a limit (then with
+    `timeout_message`)."""
     try:
-        kind, said = elsewhere.call(*arguments)
+        kind, result = function.call(*arguments)
     except LimitExceeded:
-        raise InputError(late, param=param) from None
+        raise InputError(timeout_message, param=param) from None
     if kind == "refused":
-        raise InputError(said, param=param)
-    return said
+        raise InputError(result, param=param)
+    return result

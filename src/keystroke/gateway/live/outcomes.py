@@ -66,13 +66,13 @@ class WatchedSuggestion:
 
 
 class BufferOutcomes:
-    """Saves each outcome in `learned`."""
+    """Saves each outcome in `store`."""
 
     def __init__(
-        self, learned: OutcomeStore, completion: LiveCompletion, mirror: BufferMirror, *, model: str
+        self, store: OutcomeStore, completion: LiveCompletion, mirror: BufferMirror, *, model: str
     ) -> None:
-        self._learned, self._completion, self._model = learned, completion, model
-        self._project = learned.project(mirror.root)
+        self._store, self._completion, self._model = store, completion, model
+        self._project = store.project(mirror.root)
         self._path, self._language = mirror.path or "", mirror.language or ""
         self._watched: list[WatchedSuggestion] = []
         self._ids: OrderedDict[str, WatchedSuggestion] = OrderedDict()
@@ -101,11 +101,11 @@ class BufferOutcomes:
         for watch in self._watched:  # the same suggestion, partly typed
             if watch.fate is None and text[watch.start : cursor] + answer.text == watch.suggestion:
                 watch.was_shown = watch.was_shown or seen
-                self._name(request, watch)
+                self._remember_id(request, watch)
                 return
         extent = answer.extent.value if isinstance(answer, ShownCompletion) else Extent.LINE.value
         tunes = isinstance(answer, WithheldCompletion) or not answer.partial
-        around = _around(text, cursor) if seen else ("", "")
+        around = _code_around(text, cursor) if seen else ("", "")
         watch = WatchedSuggestion(
             time.time(),
             answer.text,
@@ -120,7 +120,7 @@ class BufferOutcomes:
         )
         self._watched.append(watch)
         if seen:
-            self._name(request, watch)
+            self._remember_id(request, watch)
         while len(self._watched) > WATCHED:
             self._settle(self._watched[0])
         self._start_timer()
@@ -141,7 +141,7 @@ class BufferOutcomes:
         self._now = text
         for watch in tuple(self._watched):
             if not all(watch.apply_edit(edit) for edit in edits):
-                self._settle(watch, whole=False)
+                self._settle(watch, text_known=False)
                 continue
             if watch.fate is not None:
                 continue
@@ -151,23 +151,23 @@ class BufferOutcomes:
                 at_once = len(edits) == 1 and len(edits[0].text) > 1 and edits[0].text.strip()
                 watch.fate = "accepted" if at_once and watch.was_shown else "typed"
                 watch.accepted_length = len(edits[0].text) if watch.fate == "accepted" else 0
-            elif not _agrees(written, watch.suggestion):
+            elif not _may_become(written, watch.suggestion):
                 watch.fate = "rejected"
 
-    def record_feedback(self, said: live.Feedback) -> None:
+    def record_feedback(self, feedback: live.Feedback) -> None:
         """Record what an editor reports about a suggestion or a next edit."""
-        if (event := self._edits.get(said.id)) is not None:
-            if said.outcome in ("accepted", "dismissed"):
-                del self._edits[said.id]
-                self._keep_edit(event, taken=said.outcome == "accepted")
+        if (event := self._edits.get(feedback.id)) is not None:
+            if feedback.outcome in ("accepted", "dismissed"):
+                del self._edits[feedback.id]
+                self._save_next_edit(event, taken=feedback.outcome == "accepted")
             return
-        watch = self._ids.get(said.id)
-        if watch is None or said.outcome == "shown":
+        watch = self._ids.get(feedback.id)
+        if watch is None or feedback.outcome == "shown":
             return
-        if said.outcome == "partial":
-            taken = min(said.length, len(watch.suggestion))
+        if feedback.outcome == "partial":
+            taken = min(feedback.length, len(watch.suggestion))
             watch.fate, watch.accepted_length = "partial", max(watch.accepted_length, taken)
-        elif said.outcome == "accepted":
+        elif feedback.outcome == "accepted":
             watch.fate, watch.accepted_length = "accepted", watch.accepted_length or len(watch.suggestion)
         elif watch.fate is None:
             watch.fate = "dismissed"
@@ -183,10 +183,10 @@ class BufferOutcomes:
     # Inside
 
     async def _tune(self) -> None:
-        counts = await asyncio.to_thread(self._learned.counts, self._language, self._project)
+        counts = await asyncio.to_thread(self._store.counts, self._language, self._project)
         self._completion.tune(counts)
 
-    def _name(self, request: str, watch: WatchedSuggestion) -> None:
+    def _remember_id(self, request: str, watch: WatchedSuggestion) -> None:
         self._ids[request] = watch
         while len(self._ids) > 4 * WATCHED:
             self._ids.popitem(last=False)
@@ -204,15 +204,15 @@ class BufferOutcomes:
             self._settle(watch)
         self._start_timer()
 
-    def _settle(self, watch: WatchedSuggestion, *, whole: bool = True) -> None:
-        """Save the outcome. `whole` False: the text around it was rewritten, so the final text is unknown."""
+    def _settle(self, watch: WatchedSuggestion, *, text_known: bool = True) -> None:
+        """Save the outcome. `text_known` False: the text around it was rewritten."""
         self._watched.remove(watch)
         for name in [name for name, held in self._ids.items() if held is watch]:
             del self._ids[name]
         if watch.fate is None:
             return  # nothing was typed after it: neither accepted nor rejected
-        written = _as_long(self._now[watch.start : watch.end], watch.suggestion) if whole else ""
-        self._learned.save(self._outcome(watch, written))
+        written = _first_lines(self._now[watch.start : watch.end], watch.suggestion) if text_known else ""
+        self._store.save(self._outcome(watch, written))
         self._until_again -= 1
         if self._until_again <= 0:
             self.tune()
@@ -223,7 +223,7 @@ class BufferOutcomes:
         partial = watch.accepted_length / max(1, len(watch.suggestion))
         worth = {"accepted": 1.0, "typed": 1.0, "partial": partial}.get(became, 0.0)
         if became == "accepted" and written:
-            worth = _kept_share(watch.suggestion, written)
+            worth = _surviving_share(watch.suggestion, written)
         if not watch.was_shown:
             became = "unseen_right" if became == "typed" else "unseen_wrong"
         outcome = SuggestionOutcome(
@@ -251,9 +251,9 @@ class BufferOutcomes:
             suffix=watch.after,
         )
 
-    def _keep_edit(self, event: live.NextEdit, *, taken: bool) -> None:
+    def _save_next_edit(self, event: live.NextEdit, *, taken: bool) -> None:
         length = sum(len(change.text) for change in (event.change, *event.others))
-        self._learned.save(
+        self._store.save(
             SuggestionOutcome(
                 project=self._project,
                 language=self._language,
@@ -271,7 +271,7 @@ class BufferOutcomes:
         )
 
 
-def _around(text: str, cursor: int) -> tuple[str, str]:
+def _code_around(text: str, cursor: int) -> tuple[str, str]:
     before, after = text[max(0, cursor - PREFIX) : cursor], text[cursor : cursor + SUFFIX]
     if cursor > PREFIX:
         before = before[before.find("\n") + 1 :]
@@ -280,17 +280,17 @@ def _around(text: str, cursor: int) -> tuple[str, str]:
     return before, after
 
 
-def _as_long(written: str, suggestion: str) -> str:
+def _first_lines(written: str, suggestion: str) -> str:
     """The first lines of what was written, as many as were suggested."""
     return "\n".join(written.split("\n")[: suggestion.count("\n") + 1])
 
 
-def _agrees(written: str, suggestion: str) -> bool:
+def _may_become(written: str, suggestion: str) -> bool:
     """Whether what is written may still become the suggestion; brackets the editor closes are ignored."""
     return suggestion.startswith((written, written.rstrip(_CLOSERS)))
 
 
-def _kept_share(suggestion: str, written: str) -> float:
+def _surviving_share(suggestion: str, written: str) -> float:
     """How much of the accepted text is still there."""
     if written.startswith(suggestion.rstrip()):
         return 1.0

@@ -32,7 +32,7 @@ _FAMILIES = {"typescript": "javascript", "tsx": "javascript", "jsx": "javascript
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _BuiltIndex:
     """An index, when it was built, around which folder, and whether files were left out for lack of room."""
 
     at: float
@@ -46,86 +46,88 @@ class ProjectIndex:
         self._root, self._exclude = Path(root), exclude
         self._lexicon = Lexicon()
         self._read: dict[str, tuple[tuple[int, int], Lexed]] = {}
-        self._made: dict[str, _Made] = {}  # by family of languages
+        self._indexes: dict[str, _BuiltIndex] = {}  # by family of languages
         self._lock = asyncio.Lock()
 
     def latest(self, language: str) -> TextIndex | None:
         """The latest index of files in `language` and related languages."""
-        made = self._made.get(_family(language))
-        return made.index if made is not None else None
+        built = self._indexes.get(_family(language))
+        return built.index if built is not None else None
 
     def needs_update(self, language: str, opened: str | None = None) -> bool:
         """Whether the index is old and not being updated. `opened`: a file that was just opened; if files
         were left out, those around it may be missing."""
         if self._lock.locked():
             return False
-        made = self._made.get(_family(language))
-        if made is None or time.monotonic() - made.at >= STALE:
+        built = self._indexes.get(_family(language))
+        if built is None or time.monotonic() - built.at >= STALE:
             return True
-        return opened is not None and made.cut and _folder(opened) != made.folder
+        return opened is not None and built.cut and _folder(opened) != built.folder
 
     async def update(self, path: str, language: str, buffers: Mapping[str, str]) -> TextIndex:
         """Rebuild the index, files near `path` first. `buffers`: the texts of open files. Paths are relative
         to the root."""
         family = _family(language)
         async with self._lock:
-            made = await asyncio.to_thread(self._build, family, path, dict(buffers))
-            self._made[family] = made
-            return made.index
+            built = await asyncio.to_thread(self._build, family, path, dict(buffers))
+            self._indexes[family] = built
+            return built.index
 
     # In a pool thread
 
-    def _build(self, family: str, path: str, buffers: Mapping[str, str]) -> _Made:
+    def _build(self, family: str, path: str, buffers: Mapping[str, str]) -> _BuiltIndex:
         began = time.perf_counter()
         found: list[tuple[str, Lexed]] = []
-        left, cut = CHARACTERS, False
-        names = [self._name(file) for file in project_files(self._root, seconds=SECONDS)]
+        room, cut = CHARACTERS, False
+        names = [self._name_in_project(file) for file in project_files(self._root, seconds=SECONDS)]
         related = [name for name in names if name is not None and language_family(name) == family]
         for name in sort_by_distance(path, related):
-            lexed = self._buffer(name, buffers[name]) if name in buffers else self._file(name)
+            lexed = self._lex_buffer(name, buffers[name]) if name in buffers else self._lex_file(name)
             if lexed is not None:
-                left -= len(lexed.text)
-                if left < 0:
+                room -= len(lexed.text)
+                if room < 0:
                     cut = True
                     break
                 found.append((name, lexed))
-        gone = {name for name in self._read if language_family(name) == family} - {name for name, _ in found}
-        for name in gone:
+        removed = {name for name in self._read if language_family(name) == family} - {
+            name for name, _ in found
+        }
+        for name in removed:
             del self._read[name]
         index = TextIndex.build(self._lexicon, found[::-1])
         log.debug("%d files of the project read in %.0f ms", len(found), 1e3 * (time.perf_counter() - began))
-        return _Made(time.monotonic(), index, _folder(path), cut)
+        return _BuiltIndex(time.monotonic(), index, _folder(path), cut)
 
-    def _name(self, file: Path) -> str | None:
+    def _name_in_project(self, file: Path) -> str | None:
         name = file.relative_to(self._root).as_posix()
         excluded = any(fnmatch.fnmatch(file.name, pattern) for pattern in self._exclude)
         return None if excluded else name
 
-    def _buffer(self, name: str, text: str) -> Lexed | None:
+    def _lex_buffer(self, name: str, text: str) -> Lexed | None:
         mark = (hash(text), len(text))
-        return self._known(name, mark) or self._lexed(name, mark, text)
+        return self._cached(name, mark) or self._lex(name, mark, text)
 
-    def _file(self, name: str) -> Lexed | None:
+    def _lex_file(self, name: str) -> Lexed | None:
         file = self._root / name
         try:
             if file.is_symlink() and not file.resolve().is_relative_to(self._root.resolve()):
                 return None
             found = os.stat(file)
             mark = (found.st_mtime_ns, found.st_size)
-            if (known := self._known(name, mark)) is not None:
+            if (known := self._cached(name, mark)) is not None:
                 return known
             if found.st_size > 4 * LARGEST or not stat.S_ISREG(found.st_mode):  # reading a pipe would block
                 return None
-            return self._lexed(name, mark, file.read_text(encoding="utf-8"))
+            return self._lex(name, mark, file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 
-    def _known(self, name: str, mark: tuple[int, int]) -> Lexed | None:
+    def _cached(self, name: str, mark: tuple[int, int]) -> Lexed | None:
         """The cached result for a file, if it has not changed."""
         known = self._read.get(name)
         return known[1] if known is not None and known[0] == mark else None
 
-    def _lexed(self, name: str, mark: tuple[int, int], text: str) -> Lexed | None:
+    def _lex(self, name: str, mark: tuple[int, int], text: str) -> Lexed | None:
         if len(text) > LARGEST or max(map(len, text.split("\n"))) > LONGEST_LINE:
             return None
         began = time.perf_counter()

@@ -27,18 +27,18 @@ class RefactorProcess(KeyProcess):
     ) -> live.Changes:
         """Plan a refactoring. `open_files`: name and text of buffers by path. Raises InputError where it
         cannot be done, or not in time."""
-        late = (
+        timeout_message = (
             f"The refactoring took more than {self.seconds:g} s or {self.memory >> 30} GB and was stopped; "
             "nothing was changed. Open a smaller folder."
         )
         return await self._run(
-            lambda elsewhere: _plan(elsewhere, late, request, path, root, text, open_files)
+            lambda function: _plan(function, timeout_message, request, path, root, text, open_files)
         )
 
 
 def _plan(
-    elsewhere: IsolatedFunction,
-    late: str,
+    function: IsolatedFunction,
+    timeout_message: str,
     request: live.RefactorAsk,
     path: Path | None,
     root: Path | None,
@@ -49,16 +49,16 @@ def _plan(
 
     home, name, names = None, UNTITLED, {UNTITLED: (request.buffer, text)}
     if path is not None and path.is_file():
-        home, name = _placed(path, root)
+        home, name = _locate(path, root)
         names = {
             file.resolve().relative_to(home).as_posix(): opened
             for file, opened in open_files.items()
             if file.resolve().is_relative_to(home)
         }
-    texts = {known: held for known, (_, held) in names.items()}
-    asked = (request.kind, None if home is None else str(home), texts, name)
-    said = call_limited(elsewhere, late, *asked, request.start, request.end, request.name)
-    plan = refactoring_from_plain(said)
+    texts = {known: content for known, (_, content) in names.items()}
+    arguments = (request.kind, None if home is None else str(home), texts, name)
+    result = call_limited(function, timeout_message, *arguments, request.start, request.end, request.name)
+    plan = refactoring_from_plain(result)
     if plan.moves:
         raise InputError("That would rename files, which an editor must do itself; rename the file there.")
     files = [
@@ -72,7 +72,7 @@ def _plan(
     return live.Changes(**request.place, title=plan.title, files=files)
 
 
-def _placed(path: Path, root: Path | None) -> tuple[Path, str]:
+def _locate(path: Path, root: Path | None) -> tuple[Path, str]:
     """The workspace a file is refactored in, and the file's name there."""
     path = path.resolve()
     home = root.resolve() if root is not None else path.parent

@@ -435,15 +435,15 @@ class SuggestionRunner:
         """Do `work` in a moment if the text is the same then, unless something is being computed."""
 
         def begin() -> None:
-            if self._pending is None and self._mirror.version == version and not self._computes:
+            if self._pending is None and self._mirror.version == version and not self._is_computing:
                 work()
 
         self._cancel_ahead()
-        if not self._remote and not self._computes:
+        if not self._remote and not self._is_computing:
             self._ahead = asyncio.get_running_loop().call_later(AHEAD, begin)
 
     @property
-    def _computes(self) -> bool:
+    def _is_computing(self) -> bool:
         return self._run is not None and not self._run.finished
 
     def _cancel_ahead(self) -> None:

@@ -72,7 +72,9 @@ def read_backup(store: Store, file: Path, progress: Progress = no_progress) -> d
         done = 0
         for name, rows in _batches(file):
             table = _TABLES[name]
-            added = connection.execute(insert(table).on_conflict_do_nothing(), [_row(table, r) for r in rows])
+            added = connection.execute(
+                insert(table).on_conflict_do_nothing(), [_from_json(table, r) for r in rows]
+            )
             counts[name] += max(0, added.rowcount)
             done += len(rows)
             progress("restoring", done, 0)
@@ -86,14 +88,14 @@ def _rows(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
         for name, table in _TABLES.items():
             found = connection.execution_options(yield_per=_BATCH).execute(sa.select(table))
             for row in found:
-                yield name, {key: _plain(value) for key, value in row._mapping.items()}
+                yield name, {key: _to_json(value) for key, value in row._mapping.items()}
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     return {"b64": base64.b64encode(value).decode()} if isinstance(value, bytes | memoryview) else value
 
 
-def _row(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:
+def _from_json(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:
     return {
         column.name: base64.b64decode(value["b64"]) if isinstance(value, dict) else value
         for column in table.columns
@@ -107,7 +109,7 @@ def _lines(file: Path) -> Iterator[bytes]:
             while line := lines.readline(_LONGEST_LINE):
                 yield line
     except (OSError, EOFError) as error:
-        raise InputError(f"{file} is no whole backup: {error}") from None
+        raise InputError(f"{file} is not a complete backup: {error}") from None
 
 
 def _verify(file: Path) -> None:
@@ -121,15 +123,15 @@ def _verify(file: Path) -> None:
     try:
         if json.loads(first) != {"format": _FORMAT}:
             raise ValueError
-        whole = json.loads(last)["sha256"] == digest.hexdigest()
+        intact = json.loads(last)["sha256"] == digest.hexdigest()
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{file} is not a backup of a Keystroke store") from None
-    if not whole:
+    if not intact:
         raise InputError(f"{file} is damaged: its checksum does not agree; use another backup")
 
 
 def _batches(file: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    held: tuple[str, list[dict[str, Any]]] = ("", [])
+    batch: tuple[str, list[dict[str, Any]]] = ("", [])
     for line in _lines(file):
         values = json.loads(line)
         if not isinstance(values, list):
@@ -137,10 +139,10 @@ def _batches(file: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         name, row = values
         if name not in _TABLES:
             raise InputError(f"{file} holds a table {name!r:.60} that this release does not know")
-        if name != held[0] or len(held[1]) >= _BATCH:
-            if held[1]:
-                yield held
-            held = (name, [])
-        held[1].append(row)
-    if held[1]:
-        yield held
+        if name != batch[0] or len(batch[1]) >= _BATCH:
+            if batch[1]:
+                yield batch
+            batch = (name, [])
+        batch[1].append(row)
+    if batch[1]:
+        yield batch

@@ -50,11 +50,13 @@ class Metrics:
         self.kv_bytes = Gauge("keystroke_kv_bytes", "KV cache bytes", ["model", "kind"], registry=registry)
         self._series: dict[tuple[str, str], _Series] = {}
 
-    def record_response(self, paid: Receipt, status: str) -> None:
-        series = self._series.get((paid.model, paid.priority))
+    def record_response(self, receipt: Receipt, status: str) -> None:
+        series = self._series.get((receipt.model, receipt.priority))
         if series is None:
-            series = self._series[paid.model, paid.priority] = _Series(self, paid.model, paid.priority)
-        series.add(paid, status)
+            series = self._series[receipt.model, receipt.priority] = _Series(
+                self, receipt.model, receipt.priority
+            )
+        series.add(receipt, status)
 
     def sample(self, model: str, waiting: int, running: int, stats: EngineStats | None) -> None:
         """Update the gauges of one model; called when they are read."""
@@ -83,17 +85,17 @@ class _Series:
         self._queue, self._gap = metrics.queue.labels(model), metrics.token_gap.labels(model)
         self._first = metrics.first_token.labels(model, priority)
 
-    def add(self, paid: Receipt, status: str) -> None:
+    def add(self, receipt: Receipt, status: str) -> None:
         if status not in self._statuses:
             self._statuses[status] = self._responses.labels(*self._names, status)
         self._statuses[status].inc()
-        self._input.inc(paid.computed_tokens)
-        self._reused.inc(paid.reused_tokens)
-        self._output.inc(paid.output_tokens)
-        if paid.drafted_tokens:
-            self._drafted.inc(paid.drafted_tokens)
-            self._accepted.inc(paid.accepted_tokens)
-        self._queue.observe(paid.queue_ms / 1e3)
-        if paid.first_token_ms:
-            self._first.observe(paid.first_token_ms / 1e3)
-            self._gap.observe(paid.token_p99_ms / 1e3)
+        self._input.inc(receipt.computed_tokens)
+        self._reused.inc(receipt.reused_tokens)
+        self._output.inc(receipt.output_tokens)
+        if receipt.drafted_tokens:
+            self._drafted.inc(receipt.drafted_tokens)
+            self._accepted.inc(receipt.accepted_tokens)
+        self._queue.observe(receipt.queue_ms / 1e3)
+        if receipt.first_token_ms:
+            self._first.observe(receipt.first_token_ms / 1e3)
+            self._gap.observe(receipt.token_p99_ms / 1e3)

@@ -84,7 +84,7 @@ class SharedLimits:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="limits")
         self._headers: dict[tuple[str, str], dict[str, str]] = {}
         self._renewed = 0.0
-        _create(engine)
+        _create_tables(engine)
 
     async def admit(self, key: str, model: str, budget: RateBudget, tokens: int) -> SharedPermit:
         """A permit for one response of `tokens` prompt tokens. Raises RateLimited, or Unavailable where the
@@ -123,10 +123,10 @@ class SharedLimits:
 
     def _admit(self, key: str, model: str, budget: RateBudget, tokens: int) -> str | None:
         with self._engine.begin() as connection:
-            row, now = self._locked(connection, key, model, budget)
+            row, now = self._lock_account(connection, key, model, budget)
             requests, held = _buckets(row, budget)
             try:
-                running = self._running(connection, key, model, now) if budget.concurrent else 0
+                running = self._count_running(connection, key, model, now) if budget.concurrent else 0
                 if budget.concurrent and running >= budget.concurrent:
                     raise concurrency_error(running, model)
                 charge_buckets(requests, held, tokens, model, now)
@@ -139,7 +139,7 @@ class SharedLimits:
                 .where(BUDGETS.c.key_id == key, BUDGETS.c.model == model)
                 .values(requests=_level(requests), tokens=_level(held), stamp=now)
             )
-            return self._lease(connection, key, model, now) if budget.concurrent else None
+            return self._add_lease(connection, key, model, now) if budget.concurrent else None
 
     def _settle(self, permit: SharedPermit, spent: int) -> None:
         try:
@@ -156,7 +156,7 @@ class SharedLimits:
         except sa.exc.SQLAlchemyError:
             log.exception("a response could not be settled")
 
-    def _locked(
+    def _lock_account(
         self, connection: sa.Connection, key: str, model: str, budget: RateBudget
     ) -> tuple[sa.Row[Any], float]:
         """The account's row, locked for this transaction and created full if missing, and the time."""
@@ -170,12 +170,12 @@ class SharedLimits:
             row = connection.execute(query.with_for_update()).one()
         return row, max(self._now(connection), row.stamp)
 
-    def _running(self, connection: sa.Connection, key: str, model: str, now: float) -> int:
+    def _count_running(self, connection: sa.Connection, key: str, model: str, now: float) -> int:
         mine = sa.and_(LEASES.c.key_id == key, LEASES.c.model == model)
         connection.execute(sa.delete(LEASES).where(mine, LEASES.c.until < now))
         return connection.execute(sa.select(sa.func.count()).select_from(LEASES).where(mine)).scalar_one()
 
-    def _lease(self, connection: sa.Connection, key: str, model: str, now: float) -> str:
+    def _add_lease(self, connection: sa.Connection, key: str, model: str, now: float) -> str:
         lease = secrets.token_hex(12)
         row = {"id": lease, "key_id": key, "model": model, "gateway": self._gateway, "until": now + _LEASE}
         connection.execute(sa.insert(LEASES).values(row))
@@ -201,7 +201,7 @@ class SharedLimits:
         return float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
 
 
-def _create(engine: sa.Engine) -> None:
+def _create_tables(engine: sa.Engine) -> None:
     """Create the tables; another gateway may do so at the same moment."""
     try:
         _tables.create_all(engine)

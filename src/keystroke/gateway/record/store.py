@@ -109,24 +109,26 @@ class Store:
         key_id: str,
         key_name: str,
         status: str,
-        paid: Receipt,
+        receipt: Receipt,
         *,
         live: bool = False,
     ) -> None:
         """One row per response; work for a live buffer comes several times a second, so `live` usage is
         summed by key and hour."""
-        self._writer.put(UsageRecord(identity, key_id, key_name, status, paid, time.time(), live))
+        self._writer.put(UsageRecord(identity, key_id, key_name, status, receipt, time.time(), live))
 
     async def commit_response(self, key_id: str, items: Sequence[Item], response: Response) -> bool:
         """Save a response that has ended; whether it is committed. Calls that wait at the same time share a
         commit."""
-        return await self._tried(ResponseRecord(key_id, items, response) if self.retention_days else None)
+        return await self._flush_with(
+            ResponseRecord(key_id, items, response) if self.retention_days else None
+        )
 
     async def flush(self) -> bool:
         """Wait until everything queued so far was tried; whether it is committed."""
-        return await self._tried(None)
+        return await self._flush_with(None)
 
-    async def _tried(self, entry: ResponseRecord | None) -> bool:
+    async def _flush_with(self, entry: ResponseRecord | None) -> bool:
         tried = asyncio.wrap_future(self._writer.begin_flush(entry))
         try:
             return await asyncio.wait_for(tried, FLUSH_SECONDS)
@@ -153,7 +155,7 @@ class Store:
         r = RESPONSES.c
         with self.engine.begin() as connection:
             found = connection.execute(sa.select(r.id, r.response, r.runs_at).where(r.runs_at != "")).all()
-            lost = [row for row in found if not self._alive(row.runs_at)]
+            lost = [row for row in found if not self._may_run(row.runs_at)]
             for row in lost:
                 response = _RESPONSE.decode(row.response)
                 response.status = "incomplete"
@@ -162,7 +164,7 @@ class Store:
                 connection.execute(sa.update(RESPONSES).where(r.id == row.id).values(**values))
         return len(lost)
 
-    def _alive(self, runs_at: str) -> bool:
+    def _may_run(self, runs_at: str) -> bool:
         """Whether the process that generates a response may still run; assumed of other machines."""
         host, _, process = runs_at.rpartition(":")
         if host != self._me.rpartition(":")[0]:

@@ -24,11 +24,11 @@ def usage_csv(rows: Sequence[UsageRow]) -> str:
     names = [field.name for field in fields(UsageRow)]
     writer.writerow(names)
     for row in rows:
-        writer.writerow([_plain(getattr(row, name)) for name in names])
+        writer.writerow([_quote_formula(getattr(row, name)) for name in names])
     return out.getvalue()
 
 
-def _plain(value: Any) -> Any:
+def _quote_formula(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 

@@ -31,7 +31,7 @@ FLUSH_SECONDS = 30.0  # that a caller waits for a commit
 LAST_TRIES = 10.0  # seconds for uncommitted rows at shutdown
 WAITING = 100_000  # usage rows kept in memory while the database cannot be written
 _PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)
-_PAID = (  # columns of usage that a receipt has too
+_RECEIPT_COLUMNS = (  # of usage
     "input_tokens",
     "reused_tokens",
     "computed_tokens",
@@ -40,7 +40,7 @@ _PAID = (  # columns of usage that a receipt has too
     "first_token_ms",
     "total_ms",
 )
-_SUMS = (*_PAID, "responses")
+_SUMS = (*_RECEIPT_COLUMNS, "responses")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class UsageRecord:
     key_id: str
     key_name: str
     status: str
-    paid: Receipt
+    receipt: Receipt
     at: float
     live: bool
 
@@ -169,7 +169,7 @@ class StoreWriter:
             batch.usage[usage.identity] = row
             return
         kind = (
-            f"{self._instance}/{usage.key_id}/{usage.paid.model}/{usage.paid.priority}/{usage.status}"
+            f"{self._instance}/{usage.key_id}/{usage.receipt.model}/{usage.receipt.priority}/{usage.status}"
             f"/{int(usage.at // 3600)}"
         )
         row["id"] = "live_" + hashlib.sha256(kind.encode()).hexdigest()[:48]
@@ -284,15 +284,15 @@ def _response_row(entry: ResponseRecord, created_at: float) -> dict[str, Any]:
 
 
 def _usage_row(usage: UsageRecord) -> dict[str, Any]:
-    paid = usage.paid
+    receipt = usage.receipt
     return {
         "id": usage.identity,
         "key_id": usage.key_id,
         "key_name": usage.key_name,
-        "model": paid.model,
+        "model": receipt.model,
         "at": usage.at,
         "status": usage.status,
-        "receipt": msgspec.json.encode(paid),
+        "receipt": msgspec.json.encode(receipt),
         "responses": 1,
-        **{name: getattr(paid, name) for name in _PAID},
+        **{name: getattr(receipt, name) for name in _RECEIPT_COLUMNS},
     }

@@ -36,23 +36,23 @@ class TaskArchive:
     def __init__(self, settings: Settings) -> None:
         self._settings, self._state = settings, settings.paths.state
 
-    def check_folder(self, wanted: str) -> Path:
+    def check_folder(self, folder: str) -> Path:
         """The folder that a task may work in. Forbidden, NotFound, InputError."""
-        path = Path(wanted)
-        if "\0" in wanted or not path.is_absolute():
+        path = Path(folder)
+        if "\0" in folder or not path.is_absolute():
             raise InputError(
                 "the workspace must be an absolute path of the server's machine", param="workspace"
             )
         try:
             root = path.resolve()
-            there = root.is_dir()
+            exists = root.is_dir()
         except (OSError, RuntimeError):
-            there = False
-        if not there:
-            raise NotFound(f"there is no folder {wanted:.200} on the server's machine", param="workspace")
+            exists = False
+        if not exists:
+            raise NotFound(f"there is no folder {folder:.200} on the server's machine", param="workspace")
         server = self._settings.server
-        allowed = [Path(folder).expanduser().resolve() for folder in server.workspaces]
-        if allowed and not any(root == folder or folder in root.parents for folder in allowed):
+        allowed = [Path(name).expanduser().resolve() for name in server.workspaces]
+        if allowed and not any(root.is_relative_to(parent) for parent in allowed):
             raise Forbidden(f"tasks may not work in {root}; server.workspaces names the folders they may")
         if not allowed and not is_loopback(server.host):
             raise Forbidden(
@@ -70,7 +70,7 @@ class TaskArchive:
         journal.recover()
         return workspace, journal, TaskStore(self._state, workspace.root)
 
-    def record(self, task_id: str, whose: str) -> TaskRecord:
+    def record(self, task_id: str, owner: str) -> TaskRecord:
         """A task's record. TaskNotFound where there is none, or it has another owner."""
         missing = TaskNotFound(f"There is no task {task_id:.80}.", param="task_id")
         if not task_id.startswith(PREFIX):
@@ -79,14 +79,14 @@ class TaskArchive:
             record = find_record(self._state, task_id.removeprefix(PREFIX))
         except NotFound:
             raise missing from None
-        if owner_of(record) != whose:
+        if owner_of(record) != owner:
             raise missing
         return record
 
-    def all(self, whose: str, workspace: str | None) -> list[wire.Task]:
+    def all(self, owner: str, workspace: str | None) -> list[wire.Task]:
         """Newest first."""
         root = str(Path(workspace).resolve()) if workspace and "\0" not in workspace else workspace
-        mine = (record for record in all_records(self._state) if owner_of(record) == whose)
+        mine = (record for record in all_records(self._state) if owner_of(record) == owner)
         found = [task_from_record(record) for record in mine if not root or record.workspace == root]
         return found[:_SHOWN]
 

@@ -87,7 +87,7 @@ class TaskManager:
         root = await asyncio.to_thread(self._archive.check_folder, request.workspace)
         return await self._start(new_id(), root, request, caller, None)
 
-    async def resume(self, task_id: str, caller: Caller, wanted: wire.TaskResume) -> wire.Task:
+    async def resume(self, task_id: str, caller: Caller, request: wire.TaskResume) -> wire.Task:
         """Continue a task that has ended. InputError where it has not."""
         async with self._lock_ended(task_id, caller, "steer it instead") as record:
             root = await asyncio.to_thread(self._archive.check_folder, record.workspace)
@@ -98,10 +98,10 @@ class TaskManager:
                 **record.given,
                 "workspace": record.workspace,
             }
-            request = msgspec.convert(given, wire.TaskCreate)
-            if wanted.instruction.strip():
-                request.instruction = wanted.instruction
-            return await self._start(record.id, root, request, caller, record)
+            task = msgspec.convert(given, wire.TaskCreate)
+            if request.instruction.strip():
+                task.instruction = request.instruction
+            return await self._start(record.id, root, task, caller, record)
 
     async def _start(
         self,
@@ -126,7 +126,7 @@ class TaskManager:
                 converses=True,
             ),
         )
-        deep = self._deep(request.deep, routing.model)
+        deep = self._deep_model(request.deep, routing.model)
         name = f"{PREFIX}{identity}"
         log = self._logs.setdefault(name, EventLog(name))
         log.closed = False
@@ -153,7 +153,7 @@ class TaskManager:
             self._report_positions()
         return run.snapshot()
 
-    def _deep(self, requested: str | None, worker: str) -> str | None:
+    def _deep_model(self, requested: str | None, worker: str) -> str | None:
         """The model that takes over: the one named, else the server's deep model, unless it is the worker."""
         registry = self._service.registry
         try:
@@ -243,10 +243,10 @@ class TaskManager:
 
     async def all(self, caller: Caller, workspace: str | None) -> list[wire.Task]:
         """Newest first."""
-        whose = self._owner_of(caller)
-        found = {task.id: task for task in await asyncio.to_thread(self._archive.all, whose, workspace)}
+        owner = self._owner_of(caller)
+        found = {task.id: task for task in await asyncio.to_thread(self._archive.all, owner, workspace)}
         for name, run in self._runs.items():
-            if run.owner == whose and (
+            if run.owner == owner and (
                 workspace is None or name in found or run.task.workspace == workspace.rstrip("/")
             ):
                 found[name] = run.snapshot()
@@ -260,11 +260,11 @@ class TaskManager:
         task = task_from_record(await self._record(task_id, caller))
         task.sequence_number = 1
 
-        async def ended() -> AsyncIterator[list[wire.TaskEvent]]:
+        async def end_event() -> AsyncIterator[list[wire.TaskEvent]]:
             if after < 1:
                 yield [wire.TaskEnded(task_id=task.id, sequence_number=1, task=task)]
 
-        return ended()
+        return end_event()
 
     async def diff(self, task_id: str, caller: Caller) -> wire.TaskDiff:
         """The current change, or that of a task that has ended."""
@@ -278,20 +278,20 @@ class TaskManager:
         return wire.TaskDiff(diff=plan.diff(), hunks=[to_wire_hunk(hunk) for hunk in split_hunks(plan)])
 
     async def steer(self, task_id: str, caller: Caller, request: wire.TaskSteer) -> wire.Task:
-        run = await self._running(task_id, caller)
+        run = await self._find_active_run(task_id, caller)
         if not request.line.strip() and not request.deep:
             raise InputError("the line is empty; say something", param="line")
         run.steer(request.line, deep=request.deep)
         return run.snapshot()
 
     async def approve(self, task_id: str, caller: Caller, request: wire.TaskAnswer) -> wire.Task:
-        run = await self._running(task_id, caller)
+        run = await self._find_active_run(task_id, caller)
         hunks = None if request.hunks is None else frozenset(request.hunks)
         run.answer(request.question, ApprovalDecision(True, hunks))
         return run.snapshot()
 
     async def reject(self, task_id: str, caller: Caller, request: wire.TaskAnswer) -> wire.Task:
-        run = await self._running(task_id, caller)
+        run = await self._find_active_run(task_id, caller)
         run.answer(request.question, ApprovalDecision(False))
         return run.snapshot()
 
@@ -311,8 +311,8 @@ class TaskManager:
     async def apply(self, task_id: str, caller: Caller, request: wire.TaskApply) -> wire.Task:
         """Apply a proposed change. InputError where there is none, or a file changed since."""
         async with self._lock_ended(task_id, caller) as record:
-            landed = await asyncio.to_thread(self._archive.apply, record, request.hunks)
-            return self._publish(task_id, landed, wire.TaskLanded)
+            applied = await asyncio.to_thread(self._archive.apply, record, request.hunks)
+            return self._publish(task_id, applied, wire.TaskLanded)
 
     async def undo(self, task_id: str, caller: Caller) -> wire.Task:
         """Undo a task's change. InputError where it made none, or a file changed since."""
@@ -340,7 +340,7 @@ class TaskManager:
             raise TaskNotFound(f"There is no task {task_id:.80}.", param="task_id")
         return run
 
-    async def _running(self, task_id: str, caller: Caller) -> TaskRun:
+    async def _find_active_run(self, task_id: str, caller: Caller) -> TaskRun:
         run = self._find_run(task_id, caller)
         if run is None:
             await self._record(task_id, caller)

@@ -189,10 +189,10 @@ class FrameProtocol(WebSocketsSansIOProtocol):
     def handle_cont(self, event: Any) -> None:
         pieces: Any = self.frames
         if len(pieces) >= FRAGMENTS:
-            whole = pieces[0] if isinstance(pieces[0], bytearray) else bytearray()
-            for piece in pieces[1:] if pieces[0] is whole else pieces:
-                whole += piece
-            pieces[:] = [whole]
+            joined = pieces[0] if isinstance(pieces[0], bytearray) else bytearray()
+            for piece in pieces[1:] if pieces[0] is joined else pieces:
+                joined += piece
+            pieces[:] = [joined]
         super().handle_cont(event)
 
     def send_receive_event_to_app(self) -> None:

@@ -72,7 +72,7 @@ class Outbox:
         taken = list(self._messages)
         self._messages.clear()
         self.bytes = 0
-        return taken if len(taken) <= BEHIND else _joined(taken)
+        return taken if len(taken) <= BEHIND else _join_deltas(taken)
 
     def mark_written(self) -> None:
         """The last batch was written: resume paused answers."""
@@ -82,16 +82,16 @@ class Outbox:
             self._resume()
 
 
-def _joined(batch: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def _join_deltas(batch: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """The batch with the deltas of one item that follow each other joined."""
     out: list[tuple[Any, Any]] = []
     for item, group in groupby(batch, lambda pair: pair[1].item_id if type(pair[1]) is TextDelta else None):
         run = list(group)
-        out += run if item is None else [(run[-1][0], _one([delta for _, delta in run]))]
+        out += run if item is None else [(run[-1][0], _join_run([delta for _, delta in run]))]
     return out
 
 
-def _one(run: list[TextDelta]) -> TextDelta:
+def _join_run(run: list[TextDelta]) -> TextDelta:
     if len(run) == 1:
         return run[0]
     last = run[-1]

@@ -46,16 +46,16 @@ class ModelClient:
         tokens: Sequence[int],
         params: GenerationParams,
         drafter: Drafter | None,
-        enough: Callable[[Chunk], bool],
+        should_stop: Callable[[Chunk], bool],
     ) -> None:
-        """Pass each chunk of the answer to `enough`; stop generating once it returns True."""
+        """Pass each chunk of the answer to `should_stop`; stop generating once it returns True."""
         service, entry = self.service, self.entry
         job = Job(tokens, params, drafter if service.speculation else None, affinity=self._affinity)
         work = await service.enqueue(entry, job, self.caller, priority=Priority.NEXT_EDIT, live=True)
         self.input_tokens += len(tokens)
 
-        def counted(chunk: Chunk) -> bool:
+        def count_tokens(chunk: Chunk) -> bool:
             self.output_tokens += len(chunk.tokens)
-            return enough(chunk)
+            return should_stop(chunk)
 
-        await work.read_chunks(counted)
+        await work.read_chunks(count_tokens)

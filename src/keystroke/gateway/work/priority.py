@@ -33,11 +33,11 @@ _TIERS = len(Tier)
 _TIER_NAMES = {tier.label: tier for tier in Tier} | {"fast": Tier.PRIORITY}
 
 
-def priority_named(name: str | None, default: Priority) -> Priority:
+def parse_priority(name: str | None, default: Priority) -> Priority:
     return default if name is None else Priority[name.upper()]
 
 
-def tier_named(name: str | None) -> Tier:
+def parse_tier(name: str | None) -> Tier:
     """`fast` is another name of `priority`; a tier of a newer client counts as the default."""
     return _TIER_NAMES.get(name or "auto", Tier.DEFAULT)
 

@@ -72,19 +72,19 @@ def updated_rate(rate: float | None, stats: GenerationStats, left: int = 0) -> f
     return measured if rate is None else 0.7 * rate + 0.3 * measured
 
 
-def check_room(key: str, waiting: Sequence[Ticket], most: int, name: str, *, free: int = 0) -> None:
-    """Raises QueueFull where `most` tickets wait, or this key already has its half of these places. `free`
-    further tickets only wait for the worker to start them."""
-    if len(waiting) >= most + free:
+def check_room(key: str, waiting: Sequence[Ticket], max_waiting: int, name: str, *, free: int = 0) -> None:
+    """Raises QueueFull where `max_waiting` tickets wait, or this key already has its half of these places.
+    `free` further tickets only wait for the worker to start them."""
+    if len(waiting) >= max_waiting + free:
         raise QueueFull(
             f"{len(waiting)} requests already wait for {name}; try again shortly.", retry_after=1.0
         )
-    if key == "local" or len(waiting) < most // 2:
+    if key == "local" or len(waiting) < max_waiting // 2:
         return
-    held = sum(ticket.key == key for ticket in waiting)
-    if held >= max(1, most // 2):
+    own = sum(ticket.key == key for ticket in waiting)
+    if own >= max(1, max_waiting // 2):
         raise QueueFull(
-            f"{held} requests of this key already wait for {name}; wait for one to end.", retry_after=1.0
+            f"{own} requests of this key already wait for {name}; wait for one to end.", retry_after=1.0
         )
 
 

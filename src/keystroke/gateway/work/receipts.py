@@ -20,21 +20,21 @@ class MeasuredWork(Protocol):
     ticket: Ticket
     model: str
     price: Price
-    kept: int | None
-    since: CounterSnapshot | None
+    kept_tokens: int | None
+    span_start: CounterSnapshot | None
     network_seconds: float
 
 
 def span_receipt(work: MeasuredWork, input_tokens: int, until: CounterSnapshot | None) -> Receipt:
     """The receipt of a work's current span, up to a snapshot (None: the ticket's own end, or now)."""
-    ticket, kept = work.ticket, work.kept
+    ticket, kept_tokens = work.ticket, work.kept_tokens
     stats, timing = ticket.stats, ticket.timing
-    base = work.since or CounterSnapshot()
+    base = work.span_start or CounterSnapshot()
     last = until or CounterSnapshot.of(stats)
     times = sorted(stats.step_seconds[base.steps : last.steps])
     spent_steps = last.steps - base.steps
     output = last.tokens - base.tokens
-    reused = min(stats.reused if kept is None else kept, input_tokens)
+    reused = min(stats.reused if kept_tokens is None else kept_tokens, input_tokens)
     computed = last.computed - base.computed  # less than the remaining input if it was stopped early
     began = base.at or timing.submitted
     ended = last.at if until else timing.ended or time.perf_counter()
@@ -65,13 +65,14 @@ def span_receipt(work: MeasuredWork, input_tokens: int, until: CounterSnapshot |
     )
 
 
-def usage(paid: Receipt) -> ResponseUsage:
+def usage(receipt: Receipt) -> ResponseUsage:
     return ResponseUsage(
-        input_tokens=paid.input_tokens,
-        output_tokens=paid.output_tokens,
-        total_tokens=paid.input_tokens + paid.output_tokens,
+        input_tokens=receipt.input_tokens,
+        output_tokens=receipt.output_tokens,
+        total_tokens=receipt.input_tokens + receipt.output_tokens,
         input_tokens_details=InputTokenDetails(
-            cached_tokens=paid.reused_tokens, cache_write_tokens=paid.input_tokens - paid.reused_tokens
+            cached_tokens=receipt.reused_tokens,
+            cache_write_tokens=receipt.input_tokens - receipt.reused_tokens,
         ),
     )
 

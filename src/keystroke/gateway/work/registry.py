@@ -82,14 +82,14 @@ class ServedModel:
 
 
 Loader = Callable[[str, Progress], ServedModel]
-Adapted = Callable[[ServedModel], str | None]
+AdapterLookup = Callable[[ServedModel], str | None]
 """The name of a loaded model with the adapter installed for it; None: there is none, or it costs too much."""
 
 
 class ModelRegistry:
     """`entries` are loaded. `offers` are loaded by `load` on first use and unloaded after `idle_s` without
     use, or sooner where another model needs their memory. `open_ended`: any name that `load` accepts may be
-    requested. `adapted`: see `load_adapted`."""
+    requested. `adapted_name`: see `load_adapted`."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class ModelRegistry:
         offers: Iterable[OfferedModel] = (),
         load: Loader | None = None,
         open_ended: bool = False,
-        adapted: Adapted = lambda entry: None,
+        adapted_name: AdapterLookup = lambda entry: None,
         idle_s: float = 900.0,
     ) -> None:
         self.entries: dict[str, ServedModel] = {}
@@ -115,19 +115,19 @@ class ModelRegistry:
         self._load = load
         self._open_ended = open_ended and load is not None
         self._idle_s = idle_s
-        self._adapted = adapted
+        self._adapted_name = adapted_name
         # By the name of each model that `load_adapted` checked: the name loaded beside it.
         self._beside: dict[str, str | None] = {}
         self._used: dict[str, float] = {}
         self._sweeper: asyncio.Task[None] | None = None
-        self._route()
+        self._build_router()
 
     @staticmethod
     def _check_name(name: str, role: str) -> None:
         if name in (AUTO, *ROLES) and role != name:
             raise ConfigError(f"a model may not be called {name}: that name chooses a role")
 
-    def _route(self) -> None:
+    def _build_router(self) -> None:
         # Models loaded on demand may be unloaded, so live buffers do not depend on them (`here` is False).
         here = [self.entries[name].candidate for name in self._pinned]
         later = [ModelCandidate(o.name, o.role, o.converses, here=False) for o in self.offers.values()]
@@ -151,11 +151,11 @@ class ModelRegistry:
         """The name of the model called `name`, or of the first of that role. Raises ModelNotFound."""
         if name in self.entries or name in self.offers:
             return name
-        if name in ROLES and (first := self._first(name)) is not None:
+        if name in ROLES and (first := self._first_of_role(name)) is not None:
             return first
         if self._open_ended and name not in ROLES:
             return name
-        known = [AUTO, *(r for r in ROLES if self._first(r)), *self.entries, *self.offers]
+        known = [AUTO, *(r for r in ROLES if self._first_of_role(r)), *self.entries, *self.offers]
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(dict.fromkeys(known))}."
         raise ModelNotFound(f"There is no model called {name:.80}; {hint}", param="model")
@@ -181,7 +181,7 @@ class ModelRegistry:
         rate = entry.scheduler.prefill_rate
         if self._load is None or rate is None or entry.name in self._beside:
             return
-        name = self._beside[entry.name] = self._adapted(entry)
+        name = self._beside[entry.name] = self._adapted_name(entry)
         if name is not None and name not in self.entries:
             self.start_load(name).result.add_done_callback(
                 lambda ended: self._copy_prefill_rate(entry.name, ended, rate)
@@ -202,10 +202,10 @@ class ModelRegistry:
             make = self._load
             assert make is not None  # only offers are loaded later, and they come with a loader
             load = self.loads[name] = PendingLoad(name, lambda progress: make(name, progress))
-            load.result.add_done_callback(lambda ended: self._loaded(name, ended))
+            load.result.add_done_callback(lambda ended: self._on_loaded(name, ended))
         return load
 
-    def _loaded(self, name: str, ended: asyncio.Future[ServedModel]) -> None:
+    def _on_loaded(self, name: str, ended: asyncio.Future[ServedModel]) -> None:
         self.loads.pop(name, None)
         if not ended.cancelled() and ended.exception() is None:
             entry = ended.result()
@@ -215,13 +215,13 @@ class ModelRegistry:
 
     async def unload_idlest(self) -> bool:
         """Unload the model that was idle longest. False where none can be unloaded."""
-        idle = self._idle_for(_JUST_USED)  # adapted models too: they are not loaded again
+        idle = self._find_idle(_JUST_USED)  # adapted models too: they are not loaded again
         if not idle:
             return False
         await self._unload(min(idle, key=lambda e: self._used.get(e.name, 0.0)))
         return True
 
-    def _idle_for(self, seconds: float) -> list[ServedModel]:
+    def _find_idle(self, seconds: float) -> list[ServedModel]:
         """The models loaded on demand and not used for so long."""
         since = time.monotonic() - seconds
         loaded = [e for e in self.entries.values() if e.name not in self._pinned]
@@ -230,7 +230,7 @@ class ModelRegistry:
     async def _unload_idle(self) -> None:
         while True:
             await asyncio.sleep(min(10.0, max(self._idle_s / 4, 0.05)))
-            for entry in self._idle_for(self._idle_s):
+            for entry in self._find_idle(self._idle_s):
                 if entry.name not in self._beside.values():  # unloaded with its base
                     await self._unload(entry)
 
@@ -243,7 +243,7 @@ class ModelRegistry:
         del entry, beside
         _return_memory()
 
-    def _first(self, role: str) -> str | None:
+    def _first_of_role(self, role: str) -> str | None:
         found = next((c.name for c in self.router.candidates if c.role == role), None)
         if found is None and role == "chat":
             found = next((c.name for c in self.router.candidates if c.converses), None)
@@ -317,7 +317,7 @@ def registry_from_settings(
                 tables[name] = dataclasses.replace(tables[name], role=role)
         else:
             offers.setdefault(
-                name, OfferedModel(name, role, converses=True, context=_stated_context(name, settings))
+                name, OfferedModel(name, role, converses=True, context=_recorded_context(name, settings))
             )
     entries = [load_entry(name, table, settings, progress) for name, table in tables.items()]
 
@@ -334,7 +334,7 @@ def registry_from_settings(
         offers=offers.values(),
         load=load,
         open_ended=open_ended,
-        adapted=partial(_adapted_name, settings=settings),
+        adapted_name=partial(_adapted_name, settings=settings),
         idle_s=settings.sharing.idle_s,
     )
 
@@ -347,7 +347,7 @@ def _adapted_name(entry: ServedModel, settings: Settings) -> str | None:
     return entry.name + EDIT if has_adapter(model.path, settings) else None
 
 
-def _stated_context(name: str, settings: Settings) -> int | None:
+def _recorded_context(name: str, settings: Settings) -> int | None:
     """The context of a model that is not loaded, as recorded when it was added."""
     library = ModelLibrary(settings.paths.models)
     try:

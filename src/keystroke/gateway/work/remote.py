@@ -97,7 +97,7 @@ class RemoteScheduler(WorkQueue):
             event.set()
         asyncio.get_running_loop().call_soon(self._sweep)
 
-    async def _until_resumed(self, ticket: Ticket) -> None:
+    async def _wait_until_resumed(self, ticket: Ticket) -> None:
         """Back-pressure: read nothing more from the server while the reader is behind."""
         event = self._resumed[ticket] = asyncio.Event()
         while ticket.paused and ticket.reason is None:
@@ -130,7 +130,7 @@ class RemoteScheduler(WorkQueue):
                 async for item in items:
                     now = time.perf_counter()
                     if ticket.paused:
-                        await self._until_resumed(ticket)
+                        await self._wait_until_resumed(ticket)
                     self._count(ticket, item, now - last)
                     last = now
                     if isinstance(item, Chunk):

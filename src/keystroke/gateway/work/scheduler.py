@@ -134,7 +134,7 @@ class Scheduler(WorkQueue):
             if ticket.buffer is not None:
                 self._supersede(ticket.buffer)
             # Tickets with a free place only wait for the thread; they do not count as queued.
-            free = max(0, self.concurrent - self._rivals(ticket))
+            free = max(0, self.concurrent - self._count_rivals(ticket))
             if not ticket.resumed:
                 check_room(ticket.key, self._waiting, self.max_queue, self.model.name, free=free)
             at = insert_ticket(self._waiting, ticket, (r.ticket for r in self._running))
@@ -163,9 +163,9 @@ class Scheduler(WorkQueue):
     def _has_room(self, ticket: Ticket) -> bool:
         """Capacity is counted among equal and better ranks, so lower work never delays higher work. A resumed
         answer has a place at once and takes turns with those that run: its reader saw it begin."""
-        return ticket.resumed or self._rivals(ticket) < self.concurrent
+        return ticket.resumed or self._count_rivals(ticket) < self.concurrent
 
-    def _rivals(self, ticket: Ticket) -> int:
+    def _count_rivals(self, ticket: Ticket) -> int:
         return sum(r.ticket.rank <= ticket.rank for r in self._running)
 
     def _report_positions(self) -> None:
@@ -191,7 +191,7 @@ class Scheduler(WorkQueue):
             return None
         if len(ready) > 1:
             now = time.perf_counter()
-            ready.sort(key=lambda running: _order(running, now))
+            ready.sort(key=lambda running: _step_order(running, now))
         return ready
 
     def _admit(self, ticket: Ticket) -> None:
@@ -238,25 +238,25 @@ class Scheduler(WorkQueue):
         best = ready[0]
         best.turn, best.stepped = self._turn, time.perf_counter()
         if not best.prefilled:
-            self._guarded(best, self._prefill)
+            self._run_or_finish(best, self._prefill)
             return
         engine = self.model.engine
         # Where company slows a step, only equals are joined: lower work must not delay higher work.
-        joined = [
+        company = [
             r
             for r in ready[1:]
             if r.prefilled and (r.ticket.rank == best.ticket.rank or not engine.batch_slows)
         ]
-        others = joined[: engine.max_batch - 1]
+        others = company[: engine.max_batch - 1]
         if not others:
-            self._guarded(best, self._advance)
+            self._run_or_finish(best, self._advance)
             return
         batch = [best, *others]
         for running in others:
             running.turn, running.stepped = self._turn, best.stepped
         self._advance_together(batch)
 
-    def _guarded(self, running: RunningTicket, act: Callable[[RunningTicket], None]) -> None:
+    def _run_or_finish(self, running: RunningTicket, act: Callable[[RunningTicket], None]) -> None:
         ticket = running.ticket
         try:
             if ticket.reason is not None:
@@ -325,7 +325,7 @@ class Scheduler(WorkQueue):
                 self._finish(running, _as_keystroke(error))
                 continue
             if request is None:
-                self._guarded(running, self._advance)
+                self._run_or_finish(running, self._advance)
             else:
                 requests.append((running, request))
         if not requests:
@@ -345,10 +345,10 @@ class Scheduler(WorkQueue):
         ticket = running.ticket
         steer_id, tokens = ticket.redirects.popleft()
         generation = running.generation
-        held = list(running.session.tokens)
-        reading = CounterSnapshot.of(generation.stats, time.perf_counter())
+        kept = list(running.session.tokens)
+        counters = CounterSnapshot.of(generation.stats, time.perf_counter())
         generation.redirect(tokens)
-        self._post(ticket, TicketSteered(steer_id, len(held), running.session.length, held, reading))
+        self._post(ticket, TicketSteered(steer_id, len(kept), running.session.length, kept, counters))
 
     def _finish(self, running: RunningTicket, error: KeystrokeError | None) -> None:
         with self._lock:
@@ -362,9 +362,9 @@ class Scheduler(WorkQueue):
         except Exception:
             log.exception("closing a session failed")
 
-    def _end(self, ticket: Ticket, error: KeystrokeError | None, held: Sequence[int] = ()) -> None:
+    def _end(self, ticket: Ticket, error: KeystrokeError | None, tokens: Sequence[int] = ()) -> None:
         ticket.timing.ended = time.perf_counter()
-        self._post(ticket, TicketEnded(error, held))
+        self._post(ticket, TicketEnded(error, tokens))
 
     # Thread to loop: one wake-up per batch, not per token
 
@@ -403,16 +403,16 @@ def _deliver_items(ticket: Ticket, items: list[TicketItem]) -> None:
         ticket.cancel()
 
 
-def _order(running: RunningTicket, now: float) -> tuple[int, int]:
+def _step_order(running: RunningTicket, now: float) -> tuple[int, int]:
     """Better ranks first, equals in rotation. A conversation that has not stepped for a while counts as an
     edit: an edit slows it down and never stops it. Work that yields does not begin to read its prompt that
     way, which would stop the others for seconds."""
     ticket = running.ticket
-    wanted = ticket.rank
+    step_rank = ticket.rank
     steps = running.prefilled or ticket.tier is not Tier.FLEX
     if ticket.priority is Priority.CHAT and steps and now - running.stepped > _STARVED_S:
-        wanted = min(wanted, _EDIT_RANK)
-    return wanted, running.turn
+        step_rank = min(step_rank, _EDIT_RANK)
+    return step_rank, running.turn
 
 
 def _as_keystroke(error: BaseException) -> KeystrokeError:

@@ -23,7 +23,7 @@ from keystroke.gateway.access.limits import Permit, RateLimiter
 from keystroke.gateway.record.metrics import Metrics
 from keystroke.gateway.record.shared_limits import SharedLimits
 from keystroke.gateway.record.store import Store
-from keystroke.gateway.work.priority import Priority, Tier, priority_named, tier_named
+from keystroke.gateway.work.priority import Priority, Tier, parse_priority, parse_tier
 from keystroke.gateway.work.registry import AUTO, ModelRegistry, ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.routing import RoutingRequest
@@ -123,23 +123,23 @@ class Service:
 
     @staticmethod
     def priority_and_tier(
-        caller: Caller, wanted: str | None, own: Priority, tier: str | None = None
+        caller: Caller, requested: str | None, default: Priority, service_tier: str | None = None
     ) -> tuple[Priority, Tier]:
-        """A request's priority and tier. `own` is the endpoint's default; requesting more needs a key with
+        """A request's priority and tier. `default` is the endpoint's own; requesting more needs a key with
         that right. Raises Forbidden. Clients have `fast` and `ultrafast` as a setting for all that they send:
         without the right these count as the default."""
-        priority, paid = priority_named(wanted, own), tier_named(tier)
-        if tier in ("fast", "ultrafast") and not caller.priority:
-            paid = Tier.DEFAULT
-        urgent = priority < min(own, Priority.CHAT)
-        if not caller.priority and (urgent or paid < Tier.DEFAULT):
-            asked = priority.label if urgent else f"service_tier {paid.label}"
+        priority, tier = parse_priority(requested, default), parse_tier(service_tier)
+        if service_tier in ("fast", "ultrafast") and not caller.priority:
+            tier = Tier.DEFAULT
+        urgent = priority < min(default, Priority.CHAT)
+        if not caller.priority and (urgent or tier < Tier.DEFAULT):
+            what = priority.label if urgent else f"service_tier {tier.label}"
             raise Forbidden(
-                f"This key may not ask for {asked}; leave it out, or use a key made with "
+                f"This key may not ask for {what}; leave it out, or use a key made with "
                 "`keystroke keys create NAME --priority`.",
                 param="priority" if urgent else "service_tier",
             )
-        return priority, paid
+        return priority, tier
 
     # Preparing
 
@@ -150,11 +150,11 @@ class Service:
         return work() if size < _BIG and not waits else await asyncio.to_thread(work)
 
     def make_drafter(
-        self, model: Model, prediction: Prediction | None, length: int, wanted: bool | None = None
+        self, model: Model, prediction: Prediction | None, length: int, drafts: bool | None = None
     ) -> Drafter | None:
         """A drafter for the predicted output and, where the prompt is short enough to index quickly, for
-        repeated text; else the engine's own. Drafts never change the text; `wanted` False: none."""
-        if not self.speculation or wanted is False:
+        repeated text; else the engine's own. Drafts never change the text; `drafts` False: none."""
+        if not self.speculation or drafts is False:
             return None
         source = model.tokenizer.encode(content_text(prediction.content)) if prediction is not None else []
         if length > _MAX_DRAFT_PROMPT:
@@ -165,7 +165,7 @@ class Service:
 
     def has_shared_budget(self, entry: ServedModel) -> bool:
         """Whether other gateways use this model's budget too: then call `admit_shared` before `submit`."""
-        return self.shared is not None and entry.budget.limited
+        return self.shared is not None and entry.budget.is_limited
 
     async def admit_shared(self, entry: ServedModel, job: Job | RemoteJob, caller: Caller) -> Permit | None:
         """A permit from a budget that all gateways share, to pass to `submit` or settle; None where `submit`
@@ -174,10 +174,10 @@ class Service:
             return None
         return await self.shared.admit(caller.id, entry.name, entry.budget, job.estimate)
 
-    async def enqueue(self, entry: ServedModel, job: Job | RemoteJob, caller: Caller, **how: Any) -> Work:
-        """`admit_shared`, then `submit`, which gets `how`. Raises what they raise."""
+    async def enqueue(self, entry: ServedModel, job: Job | RemoteJob, caller: Caller, **options: Any) -> Work:
+        """`admit_shared`, then `submit`, which gets `options`. Raises what they raise."""
         permit = await self.admit_shared(entry, job, caller)
-        return self.submit(entry, job, caller, permit=permit, **how)
+        return self.submit(entry, job, caller, permit=permit, **options)
 
     def limit_headers(self, caller: Caller, model: str) -> dict[str, str]:
         """The x-ratelimit headers, as of this gateway's last admission."""
@@ -245,8 +245,8 @@ class Service:
         spent = outcome.receipt.computed_tokens + outcome.receipt.output_tokens
         self.budgets.add(work.caller.id, spent, outcome.receipt.cost)
         if self.store is not None:
-            caller, paid = work.caller, outcome.receipt
-            self.store.save_usage(identity, caller.id, caller.name, outcome.status, paid, live=work.live)
+            caller, receipt = work.caller, outcome.receipt
+            self.store.save_usage(identity, caller.id, caller.name, outcome.status, receipt, live=work.live)
 
     @staticmethod
     def _check_context(entry: ServedModel, tokens: Sequence[int]) -> None:

@@ -59,13 +59,13 @@ class TicketStarted:
 @dataclass(frozen=True, slots=True)
 class TicketSteered:
     """Items after this one belong to the redirected answer, whose prompt has `length` tokens; the first
-    `kept` of them stayed in the KV cache."""
+    `kept_tokens` of them stayed in the KV cache."""
 
     steer_id: str
-    kept: int
+    kept_tokens: int
     length: int
-    tokens: Sequence[int]  # the tokens kept
-    reading: CounterSnapshot
+    tokens: Sequence[int]  # those that were kept
+    counters: CounterSnapshot
 
 
 @dataclass(frozen=True, slots=True)

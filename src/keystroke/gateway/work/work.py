@@ -68,8 +68,10 @@ class Work:
         self.price = price
         self._on_span_end = on_span_end
         self._input_tokens = ticket.job.input_tokens  # 0: a remote server counts them
-        self.since: CounterSnapshot | None = None  # where the span begins; None: at the ticket's beginning
-        self.kept: int | None = None  # tokens a steered span found in its session
+        self.span_start: CounterSnapshot | None = (
+            None  # where the span begins; None: at the ticket's beginning
+        )
+        self.kept_tokens: int | None = None  # in the session, where a steered span began
         self._spent = 0
         self._failure: KeystrokeError | None = None
         self._outcome: WorkOutcome | None = None
@@ -94,21 +96,21 @@ class Work:
                     raise item.error
                 yield item
 
-    async def read_chunks(self, enough: Callable[[Chunk], bool]) -> None:
-        """Pass each chunk to `enough`; stop generating once it returns True. Raises the work's error."""
+    async def read_chunks(self, should_stop: Callable[[Chunk], bool]) -> None:
+        """Pass each chunk to `should_stop`; stop generating once it returns True. Raises the work's error."""
         async with aclosing(self.items()) as items:
             async for item in items:
-                if isinstance(item, Chunk) and enough(item):
+                if isinstance(item, Chunk) and should_stop(item):
                     self.stop_early()
                     return
 
-    async def read_text(self, ended: Callable[[str], bool]) -> str:
-        """The text up to the chunk for which `ended` returns True. Raises the work's error."""
+    async def read_text(self, should_stop: Callable[[str], bool]) -> str:
+        """The text up to the chunk for which `should_stop` returns True. Raises the work's error."""
         pieces: list[str] = []
 
         def add(chunk: Chunk) -> bool:
             pieces.append(chunk.text)
-            return ended(chunk.text)
+            return should_stop(chunk.text)
 
         await self.read_chunks(add)
         return "".join(pieces)
@@ -129,9 +131,9 @@ class Work:
 
     def end_steered_span(self, item: TicketSteered) -> WorkOutcome:
         """End the span at the redirect; the next begins over the same session."""
-        outcome = WorkOutcome("incomplete", self.current_receipt(item.reading), "steered")
+        outcome = WorkOutcome("incomplete", self.current_receipt(item.counters), "steered")
         self._record(outcome)
-        self.since, self.kept, self._input_tokens = item.reading, item.kept, item.length
+        self.span_start, self.kept_tokens, self._input_tokens = item.counters, item.kept_tokens, item.length
         self.network_seconds = 0.0
         return outcome
 
