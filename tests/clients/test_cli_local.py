@@ -13,7 +13,7 @@ import pytest
 from cli_home import Home, home  # noqa: F401
 from tiny_model import write_tiny_model
 
-from keystroke.clients.cli.bench import recorded
+from keystroke.clients.cli.bench import run_recorded
 from keystroke.engine.unsupported_gpu import unsupported_gpu
 
 
@@ -111,12 +111,12 @@ def test_doctor_and_the_quick_benchmark_measure(tiny_home: Home) -> None:
 def test_a_benchmark_for_an_issue_prints_what_it_recorded_and_changes_no_result() -> None:
     root = Path(__file__).parents[2]
     script = "from bench.record import record; print('a table'); record('of a test', {'decode': {'mlx': 2}})"
-    code, (result,) = recorded([sys.executable, "-c", script], root)
+    code, (result,) = run_recorded([sys.executable, "-c", script], root)
     assert code == 0
     assert result["figures"] == {"decode.mlx": 2}  # type: ignore[index]
     assert {"machine", "version", "command"} <= set(result)  # type: ignore[call-overload]
     assert not (root / "bench/results/of a test.json").exists()
-    assert recorded([sys.executable, "-c", "raise SystemExit(3)"], root) == (3, [])
+    assert run_recorded([sys.executable, "-c", "raise SystemExit(3)"], root) == (3, [])
 
 
 def test_without_a_gpu_the_cuda_engine_says_what_is_missing(tiny_home: Home) -> None:

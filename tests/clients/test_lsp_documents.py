@@ -72,10 +72,10 @@ def test_findings_typed_into_are_left_out_and_fixes_move_along() -> None:
         live.LiveFinding(rule="second", cwe=1, severity="low", message="m", start=17, end=23, fixes=[fix]),
     ]
     findings.set_audit(live.Diagnostics(buffer=document.uri, version=0, findings=found))
-    assert [k.code for k in findings.placed(document)] == ["first", "second"]
+    assert [k.code for k in findings.current_findings(document)] == ["first", "second"]
     typed(document, 14, 14, "0")
     typed(document, 0, 0, "# top\n")
-    (left,) = findings.placed(document)
+    (left,) = findings.current_findings(document)
     assert left.code == "second"
     assert document.text[left.start : left.end] == "run(y)"
     assert left.fixes == (("mend", (Edit(28, 29, "safe"),)),)

@@ -125,7 +125,7 @@ class AnswerStream:
             return
         self._resuming = False
         self._sequence = max(self._sequence, event.sequence_number)
-        if isinstance(event, events.Failed) and _restarts(event):
+        if isinstance(event, events.Failed) and _announces_restart(event):
             self._client._await_restart()
             return
         if isinstance(event, events.Created):
@@ -151,7 +151,7 @@ class AnswerStream:
         self._client._release(self)
         self._news.set()
 
-    def _resume(self) -> ResponseResume | None:
+    def _resume_request(self) -> ResponseResume | None:
         """The request that resumes this stream; None if the response has not started."""
         if self.id is None:
             return None
@@ -177,14 +177,14 @@ class ChainedConversation:
     async def ask(self, content: str | list[Item], **settings: Any) -> Response:
         """Send a turn and wait for the whole response."""
         new = [Item(role="user", content=content)] if isinstance(content, str) else content
-        wanted = {**self._settings, **settings}
-        stream = await self._client.respond(new, previous_response_id=self._previous, **wanted)
+        merged = {**self._settings, **settings}
+        stream = await self._client.respond(new, previous_response_id=self._previous, **merged)
         try:
             response = await stream.result()
         except RemoteError as error:
             if error.code != "previous_response_not_found":
                 raise
-            stream = await self._client.respond([*self._items, *new], **wanted)
+            stream = await self._client.respond([*self._items, *new], **merged)
             response = await stream.result()
         self._items += [*new, *map(as_input, response.output)]
         self._previous = response.id
@@ -348,7 +348,7 @@ class Client(GatewayConnection):
                 error = failure
                 break
             for stream in tuple(self._streams.values()):
-                resume = stream._resume()
+                resume = stream._resume_request()
                 if resume is not None:
                     socket.send(codec.encode(resume))
                 else:
@@ -360,7 +360,7 @@ class Client(GatewayConnection):
             stream._fail(error)
 
 
-def _restarts(event: events.Failed) -> bool:
+def _announces_restart(event: events.Failed) -> bool:
     error = event.response.error
     return error is not None and error.code == Restarting.code
 

@@ -188,8 +188,8 @@ class GatewaySocket(asyncio.Protocol):
                 return
             self._parts.append(bytes(frame.data))
             if frame.fin:
-                whole, self._parts = b"".join(self._parts), []
-                self._on_frame(whole)
+                message, self._parts = b"".join(self._parts), []
+                self._on_frame(message)
 
     def _flush(self) -> None:
         assert self._transport is not None

@@ -111,27 +111,27 @@ class LiveClient(GatewayConnection):
         """Apply edits one after another, as an editor reports them. `text` is the result, from a caller that
         already has it. Raises InputError (nothing changed) for a buffer that is not open, a version that does
         not increase, or an edit outside the text."""
-        held = self._buffer(buffer)
-        if version <= held.version:
-            raise InputError(f"version {version} of {buffer:.200} is not newer than {held.version}")
+        opened = self._buffer(buffer)
+        if version <= opened.version:
+            raise InputError(f"version {version} of {buffer:.200} is not newer than {opened.version}")
         if text is None:
-            text = held.text
+            text = opened.text
             for edit in edits:
                 text = apply_edits(text, (edit,))
-        base, held.text, held.version = held.version, text, version
-        held.cursor = cursor
+        base, opened.text, opened.version = opened.version, text, version
+        opened.cursor = cursor
         if len(edits) > live.MAX_DELTAS:
-            self._send(held)
+            self._send(opened)
             return
         deltas = [live.BufferEdit(e.start, e.end, e.text) for e in edits]
         self._send(live.BufferChange(buffer=buffer, base=base, version=version, edits=deltas, cursor=cursor))
 
     def move_cursor(self, buffer: str, cursor: int) -> None:
         """Report that the cursor moved without an edit."""
-        held = self._buffer(buffer)
-        if 0 <= cursor <= len(held.text) and cursor != held.cursor:
-            held.cursor = cursor
-            self._send(live.BufferCursor(buffer=buffer, version=held.version, cursor=cursor))
+        opened = self._buffer(buffer)
+        if 0 <= cursor <= len(opened.text) and cursor != opened.cursor:
+            opened.cursor = cursor
+            self._send(live.BufferCursor(buffer=buffer, version=opened.version, cursor=cursor))
 
     def close(self, buffer: str) -> None:
         if self._buffers.pop(buffer, None) is not None:
@@ -155,10 +155,10 @@ class LiveClient(GatewayConnection):
         """Request a suggestion at `cursor` in the current text. `on_partial` receives the first lines of a
         block while the rest is generated. `selected`: the edit selected in the editor's own completion list.
         Cancelling the awaiting task cancels the request."""
-        held = self._buffer(buffer)
+        opened = self._buffer(buffer)
         self._count += 1
         name = f"c{self._count}"
-        version = held.version
+        version = opened.version
         ask = live.Complete(
             id=name, buffer=buffer, version=version, cursor=cursor, invoked=invoked, extent=extent
         )
@@ -183,10 +183,10 @@ class LiveClient(GatewayConnection):
     # The socket
 
     def _buffer(self, buffer: str) -> live.BufferOpen:
-        held = self._buffers.get(buffer)
-        if held is None:
+        opened = self._buffers.get(buffer)
+        if opened is None:
             raise InputError(f"the buffer {buffer:.200} is not open; open it first")
-        return held
+        return opened
 
     def _send(self, message: live.LiveRequest) -> bool:
         if self._socket is None:
@@ -199,8 +199,8 @@ class LiveClient(GatewayConnection):
 
     async def _connect(self) -> None:
         await self._open_socket()
-        for held in tuple(self._buffers.values()):
-            self._send(held)
+        for opened in tuple(self._buffers.values()):
+            self._send(opened)
 
     def _on_frame(self, frame: bytes) -> None:
         try:
@@ -211,24 +211,24 @@ class LiveClient(GatewayConnection):
             if event.buffer in self._buffers:
                 self._send(self._buffers[event.buffer])
             return
-        asked = None
+        pending = None
         if isinstance(event, (live.Suggestion, live.NotShown, live.LiveError)) and event.id is not None:
-            asked = self._pending.get(event.id)
-        if asked is not None and not asked.answer.done():
-            self._resolve(asked, event)
+            pending = self._pending.get(event.id)
+        if pending is not None and not pending.answer.done():
+            self._resolve(pending, event)
         self._on_event(event)
 
-    def _resolve(self, asked: _PendingCompletion, event: live.LiveEvent) -> None:
+    def _resolve(self, pending: _PendingCompletion, event: live.LiveEvent) -> None:
         if isinstance(event, live.Suggestion) and not event.done:
-            if asked.on_partial is not None:
-                asked.on_partial(event)
+            if pending.on_partial is not None:
+                pending.on_partial(event)
         elif isinstance(event, (live.Suggestion, live.NotShown)):
-            asked.answer.set_result(event)
+            pending.answer.set_result(event)
         elif isinstance(event, live.LiveError):
             refused = live.NotShown(
-                id=event.id or "", buffer=asked.buffer, version=asked.version, reason=event.error.code
+                id=event.id or "", buffer=pending.buffer, version=pending.version, reason=event.error.code
             )
-            asked.answer.set_result(refused)
+            pending.answer.set_result(refused)
 
     def _on_lost(self, error: KeystrokeError) -> None:
         self._socket = None
@@ -242,10 +242,10 @@ class LiveClient(GatewayConnection):
             self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
 
     def _fail_pending(self, reason: str) -> None:
-        for name, asked in tuple(self._pending.items()):
-            if not asked.answer.done():
-                asked.answer.set_result(
-                    live.NotShown(id=name, buffer=asked.buffer, version=asked.version, reason=reason)
+        for name, pending in tuple(self._pending.items()):
+            if not pending.answer.done():
+                pending.answer.set_result(
+                    live.NotShown(id=name, buffer=pending.buffer, version=pending.version, reason=reason)
                 )
 
     async def _reconnect(self) -> None:

@@ -88,22 +88,22 @@ class LocalGateway:
         KeystrokeError with the gateway's message if it cannot start, Interrupted once `stop` is set."""
         stop = stop or threading.Event()
         program = self._command.program()
-        if found := self._running(program):
+        if found := self._find_running(program):
             return found
         file = self._file(program)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked(file.with_suffix(".lock"), stop):
-            return self._running(program) or self._start(file, stop, on_progress)
+        with _lock(file.with_suffix(".lock"), stop):
+            return self._find_running(program) or self._start(file, stop, on_progress)
 
     def announced_address(self) -> GatewayAddress | None:
         """The announced address of a gateway of this program whose process exists; it may not answer."""
-        return self._announced(self._command.program())
+        return self._find_announced(self._command.program())
 
     def _file(self, program: str) -> Path:
         """The announcement file of a gateway of that program; its log has the same name with .log."""
         return self._folder / f"{self._command.name(program)}.json"
 
-    def _announced(self, program: str) -> GatewayAddress | None:
+    def _find_announced(self, program: str) -> GatewayAddress | None:
         if self._child is not None:
             self._child.poll()  # reap a dead child
         announcement = read_announcement(self._file(program))
@@ -111,16 +111,16 @@ class LocalGateway:
             return None
         return GatewayAddress(announcement.url, announcement.token)
 
-    def _running(self, program: str) -> GatewayAddress | None:
+    def _find_running(self, program: str) -> GatewayAddress | None:
         """The address of a gateway of that program that runs and answers."""
-        address = self._announced(program)
-        return address if address is not None and _healthy(address.url) else None
+        address = self._find_announced(program)
+        return address if address is not None and _is_healthy(address.url) else None
 
     def _start(self, file: Path, stop: threading.Event, on_progress: OnProgress | None) -> GatewayAddress:
         file.unlink(missing_ok=True)
         log = file.with_suffix(".log")
         environment = {**self._command.environment, self._command.key_variable: secrets.token_urlsafe(32)}
-        with open(log, "wb", opener=_private) as output:
+        with open(log, "wb", opener=_open_private) as output:
             self._child = subprocess.Popen(
                 [*self._command.arguments, "--announce", str(file)],
                 stdin=subprocess.DEVNULL,
@@ -132,7 +132,7 @@ class LocalGateway:
             )
         while (announcement := read_announcement(file)) is None:
             if (code := self._child.poll()) is not None:
-                raise _failure(code, log)
+                raise _start_error(code, log)
             if on_progress is not None:
                 on_progress(*startup_progress(log))
             if stop.wait(_POLL_INTERVAL):
@@ -143,7 +143,7 @@ class LocalGateway:
 def running_gateways(state: Path) -> list[Announcement]:
     """Every announced gateway of this user that runs and answers."""
     found = [read_announcement(file) for file in sorted((state / "gateways").glob("*.json"))]
-    return [one for one in found if one is not None and process_exists(one.pid) and _healthy(one.url)]
+    return [one for one in found if one is not None and process_exists(one.pid) and _is_healthy(one.url)]
 
 
 def read_announcement(file: Path) -> Announcement | None:
@@ -162,7 +162,7 @@ def startup_progress(log: Path) -> tuple[str, int, int]:
     return (found[-1]["what"], int(found[-1]["percent"]), 100) if found else ("starting the gateway", 0, 0)
 
 
-def _failure(code: int, log: Path) -> KeystrokeError:
+def _start_error(code: int, log: Path) -> KeystrokeError:
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
@@ -172,7 +172,7 @@ def _failure(code: int, log: Path) -> KeystrokeError:
     return KeystrokeError(message) if code > 0 else Unavailable(message)
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
@@ -189,7 +189,7 @@ def process_exists(pid: int) -> bool:
     return True
 
 
-def _healthy(url: str) -> bool:
+def _is_healthy(url: str) -> bool:
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_HEALTH_TIMEOUT)
     try:
@@ -202,7 +202,7 @@ def _healthy(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, stop: threading.Event) -> Iterator[None]:
+def _lock(path: Path, stop: threading.Event) -> Iterator[None]:
     lock = FileLock(path, mode=0o600, blocking=False)
     while True:
         try:

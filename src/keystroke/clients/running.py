@@ -55,23 +55,23 @@ class RunningProcess:
         return self.announcement is not None and self.announcement.parent.parent == state
 
 
-def running_processes(proc: Path = _PROC) -> list[RunningProcess]:
+def running_processes() -> list[RunningProcess]:
     """The Keystroke processes of this user but this one, the oldest first."""
-    found = _from_proc(proc) if (proc / "self").exists() else _from_ps()
+    found = _from_proc() if (_PROC / "self").exists() else _from_ps()
     return sorted((one for one in found if one.pid != os.getpid()), key=lambda one: one.started)
 
 
-def stop_process(pid: int, *, patience: float = 15.0) -> bool:
-    """End a process: asked first, killed after `patience` seconds; the files of a gateway are deleted. False
+def stop_process(pid: int) -> bool:
+    """End a process: asked first, killed after 15 seconds; the files of a gateway are deleted. False
     if it is no Keystroke process any more, or the system refuses."""
     one = next((found for found in running_processes() if found.pid == pid), None)
     if one is None:
         return False
     try:
         os.kill(pid, signal.SIGTERM)
-        if not _ended(pid, patience):
+        if not _wait_for_end(pid, 15.0):
             os.kill(pid, signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
-            _ended(pid, 5.0)
+            _wait_for_end(pid, 5.0)
     except ProcessLookupError:
         pass
     except OSError:
@@ -83,7 +83,7 @@ def stop_process(pid: int, *, patience: float = 15.0) -> bool:
     return True
 
 
-def _ended(pid: int, seconds: float) -> bool:
+def _wait_for_end(pid: int, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while process_exists(pid) and not _is_zombie(pid):
         if time.monotonic() > deadline:
@@ -122,9 +122,9 @@ def _first_word(arguments: Sequence[str]) -> str:
     return "tui"
 
 
-def _from_proc(proc: Path) -> list[RunningProcess]:
+def _from_proc() -> list[RunningProcess]:
     found = []
-    for folder in proc.glob("[0-9]*"):
+    for folder in _PROC.glob("[0-9]*"):
         try:
             facts = folder.stat()
             if facts.st_uid != os.getuid():
@@ -136,7 +136,7 @@ def _from_proc(proc: Path) -> list[RunningProcess]:
                 continue
             pages = int((folder / "statm").read_text().split()[1])
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            name = (proc / parent / "comm").read_text().strip() if (proc / parent).exists() else ""
+            name = (_PROC / parent / "comm").read_text().strip() if (_PROC / parent).exists() else ""
         except (OSError, ValueError, IndexError):
             continue  # it has ended meanwhile
         memory, pid = pages * os.sysconf("SC_PAGE_SIZE"), int(folder.name)

@@ -125,10 +125,10 @@ class TaskAgent:
             if before.status not in ("queued", "working", "asking"):
                 await self._client.act(session.task, "resume", instruction=instruction)
                 return session.task, before.sequence_number
-        given = {**self._options, "approve": session.approve}
+        fields = {**self._options, "approve": session.approve}
         if files:
-            given["files"] = files
-        return (await self._client.create(session.cwd, instruction, **given)).id, 0
+            fields["files"] = files
+        return (await self._client.create(session.cwd, instruction, **fields)).id, 0
 
     async def _stream_task(
         self, session_id: str, session: AcpSession, task: str, after: int
@@ -146,15 +146,15 @@ class TaskAgent:
         return None
 
     async def _request_permission(
-        self, session_id: str, session: AcpSession, task: str, asked: wire.TaskQuestion, updates: Updates
+        self, session_id: str, session: AcpSession, task: str, question: wire.TaskQuestion, updates: Updates
     ) -> None:
         assert self._editor is not None
         read = lambda path: _read(Path(session.cwd) / path)  # noqa: E731
-        call = await asyncio.to_thread(updates.permission_request, asked, read)
+        call = await asyncio.to_thread(updates.permission_request, question, read)
         answer = await self._editor.request_permission(session_id, call, list(OPTIONS))
         yes = isinstance(answer.outcome, AllowedOutcome) and answer.outcome.option_id == ALLOW
         with contextlib.suppress(KeystrokeError):  # it was stopped or answered elsewhere meanwhile
-            await self._client.act(task, "approve" if yes else "reject", question=asked.id)
+            await self._client.act(task, "approve" if yes else "reject", question=question.id)
 
     async def _send_text(self, session_id: str, sentence: str) -> None:
         from acp import helpers

@@ -40,7 +40,7 @@ class Updates:
         if isinstance(event, wire.TaskText):
             return [helpers.update_agent_thought_text(event.delta)]
         if isinstance(event, wire.TaskOutput):
-            return self._output(event.delta)
+            return self._append_output(event.delta)
         if isinstance(event, wire.TaskQueued) and event.position:
             return [helpers.update_agent_thought_text(f"waiting, position {event.position} in the queue\n")]
         if isinstance(event, wire.TaskEnded):
@@ -49,25 +49,25 @@ class Updates:
             return [*self._end_call("failed" if failed else "completed"), line]
         return []
 
-    def permission_request(self, asked: wire.TaskQuestion, read: ReadFile) -> ToolCallUpdate:
+    def permission_request(self, question: wire.TaskQuestion, read: ReadFile) -> ToolCallUpdate:
         """The tool call that the editor asks the user to allow."""
         self._calls += 1
-        paths = list(dict.fromkeys(hunk.path for hunk in asked.hunks))
+        paths = list(dict.fromkeys(hunk.path for hunk in question.hunks))
         content = [
-            helpers.tool_diff_content(self._absolute(path), *_after_and_before(asked, path, read))
+            helpers.tool_diff_content(self._absolute(path), *_after_and_before(question, path, read))
             for path in paths
         ]
         return ToolCallUpdate(
-            tool_call_id=f"{asked.id}-{self._calls}",
-            title=asked.text,
-            kind="edit" if asked.kind == "change" else "execute",
+            tool_call_id=f"{question.id}-{self._calls}",
+            title=question.text,
+            kind="edit" if question.kind == "change" else "execute",
             status="pending",
             content=content or None,  # type: ignore[arg-type]
             locations=[
-                ToolCallLocation(path=self._absolute(hunk.path), line=hunk.first) for hunk in asked.hunks
+                ToolCallLocation(path=self._absolute(hunk.path), line=hunk.first) for hunk in question.hunks
             ]
             or None,
-            raw_input={"command": asked.command} if asked.command else {"diff": asked.diff},
+            raw_input={"command": question.command} if question.command else {"diff": question.diff},
         )
 
     def _start_call(self, line: str) -> Any:
@@ -85,7 +85,7 @@ class Updates:
             return self._end_call("failed", event.line)
         return [self._update(event.line)]
 
-    def _output(self, delta: str) -> list[Any]:
+    def _append_output(self, delta: str) -> list[Any]:
         self._printed = (self._printed + delta)[-4000:]
         return [self._update(self._printed)] if self._open is not None else []
 
@@ -102,9 +102,9 @@ class Updates:
         return [ended]
 
 
-def _after_and_before(asked: wire.TaskQuestion, path: str, read: ReadFile) -> tuple[str, str | None]:
+def _after_and_before(question: wire.TaskQuestion, path: str, read: ReadFile) -> tuple[str, str | None]:
     """The text of a file after and before the change (None: it does not exist)."""
-    hunks = [hunk for hunk in asked.hunks if hunk.path == path]
+    hunks = [hunk for hunk in question.hunks if hunk.path == path]
     if hunks[0].whole:
         return hunks[0].after, hunks[0].before if hunks[0].whole == "removed" else None
     before = read(path)

@@ -37,8 +37,8 @@ def acp(
     run = invocation_of(ctx)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     options: dict[str, Any] = {"attempts": attempts, "check": check, "approve": approve, "run": run_commands}
-    named = {"model": model, "deep": deep}
-    options |= {key: value for key, value in named.items() if value is not None}
+    models = {"model": model, "deep": deep}
+    options |= {key: value for key, value in models.items() if value is not None}
     asyncio.run(_serve(run, gateway, options))
 
 

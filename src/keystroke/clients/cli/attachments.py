@@ -58,10 +58,10 @@ def _part(name: str, exclude: Sequence[str]) -> str | None:
         raise InputError(f"{path} may contain secrets (assist.exclude), so it is not sent")
     text = TextFile.read(path).text
     if first is not None and last is not None:
-        kept = text.split("\n")[first - 1 : last]
-        if not kept or first < 1:
+        chosen = text.split("\n")[first - 1 : last]
+        if not chosen or first < 1:
             raise InputError(f"{path} has no lines {first} to {last}")
-        text = "\n".join(kept) + "\n"
+        text = "\n".join(chosen) + "\n"
     if len(text) > MAX_CHARACTERS:
         raise InputError(
             f"{path} has {len(text):,} characters (limit {MAX_CHARACTERS:,}); name some lines: {path}:1-200"

@@ -23,7 +23,7 @@ from keystroke.analysis.audit.project import ProjectFacts, project_root
 from keystroke.analysis.audit.report import AuditedFile, apply_fixes, as_json, as_sarif, as_text, diff
 from keystroke.analysis.audit.rules.wrappers import project_wrappers
 from keystroke.clients.cli import options
-from keystroke.clients.cli.console import Console, counted, print_error
+from keystroke.clients.cli.console import Console, format_count, print_error
 from keystroke.clients.cli.installed_version import release
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
@@ -74,7 +74,7 @@ def audit(
     elif json and form is not Format.JSON:
         raise UsageError(f"--json and --format {form.value} cannot be combined; choose one")
     if rules:
-        _rules(rules, paths or [], form)
+        _print_rules(rules, paths or [], form)
         return
     if language and language not in LANGUAGES:
         raise UsageError(f"--language {language!r} is not known; use one of {', '.join(LANGUAGES)}")
@@ -84,21 +84,23 @@ def audit(
         raise UsageError("--stdin needs --language")
     if check and (not fix or stdin or show_diff):
         raise UsageError("--check judges the fixes that --fix writes to files; use it with --fix")
-    chosen = [_standard_input(language)] if stdin else _sources(paths or [], language, every)
-    found = _audited(chosen, severity, nosec, quiet=run.quiet)
+    chosen = [_standard_input(language)] if stdin else _collect_sources(paths or [], language, every)
+    found = _audit_files(chosen, severity, nosec, quiet=run.quiet)
     if show_diff:
         for file in found:
             sys.stdout.write(Console.plain(diff(file.path, file.text, apply_fixes(file)[0])))
     else:
         _write(found, form)
         if fix and not stdin:
-            accepted = _accepted(run, found, yes=yes or form is not Format.TEXT)
+            accepted = _accept_fixes(run, found, yes=yes or form is not Format.TEXT)
             _write_fixes(run, accepted, check, check_seconds)
     failed = any(file.findings for file in found)
     raise typer.Exit(1 if failed and not exit_zero else 0)
 
 
-def _audited(chosen: list[SourceFile], severity: Severity, nosec: bool, *, quiet: bool) -> list[AuditedFile]:
+def _audit_files(
+    chosen: list[SourceFile], severity: Severity, nosec: bool, *, quiet: bool
+) -> list[AuditedFile]:
     found = []
     projects: dict[Path, ProjectFacts] = {}
     helpers = project_wrappers(source.text for source in chosen if source.language == "python")
@@ -112,8 +114,8 @@ def _audited(chosen: list[SourceFile], severity: Severity, nosec: bool, *, quiet
             except KeystrokeError as error:
                 print_error(f"{source.path} was skipped: {error}")
                 continue
-            kept = tuple(item for item in findings if item.severity.rank >= severity.rank)
-            found.append(AuditedFile(str(source.path), source.text, kept))
+            selected = tuple(item for item in findings if item.severity.rank >= severity.rank)
+            found.append(AuditedFile(str(source.path), source.text, selected))
     return found
 
 
@@ -136,7 +138,7 @@ def _standard_input(language: str) -> SourceFile:
         raise InputError("standard input is not UTF-8 text") from error
 
 
-def _sources(paths: list[str], language: str, every: bool) -> list[SourceFile]:
+def _collect_sources(paths: list[str], language: str, every: bool) -> list[SourceFile]:
     out: list[SourceFile] = []
     foreign: Counter[str] = Counter()
     for path in paths:
@@ -149,12 +151,12 @@ def _sources(paths: list[str], language: str, every: bool) -> list[SourceFile]:
                 print_error(f"{item.path} was skipped: {item.why}")
     if foreign:
         listed = ", ".join(f"{count} {why}" for why, count in sorted(foreign.items()))
-        files = counted(foreign.total(), "file")
+        files = format_count(foreign.total(), "file")
         print_error(f"{files} skipped: {listed}; --all audits them too")
     return out
 
 
-def _accepted(run: Invocation, found: list[AuditedFile], *, yes: bool) -> Iterator[AuditedFile]:
+def _accept_fixes(run: Invocation, found: list[AuditedFile], *, yes: bool) -> Iterator[AuditedFile]:
     """The files whose fixes are to be written: shows each diff, and asks if there is a terminal."""
     from keystroke.clients.cli.changes import read_key, show_diff_lines
 
@@ -183,7 +185,7 @@ def _write_fixes(run: Invocation, accepted: Iterator[AuditedFile], check: str, s
             _rewrite(file, file.text, apply_fixes(file)[0])
             print_error(f"{file.path}: {apply_fixes(file)[1]} fixed")
             fixed.append(file)
-        _remember(run, fixed)
+        _record_in_journals(run, fixed)
         return
     from keystroke.clients.cli.audit_check import FixCheck
 
@@ -194,10 +196,10 @@ def _write_fixes(run: Invocation, accepted: Iterator[AuditedFile], check: str, s
         kept = FixCheck(check, root, seconds, run.console.note, _rewrite).keep_passing(files)
         for file in kept:
             print_error(f"{file.path}: {apply_fixes(file)[1]} fixed; the check passes")
-        _remember(run, kept)
+        _record_in_journals(run, kept)
 
 
-def _remember(run: Invocation, fixed: list[AuditedFile]) -> None:
+def _record_in_journals(run: Invocation, fixed: list[AuditedFile]) -> None:
     """Record written fixes in the undo journals of their projects, one entry each."""
     from keystroke.assist.edit.journal import InverseChange
     from keystroke.clients.cli.changes import open_workspace, undo_hint, workspace_of
@@ -238,8 +240,8 @@ def _rewrite(file: AuditedFile, before: str, after: str) -> None:
 def _write(found: list[AuditedFile], form: Format) -> None:
     if form is Format.TEXT:
         lines = as_text(found)
-        findings = counted(sum(len(file.findings) for file in found), "finding")
-        lines.append(f"{findings} in {counted(len(found), 'file')}")
+        findings = format_count(sum(len(file.findings) for file in found), "finding")
+        lines.append(f"{findings} in {format_count(len(found), 'file')}")
         sys.stdout.write(Console.plain("\n".join(lines) + "\n"))
     else:
         _write_json(as_json(found) if form is Format.JSON else as_sarif(found, release()))
@@ -249,7 +251,7 @@ def _write_json(value: object) -> None:
     sys.stdout.write(codec.dumps(value, indent=2) + "\n")
 
 
-def _rules(action: str, names: list[str], form: Format) -> None:
+def _print_rules(action: str, names: list[str], form: Format) -> None:
     if action == "list" and not names:
         known = sorted(all_rules().values(), key=lambda rule: rule.id)
         if form is Format.JSON:

@@ -24,7 +24,7 @@ AUTO = "auto"  # the value of --check that stands for the checks of the project
 
 def project_checks(root: Path) -> list[list[str]]:
     """The type checker, compiler and tests of a project that are at hand, in this order."""
-    return [*_python(root), *_scripts(root), *_compiled(root)]
+    return [*_python_checks(root), *_javascript_checks(root), *_compiler_checks(root)]
 
 
 def _tool(name: str, root: Path, *folders: str) -> str | None:
@@ -39,7 +39,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _python(root: Path) -> Iterator[list[str]]:
+def _python_checks(root: Path) -> Iterator[list[str]]:
     places = (".venv/bin", "venv/bin")
     settings = "".join(_read(root / name) for name in ("pyproject.toml", "setup.cfg", "mypy.ini"))
     mypy = _tool("mypy", root, *places)
@@ -50,7 +50,7 @@ def _python(root: Path) -> Iterator[list[str]]:
         yield [pytest, "-q", "-x"]
 
 
-def _scripts(root: Path) -> Iterator[list[str]]:
+def _javascript_checks(root: Path) -> Iterator[list[str]]:
     try:
         package = json.loads(_read(root / "package.json") or "{}")
         test = str(package.get("scripts", {}).get("test", ""))
@@ -63,7 +63,7 @@ def _scripts(root: Path) -> Iterator[list[str]]:
         yield ["npm", "test", "--silent"]
 
 
-def _compiled(root: Path) -> Iterator[list[str]]:
+def _compiler_checks(root: Path) -> Iterator[list[str]]:
     if (root / "go.mod").is_file() and shutil.which("go"):
         yield from (["go", "vet", "./..."], ["go", "test", "./..."])
     if (root / "gradlew").is_file():
@@ -102,17 +102,17 @@ class FixCheck:
 
     def keep_passing(self, files: Sequence[AuditedFile]) -> list[AuditedFile]:
         """Write the fixes after which the checks pass; returns the files with only the fixed findings."""
-        with self._restored_on_error(files):
-            whole = [file for file in files if apply_fixes(file)[1]]
-            for file in whole:
+        with self._restore_on_error(files):
+            fixable = [file for file in files if apply_fixes(file)[1]]
+            for file in fixable:
                 self._write(file, file.text, apply_fixes(file)[0])
             if self._passes():
-                return whole
-            for file in whole:
+                return fixable
+            for file in fixable:
                 self._write(file, apply_fixes(file)[0], file.text)
-            return [kept for kept in map(self._one_by_one, whole) if kept.findings]
+            return [kept for kept in map(self._keep_passing_fixes, fixable) if kept.findings]
 
-    def _one_by_one(self, file: AuditedFile) -> AuditedFile:
+    def _keep_passing_fixes(self, file: AuditedFile) -> AuditedFile:
         kept, text = replace(file, findings=()), file.text
         for finding in file.findings:
             tried = replace(file, findings=(*kept.findings, finding))
@@ -129,7 +129,7 @@ class FixCheck:
         return kept
 
     @contextmanager
-    def _restored_on_error(self, files: Sequence[AuditedFile]) -> Iterator[None]:
+    def _restore_on_error(self, files: Sequence[AuditedFile]) -> Iterator[None]:
         before = {file.path: Path(file.path).read_bytes() for file in files}
         try:
             yield

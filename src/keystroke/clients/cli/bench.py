@@ -53,7 +53,7 @@ def bench(
             check_machine()  # raises an error that says what is missing
         command = [sys.executable, "-m", f"bench.{name}", *(arguments or ())]
         if run.json:
-            code, results = recorded(command, found[name].parents[1])
+            code, results = run_recorded(command, found[name].parents[1])
             for result in results:
                 run.console.json(result)
             raise typer.Exit(code)
@@ -68,7 +68,7 @@ def bench(
         raise NotFound(f"there is no benchmark called {name:.60}; {where}")
 
 
-def recorded(command: list[str], folder: Path) -> tuple[int, list[object]]:
+def run_recorded(command: list[str], folder: Path) -> tuple[int, list[object]]:
     """The exit code of a benchmark and what it recorded; the results of the checkout stay as they are."""
     with tempfile.TemporaryDirectory() as results:
         environment = {**os.environ, "BENCH_RESULTS": results}

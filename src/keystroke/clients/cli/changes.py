@@ -167,7 +167,7 @@ def has_terminal() -> bool:
 
 def read_key(question: str, known: str) -> str:
     """Read one key of `known`, without Enter; any other key counts as the last of them."""
-    with _unbuffered() as read:
+    with _key_reader() as read:
         sys.stderr.write(safe_for_terminal(question))
         sys.stderr.flush()
         pressed = read().lower()
@@ -177,7 +177,7 @@ def read_key(question: str, known: str) -> str:
 
 
 @contextmanager
-def _unbuffered() -> Iterator[Callable[[], str]]:
+def _key_reader() -> Iterator[Callable[[], str]]:
     """A function that waits for one key. Keys typed ahead are kept."""
     try:
         import termios

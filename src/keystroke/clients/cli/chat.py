@@ -83,9 +83,9 @@ class ChatSession:
         self.run, self.model, self.conversation, self.params = run, model, conversation, params
         self.report: AnswerReport | None = None
         self.leaving = False
-        self.later: list[str] = []  # commands typed during an answer
-        self.unfinished = ""  # typed during an answer, without Enter
-        self.shown: list[str] = []  # files for the next message
+        self.queued_lines: list[str] = []  # typed during an answer, for after it
+        self.typed_ahead = ""  # typed during an answer, without Enter
+        self.attached: list[str] = []  # files for the next message
 
     def run_pipe(self) -> None:
         """Each line of standard input is one message. The first error ends the run."""
@@ -102,7 +102,7 @@ class ChatSession:
         with _history(self.run):
             while not self.leaving:
                 try:
-                    line = self.later.pop(0) if self.later else self._input()
+                    line = self.queued_lines.pop(0) if self.queued_lines else self._read_line()
                     warned = False
                 except KeyboardInterrupt:
                     if warned:
@@ -124,16 +124,16 @@ class ChatSession:
                 except KeystrokeError as error:
                     print_error(str(error))
 
-    def _input(self) -> str:
+    def _read_line(self) -> str:
         """A line from the prompt, which starts with what was typed during the answer."""
-        begun, self.unfinished = self.unfinished, ""
-        if not begun:
+        typed, self.typed_ahead = self.typed_ahead, ""
+        if not typed:
             return input(PROMPT).strip()
         try:
             import readline
         except ImportError:
-            return f"{begun}{input(PROMPT + begun)}".strip()
-        readline.set_startup_hook(lambda: readline.insert_text(begun))
+            return f"{typed}{input(PROMPT + typed)}".strip()
+        readline.set_startup_hook(lambda: readline.insert_text(typed))
         try:
             return input(PROMPT).strip()
         finally:
@@ -150,7 +150,7 @@ class ChatSession:
                 ChatTurn(
                     self.model, self.conversation, AnswerOptions(self.params, interrupt=interrupt)
                 ) as turn,
-                self._keys(keyboard) as typing,
+                self._open_input_line(keyboard) as typing,
             ):
                 keys = [sys.stdin.fileno()] if keyboard else []
                 ended = False
@@ -170,7 +170,7 @@ class ChatSession:
         self._close_answer(stopped, turn.looped)
         if stopped and not keyboard:
             raise KeyboardInterrupt
-        self.later += turn.pending_lines()
+        self.queued_lines += turn.pending_lines()
 
     def _message(self, line: str) -> str:
         """The line with the files it mentions and those added by /file."""
@@ -179,25 +179,25 @@ class ChatSession:
         message, names = attach_mentions(line, self.run.settings.assist.exclude)
         if names:
             self.run.console.note(f"with {', '.join(names)}")
-        files, self.shown = self.shown, []
+        files, self.attached = self.attached, []
         return "\n\n".join([*files, message])
 
     @contextmanager
-    def _keys(self, keyboard: bool) -> Iterator[InputLine | None]:
+    def _open_input_line(self, keyboard: bool) -> Iterator[InputLine | None]:
         """An input line below the answer, where the terminal can draw it."""
         if not keyboard or self.run.json or not can_draw():
             yield None
             return
         with InputLine(sys.stdin.fileno(), sys.stdout.write) as typing:
             yield typing
-        self.unfinished = typing.typed
+        self.typed_ahead = typing.typed
 
     def _read_keyboard(self, redirect: Callable[[str], None], typing: InputLine | None) -> bool:
         """Handle lines typed during the answer. False at the end of input."""
         lines = read_lines(typing)
         for line in lines or ():
             if line.startswith("/"):
-                self.later.append(line)
+                self.queued_lines.append(line)
             elif line:
                 redirect(line)
         return lines is not None
@@ -240,24 +240,24 @@ class ChatSession:
             self.conversation.save(Path(rest))
             self.run.console.note(f"saved {len(self.conversation.messages)} messages to {rest}")
         elif name == "/file":
-            self._file(rest)
+            self._attach_file(rest)
         elif name == "/model":
-            self._switch(rest)
+            self._switch_model(rest)
         elif name == "/stats":
             self._stats()
         elif name != "/exit":
             raise InputError(f"{name} is not a command; /help lists them")
         return True
 
-    def _file(self, name: str) -> None:
+    def _attach_file(self, name: str) -> None:
         from keystroke.clients.cli.attachments import attach_file
 
         if not name:
             raise InputError("/file needs the path of a file")
-        self.shown.append(attach_file(name, self.run.settings.assist.exclude))
+        self.attached.append(attach_file(name, self.run.settings.assist.exclude))
         self.run.console.note(f"{name} is added to your next message")
 
-    def _switch(self, name: str) -> None:
+    def _switch_model(self, name: str) -> None:
         """Continue with another model. If it cannot be opened the old one stays."""
         if name:
             other = open_model(name, self.run)

@@ -78,7 +78,7 @@ class _Foreground:
     def __init__(self, listener: OutputListener) -> None:
         self.listener = listener
         self.terminals = [fd for fd in (1, 2) if os.isatty(fd)]
-        self.own = bool(self.terminals) and os.isatty(0)  # the command gets its own session
+        self.own_session = bool(self.terminals) and os.isatty(0)  # the command gets its own session
         self.routes: dict[int, int] = {}  # descriptor we read -> descriptor we write
         self.main = -1
 
@@ -88,20 +88,21 @@ class _Foreground:
             streams = self._open(child_ends)
             child = subprocess.Popen(
                 command,
-                stdin=streams.pop(0, None) if self.own else None,
+                stdin=streams.pop(0, None) if self.own_session else None,
                 stdout=streams[1],
                 stderr=streams[2],
-                start_new_session=self.own,
-                preexec_fn=_own_terminal if self.own else None,
+                start_new_session=self.own_session,
+                preexec_fn=_own_terminal if self.own_session else None,
             )
             while child_ends:
                 os.close(child_ends.pop())
-            alone = contextlib.nullcontext()
-            resized = _forward_size(self.main, None if self.own else child.pid) if self.main >= 0 else alone
+            unchanged = contextlib.nullcontext()
+            signalled = None if self.own_session else child.pid
+            resized = _forward_size(self.main, signalled) if self.main >= 0 else unchanged
             with (
-                _forward_signals(child.pid, shared=not self.own),
+                _forward_signals(child.pid, shared=not self.own_session),
                 resized,
-                _raw_mode(0) if self.own else alone,
+                _raw_mode() if self.own_session else unchanged,
             ):
                 return self._copy(child)
         finally:
@@ -114,12 +115,12 @@ class _Foreground:
             self.main, side = pty.openpty()
             self.routes[self.main] = self.terminals[0]
             child_ends.append(side)
-            streams |= dict.fromkeys((*self.terminals, *([0] if self.own else [])), side)
+            streams |= dict.fromkeys((*self.terminals, *([0] if self.own_session else [])), side)
             with contextlib.suppress(termios.error):
-                like = termios.tcgetattr(self.terminals[0])
-                if not self.own:
-                    like[1] &= ~termios.OPOST  # our own terminal ends the lines
-                termios.tcsetattr(side, termios.TCSANOW, like)
+                mode = termios.tcgetattr(self.terminals[0])
+                if not self.own_session:
+                    mode[1] &= ~termios.OPOST  # our own terminal ends the lines
+                termios.tcsetattr(side, termios.TCSANOW, mode)
             _copy_size(self.main)
         for fd in (1, 2):
             if fd not in streams:
@@ -130,7 +131,7 @@ class _Foreground:
 
     def _copy(self, child: subprocess.Popen[bytes]) -> int:
         """Copy bytes until the command has ended and all its output was read."""
-        keys = [0] if self.own else []
+        keys = [0] if self.own_session else []
         while self.routes:
             wait = self.listener.poll_delay()
             ready, _, _ = select.select([*self.routes, *keys], [], [], min(_POLL, wait or _POLL))
@@ -157,7 +158,7 @@ class _Foreground:
     def _poll_child(self, child: subprocess.Popen[bytes]) -> int | None:
         """The exit code if the command has ended, even if a process it started still holds its streams. If it
         stopped itself (Ctrl-Z), stop this process too, and resume both together."""
-        if not self.own:
+        if not self.own_session:
             return child.poll()
         try:
             pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED)
@@ -166,7 +167,7 @@ class _Foreground:
         if not pid:
             return None
         if os.WIFSTOPPED(status):
-            with _original_mode(0):
+            with _original_mode():
                 os.kill(os.getpid(), signal.SIGSTOP)
             os.killpg(child.pid, signal.SIGCONT)
             return None
@@ -191,27 +192,27 @@ _saved_modes: list[Any] = []
 
 
 @contextlib.contextmanager
-def _raw_mode(fd: int) -> Iterator[None]:
+def _raw_mode() -> Iterator[None]:
     """Raw mode: keys go to the command unprocessed, and its own terminal interprets them."""
     try:
-        _saved_modes.append(termios.tcgetattr(fd))
+        _saved_modes.append(termios.tcgetattr(0))
     except termios.error:
         yield
         return
     try:
-        tty.setraw(fd, termios.TCSANOW)
+        tty.setraw(0, termios.TCSANOW)
         yield
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, _saved_modes.pop())
+        termios.tcsetattr(0, termios.TCSADRAIN, _saved_modes.pop())
 
 
 @contextlib.contextmanager
-def _original_mode(fd: int) -> Iterator[None]:
+def _original_mode() -> Iterator[None]:
     if _saved_modes:
-        termios.tcsetattr(fd, termios.TCSADRAIN, _saved_modes[-1])
+        termios.tcsetattr(0, termios.TCSADRAIN, _saved_modes[-1])
     yield
     if _saved_modes:
-        tty.setraw(fd, termios.TCSANOW)
+        tty.setraw(0, termios.TCSANOW)
 
 
 def _copy_size(main: int) -> None:
@@ -224,13 +225,13 @@ def _copy_size(main: int) -> None:
 def _forward_size(main: int, pid: int | None) -> AbstractContextManager[None]:
     """Keep its terminal's size equal to ours. `pid`: a command in our session, which needs the signal too."""
 
-    def changed(number: int, _frame: FrameType | None) -> None:
+    def on_resize(number: int, _frame: FrameType | None) -> None:
         _copy_size(main)
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    return signal_handlers({signal.SIGWINCH: changed})
+    return signal_handlers({signal.SIGWINCH: on_resize})
 
 
 def _forward_signals(pid: int, *, shared: bool) -> AbstractContextManager[None]:
@@ -292,18 +293,18 @@ def run_captured(command: str | Sequence[str], cwd: Path, seconds: float) -> Com
         raise NotFound(f"there is no command {command[0]!r}; check its spelling and your PATH") from None
     except OSError as error:
         raise InputError(f"the command cannot be run: {error.strerror}") from None
-    late = False
+    timed_out = False
     try:
         output, _ = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        late = True
+        timed_out = True
         _kill_group(child)
         output, _ = child.communicate()
     except BaseException:
         _kill_group(child)
         child.wait()
         raise
-    return CommandResult(child.returncode, output[-MAX_OUTPUT:].decode("utf-8", "replace"), late)
+    return CommandResult(child.returncode, output[-MAX_OUTPUT:].decode("utf-8", "replace"), timed_out)
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:

@@ -32,11 +32,11 @@ PROGRESS_INTERVAL = 5.0  # seconds between progress lines without a terminal
 
 def typeable(text: str) -> str:
     """`text` with `keystroke` commands in backticks as this user can type them."""
-    return text.replace("`keystroke ", f"`{_typed()} ") if "`keystroke " in text else text
+    return text.replace("`keystroke ", f"`{_command_name()} ") if "`keystroke " in text else text
 
 
 @cache
-def _typed() -> str:
+def _command_name() -> str:
     """The command of this program: its name if it is on the PATH, else the path or module that was run."""
     ran = Path(sys.argv[0])
     if ran.name == "__main__.py" and ran.parent.name == "keystroke":
@@ -52,12 +52,12 @@ def print_error(sentence: str) -> None:
     """Print an error as one line on standard error."""
     try:
         line = "".join(c if c.isprintable() else " " for c in typeable(sentence))
-        _say(f"{RED}keystroke:{PLAIN} {line}" if supports_colour(sys.stderr) else f"keystroke: {line}")
+        _write_line(f"{RED}keystroke:{PLAIN} {line}" if supports_colour(sys.stderr) else f"keystroke: {line}")
     except (BrokenPipeError, ValueError):
         pass
 
 
-def _say(line: str) -> None:
+def _write_line(line: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
@@ -97,12 +97,12 @@ class Console:
         """Print a message on standard error, unless --quiet was given."""
         if not self.quiet:
             text = safe_for_terminal(typeable(text)) if sys.stderr.isatty() else typeable(text)
-            _say(f"{DIM}{text}{PLAIN}" if supports_colour(sys.stderr) else text)
+            _write_line(f"{DIM}{text}{PLAIN}" if supports_colour(sys.stderr) else text)
 
     def prompt_line(self, text: str, style: str = "") -> None:
         """Print a line of a question on standard error, even with --quiet."""
         text = safe_for_terminal(text) if sys.stderr.isatty() else text
-        _say(f"{style}{text}{PLAIN}" if style and supports_colour(sys.stderr) else text)
+        _write_line(f"{style}{text}{PLAIN}" if style and supports_colour(sys.stderr) else text)
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print aligned columns; on a terminal the last one is wrapped."""
@@ -147,8 +147,8 @@ class Console:
                 return
             with self.progress() as progress:
                 while not over.wait(0.2):
-                    if (said := ask()) is not None:
-                        progress(*said)
+                    if (state := ask()) is not None:
+                        progress(*state)
 
         if self.quiet:
             yield
@@ -180,17 +180,17 @@ class ProgressText:
         seconds, made = now - began, done - first
         rate = made / seconds if seconds > 0 and made > 0 else 0.0
         self.wait = (total - done) / rate if rate and total > done else None
-        left = f", about {format_duration(self.wait)}" if self.wait is not None else ""
+        remaining = f", about {format_duration(self.wait)}" if self.wait is not None else ""
         if not total:
             return f"{what} …"
         if what == READING:
-            return f"reading {done:,} of {total:,} tokens{left}"
+            return f"reading {done:,} of {total:,} tokens{remaining}"
         if total >= BYTES_FROM:
             speed = f", {format_size(rate)}/s" if rate else ""
-            return f"{what}: {format_size(done)} of {format_size(total)}{speed}{left}"
+            return f"{what}: {format_size(done)} of {format_size(total)}{speed}{remaining}"
         if not done:
             return f"{what} …"
-        return f"{what}: {done * 100 // total} %{left if seconds >= 2 else ''}"
+        return f"{what}: {done * 100 // total} %{remaining if seconds >= 2 else ''}"
 
 
 class _LogLines:
@@ -202,7 +202,7 @@ class _LogLines:
     def __call__(self, what: str, done: int, total: int) -> None:
         if (line := f"{what}: {done * 100 // (total or 1)} %") != self._last:
             self._last = line
-            _say(line)
+            _write_line(line)
 
 
 class _Lines:
@@ -211,20 +211,20 @@ class _Lines:
     def __init__(self) -> None:
         self._last = time.monotonic()
         self._text = ProgressText()
-        self._told = ""
-        self._told_reading = False
+        self._last_text = ""
+        self._reading_shown = False
 
     def __call__(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
         text = self._text.describe(what, done, total, now)
         if what == READING:  # said once, as soon as the time can be estimated, unless it is short
-            if not self._told_reading and (wait := self._text.wait) is not None:
-                self._told_reading = True
+            if not self._reading_shown and (wait := self._text.wait) is not None:
+                self._reading_shown = True
                 if wait >= READING_SHOWN_FROM:
-                    _say(text)
-        elif now - self._last >= PROGRESS_INTERVAL and text != self._told:
-            self._last, self._told = now, text
-            _say(text)
+                    _write_line(text)
+        elif now - self._last >= PROGRESS_INTERVAL and text != self._last_text:
+            self._last, self._last_text = now, text
+            _write_line(text)
 
 
 class _Bar:
@@ -265,7 +265,7 @@ def format_duration(seconds: float) -> str:
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def counted(number: int, thing: str) -> str:
+def format_count(number: int, thing: str) -> str:
     """A number of things in words."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 

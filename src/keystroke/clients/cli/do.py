@@ -217,10 +217,10 @@ def _run_in_background(run: Invocation, task: str, fields: dict[str, Any]) -> No
     from keystroke.clients.cli.changes import workspace_root
     from keystroke.clients.cli.tasks import with_client
 
-    given = with_client(run, lambda client: client.create(str(workspace_root()), task, **fields))
+    started = with_client(run, lambda client: client.create(str(workspace_root()), task, **fields))
     run.report(
-        given,
-        f"{given.id[-8:]} started; `keystroke tasks show` follows it; its change waits for your approval",
+        started,
+        f"{started.id[-8:]} started; `keystroke tasks show` follows it; its change waits for your approval",
     )
 
 

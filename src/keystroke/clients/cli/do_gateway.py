@@ -102,7 +102,7 @@ class GatewayTask:
                 elif isinstance(event, wire.TaskEnded) and event.task.status == "working":
                     break  # another gateway runs it
                 elif isinstance(event, wire.TaskEnded):
-                    ended = _ended(event.task)
+                    ended = _to_ended_event(event.task)
                     self._view.handle_event(ended)
                     return ended
                 elif (translated := _to_event(event)) is not None:
@@ -141,7 +141,7 @@ _EVENTS: dict[type, Callable[[Any], Event]] = {
     wire.TaskOutput: lambda event: events.OutputEvent(event.delta),
     wire.TaskNoted: lambda event: events.NoteEvent(event.line, event.failed),
     wire.TaskChanged: lambda event: events.DiffEvent(event.diff),
-    wire.TaskSpent: lambda event: events.CostEvent(_receipt(event.receipt)),
+    wire.TaskSpent: lambda event: events.CostEvent(_to_receipt(event.receipt)),
 }
 
 
@@ -153,11 +153,11 @@ def _to_event(event: wire.TaskEvent) -> Event | None:
     return None if make is None else make(event)
 
 
-def _ended(task: wire.Task) -> EndedEvent:
+def _to_ended_event(task: wire.Task) -> EndedEvent:
     return EndedEvent(
-        EndStatus(task.status), task.line, task.diff, task.entry, tuple(map(_receipt, task.receipts))
+        EndStatus(task.status), task.line, task.diff, task.entry, tuple(map(_to_receipt, task.receipts))
     )
 
 
-def _receipt(receipt: wire.TaskReceipt) -> StepReceipt:
+def _to_receipt(receipt: wire.TaskReceipt) -> StepReceipt:
     return msgspec.convert(receipt, StepReceipt, from_attributes=True)

@@ -57,26 +57,26 @@ class TerminalTaskView:
         """Run `work` on a thread and show its events. Raises what it raises."""
         ended: list[EndedEvent] = []
 
-        def working() -> None:
+        def run_work() -> None:
             try:
                 ended.append(work())
             except BaseException as error:
                 self._error = error
             self._put(None)
 
-        thread = threading.Thread(target=working, name="task", daemon=True)
+        thread = threading.Thread(target=run_work, name="task", daemon=True)
         with ExitStack() as stack:
             self._typing = self._input_line(stack)
             interrupt.add_callback(self._refuse)
             thread.start()
-            self._until_done()
+            self._show_until_done()
             self._typing = None
         thread.join()
         if self._error is not None:
             raise self._error
         return ended[0] if ended else None
 
-    def _until_done(self) -> None:
+    def _show_until_done(self) -> None:
         keys = [sys.stdin.fileno()] if self._keyboard else []
         while True:
             ready, _, _ = select.select([self._waker, *keys], [], [])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.console import counted, format_size
+from keystroke.clients.cli.console import format_count, format_size
 from keystroke.clients.cli.installed_version import release
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.open_model import open_model
@@ -140,10 +140,10 @@ def gateways(state: Path) -> list[dict[str, Any]]:
 
 def examine(name: str | None, run: Invocation) -> dict[str, Any]:
     with open_model(name, run, local=True) as opened:  # its own: speed is measured on an engine of one's own
-        return _examined(opened)
+        return _examine_model(opened)
 
 
-def _examined(opened: CompletionModel) -> dict[str, Any]:
+def _examine_model(opened: CompletionModel) -> dict[str, Any]:
     from keystroke.agent.chat.local import LocalChatModel
     from keystroke.agent.chat.remote import RemoteChatModel
 
@@ -193,7 +193,7 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
         row("cuda", ("usable: " if facts["cuda"]["suits"] else "not usable: ") + facts["cuda"]["why"])
     for name, folder in facts["folders"].items():
         row(name, f"{format_size(folder['bytes'])} of files in {folder['path']}")
-    for label, text in _loaded_rows(facts["gateways"]):
+    for label, text in _gateway_rows(facts["gateways"]):
         row(label, text)
     model = facts.get("model")
     if model is None:
@@ -227,7 +227,7 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
         row("drafts", f"verifying {', '.join(map(str, counts))} takes {', '.join(costs)} times one token")
 
 
-def _loaded_rows(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def _gateway_rows(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """One line per gateway, followed by one per model."""
     if not found:
         return [("gateway", "not running; the first command that uses a model starts it")]
@@ -243,7 +243,7 @@ def _loaded_rows(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
                 text += f": {model['precision']}, {format_size(model['weight_bytes'])} of weights, "
                 text += f"{format_size(model['cached_bytes'] or 0)} of cache"
                 if busy := model["running"] + model["waiting"]:
-                    text += f", {counted(busy, 'request')} running or waiting"
+                    text += f", {format_count(busy, 'request')} running or waiting"
             elif model["state"] == "offered":
                 text += ": loaded on first use"
             rows.append((model["state"], text))

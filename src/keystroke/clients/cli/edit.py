@@ -72,9 +72,8 @@ def edit(
         raise InputError(f"nothing was changed: {'; '.join(plan.explain().splitlines())}{hint}")
     if not run.json:
         show_diff(run, plan.diff())
-        for said in (plan.confidence(), *plan.warnings):
-            if said:
-                run.console.note(said)
+        for line in filter(None, (plan.confidence(), *plan.warnings)):
+            run.console.note(line)
     applied = False
     verdict = None
     named = {workspace.name(file) for file in files or []}

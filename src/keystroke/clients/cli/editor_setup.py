@@ -70,7 +70,7 @@ class EditorChange:
 
 @dataclass(frozen=True, slots=True)
 class EditorWriter:
-    """One program. `found` says whether this user seems to have it."""
+    """One program. `is_found`: whether this user seems to have it."""
 
     name: str
     title: str
@@ -78,7 +78,7 @@ class EditorWriter:
     folder: Callable[[UserFolders], Path]
     plan: Callable[[UserFolders], EditorChange] = field(repr=False)
 
-    def found(self, folders: UserFolders) -> bool:
+    def is_found(self, folders: UserFolders) -> bool:
         return any(map(shutil.which, self.programs)) or self.folder(folders).is_dir()
 
 
@@ -96,7 +96,7 @@ def _command() -> str:
     return str(beside) if beside.exists() else "keystroke"
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -107,7 +107,7 @@ def _add_keys(
     file: Path, additions: Mapping[tuple[str, ...], Any]
 ) -> tuple[dict[Path, str], tuple[str, ...]]:
     """The file with each key added; what is there already stays and is reported."""
-    text = before = _text(file)
+    text = before = _read_text(file)
     missing: list[str] = []
     for path, value in additions.items():
         try:
@@ -123,7 +123,7 @@ def _change_toml(file: Path, change: Callable[[Any], None], hint: str, page: str
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
-    before = _text(file)
+    before = _read_text(file)
     try:
         document: Any = tomlkit.parse(before)
         change(document)
@@ -179,7 +179,7 @@ def _neovim(folders: UserFolders) -> EditorChange:
             f"vim.opt.runtimepath:prepend({json.dumps(str(folders.plugin))})\n"
             f"require('keystroke').setup({{ cmd = {{ {command} }} }})\n"
         )
-    found = _text(file)
+    found = _read_text(file)
     if found and not found.startswith("-- Written by `keystroke setup`"):
         return EditorChange({}, "", (f"{file} exists; add to it by hand:\n{text}",))
     return EditorChange(

@@ -128,7 +128,7 @@ def _evaluate_model(
     record: ResultFile,
     jobs: int,
 ) -> None:
-    from keystroke.agent.evaluation.evaluate import evaluate as evaluated
+    from keystroke.agent.evaluation.evaluate import evaluate as run_evaluation
     from keystroke.agent.sandbox import find_sandbox
     from keystroke.clients.cli.interruption import interruptible
     from keystroke.clients.cli.open_model import open_task_model
@@ -148,12 +148,12 @@ def _evaluate_model(
             passed["done"] += 1
             passed["passed"] += row.status == "passed"
             rate = (time.monotonic() - began) / passed["done"]
-            counted = f"{passed['passed']}/{passed['done']} passed"
-            progress(f"{row.label}: {counted}, {rate:.1f} s each", done, total)
+            counts = f"{passed['passed']}/{passed['done']} passed"
+            progress(f"{row.label}: {counts}, {rate:.1f} s each", done, total)
 
         try:
             with closing(_solver(opened, tasks)) as solver:
-                evaluated(
+                run_evaluation(
                     tasks,
                     configs,
                     solver,

@@ -189,8 +189,8 @@ class _GatewayStream(RequestStream):
                 self.drafted += details.accepted_prediction_tokens + details.rejected_prediction_tokens
         for choice in item.choices:
             text = choice.text if isinstance(choice, TextChoice) else choice.delta.content
-            if isinstance(choice, TextChoice) and (said := choice.logprobs) is not None:
-                for token, logprob in zip(said.tokens, said.token_logprobs, strict=False):
+            if isinstance(choice, TextChoice) and (logprobs := choice.logprobs) is not None:
+                for token, logprob in zip(logprobs.tokens, logprobs.token_logprobs, strict=False):
                     self.meter.add(token, (logprob,))
             if choice.finish_reason is not None:
                 self.finish = _FINISHES.get(choice.finish_reason, Finish.STOP)

@@ -178,11 +178,11 @@ def forget(
     if not yes and not confirm_deletion("Delete recorded suggestions?"):
         raise typer.Exit(1)
     before = None if days is None else time.time() - days * 86_400
-    gone = 0
+    deleted = 0
     if (records := _records(run)) is not None:
         with closing(records):
-            gone = records.delete(language=language, project=project, before=before, number=number)
-    run.report({"forgotten": gone}, f"deleted {gone:,} suggestions")
+            deleted = records.delete(language=language, project=project, before=before, number=number)
+    run.report({"forgotten": deleted}, f"deleted {deleted:,} suggestions")
 
 
 def _switch(run: Invocation, on: bool) -> None:
@@ -216,12 +216,12 @@ def _records(run: Invocation) -> OutcomeStore | None:
     return open_outcome_store(run.settings) if _file(run).exists() else None
 
 
-def _outcomes(run: Invocation, **asked: Any) -> list[SuggestionOutcome]:
+def _outcomes(run: Invocation, **filters: Any) -> list[SuggestionOutcome]:
     records = _records(run)
     if records is None:
         return []
     with closing(records):
-        return records.outcomes(**asked)
+        return records.outcomes(**filters)
 
 
 def _describe(run: Invocation, outcome: SuggestionOutcome) -> None:

@@ -49,7 +49,7 @@ class TerminalLine:
         self._line += (rest if newline else before + rest)[-2 * _MAX_LINE :]
         del self._line[: -2 * _MAX_LINE]
 
-    def unfinished(self) -> bytes | None:
+    def unfinished_line(self) -> bytes | None:
         """The unfinished line, to be printed again; None if nothing may be printed now."""
         if self._full_screen or len(self._line) > _MAX_LINE:
             return None
@@ -97,7 +97,7 @@ class LiveRun(OutputListener):
             self._enqueue(self._watch.take_completed(now))
         self._collect()
         if self._pending and now - self._last >= QUIET:
-            line = self._lines[2].unfinished()
+            line = self._lines[2].unfinished_line()
             # On a terminal an unfinished line (a prompt) is printed again; in a file its end is awaited.
             if line is not None and (not line or sys.stderr.isatty()):
                 self._print_pending(line)
@@ -150,7 +150,7 @@ class LiveRun(OutputListener):
         """Print the pending messages. `line`: the unfinished line on the screen, to be printed again."""
         if not self._pending:
             return
-        text = "\n".join(said for found in self._pending if (said := self._describe(found)))
+        text = "\n".join(filter(None, map(self._describe, self._pending)))
         self._pending.clear()
         if not text:
             return

@@ -33,7 +33,7 @@ def open_model(name: str | None, run: Invocation, *, local: bool = False) -> Com
         shown, endpoint, served_name = remote
         server = BlockingModel(RemoteModel(endpoint, served_name))
         return RemoteChatModel(server, name=shown, price=_price(name, settings))
-    if run.uses_shared_gateway and not local and (shared := _shared(name, run)) is not None:
+    if run.uses_shared_gateway and not local and (shared := _open_shared_model(name, run)) is not None:
         return shared
     from keystroke.agent.chat.local import LocalChatModel
     from keystroke.engine.load import load_model
@@ -64,12 +64,16 @@ def open_task_model(name: str, run: Invocation) -> CompletionModel:
 def gateway_model(name: str, run: Invocation) -> str | None:
     """The shared gateway's name of a local model, which is loaded there; None where commands do not share a
     gateway, the model is remote, or no gateway can be started."""
-    if not run.uses_shared_gateway or _remote(name, run.settings) is not None or _shared(name, run) is None:
+    if (
+        not run.uses_shared_gateway
+        or _remote(name, run.settings) is not None
+        or _open_shared_model(name, run) is None
+    ):
         return None
     return served_name(name, run.settings)
 
 
-def _shared(name: str, run: Invocation) -> CompletionModel | None:
+def _open_shared_model(name: str, run: Invocation) -> CompletionModel | None:
     """The model at the shared gateway; None, with a note, where no gateway can be started on this machine."""
     from keystroke.clients.cli.gateway_model import GatewayChatModel, NoGateway
     from keystroke.clients.cli.shared_gateway import shared_gateway

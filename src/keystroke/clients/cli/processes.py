@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.console import counted, format_size
+from keystroke.clients.cli.console import format_count, format_size
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
 from keystroke.clients.gateway_address import GatewayAddress
@@ -74,7 +74,7 @@ def _server_facts(one: RunningProcess, run: Invocation) -> dict[str, Any]:
         status = GatewayHttp(GatewayAddress(url)).status()
     except KeystrokeError:
         return {}
-    return {"url": url, "models": _loaded(status), "used_by": _users(status) or one.parent}
+    return {"url": url, "models": _loaded_models(status), "used_by": _describe_users(status) or one.parent}
 
 
 def _gateway_facts(pid: int, run: Invocation) -> dict[str, Any]:
@@ -87,20 +87,20 @@ def _gateway_facts(pid: int, run: Invocation) -> dict[str, Any]:
     except KeystrokeError as error:
         return {"url": known.url, "used_by": str(error)}
     idle = f"nobody; ends when unused for {_age(run.settings.sharing.idle_s)}"
-    return {"url": known.url, "models": _loaded(status), "used_by": _users(status) or idle}
+    return {"url": known.url, "models": _loaded_models(status), "used_by": _describe_users(status) or idle}
 
 
-def _loaded(status: GatewayStatus) -> list[str]:
+def _loaded_models(status: GatewayStatus) -> list[str]:
     return [model.name for model in status.models if model.state == "loaded"]
 
 
-def _users(status: GatewayStatus) -> str:
+def _describe_users(status: GatewayStatus) -> str:
     busy = sum(model.running + model.waiting for model in status.models)
     parts = []
     if status.sockets:
-        parts.append(f"{counted(status.sockets, 'open connection')} (editors, pages)")
+        parts.append(f"{format_count(status.sockets, 'open connection')} (editors, pages)")
     if busy:
-        parts.append(counted(busy, "request"))
+        parts.append(format_count(busy, "request"))
     return ", ".join(parts)
 
 

@@ -35,9 +35,9 @@ Span = Annotated[
 def _refactoring(plan: Callable[..., RefactoringPlan]) -> Callable[..., None]:
     """Make a command of a planning function by adding the options that all refactorings share."""
 
-    def command(ctx: typer.Context, dry_run: bool, yes: bool, json: bool, **asked: Any) -> None:
+    def command(ctx: typer.Context, dry_run: bool, yes: bool, json: bool, **arguments: Any) -> None:
         session = RefactorSession.open(ctx)
-        session.finish(plan(session, **asked), dry_run, yes)
+        session.finish(plan(session, **arguments), dry_run, yes)
 
     del plan.__annotations__["return"]  # for type checkers only: its module is not loaded yet
     own = list(inspect.signature(plan, eval_str=True).parameters.values())[1:]
@@ -109,30 +109,30 @@ class RefactorSession:
             )
         return first + column - 1
 
-    def finish(self, done: RefactoringPlan, dry_run: bool, yes: bool) -> None:
+    def finish(self, refactoring: RefactoringPlan, dry_run: bool, yes: bool) -> None:
         from keystroke.clients.cli.changes import UNDO_HINT, as_record, confirm, show_diff
 
-        plan = self._plan(done)
+        plan = self._plan(refactoring)
         self.work.close()
         if not self.run.json:
             show_diff(self.run, plan.diff())
-        applied = not dry_run and confirm(f"{done.title}?", yes=yes)
+        applied = not dry_run and confirm(f"{refactoring.title}?", yes=yes)
         if applied:
             plan.apply(self.journal)
             for line in (*plan.summary(), UNDO_HINT):
                 self.run.console.note(line)
         if self.run.json:
-            self.run.console.json({"title": done.title, "applied": applied, **as_record(plan)})
+            self.run.console.json({"title": refactoring.title, "applied": applied, **as_record(plan)})
 
-    def _plan(self, done: RefactoringPlan) -> EditPlan:
+    def _plan(self, refactoring: RefactoringPlan) -> EditPlan:
         from keystroke.clients.cli.changes import plan_edits
 
-        if done.moves:
+        if refactoring.moves:
             raise InputError(
                 "this would rename the file itself, which is not supported; rename the file first"
             )
-        texts = {path: self.work.text(path) for path in done.edits}
-        return plan_edits(self.workspace, done.title, done.edits, texts)
+        texts = {path: self.work.text(path) for path in refactoring.edits}
+        return plan_edits(self.workspace, refactoring.title, refactoring.edits, texts)
 
 
 @_refactoring

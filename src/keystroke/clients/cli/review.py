@@ -14,7 +14,7 @@ import typer
 
 from keystroke.analysis.audit import Severity
 from keystroke.clients.cli import options
-from keystroke.clients.cli.console import counted
+from keystroke.clients.cli.console import format_count
 from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.options import argument, option
 from keystroke.errors import UsageError
@@ -51,7 +51,7 @@ def review(
         run.console.note(f"skipped {item.path}: {item.why}")
     found: list[ReviewFinding] = []
     with _writer(run, model, no_model) as writer:
-        for item in _reviewed(files, workspace, writer, run_examples=not no_run):
+        for item in _review_files(files, workspace, writer, run_examples=not no_run):
             if isinstance(item, str):
                 run.console.note(item)
             elif item.severity.rank >= severity.rank:
@@ -68,14 +68,14 @@ def review(
         raise typer.Exit(FOUND)
 
 
-def _reviewed(files: list[ChangedFile], workspace: Workspace, writer: Any, *, run_examples: bool) -> Any:
+def _review_files(files: list[ChangedFile], workspace: Workspace, writer: Any, *, run_examples: bool) -> Any:
     from keystroke.analysis.rules import project_rules
-    from keystroke.assist.review import review as reviewed
+    from keystroke.assist.review import review as review_changes
 
     root, rules = workspace.root, ""
     if writer is not None:
         rules = project_rules(root / "x.py", root).prompt_header()
-    return reviewed(files, root, writer, rules, run=run_examples)
+    return review_changes(files, root, writer, rules, run=run_examples)
 
 
 @contextlib.contextmanager
@@ -163,5 +163,5 @@ def _print_summary(run: Invocation, found: list[ReviewFinding], files: int, fixe
         run.console.line("\nthe most severe first:")
         for item in found[:10]:
             run.console.line(_describe(item))
-    findings, changed = counted(len(found), "finding"), counted(files, "changed file")
+    findings, changed = format_count(len(found), "finding"), format_count(files, "changed file")
     run.console.line(f"{findings} in {changed}, {fixed} fixed")

@@ -229,10 +229,10 @@ class FailureFixer:
         from keystroke.clients.cli.changes import UNDO_HINT, plan_edits, preview, read_key
 
         note = self.invocation.console.note
-        asked = sys.stdin.isatty() and sys.stderr.isatty() and not self.invocation.json
+        can_ask = sys.stdin.isatty() and sys.stderr.isatty() and not self.invocation.json
         if not found.repairs and found.path and not found.failure.compiled:
             found = self._repair_by_model(found)
-        if not found.repairs or not (fix or asked):
+        if not found.repairs or not (fix or can_ask):
             return False
         if any(self.workspace.read(repair.path).text != self.texts[repair.path] for repair in found.repairs):
             return False  # a file was edited while the command ran
@@ -254,11 +254,11 @@ class FailureFixer:
                 preview(self.invocation, repair.path, self.texts[repair.path], repair.fix.edits)
             entry = plan.apply(self.journal)
             note(f"  applied: {repair.fix.title}; {UNDO_HINT}")
-            if command is None or entry is None or self._verified(found, repair, entry, command, seconds):
+            if command is None or entry is None or self._verify(found, repair, entry, command, seconds):
                 return True
         return False
 
-    def _verified(
+    def _verify(
         self, found: Diagnosis, repair: Repair, entry: JournalEntry, command: list[str], seconds: float
     ) -> bool:
         from keystroke.analysis.failures.report import find_failures

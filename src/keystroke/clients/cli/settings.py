@@ -88,5 +88,5 @@ def edit(ctx: typer.Context) -> None:
     run.console.note(f"{file} is valid")
 
 
-def _under(key: str, wanted: str) -> bool:
-    return key == wanted or key.startswith(f"{wanted}.")
+def _under(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")

@@ -70,7 +70,7 @@ def make_plan(
     if deep == NONE:
         deep_fit = None
     elif deep is not None:
-        deep_fit = _chosen(deep, machine, installed)
+        deep_fit = _chosen_fit(deep, machine, installed)
     else:
         deep_fit = recommend_deep(BUILT_IN.values(), machine, installed)
         if deep_fit is None:
@@ -81,7 +81,7 @@ def make_plan(
     fast_fit = None
     if fast not in (None, NONE, EMBEDDED):
         assert fast is not None
-        fast_fit = _chosen(fast, machine, installed)
+        fast_fit = _chosen_fit(fast, machine, installed)
     elif fast is None and machine.gpu is not None:
         # A GPU runs the larger coder while typing, if both models fit its memory.
         taken = deep_fit.model.memory_bytes if deep_fit is not None and deep_fit.engine == "cuda" else 0
@@ -111,7 +111,7 @@ def make_plan(
     )
 
 
-def _chosen(name: str, machine: Machine, installed: frozenset[str]) -> ModelFit:
+def _chosen_fit(name: str, machine: Machine, installed: frozenset[str]) -> ModelFit:
     model = BUILT_IN.get(name)
     if model is None:
         raise NotFound(
@@ -160,7 +160,7 @@ def setup(
     machine = look_up_machine(settings.paths.models)
     installed = frozenset(ModelLibrary(settings.paths.models).names())
     plan = make_plan(machine, installed, fast=fast, deep=deep)
-    found = [writer for writer in EDITORS.values() if writer.found(folders)]
+    found = [writer for writer in EDITORS.values() if writer.is_found(folders)]
     if not run.json:
         _show_plan(run, plan, found)
     if dry_run or (not yes and not has_terminal()):
@@ -170,11 +170,11 @@ def setup(
             run.console.note("nothing was changed" + ("" if dry_run else "; use --yes to install"))
         return
     record = SetupRecord.load(settings.paths.state) or SetupRecord()
-    asked = _Questions(yes)
+    questions = _Questions(yes)
     try:
-        added, failed = _install(run, plan, record, asked)
+        added, failed = _install(run, plan, record, questions)
         roles = _choose_roles(run, plan, record, {*installed, *added})
-        hints = _configure(run, _wanted_editors(editor, found, yes), folders, record, asked)
+        hints = _configure(run, _select_editors(editor, found, yes), folders, record, questions)
     finally:
         if record != SetupRecord():
             record.save(settings.paths.state)
@@ -193,7 +193,7 @@ class _Questions:
     def __init__(self, yes: bool) -> None:
         self._yes = yes
 
-    def agreed(self, question: str) -> bool:
+    def ask(self, question: str) -> bool:
         """Whether the user agrees; Enter does."""
         from keystroke.clients.cli.changes import read_key
 
@@ -228,7 +228,7 @@ def _show_plan(run: Invocation, plan: SetupPlan, found: list[EditorWriter]) -> N
 
 
 def _install(
-    run: Invocation, plan: SetupPlan, record: SetupRecord, asked: _Questions
+    run: Invocation, plan: SetupPlan, record: SetupRecord, questions: _Questions
 ) -> tuple[list[str], list[str]]:
     """Download what the plan needs: what was added, and what failed. A failure is reported, and setup goes
     on."""
@@ -238,7 +238,7 @@ def _install(
     failed: list[str] = []
     for name in plan.downloads:
         model = BUILT_IN[name]
-        if not asked.agreed(f"Download {model.title} ({format_size(model.size)}, {model.licence})?"):
+        if not questions.ask(f"Download {model.title} ({format_size(model.size)}, {model.licence})?"):
             continue
         try:
             with run.console.progress() as progress:
@@ -252,7 +252,9 @@ def _install(
     return added, failed
 
 
-def _choose_roles(run: Invocation, plan: SetupPlan, record: SetupRecord, there: set[str]) -> dict[str, str]:
+def _choose_roles(
+    run: Invocation, plan: SetupPlan, record: SetupRecord, available: set[str]
+) -> dict[str, str]:
     """Write the models of the plan to the user's settings where they are not chosen anyway. Returns the
     model of each role."""
 
@@ -264,16 +266,16 @@ def _choose_roles(run: Invocation, plan: SetupPlan, record: SetupRecord, there: 
         record.settings.setdefault(key, before if key in settings.origins else None)
         write_setting(key, name, run.environ)
 
-    if plan.fast == EMBEDDED or plan.fast in there:
+    if plan.fast == EMBEDDED or plan.fast in available:
         choose("model.default", Role.FAST, plan.fast)
-    if plan.deep is not None and plan.deep in there:
+    if plan.deep is not None and plan.deep in available:
         choose("model.deep", Role.DEEP, plan.deep)
     after = load_settings(run.flags, environ=run.environ)
     roles = {"fast": model_for(Role.FAST, after), "deep": model_for(Role.DEEP, after)}
     return {role: name for role, name in roles.items() if name is not None}
 
 
-def _wanted_editors(names: list[str] | None, found: list[EditorWriter], yes: bool) -> list[EditorWriter]:
+def _select_editors(names: list[str] | None, found: list[EditorWriter], yes: bool) -> list[EditorWriter]:
     if names is None:
         return [] if yes else found  # a script configures only the editors it names
     if NONE in names:
@@ -283,7 +285,11 @@ def _wanted_editors(names: list[str] | None, found: list[EditorWriter], yes: boo
 
 
 def _configure(
-    run: Invocation, writers: list[EditorWriter], folders: UserFolders, record: SetupRecord, asked: _Questions
+    run: Invocation,
+    writers: list[EditorWriter],
+    folders: UserFolders,
+    record: SetupRecord,
+    questions: _Questions,
 ) -> dict[str, str]:
     """Write the configuration of each program. Returns how to try each."""
     hints: dict[str, str] = {}
@@ -296,7 +302,7 @@ def _configure(
                 hints[writer.title] = change.hint
             continue
         where = ", ".join([*map(str, change.files), *(" ".join(command) for command in change.commands)])
-        if not asked.agreed(f"Configure {writer.title} ({where})?"):
+        if not questions.ask(f"Configure {writer.title} ({where})?"):
             continue
         for path, text in change.files.items():
             record.write_file(path, text)

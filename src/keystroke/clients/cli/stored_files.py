@@ -71,7 +71,7 @@ def stored_files(settings: Settings, environ: dict[str, str]) -> list[StoredFile
     converted, library = ConversionCache(cache / "onnx"), ModelLibrary(settings.paths.models)
     database = tuple(state / f"gateway.db{end}" for end in ("", "-wal", "-shm", "-journal"))
     learned = tuple(state / f"learned.db{end}" for end in ("", "-wal", "-shm", "-journal"))
-    ended = (*_ended(state / "gateways"), state / "play.html")
+    ended = (*_files_of_ended_gateways(state / "gateways"), state / "play.html")
     unregister = partial(_unregister, library)
     return [
         StoredFiles(
@@ -112,7 +112,7 @@ def remove_empty_folders(settings: Settings, environ: dict[str, str]) -> None:
                 folder.rmdir()
 
 
-def _ended(folder: Path) -> Iterator[Path]:
+def _files_of_ended_gateways(folder: Path) -> Iterator[Path]:
     """Files of gateways whose process has ended."""
     from keystroke.clients.local_gateway import process_exists, read_announcement
 

@@ -140,12 +140,12 @@ def _act(run: Invocation, task: str, what: str, **fields: Any) -> None:
     run.console.note(f"{done.id[-8:]} is {done.status}{f': {done.line}' if done.line else ''}")
 
 
-async def _find(client: TaskClient, wanted: str) -> wire.Task:
+async def _find(client: TaskClient, name: str) -> wire.Task:
     tasks = await client.list_tasks(str(workspace_root()))
-    named = [task for task in tasks if task.id.endswith(wanted)] if wanted else tasks[:1]
-    if not named:
-        raise NotFound(f"there is no task {wanted} in this folder" if wanted else "there is no task here yet")
-    return named[0]
+    found = [task for task in tasks if task.id.endswith(name)] if name else tasks[:1]
+    if not found:
+        raise NotFound(f"there is no task {name} in this folder" if name else "there is no task here yet")
+    return found[0]
 
 
 def _show(run: Invocation, event: wire.TaskEvent) -> None:

@@ -80,7 +80,7 @@ class Actions:
         first = document.text.rfind("\n", 0, start) + 1
         last = document.text.find("\n", end)
         last = len(document.text) if last < 0 else last
-        near = [f for f in self._findings.placed(document) if f.start <= last and f.end >= first]
+        near = [f for f in self._findings.current_findings(document) if f.start <= last and f.end >= first]
         near.sort(key=lambda finding: finding.start > end or finding.end < start)
         for finding in near:
             for index, (title, edits) in enumerate(finding.fixes):
@@ -119,7 +119,7 @@ class Actions:
             if not _matches_kind(offer.kind, only):
                 continue
             arguments = [document.uri, document.range(start, end), offer.refactoring, ""]
-            actions.append(self._deferred(offer.title, offer.kind, REFACTOR, arguments))
+            actions.append(self._deferred_action(offer.title, offer.kind, REFACTOR, arguments))
         return actions
 
     def _todo_actions(self, document: OpenDocument, start: int, end: int) -> list[types.CodeAction]:
@@ -131,10 +131,10 @@ class Actions:
             instruction = todo[1].replace("*/", "").replace("-->", "").strip()
             region = (first, last) if end > start else (0, 0)
             arguments = [document.uri, document.range(*region), instruction]
-            actions.append(self._deferred(f"Do: {instruction:.60}", _REWRITE, EDIT, arguments))
+            actions.append(self._deferred_action(f"Do: {instruction:.60}", _REWRITE, EDIT, arguments))
         return actions
 
-    def _deferred(
+    def _deferred_action(
         self, title: str, kind: types.CodeActionKind, command: str, arguments: list[Any]
     ) -> types.CodeAction:
         """An action whose edit is computed when it is chosen."""
@@ -239,13 +239,13 @@ class Actions:
         versioned: list[types.TextDocumentEdit] = []
         for target, edits in texts:
             if isinstance(target, OpenDocument):
-                uri, version, made = target.uri, target.version, target.text_edits(edits)
+                uri, version, changes = target.uri, target.version, target.text_edits(edits)
             else:
                 uri, version = from_fs_path(str(target)) or str(target), None
-                made = self._file_text_edits(target, edits)
-            plain[uri] = made
+                changes = self._file_text_edits(target, edits)
+            plain[uri] = changes
             identity = types.OptionalVersionedTextDocumentIdentifier(uri, version)
-            versioned.append(types.TextDocumentEdit(identity, [*made]))
+            versioned.append(types.TextDocumentEdit(identity, [*changes]))
         if self.versioned:
             return types.WorkspaceEdit(document_changes=[*versioned])
         return types.WorkspaceEdit(changes={uri: [*edits] for uri, edits in plain.items()})

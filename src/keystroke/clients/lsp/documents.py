@@ -51,7 +51,7 @@ class OpenDocument:
         self, version: int | None, changes: Iterable[types.TextDocumentContentChangeEvent]
     ) -> tuple[Edit, ...]:
         """Apply the editor's changes, each relative to the result of the one before; return the edits."""
-        made: list[Edit] = []
+        edits: list[Edit] = []
         for change in changes:
             text = replace_surrogates(change.text)
             if isinstance(change, types.TextDocumentContentChangePartial):
@@ -59,13 +59,12 @@ class OpenDocument:
             else:
                 edit = Edit(0, len(self.text), text)
             self.document = self.document.apply((edit,))
-            made.append(edit)
+            edits.append(edit)
         self.revision += 1
         if version is not None:
             self.version = version
-        edits = tuple(made)
-        self._history.append((self.revision, edits))
-        return edits
+        self._history.append((self.revision, tuple(edits)))
+        return tuple(edits)
 
     def edits_since(self, revision: int) -> tuple[Edit, ...] | None:
         """The edits made after a revision, in order; None if they are no longer kept."""
@@ -73,7 +72,7 @@ class OpenDocument:
             return ()
         if revision > self.revision or not self._history or self._history[0][0] > revision + 1:
             return None
-        return tuple(edit for made, edits in self._history if made > revision for edit in edits)
+        return tuple(edit for changed, edits in self._history if changed > revision for edit in edits)
 
     def carry_span(self, start: int, end: int, revision: int) -> tuple[int, int] | None:
         """The current position of a span of an older revision; None if it was edited, or is unknown."""

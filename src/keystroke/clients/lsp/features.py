@@ -107,21 +107,21 @@ def _register_suggestions(server: KeystrokeServer) -> None:
         return suggestions.receipt(str(field_of(params, "uri")))
 
     @server.feature("textDocument/didShowCompletion")
-    def shown(params: Any) -> None:
+    def on_shown(params: Any) -> None:
         suggestions.feedback(field_of(field_of(params, "item"), "command"), "shown")
 
     @server.feature("textDocument/didShowInlineEdit")
-    def shown_edit(params: Any) -> None:
+    def on_edit_shown(params: Any) -> None:
         suggestions.feedback(field_of(field_of(params, "item"), "command"), "shown")
 
     @server.feature("textDocument/didPartiallyAcceptCompletion")
-    def partly_accepted(params: Any) -> None:
+    def on_partly_accepted(params: Any) -> None:
         length = field_of(params, "acceptedLength")
         command = field_of(field_of(params, "item"), "command")
         suggestions.feedback(command, "partial", length if isinstance(length, int) else None)
 
     @server.feature("textDocument/didFocus")
-    def focused(params: Any) -> None:
+    def on_focus(params: Any) -> None:
         uri = field_of(field_of(params, "textDocument"), "uri")
         if isinstance(uri, str):
             server.check_now(uri)  # other files may have changed since its last check
@@ -139,7 +139,7 @@ def _register_pull_diagnostics(server: KeystrokeServer) -> None:
     options = types.DiagnosticOptions(inter_file_dependencies=True, workspace_diagnostics=False)
 
     @server.feature(types.TEXT_DOCUMENT_DIAGNOSTIC, options)
-    async def pulled(params: types.DocumentDiagnosticParams) -> types.DocumentDiagnosticReport:
+    async def pull_diagnostics(params: types.DocumentDiagnosticParams) -> types.DocumentDiagnosticReport:
         document = server.documents.get_usable(params.text_document.uri)
         if document is None:
             return types.RelatedFullDocumentDiagnosticReport([])
@@ -156,7 +156,7 @@ def _register_actions(server: KeystrokeServer) -> None:
         types.TEXT_DOCUMENT_CODE_ACTION,
         types.CodeActionOptions(code_action_kinds=list(ACTION_KINDS), resolve_provider=True),
     )
-    def listed(params: types.CodeActionParams) -> list[types.CodeAction | types.Command]:
+    def list_actions(params: types.CodeActionParams) -> list[types.CodeAction | types.Command]:
         if params.range.start == params.range.end:
             server.move_cursor(
                 params.text_document.uri, params.range.end
@@ -164,7 +164,7 @@ def _register_actions(server: KeystrokeServer) -> None:
         return actions.list_actions(params.text_document.uri, params.range, params.context.only)
 
     @server.feature(types.CODE_ACTION_RESOLVE)
-    async def resolved(action: types.CodeAction) -> types.CodeAction:
+    async def resolve_action(action: types.CodeAction) -> types.CodeAction:
         command = field_of(action.data, "command")
         arguments = field_of(action.data, "arguments")
         if isinstance(command, str) and isinstance(arguments, (list, tuple)):
@@ -173,11 +173,11 @@ def _register_actions(server: KeystrokeServer) -> None:
         return action
 
     @server.feature(types.TEXT_DOCUMENT_PREPARE_RENAME)
-    def prepared(params: types.PrepareRenameParams) -> types.PrepareRenamePlaceholder | None:
+    def prepare_rename(params: types.PrepareRenameParams) -> types.PrepareRenamePlaceholder | None:
         return actions.prepare_rename(params.text_document.uri, params.position)
 
     @server.feature(types.TEXT_DOCUMENT_RENAME, types.RenameOptions(prepare_provider=True))
-    async def renamed(params: types.RenameParams) -> types.WorkspaceEdit:
+    async def rename(params: types.RenameParams) -> types.WorkspaceEdit:
         async with server.show_progress(
             "Keystroke", f"renaming to {params.new_name}", params.work_done_token
         ):
@@ -205,7 +205,7 @@ def _register_commands(server: KeystrokeServer) -> None:
     register_edit(SUPPRESS, "suppress finding")
 
     @server.command(ACCEPTED)
-    def accepted(*arguments: Any) -> None:
+    def on_accepted(*arguments: Any) -> None:
         server.suggestions.feedback({"arguments": list(arguments)}, "accepted")
 
     @server.command(RECONNECT)
@@ -236,7 +236,7 @@ def _register_tasks(server: KeystrokeServer) -> None:
         return await _as_response(tasks.act(str(task), str(what), _fields(fields)))
 
     @server.command(TASKS)
-    async def listed(*_arguments: Any) -> Any:
+    async def list_tasks(*_arguments: Any) -> Any:
         return await _as_response(tasks.list_tasks())
 
     @server.command(TASK_DIFF)

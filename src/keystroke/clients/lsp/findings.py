@@ -83,7 +83,7 @@ class Findings:
         except TimeoutError:
             return
 
-    def placed(self, document: OpenDocument) -> Iterator[PlacedFinding]:
+    def current_findings(self, document: OpenDocument) -> Iterator[PlacedFinding]:
         """All findings and problems of a document at their current positions."""
         state = self._documents.get(document.uri)
         if state is None:
@@ -92,17 +92,17 @@ class Findings:
         for found in findings:
             origin = f" (data from {found.origin})" if found.origin else ""
             message = f"{found.message.rstrip('.')}{origin}. CWE-{found.cwe}"
-            placed = self._place(document, revision, found, found.rule, message)
-            if placed is not None:
-                yield placed
+            finding = self._place(document, revision, found, found.rule, message)
+            if finding is not None:
+                yield finding
         revision, problems = state.problems
         for problem in problems:
-            placed = self._place(document, revision, problem, problem.code, problem.message)
-            if placed is not None:
-                yield placed
+            finding = self._place(document, revision, problem, problem.code, problem.message)
+            if finding is not None:
+                yield finding
 
     def diagnostics(self, document: OpenDocument) -> list[types.Diagnostic]:
-        return [known.diagnostic for known in self.placed(document)]
+        return [known.diagnostic for known in self.current_findings(document)]
 
     def changed_diagnostics(self, document: OpenDocument) -> list[types.Diagnostic] | None:
         """The diagnostics if they differ from those returned last, else None."""
@@ -121,17 +121,19 @@ class Findings:
         if span is None or span[1] > len(document.text):
             return None
 
-        def rebased(fixes: Sequence[live.LiveFix], prefix: str = "") -> list[tuple[str, tuple[Edit, ...]]]:
-            made = [
+        def rebase_fixes(
+            fixes: Sequence[live.LiveFix], prefix: str = ""
+        ) -> list[tuple[str, tuple[Edit, ...]]]:
+            proposed = [
                 (f"{prefix}{_title(fix)}", [Edit(d.start, d.end, d.text) for d in fix.edits]) for fix in fixes
             ]
-            moved = [(title, document.rebase_edits(edits, revision)) for title, edits in made]
+            moved = [(title, document.rebase_edits(edits, revision)) for title, edits in proposed]
             return [(title, edits) for title, edits in moved if edits]
 
-        fixes = rebased(found.fixes)
+        fixes = rebase_fixes(found.fixes)
         ready = len(fixes)
         if isinstance(found, live.LiveFinding):
-            fixes += rebased(found.suggestions, "Suggestion: ")
+            fixes += rebase_fixes(found.suggestions, "Suggestion: ")
         diagnostic = types.Diagnostic(
             range=document.range(*span),
             message=message,

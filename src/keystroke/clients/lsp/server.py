@@ -164,8 +164,8 @@ class KeystrokeServer(LanguageServer):
         await asyncio.sleep(0)
 
     def change_folders(self, event: types.WorkspaceFoldersChangeEvent) -> None:
-        gone = {to_fs_path(folder.uri) for folder in event.removed}
-        kept = [root for root in self.documents.roots if root not in gone]
+        removed = {to_fs_path(folder.uri) for folder in event.removed}
+        kept = [root for root in self.documents.roots if root not in removed]
         new = [path for folder in event.added if (path := to_fs_path(folder.uri))]
         self.documents.roots = list(dict.fromkeys([*kept, *new]))
         for document in self.documents:

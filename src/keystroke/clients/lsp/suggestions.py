@@ -111,10 +111,10 @@ class Suggestions:
         if not isinstance(arguments, (list, tuple)) or not arguments:
             return
         name = str(arguments[0])
-        held = self._texts.get(name)
-        if held is None:
+        known = self._texts.get(name)
+        if known is None:
             return
-        uri, text = held
+        uri, text = known
         self._channel.feedback(name, uri, outcome, _characters(text, units))
 
     def _keep_text(self, name: str, uri: str, text: str) -> None:

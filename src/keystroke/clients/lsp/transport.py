@@ -56,13 +56,13 @@ async def serve_tcp(protocol: JsonRPCProtocol, exited: asyncio.Event, host: str,
         asyncio.get_running_loop().create_future()
     )
 
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def on_connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if first.done():
             writer.close()
         else:
             first.set_result((reader, writer))
 
-    server = await asyncio.start_server(connected, host, port)
+    server = await asyncio.start_server(on_connect, host, port)
     where = server.sockets[0].getsockname()
     log.warning("waiting for an editor at %s:%s", where[0], where[1])
     async with server:

@@ -280,9 +280,9 @@ class TerminalApp(App[None]):
             return
         known = self._sessions.list(self._workspace)
         lines = [(s.id, f"{s.title}  ({len(s.entries)} entries)") for s in known]
-        self.push_screen(ChoiceScreen("Sessions of this folder", lines), self._chosen)
+        self.push_screen(ChoiceScreen("Sessions of this folder", lines), self._open_session)
 
-    async def _chosen(self, name: str | None) -> None:
+    async def _open_session(self, name: str | None) -> None:
         if name is not None:
             try:
                 await self._show(self._sessions.load(name))

@@ -78,7 +78,7 @@ class ChatClient:
                     listener.on_text(event.delta)
                 elif isinstance(event, Restarted):
                     listener.on_restart()
-                elif isinstance(event, events.IncompleteEvent) and _steered(event.response):
+                elif isinstance(event, events.IncompleteEvent) and _was_steered(event.response):
                     listener.on_redirect()
             response = self._stream.response
             if response is None:
@@ -94,7 +94,7 @@ class ChatClient:
             self._stream = None
 
 
-def _steered(response: Response) -> bool:
+def _was_steered(response: Response) -> bool:
     return response.incomplete_details is not None and response.incomplete_details.reason == "steered"
 
 

@@ -26,12 +26,12 @@ _NAMES = {"user": "you", "assistant": "keystroke", "task": "task", "problem": "p
 
 def diff_text(diff: str) -> Text:
     """A unified diff, coloured by line."""
-    whole = Text()
+    coloured = Text()
     for line in safe_for_terminal(diff).splitlines(keepends=True):
         head = line.startswith(("+++", "---", "@@"))
         style = "bold" if head else "green" if line.startswith("+") else "red" if line.startswith("-") else ""
-        whole.append(line, style)
-    return whole
+        coloured.append(line, style)
+    return coloured
 
 
 class LogEntry(Static):
@@ -52,8 +52,8 @@ class LogEntry(Static):
 
     def _draw(self) -> None:
         name = _NAMES.get(self.kind, self.kind)
-        whole = Text(f"{name}\n", "bold") if name else Text()
-        self.update(whole + Text(safe_for_terminal(self.body), "dim" if self.kind == "note" else ""))
+        heading = Text(f"{name}\n", "bold") if name else Text()
+        self.update(heading + Text(safe_for_terminal(self.body), "dim" if self.kind == "note" else ""))
 
 
 class DiffView(Static):
