@@ -222,7 +222,7 @@ class Client(GatewayConnection):
     async def close(self) -> None:
         self._disconnect()
         if self._http is not None:
-            self._http.close()
+            self._http.abort()
         for stream in tuple(self._streams.values()):
             stream._fail(Unavailable("The client was closed."))
 

@@ -61,11 +61,8 @@ class HttpLink:
         elif isinstance(event, ResponseSteer):
             self._refuse_steer(event)
 
-    def close(self) -> None:
-        """Stop everything; `on_lost` is not called."""
-        self.abort()
-
     def abort(self) -> None:
+        """Stop everything; `on_lost` is not called."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
