@@ -330,10 +330,10 @@ def check_exposure(server: ServerSettings, stored: Iterable[Key]) -> None:
         )
 
 
-def uvicorn_config(gateway: Gateway, limits: WireLimits | None = None) -> uvicorn.Config:
-    """By default there may be twice as many connections as sockets, which leaves room for plain requests."""
+def uvicorn_config(gateway: Gateway) -> uvicorn.Config:
+    """There may be twice as many connections as sockets, which leaves room for plain requests."""
     server = gateway.settings.server
-    limits = limits or WireLimits(connections=2 * server.max_connections)
+    limits = WireLimits(connections=2 * server.max_connections)
     return uvicorn.Config(
         gateway,
         host=server.host,

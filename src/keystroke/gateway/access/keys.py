@@ -51,18 +51,12 @@ def digest(secret: str) -> str:
 
 
 def make_key(
-    name: str,
-    now: float | None = None,
-    *,
-    priority: bool = False,
-    monthly_tokens: int = 0,
-    monthly_cost: float = 0.0,
+    name: str, *, priority: bool = False, monthly_tokens: int = 0, monthly_cost: float = 0.0
 ) -> tuple[Key, str]:
     """A new key and its clear text, which is shown once and not stored."""
     identity, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     token = f"{PREFIX}_{identity}_{secret}"
-    made = time.time() if now is None else now
-    key = Key(identity, name, digest(token), made, None, priority, monthly_tokens, monthly_cost)
+    key = Key(identity, name, digest(token), time.time(), None, priority, monthly_tokens, monthly_cost)
     return key, token
 
 

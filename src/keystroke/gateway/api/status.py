@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from keystroke.errors import KeystrokeError
 from keystroke.gateway.work.registry import ModelRegistry, ServedModel
 from keystroke.gateway.work.service import Service
-from keystroke.protocol.codec import encode
+from keystroke.protocol.codec import encode_line
 from keystroke.protocol.faults import error_detail
 from keystroke.protocol.status import GatewayStatus, LoadStep, ModelStatus
 
@@ -70,12 +70,12 @@ async def load_lines(service: Service, name: str) -> AsyncIterator[bytes]:
     try:
         await asyncio.wait({ready}, timeout=0.02)
         while not ready.done():
-            yield _line(_step(service.registry, name))
+            yield encode_line(_step(service.registry, name))
             await asyncio.wait({ready}, timeout=_INTERVAL)
         try:
-            yield _line(LoadStep(state="ready", model=model_status(ready.result())))
+            yield encode_line(LoadStep(state="ready", model=model_status(ready.result())))
         except KeystrokeError as error:
-            yield _line(LoadStep(state="failed", error=error_detail(error), status=error.status))
+            yield encode_line(LoadStep(state="failed", error=error_detail(error), status=error.status))
     finally:
         ready.cancel()  # the load itself continues
 
@@ -85,7 +85,3 @@ def _step(registry: ModelRegistry, name: str) -> LoadStep:
     if load is None:
         return LoadStep(state="loading", what=f"loading {name}")
     return LoadStep(state="loading", what=load.what, done=load.done, total=load.total)
-
-
-def _line(step: LoadStep) -> bytes:
-    return encode(step) + b"\n"

@@ -120,7 +120,8 @@ class OutcomeStore:
                 "INSERT OR IGNORE INTO facts VALUES ('salt', ?), ('forgotten', '0'), ('paused', '0')",
                 (secrets.token_hex(16),),
             )
-            self._salt = self._fact("salt")
+            query = "SELECT value FROM facts WHERE name = 'salt'"
+            self._salt = str(self._base.execute(query).fetchone()[0])
             self._held = self._total()
 
     # For the gateway
@@ -265,9 +266,6 @@ class OutcomeStore:
 
     def _total(self) -> int:
         return int(self._base.execute("SELECT TOTAL(size) FROM outcomes").fetchone()[0])
-
-    def _fact(self, name: str) -> str:
-        return str(self._base.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()[0])
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:

@@ -89,14 +89,10 @@ class TurnJournal:
                 del self._open[turn.id]
                 self._ended.add(turn.id)
 
-    def flush(self) -> None:
-        """Write everything now; blocking."""
-        self._write()
-
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
-        self._write()
+        self.flush()
 
     def take(self, turn_id: str, key_id: str) -> OpenTurn | None:
         """Become the owner of an open turn of this key; blocking. None where there is none."""
@@ -117,7 +113,7 @@ class TurnJournal:
         purged = 0.0
         while not self._stop.wait(INTERVAL):
             try:
-                self._write()
+                self.flush()
                 if time.monotonic() - purged > _KEPT / 4:
                     purged = time.monotonic()
                     with self._engine.begin() as connection:
@@ -125,7 +121,8 @@ class TurnJournal:
             except (sa.exc.SQLAlchemyError, OSError):
                 log.warning("open turns could not be written", exc_info=True)
 
-    def _write(self) -> None:
+    def flush(self) -> None:
+        """Write everything now; blocking."""
         with self._lock:
             turns, ended = list(self._open.values()), self._ended
             self._ended = set()
