@@ -16,9 +16,8 @@ from keystroke.analysis.check import check
 from keystroke.clients.live_connection import LiveClient
 from keystroke.errors import InputError, Interrupted
 from keystroke.gateway.live.audit import LARGE, BufferAudit
-from keystroke.gateway.live.checker import CheckProcess
+from keystroke.gateway.live.key_process import CheckProcess, RefactorProcess
 from keystroke.gateway.live.mirror import BufferMirror
-from keystroke.gateway.live.refactorer import RefactorProcess
 from keystroke.isolation import IsolatedFunction
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit, apply_edits

@@ -24,9 +24,8 @@ from keystroke.engine.generation import GenerationParams
 from keystroke.engine.speculative.file_draft import FileDrafter
 from keystroke.errors import Forbidden, InputError, KeystrokeError, UsageError
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.live.checker import CheckProcess
+from keystroke.gateway.live.key_process import CheckProcess, RefactorProcess, to_deltas
 from keystroke.gateway.live.mirror import BufferMirror
-from keystroke.gateway.live.refactorer import RefactorProcess, to_deltas
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import AUTO
 from keystroke.gateway.work.remote import RemoteJob

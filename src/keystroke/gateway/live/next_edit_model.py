@@ -22,8 +22,7 @@ from keystroke.assist.next_edit.candidates import MOST
 from keystroke.assist.next_edit.places import PlacesFormat
 from keystroke.errors import KeystrokeError
 from keystroke.gateway.live.mirror import BufferMirror
-from keystroke.gateway.live.model_access import ModelAccess
-from keystroke.gateway.work.model_client import ModelClient
+from keystroke.gateway.work.model_client import ModelAccess, ModelClient
 from keystroke.gateway.work.registry import ModelRegistry, ServedModel
 
 SECONDS = 1.5  # that all questions about one change may take

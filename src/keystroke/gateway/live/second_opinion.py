@@ -22,7 +22,7 @@ from keystroke.engine.generation import Chunk
 from keystroke.engine.speculative import AdaptiveDrafter, Drafter, FileDrafter, verify_cost
 from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.gateway.live.mirror import BufferMirror
-from keystroke.gateway.live.model_access import ModelAccess
+from keystroke.gateway.work.model_client import ModelAccess
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import ModelRegistry, ServedModel
 from keystroke.gateway.work.scheduler import Job

@@ -31,9 +31,9 @@ from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.errors import InputError, Interrupted, KeystrokeError
 from keystroke.gateway.access.limits import Permit
 from keystroke.gateway.live.mirror import BufferMirror
-from keystroke.gateway.live.model_access import ModelAccess
 from keystroke.gateway.live.outcomes import BufferOutcomes
 from keystroke.gateway.live.second_opinion import SecondOpinion, SuggestionRequest
+from keystroke.gateway.work.model_client import ModelAccess
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.scheduler import Job

@@ -6,6 +6,7 @@ A request goes through the model's queue like all work; cancelling the awaiting 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from keystroke.assist.next_edit import EngineAnswer
 from keystroke.engine.base import TokenLogprob
@@ -16,6 +17,15 @@ from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAccess:
+    """A served model together with the caller on whose budget it is used."""
+
+    service: Service
+    entry: ServedModel
+    caller: Caller
 
 
 class ModelClient:
