@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from keystroke.text.compare import Budget, compare
@@ -198,31 +198,24 @@ def _line_start(text: str, at: int) -> int:
 
 
 def common_prefix(a: str, b: str) -> int:
-    """How many characters both texts begin with; compares blocks, not characters."""
-    limit = min(len(a), len(b))
-    low = 0
-    while low < limit and a[low : low + _BLOCK] == b[low : low + _BLOCK] and low + _BLOCK <= limit:
-        low += _BLOCK
-    high = min(limit, low + _BLOCK)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    """How many characters both texts begin with."""
+    return _longest_equal(min(len(a), len(b)), lambda near, far: a[near:far] == b[near:far])
 
 
 def common_suffix(a: str, b: str) -> int:
     """How many characters both texts end with."""
-    limit = min(len(a), len(b))
+    return _longest_equal(min(len(a), len(b)), lambda near, far: _tail(a, near, far) == _tail(b, near, far))
+
+
+def _longest_equal(limit: int, equal: Callable[[int, int], bool]) -> int:
+    """The largest length up to `limit` at which all is `equal`; compares blocks, not characters."""
     low = 0
-    while low + _BLOCK <= limit and _tail(a, low, low + _BLOCK) == _tail(b, low, low + _BLOCK):
+    while low + _BLOCK <= limit and equal(low, low + _BLOCK):
         low += _BLOCK
     high = min(limit, low + _BLOCK)
     while low < high:
         middle = (low + high + 1) // 2
-        if _tail(a, low, middle) == _tail(b, low, middle):
+        if equal(low, middle):
             low = middle
         else:
             high = middle - 1
