@@ -64,13 +64,9 @@ def open_task_model(name: str, run: Invocation) -> CompletionModel:
 def gateway_model(name: str, run: Invocation) -> str | None:
     """The shared gateway's name of a local model, which is loaded there; None where commands do not share a
     gateway, the model is remote, or no gateway can be started."""
-    if (
-        not run.uses_shared_gateway
-        or _remote(name, run.settings) is not None
-        or _open_shared_model(name, run) is None
-    ):
+    if not run.uses_shared_gateway or _remote(name, run.settings) is not None:
         return None
-    return served_name(name, run.settings)
+    return served_name(name, run.settings) if _open_shared_model(name, run) is not None else None
 
 
 def _open_shared_model(name: str, run: Invocation) -> CompletionModel | None:

@@ -170,11 +170,11 @@ def setup(
             run.console.note("nothing was changed" + ("" if dry_run else "; use --yes to install"))
         return
     record = SetupRecord.load(settings.paths.state) or SetupRecord()
-    questions = _Questions(yes)
+    asker = _Asker(yes)
     try:
-        added, failed = _install(run, plan, record, questions)
+        added, failed = _install(run, plan, record, asker)
         roles = _choose_roles(run, plan, record, {*installed, *added})
-        hints = _configure(run, _select_editors(editor, found, yes), folders, record, questions)
+        hints = _configure(run, _select_editors(editor, found, yes), folders, record, asker)
     finally:
         if record != SetupRecord():
             record.save(settings.paths.state)
@@ -189,7 +189,7 @@ def setup(
         raise typer.Exit(1)
 
 
-class _Questions:
+class _Asker:
     def __init__(self, yes: bool) -> None:
         self._yes = yes
 
@@ -228,7 +228,7 @@ def _show_plan(run: Invocation, plan: SetupPlan, found: list[EditorWriter]) -> N
 
 
 def _install(
-    run: Invocation, plan: SetupPlan, record: SetupRecord, questions: _Questions
+    run: Invocation, plan: SetupPlan, record: SetupRecord, asker: _Asker
 ) -> tuple[list[str], list[str]]:
     """Download what the plan needs: what was added, and what failed. A failure is reported, and setup goes
     on."""
@@ -238,7 +238,7 @@ def _install(
     failed: list[str] = []
     for name in plan.downloads:
         model = BUILT_IN[name]
-        if not questions.ask(f"Download {model.title} ({format_size(model.size)}, {model.licence})?"):
+        if not asker.ask(f"Download {model.title} ({format_size(model.size)}, {model.licence})?"):
             continue
         try:
             with run.console.progress() as progress:
@@ -252,9 +252,7 @@ def _install(
     return added, failed
 
 
-def _choose_roles(
-    run: Invocation, plan: SetupPlan, record: SetupRecord, available: set[str]
-) -> dict[str, str]:
+def _choose_roles(run: Invocation, plan: SetupPlan, record: SetupRecord, usable: set[str]) -> dict[str, str]:
     """Write the models of the plan to the user's settings where they are not chosen anyway. Returns the
     model of each role."""
 
@@ -266,9 +264,9 @@ def _choose_roles(
         record.settings.setdefault(key, before if key in settings.origins else None)
         write_setting(key, name, run.environ)
 
-    if plan.fast == EMBEDDED or plan.fast in available:
+    if plan.fast == EMBEDDED or plan.fast in usable:
         choose("model.default", Role.FAST, plan.fast)
-    if plan.deep is not None and plan.deep in available:
+    if plan.deep is not None and plan.deep in usable:
         choose("model.deep", Role.DEEP, plan.deep)
     after = load_settings(run.flags, environ=run.environ)
     roles = {"fast": model_for(Role.FAST, after), "deep": model_for(Role.DEEP, after)}
@@ -285,11 +283,7 @@ def _select_editors(names: list[str] | None, found: list[EditorWriter], yes: boo
 
 
 def _configure(
-    run: Invocation,
-    writers: list[EditorWriter],
-    folders: UserFolders,
-    record: SetupRecord,
-    questions: _Questions,
+    run: Invocation, writers: list[EditorWriter], folders: UserFolders, record: SetupRecord, asker: _Asker
 ) -> dict[str, str]:
     """Write the configuration of each program. Returns how to try each."""
     hints: dict[str, str] = {}
@@ -302,7 +296,7 @@ def _configure(
                 hints[writer.title] = change.hint
             continue
         where = ", ".join([*map(str, change.files), *(" ".join(command) for command in change.commands)])
-        if not questions.ask(f"Configure {writer.title} ({where})?"):
+        if not asker.ask(f"Configure {writer.title} ({where})?"):
             continue
         for path, text in change.files.items():
             record.write_file(path, text)

@@ -121,19 +121,17 @@ class Findings:
         if span is None or span[1] > len(document.text):
             return None
 
-        def rebase_fixes(
-            fixes: Sequence[live.LiveFix], prefix: str = ""
-        ) -> list[tuple[str, tuple[Edit, ...]]]:
+        def rebase(fixes: Sequence[live.LiveFix], prefix: str = "") -> list[tuple[str, tuple[Edit, ...]]]:
             proposed = [
                 (f"{prefix}{_title(fix)}", [Edit(d.start, d.end, d.text) for d in fix.edits]) for fix in fixes
             ]
             moved = [(title, document.rebase_edits(edits, revision)) for title, edits in proposed]
             return [(title, edits) for title, edits in moved if edits]
 
-        fixes = rebase_fixes(found.fixes)
+        fixes = rebase(found.fixes)
         ready = len(fixes)
         if isinstance(found, live.LiveFinding):
-            fixes += rebase_fixes(found.suggestions, "Suggestion: ")
+            fixes += rebase(found.suggestions, "Suggestion: ")
         diagnostic = types.Diagnostic(
             range=document.range(*span),
             message=message,
