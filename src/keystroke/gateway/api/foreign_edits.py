@@ -81,13 +81,9 @@ class ForeignEdits:
         )
         if completion.refusal(prompt.text) is not None:
             return prompt.window
-        if (
-            _at_line_end(prompt)
-            and (edit := await self._complete_at_cursor(prompt, completion, client)) is not None
-        ):
-            return _apply_in_window(prompt, [edit]) or prompt.window
-        found = await self._find_next_edits(prompt, entry, language, client)
-        return _apply_in_window(prompt, found) or prompt.window
+        edit = await self._complete_at_cursor(prompt, completion, client) if _at_line_end(prompt) else None
+        edits = [edit] if edit is not None else await self._find_next_edits(prompt, entry, language, client)
+        return _apply_in_window(prompt, edits) or prompt.window
 
     async def _complete_at_cursor(
         self, prompt: EditorPrompt, completion: LiveCompletion, client: ModelClient

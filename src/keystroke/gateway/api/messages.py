@@ -70,15 +70,10 @@ _CLIENT_TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
 async def create_message(api: Endpoints, call: ApiRequest[wire.MessagesRequest]) -> HttpResponse:
     request = call.body
     chat = chat_request(request, api.service.registry)
-    shown = (
-        _wants_reasoning(request)
-        and request.thinking is not None
-        and request.thinking.type != "between_tools"
-    )
-    hidden = request.thinking is not None and request.thinking.display == "omitted"
-    serializer = partial(
-        MessagesSerializer, thinking=shown, hidden=hidden, notes=_notes_on_tools(request.tools)
-    )
+    thinking, notes = request.thinking, _notes_on_tools(request.tools)
+    shown = thinking is not None and thinking.type not in ("disabled", "between_tools")
+    hidden = thinking is not None and thinking.display == "omitted"
+    serializer = partial(MessagesSerializer, thinking=shown, hidden=hidden, notes=notes)
     start = partial(api.texts.chat, serializer=serializer)
     response = await api.answer_text(call.with_body(chat), start, MESSAGES, progress=PING_INTERVAL)
     response.headers["request-id"] = new_request_id()

@@ -33,11 +33,9 @@ _DESCRIPTIONS = {
 
 def model_catalog(registry: ModelRegistry) -> dict[str, Any]:
     contexts = {offer.name: offer.context for offer in registry.offers.values()}
-    listed = {c.name: _CatalogEntry(c.role, contexts.get(c.name)) for c in registry.router.candidates}
-    listed |= {
-        e.name: _CatalogEntry(e.role, e.context_length, e.parameters) for e in registry.entries.values()
-    }
-    names: dict[str, _CatalogEntry] = {AUTO: next(iter(listed.values()))}
+    listed = {c.name: _Entry(c.role, contexts.get(c.name)) for c in registry.router.candidates}
+    listed |= {e.name: _Entry(e.role, e.context_length, e.parameters) for e in registry.entries.values()}
+    names: dict[str, _Entry] = {AUTO: next(iter(listed.values()))}
     for role in ROLES:
         first = next((c.name for c in registry.router.candidates if c.role == role), None)
         if first is not None:
@@ -59,13 +57,13 @@ def models_etag(registry: ModelRegistry) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _CatalogEntry:
+class _Entry:
     role: str
     context_length: int | None
     parameters: int = 0  # 0: unknown until it is loaded
 
 
-def _openai(name: str, model: _CatalogEntry) -> dict[str, Any]:
+def _openai(name: str, model: _Entry) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
@@ -79,7 +77,7 @@ def _openai(name: str, model: _CatalogEntry) -> dict[str, Any]:
     }
 
 
-def _codex(name: str, entry: _CatalogEntry, place: int) -> dict[str, Any]:
+def _codex(name: str, entry: _Entry, place: int) -> dict[str, Any]:
     window = entry.context_length or 128_000
     return {
         "slug": name,

@@ -257,9 +257,8 @@ class OllamaSerializer(TextSerializer):
         return [self.line("", calls=[call])]
 
     def on_end(self, outcome: WorkOutcome) -> list[Any]:
-        complete = self.line(
-            "".join(self._text), "".join(self._thoughts), self._finished_calls, self._logprobs
-        )
+        text, thoughts = "".join(self._text), "".join(self._thoughts)
+        complete = self.line(text, thoughts, self._finished_calls, self._logprobs)
         last = self.line("")
         for line in (complete, last):
             self._finish(line, outcome)
@@ -396,11 +395,9 @@ def _requested_name(request: wire.OllamaModelRequest) -> str:
 
 def _resolve_name(api: Endpoints, name: str) -> str:
     """The model that a name or a role means. Raises ModelNotFound."""
-    return (
-        api.service.choose(name, lambda: _CHAT).model
-        if name != "auto"
-        else _default_name(api.service.registry)
-    )
+    if name == "auto":
+        return _default_name(api.service.registry)
+    return api.service.choose(name, lambda: _CHAT).model
 
 
 def _default_name(registry: ModelRegistry) -> str:

@@ -111,9 +111,8 @@ def affinity(instructions: str | None, items: Sequence[Item]) -> str:
     begins. Turns with the same affinity share a prefix on one engine."""
     digest = hashlib.sha256(_both_ends(instructions or "").encode("utf-8", "surrogatepass"))
     for item in items:
-        digest.update(
-            f"\0{item.role}\0{_both_ends(content_text(item.content))}".encode("utf-8", "surrogatepass")
-        )
+        text = _both_ends(content_text(item.content))
+        digest.update(f"\0{item.role}\0{text}".encode("utf-8", "surrogatepass"))
         if item.is_from_user:
             break
     return digest.hexdigest()[:32]

@@ -419,11 +419,9 @@ class ResponseRun:
         """Lengths of the prefixes of the prompt that the request marks, and for how many seconds."""
         lengths = []
         for items, seconds in cache_breakpoints(self._request, self._items):
-            upto: list[int] = await self._owner.service.run_off_loop(
-                prompts.text_length(items),
-                partial(self._render_tokens, model, items, form, generate=False),
-                model,
-            )
+            render = partial(self._render_tokens, model, items, form, generate=False)
+            size = prompts.text_length(items)
+            upto: list[int] = await self._owner.service.run_off_loop(size, render, model)
             lengths.append((common_prefix(upto, tokens), seconds))
         return lengths
 

@@ -22,8 +22,8 @@ from keystroke.gateway.api.replay import Replays
 from keystroke.gateway.api.response_request import check_request
 from keystroke.gateway.api.response_run import OnTurn, ResponseRun
 from keystroke.gateway.record.turns import TurnJournal
-from keystroke.gateway.work.receipts import usage
 from keystroke.gateway.work.service import Service, new_id
+from keystroke.gateway.work.work import usage
 from keystroke.protocol.faults import PreviousResponseNotFound, ResponseNotFound
 from keystroke.protocol.items import content_text
 from keystroke.protocol.requests import CreateRequest, ResponseCreate

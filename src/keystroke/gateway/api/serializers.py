@@ -14,8 +14,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from keystroke.assist.tool_calls.tools import OfferedTool
-from keystroke.gateway.work.receipts import usage
-from keystroke.gateway.work.work import WorkOutcome
+from keystroke.gateway.work.work import WorkOutcome, usage
 from keystroke.protocol import chat
 from keystroke.protocol.faults import error_detail
 from keystroke.protocol.items import ChosenToken, CompactionItem
@@ -173,8 +172,8 @@ class ChatSerializer(TextSerializer):
     def on_call(self, tool: OfferedTool) -> list[Any]:
         index = len(self._calls)
         identity = f"call_{self.id.removeprefix('chatcmpl_')}_{index}"
-        self._calls.append(chat.ToolCall(identity, chat.FunctionPiece(tool.name)))
         piece = chat.FunctionPiece(tool.name)
+        self._calls.append(chat.ToolCall(identity, piece))
         delta_call = chat.ToolCallPiece(index=index, id=identity, type="function", function=piece)
         return [self._chunk(chat.ChatDelta(tool_calls=[delta_call]))]
 

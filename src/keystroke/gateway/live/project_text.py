@@ -89,10 +89,8 @@ class ProjectIndex:
                     cut = True
                     break
                 found.append((name, lexed))
-        removed = {name for name in self._read if language_family(name) == family} - {
-            name for name, _ in found
-        }
-        for name in removed:
+        listed = {name for name, _ in found}
+        for name in [n for n in self._read if language_family(n) == family and n not in listed]:
             del self._read[name]
         index = TextIndex.build(self._lexicon, found[::-1])
         log.debug("%d files of the project read in %.0f ms", len(found), 1e3 * (time.perf_counter() - began))

@@ -72,9 +72,8 @@ def read_backup(store: Store, file: Path, progress: Progress = no_progress) -> d
         done = 0
         for name, rows in _batches(file):
             table = _TABLES[name]
-            added = connection.execute(
-                insert(table).on_conflict_do_nothing(), [_from_json(table, r) for r in rows]
-            )
+            values = [_from_json(table, row) for row in rows]
+            added = connection.execute(insert(table).on_conflict_do_nothing(), values)
             counts[name] += max(0, added.rowcount)
             done += len(rows)
             progress("restoring", done, 0)

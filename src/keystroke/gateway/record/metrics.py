@@ -51,11 +51,10 @@ class Metrics:
         self._series: dict[tuple[str, str], _Series] = {}
 
     def record_response(self, receipt: Receipt, status: str) -> None:
-        series = self._series.get((receipt.model, receipt.priority))
+        names = receipt.model, receipt.priority
+        series = self._series.get(names)
         if series is None:
-            series = self._series[receipt.model, receipt.priority] = _Series(
-                self, receipt.model, receipt.priority
-            )
+            series = self._series[names] = _Series(self, *names)
         series.add(receipt, status)
 
     def sample(self, model: str, waiting: int, running: int, stats: EngineStats | None) -> None:

@@ -120,9 +120,8 @@ class Store:
     async def commit_response(self, key_id: str, items: Sequence[Item], response: Response) -> bool:
         """Save a response that has ended; whether it is committed. Calls that wait at the same time share a
         commit."""
-        return await self._flush_with(
-            ResponseRecord(key_id, items, response) if self.retention_days else None
-        )
+        record = ResponseRecord(key_id, items, response) if self.retention_days else None
+        return await self._flush_with(record)
 
     async def flush(self) -> bool:
         """Wait until everything queued so far was tried; whether it is committed."""

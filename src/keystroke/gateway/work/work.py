@@ -7,6 +7,7 @@ own receipt, and the limits are charged for their sum.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from keystroke.engine.generation import Chunk, Finish
 from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.access.limits import Permit
-from keystroke.gateway.work.receipts import span_receipt
 from keystroke.gateway.work.ticket import (
     CounterSnapshot,
     Redirected,
@@ -26,7 +26,7 @@ from keystroke.gateway.work.ticket import (
     TicketItem,
     TicketSteered,
 )
-from keystroke.protocol.response import Receipt
+from keystroke.protocol.response import InputTokenDetails, Receipt, ResponseUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,7 @@ class Work:
         self.price = price
         self._on_span_end = on_span_end
         self._input_tokens = ticket.job.input_tokens  # 0: a remote server counts them
-        self.span_start: CounterSnapshot | None = (
-            None  # where the span begins; None: at the ticket's beginning
-        )
+        self.span_start: CounterSnapshot | None = None  # None: the span begins with the ticket
         self.kept_tokens: int | None = None  # in the session, where a steered span began
         self._spent = 0
         self._failure: KeystrokeError | None = None
@@ -175,3 +173,63 @@ def _status(error: KeystrokeError | None, finish: Finish | None) -> tuple[str, s
     if finish is Finish.UNMET:
         return "incomplete", "grammar", None
     return "completed", "stop", None
+
+
+def span_receipt(work: Work, input_tokens: int, until: CounterSnapshot | None) -> Receipt:
+    """The receipt of a work's current span, up to a snapshot (None: the ticket's own end, or now)."""
+    ticket, kept_tokens = work.ticket, work.kept_tokens
+    stats, timing = ticket.stats, ticket.timing
+    base = work.span_start or CounterSnapshot()
+    last = until or CounterSnapshot.of(stats)
+    times = sorted(stats.step_seconds[base.steps : last.steps])
+    spent_steps = last.steps - base.steps
+    output = last.tokens - base.tokens
+    reused = min(stats.reused if kept_tokens is None else kept_tokens, input_tokens)
+    computed = last.computed - base.computed  # less than the remaining input if it was stopped early
+    began = base.at or timing.submitted
+    ended = last.at if until else timing.ended or time.perf_counter()
+    started = base.at or timing.started or ended
+    first = timing.first if timing.first > began else 0.0
+    share = spent_steps / output if output else 1.0  # a step may give several tokens
+    return Receipt(
+        model=work.model,
+        priority=ticket.priority.label,
+        service_tier=ticket.tier.label,
+        queue_ms=_ms(started - began),
+        prefill_ms=_ms(last.prefill - base.prefill),
+        decode_ms=_ms(sum(times)),
+        network_ms=_ms(work.network_seconds),
+        first_token_ms=_ms(first - began) if first else 0.0,
+        total_ms=_ms(ended - began),
+        input_tokens=input_tokens,
+        reused_tokens=reused,
+        computed_tokens=computed,
+        output_tokens=output,
+        steps=spent_steps,
+        drafted_tokens=last.drafted - base.drafted,
+        accepted_tokens=last.accepted - base.accepted,
+        token_p50_ms=_ms(_quantile(times, 0.50) * share),
+        token_p99_ms=_ms(_quantile(times, 0.99) * share),
+        preemptions=ticket.preemptions,
+        cost=round(work.price.cost(computed + reused, reused, output), 9),
+    )
+
+
+def usage(receipt: Receipt) -> ResponseUsage:
+    return ResponseUsage(
+        input_tokens=receipt.input_tokens,
+        output_tokens=receipt.output_tokens,
+        total_tokens=receipt.input_tokens + receipt.output_tokens,
+        input_tokens_details=InputTokenDetails(
+            cached_tokens=receipt.reused_tokens,
+            cache_write_tokens=receipt.input_tokens - receipt.reused_tokens,
+        ),
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(max(0.0, seconds) * 1e3, 3)
+
+
+def _quantile(ordered: list[float], q: float) -> float:
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
