@@ -17,7 +17,7 @@ from keystroke.errors import ConfigError
 from keystroke.scale import capacity
 from keystroke.scale.capacity import check_fits
 from keystroke.scale.loopback import prepare_environment
-from keystroke.scale.rollout import _failed, missing_resources
+from keystroke.scale.rollout import _deploy_error, missing_resources
 
 
 def keystroke(folder: Path, *arguments: str, without: str = "") -> subprocess.CompletedProcess[str]:
@@ -101,11 +101,11 @@ def test_replicas_that_do_not_fit_the_memory_are_refused(monkeypatch: pytest.Mon
 def test_the_error_of_a_replica_is_said_in_its_own_words() -> None:
     said = "ray::Replica\n  File ...\nkeystroke.errors.NotFound: there is no model called x; add one.\n"
     wanted = "The replicas did not come up: there is no model called x; add one."
-    assert str(_failed(said)) == str(_failed("Failed to update gateway.", "", said)) == wanted
+    assert str(_deploy_error(said)) == str(_deploy_error("Failed to update gateway.", "", said)) == wanted
 
 
 def test_the_last_error_of_a_replica_is_shown_where_it_is_not_ours() -> None:
-    failed = _failed(
+    failed = _deploy_error(
         "Failed to update gateway.", "ray::Replica\nKeyError: 'x'\n  File ...\nOSError: no socket\n"
     )
     assert str(failed).startswith(

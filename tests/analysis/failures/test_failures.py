@@ -285,8 +285,8 @@ def test_a_screen_tells_what_would_be_written_over(shown: bytes, unfinished: byt
         screen.feed(shown[at : at + 7])
     whole = TerminalLine()
     whole.feed(shown)
-    assert whole.unfinished() == unfinished
-    assert screen.unfinished() == unfinished or shown.startswith(b"\x1b[?1049h")
+    assert whole.unfinished_line() == unfinished
+    assert screen.unfinished_line() == unfinished or shown.startswith(b"\x1b[?1049h")
 
 
 @pytest.mark.parametrize(
