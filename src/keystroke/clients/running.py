@@ -62,8 +62,8 @@ def running_processes() -> list[RunningProcess]:
 
 
 def stop_process(pid: int) -> bool:
-    """End a process: asked first, killed after 15 seconds; the files of a gateway are deleted. False
-    if it is no Keystroke process any more, or the system refuses."""
+    """Terminate a process, kill it if it runs after 15 seconds, and delete the files of a gateway. False if
+    it is no longer a Keystroke process, or the system refuses."""
     one = next((found for found in running_processes() if found.pid == pid), None)
     if one is None:
         return False

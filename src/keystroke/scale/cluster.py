@@ -1,4 +1,4 @@
-"""Starts or joins Ray, and leaves it clean.
+"""Starts or joins Ray, and disconnects from it at the end.
 
 A local Ray belongs to the process that started it and stops with it, replicas first, each drained. A cluster
 is joined and left with the application on it.

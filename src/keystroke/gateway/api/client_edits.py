@@ -1,9 +1,9 @@
 """Calls with which a client's agent changes files: checked, and made with the machinery of `keystroke edit`.
 
-A small model writes poor calls: it copies the conversation into the file, or loses half of it. Where it wants
-to change a file that the client has shown it, the new text is made as `keystroke edit` makes it, by questions
-of their own; the client sees an ordinary call. The model only names the file. Where that fails and it has
-written a text of its own, that is sent if it does no damage, and else a text that says why it was not.
+A small model writes poor calls: it copies the conversation into the file, or loses half of it. So it only
+names the file: if the client has shown that file, its new text is made by separate questions, as in
+`keystroke edit`, and the client sees an ordinary call. Where that fails, the text that the model wrote itself
+is sent if it does no damage, and otherwise a message that says why it was not.
 """
 
 from __future__ import annotations

@@ -391,7 +391,7 @@ class Compactor:
             return "", None  # the list of the user's messages remains
 
     async def _ask(self, job: Job | RemoteJob, entry: ServedModel, caller: Caller) -> tuple[str, Receipt]:
-        """A model that reasons is kept from it: the summary would not fit into its allowance."""
+        """The answer to a job. Reasoning is switched off: with it the summary would exceed its allowance."""
         service, model = self._service, entry.model
         if isinstance(job, Job) and model is not None and model.chat is not None:
             job.prompt = model.chat.without_thought(model.tokenizer, list(job.prompt))

@@ -289,8 +289,8 @@ def _wants_reasoning(request: wire.MessagesPrompt) -> bool:
 
 
 def _effort(request: wire.MessagesPrompt) -> str:
-    """How much a model that can reason is to: not at all unless `thinking` asks for it. Anthropic's `high` is
-    its default, which Claude Code sends with every request."""
+    """The reasoning effort: none unless `thinking` asks for reasoning. Anthropic's `high` is its default,
+    which Claude Code sends with every request."""
     if not _wants_reasoning(request):
         return "none"
     wanted = request.output_config.effort if request.output_config is not None else None

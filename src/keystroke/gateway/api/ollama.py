@@ -131,7 +131,7 @@ def _answer_options(request: wire.OllamaGenerationFields) -> dict[str, Any]:
 
 
 def _effort(think: bool | str | None) -> str | None:
-    """How much a model that can reason is to; None: as it does by itself."""
+    """The reasoning effort; None: the model's default."""
     if isinstance(think, bool):
         return "medium" if think else "none"
     return think or None

@@ -245,8 +245,8 @@ def render_conversation(
     generate: bool = True,
     effort: str | None = None,
 ) -> list[int]:
-    """The tokens of a whole conversation. `effort`: how much a model that can reason is to. Raises
-    NoSuitableModel where there is no template."""
+    """The tokens of a whole conversation. `effort`: of reasoning. Raises NoSuitableModel where there
+    is no template."""
     template = model.chat
     if template is None:
         raise NoSuitableModel(

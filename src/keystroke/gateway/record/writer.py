@@ -2,7 +2,7 @@
 
 What was queued can be read from memory until it is committed. A database that is locked or full is retried
 with growing pauses; `failing` is True meanwhile. A key over its quota loses its oldest responses, by a clock
-that never runs backwards. Whoever waits for a row that cannot be stored at all is told so.
+that never runs backwards. A caller that waits for a row learns if it cannot be stored at all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Submits work to the server's models from a task's thread.
 
-Work is admitted, queued by priority and accounted like any other. A rate limit is waited out for a while:
-a task cannot come back later.
+Work is admitted, queued by priority and accounted like any other. Where a rate limit is reached, submitting
+waits for up to two minutes, because a task cannot try again later.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class ServedDecoder(Decoder):
         return self._bridge.submit(self._model, make, lambda item: items.put((stream, item)), self._interrupt)
 
     def step(self, streams: Sequence[AttemptStream], timeout: float | None) -> Iterable[AttemptChunk]:
-        """At most one piece per stream, so that each is watched before the next."""
+        """At most one piece per stream, so that each is checked before the next is read."""
         pieces: dict[ServedAttemptStream, AttemptChunk] = {}
         end = None if timeout is None else time.monotonic() + timeout
         while True:

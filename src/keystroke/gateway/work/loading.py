@@ -1,6 +1,6 @@
 """Models that are loaded on first use.
 
-A load runs on its own thread, once however many requests wait for it, and continues if they are cancelled.
+A load runs on its own thread. Requests for the same model share it, and it continues if they are cancelled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """A model that can be loaded: its role, and what is known of it before."""
+    """A model that can be loaded: its role, and what is known of it until then."""
 
     name: str
     role: str

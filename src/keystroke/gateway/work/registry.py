@@ -340,7 +340,8 @@ def registry_from_settings(
 
 
 def _adapted_name(entry: ServedModel, settings: Settings) -> str | None:
-    """A model that maps its file shares the weights with its adapted copy."""
+    """The name under which a model is loaded with its adapter; None where that needs a second copy of the
+    weights. A model that maps its file shares them."""
     model = entry.model
     if model is None or model.path is None or model.adapter_facts or not model.engine.info.mapped:
         return None

@@ -2,8 +2,7 @@
 
 Only this thread touches the engine. Each turn steps the best-ranked answers, as many as the engine batches,
 equals in rotation. Better work that arrives goes first at the next step and interrupts a long prefill, which
-continues later from where it stopped. Items are posted to the event loop in batches: one wake-up however many
-tokens.
+continues later from where it stopped. Items are posted to the event loop in batches, each with one wake-up.
 """
 
 from __future__ import annotations
@@ -241,7 +240,7 @@ class Scheduler(WorkQueue):
             self._run_or_finish(best, self._prefill)
             return
         engine = self.model.engine
-        # Where company slows a step, only equals are joined: lower work must not delay higher work.
+        # Where a larger batch slows a step, only equals join it: lower work must not delay higher work.
         company = [
             r
             for r in ready[1:]
@@ -405,8 +404,8 @@ def _deliver_items(ticket: Ticket, items: list[TicketItem]) -> None:
 
 def _step_order(running: RunningTicket, now: float) -> tuple[int, int]:
     """Better ranks first, equals in rotation. A conversation that has not stepped for a while counts as an
-    edit: an edit slows it down and never stops it. Work that yields does not begin to read its prompt that
-    way, which would stop the others for seconds."""
+    edit: an edit slows it down and never stops it. Work of the flex tier does not begin its prefill that
+    way, because it would stop the others for seconds."""
     ticket = running.ticket
     step_rank = ticket.rank
     steps = running.prefilled or ticket.tier is not Tier.FLEX
