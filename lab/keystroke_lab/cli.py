@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.clients.cli.options import Invocation, invocation_of
 from keystroke.errors import InputError, NotFound, UsageError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from test_cli_chat import terminal
 from keystroke.agent.loop.events import OutputEvent
 from keystroke.agent.sandbox import find_sandbox
 from keystroke.clients.cli.do_view import TerminalTaskView
-from keystroke.clients.cli.invocation import Invocation
+from keystroke.clients.cli.options import Invocation
 
 BEFORE = "def add(a, b):\n    return a - b\n"
 AFTER = "def add(a, b):\n    return a + b\n"

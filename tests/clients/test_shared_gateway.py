@@ -20,7 +20,7 @@ from tiny_model import write_tiny_model
 
 from keystroke.agent.loop import TaskStore
 from keystroke.clients.cli.fingerprint import checkout, fingerprint
-from keystroke.clients.cli.invocation import Invocation
+from keystroke.clients.cli.options import Invocation
 from keystroke.clients.cli.shared_gateway import serve_command
 from keystroke.clients.gateway_address import GatewayAddress
 from keystroke.clients.gateway_http import GatewayHttp, error_from_detail

@@ -13,8 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, invocation_of
-from keystroke.clients.cli.options import option
+from keystroke.clients.cli.options import Invocation, invocation_of, option
 from keystroke.errors import UsageError
 
 

@@ -15,8 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from keystroke.clients.cli.invocation import Invocation
-from keystroke.clients.cli.options import option
+from keystroke.clients.cli.options import Invocation, option
 from keystroke.errors import ConfigError, UsageError
 
 

@@ -25,8 +25,7 @@ from keystroke.analysis.audit.rules.wrappers import project_wrappers
 from keystroke.clients.cli import options
 from keystroke.clients.cli.console import Console, format_count, print_error
 from keystroke.clients.cli.installed_version import release
-from keystroke.clients.cli.invocation import Invocation, invocation_of
-from keystroke.clients.cli.options import argument, option
+from keystroke.clients.cli.options import Invocation, argument, invocation_of, option
 from keystroke.errors import InputError, KeystrokeError, UsageError
 
 _BOM = b"\xef\xbb\xbf"

@@ -20,8 +20,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.fingerprint import checkout
-from keystroke.clients.cli.invocation import Invocation, invocation_of
-from keystroke.clients.cli.options import argument
+from keystroke.clients.cli.options import Invocation, argument, invocation_of
 from keystroke.errors import NotFound, UnsupportedModel
 
 QUICK = "quick"

@@ -14,8 +14,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.console import format_size
-from keystroke.clients.cli.invocation import Invocation, invocation_of
-from keystroke.clients.cli.options import argument, option
+from keystroke.clients.cli.options import Invocation, argument, invocation_of, option
 from keystroke.clients.cli.setup_record import SetupRecord
 from keystroke.clients.cli.stored_files import StoredFiles, remove_empty_folders, stored_files
 from keystroke.errors import UsageError

@@ -22,7 +22,7 @@ from keystroke.text import Edit, apply_edits, minimal_diff, unified_diff
 from keystroke.text.terminal import safe_for_terminal
 
 if TYPE_CHECKING:
-    from keystroke.clients.cli.invocation import Invocation
+    from keystroke.clients.cli.options import Invocation
 
 
 UNDO_HINT = "undo with `keystroke undo`"

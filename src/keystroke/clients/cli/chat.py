@@ -20,9 +20,8 @@ from keystroke.clients.cli import options
 from keystroke.clients.cli.console import print_error
 from keystroke.clients.cli.input_line import InputLine, can_draw, read_lines
 from keystroke.clients.cli.interruption import interruptible
-from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.open_model import chat_model, generation_params, open_model
-from keystroke.clients.cli.options import option
+from keystroke.clients.cli.options import Invocation, invocation_of, option
 from keystroke.clients.cli.text_file import decode
 from keystroke.errors import InputError, KeystrokeError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import invocation_of
+from keystroke.clients.cli.options import invocation_of
 
 SNIPPETS = (
     'def greet(name: str) -> str:\n    """Return a friendly greeting."""\n    return ',

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, invocation_of
-from keystroke.clients.cli.options import argument, option
+from keystroke.clients.cli.options import Invocation, argument, invocation_of, option
 from keystroke.errors import InputError, KeystrokeError, UsageError
 
 if TYPE_CHECKING:

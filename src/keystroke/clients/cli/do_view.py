@@ -23,7 +23,7 @@ from keystroke.clients.cli.input_line import InputLine, can_draw, read_lines
 from keystroke.engine.base import Interrupt
 
 if TYPE_CHECKING:
-    from keystroke.clients.cli.invocation import Invocation
+    from keystroke.clients.cli.options import Invocation
 
 _YES = frozenset({"y", "yes"})
 _SHOWN = 2000  # characters of a line of a command's output

@@ -17,9 +17,8 @@ import typer
 from keystroke.clients.cli import options
 from keystroke.clients.cli.console import format_count, format_size
 from keystroke.clients.cli.installed_version import release
-from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.open_model import open_model
-from keystroke.clients.cli.options import option
+from keystroke.clients.cli.options import Invocation, invocation_of, option
 from keystroke.clients.gateway_address import GatewayAddress
 from keystroke.config import Settings
 from keystroke.engine.backends import BACKENDS

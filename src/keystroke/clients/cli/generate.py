@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import invocation_of
-from keystroke.clients.cli.options import argument
+from keystroke.clients.cli.options import argument, invocation_of
 from keystroke.errors import InputError
 
 

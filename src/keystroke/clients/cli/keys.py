@@ -9,8 +9,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.console import format_time
-from keystroke.clients.cli.invocation import Invocation, invocation_of
-from keystroke.clients.cli.options import argument, option
+from keystroke.clients.cli.options import Invocation, argument, invocation_of, option
 
 if TYPE_CHECKING:
     from keystroke.gateway.record.store import Store

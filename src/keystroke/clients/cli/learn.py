@@ -17,8 +17,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.console import format_size, format_time
-from keystroke.clients.cli.invocation import Invocation, invocation_of
-from keystroke.clients.cli.options import argument, option
+from keystroke.clients.cli.options import Invocation, argument, invocation_of, option
 from keystroke.errors import InputError, UsageError
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.console import format_size
-from keystroke.clients.cli.invocation import Invocation, invocation_of
-from keystroke.clients.cli.options import argument, option
+from keystroke.clients.cli.options import Invocation, argument, invocation_of, option
 from keystroke.config import load_settings
 from keystroke.config.write import write_setting
 from keystroke.engine.builtin import BUILT_IN, SMOLLM2

@@ -15,7 +15,7 @@ from keystroke.errors import ConfigError
 if TYPE_CHECKING:
     from keystroke.agent.chat.model import CompletionModel
     from keystroke.agent.chat.receipt import Price
-    from keystroke.clients.cli.invocation import Invocation
+    from keystroke.clients.cli.options import Invocation
     from keystroke.config import Settings
     from keystroke.engine.generation import GenerationParams
     from keystroke.engine.remote import Endpoint

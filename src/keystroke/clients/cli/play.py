@@ -14,8 +14,7 @@ from urllib.parse import quote
 
 import typer
 
-from keystroke.clients.cli.invocation import invocation_of
-from keystroke.clients.cli.options import option
+from keystroke.clients.cli.options import invocation_of, option
 from keystroke.replacing import replace_file
 
 

@@ -9,8 +9,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.console import format_count, format_size
-from keystroke.clients.cli.invocation import Invocation, invocation_of
-from keystroke.clients.cli.options import argument, option
+from keystroke.clients.cli.options import Invocation, argument, invocation_of, option
 from keystroke.clients.gateway_address import GatewayAddress
 from keystroke.clients.gateway_http import GatewayHttp
 from keystroke.clients.local_gateway import running_gateways

@@ -15,8 +15,7 @@ import typer
 from keystroke.analysis.audit import Severity
 from keystroke.clients.cli import options
 from keystroke.clients.cli.console import format_count
-from keystroke.clients.cli.invocation import Invocation, invocation_of
-from keystroke.clients.cli.options import argument, option
+from keystroke.clients.cli.options import Invocation, argument, invocation_of, option
 from keystroke.errors import UsageError
 
 if TYPE_CHECKING:

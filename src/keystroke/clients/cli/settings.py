@@ -14,8 +14,7 @@ from typing import Annotated
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, invocation_of
-from keystroke.clients.cli.options import argument
+from keystroke.clients.cli.options import Invocation, argument, invocation_of
 from keystroke.config import project_file, user_file
 from keystroke.errors import ConfigError, InputError
 

@@ -15,8 +15,7 @@ import typer
 from keystroke.clients.cli import options
 from keystroke.clients.cli.console import format_size, print_error
 from keystroke.clients.cli.editor_setup import EDITORS, EditorWriter, UserFolders
-from keystroke.clients.cli.invocation import Invocation, invocation_of
-from keystroke.clients.cli.options import option
+from keystroke.clients.cli.options import Invocation, invocation_of, option
 from keystroke.clients.cli.setup_record import SetupRecord
 from keystroke.config import load_settings
 from keystroke.config.write import write_setting

@@ -19,7 +19,7 @@ from keystroke.errors import ConfigError, KeystrokeError
 from keystroke.replacing import replace_file
 
 if TYPE_CHECKING:
-    from keystroke.clients.cli.invocation import Invocation
+    from keystroke.clients.cli.options import Invocation
 
 FILE = "setup.json"
 

@@ -16,7 +16,7 @@ from keystroke.clients.gateway_address import GatewayAddress
 from keystroke.clients.local_gateway import LocalGateway, ServeCommand
 
 if TYPE_CHECKING:
-    from keystroke.clients.cli.invocation import Invocation
+    from keystroke.clients.cli.options import Invocation
 
 # Project settings that shape an engine; all others are sent with each request.
 _ENGINE_SETTINGS = ("engine.", "speculation.", "generation.", "model.precision")

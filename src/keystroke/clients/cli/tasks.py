@@ -15,8 +15,7 @@ import typer
 from keystroke.clients.cli import options
 from keystroke.clients.cli.changes import workspace_root
 from keystroke.clients.cli.console import RED, format_time
-from keystroke.clients.cli.invocation import Invocation, invocation_of
-from keystroke.clients.cli.options import argument, option
+from keystroke.clients.cli.options import Invocation, argument, invocation_of, option
 from keystroke.errors import NotFound
 from keystroke.protocol import tasks as wire
 

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from keystroke.clients.cli.invocation import invocation_of
-from keystroke.clients.cli.options import argument, option
+from keystroke.clients.cli.options import argument, invocation_of, option
 from keystroke.errors import InputError, UsageError
 
 

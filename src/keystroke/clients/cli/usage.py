@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import invocation_of
-from keystroke.clients.cli.options import option
+from keystroke.clients.cli.options import invocation_of, option
 
 
 def usage(

@@ -8,7 +8,7 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.installed_version import release
-from keystroke.clients.cli.invocation import invocation_of
+from keystroke.clients.cli.options import invocation_of
 
 
 def version(ctx: typer.Context, json: options.Json = False) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from keystroke.agent.chat.model import CompletionModel
     from keystroke.assist.edit import RewriteQuestion, Writer
     from keystroke.assist.edit.writer import Messages
-    from keystroke.clients.cli.invocation import Invocation
+    from keystroke.clients.cli.options import Invocation
     from keystroke.engine.base import Interrupt
     from keystroke.engine.generation import GenerationParams
 
