@@ -16,8 +16,8 @@ from gateway_support import echo, scripted_model, serving
 
 from keystroke.config import NamedModel, ServerSettings
 from keystroke.errors import Unavailable
-from keystroke.gateway.access.budgets import BudgetSpent, MonthlyBudgets, month_end, month_start
 from keystroke.gateway.access.keys import make_key
+from keystroke.gateway.access.limits import BudgetSpent, MonthlyBudgets, month_end, month_start
 from keystroke.gateway.record.store import Store, UsageRow, default_url
 from keystroke.gateway.record.usage_export import send_usage, usage_csv
 from local_http import Handler, listening

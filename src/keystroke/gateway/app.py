@@ -30,9 +30,8 @@ from starlette.types import Receive, Scope, Send
 
 from keystroke.config import ServerSettings, Settings
 from keystroke.errors import ConfigError, KeystrokeError, NotFound, ProtocolError, RateLimited, Unavailable
-from keystroke.gateway.access.budgets import month_start
 from keystroke.gateway.access.keys import LOCAL, Caller, Key
-from keystroke.gateway.access.limits import RATE_HEADERS
+from keystroke.gateway.access.limits import RATE_HEADERS, month_start
 from keystroke.gateway.access.security import (
     SUBPROTOCOL,
     Access,

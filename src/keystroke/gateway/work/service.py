@@ -17,9 +17,8 @@ from keystroke.engine.generation import GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import Drafter, FileDrafter, drafter_for, engine_drafter
 from keystroke.errors import ContextOverflow, Forbidden, KeystrokeError, NotEnoughMemory, Unavailable
-from keystroke.gateway.access.budgets import MonthlyBudgets
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.access.limits import Permit, RateLimiter
+from keystroke.gateway.access.limits import MonthlyBudgets, Permit, RateLimiter
 from keystroke.gateway.record.metrics import Metrics
 from keystroke.gateway.record.shared_limits import SharedLimits
 from keystroke.gateway.record.store import Store
