@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from keystroke.assist.next_edit.places import PlaceMarks, PlacesFormat
-from keystroke.gateway.live.next_edit_model import QUICK, choose_edit_model
+from keystroke.gateway.live.next_edit import QUICK, choose_edit_model
 from keystroke.gateway.work.registry import ModelRegistry, ServedModel
 
 FORMAT = PlacesFormat(lambda text: [], lambda tokens: "", PlaceMarks(0, 1, 2, 3, (), ()))

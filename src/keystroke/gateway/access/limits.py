@@ -3,8 +3,8 @@
 A bucket refills continuously; charging more than it holds raises RateLimited with the seconds to wait. Prompt
 tokens are charged at the start and the real cost settled at the end, so a long answer is paid by the next
 request and never cut. The sums of a month come from the usage that all gateways store, read again every few
-seconds, and what this gateway adds in between. A key over its budget is refused before work is queued; running
-work ends normally.
+seconds, and what this gateway adds in between. A key over its budget is refused before work is queued; what
+runs ends normally.
 """
 
 from __future__ import annotations

@@ -29,8 +29,7 @@ from keystroke.gateway.live.actions import LiveActions
 from keystroke.gateway.live.audit import BufferAudit
 from keystroke.gateway.live.buffer import LiveBuffer
 from keystroke.gateway.live.mirror import NOWHERE, BufferLocation, BufferMirror
-from keystroke.gateway.live.next_edit import BufferNextEdit
-from keystroke.gateway.live.next_edit_model import NextEditModel, choose_edit_model
+from keystroke.gateway.live.next_edit import BufferNextEdit, NextEditModel, choose_edit_model
 from keystroke.gateway.live.outcomes import BufferOutcomes
 from keystroke.gateway.live.suggestions import SuggestionRunner
 from keystroke.gateway.record.outcome_store import OutcomeStore

@@ -1,8 +1,9 @@
 """The next edit of one live buffer: searched for when typing pauses, rebased over every key.
 
 Applying a key is cheap; the search runs in a thread on texts that do not change. Rules are tried first, then
-a model that was trained for it. A current proposal is sent again whenever it moved; one that no longer
-applies is dropped once, with its reason. A request is answered as soon as the search is over.
+a model that was trained on an edit format, through its queue and below ghost text in priority. A current
+proposal is sent again whenever it moved; one that no longer applies is dropped once, with its reason. A
+request is answered as soon as the search is over.
 """
 
 from __future__ import annotations
@@ -11,19 +12,27 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
 
-from keystroke.assist.completion import WithheldReason
+from keystroke.analysis.check import check
+from keystroke.assist.completion import LiveCompletion, WithheldReason
 from keystroke.assist.next_edit import (
+    Intent,
     NextEditProposal,
     NextEditTracker,
     NoEditReason,
+    PlacesQuestion,
     PredictedEdits,
+    SinglePlaceQuestion,
     proposal_from_model,
 )
+from keystroke.assist.next_edit.candidates import MOST
+from keystroke.assist.next_edit.places import PlacesFormat
 from keystroke.assist.next_edit.prompt import RecentChange
 from keystroke.errors import KeystrokeError
 from keystroke.gateway.live.mirror import BufferMirror
-from keystroke.gateway.live.next_edit_model import NextEditModel
+from keystroke.gateway.work.model_client import ModelAccess, ModelClient
+from keystroke.gateway.work.registry import ModelRegistry, ServedModel
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
@@ -31,6 +40,10 @@ log = logging.getLogger("keystroke.live")
 
 PAUSE = 0.15  # seconds without a key before rules are tried
 LONGER = 0.25  # more seconds before the model is asked: it costs more than a rule
+SECONDS = 1.5  # that all questions about one change may take
+QUICK = 400  # tokens a second that a model must read to be asked about all places at once
+_QUESTION = 300  # tokens that one place costs, without the history
+_LARGEST_CHECK = 60_000  # characters; checking more takes longer than a pause
 
 
 class BufferNextEdit:
@@ -163,3 +176,61 @@ class BufferNextEdit:
 
     def _drop(self, id: str, reason: str) -> None:  # noqa: A002 - the wire's name
         self._send(live.NextEditDropped(id=id, buffer=self._mirror.name, reason=reason))
+
+
+def choose_edit_model(registry: ModelRegistry, own: ServedModel) -> ServedModel:
+    """The model that predicts next edits for a buffer that `own` completes: a loaded model whose adapter was
+    trained for it and which is fast enough here, else `own` itself."""
+    for entry in registry.entries.values():
+        if isinstance(entry.edits, PlacesFormat):
+            rate = entry.scheduler.prefill_rate
+            if rate is None or rate >= QUICK:
+                return entry
+    return own
+
+
+class NextEditModel:
+    """Asks a model for the next edit of one buffer, with one short job after another."""
+
+    def __init__(self, mirror: BufferMirror, completion: LiveCompletion, model: ModelAccess) -> None:
+        self._mirror, self._completion, self._model = mirror, completion, model
+        self._path = mirror.path or mirror.name
+
+    async def predict(self, intent: Intent, cursor: int) -> PredictedEdits | NoEditReason:
+        """Raises KeystrokeError where the queue or the engine refuses. Cancelling the awaiting task cancels the
+        running job."""
+        service = self._model.service
+        entry = choose_edit_model(service.registry, self._model.entry)
+        form = entry.edits
+        if form is None:
+            return NoEditReason.NOWHERE  # the model that supported it is no longer loaded
+        arguments = (
+            self._path,
+            self._mirror.language,
+            intent.change,
+            intent.history,
+            cursor,
+            await asyncio.to_thread(self._problems, intent.change.after),
+            intent.dismissed,
+            self._completion.rules.max_line,
+            self._completion.settings.eagerness,
+            _place_limit(entry),
+        )
+        client = ModelClient(service, entry, self._model.caller, f"live/{self._path}")
+        if isinstance(form, PlacesFormat):
+            return await PlacesQuestion(form, *arguments).resolve(client)
+        return await SinglePlaceQuestion(form, *arguments).resolve(client)
+
+    def _problems(self, text: str) -> tuple[int, ...]:
+        if self._mirror.language != "python" or len(text) > _LARGEST_CHECK:
+            return ()
+        try:
+            return tuple(item.start for item in check(text, PurePath(self._path).name, fixes=False))
+        except KeystrokeError:
+            return ()
+
+
+def _place_limit(entry: ServedModel) -> int:
+    """How many places this machine can examine in the time allowed."""
+    rate = entry.scheduler.prefill_rate
+    return MOST if rate is None else max(2, min(MOST, int(rate * SECONDS / _QUESTION)))
