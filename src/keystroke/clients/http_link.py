@@ -55,8 +55,8 @@ class HttpLink:
             path = f"/v1/responses/{event.response_id}?stream=true&starting_after={event.starting_after}"
             self._spawn(self._stream(event.stream_id, "GET", path, None))
         elif isinstance(event, ResponseCancel):
-            wanted = [event.response_id] if event.response_id is not None else list(self._stream_ids)
-            for response_id in wanted:
+            response_ids = [event.response_id] if event.response_id is not None else list(self._stream_ids)
+            for response_id in response_ids:
                 self._spawn(self._cancel(response_id))
         elif isinstance(event, ResponseSteer):
             self._refuse_steer(event)

@@ -158,5 +158,5 @@ def _engines(
 
 
 def _gateway_options(settings: Settings) -> dict[str, Any]:
-    wanted = settings.scale.gateway_resource
-    return {"num_cpus": GATEWAY_CPU, "resources": {wanted: 1} if wanted else {}}
+    resource = settings.scale.gateway_resource
+    return {"num_cpus": GATEWAY_CPU, "resources": {resource: 1} if resource else {}}

@@ -19,9 +19,9 @@ class TokenPolicy:
 
     def __call__(self, ctx: Any) -> tuple[float, dict[str, Any]]:
         """The number of replicas wanted; fractions are rounded up by Ray."""
-        wanted = ctx.total_num_requests / ctx.config.get_target_ongoing_requests()
+        replicas = ctx.total_num_requests / ctx.config.get_target_ongoing_requests()
         if self._tokens_per_replica:
             tokens = sum((ctx.aggregated_metrics or {}).get(TOKENS, {}).values())
-            wanted = max(wanted, tokens / self._tokens_per_replica)
+            replicas = max(replicas, tokens / self._tokens_per_replica)
         least, most = ctx.capacity_adjusted_min_replicas, ctx.capacity_adjusted_max_replicas
-        return min(max(wanted, least), most), {}
+        return min(max(replicas, least), most), {}

@@ -42,7 +42,7 @@ def check_fits(settings: Settings, *, echo: bool = False, files: dict[str, Path]
     """Raises ConfigError where this machine has fewer GPUs, cores or memory than the replicas take."""
     cores, cards = usable_cores(), visible_gpus()
     needs = replica_needs(settings, echo=echo)
-    one = {kind: float("inf") for wanted in needs.values() for kind in wanted} | {"GPU": float(cards)}
+    one = {kind: float("inf") for resources in needs.values() for kind in resources} | {"GPU": float(cards)}
     if lacking := missing_resources(needs, [one]):
         raise ConfigError(f"The replicas have no place on this machine: {'; '.join(lacking)}.")
     counts = {

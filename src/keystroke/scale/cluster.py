@@ -125,8 +125,8 @@ def check_reachable(address: str, timeout: float = 5.0) -> None:
 
 def _cores(settings: Settings) -> int:
     """Enough for every replica: on one machine the system schedules the cores, not Ray."""
-    wanted = settings.scale.gateways + 4
+    cores = settings.scale.gateways + 4
     for table in (*settings.models.values(), None):
         replicas = max(table.max_replicas, table.replicas) if table is not None else 0
-        wanted += round((replicas or settings.scale.replicas) * (table.cpus if table is not None else 1) + 1)
-    return wanted * 2  # during a rolling update there are two generations
+        cores += round((replicas or settings.scale.replicas) * (table.cpus if table is not None else 1) + 1)
+    return cores * 2  # during a rolling update there are two generations

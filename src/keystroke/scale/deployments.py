@@ -91,8 +91,8 @@ class RayPool:
             with contextlib.suppress(Exception):
                 replies.cancel()
 
-    async def splice(self, wanted: Splice) -> bool:
-        return bool(await self._splice.remote(wanted))
+    async def splice(self, splice: Splice) -> bool:
+        return bool(await self._splice.remote(splice))
 
     async def describe(self) -> ModelDescription:
         side = await self._describe.remote()

@@ -78,12 +78,12 @@ class EngineReplica:
                 recorded.set_attributes({"tokens": ticket.stats.tokens, "steps": ticket.stats.steps})
                 recorded.end()
 
-    async def splice(self, wanted: Splice) -> bool:
+    async def splice(self, splice: Splice) -> bool:
         """Splice input into a running call; False where it does not run here."""
-        ticket = self._tickets.get(wanted.call)
+        ticket = self._tickets.get(splice.call)
         if ticket is None or ticket.done:
             return False
-        ticket.redirect(wanted.steer, wanted.tokens)
+        ticket.redirect(splice.steer, splice.tokens)
         return True
 
     async def describe(self) -> ModelDescription:

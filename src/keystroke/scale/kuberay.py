@@ -145,13 +145,13 @@ def _engines(
     name: str, table: NamedModel, settings: Settings, image: str, pod: dict[str, Any]
 ) -> dict[str, Any]:
     count = table.replicas or settings.scale.replicas
-    wanted = {"cpu": f"{max(1, round(table.cpus))}", "memory": "8Gi"}
+    resources = {"cpu": f"{max(1, round(table.cpus))}", "memory": "8Gi"}
     if table.gpus:
-        wanted["nvidia.com/gpu"] = str(max(1, round(table.gpus)))
+        resources["nvidia.com/gpu"] = str(max(1, round(table.gpus)))
         image = image.replace("keystroke:", "keystroke-cuda:") if image.startswith("keystroke:") else image
     label = "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-") or "model"
     most = max(count, table.max_replicas)
-    made = _pod(pod, "engine", image, wanted)
+    made = _pod(pod, "engine", image, resources)
     if table.gpus:
         made["spec"] |= {
             "nodeSelector": {"nvidia.com/gpu.present": "true"},  # a label of NVIDIA's device plugin
@@ -166,13 +166,13 @@ def _group(name: str, count: int, most: int, started: dict[str, str], pod: dict[
 
 
 def _pod(
-    template: dict[str, Any], part: str, image: str, wanted: dict[str, str], *, secrets: bool = False
+    template: dict[str, Any], part: str, image: str, resources: dict[str, str], *, secrets: bool = False
 ) -> dict[str, Any]:
     """`secrets`: it reads the database's address and the API key. Engines need neither."""
     pod = deepcopy(template)
     pod["metadata"]["labels"]["keystroke.dev/part"] = part
     container = pod["spec"]["containers"][0]
-    container |= {"image": image, "resources": {"limits": wanted, "requests": wanted}}
+    container |= {"image": image, "resources": {"limits": resources, "requests": resources}}
     for variable, key in _SECRETS.items() if secrets else ():
         reference = {"secretKeyRef": {"name": SECRET, "key": key}}
         container["env"].append({"name": variable, "valueFrom": reference})

@@ -51,7 +51,7 @@ class ReplicaPool(Protocol):
     def generate(self, call: ReplicaCall) -> AsyncGenerator[ReplicaReply, None]:
         """Raises ReplicaLost; closing the generator cancels the call."""
 
-    def splice(self, wanted: Splice) -> Awaitable[bool]: ...
+    def splice(self, splice: Splice) -> Awaitable[bool]: ...
 
 
 @dataclass(slots=True)
@@ -144,17 +144,17 @@ class ReplicaQueue(WorkQueue):
             steer, tokens = ticket.redirects.popleft()
             turn.steers[steer] = tuple(tokens)
             if turn.replica:
-                wanted = Splice(turn.replica, turn.call, steer, tuple(tokens))
-                task = asyncio.get_running_loop().create_task(self._splice(wanted))
+                splice = Splice(turn.replica, turn.call, steer, tuple(tokens))
+                task = asyncio.get_running_loop().create_task(self._splice(splice))
                 self._splices.add(task)
                 task.add_done_callback(self._splices.discard)
         turn.awake.set()
         if ticket.reason is not None:
             turn.cancelled.set()
 
-    async def _splice(self, wanted: Splice) -> None:
+    async def _splice(self, splice: Splice) -> None:
         try:
-            await self._pool.splice(wanted)
+            await self._pool.splice(splice)
         except Exception:  # its call breaks off too, and is repeated with the input
             log.info("a splice did not reach its replica")
 
@@ -172,8 +172,8 @@ class ReplicaQueue(WorkQueue):
             log.exception("a call failed")
             error = EngineError(f"The engine of {self.name} failed on this request; the log says how.")
         finally:
-            for held in (self._tasks, self._turns):
-                held.pop(ticket, None)
+            for tickets in (self._tasks, self._turns):
+                tickets.pop(ticket, None)
             self._started.discard(ticket)
             if recorded is not None:
                 recorded.set_attributes({"losses": turn.losses, "tokens": ticket.stats.tokens})

@@ -25,16 +25,16 @@ def missing_resources(needs: Needs, nodes: Iterable[Mapping[str, float]]) -> lis
     """A sentence for every deployment of which no node, even empty, could hold a replica."""
     nodes = list(nodes)
     sentences = []
-    for name, wanted in needs.items():
-        if any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in nodes):
+    for name, resources in needs.items():
+        if any(all(node.get(kind, 0) >= amount for kind, amount in resources.items()) for node in nodes):
             continue
         lacking = {
             kind: amount
-            for kind, amount in wanted.items()
+            for kind, amount in resources.items()
             if amount and not any(node.get(kind, 0) >= amount for node in nodes)
         }
-        most = {kind: max((node.get(kind, 0) for node in nodes), default=0) for kind in lacking or wanted}
-        needed = ", ".join(f"{amount:g} {kind}" for kind, amount in (lacking or wanted).items())
+        most = {kind: max((node.get(kind, 0) for node in nodes), default=0) for kind in lacking or resources}
+        needed = ", ".join(f"{amount:g} {kind}" for kind, amount in (lacking or resources).items())
         found = ", ".join(f"{amount:g} {kind}" for kind, amount in most.items())
         offered = f"a node has at most {found}" if lacking else "no node has all of it"
         sentences.append(f"a replica of {name} takes {needed}, and {offered}")

@@ -46,5 +46,5 @@ def replica_needs(settings: Settings, *, echo: bool = False) -> dict[str, dict[s
         for name, table in model_tables(settings, echo).items()
         if table.engine != "remote"
     }
-    wanted = settings.scale.gateway_resource
-    return {**needs, GATEWAY: {"CPU": GATEWAY_CPU, **({wanted: 1.0} if wanted else {})}}
+    resource = settings.scale.gateway_resource
+    return {**needs, GATEWAY: {"CPU": GATEWAY_CPU, **({resource: 1.0} if resource else {})}}

@@ -79,11 +79,11 @@ def plan_edits(
     """A plan of the given edits. `texts` are the contents they were made for; InputError for a file that has
     changed since."""
     changes = []
-    for path, wanted in edits.items():
+    for path, file_edits in edits.items():
         before = workspace.read(path)
         if before.text != texts[path]:
             raise InputError(f"{path} changed meanwhile; nothing was written, try again")
-        after = apply_edits(before.text, wanted)
+        after = apply_edits(before.text, file_edits)
         changes.append(FileChange(path, before, after, minimal_diff(before.text, after)))
     return EditPlan(workspace, what, tuple(changes))
 

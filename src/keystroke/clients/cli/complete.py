@@ -64,8 +64,8 @@ def complete(
     with open_model(model, run) as opened, interruptible() as interrupt:
         if source is not None:
             opened.check_language(language_of(str(where.path)))
-        asked = AnswerOptions(params, interrupt=interrupt)
-        text, report = opened.complete(before, after, asked, lines=lines, budget=context)
+        answer_options = AnswerOptions(params, interrupt=interrupt)
+        text, report = opened.complete(before, after, answer_options, lines=lines, budget=context)
     if interrupt.is_set:
         raise Interrupted("stopped; nothing was written") if apply else KeyboardInterrupt
     confidence = report.confidence

@@ -177,8 +177,8 @@ class ProgressText:
 
     def describe(self, what: str, done: int, total: int, now: float) -> str:
         began, first = self._began.setdefault(what, (now, done))
-        seconds, made = now - began, done - first
-        rate = made / seconds if seconds > 0 and made > 0 else 0.0
+        seconds, progressed = now - began, done - first
+        rate = progressed / seconds if seconds > 0 and progressed > 0 else 0.0
         self.wait = (total - done) / rate if rate and total > done else None
         remaining = f", about {format_duration(self.wait)}" if self.wait is not None else ""
         if not total:

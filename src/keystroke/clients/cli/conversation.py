@@ -119,8 +119,8 @@ class ChatTurn:
             conversation.messages = list(stream.messages)
             if text := stream.text:
                 # The loop is kept once: a model that reads its own repetitions continues them.
-                kept = text[: loop_start(text)] if self.looped else text
-                conversation.messages.append({"role": "assistant", "content": kept})
+                answer = text[: loop_start(text)] if self.looped else text
+                conversation.messages.append({"role": "assistant", "content": answer})
             report = stream.report()
             self.report = dataclasses.replace(report, finish="repetition") if self.looped else report
         if conversation.messages and conversation.messages[-1]["role"] == "user":

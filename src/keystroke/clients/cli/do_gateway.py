@@ -109,13 +109,13 @@ class GatewayTask:
                     self._view.handle_event(translated)
         raise Unavailable("The gateway lost the task; `keystroke tasks` shows its state.")
 
-    async def _answer(self, client: TaskClient, task: str, asked: wire.TaskQuestion) -> None:
+    async def _answer(self, client: TaskClient, task: str, question: wire.TaskQuestion) -> None:
         answer = ApprovalDecision(False)
         if self._view.ask is not None:
-            question = ApprovalRequest(asked.text, asked.command, diff=asked.diff)
-            answer = await asyncio.to_thread(self._view.ask, question)
+            request = ApprovalRequest(question.text, question.command, diff=question.diff)
+            answer = await asyncio.to_thread(self._view.ask, request)
         with contextlib.suppress(KeystrokeError):  # stopped, or answered by another client
-            await client.act(task, "approve" if answer.approved else "reject", question=asked.id)
+            await client.act(task, "approve" if answer.approved else "reject", question=question.id)
 
 
 async def _send_steering(client: TaskClient, task: str, steering: Steering) -> None:

@@ -241,5 +241,5 @@ def _print_entry(run: Invocation, entry: JournalEntry, *, undone: bool = False) 
         for path in files:
             run.console.note(path)
     else:
-        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time))
-        run.console.line(f"{made}  {entry.instruction}  ({', '.join(files)})")
+        time_of_edit = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time))
+        run.console.line(f"{time_of_edit}  {entry.instruction}  ({', '.join(files)})")

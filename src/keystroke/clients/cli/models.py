@@ -131,8 +131,8 @@ def add(
     library = _library(run)
     try:
         with run.console.progress() as progress:
-            if if_missing and (wanted := name or source) in library.names():
-                resolve(wanted, run.settings, progress)  # checks it, and repairs a built-in model
+            if if_missing and (installed := name or source) in library.names():
+                resolve(installed, run.settings, progress)  # checks it, and repairs a built-in model
                 return
             entry = _add_source(library, source, name, copy, progress)
     except KeyboardInterrupt:
@@ -198,24 +198,24 @@ def use(
             raise UsageError(f"--role must be one of {', '.join(known)}, not {one!r:.40}", param="role")
     keys = {"fast": "model.default", "deep": "model.deep", "chat": "model.chat"}
     if name == "auto":
-        wanted, value = role or known, None
+        roles, value = role or known, None
     else:
         _check_usable(name, run)
         able = can_chat(name, run.settings)
-        wanted, value = role or (["deep", "chat"] if able else ["fast"]), name
-        if not able and (unfit := [one for one in wanted if one != "fast"]):
+        roles, value = role or (["deep", "chat"] if able else ["fast"]), name
+        if not able and (unfit := [one for one in roles if one != "fast"]):
             raise UsageError(
                 f"{name} cannot be used for {unfit[0]}: it completes code but does not follow instructions; "
                 "choose a model with a chat template"
             )
-    for one in wanted:
+    for one in roles:
         file = write_setting(keys[one], value, run.environ)
     after = load_settings(run.flags, environ=run.environ)
-    chosen = {one: after.get(keys[one]) for one in wanted}
+    chosen = {one: after.get(keys[one]) for one in roles}
     if run.json:
         run.console.json({"file": str(file), "roles": chosen})
         return
-    for one in wanted:
+    for one in roles:
         if value is not None and chosen[one] != value:
             run.console.note(f"{one}: {after.origin(keys[one])} sets {chosen[one]}, which overrides {file}")
         elif value is None:

@@ -118,7 +118,7 @@ def stop(
     that is open starts the gateway again when you type."""
     run = invocation_of(ctx)
     found = running_processes()
-    wanted = [
+    chosen = [
         one
         for one in found
         if everything
@@ -128,22 +128,22 @@ def stop(
         known = {str(one.pid) for one in found} | {one.name for one in found}
         if unknown := [name for name in names if name not in known]:
             raise NotFound(f"there is no process {unknown[0]:.40}; `keystroke ps` lists them")
-    stopped = stop_all(run, wanted)
+    stopped = stop_all(run, chosen)
     if run.json:
         run.console.json({"stopped": stopped})
-    elif not wanted:
+    elif not chosen:
         run.console.note(
             "nothing to stop" + ("" if everything or not found else "; --all stops the rest too")
         )
-    if len(stopped) < len(wanted):
-        left = ", ".join(str(one.pid) for one in wanted if one.pid not in stopped)
+    if len(stopped) < len(chosen):
+        left = ", ".join(str(one.pid) for one in chosen if one.pid not in stopped)
         raise KeystrokeError(f"the system did not let process {left} be stopped; check who owns it")
 
 
-def stop_all(run: Invocation, wanted: list[RunningProcess]) -> list[int]:
+def stop_all(run: Invocation, processes: list[RunningProcess]) -> list[int]:
     """Stop processes, and say so. Returns the ids of those that ended."""
     stopped: list[int] = []
-    for one in wanted:
+    for one in processes:
         if not stop_process(one.pid):
             continue
         stopped.append(one.pid)

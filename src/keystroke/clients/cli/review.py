@@ -131,9 +131,9 @@ def _apply_fixes(
     live = {file.path for file in files if file.on_disk}
     ready = [item for item in found if item.fix is not None and item.path in live]
     if fix:
-        wanted = ready
+        chosen = ready
     elif ask and ready and sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty():
-        wanted = []
+        chosen = []
         for item in ready:
             assert item.fix is not None
             run.console.note(f"\n{_describe(item)}")
@@ -142,10 +142,10 @@ def _apply_fixes(
             if pressed == "q":
                 break
             if pressed == "a":
-                wanted.append(item)
+                chosen.append(item)
     else:
         return []
-    edits, done = combine_fixes(files, wanted)
+    edits, done = combine_fixes(files, chosen)
     if done:
         plan = plan_edits(workspace, f"fix {len(done)} findings", edits, texts)
         if fix and ask:

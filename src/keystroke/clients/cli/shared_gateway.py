@@ -61,7 +61,7 @@ def serve_command(
     shared = ["--config", str(run.config.resolve())] if run.config is not None else []
     for key, value in flags.items():
         shared += ["--set", f"{key}={value}"]
-    wanted = [part for name in models for part in ("--model", name)]
+    chosen = [part for name in models for part in ("--model", name)] + (["--echo"] if echo else [])
     start = "from keystroke.clients.cli import main; main()"
     if (source := checkout()) is not None:
         # It starts in another folder, where Python might find another checkout first.
@@ -73,7 +73,7 @@ def serve_command(
     seen = dataclasses.replace(seen, origins={}, sharing=type(seen.sharing)())
     identity = (release(), sys.executable, repr(seen), *models, *(["echo"] if echo else []))
     return ServeCommand(
-        [sys.executable, "-c", start, *shared, "serve", *options, *wanted, *(["--echo"] if echo else [])],
+        [sys.executable, "-c", start, *shared, "serve", *options, *chosen],
         run.environ,
         run.settings.server.api_key_env,
         identity,

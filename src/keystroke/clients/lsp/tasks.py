@@ -121,14 +121,14 @@ class EditorTasks:
 
     # Questions as message requests
 
-    async def _ask_user(self, task: str, asked: wire.TaskQuestion) -> None:
-        if asked.kind == "command":
-            yes = await self._ask_choice(asked.text, "Run", "Do not run") == "Run"
+    async def _ask_user(self, task: str, question: wire.TaskQuestion) -> None:
+        if question.kind == "command":
+            yes = await self._ask_choice(question.text, "Run", "Do not run") == "Run"
             hunks = None
         else:
-            self._server.window_log_message(types.LogMessageParams(types.MessageType.Info, asked.diff))
-            yes, hunks = await self._choose_hunks(asked)
-        fields: dict[str, Any] = {"question": asked.id, **({"hunks": hunks} if hunks is not None else {})}
+            self._server.window_log_message(types.LogMessageParams(types.MessageType.Info, question.diff))
+            yes, hunks = await self._choose_hunks(question)
+        fields: dict[str, Any] = {"question": question.id, **({"hunks": hunks} if hunks is not None else {})}
         try:
             if yes:
                 self._check_unsaved(await self._task_client().get(task))
@@ -138,14 +138,14 @@ class EditorTasks:
             with contextlib.suppress(KeystrokeError):  # the proposal is kept and can be applied later
                 await self._task_client().act(task, "reject")
 
-    async def _choose_hunks(self, asked: wire.TaskQuestion) -> tuple[bool, list[int] | None]:
-        several = (ALL, EACH, NONE) if len(asked.hunks) > 1 else (ALL, NONE)
-        first = asked.text if len(asked.hunks) > 1 else f"{asked.text}\n{_preview(asked.hunks)}"
+    async def _choose_hunks(self, question: wire.TaskQuestion) -> tuple[bool, list[int] | None]:
+        several = (ALL, EACH, NONE) if len(question.hunks) > 1 else (ALL, NONE)
+        first = question.text if len(question.hunks) > 1 else f"{question.text}\n{_preview(question.hunks)}"
         choice = await self._ask_choice(first, *several)
         if choice != EACH:
             return choice == ALL, None
         taken = []
-        for hunk in asked.hunks:
+        for hunk in question.hunks:
             answer = await self._ask_choice(_preview([hunk]), YES, NO)
             if answer is None:
                 return False, None

@@ -75,13 +75,13 @@ class QuestionPanel(Vertical):
         self.question = question
 
     def compose(self) -> ComposeResult:
-        asked = self.question
-        words = f"Run this? {asked.command}" if asked.kind == "command" else asked.text
+        question = self.question
+        words = f"Run this? {question.command}" if question.kind == "command" else question.text
         yield Static(Text(safe_for_terminal(words), "bold"), markup=False)
-        if asked.hunks:
-            yield SelectionList(*(Selection(_heading(hunk), hunk.number, True) for hunk in asked.hunks))
+        if question.hunks:
+            yield SelectionList(*(Selection(_heading(hunk), hunk.number, True) for hunk in question.hunks))
         yield Static(
-            "y approve · n reject · Space excludes a hunk" if asked.hunks else "y approve · n reject"
+            "y approve · n reject · Space excludes a hunk" if question.hunks else "y approve · n reject"
         )
 
     def selected_hunks(self) -> list[int] | None:

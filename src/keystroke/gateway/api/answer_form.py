@@ -181,20 +181,20 @@ class AnswerForm:
 # Tools
 
 
-def tool_choice(wanted: Any, offered: Sequence[OfferedTool]) -> ToolChoice:
+def tool_choice(choice: Any, offered: Sequence[OfferedTool]) -> ToolChoice:
     """The choice in any form of the OpenAI APIs. Raises InputError for a malformed choice, or one that names
     a tool that is not offered."""
-    if wanted in (None, "auto"):
+    if choice in (None, "auto"):
         return ToolChoice()
-    if wanted == "none":
+    if choice == "none":
         return ToolChoice("none")
-    if wanted in ("required", "any"):
+    if choice in ("required", "any"):
         return ToolChoice("required")
-    if not isinstance(wanted, dict):
+    if not isinstance(choice, dict):
         raise InputError("tool_choice must be auto, required, none or name a tool.", param="tool_choice")
-    kind = wanted.get("type", "function")
+    kind = choice.get("type", "function")
     if kind == "allowed_tools":
-        inner = wanted.get("allowed_tools", wanted)
+        inner = choice.get("allowed_tools", choice)
         tools = inner.get("tools") if isinstance(inner, dict) else None
         if not isinstance(tools, list) or not tools:
             raise InputError(
@@ -205,7 +205,7 @@ def tool_choice(wanted: Any, offered: Sequence[OfferedTool]) -> ToolChoice:
         if mode not in ("auto", "required"):
             raise InputError("tool_choice.mode must be auto or required.", param="tool_choice.mode")
     elif kind in ("function", "custom"):
-        names, mode = frozenset({_tool_name(wanted, "tool_choice")}), "required"
+        names, mode = frozenset({_tool_name(choice, "tool_choice")}), "required"
     elif isinstance(kind, str):  # one that the original runs itself, unless offered here
         names, mode = frozenset({kind} & {tool.name for tool in offered}), "required"
         if not names:
@@ -248,7 +248,7 @@ def _offered_tool(tool: Tool, namespace: str | None) -> OfferedTool:
     nested = form.get("grammar")
     grammar: dict[str, Any] = nested if isinstance(nested, dict) else form
     definition, syntax = grammar.get("definition"), grammar.get("syntax")
-    held = isinstance(definition, str) and syntax in ("lark", "regex")
+    has_grammar = isinstance(definition, str) and syntax in ("lark", "regex")
     return OfferedTool(
         tool.name or "",
         tool.type == "custom",
@@ -256,7 +256,7 @@ def _offered_tool(tool: Tool, namespace: str | None) -> OfferedTool:
         tool.description or "",
         tool.parameters or {},
         bool(tool.strict),
-        (str(syntax), str(definition)) if held else None,
+        (str(syntax), str(definition)) if has_grammar else None,
     )
 
 
@@ -319,11 +319,11 @@ def _relax(form: AnswerForm, tools: Sequence[Tool] | None, error: GrammarError, 
 
     shown = []
     for one in form.toolset.shown:
-        wanted = languages.json_schema(
+        schema = languages.json_schema(
             one.parameters, strict=one.tool.strict, origin=_origin(one.tool, tools)
         )
         try:
-            prepare(wanted, model.tokenizer, model.engine.info)
+            prepare(schema, model.tokenizer, model.engine.info)
         except GrammarError:
             if one.tool.strict:
                 raise
@@ -395,34 +395,34 @@ def _openai_format(given: Mapping[str, Any], param: str) -> TextFormat | None:
         return _schema_format(schema, f"{place}.schema", strict=bool(inner.get("strict")))
     if kind in ("regex", "grammar") and isinstance(given.get("pattern", given.get("grammar")), str):
         text = given.get("pattern", given.get("grammar"))
-        made = languages.regex if kind == "regex" else languages.gbnf
-        return TextFormat(made(text, origin=param), {"response_format": dict(given)})
+        language = languages.regex if kind == "regex" else languages.gbnf
+        return TextFormat(language(text, origin=param), {"response_format": dict(given)})
     raise InputError(
         f"{param} asks for {kind!s:.40}; text, json_object and json_schema are known.", param=f"{param}.type"
     )
 
 
 def _vllm_formats(given: Mapping[str, Any], prefix: str) -> list[TextFormat]:
-    made: list[TextFormat] = []
+    found: list[TextFormat] = []
     for key, value in given.items():
         if value is None or value is False:
             continue
         origin = f"{prefix}{key}"
         if key == "json":
-            made.append(_schema_format(value, origin))
+            found.append(_schema_format(value, origin))
         elif key == "json_object":
-            made.append(TextFormat(languages.any_json(origin=origin), {"structured_outputs": {key: value}}))
+            found.append(TextFormat(languages.any_json(origin=origin), {"structured_outputs": {key: value}}))
         elif key == "choice":
             words = value if isinstance(value, list) else [value]
-            made.append(TextFormat(languages.choice(words, origin=origin), {"guided_choice": words}))
+            found.append(TextFormat(languages.choice(words, origin=origin), {"guided_choice": words}))
         elif key in ("regex", "grammar"):
             if not isinstance(value, str):
                 raise InputError(f"{origin} must be a text.", param=origin)
             language = languages.regex if key == "regex" else languages.gbnf
-            made.append(TextFormat(language(value, origin=origin), {f"guided_{key}": value}))
+            found.append(TextFormat(language(value, origin=origin), {f"guided_{key}": value}))
         elif key not in ("whitespace_pattern", "disable_any_whitespace", "disable_fallback"):
             raise InputError(f"{origin} is not known here; use json, regex, choice or grammar.", param=origin)
-    return made
+    return found
 
 
 def _schema_format(schema: Any, origin: str, *, strict: bool = True) -> TextFormat:

@@ -70,7 +70,7 @@ class ClientEdits:
         self._service, self._entry, self._caller = service, entry, caller
         self._files, self._request = dict(files), request.strip()
         self._makes = makes and makes_edits(request)
-        self._made: set[str] = set()
+        self._edited_paths: set[str] = set()
 
     def check(self, segment: Segment) -> Segment:
         """The segment with its call checked."""
@@ -87,10 +87,10 @@ class ClientEdits:
         if edit is None or edit.old is None or not self._makes:
             return [await asyncio.to_thread(self.check, segment)]
         # The first call does all that was asked for.
-        if any(same_file(edit.path, path) for path in self._made):
+        if any(same_file(edit.path, path) for path in self._edited_paths):
             return []
         files = self._files_to_edit(edit.path, edit.old)
-        self._made |= set(files)
+        self._edited_paths |= set(files)
         try:
             proposal = await self._propose(EditTask(files, without_lead(self._request)))
         except KeystrokeError as error:
@@ -112,8 +112,8 @@ class ClientEdits:
                 return [segment]
             new = {edit.path: checked}
         self._files |= new
-        made = {ClientFileEdit(path, files[path], None, ""): text for path, text in new.items()}
-        payloads = edit_calls(segment.tool, segment.payload, made)
+        edits = {ClientFileEdit(path, files[path], None, ""): text for path, text in new.items()}
+        payloads = edit_calls(segment.tool, segment.payload, edits)
         return [segment] if payloads is None else [ToolCallSegment(segment.tool, call) for call in payloads]
 
     def _files_to_edit(self, path: str, text: str) -> dict[str, str]:
@@ -140,8 +140,8 @@ class ClientEdits:
         question: RewriteQuestion | EditProposal = await asyncio.to_thread(next_question, steps, None)
         while isinstance(question, RewriteQuestion):
             if question.also and model is not None and model.engine.max_batch > 1:
-                asked = (question, *question.also)
-                answers: Answer = list(await asyncio.gather(*map(self._ask_candidate, asked)))
+                candidates = (question, *question.also)
+                answers: Answer = list(await asyncio.gather(*map(self._ask_candidate, candidates)))
             else:
                 answers = await self._ask(question)
             question = await asyncio.to_thread(next_question, steps, answers)

@@ -293,8 +293,8 @@ def _effort(request: wire.MessagesPrompt) -> str:
     which Claude Code sends with every request."""
     if not _wants_reasoning(request):
         return "none"
-    wanted = request.output_config.effort if request.output_config is not None else None
-    return {"low": "low", "medium": "low", "xhigh": "high", "max": "high"}.get(wanted or "", "medium")
+    effort = request.output_config.effort if request.output_config is not None else None
+    return {"low": "low", "medium": "low", "xhigh": "high", "max": "high"}.get(effort or "", "medium")
 
 
 def _format(request: wire.MessagesPrompt) -> dict[str, Any] | None:

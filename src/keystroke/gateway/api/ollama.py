@@ -325,12 +325,12 @@ async def list_loaded_ollama_models(api: Endpoints, _call: ApiRequest[None]) -> 
 async def show_ollama_model(api: Endpoints, call: ApiRequest[wire.OllamaModelRequest]) -> HttpResponse:
     registry = api.service.registry
     name = _requested_name(call.body)
-    served = _resolve_name(api, name)
-    entry = registry.entries.get(served)
+    resolved = _resolve_name(api, name)
+    entry = registry.entries.get(resolved)
     model = entry.model if entry is not None else None
     details = _details(entry)
     context = entry.context_length if entry is not None else None
-    offer = registry.offers.get(served)
+    offer = registry.offers.get(resolved)
     context = context or (offer.context if offer is not None else None) or 32_768
     capabilities = ["completion"]
     if entry.candidate.converses if entry is not None else offer is None or offer.converses:
@@ -341,13 +341,13 @@ async def show_ollama_model(api: Endpoints, call: ApiRequest[wire.OllamaModelReq
         capabilities.append("thinking")
     info: dict[str, Any] = {
         "general.architecture": details.family,
-        "general.basename": served,
+        "general.basename": resolved,
         "general.parameter_count": entry.parameters if entry is not None else 0,
         f"{details.family}.context_length": context,
     }
     return json_response(
         wire.OllamaShown(
-            modelfile=f"FROM {served}\n",
+            modelfile=f"FROM {resolved}\n",
             parameters="",
             template=model.chat.source if model is not None and model.chat is not None else "",
             details=details,

@@ -430,10 +430,10 @@ class ResponseRun:
     ) -> RenderedPrompt:
         """The prompt, or that of a compacted conversation where it is too long."""
         request, service, entry = self._request, self._owner.service, self.entry
-        wanted = request.max_output_tokens or service.defaults.max_tokens or None
+        max_tokens = request.max_output_tokens or service.defaults.max_tokens or None
         limit = compaction_limit(
             entry.context_length,
-            wanted,
+            max_tokens,
             management=request.context_management,
             truncation=request.truncation,
         )
@@ -650,14 +650,14 @@ class ResponseRun:
         store = self._owner.store
         assert store is not None
         committed = await store.commit_response(self.caller.id, self._own_items, self.response)
-        held, self._held_events = self._held_events or [], None
+        final_events, self._held_events = self._held_events or [], None
         self._stored = True
         if not committed:  # locked, full or over quota: the client must not rely on it
             self.response.store = False
-            for event in held:
+            for event in final_events:
                 if isinstance(event, events.TERMINAL):
                     event.response.store = False
-        self._sink(held)
+        self._sink(final_events)
         self._end_response(outcome, item, saved=True)
 
     def _end_response(

@@ -109,9 +109,9 @@ class ResponsesConnection(SocketConnection):
 
     def on_disconnect(self) -> None:
         """Stop what nobody will read, except background answers and those that the client may resume."""
-        gone, by_client = Interrupted("The client went away."), self._socket.closed_by_client
+        reason, by_client = Interrupted("The client went away."), self._socket.closed_by_client
         for run in tuple(self._runs.values()):
-            run.disconnect(self._sinks[run], gone, by_client=by_client)
+            run.disconnect(self._sinks[run], reason, by_client=by_client)
 
     def pause(self) -> None:
         for run in self._runs.values():
@@ -254,9 +254,9 @@ class ResponsesConnection(SocketConnection):
             self._expire()
 
     def _steer(self, request: ResponseSteer) -> None:
-        wanted = request.previous_response_id
-        run = self._runs.get(wanted)
-        if run is not None and run.id == wanted and run.is_active:
+        response_id = request.previous_response_id
+        run = self._runs.get(response_id)
+        if run is not None and run.id == response_id and run.is_active:
             try:
                 run.steer(request.input)
                 return
@@ -265,22 +265,23 @@ class ResponsesConnection(SocketConnection):
                 stream = run.stream_id
         else:
             stream = None
-            if self._session.find_turn(wanted) is not None:
+            if self._session.find_turn(response_id) is not None:
                 code, message = "response_already_completed", "The response has ended; send response.create."
             else:
-                code, message = "response_not_found", f"No response {wanted:.80} runs on this connection."
-        self._send(steer_failed(wanted, request.input, code, message, None, 0, stream))
+                code = "response_not_found"
+                message = f"No response {response_id:.80} runs on this connection."
+        self._send(steer_failed(response_id, request.input, code, message, None, 0, stream))
 
     def _cancel(self, action: CancelResponse) -> None:
-        wanted = action.response_id
-        runs = [r for r in self._runs.values() if wanted is None or r.id == wanted]
+        response_id = action.response_id
+        runs = [r for r in self._runs.values() if response_id is None or r.id == response_id]
         for run in runs:
             run.cancel()
-        for starting in self._starting if wanted is None else ():
+        for starting in self._starting if response_id is None else ():
             starting.cancelled = True
-        if wanted is not None and not runs:
+        if response_id is not None and not runs:
             missing = ResponseNotFound(
-                f"No response {wanted:.80} runs on this connection.", param="response_id"
+                f"No response {response_id:.80} runs on this connection.", param="response_id"
             )
             self._send(error_event(missing))
 

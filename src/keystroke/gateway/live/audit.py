@@ -64,7 +64,7 @@ class BufferAudit:
         self._name = f"{next(_numbers)}"
         self._auditor: AuditProcess | None = None  # where the text is large
         self._audited = False
-        self._wanted = mirror.language in LANGUAGES
+        self._active = mirror.language in LANGUAGES
         self._text, self._version = "", 0
         self._edits: list[Edit] = []
         self._audit: LiveAudit | None = None
@@ -72,7 +72,7 @@ class BufferAudit:
 
     def apply_edits(self, text: str, version: int, edits: Sequence[Edit]) -> None:
         """The buffer was edited and is `text` now."""
-        if not self._wanted:
+        if not self._active:
             return
         self._text, self._version = text, version
         self._edits += edits
@@ -80,12 +80,12 @@ class BufferAudit:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def close(self) -> None:
-        self._wanted = False
+        self._active = False
         if self._task is not None:
             self._task.cancel()
 
     async def _run(self) -> None:
-        while self._wanted and (not self._audited or self._edits):
+        while self._active and (not self._audited or self._edits):
             await asyncio.sleep(PAUSE)
             edits, self._edits = self._edits, []
             text, version = self._text, self._version
@@ -97,11 +97,11 @@ class BufferAudit:
                 return
             except KeystrokeError as error:
                 log.debug("no audit of a buffer: %s", error)
-                self._wanted = False
+                self._active = False
                 return
             except Exception:
                 log.exception("an audit failed")
-                self._wanted = False
+                self._active = False
                 return
             spent = round((time.perf_counter() - began) * 1e3, 3)
             event = live.Diagnostics(
@@ -124,7 +124,7 @@ class BufferAudit:
     def _audit_text(self, text: str, edits: Sequence[Edit]) -> tuple[Finding, ...]:
         if self._audit is None:
             assert self._language is not None
-            self._audit = LiveAudit(self._language, text, abandoned=lambda: not self._wanted)
+            self._audit = LiveAudit(self._language, text, abandoned=lambda: not self._active)
             return self._audit.findings
         for edit in edits if len(edits) < MAX_INCREMENTAL_EDITS else ():
             self._audit.edit(edit.start, edit.end, edit.text)

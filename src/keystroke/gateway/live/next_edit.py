@@ -197,8 +197,8 @@ class NextEditModel:
         self._path = mirror.path or mirror.name
 
     async def predict(self, intent: Intent, cursor: int) -> PredictedEdits | NoEditReason:
-        """Raises KeystrokeError where the queue or the engine refuses. Cancelling the awaiting task cancels the
-        running job."""
+        """Raises KeystrokeError where the queue or the engine refuses. Cancelling the awaiting task cancels
+        the running job."""
         service = self._model.service
         entry = choose_edit_model(service.registry, self._model.entry)
         form = entry.edits

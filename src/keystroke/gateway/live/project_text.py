@@ -156,8 +156,8 @@ def sort_by_distance(path: str, names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (_distance(here, _folder(name).parts), name))
 
 
-def _distance(here: Sequence[str], there: Sequence[str]) -> int:
+def _distance(here: Sequence[str], other: Sequence[str]) -> int:
     shared = 0
-    while shared < min(len(here), len(there)) and here[shared] == there[shared]:
+    while shared < min(len(here), len(other)) and here[shared] == other[shared]:
         shared += 1
-    return len(here) + len(there) - 2 * shared
+    return len(here) + len(other) - 2 * shared

@@ -122,7 +122,7 @@ class OutcomeStore:
             )
             query = "SELECT value FROM facts WHERE name = 'salt'"
             self._salt = str(self._base.execute(query).fetchone()[0])
-            self._held = self._total()
+            self._size = self._total()
 
     # For the gateway
 
@@ -205,14 +205,14 @@ class OutcomeStore:
         not add outcomes of earlier moments."""
         where, values = _where(language, project, before, number)
         with self._connection() as base:
-            gone = base.execute(f"DELETE FROM outcomes{where}", values).rowcount
+            deleted = base.execute(f"DELETE FROM outcomes{where}", values).rowcount
             if not where:
                 base.execute("UPDATE facts SET value = ? WHERE name = 'forgotten'", (str(time.time()),))
             base.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             base.execute("VACUUM")
             base.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            self._held = self._total()
-        return gone
+            self._size = self._total()
+        return deleted
 
     def set_paused(self, paused: bool) -> None:
         """Whether a running gateway stores outcomes."""
@@ -235,7 +235,7 @@ class OutcomeStore:
                     (outcome.size, *values, outcome.at),
                 )
                 if done.rowcount > 0:
-                    self._held += outcome.size
+                    self._size += outcome.size
                     self._make_room()
         except (sqlite3.Error, UnicodeError) as error:
             self._log_once(error)
@@ -243,18 +243,18 @@ class OutcomeStore:
             self._waiting -= 1
 
     def _make_room(self) -> None:
-        if self._held <= self._limit:
+        if self._size <= self._limit:
             return
-        self._held = self._total()  # another process may have deleted some
-        over = self._held - self._limit * 9 // 10
-        if self._held > self._limit:
+        self._size = self._total()  # another process may have deleted some
+        over = self._size - self._limit * 9 // 10
+        if self._size > self._limit:
             last = 0
             for number, size in self._base.execute("SELECT id, size FROM outcomes ORDER BY id"):
                 if over <= 0:
                     break
                 last, over = number, over - size
             self._base.execute("DELETE FROM outcomes WHERE id <= ?", (last,))
-            self._held = self._total()
+            self._size = self._total()
 
     def _counts(self, where: str, *values: str) -> list[BinCount]:
         rows = self._base.execute(
@@ -315,6 +315,6 @@ def _where(
 
 
 def _outcome(row: Sequence[Any]) -> SuggestionOutcome:
-    made = dict(zip((*_COLUMNS, "id"), row, strict=True))
-    made["tunes"] = bool(made["tunes"])
-    return SuggestionOutcome(**made)
+    values = dict(zip((*_COLUMNS, "id"), row, strict=True))
+    values["tunes"] = bool(values["tunes"])
+    return SuggestionOutcome(**values)

@@ -131,8 +131,8 @@ class TurnJournal:
         t, now, taken = TURNS.c, time.time(), []
         with self._engine.begin() as connection:
             if ended:
-                gone = sa.and_(t.id.in_(sorted(ended)), t.owner == self._me)
-                connection.execute(sa.delete(TURNS).where(gone))
+                own = sa.and_(t.id.in_(sorted(ended)), t.owner == self._me)
+                connection.execute(sa.delete(TURNS).where(own))
             for turn in turns:
                 text = "".join(turn.text)
                 values = {"tokens": turn.tokens.tobytes(), "text": text.encode(), "at": now}

@@ -85,7 +85,7 @@ class StoreWriter:
         self.pending: dict[str, ResponseRecord] = {}  # queued, not yet committed
         self.failing = False
         self._engine, self._quota = engine, quota
-        self._held: dict[str, int] = {}  # bytes by key, where counted
+        self._stored_bytes: dict[str, int] = {}  # bytes by key, where counted
         self._latest = 0.0  # time of the newest row
         self._instance = secrets.token_hex(8)  # each process sums in its own rows
         self._queue: queue.SimpleQueue[ResponseRecord | UsageRecord | _Flush | None] = queue.SimpleQueue()
@@ -173,9 +173,9 @@ class StoreWriter:
             f"/{int(usage.at // 3600)}"
         )
         row["id"] = "live_" + hashlib.sha256(kind.encode()).hexdigest()[:48]
-        held = batch.sums.setdefault(row["id"], row)
-        if held is not row:
-            held.update({name: held[name] + row[name] for name in _SUMS})
+        summed = batch.sums.setdefault(row["id"], row)
+        if summed is not row:
+            summed.update({name: summed[name] + row[name] for name in _SUMS})
 
     def _commit(self, batch: _Batch) -> bool:
         """Whether the batch is done: committed, or failed in a way that a retry cannot help."""
@@ -190,12 +190,12 @@ class StoreWriter:
                     if not known.rowcount:
                         connection.execute(sa.insert(USAGE).values(**row))
         except (sa.exc.OperationalError, sa.exc.InterfaceError, OSError) as error:
-            self._held.clear()
+            self._stored_bytes.clear()
             if not self.failing:
                 log.error("the database cannot be written and is tried again: %s", error)
             return False
         except Exception:
-            self._held.clear()
+            self._stored_bytes.clear()
             log.exception("%d rows could not be stored", batch.rows)
             return self._refuse(batch)
         return True
@@ -233,23 +233,23 @@ class StoreWriter:
 
     def _make_room(self, connection: sa.Connection, key: str, added: int) -> None:
         r = RESPONSES.c
-        held = self._held.get(key)
-        if held is not None:
-            held += added
-        if held is None or held > self._quota:  # recount: replacing and deleting change it too
+        stored = self._stored_bytes.get(key)
+        if stored is not None:
+            stored += added
+        if stored is None or stored > self._quota:  # recount: replacing and deleting change it too
             total = connection.execute(sa.select(sa.func.sum(r.size)).where(r.key_id == key)).scalar()
-            held = int(total or 0)
-        if held > self._quota:
-            gone = []
+            stored = int(total or 0)
+        if stored > self._quota:
+            deleted = []
             oldest = connection.execute(sa.select(r.id, r.size).where(r.key_id == key).order_by(r.created_at))
             for identity, size in oldest:
-                if held <= self._quota:
+                if stored <= self._quota:
                     break
-                gone.append(identity)
-                held -= size
-            connection.execute(sa.delete(RESPONSES).where(r.id.in_(gone)))
-            log.info("%d old responses of a key over its quota were deleted", len(gone))
-        self._held[key] = held
+                deleted.append(identity)
+                stored -= size
+            connection.execute(sa.delete(RESPONSES).where(r.id.in_(deleted)))
+            log.info("%d old responses of a key over its quota were deleted", len(deleted))
+        self._stored_bytes[key] = stored
 
     def _drop_pending(self, batch: _Batch) -> None:
         for identity, entry in batch.responses.items():

@@ -78,18 +78,18 @@ class TaskRun:
 
     def answer(self, question: str | None, answer: ApprovalDecision) -> None:
         """Answer the open question. InputError where it is another one, or a hunk does not exist."""
-        asked = self.task.question
-        if asked is None:
+        open_question = self.task.question
+        if open_question is None:
             raise InputError("the task asks nothing now", param="question")
-        if question is not None and question != asked.id:
-            raise InputError(f"the task asks {asked.id} now, not {question:.40}", param="question")
+        if question is not None and question != open_question.id:
+            raise InputError(f"the task asks {open_question.id} now, not {question:.40}", param="question")
         if answer.hunks is not None:
-            unknown = answer.hunks - {hunk.number for hunk in asked.hunks}
+            unknown = answer.hunks - {hunk.number for hunk in open_question.hunks}
             if unknown:
                 raise InputError(f"there is no hunk {min(unknown)} in this question", param="hunks")
         self.task.question, self.task.status = None, "working"
-        self.log.append(wire.TaskAnswered, question_id=asked.id, approved=answer.approved)
-        self._answers.put((asked.id, answer))
+        self.log.append(wire.TaskAnswered, question_id=open_question.id, approved=answer.approved)
+        self._answers.put((open_question.id, answer))
 
     def stop(self) -> None:
         """Stop within a step. No effect after the end."""
@@ -177,7 +177,7 @@ class TaskRun:
     def _publish_question(self, name: str, question: ApprovalRequest, hunks: Sequence[ChangeHunk]) -> None:
         if self.interrupt.is_set:
             return  # stopped before the question was published
-        asked = wire.TaskQuestion(
+        published = wire.TaskQuestion(
             id=name,
             kind="change" if question.plan is not None else "command",
             text=question.text,
@@ -185,8 +185,8 @@ class TaskRun:
             diff=question.diff,
             hunks=[to_wire_hunk(hunk) for hunk in hunks],
         )
-        self.task.question, self.task.status = asked, "asking"
-        self.log.append(wire.TaskAsked, question=asked)
+        self.task.question, self.task.status = published, "asking"
+        self.log.append(wire.TaskAsked, question=published)
 
     def _expire_question(self, name: str) -> None:
         if self.task.question is not None and self.task.question.id == name:
