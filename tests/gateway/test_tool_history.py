@@ -121,12 +121,13 @@ def test_work_that_failed_or_is_asked_about_again_may_be_changed(turns: list[dic
 def test_a_small_model_is_not_let_undo_its_own_edit() -> None:
     form = AnswerForm(SHOWN)
     turns = [*patch(CREATED, "Success"), *run("cat /w/a.py", "Output:\nprint('hello')\n", 2)]
-    names = [s.name for s in form.narrowed(items(user("In a.py and b.py, say hello."), *turns)).usable.shown]  # type: ignore[union-attr]
+    usable = form.with_usable_tools(items(user("In a.py and b.py, say hello."), *turns)).usable
+    names = [s.name for s in usable.shown]  # type: ignore[union-attr]
     assert names == ["exec_command"]
     more = items(
         user("In a.py and b.py, say hello."), *turns, *run("cat b.py", "Output:\nprint('other')\n", 3)
     )
-    usable = form.narrowed(more).usable
+    usable = form.with_usable_tools(more).usable
     assert usable is not None
     assert [s.name for s in usable.shown] == ["exec_command", "write_file"]
     assert usable.shown[1].parameters["properties"]["path"]["enum"] == ["b.py"]  # and not a.py again
@@ -134,7 +135,8 @@ def test_a_small_model_is_not_let_undo_its_own_edit() -> None:
 
 def test_no_file_is_written_over_by_one_who_has_not_looked() -> None:
     def usable(text: str, *turns: dict[str, Any]) -> list[str]:
-        return [s.name for s in AnswerForm(SHOWN).narrowed(items(user(text), *turns)).usable.shown]  # type: ignore[union-attr]
+        form = AnswerForm(SHOWN).with_usable_tools(items(user(text), *turns))
+        return [s.name for s in form.usable.shown]  # type: ignore[union-attr]
 
     assert usable("In a.py, say hello.") == ["exec_command"]
     assert usable("Create a.py that says hello.") == ["exec_command", "write_file"]
@@ -145,7 +147,8 @@ def test_a_file_that_was_only_copied_is_changed_by_its_lines() -> None:
     copied = "*** Begin Patch\n*** Add File: a.py\n+x = 1\n+y = 2\n*** End Patch\n"
     turns = [*run("cat a.py", "Exit code: 0\nOutput:\nx = 1\ny = 2\n"), *patch(copied, "Success")]
     assert written_edits(items(user("Fix a.py."), *turns), SHOWN) == WrittenEdits(copied={"a.py"})
-    names = [s.name for s in AnswerForm(SHOWN).narrowed(items(user("Fix a.py."), *turns)).usable.shown]  # type: ignore[union-attr]
+    form = AnswerForm(SHOWN).with_usable_tools(items(user("Fix a.py."), *turns))
+    names = [s.name for s in form.usable.shown]  # type: ignore[union-attr]
     assert "replace_lines" in names
     assert "write_file" not in names
     assert written_edits(items(user("Fix a.py."), *turns, user("Again.")), SHOWN) == WrittenEdits()
@@ -191,7 +194,7 @@ def test_a_reading_tool_reads_a_file_whole_unless_it_was_told_which_part() -> No
 
 def test_a_short_file_is_written_whole_and_a_long_one_by_lines() -> None:
     def usable(*turns: dict[str, Any]) -> dict[str, Any]:
-        narrowed = AnswerForm(SHOWN).narrowed(items(user("In a.py, say hello."), *turns)).usable
+        narrowed = AnswerForm(SHOWN).with_usable_tools(items(user("In a.py, say hello."), *turns)).usable
         assert narrowed is not None
         return {s.name: s.parameters["properties"].get("path", {}).get("enum") for s in narrowed.shown}
 

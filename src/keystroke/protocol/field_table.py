@@ -35,14 +35,10 @@ class EndpointFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """Each field with its treatment and its sentence."""
-        for name, sentence in self.honoured.items():
-            yield name, "honoured", sentence
-        for name, sentence in self.ignored.items():
-            yield name, "ignored", sentence
-        for name, sentence in self.refused.items():
-            yield name, "refused", sentence
-        for name, sentence in self.extension.items():
-            yield name, "honoured (ours)", sentence
+        treatments = {"honoured": self.honoured, "ignored": self.ignored, "refused": self.refused}
+        for treatment, fields in {**treatments, "honoured (ours)": self.extension}.items():
+            for name, sentence in fields.items():
+                yield name, treatment, sentence
 
 
 class ApiFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

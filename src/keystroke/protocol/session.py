@@ -182,8 +182,8 @@ class ConnectionSession:
         dropped: list[Action] = []
         for state in self._streams.values():
             for waiting in state.waiting:
-                gone = Interrupted("The request was cancelled before it began.")
-                dropped.append(SendEvent(error_event(gone, waiting.stream_id)))
+                error = Interrupted("The request was cancelled before it began.")
+                dropped.append(SendEvent(error_event(error, waiting.stream_id)))
             state.waiting.clear()
         return [*dropped, CancelResponse(None)]
 

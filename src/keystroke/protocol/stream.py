@@ -202,29 +202,29 @@ class ResponseStream:
         item = self._item
         if item is None:
             return []
-        whole = "".join(self._pieces)
+        text = "".join(self._pieces)
         out: list[Event] = []
         index = self._index
         if isinstance(item, Message):
-            part = OutputText(text=whole, logprobs=self._logprobs)
+            part = OutputText(text=text, logprobs=self._logprobs)
             out.append(
-                events.TextDone(item.id, index, 0, whole, self._logprobs, self.next_number(), self._stream_id)
+                events.TextDone(item.id, index, 0, text, self._logprobs, self.next_number(), self._stream_id)
             )
             out.append(events.PartDone(item.id, index, 0, part, self.next_number(), self._stream_id))
             item.content = [part]
         elif isinstance(item, Reasoning):
-            thought = ReasoningText(text=whole)
-            out.append(events.ReasoningDone(item.id, index, 0, whole, self.next_number(), self._stream_id))
+            thought = ReasoningText(text=text)
+            out.append(events.ReasoningDone(item.id, index, 0, text, self.next_number(), self._stream_id))
             out.append(events.PartDone(item.id, index, 0, thought, self.next_number(), self._stream_id))
             item.content = [thought]
         elif isinstance(item, FunctionCall):
-            item.arguments = whole
+            item.arguments = text
             out.append(
-                events.ArgumentsDone(item.id, index, item.name, whole, self.next_number(), self._stream_id)
+                events.ArgumentsDone(item.id, index, item.name, text, self.next_number(), self._stream_id)
             )
         elif isinstance(item, CustomToolCall):
-            item.input = whole
-            out.append(events.ToolInputDone(item.id, index, whole, self.next_number(), self._stream_id))
+            item.input = text
+            out.append(events.ToolInputDone(item.id, index, text, self.next_number(), self._stream_id))
         if not isinstance(item, CompactionItem):
             item.status = status
         out.append(events.ItemDone(item, index, self.next_number(), self._stream_id))

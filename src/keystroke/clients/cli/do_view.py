@@ -66,7 +66,7 @@ class TerminalTaskView:
 
         thread = threading.Thread(target=run_work, name="task", daemon=True)
         with ExitStack() as stack:
-            self._typing = self._input_line(stack)
+            self._typing = self._open_input_line(stack)
             interrupt.add_callback(self._refuse)
             thread.start()
             self._show_until_done()
@@ -133,7 +133,7 @@ class TerminalTaskView:
         else:
             self._run.console.note(self._run.console.plain(line))
 
-    def _input_line(self, stack: ExitStack) -> InputLine | None:
+    def _open_input_line(self, stack: ExitStack) -> InputLine | None:
         if not self._keyboard or not can_draw() or self._run.quiet:
             return None
         return stack.enter_context(InputLine(sys.stdin.fileno(), sys.stdout.write))

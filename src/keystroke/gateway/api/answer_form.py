@@ -141,7 +141,7 @@ class AnswerForm:
         files = files_read(items, self.toolset)
         return ClientEdits(service, entry, caller, files, last_user_text(items), makes=makes)
 
-    def narrowed(self, items: Sequence[Item]) -> AnswerForm:
+    def with_usable_tools(self, items: Sequence[Item]) -> AnswerForm:
         """With the tools that the constraint for `items` allows."""
         if not self.toolset:
             return self
@@ -307,7 +307,7 @@ async def constrain(
             able = _relax(form, tools, error, model)
             constraint = able.constraint(model, items)
             prepare(constraint, model.tokenizer, model.engine.info)
-        return replace(params, constraint=constraint), able.narrowed(items)
+        return replace(params, constraint=constraint), able.with_usable_tools(items)
 
     return await asyncio.to_thread(compile_form)
 

@@ -103,7 +103,7 @@ class ProjectIndex:
 
     def _lex_buffer(self, name: str, text: str) -> Lexed | None:
         mark = (hash(text), len(text))
-        return self._cached(name, mark) or self._lex(name, mark, text)
+        return self._find_cached(name, mark) or self._lex(name, mark, text)
 
     def _lex_file(self, name: str) -> Lexed | None:
         file = self._root / name
@@ -112,7 +112,7 @@ class ProjectIndex:
                 return None
             found = os.stat(file)
             mark = (found.st_mtime_ns, found.st_size)
-            if (known := self._cached(name, mark)) is not None:
+            if (known := self._find_cached(name, mark)) is not None:
                 return known
             if found.st_size > 4 * LARGEST or not stat.S_ISREG(found.st_mode):  # reading a pipe would block
                 return None
@@ -120,7 +120,7 @@ class ProjectIndex:
         except (OSError, ValueError):
             return None
 
-    def _cached(self, name: str, mark: tuple[int, int]) -> Lexed | None:
+    def _find_cached(self, name: str, mark: tuple[int, int]) -> Lexed | None:
         """The cached result for a file, if it has not changed."""
         known = self._read.get(name)
         return known[1] if known is not None and known[0] == mark else None
