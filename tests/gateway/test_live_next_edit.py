@@ -41,7 +41,7 @@ class Editing:
             return ""
         self.prompts.append(prompt)
         lines = prompt.rpartition("a.py\n")[2].split("\n")[ABOVE:-1]  # the lines above are only read
-        return FORMAT.answer(lines, [line.replace(self.old, self.new) for line in lines])
+        return FORMAT.encode_answer(lines, [line.replace(self.old, self.new) for line in lines])
 
     def model(self, folder: Path, version: int = VERSION, **costs: Any) -> Model:
         (folder / "keystroke.json").write_text(json.dumps({"next_edit": version}))

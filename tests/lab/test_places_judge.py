@@ -43,7 +43,7 @@ class Session:
             first = TokenLogprob(sure, math.log(0.9), ((other, math.log(0.1)),))
             return Step((sure,), 0, (first,))
         prompt = FORMAT.build(OPEN.history, OPEN.path, OPEN.lines, OPEN.places, OPEN.cursor)
-        said = FORMAT.answer(prompt, PlacesAnswer(2, ANSWER))[1:]
+        said = FORMAT.encode_answer(prompt, PlacesAnswer(2, ANSWER))[1:]
         return Step(tuple(said), len(said) - 1)
 
     def close(self) -> None: ...

@@ -72,7 +72,7 @@ def test_they_are_asked_about_like_real_ones() -> None:
     assert changed
     for question in changed:
         prompt = question.prompt(FORM)
-        said = FORM.answer(prompt.lines, question.answer)
+        said = FORM.encode_answer(prompt.lines, question.answer)
         assert FORM.parse(prompt, said) == list(question.answer or ())
 
 

@@ -93,7 +93,7 @@ def next_edit_example(case: EditCase, form: PlacesFormat) -> TokenText:
     said = None
     if case.right is not None and case.answer is not None:
         said = PlacesAnswer(prompt.places.index(case.places[case.right]), tuple(case.answer))
-    answer = form.answer(prompt, said)
+    answer = form.encode_answer(prompt, said)
     return _text(prompt.tokens, answer, QUIET if said is None else NEXT if is_predictable(case) else NEW)
 
 

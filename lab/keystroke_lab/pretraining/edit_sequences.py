@@ -87,7 +87,7 @@ def edit_sequences(
             question = make_situation(step, form, rng)
             if question is not None:
                 prompt = question.prompt(form)
-                yield [*prompt.tokens, *form.answer(prompt.lines, question.answer)]
+                yield [*prompt.tokens, *form.encode_answer(prompt.lines, question.answer)]
 
 
 def steps(edits: Iterable[FileEdit]) -> list[list[FileEdit]]:

@@ -115,7 +115,7 @@ def test_an_edit_under_way_in_another_process_is_left_alone(root: Path, tmp_path
     workspace = Workspace(root)
     journal = Journal(tmp_path / "state", workspace)
     plan = plan_patch(workspace, PATCH)
-    with journal.recording("under way", plan._inverses()):
+    with journal.recording("under way", plan._inverse_changes()):
         half_done(plan)
         now = files(root)
         assert Journal(tmp_path / "state", workspace).recover() == []
@@ -130,7 +130,7 @@ def test_an_interrupted_edit_of_a_file_that_was_changed_since_is_said_once_and_n
 
     def die() -> None:
         plan = plan_patch(workspace, PATCH)
-        with journal.recording("cut short", plan._inverses()):
+        with journal.recording("cut short", plan._inverse_changes()):
             half_done(plan)
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -270,7 +270,7 @@ def test_two_writers_of_one_workspace_do_not_mix(tmp_path: Path, monkeypatch: py
     """The first pauses between its last look and its replacement; the second then fails whole."""
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_bytes(b"old")
-    first, put = threading.Event(), module._put
+    first, put = threading.Event(), module._put_in_place
     second_ended = threading.Event()
     results: dict[str, str] = {}
 
@@ -289,7 +289,7 @@ def test_two_writers_of_one_workspace_do_not_mix(tmp_path: Path, monkeypatch: py
         except InputError as error:
             results[who] = str(error)
 
-    monkeypatch.setattr(module, "_put", slow_put)
+    monkeypatch.setattr(module, "_put_in_place", slow_put)
     one = threading.Thread(target=write, args=(("a.txt",),), name="first")
     other = threading.Thread(target=write, args=(("b.txt", "a.txt"),), name="second")
     one.start()
@@ -308,14 +308,14 @@ def test_a_failed_write_does_not_take_back_what_somebody_typed_meanwhile(
 ) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_bytes(b"old")
-    put = module._put
+    put = module._put_in_place
 
     def put_and_type(target: Path, staged: Path | None) -> None:
         put(target, staged)
         target.write_bytes(b"typed")
         (tmp_path / "b.txt").write_bytes(b"typed")
 
-    monkeypatch.setattr(module, "_put", put_and_type)
+    monkeypatch.setattr(module, "_put_in_place", put_and_type)
     with pytest.raises(InputError, match="changed on disk"):
         Workspace(tmp_path).write([FileWrite(name, b"new", digest(b"old")) for name in ("a.txt", "b.txt")])
     assert ((tmp_path / "a.txt").read_bytes(), (tmp_path / "b.txt").read_bytes()) == (b"typed", b"typed")

@@ -249,7 +249,7 @@ def test_an_entry_whose_edit_never_happened_is_skipped(workspace: Workspace, jou
     plan_edit(workspace, ["b.py"], "first", Script(block("b.py", "x = 1", "x = 2"))).apply(journal)
     after_first = content(workspace)
     second = plan_edit(workspace, ["b.py"], "second", Script(block("b.py", "x = 2", "x = 3")))
-    with journal.recording("second", second._inverses()):
+    with journal.recording("second", second._inverse_changes()):
         pass  # the files were never written
     assert content(workspace) == after_first
     assert journal.undo().instruction == "first"
@@ -259,7 +259,7 @@ def test_an_edit_cut_short_by_a_crash_can_be_taken_back(workspace: Workspace, jo
     before = content(workspace)
     answer = TWO_TO_THREE + block("b.py", "x = 1", "x = 2")
     plan = plan_edit(workspace, ["a.py", "b.py"], "x", Script(answer))
-    with journal.recording("x", plan._inverses()):
+    with journal.recording("x", plan._inverse_changes()):
         workspace.write(plan._writes[:1])  # only one of the two files
     assert content(workspace) != before
     journal.undo()

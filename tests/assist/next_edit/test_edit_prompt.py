@@ -77,18 +77,18 @@ def test_an_answer_is_read_back_as_the_lines_that_were_meant(
     region = LineRange(min(first, len(lines)), min(first + size, len(lines)))
     prompt = FORMAT.build([RENAME], "a.py", lines, region)
     old = lines[region.first : region.last]
-    assert FORMAT.parse(prompt, FORMAT.answer(old, answer)) == answer
-    assert FORMAT.parse(prompt, FORMAT.answer(old, None)) == old
-    assert (FORMAT.answer(old, answer) == FORMAT.answer(old, None)) == (answer == old)
+    assert FORMAT.parse(prompt, FORMAT.encode_answer(old, answer)) == answer
+    assert FORMAT.parse(prompt, FORMAT.encode_answer(old, None)) == old
+    assert (FORMAT.encode_answer(old, answer) == FORMAT.encode_answer(old, None)) == (answer == old)
 
 
 def test_an_answer_says_only_what_differs() -> None:
     old = LINES[:6]
-    said = FORMAT.answer(old, [*old[:2], "x = 1", *old[4:]])
+    said = FORMAT.encode_answer(old, [*old[:2], "x = 1", *old[4:]])
     assert said[:2] == [MARKS.numbers[2], MARKS.numbers[4]]
     assert TOKENIZER.decode(said[2:-1]) == "x = 1\n"
-    assert FORMAT.answer(old, [*old, "more"])[:2] == [MARKS.numbers[6]] * 2
-    assert FORMAT.answer(old, old[1:]) == [MARKS.numbers[0], MARKS.numbers[1], MARKS.end]
+    assert FORMAT.encode_answer(old, [*old, "more"])[:2] == [MARKS.numbers[6]] * 2
+    assert FORMAT.encode_answer(old, old[1:]) == [MARKS.numbers[0], MARKS.numbers[1], MARKS.end]
 
 
 def test_every_line_of_a_place_has_its_number() -> None:
@@ -103,7 +103,7 @@ def test_every_line_of_a_place_has_its_number() -> None:
 
 def test_an_answer_without_an_end_a_place_or_with_a_mark_in_it_is_none() -> None:
     prompt = FORMAT.build([], "a.py", LINES, LineRange(0, 3))
-    good: Sequence[int] = FORMAT.answer(LINES[:3], ["x = 1"])
+    good: Sequence[int] = FORMAT.encode_answer(LINES[:3], ["x = 1"])
     first, last, *text = good
     assert FORMAT.parse(prompt, good) == ["x = 1"]
     assert FORMAT.parse(prompt, good[:-1]) is None

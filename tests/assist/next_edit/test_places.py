@@ -83,12 +83,12 @@ def test_places_are_numbered_in_the_order_of_the_file() -> None:
 )
 def test_an_answer_is_read_as_it_was_meant(said: PlacesAnswer | None) -> None:
     asked = prompt()
-    assert FORMAT.parse(asked, FORMAT.answer(asked, said)) == said
+    assert FORMAT.parse(asked, FORMAT.encode_answer(asked, said)) == said
 
 
 def test_a_place_that_stays_as_it_is_is_silence() -> None:
     asked = prompt()
-    assert FORMAT.parse(asked, FORMAT.answer(asked, PlacesAnswer(1, asked.lines[1]))) is None
+    assert FORMAT.parse(asked, FORMAT.encode_answer(asked, PlacesAnswer(1, asked.lines[1]))) is None
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class Model:
             )
         self.written += 1
         old, new = (t.removesuffix("\n").split("\n") for t in (asked, answer or ""))
-        said = tuple(FORMAT.answer(old, new))
+        said = tuple(FORMAT.encode_answer(old, new))
         if "<|edit|>" in (answer or ""):
             said = (*said[:-1], MARKS.edit, END)
         return EngineAnswer(said, tuple(TokenLogprob(t, math.log(self.sure)) for t in said))

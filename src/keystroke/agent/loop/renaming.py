@@ -18,7 +18,7 @@ from keystroke.assist.edit.renaming import (
     RenameInstruction,
     apply_renaming,
     describe_definitions,
-    find_named,
+    find_definitions,
     parse_renaming,
 )
 from keystroke.errors import InputError, KeystrokeError
@@ -34,7 +34,7 @@ def rename_in_project(overlay: Overlay, instruction: str, files: Sequence[str] =
     word = re.compile(rf"\b{rename.old}\b")
     names = [name for name in overlay.files() if language_of(name) is not None]
     texts = {name: text for name in names if word.search(text := read_text(overlay, name))}
-    places = [place for place in find_named(texts, rename) if not files or place[0] in files]
+    places = [place for place in find_definitions(texts, rename) if not files or place[0] in files]
     if not places:
         return None
     (home, unit), text = places[0], texts[places[0][0]]
@@ -48,7 +48,7 @@ def rename_in_project(overlay: Overlay, instruction: str, files: Sequence[str] =
         return None
     changed = _rename_semantically(overlay, home, found.start(), rename.new)
     # A property with its setter, or a method with its overrides, are several definitions of one thing.
-    if changed is not None and len(places) > 1 and find_named({**texts, **changed}, rename):
+    if changed is not None and len(places) > 1 and find_definitions({**texts, **changed}, rename):
         raise _ambiguous(rename, places)
     return changed
 

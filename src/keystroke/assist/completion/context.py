@@ -34,17 +34,17 @@ def gather_context(
     lines that were edited, as they are now."""
     found: list[ContextFile] = []
     seen: set[str] = set()
-    for module, names in _imported(text):
+    for module, names in _find_imports(text):
         if len(found) == _PIECES:
             break
-        for candidate in _candidates(module, path):
+        for candidate in _candidate_paths(module, path):
             if candidate in seen or candidate == path:
                 break
             source = read(candidate)
             if source is None:
                 continue
             seen.add(candidate)
-            pieces = _definitions(source, names)
+            pieces = _find_definitions(source, names)
             if pieces:
                 found.append(ContextFile(candidate, "\n".join(pieces)))
             break
@@ -52,7 +52,7 @@ def gather_context(
     return found[: _PIECES + 2]
 
 
-def _imported(text: str) -> Iterable[tuple[str, list[str]]]:
+def _find_imports(text: str) -> Iterable[tuple[str, list[str]]]:
     head = text[:20_000]
     matches = sorted((m for pattern in _IMPORTS for m in pattern.finditer(head)), key=lambda m: m.start())
     for match in matches:
@@ -60,7 +60,7 @@ def _imported(text: str) -> Iterable[tuple[str, list[str]]]:
         yield match["module"], names
 
 
-def _candidates(module: str, path: str | None) -> list[str]:
+def _candidate_paths(module: str, path: str | None) -> list[str]:
     """Possible paths of a module, relative to the project's root."""
     folder = PurePosixPath(path).parent if path else PurePosixPath()
     if module.startswith(("./", "../")):
@@ -80,7 +80,7 @@ def _candidates(module: str, path: str | None) -> list[str]:
     return [f"{root}{end}" for root in roots for end in (".py", "/__init__.py")]
 
 
-def _definitions(source: str, names: list[str]) -> list[str]:
+def _find_definitions(source: str, names: list[str]) -> list[str]:
     wanted = set(names)
     pieces = []
     lines = source.split("\n")

@@ -52,19 +52,19 @@ class Ending:
         lines = text.split("\n")
         kept: list[str] = []
         for index, line in enumerate(lines):
-            whole = final or index + 1 < len(lines)
-            if line.lstrip().startswith(_FENCE) or (whole and self._repeats(line, index)):
-                return TrimmedCompletion(self._tidied(kept), True)
-            if not self.lines and index and self._outside(line, kept, whole):
+            complete = final or index + 1 < len(lines)
+            if line.lstrip().startswith(_FENCE) or (complete and self._repeats(line, index)):
+                return TrimmedCompletion(self._join_lines(kept), True)
+            if not self.lines and index and self._is_outside(line, kept, complete):
                 if self._closes(line, kept):
-                    if not whole:
+                    if not complete:
                         break  # more text could follow the bracket on this line
                     kept.append(line)
-                return TrimmedCompletion(self._tidied(kept), True)
+                return TrimmedCompletion(self._join_lines(kept), True)
             kept.append(line)
-            if whole and len(kept) == (self.lines or _LONGEST_BLOCK):
-                return TrimmedCompletion(self._tidied(kept), True)
-        return TrimmedCompletion(self._tidied(kept), final)
+            if complete and len(kept) == (self.lines or _LONGEST_BLOCK):
+                return TrimmedCompletion(self._join_lines(kept), True)
+        return TrimmedCompletion(self._join_lines(kept), final)
 
     def may_repeat(self, text: str) -> bool:
         """Whether a line that starts with `text` may still turn out to repeat the one below the cursor."""
@@ -75,7 +75,7 @@ class Ending:
         shown = f"{self.before}{line}" if index == 0 else line
         return bool(self.following) and shown.rstrip() == self.following
 
-    def _outside(self, line: str, kept: list[str], whole: bool) -> bool:
+    def _is_outside(self, line: str, kept: list[str], complete: bool) -> bool:
         """Whether a line after the first is no longer part of the block."""
         if self.floor is not None:
             return bool(line.strip()) and indent_width(line) <= self.floor
@@ -83,7 +83,7 @@ class Ending:
         opened = first.rstrip().endswith(_OPENERS)
         if not line.strip():
             # A blank line ends plain statements; inside an opened block it may be part of it.
-            return whole and not opened and any(k.strip() for k in kept)
+            return complete and not opened and any(k.strip() for k in kept)
         if not any(f"{self.before}{k}".strip() for k in kept):
             return False
         base = indent_width(first)
@@ -98,7 +98,7 @@ class Ending:
         first = f"{self.before}{kept[0]}"
         return first.rstrip().endswith(_OPENERS) and indent_width(line) == indent_width(first)
 
-    def _tidied(self, kept: list[str]) -> str:
+    def _join_lines(self, kept: list[str]) -> str:
         text = "\n".join(kept).rstrip()
         if self.rest:
             first = text.partition("\n")[0]

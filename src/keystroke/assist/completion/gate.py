@@ -106,7 +106,7 @@ def find_reason(
         return WithheldReason.LOOPS
     start = c.text.rfind("\n", 0, c.cursor) + 1
     line = c.text[start : c.cursor]
-    if c.max_line is not None and _longest(line, c.inserted) > c.max_line >= len(line):
+    if c.max_line is not None and _longest_line(line, c.inserted) > c.max_line >= len(line):
         return WithheldReason.LINE_TOO_LONG
     if not c.invoked:
         if not line.strip() and not c.indented:
@@ -133,6 +133,6 @@ def confidence(logprobs: list[float]) -> float:
     return math.exp(sum(logprobs) / len(logprobs)) if logprobs else 1.0
 
 
-def _longest(line: str, inserted: str) -> int:
+def _longest_line(line: str, inserted: str) -> int:
     first, *others = inserted.split("\n")
     return max([len(line) + len(first), *map(len, others)])

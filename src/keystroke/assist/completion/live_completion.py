@@ -189,13 +189,15 @@ class LiveCompletion:
         extent = extent or extent_at(text, cursor, self.language)
         prompt = self._window.prompt(text, cursor)
         ending = ending_for(text, cursor, extent, self.language)
-        predictor = self._predictor(text, cursor, extent, len(prompt.held)) if self._uses_ngrams else None
+        predictor = (
+            self._make_predictor(text, cursor, extent, len(prompt.held)) if self._uses_ngrams else None
+        )
         return SuggestionStream(text[:cursor], text_below(text, cursor), extent, prompt, ending, predictor)
 
     def store(self, stream: SuggestionStream) -> CachedSuggestion:
         """Put a finished stream into the cache. Where its beginning was shown early, an entry that was stored
         since (by the larger model) stays."""
-        cached = stream.to_cached(self._fit(stream, stream.text))
+        cached = stream.to_cached(self._format_insertion(stream, stream.text))
         shown = stream.visible_end
         found = self.cache.find(stream.before + stream.below, len(stream.before)) if shown else None
         if found is None or found[1]:
@@ -223,7 +225,7 @@ class LiveCompletion:
             return None
         return self.begin(after, len(before), Extent.LINE)
 
-    def _predictor(self, text: str, cursor: int, extent: Extent, held: int) -> Predictor:
+    def _make_predictor(self, text: str, cursor: int, extent: Extent, held: int) -> Predictor:
         from keystroke.assist.completion.ngram_cache import FileText, NgramCache  # here: they need numpy
 
         self._file = self._file or FileText()
@@ -248,7 +250,7 @@ class LiveCompletion:
             return None
         # The first line of a block is shown while the rest is generated.
         line = stream.text[: len(stream.text) - len(first[2]) - 1]
-        early = self._judge(text, cursor, stream.to_cached(self._fit(stream, line)), 0, invoked)
+        early = self._judge(text, cursor, stream.to_cached(self._format_insertion(stream, line)), 0, invoked)
         if not isinstance(early, ShownCompletion):
             return None
         return ShownCompletion(early.text, Extent.BLOCK, early.confidence, done=False)
@@ -263,7 +265,7 @@ class LiveCompletion:
         """
         if stream.rejected_at == typed:
             return None
-        cached = stream.to_cached(self._fit(stream, stream.text))
+        cached = stream.to_cached(self._format_insertion(stream, stream.text))
         agrees = cached.text.startswith(text[len(stream.before) : cursor])
         if agrees and (shown := self._still_visible(text, cursor, cached, typed)) is not None:
             return shown
@@ -281,7 +283,7 @@ class LiveCompletion:
         stream.visible_end, stream.rejected_at = cached.visible_end, None
         return early
 
-    def _fit(self, stream: SuggestionStream, text: str) -> str:
+    def _format_insertion(self, stream: SuggestionStream, text: str) -> str:
         return self.rules.format_insertion(text, stream.before[stream.before.rfind("\n") + 1 :])
 
     def _judge(
@@ -311,7 +313,7 @@ class LiveCompletion:
         if reason is None and self.language is not None:
             # Checked once: typing through a suggestion leads to the same text.
             if cached.breaks_syntax is None:
-                cached.breaks_syntax = self._breaks(text, cursor, rest)
+                cached.breaks_syntax = self._breaks_syntax(text, cursor, rest)
             if cached.breaks_syntax and (shown := self._still_visible(text, cursor, cached, typed)):
                 return shown
             reason = WithheldReason.BREAKS_SYNTAX if cached.breaks_syntax else None
@@ -344,7 +346,7 @@ class LiveCompletion:
         if not start:
             return None
         confident = replace(candidate, inserted=start, confidence=1.0, fast=False)  # checked above
-        if gate.find_reason(confident, eagerness, self.dismissed) or self._breaks(text, cursor, start):
+        if gate.find_reason(confident, eagerness, self.dismissed) or self._breaks_syntax(text, cursor, start):
             return None
         cached.visible_end = typed + len(start)
         extent = Extent.BLOCK if "\n" in start else Extent.REST
@@ -362,5 +364,5 @@ class LiveCompletion:
             left, extent, gate.confidence(cached.logprobs_after(typed)), typed, partial=True
         )
 
-    def _breaks(self, text: str, cursor: int, inserted: str) -> bool:
+    def _breaks_syntax(self, text: str, cursor: int, inserted: str) -> bool:
         return self.language is not None and adds_errors(text, cursor, inserted, self.language)

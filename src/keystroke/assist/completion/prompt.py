@@ -48,10 +48,10 @@ def build_prompt(model: Model, prefix: str, suffix: str, *, budget: int, max_tok
         held = ""
     if not prefix.strip() and not suffix.strip():
         raise InputError("there is no text before the cursor to go on from; write a line first")
-    after = _head(model.tokenizer, suffix, room // AFTER_SHARE)
-    before = _tail(model.tokenizer, prefix, room - len(after.tokens))
+    after = _encode_head(model.tokenizer, suffix, room // AFTER_SHARE)
+    before = _encode_tail(model.tokenizer, prefix, room - len(after.tokens))
     if after.trimmed and len(before.tokens) + len(after.tokens) < room:
-        after = _head(model.tokenizer, suffix, room - len(before.tokens))
+        after = _encode_head(model.tokenizer, suffix, room - len(before.tokens))
     if fim is not None:
         tokens = fim.assemble(model.tokenizer, before.tokens, after.tokens)
         return CompletionPrompt(tuple(tokens), fim.stops, held, before.trimmed or after.trimmed)
@@ -63,9 +63,9 @@ def trim_text(prefix: str, suffix: str, *, budget: int) -> tuple[str, str]:
     """The same cut for a remote model: by characters, between lines."""
     room = budget * CHARACTERS_PER_TOKEN
     share = room // AFTER_SHARE
-    after = "".join(_fitting(suffix.splitlines(keepends=True), share, len)) or suffix[:share]
+    after = "".join(_lines_that_fit(suffix.splitlines(keepends=True), share, len)) or suffix[:share]
     left = room - len(after)
-    lines = _fitting(reversed(prefix.splitlines(keepends=True)), left, len)
+    lines = _lines_that_fit(reversed(prefix.splitlines(keepends=True)), left, len)
     return "".join(reversed(lines)) or prefix[-left:], after
 
 
@@ -75,7 +75,7 @@ class _Side:
     trimmed: bool
 
 
-def _tail(tokenizer: Tokenizer, text: str, room: int) -> _Side:
+def _encode_tail(tokenizer: Tokenizer, text: str, room: int) -> _Side:
     """The last whole lines of `text` that fit, or the last tokens of the last line."""
     near = text[-room * LONGEST_TOKEN :] if room else ""
     tokens = tokenizer.encode(near)
@@ -84,23 +84,23 @@ def _tail(tokenizer: Tokenizer, text: str, room: int) -> _Side:
     lines = near.splitlines(keepends=True)
     if len(near) < len(text) and len(lines) > 1:
         lines = lines[1:]
-    kept = _fitting(reversed(lines), room, lambda line: len(tokenizer.encode(line)))
+    kept = _lines_that_fit(reversed(lines), room, lambda line: len(tokenizer.encode(line)))
     if not kept:
         return _Side(tokens[-room:] if room else [], True)
     tokens = tokenizer.encode("".join(reversed(kept)))
     return _Side(tokens[-room:], True)
 
 
-def _head(tokenizer: Tokenizer, text: str, room: int) -> _Side:
+def _encode_head(tokenizer: Tokenizer, text: str, room: int) -> _Side:
     near = text[: room * LONGEST_TOKEN]
     tokens = tokenizer.encode(near)
     if len(tokens) <= room and len(near) == len(text):
         return _Side(tokens, False)
-    kept = _fitting(near.splitlines(keepends=True), room, lambda line: len(tokenizer.encode(line)))
+    kept = _lines_that_fit(near.splitlines(keepends=True), room, lambda line: len(tokenizer.encode(line)))
     return _Side((tokenizer.encode("".join(kept)) if kept else tokens)[:room], True)
 
 
-def _fitting(lines: Iterable[str], room: int, size: Callable[[str], int]) -> list[str]:
+def _lines_that_fit(lines: Iterable[str], room: int, size: Callable[[str], int]) -> list[str]:
     """The first lines that fit into the room."""
     kept: list[str] = []
     for line in lines:

@@ -52,15 +52,15 @@ def count_outcomes(outcomes: Iterable[tuple[float, float]]) -> list[BinCount]:
 def tune_threshold(default: float, *levels: Counts) -> float:
     """The threshold to use instead of `default`. `levels` go from the widest counts (a language's) to the
     narrowest (a project's); each one is the prior of the next."""
-    usual = [_on(USUAL, centre) for centre in _CENTRES]
+    usual = [_interpolate(USUAL, centre) for centre in _CENTRES]
     found = usual
     for level in levels:
-        found = _believed(found, level)
+        found = _update_shares(found, level)
     moved = [(c, f - u) for c, f, u in zip(_CENTRES, found, usual, strict=True)]
-    wanted = _on(USUAL, default) - 1e-9
+    wanted = _interpolate(USUAL, default) - 1e-9
 
     def enough(step: int) -> bool:
-        return _on(USUAL, step / _STEPS) + _on(moved, step / _STEPS) >= wanted
+        return _interpolate(USUAL, step / _STEPS) + _interpolate(moved, step / _STEPS) >= wanted
 
     # Search outwards from the default.
     at = round(default * _STEPS)
@@ -85,7 +85,7 @@ def shift_threshold(threshold: float, shift: float) -> float:
     return threshold + shift * (1.0 - threshold) if shift > 0 else threshold * (1.0 + shift)
 
 
-def _believed(before: Sequence[float], counts: Counts) -> list[float]:
+def _update_shares(before: Sequence[float], counts: Counts) -> list[float]:
     """The share right per bin after the counts, made monotonic: more confident is never less right."""
     blocks: list[tuple[float, float, int]] = []  # share, weight, bins: pooled where they fall
     for share, count in zip(before, counts, strict=True):
@@ -99,7 +99,7 @@ def _believed(before: Sequence[float], counts: Counts) -> list[float]:
     return [share for share, _, bins in blocks for _ in range(bins)]
 
 
-def _on(curve: Sequence[tuple[float, float]], at: float) -> float:
+def _interpolate(curve: Sequence[tuple[float, float]], at: float) -> float:
     """A piecewise linear curve, constant beyond its ends."""
     if at <= curve[0][0]:
         return curve[0][1]

@@ -14,15 +14,15 @@ _MOST = 40  # lines of a neighbour that are compared
 def fix_borders(written: str, before: str, inside: str, after: str) -> str:
     """The written part without lines of its neighbours, and indented as the region is. Lines that the region
     itself begins or ends with stay."""
-    lines = _indented(written.split("\n"), inside.split("\n"))
-    head, own, tail = _shown(before), _shown(inside), _shown(after)
+    lines = _indent_like(written.split("\n"), inside.split("\n"))
+    head, own, tail = _nonblank_lines(before), _nonblank_lines(inside), _nonblank_lines(after)
     start = _repeated_head(lines, head, own)
     end = len(lines) - _repeated_head(lines[::-1], tail[::-1], own[::-1])
     return "\n".join(lines[start:end] if start < end else lines)
 
 
 def _repeated_head(lines: list[str], neighbour: list[str], own: list[str]) -> int:
-    """How many lines at the start repeat the end of the neighbour, blank lines included."""
+    """The number of lines at the start that repeat the end of the neighbour, blank lines included."""
     shown = [(number, line.rstrip()) for number, line in enumerate(lines) if line.strip()]
     texts = [line for _, line in shown]
     if texts[:2] == own[:2] or not neighbour:
@@ -31,25 +31,27 @@ def _repeated_head(lines: list[str], neighbour: list[str], own: list[str]) -> in
     for size in range(min(len(neighbour), len(texts) - 1), 0, -1):
         if size > _MOST and size != len(neighbour):
             continue
-        if texts[:size] == neighbour[-size:] and (size > 1 or own[:1] == texts[1:2] or _telling(texts[0])):
+        if texts[:size] == neighbour[-size:] and (
+            size > 1 or own[:1] == texts[1:2] or _is_distinctive(texts[0])
+        ):
             return shown[size][0]
     return 0
 
 
-def _telling(line: str) -> bool:
+def _is_distinctive(line: str) -> bool:
     """Whether a single line is long enough to be a repetition and not a coincidence such as a brace."""
     return len(line.strip()) > 12
 
 
-def _shown(text: str) -> list[str]:
+def _nonblank_lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.split("\n") if line.strip()]
 
 
-def _indented(lines: list[str], inside: list[str]) -> list[str]:
+def _indent_like(lines: list[str], inside: list[str]) -> list[str]:
     """The lines indented as the region is."""
-    wanted, have = _margin(inside), _margin(lines)
+    wanted, have = _common_indent(inside), _common_indent(lines)
     first = next((line for line in lines if line.strip()), "")
-    if wanted is None or have is None or wanted == have or _margin([first]) != have:
+    if wanted is None or have is None or wanted == have or _common_indent([first]) != have:
         return lines
     if wanted.startswith(have) and not have:
         return [wanted + line if line.strip() else line for line in lines]
@@ -58,7 +60,7 @@ def _indented(lines: list[str], inside: list[str]) -> list[str]:
     return lines
 
 
-def _margin(lines: list[str]) -> str | None:
+def _common_indent(lines: list[str]) -> str | None:
     """The white space that all lines begin with; None where there is no line."""
     indents = [line[: len(line) - len(line.lstrip())] for line in lines if line.strip()]
     return os.path.commonprefix(indents) if indents else None  # noqa: RUF071 - text, no paths

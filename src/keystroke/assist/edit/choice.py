@@ -1,7 +1,7 @@
 """Chooses the lines an instruction is about, before a model is asked.
 
 It compares names, words and line numbers of the instruction with the outline of the files, and reports
-whether the choice is certain. Where it is not, the caller lets the model point, or takes a larger region.
+whether the choice is certain. If it is not, the caller asks the model to choose, or takes a larger region.
 """
 
 from __future__ import annotations
@@ -67,40 +67,46 @@ def choose_regions(
     mentions = read_mentions(instruction)
     known = {unit.short for units in outlines.values() for unit in walk_units(units)}
     places = [mention for mention in mentions if mention.is_location]
-    said = {mention.text for mention in places}
-    places += [Mention(name, False) for name in listed_names(instruction, _functions(outlines)) - said]
+    mentioned = {mention.text for mention in places}
+    places += [
+        Mention(name, False) for name in listed_names(instruction, _function_names(outlines)) - mentioned
+    ]
     found = [
         _Scored(named, content + _at_cursor(near, path, unit), path, unit)
         for path, units in outlines.items()
-        for named, content, unit in _scored(files[path], units, places, line_spans(instruction, path))
+        for named, content, unit in _score_parts(files[path], units, places, line_spans(instruction, path))
     ]
-    values = [item for item in found if item.named and _only_referred_to(item.unit, instruction)]
+    values = [item for item in found if item.named and _is_only_referred_to(item.unit, instruction)]
     found = [item for item in found if item not in values]
     if values and not any(item.named for item in found):
-        users = [item for item in found if _uses(files[item.path], item, values)]
+        users = [item for item in found if _uses_any(files[item.path], item, values)]
         found = [replace(item, named=3.0) for item in users] if 0 < len(users) <= _USERS else found
     sure = any(item.named for item in found)
     if sure:
         found = [item for item in found if item.named]
     best = max((item.score for item in found), default=0.0)
     least = max(_ENOUGH, _SHARE * best)
-    owners = {(item.path, _owner(item.unit)) for item in found if item.score >= least and _owner(item.unit)}
-    meant = [
+    owners = {
+        (item.path, _owner_name(item.unit))
+        for item in found
+        if item.score >= least and _owner_name(item.unit)
+    }
+    selected = [
         (item.path, item.unit)
         for item in found
         # Beside a chosen member, a plain word is enough to choose another member of its class.
-        if item.score >= least or (item.named and (item.path, _owner(item.unit)) in owners)
+        if item.score >= least or (item.named and (item.path, _owner_name(item.unit)) in owners)
     ]
     defines = asks_for_definition(instruction, mentions, known)
-    place = _addition(outlines, mentions, instruction) if defines else None
+    place = _place_for_definition(outlines, mentions, instruction) if defines else None
     if place is not None:
-        meant = [place, *(pair for pair in meant if sure and pair[1] != place[1])]
+        selected = [place, *(pair for pair in selected if sure and pair[1] != place[1])]
     chosen: dict[str, list[OutlineUnit]] = {}
-    for path, unit in meant if len(meant) <= _MOST else []:
+    for path, unit in selected if len(selected) <= _MOST else []:
         chosen.setdefault(path, []).append(unit)
     if not chosen and near is not None and near[0] in files:
-        return RegionChoice((_around(near, files[near[0]], outlines[near[0]]),), True)
-    regions = [r for path, units in chosen.items() for r in _spans(path, units, outlines[path])]
+        return RegionChoice((_region_at_cursor(near, files[near[0]], outlines[near[0]]),), True)
+    regions = [r for path, units in chosen.items() for r in _merge_regions(path, units, outlines[path])]
     return RegionChoice(tuple(regions), place is not None or sure)
 
 
@@ -121,13 +127,13 @@ def enclosing_region(region: Region, text: str) -> Region:
 
 def regions_for(path: str, units: Sequence[OutlineUnit], text: str) -> list[Region]:
     """Parts of a file as regions."""
-    return list(_spans(path, units, outline(text, language_of(path)))) if units else []
+    return list(_merge_regions(path, units, outline(text, language_of(path)))) if units else []
 
 
 # ── scores ──
 
 
-def _scored(
+def _score_parts(
     text: str, units: Sequence[OutlineUnit], mentions: Sequence[Mention], lines: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[float, float, OutlineUnit]]:
     """Scores by name and by content, of the parts without members and of classes that are named while none of
@@ -135,12 +141,12 @@ def _scored(
     rows = text.split("\n")
     every = list(walk_units(units))
     parts = [unit for unit in every if not unit.members and unit.kind is not UnitKind.IMPORTS]
-    held = [set(re.findall(r"[A-Za-z_]\w*", "\n".join(rows[u.start : u.end]))) for u in parts]
-    common = Counter(name for names in held for name in names)
+    part_names = [set(re.findall(r"[A-Za-z_]\w*", "\n".join(rows[u.start : u.end]))) for u in parts]
+    common = Counter(name for names in part_names for name in names)
     words = {stem(mention.text) for mention in mentions}
     texts = {mention.text for mention in mentions}
     named: set[str] = set()
-    for unit, names in zip(parts, held, strict=True):
+    for unit, names in zip(parts, part_names, strict=True):
         by_name = sum(_name_score(unit, mention) for mention in mentions)
         if any(first < unit.end and unit.start < last for first, last in lines):
             by_name += 20
@@ -169,7 +175,7 @@ def _scored(
                 yield by_name, 0.0, unit
 
 
-def _functions(outlines: Mapping[str, Sequence[OutlineUnit]]) -> set[str]:
+def _function_names(outlines: Mapping[str, Sequence[OutlineUnit]]) -> set[str]:
     return {
         unit.short
         for units in outlines.values()
@@ -178,13 +184,13 @@ def _functions(outlines: Mapping[str, Sequence[OutlineUnit]]) -> set[str]:
     }
 
 
-def _only_referred_to(unit: OutlineUnit, instruction: str) -> bool:
+def _is_only_referred_to(unit: OutlineUnit, instruction: str) -> bool:
     """Whether a part is a constant that the instruction names without changing its value."""
     constant = unit.kind is UnitKind.STATEMENT and unit.short.isupper()
     return constant and not changes_value(instruction, unit.short)
 
 
-def _uses(text: str, item: _Scored, values: Sequence[_Scored]) -> bool:
+def _uses_any(text: str, item: _Scored, values: Sequence[_Scored]) -> bool:
     inside = "\n".join(text.split("\n")[item.unit.start : item.unit.end])
     return any(re.search(rf"\b{re.escape(value.unit.short)}\b", inside) for value in values)
 
@@ -197,7 +203,7 @@ def _name_score(unit: OutlineUnit, mention: Mention) -> float:
     return 10.0 if "." in mention.text else 6.0 if mention.code else 3.0
 
 
-def _owner(unit: OutlineUnit) -> str:
+def _owner_name(unit: OutlineUnit) -> str:
     return unit.name.rpartition(".")[0]
 
 
@@ -206,7 +212,7 @@ def _at_cursor(near: tuple[str, int] | None, path: str, unit: OutlineUnit) -> fl
     return 1.5 if near is not None and path == near[0] and unit.start <= near[1] < unit.end else 0.0
 
 
-def _around(near: tuple[str, int], text: str, units: Sequence[OutlineUnit]) -> Region:
+def _region_at_cursor(near: tuple[str, int], text: str, units: Sequence[OutlineUnit]) -> Region:
     """The part at the cursor; where that is a single statement, the lines around it."""
     path, line = near
     inside = [unit for unit in walk_units(units) if unit.start <= line < unit.end and not unit.members]
@@ -219,13 +225,13 @@ def _around(near: tuple[str, int], text: str, units: Sequence[OutlineUnit]) -> R
 # ── regions ──
 
 
-def _addition(
+def _place_for_definition(
     outlines: Mapping[str, Sequence[OutlineUnit]], mentions: Sequence[Mention], instruction: str
 ) -> tuple[str, OutlineUnit] | None:
     """Where a new definition goes: into the class that is mentioned, else after the last definition."""
     names = {name for mention in mentions for name in (mention.text, mention.text.partition(".")[0])}
     if _MEMBER.search(instruction):
-        names |= _only_class(outlines)  # with a single class, it need not be named
+        names |= _single_class(outlines)  # with a single class, it need not be named
     for path, units in outlines.items():
         for unit in reversed(list(walk_units(units))):
             if unit.kind is UnitKind.CLASS and unit.name and unit.short in names:
@@ -248,7 +254,7 @@ def _addition(
     return path, last
 
 
-def _only_class(outlines: Mapping[str, Sequence[OutlineUnit]]) -> set[str]:
+def _single_class(outlines: Mapping[str, Sequence[OutlineUnit]]) -> set[str]:
     """The name of the only class with methods, if there is exactly one."""
     found = {
         unit.short
@@ -259,7 +265,7 @@ def _only_class(outlines: Mapping[str, Sequence[OutlineUnit]]) -> set[str]:
     return found if len(found) == 1 else set()
 
 
-def _spans(path: str, units: Sequence[OutlineUnit], every: Sequence[OutlineUnit]) -> Iterator[Region]:
+def _merge_regions(path: str, units: Sequence[OutlineUnit], every: Sequence[OutlineUnit]) -> Iterator[Region]:
     """The parts as regions; near ones are merged, several of one small class become that class."""
     for owner in every:
         inside = [unit for unit in units if owner.start <= unit.start and unit.end <= owner.end]

@@ -28,20 +28,20 @@ _BRANCH = re.compile(
 def find_doubt(old: str, new: str, path: str, instruction: str) -> str | None:
     """One sentence that a model can act on, or None."""
     task = instruction if "\n" not in instruction.strip() else ""  # pasted output names many things
-    for name in _missing(old, new, language_of(path), task):
+    for name in _find_missing_names(old, new, language_of(path), task):
         return f"the task names {name}, and your code does not have it"
     for found in _TEXT.findall(task):
         text = next(filter(None, found))
         if text not in new:
             return f"the task gives the text {text!r}, and your code does not have it"
-    if (endless := _endless(old, new, language_of(path))) is not None:
-        return f"{endless} calls itself without an end"
+    if (function := _find_endless_function(old, new, language_of(path))) is not None:
+        return f"{function} calls itself without an end"
     return None
 
 
-def _missing(old: str, new: str, language: str | None, instruction: str) -> Iterator[str]:
-    """What the instruction writes as code, and neither text has. Errors do not count: they are often named as
-    what happens now."""
+def _find_missing_names(old: str, new: str, language: str | None, instruction: str) -> Iterator[str]:
+    """Names that the instruction writes as code and neither text contains. Errors do not count: an
+    instruction often names the error that happens now."""
     defined = {unit.short for unit in walk_units(outline(old, language))}
     for mention in read_mentions(instruction):
         text = mention.text
@@ -50,24 +50,24 @@ def _missing(old: str, new: str, language: str | None, instruction: str) -> Iter
             continue
         first, _, last = text.rpartition(".")
         if first and first.rpartition(".")[2] not in defined:
-            # `strings.Join` is written so; `dict.setdefault` is written with the name of a dictionary.
+            # Code contains `strings.Join` literally, but `dict.setdefault` with a variable's name.
             there = text in old or text in new or new.count(f".{last}") > old.count(f".{last}")
         else:
-            there = last in old or last in new  # `Cart.total` is said of a method that is written `total`
+            there = last in old or last in new  # the method `Cart.total` is written `total`
         if not there:
             yield text
 
 
-def _endless(old: str, new: str, language: str | None) -> str | None:
+def _find_endless_function(old: str, new: str, language: str | None) -> str | None:
     """A function that newly calls itself unconditionally."""
-    before = dict(_calls(old, language))
-    for name, calls in _calls(new, language):
+    before = dict(_find_self_calls(old, language))
+    for name, calls in _find_self_calls(new, language):
         if calls and before.get(name) is False:
             return name.rpartition(".")[2]
     return None
 
 
-def _calls(text: str, language: str | None) -> list[tuple[str, bool]]:
+def _find_self_calls(text: str, language: str | None) -> list[tuple[str, bool]]:
     """Each function, and whether it calls itself unconditionally."""
     if language is None:
         return []
@@ -76,8 +76,8 @@ def _calls(text: str, language: str | None) -> list[tuple[str, bool]]:
     for unit in walk_units(outline(text, language)):
         if unit.kind is not UnitKind.FUNCTION or not unit.name:
             continue
-        whole = "\n".join(lines[unit.start : unit.end])
-        body = whole[whole.find(unit.header) + len(unit.header) :]
+        source = "\n".join(lines[unit.start : unit.end])
+        body = source[source.find(unit.header) + len(unit.header) :]
         itself = re.search(rf"(?:\b(?:self|this)\.|(?<![\w.>]))(?<!def ){re.escape(unit.short)}\s*\(", body)
         found.append((unit.name, itself is not None and not _BRANCH.search(body)))
     return found

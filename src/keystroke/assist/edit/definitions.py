@@ -14,9 +14,9 @@ from keystroke.analysis.syntax import INDENTED
 _DEFINES = (UnitKind.FUNCTION, UnitKind.CLASS)
 
 
-def as_insertion(written: str, inside: str, language: str | None) -> str:
+def append_definitions(written: str, inside: str, language: str | None) -> str:
     """The rewritten part. If the model only wrote new definitions, they are appended to the old text."""
-    old, new = _named(inside, language), _named(written, language)
+    old, new = _defined_names(inside, language), _defined_names(written, language)
     if (
         language is None
         or not old
@@ -25,17 +25,19 @@ def as_insertion(written: str, inside: str, language: str | None) -> str:
         or not _only_definitions(written, language)
     ):
         return written
-    whole = [unit for unit in outline(textwrap.dedent(inside), language) if unit.kind is UnitKind.CLASS]
+    classes = [unit for unit in outline(textwrap.dedent(inside), language) if unit.kind is UnitKind.CLASS]
     body = textwrap.dedent(written).strip("\n")
-    margin = _margin(inside)
-    if len(whole) == 1 and _is_method(body, language):
+    margin = _smallest_indent(inside)
+    if len(classes) == 1 and _is_method(body, language):
         # A method for the only class in the part.
         members = [line for line in inside.split("\n")[1:] if line.strip()]
-        margin = _margin("\n".join(members)) if members else f"{margin}    "
+        margin = _smallest_indent("\n".join(members)) if members else f"{margin}    "
         text = textwrap.indent(body, margin, lambda line: bool(line.strip()))
         if language not in INDENTED:
             head, brace, tail = inside.rstrip().rpartition("}")
-            return f"{head.rstrip()}\n\n{text}\n{_margin(inside)}{brace}{tail}\n" if brace else written
+            return (
+                f"{head.rstrip()}\n\n{text}\n{_smallest_indent(inside)}{brace}{tail}\n" if brace else written
+            )
         return f"{inside.rstrip()}\n\n{text}\n"
     gap = "\n\n\n" if language == "python" and not margin else "\n\n"
     text = textwrap.indent(body, margin, lambda line: bool(line.strip()))
@@ -93,7 +95,7 @@ def _definitions(text: str, language: str | None) -> list[OutlineUnit]:
 def _put_back(old: str, new: str, unit: OutlineUnit, language: str | None) -> str:
     source, target = old.splitlines(keepends=True), new.splitlines(keepends=True)
     text = source[unit.start : unit.end]
-    target = _without_copy(target, "".join(text), unit, language)
+    target = _remove_copy(target, "".join(text), unit, language)
     owner = unit.name.rpartition(".")[0]
     siblings = [
         u for u in walk_units(outline(old, language)) if u.name.rpartition(".")[0] == owner and u.name
@@ -109,20 +111,20 @@ def _put_back(old: str, new: str, unit: OutlineUnit, language: str | None) -> st
         later = [s for s in siblings if s.start > unit.start and s.name in there]
         at = there[later[0].name].start if later else None
         if at is not None:
-            return "".join([*target[:at], *text, *_gap(source, unit), *target[at:]])
+            return "".join([*target[:at], *text, *_blank_lines_above(source, unit), *target[at:]])
     if at is None:
         at = there[owner].end if owner in there else len(target)
     if target and at and not target[at - 1].endswith("\n"):
         target[at - 1] += "\n"
-    return "".join([*target[:at], *_gap(source, unit), *text, *target[at:]])
+    return "".join([*target[:at], *_blank_lines_above(source, unit), *text, *target[at:]])
 
 
-def _without_copy(target: list[str], text: str, unit: OutlineUnit, language: str | None) -> list[str]:
+def _remove_copy(target: list[str], text: str, unit: OutlineUnit, language: str | None) -> list[str]:
     """`target` without the same definition under another owner, such as a function moved into a class."""
-    wanted = _squeezed(text)
+    wanted = _collapse_spaces(text)
     for other in walk_units(outline("".join(target), language)):
         elsewhere = other.kind is unit.kind and other.short == unit.short and other.name != unit.name
-        if elsewhere and _squeezed("".join(target[other.start : other.end])) == wanted:
+        if elsewhere and _collapse_spaces("".join(target[other.start : other.end])) == wanted:
             start = other.start
             while start > 0 and not target[start - 1].strip():
                 start -= 1
@@ -130,11 +132,11 @@ def _without_copy(target: list[str], text: str, unit: OutlineUnit, language: str
     return target
 
 
-def _squeezed(text: str) -> str:
+def _collapse_spaces(text: str) -> str:
     return " ".join(text.split())
 
 
-def _gap(source: list[str], unit: OutlineUnit) -> list[str]:
+def _blank_lines_above(source: list[str], unit: OutlineUnit) -> list[str]:
     """The blank lines that stood above a definition."""
     start = unit.start
     while start > 0 and not source[start - 1].strip():
@@ -142,7 +144,7 @@ def _gap(source: list[str], unit: OutlineUnit) -> list[str]:
     return source[start : unit.start]
 
 
-def _named(text: str, language: str | None) -> list[str]:
+def _defined_names(text: str, language: str | None) -> list[str]:
     return [
         unit.short for unit in outline(textwrap.dedent(text), language) if unit.kind in _DEFINES and unit.name
     ]
@@ -162,6 +164,6 @@ def _is_method(body: str, language: str) -> bool:
     return language in ("javascript", "typescript", "tsx", "java", "csharp", "kotlin", "cpp", "swift", "php")
 
 
-def _margin(text: str) -> str:
+def _smallest_indent(text: str) -> str:
     indents = [line[: len(line) - len(line.lstrip())] for line in text.split("\n") if line.strip()]
     return min(indents, key=len, default="")

@@ -51,7 +51,7 @@ def remove_drift(old: str, new: str, path: str, instruction: str) -> str:
         return new  # only comments and layout changed: that was the task
     text = new
     if not remarks:
-        kept = _with_old_remarks(old, new, language)
+        kept = _restore_old_remarks(old, new, language)
         if code_tokens(kept, language, layout=layout) == wanted:
             text = kept
     before, after = old.splitlines(keepends=True), text.splitlines(keepends=True)
@@ -68,12 +68,12 @@ def remove_drift(old: str, new: str, path: str, instruction: str) -> str:
 
 
 def restore_remarks(old: str, new: str, path: str, instruction: str) -> str:
-    """`new` with the comments and docstrings that it lost although their code stayed; those that it adds or
-    words anew stay, too."""
+    """`new` with the comments and docstrings that it lost although their code stayed. Added and reworded ones
+    are kept."""
     language = language_of(path)
     if language is None or old == new or _ABOUT_REMARKS.search(instruction):
         return new
-    restored = _with_old_remarks(old, new, language, additions=True)
+    restored = _restore_old_remarks(old, new, language, additions=True)
     wanted = code_tokens(new, language)
     if code_tokens(old, language) == wanted or code_tokens(restored, language) != wanted:
         return new
@@ -109,7 +109,7 @@ class _Line:
     defines: bool
 
 
-def _with_old_remarks(old: str, new: str, language: str, *, additions: bool = False) -> str:
+def _restore_old_remarks(old: str, new: str, language: str, *, additions: bool = False) -> str:
     """`new` with the remarks of `old` wherever its code stays. A remark that both texts have stays where the
     new one has it; a lost one returns, unless the code it belongs to is gone; an added one is dropped outside
     new definitions. With `additions`, added ones stay, and replace lost ones at the same place."""
@@ -129,18 +129,20 @@ def _with_old_remarks(old: str, new: str, language: str, *, additions: bool = Fa
             out += [*(remark.text for remark in above), line.text]
         if b1 > b0 or a1 > a0:
             if b1 > b0:
-                out += _changed(before[a0 : a1 + 1], after[b0 : b1 + 1], language, additions)
+                out += _restore_in_changes(before[a0 : a1 + 1], after[b0 : b1 + 1], language, additions)
             else:
-                out += _joined(before[a0:a1], before[a1])
+                out += _remarks_above(before[a0:a1], before[a1])
             out.append(before[a1].text)
             a1, b1 = a1 + 1, b1 + 1
         i, j = a1, b1
     return "".join(out)
 
 
-def _changed(before: Sequence[_Line], after: Sequence[_Line], language: str, additions: bool) -> list[str]:
+def _restore_in_changes(
+    before: Sequence[_Line], after: Sequence[_Line], language: str, additions: bool
+) -> list[str]:
     """The text of changed lines `after`, all but the text of the last, which both have."""
-    twins = _twins(before[:-1], after[:-1])
+    twins = _match_lines(before[:-1], after[:-1])
     owner = {**{old: new for new, old in twins.items()}, len(before) - 1: len(after) - 1}
     there = Counter(remark.key for line in after for remark in line.above)
     lost: dict[int, list[_Remark]] = {}
@@ -156,7 +158,7 @@ def _changed(before: Sequence[_Line], after: Sequence[_Line], language: str, add
                 lost.setdefault(owner[number], []).append(remark)
     known = Counter(remark.key for line in before for remark in line.above)
     if additions and any(not known[r.key] for line in after for r in line.above if not r.blank):
-        lost = {}  # worded anew
+        lost = {}  # reworded
     out: list[str] = []
     inside = False  # a new definition, whose comments are part of the task
     for number, line in enumerate(after):
@@ -171,18 +173,18 @@ def _changed(before: Sequence[_Line], after: Sequence[_Line], language: str, add
         out += [remark.text for remark in back if not remark.docstring]
         if number < len(after) - 1:
             twin = before[twins[number]] if number in twins else None
-            out.append(_with_trailing(line, twin, language))
+            out.append(_restore_trailing_remark(line, twin, language))
     return out
 
 
-def _joined(removed: Sequence[_Line], line: _Line) -> list[str]:
+def _remarks_above(removed: Sequence[_Line], line: _Line) -> list[str]:
     """What is above a line whose predecessors were removed: its own remarks, and the docstring of the
     definition that begins before them."""
     docstrings = [remark.text for remark in (removed[0].above if removed else ()) if remark.docstring]
     return [*docstrings, *(remark.text for remark in line.above)]
 
 
-def _twins(before: Sequence[_Line], after: Sequence[_Line]) -> dict[int, int]:
+def _match_lines(before: Sequence[_Line], after: Sequence[_Line]) -> dict[int, int]:
     """Which old line each new one replaces, in order: the most similar, or its position where as many lines
     come as go."""
     if len(before) == len(after):
@@ -202,7 +204,7 @@ def _twins(before: Sequence[_Line], after: Sequence[_Line]) -> dict[int, int]:
     return found
 
 
-def _with_trailing(line: _Line, twin: _Line | None, language: str) -> str:
+def _restore_trailing_remark(line: _Line, twin: _Line | None, language: str) -> str:
     """The line with the trailing comment of the line it replaces."""
     if twin is None or SequenceMatcher(None, twin.text, line.text, autojunk=False).ratio() < _ALIKE:
         return line.text

@@ -27,7 +27,7 @@ def excerpt(text: str, path: str, region: Region | None, instruction: str) -> st
         if unit.kind is UnitKind.IMPORTS:
             kept.update(range(unit.start, min(unit.end, unit.start + 30)))
         elif unit.kind is not UnitKind.STATEMENT or unit.name:
-            kept.add(_header(unit, lines))
+            kept.add(_header_row(unit, lines))
     if region is not None and region.path == path:
         end = len(lines) if region.end is None else region.end
         kept.update(range(max(0, region.start - 2), min(len(lines), end + 2)))
@@ -41,15 +41,15 @@ def excerpt(text: str, path: str, region: Region | None, instruction: str) -> st
             break
         kept.update(range(unit.start, unit.end))
     mark = "# ..." if path.endswith((".py", ".pyi", ".rb", ".sh")) else "// ..."
-    return "".join(_marked(lines, sorted(kept), mark))
+    return "".join(_join_with_marks(lines, sorted(kept), mark))
 
 
-def _header(unit: OutlineUnit, lines: list[str]) -> int:
+def _header_row(unit: OutlineUnit, lines: list[str]) -> int:
     rows = range(unit.start, unit.end)
     return next((row for row in rows if lines[row].strip() == unit.header), unit.start)
 
 
-def _marked(lines: list[str], kept: list[int], mark: str) -> list[str]:
+def _join_with_marks(lines: list[str], kept: list[int], mark: str) -> list[str]:
     out: list[str] = []
     at = 0
     for number in kept:

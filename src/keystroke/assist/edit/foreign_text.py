@@ -1,7 +1,7 @@
 """Finds and removes text in a file that belongs to the conversation and not to the file: markup of tool calls
 and patches, sentences of prompts, line ends written as two characters.
 
-Only what a change adds counts. What stands in a string or in the instruction itself may be meant.
+Only text that a change adds is examined. Text in a string or in the instruction may be intended.
 """
 
 from __future__ import annotations
@@ -69,19 +69,19 @@ def remove_foreign_text(old: str, new: str, path: str, language: str | None, ins
         for line in new.splitlines(keepends=True)
         if not (_is_foreign_line(line, path) and line.strip() not in old and line.strip() not in instruction)
     ]
-    return _real_line_ends(old, "".join(lines), path, language)
+    return _unescape_line_ends(old, "".join(lines), path, language)
 
 
 def find_foreign_text(old: str, new: str, path: str, language: str | None, instruction: str) -> str | None:
-    """One clause that says what does not belong into the file; None where nothing is found."""
+    """One clause that names the text that does not belong in the file; None where nothing is found."""
     for sentence in _SENTENCES:
         if new.count(sentence) > old.count(sentence) and sentence not in instruction:
             return f"it contains the sentence {sentence.strip()!r} of the conversation"
-    for found in _marked(new, path, language):
+    for found in _find_markup(new, path, language):
         text = found.strip()
         if new.count(text) > old.count(text) and text not in instruction:
             return f"it contains {text[:60]!r}, which is markup of a tool call and not part of the file"
-    if _escaped_line_ends(old, new, path, language):
+    if _has_escaped_line_ends(old, new, path, language):
         return "its line ends are written as the two characters \\n"
     return None
 
@@ -97,7 +97,7 @@ def _is_foreign_line(line: str, path: str) -> bool:
     return _FENCE.fullmatch(line.rstrip("\r\n")) is not None and bool(text) and not path.endswith(_PROSE)
 
 
-def _marked(new: str, path: str, language: str | None) -> Iterator[str]:
+def _find_markup(new: str, path: str, language: str | None) -> Iterator[str]:
     """The markup in a text. In code it counts outside of strings and comments, elsewhere at the start of a
     line."""
     found = list(_MARKUP.finditer(new))
@@ -122,9 +122,9 @@ def _quoted_spans(text: str, language: str) -> list[tuple[int, int]]:
     ]
 
 
-def _escaped_line_ends(old: str, new: str, path: str, language: str | None) -> bool:
-    """Whether a text has line ends as two characters where the old one has none: outside of strings in a text
-    that does not parse, or several on one line where the lines are gone."""
+def _has_escaped_line_ends(old: str, new: str, path: str, language: str | None) -> bool:
+    """Whether `new` has line ends written as two characters and `old` has none: outside of strings in a text
+    that does not parse, or in a text that has lost most of its lines."""
     if _ESCAPED.search(new) is None:
         return False
     if language is not None and not path.endswith(_PROSE):
@@ -138,13 +138,14 @@ def _escaped_line_ends(old: str, new: str, path: str, language: str | None) -> b
     return few and len(_ESCAPED.findall(new)) > max(2, len(_ESCAPED.findall(old)))
 
 
-def _real_line_ends(old: str, new: str, path: str, language: str | None) -> str:
-    """The text with real line ends, where it has them as two characters and is better with real ones."""
-    if not _escaped_line_ends(old, new, path, language):
+def _unescape_line_ends(old: str, new: str, path: str, language: str | None) -> str:
+    """`new` with real line ends in place of `\\n` written as two characters, where that adds no syntax
+    error."""
+    if not _has_escaped_line_ends(old, new, path, language):
         return new
     known = set(old.split("\n"))
     lines = new.split("\n")
-    changed = [line if line in known else _unescaped(line) for line in lines]
+    changed = [line if line in known else _unescape_line(line) for line in lines]
     text = "\n".join(changed)
     if language is None or syntax_error_count(text, language, path) <= syntax_error_count(
         old, language, path
@@ -153,6 +154,6 @@ def _real_line_ends(old: str, new: str, path: str, language: str | None) -> str:
     return new
 
 
-def _unescaped(line: str) -> str:
+def _unescape_line(line: str) -> str:
     text = _ESCAPED.sub("\n", line).replace("\\t", "\t")
     return text.replace('\\"', '"') if '\\"' in text else text

@@ -57,7 +57,7 @@ class Journal:
         is deleted unless a file could not be restored: then undo can do it."""
         now = time.time_ns()
         entry = JournalEntry(f"{now:020d}", now / 1e9, instruction, str(self._workspace.root), tuple(files))
-        mark = self._mark(entry.id)
+        mark = self._mark_path(entry.id)
         lock = FileLock(mark, mode=0o600)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ class Journal:
                 f"the undo journal {mark} cannot be written: {error.strerror}; nothing was changed"
             ) from None
         try:
-            self._record(entry)
+            self._write_entry(entry)
             try:
                 yield entry
             except BaseException:
@@ -80,7 +80,7 @@ class Journal:
 
     def recover(self) -> list[str]:
         """Revert edits whose process died. Returns one sentence for each."""
-        said = []
+        messages = []
         for mark in sorted(self._folder.glob("*.open")):
             lock = FileLock(mark, mode=0o600, blocking=False)
             try:
@@ -88,22 +88,22 @@ class Journal:
             except OSError:  # its process lives (Timeout), or the mark is not ours
                 continue
             try:
-                said += self._recovered(mark.stem)
-            except (OSError, KeystrokeError) as error:  # said once; the entry stays
-                said.append(f"an edit was interrupted and cannot be taken back: {error}")
+                messages += self._recover_entry(mark.stem)
+            except (OSError, KeystrokeError) as error:  # reported once; the entry stays
+                messages.append(f"an edit was interrupted and cannot be taken back: {error}")
             finally:
                 lock.release()
                 with contextlib.suppress(OSError):
                     mark.unlink()
-        return said
+        return messages
 
-    def _recovered(self, entry_id: str) -> list[str]:
-        self._path(entry_id).with_suffix(".part").unlink(missing_ok=True)
-        if not self._path(entry_id).exists():
+    def _recover_entry(self, entry_id: str) -> list[str]:
+        self._entry_path(entry_id).with_suffix(".part").unlink(missing_ok=True)
+        if not self._entry_path(entry_id).exists():
             return []  # it had not started
         entry = self._load(entry_id)
         self._workspace.clear([inverse.path for inverse in entry.files], entry.id)
-        now = [self._digest(inverse.path) for inverse in entry.files]
+        now = [self._current_digest(inverse.path) for inverse in entry.files]
         if all(have == inverse.after for have, inverse in zip(now, entry.files, strict=True)):
             return []  # it was complete except for its mark
         if any(have != inverse.before for have, inverse in zip(now, entry.files, strict=True)):
@@ -112,9 +112,9 @@ class Journal:
         self.forget(entry.id)
         return []
 
-    def _record(self, entry: JournalEntry) -> None:
+    def _write_entry(self, entry: JournalEntry) -> None:
         """Write an entry durably."""
-        path, part = self._path(entry.id), self._path(entry.id).with_suffix(".part")
+        path, part = self._entry_path(entry.id), self._entry_path(entry.id).with_suffix(".part")
         try:
             handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "wb") as file:
@@ -126,22 +126,22 @@ class Journal:
             raise InputError(
                 f"the undo journal {path} cannot be written: {error.strerror}; nothing was changed"
             ) from None
-        for old in self._ids()[MAX_ENTRIES:]:
+        for old in self._entry_ids()[MAX_ENTRIES:]:
             self.forget(old)
 
     def forget(self, entry_id: str) -> None:
         with contextlib.suppress(OSError):
-            self._path(entry_id).unlink()
+            self._entry_path(entry_id).unlink()
 
     def discard_failed(self, entry: JournalEntry) -> None:
         """Delete the entry of a failed edit, unless a file could not be restored."""
         with contextlib.suppress(KeystrokeError):
-            if not any(self._digest(inverse.path) == inverse.after for inverse in entry.files):
+            if not any(self._current_digest(inverse.path) == inverse.after for inverse in entry.files):
                 self.forget(entry.id)
 
     def entries(self) -> Iterator[JournalEntry]:
         """Newest first."""
-        return (self._load(entry_id) for entry_id in self._ids())
+        return (self._load(entry_id) for entry_id in self._entry_ids())
 
     def undo(self) -> JournalEntry:
         """Revert the newest edit and delete its entry. NotFound if there is none; InputError, with nothing
@@ -181,21 +181,21 @@ class Journal:
             raise InputError(f"the undo journal does not fit {path}; nothing was undone")
         return FileWrite(path, restored, now, inverse.mode)
 
-    def _digest(self, path: str) -> str | None:
+    def _current_digest(self, path: str) -> str | None:
         data = self._workspace.read_bytes(path)
         return None if data is None else digest(data)
 
-    def _path(self, entry_id: str) -> Path:
+    def _entry_path(self, entry_id: str) -> Path:
         return self._folder / f"{entry_id}.json"
 
-    def _mark(self, entry_id: str) -> Path:
+    def _mark_path(self, entry_id: str) -> Path:
         return self._folder / f"{entry_id}.open"
 
-    def _ids(self) -> list[str]:
+    def _entry_ids(self) -> list[str]:
         return sorted((path.stem for path in self._folder.glob("*.json")), reverse=True)
 
     def _load(self, entry_id: str) -> JournalEntry:
-        path = self._path(entry_id)
+        path = self._entry_path(entry_id)
         try:
             return msgspec.json.decode(path.read_bytes(), type=JournalEntry)
         except (OSError, msgspec.MsgspecError) as error:

@@ -35,18 +35,18 @@ def apply_replacement(text: str, change: Replacement, start: int = 0) -> MatchRe
     """Make one replacement. Lines before `start` are looked at only if nothing fits after it."""
     lines = split_lines(text)
     plain = [strip_line_end(line) for line in lines]
-    inside = _narrowed(plain, change, start)
+    inside = _find_start(plain, change, start)
     if isinstance(inside, EditFailure):
         return inside
     problem: EditFailure | None = None
     for reading in change.readings:
-        found = _find(plain, reading, change, inside)
+        found = _find_block(plain, reading, change, inside)
         missing = isinstance(found, EditFailure) and found.reason is Reason.NOT_FOUND
         if missing and len(change.readings) == 1:
             # The lines of a patch are whole lines; a block may quote part of one.
-            if not change.in_order and (inline := _inline(text, reading)) is not None:
+            if not change.in_order and (inline := _replace_inline(text, reading)) is not None:
                 return MatchResult(inline, start)
-            found = _nearly(plain, reading, change.path)
+            found = _find_similar(plain, reading, change.path)
         if isinstance(found, EditFailure):
             problem = problem or found
             continue
@@ -60,10 +60,10 @@ def apply_replacement(text: str, change: Replacement, start: int = 0) -> MatchRe
     return problem or EditFailure(Reason.NOT_FOUND, change.path, "the block holds no lines to look for")
 
 
-def _narrowed(lines: list[str], change: Replacement, start: int) -> int | EditFailure:
+def _find_start(lines: list[str], change: Replacement, start: int) -> int | EditFailure:
     """The line after the last header, each looked for below the one before."""
     for header in change.within:
-        inside = _header(lines, header, start)
+        inside = _find_header(lines, header, start)
         if inside is None:
             message = f"the header line {header.strip()!r} is not in the file"
             return EditFailure(Reason.NOT_FOUND, change.path, message)
@@ -71,7 +71,7 @@ def _narrowed(lines: list[str], change: Replacement, start: int) -> int | EditFa
     return start
 
 
-def _find(
+def _find_block(
     lines: list[str], split: SearchReplace, change: Replacement, start: int
 ) -> tuple[int, SearchReplace] | EditFailure:
     """The line where the block begins, and the block, without outer blank lines if those do not match."""
@@ -86,12 +86,12 @@ def _find(
             return len(lines), insertion
         message = "the block does not say what to replace; repeat those lines"
         return EditFailure(Reason.EMPTY_SEARCH, change.path, message)
-    for trial in _trials(split):
+    for trial in _trim_variants(split):
         if not trial.search:
             continue
-        for key in (str, str.rstrip, _spaceless):
-            places = _places([key(line) for line in lines], [key(line) for line in trial.search])
-            chosen = _chosen(places, change, start, len(lines) - len(trial.search))
+        for key in (str, str.rstrip, _collapse_spaces):
+            places = _find_places([key(line) for line in lines], [key(line) for line in trial.search])
+            chosen = _choose_place(places, change, start, len(lines) - len(trial.search))
             if chosen is not None:
                 return chosen, trial
             if places:  # a less strict comparison would pick one by chance
@@ -103,24 +103,24 @@ def _find(
     return EditFailure(Reason.NOT_FOUND, change.path, _MISSING)
 
 
-def _inline(text: str, split: SearchReplace) -> str | None:
+def _replace_inline(text: str, split: SearchReplace) -> str | None:
     """The text with part of one line replaced, where the block occurs exactly once."""
     wanted = split.search[0]
     if len(split.search) != 1 or not wanted.strip() or text.count(wanted) != 1:
         return None
     start = text.index(wanted)
     end = start + len(wanted)
-    if _same_word(text, start) or _same_word(text, end):
+    if _is_inside_word(text, start) or _is_inside_word(text, end):
         return None
     return text[:start] + line_end(split_lines(text), 0).join(split.replace) + text[end:]
 
 
-def _same_word(text: str, at: int) -> bool:
+def _is_inside_word(text: str, at: int) -> bool:
     """Whether `at` is inside a word: "foo" does not match in "foobar"."""
     return all(c.isalnum() or c == "_" for c in text[at - 1 : at + 1]) and 0 < at < len(text)
 
 
-def _trials(split: SearchReplace) -> Sequence[SearchReplace]:
+def _trim_variants(split: SearchReplace) -> Sequence[SearchReplace]:
     """The block as written, then without the blank lines that both its sides begin or end with."""
     search, replace = list(split.search), list(split.replace)
     while search and replace and not search[0].strip() and not replace[0].strip():
@@ -131,8 +131,8 @@ def _trials(split: SearchReplace) -> Sequence[SearchReplace]:
     return (split,) if trimmed == split else (split, trimmed)
 
 
-def _header(lines: list[str], header: str, start: int) -> int | None:
-    for key in (str, _spaceless):
+def _find_header(lines: list[str], header: str, start: int) -> int | None:
+    for key in (str, _collapse_spaces):
         wanted = key(header)
         for index in range(start, len(lines)):
             if key(lines[index]) == wanted:
@@ -140,17 +140,17 @@ def _header(lines: list[str], header: str, start: int) -> int | None:
     return None
 
 
-def _spaceless(line: str) -> str:
+def _collapse_spaces(line: str) -> str:
     return " ".join(line.split())
 
 
-def _places(lines: list[str], block: list[str]) -> list[int]:
+def _find_places(lines: list[str], block: list[str]) -> list[int]:
     first = block[0]
     size = len(block)
     return [i for i in range(len(lines) - size + 1) if lines[i] == first and lines[i : i + size] == block]
 
 
-def _chosen(places: list[int], change: Replacement, start: int, last: int) -> int | None:
+def _choose_place(places: list[int], change: Replacement, start: int, last: int) -> int | None:
     """The one matching place, or None where several fit."""
     if change.at_end and last in places:
         return last
@@ -166,14 +166,16 @@ def _chosen(places: list[int], change: Replacement, start: int, last: int) -> in
     return None
 
 
-def _nearly(lines: list[str], split: SearchReplace, path: str) -> tuple[int, SearchReplace] | EditFailure:
+def _find_similar(
+    lines: list[str], split: SearchReplace, path: str
+) -> tuple[int, SearchReplace] | EditFailure:
     """The only place that is similar to the block. Equal lines vote for where the block would begin."""
     missing = EditFailure(Reason.NOT_FOUND, path, _MISSING)
-    block = [_spaceless(line) for line in split.search]
+    block = [_collapse_spaces(line) for line in split.search]
     size = len(block)
     if size > _MAX_FUZZY_LINES or size > len(lines) or not any(block):
         return missing
-    flat = [_spaceless(line) for line in lines]
+    flat = [_collapse_spaces(line) for line in lines]
     wanted: dict[str, list[int]] = {}
     for offset, line in enumerate(block):
         if line:
@@ -186,7 +188,7 @@ def _nearly(lines: list[str], split: SearchReplace, path: str) -> tuple[int, Sea
     starts = [place for place, _ in votes.most_common(_MAX_CANDIDATES)]
     if size <= 3 and len(flat) <= 5_000:
         starts = list(range(len(flat) - size + 1))
-    scored = sorted(((_likeness(flat, place, block), place) for place in starts), reverse=True)
+    scored = sorted(((_similarity(flat, place, block), place) for place in starts), reverse=True)
     scored = [entry for entry in scored if entry[0] >= _ALIKE]
     if not scored:
         return missing
@@ -197,7 +199,7 @@ def _nearly(lines: list[str], split: SearchReplace, path: str) -> tuple[int, Sea
     return scored[0][1], split
 
 
-def _likeness(flat: list[str], start: int, block: list[str]) -> float:
+def _similarity(flat: list[str], start: int, block: list[str]) -> float:
     """Similarity from 0 to 1, weighted by the length of the lines."""
     total = weight = 0.0
     for line, wanted in zip(flat[start : start + len(block)], block, strict=True):

@@ -51,13 +51,13 @@ class Mention:
 def read_mentions(instruction: str) -> list[Mention]:
     """The words of an instruction in order, without verbs that only look like names."""
     known: dict[str, Mention] = {}
-    for mention in _words(instruction):
+    for mention in _find_mentions(instruction):
         if mention.text not in known or mention.code:
             known[mention.text] = mention
     return list(known.values())
 
 
-def _words(instruction: str) -> Iterator[Mention]:
+def _find_mentions(instruction: str) -> Iterator[Mention]:
     quoted = {
         name
         for quote in re.findall(r"`([^`]+)`|'([^'\s]+)'|\"([^\"\s]+)\"", instruction)
@@ -67,14 +67,14 @@ def _words(instruction: str) -> Iterator[Mention]:
     for found in _WORD.finditer(instruction):
         text = found[0].replace("::", ".")
         called = re.match(r"\(|\s*=", instruction[found.end() :]) is not None  # or assigned
-        shape = bool(re.search(r"_|\.|[a-z][A-Z]|\d", text)) or called or _constant(text)
+        shape = bool(re.search(r"_|\.|[a-z][A-Z]|\d", text)) or called or _is_constant(text)
         following = _NAME.match(instruction, found.end() + 1)
         next_word = following[0].lower() if following is not None else ""
         noun = before.lower() in _NOUNS or next_word in _NOUNS
         verb = next_word in _ARTICLES and text.lower() in _VERBS and not shape
         verb = verb and before.lower() not in _GIVING
         # "Raise LIMIT to five" raises no error.
-        error = before.lower() in _RAISED and not _constant(text)
+        error = before.lower() in _RAISED and not _is_constant(text)
         error = error or text.endswith(("Error", "Exception")) or bool(re.match(r"Err[A-Z]", text))
         code = shape or found[0] in quoted or (noun and not verb and text.lower() not in _DULL)
         if not verb or code:
@@ -98,7 +98,7 @@ def changes_value(instruction: str, name: str) -> bool:
     return re.search(f"(?i:{before})|{after}", instruction) is not None
 
 
-def _constant(text: str) -> bool:
+def _is_constant(text: str) -> bool:
     return len(text) > 2 and text.isupper()
 
 

@@ -33,8 +33,8 @@ def find_unused_parameter(
     """The function and the parameter that the change adds to it and that its body does not use."""
     if language is None or _MEANT_UNUSED.search(instruction) or _ONLY_ADD.fullmatch(instruction):
         return None
-    before = {name: set(parameters) for name, parameters, _ in _functions(old, language)}
-    for name, parameters, body in _functions(new, language):
+    before = {name: set(parameters) for name, parameters, _ in _list_functions(old, language)}
+    for name, parameters, body in _list_functions(new, language):
         if name not in before or not body:
             continue
         for parameter, text in parameters.items():
@@ -55,7 +55,7 @@ def has_name(name: str, text: str) -> bool:
     return re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", text) is not None
 
 
-def _functions(text: str, language: str) -> Iterator[tuple[str, Mapping[str, str], str]]:
+def _list_functions(text: str, language: str) -> Iterator[tuple[str, Mapping[str, str], str]]:
     """Each function: its name with those of the definitions around it, its parameters with their text, and
     its body; the body is empty where it is only a stub."""
     for node in walk(parse_tree(text, language)):
@@ -74,12 +74,12 @@ def _functions(text: str, language: str) -> Iterator[tuple[str, Mapping[str, str
         ]
         found = {}
         for child in parameters.children():
-            if (declared := _declared(child)) is not None:
+            if (declared := _parameter_name(child)) is not None:
                 found[declared] = child.text()
-        yield ".".join([*reversed(owners), name.text()]), found, _statements(body, language)
+        yield ".".join([*reversed(owners), name.text()]), found, _statement_text(body, language)
 
 
-def _statements(body: SgNode, language: str) -> str:
+def _statement_text(body: SgNode, language: str) -> str:
     """The text of a body without comments and docstrings; empty for a stub."""
     parts = []
     for child in body.children():
@@ -91,7 +91,7 @@ def _statements(body: SgNode, language: str) -> str:
     return "" if _STUB.fullmatch(inner) else text
 
 
-def _declared(node: SgNode) -> str | None:
+def _parameter_name(node: SgNode) -> str | None:
     """The name that a parameter declares; None for brackets, patterns and `self`."""
     for _ in range(4):
         if node.kind() in ("identifier", "simple_identifier", "variable_name"):

@@ -66,14 +66,14 @@ def parse_envelope(answer: str) -> list[Operation]:
             text = "".join(f"{line[1:]}\n" for line in section if line.startswith("+"))
             operations.append(Addition(path, text))
         else:
-            operations += _updates(path, section)
+            operations += _parse_update(path, section)
     if not operations:
         message = "the patch names no file; begin each part with *** Update File: PATH"
         raise UnreadablePatch(Reason.NO_HUNKS, "", message)
     return operations
 
 
-def _updates(path: str, section: Sequence[str]) -> list[Operation]:
+def _parse_update(path: str, section: Sequence[str]) -> list[Operation]:
     """The hunks of one file. Several @@ lines one below the other narrow the place down step by step."""
     operations: list[Operation] = []
     to: str | None = None
@@ -84,7 +84,7 @@ def _updates(path: str, section: Sequence[str]) -> list[Operation]:
     def close() -> None:
         nonlocal within, hunk, at_end
         if hunk:
-            split = _split(hunk, path, "; correct it")
+            split = _split_sides(hunk, path, "; correct it")
             operations.append(Replacement(path, (split,), within=tuple(within), at_end=at_end, in_order=True))
             within, hunk, at_end = [], [], False
 
@@ -110,7 +110,7 @@ def _updates(path: str, section: Sequence[str]) -> list[Operation]:
     return operations
 
 
-def _split(hunk: Sequence[str], path: str, advice: str = "") -> SearchReplace:
+def _split_sides(hunk: Sequence[str], path: str, advice: str = "") -> SearchReplace:
     """The two sides of a hunk. An empty line is an empty context line whose space was lost."""
     if any(line[:1] not in ("", " ", "-", "+") for line in hunk):
         message = f"a hunk line begins with neither ' ', '-' nor '+'{advice}"
@@ -133,28 +133,28 @@ def parse_unified(answer: str) -> list[Operation]:
         if old is None or new is None:
             index += 1
             continue
-        index, hunks = _hunks(lines, index + 2)
-        before, after = _stripped(old[1], "a/"), _stripped(new[1], "b/")
+        index, hunks = _parse_hunks(lines, index + 2)
+        before, after = _strip_prefix(old[1], "a/"), _strip_prefix(new[1], "b/")
         if not hunks:
             message = "the diff of this file holds no @@ hunk; write it completely"
             raise UnreadablePatch(Reason.TRUNCATED, after, message)
         if before == _NOWHERE:
-            operations.append(_added(after, hunks))
+            operations.append(_make_addition(after, hunks))
         elif after == _NOWHERE:
             operations.append(Removal(before))
         else:
-            operations += [_changed(before, start, hunk) for start, hunk in hunks]
+            operations += [_make_replacement(before, start, hunk) for start, hunk in hunks]
             if after != before:
                 operations.append(Move(before, after))
     return operations
 
 
-def _stripped(path: str, prefix: str) -> str:
+def _strip_prefix(path: str, prefix: str) -> str:
     path = path.strip('"')
     return path if path == _NOWHERE else path.removeprefix(prefix)
 
 
-def _hunks(lines: Sequence[str], index: int) -> tuple[int, list[tuple[int, list[str]]]]:
+def _parse_hunks(lines: Sequence[str], index: int) -> tuple[int, list[tuple[int, list[str]]]]:
     """Hunks from `index` on: the old line number each claims, and its lines."""
     hunks: list[tuple[int, list[str]]] = []
     while index < len(lines) and lines[index].startswith("@@"):
@@ -185,13 +185,13 @@ def _hunks(lines: Sequence[str], index: int) -> tuple[int, list[tuple[int, list[
     return index, hunks
 
 
-def _added(path: str, hunks: Sequence[tuple[int, list[str]]]) -> Addition:
+def _make_addition(path: str, hunks: Sequence[tuple[int, list[str]]]) -> Addition:
     lines = [line for _, hunk in hunks for line in hunk]
     text = "".join(f"{line[1:]}\n" for line in lines if line.startswith("+"))
     return Addition(path, text.removesuffix("\n") if lines and lines[-1].startswith(_NO_NEWLINE) else text)
 
 
-def _changed(path: str, start: int, hunk: Sequence[str]) -> Replacement:
+def _make_replacement(path: str, start: int, hunk: Sequence[str]) -> Replacement:
     final_newline: bool | None = None
     for line, following in zip(hunk, [*hunk[1:], ""], strict=False):
         if following.startswith(_NO_NEWLINE):
@@ -199,5 +199,5 @@ def _changed(path: str, start: int, hunk: Sequence[str]) -> Replacement:
             final_newline = line[:1] == "-"
             if not final_newline:
                 break
-    split = _split([line for line in hunk if not line.startswith("\\")], path)
+    split = _split_sides([line for line in hunk if not line.startswith("\\")], path)
     return Replacement(path, (split,), near=start, in_order=True, final_newline=final_newline)

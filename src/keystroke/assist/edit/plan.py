@@ -22,7 +22,7 @@ from keystroke.errors import InputError
 from keystroke.text import Edit, invert, minimal_diff, unified_diff
 from keystroke.text.encoding import Decoded, digest
 
-_NAMED = 8  # files that a sentence names
+_MOST_NAMED = 8  # files that a sentence names
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ class EditPlan:
     def sentence(self) -> str:
         """What happens to the files, in one line."""
         lines = self.summary()
-        if len(lines) <= _NAMED:
+        if len(lines) <= _MOST_NAMED:
             return ", ".join(lines)
-        return f"{', '.join(lines[: _NAMED - 1])} and {len(lines) - _NAMED + 1:,} files more"
+        return f"{', '.join(lines[: _MOST_NAMED - 1])} and {len(lines) - _MOST_NAMED + 1:,} files more"
 
     def confidence(self) -> str:
         """How many candidates agree, in words; empty where only one answer was asked for."""
@@ -127,11 +127,11 @@ class EditPlan:
         if journal is None:
             self.workspace.write(self._writes)
             return None
-        with journal.recording(self.instruction, self._inverses()) as entry:
+        with journal.recording(self.instruction, self._inverse_changes()) as entry:
             self.workspace.write(self._writes, entry.id)
         return entry
 
-    def _inverses(self) -> list[InverseChange]:
+    def _inverse_changes(self) -> list[InverseChange]:
         result = []
         for change, write in zip(self.changes, self._writes, strict=True):
             before = change.before
@@ -177,7 +177,7 @@ def plan_edit(
         checks=checks,
     )
     resolution = Resolution(proposal.texts, proposal.moves, proposal.failures)
-    plan = _planned(workspace, instruction, resolution, sources, proposal.answers)
+    plan = _build_plan(workspace, instruction, resolution, sources, proposal.answers)
     return replace(plan, agreement=proposal.agreement, warnings=rule_warnings(plan, rules))
 
 
@@ -205,10 +205,10 @@ def plan_patch(workspace: Workspace, patch: str) -> EditPlan:
     operations = parse_answer(patch, ())
     if isinstance(operations, EditFailure):
         return EditPlan(workspace, instruction, (), (operations,), (patch,))
-    return _planned(workspace, instruction, resolve(operations, read), sources, (patch,))
+    return _build_plan(workspace, instruction, resolve(operations, read), sources, (patch,))
 
 
-def _planned(
+def _build_plan(
     workspace: Workspace,
     instruction: str,
     resolution: Resolution,

@@ -42,9 +42,9 @@ def point_messages(files: Mapping[str, str], parts: list[OutlinePart], instructi
             shown.append(f"{path}:")
         owner = part.unit.name.rpartition(".")[0]
         lines = files[path].split("\n")[part.unit.start : part.unit.end]
-        said = next((line.strip() for line in lines if line.strip()[:3] in ('"""', "///", "/**")), "")
+        remark = next((line.strip() for line in lines if line.strip()[:3] in ('"""', "///", "/**")), "")
         where = f" (in {owner})" if owner else ""
-        shown.append(f"{number}. {part.unit.header[:100]}{where} {said[:100]}".rstrip())
+        shown.append(f"{number}. {part.unit.header[:100]}{where} {remark[:100]}".rstrip())
     question = f"Task: {instruction.strip()}\n\nWhich of these parts must be changed for the task? Numbers:"
     return chat(_SYSTEM, "\n".join(shown) + f"\n\n{question}")
 

@@ -43,11 +43,11 @@ def writes_blocks(writer: Writer, name: str, cache: Path) -> bool:
     """Whether the model called `name` passes. The first call runs three small edits, later ones read `cache`.
     Raises what the writer raises."""
     file = cache / "probes.json"
-    known = _read(file)
+    known = _read_cache(file)
     key = f"{VERSION}:{name}"
     if key not in known:
-        known = {**_read(file), key: all(_passes(writer, *task) for task in _TASKS)}
-        _write(file, dict(list(known.items())[-_MAX_CACHED:]))
+        known = {**_read_cache(file), key: all(_passes(writer, *task) for task in _TASKS)}
+        _write_cache(file, dict(list(known.items())[-_MAX_CACHED:]))
     return known[key]
 
 
@@ -64,7 +64,7 @@ def _passes(writer: Writer, files: dict[str, str], instruction: str, wanted: dic
     return not found.failures and {**files, **found.texts} == wanted
 
 
-def _read(file: Path) -> dict[str, bool]:
+def _read_cache(file: Path) -> dict[str, bool]:
     try:
         known = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
@@ -72,7 +72,7 @@ def _read(file: Path) -> dict[str, bool]:
     return {k: v for k, v in known.items() if isinstance(v, bool)} if isinstance(known, dict) else {}
 
 
-def _write(file: Path, known: dict[str, bool]) -> None:
+def _write_cache(file: Path, known: dict[str, bool]) -> None:
     """Save the results; a cache that cannot be written only costs another probe."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -56,15 +56,15 @@ def parse_renaming(instruction: str) -> RenameInstruction | None:
 
 def apply_renaming(files: Mapping[str, str], instruction: str) -> dict[str, str] | None:
     """The files that the renaming changes; None where the instruction is not certainly a renaming."""
-    asked = parse_renaming(instruction)
-    if asked is None:
+    renaming = parse_renaming(instruction)
+    if renaming is None:
         return None
-    old, new, member = asked.old, asked.new, asked.member
+    old, new, member = renaming.old, renaming.new, renaming.member
     if old == new or any(re.search(rf"\b{new}\b", text) for text in files.values()):
         return None
     if not _defined_once(files, old, member=member):
         return None
-    changed = {path: _replaced(files, path, old, new, member=member) for path in files}
+    changed = {path: _replace_name(files, path, old, new, member=member) for path in files}
     if any(text is None for text in changed.values()):
         return None
     result = {path: text for path, text in changed.items() if text is not None and text != files[path]}
@@ -72,31 +72,31 @@ def apply_renaming(files: Mapping[str, str], instruction: str) -> dict[str, str]
 
 
 def ambiguous_definitions(files: Mapping[str, str], instruction: str) -> str | None:
-    """A question for the user where the instruction is a renaming and several definitions have the name that
-    do not belong together; None otherwise."""
-    asked = parse_renaming(instruction)
-    if asked is None:
+    """A question for the user where the instruction is a renaming and several unrelated definitions have the
+    name; None otherwise."""
+    renaming = parse_renaming(instruction)
+    if renaming is None:
         return None
     defining = (UnitKind.FUNCTION, UnitKind.CLASS)
-    found = [place for place in find_named(files, asked) if place[1].kind in defining]
+    found = [place for place in find_definitions(files, renaming) if place[1].kind in defining]
     if len({(path, unit.name) for path, unit in found}) < 2:
         return None
-    return f"{describe_definitions(asked, found)}; say which one, as CLASS.NAME or in one file"
+    return f"{describe_definitions(renaming, found)}; say which one, as CLASS.NAME or in one file"
 
 
-def find_named(files: Mapping[str, str], asked: RenameInstruction) -> list[tuple[str, OutlineUnit]]:
+def find_definitions(files: Mapping[str, str], renaming: RenameInstruction) -> list[tuple[str, OutlineUnit]]:
     """The parts of the files that have the old name, each with its file."""
     return [
         (path, unit)
         for path, text in files.items()
         for unit in walk_units(outline(text, language_of(path)))
-        if unit.short == asked.old and f".{unit.name}".endswith(f".{asked.qualified}")
+        if unit.short == renaming.old and f".{unit.name}".endswith(f".{renaming.qualified}")
     ]
 
 
-def describe_definitions(asked: RenameInstruction, found: Sequence[tuple[str, OutlineUnit]]) -> str:
+def describe_definitions(renaming: RenameInstruction, found: Sequence[tuple[str, OutlineUnit]]) -> str:
     listed = ", ".join(f"{path} line {unit.start + 1} ({unit.name})" for path, unit in found[:5])
-    return f"{asked.old} is defined {len(found)} times: {listed}"
+    return f"{renaming.old} is defined {len(found)} times: {listed}"
 
 
 def _defined_once(files: Mapping[str, str], name: str, *, member: bool) -> bool:
@@ -121,13 +121,13 @@ def _defined_once(files: Mapping[str, str], name: str, *, member: bool) -> bool:
     return owners == {""}
 
 
-def _replaced(files: Mapping[str, str], path: str, old: str, new: str, *, member: bool) -> str | None:
+def _replace_name(files: Mapping[str, str], path: str, old: str, new: str, *, member: bool) -> str | None:
     """The file with the name changed; None where one of its uses is unclear."""
     text = files[path]
     modules = {name.rpartition("/")[2].partition(".")[0] for name in files}
-    declared = _declarations(text, path, old) if member else set()
+    declared = _find_declarations(text, path, old) if member else set()
     places: list[int] = []
-    for start, kind in _uses(text, path, old):
+    for start, kind in _find_uses(text, path, old):
         before = text[:start].rstrip()
         dotted = before.endswith((".", "->", "::"))
         keyword = before.endswith(("(", ",")) and re.match(r"\s*=(?!=)", text[start + len(old) :])
@@ -143,7 +143,7 @@ def _replaced(files: Mapping[str, str], path: str, old: str, new: str, *, member
     return text
 
 
-def _declarations(text: str, path: str, name: str) -> set[int]:
+def _find_declarations(text: str, path: str, name: str) -> set[int]:
     """The lines on which classes declare the member."""
     lines = text.split("\n")
     found: set[int] = set()
@@ -154,7 +154,7 @@ def _declarations(text: str, path: str, name: str) -> set[int]:
     return found
 
 
-def _uses(text: str, path: str, name: str) -> Iterator[tuple[int, str]]:
+def _find_uses(text: str, path: str, name: str) -> Iterator[tuple[int, str]]:
     for node in walk(parse_tree(text, language_of(path) or "")):
         if "identifier" in node.kind() and not node.children() and node.text() == name:
             yield node.range().start.index, node.kind()

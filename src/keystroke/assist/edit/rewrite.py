@@ -14,7 +14,7 @@ from keystroke.analysis.stubs import find_stubs
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit.blocks import Message, chat, fenced
 from keystroke.assist.edit.border import fix_borders
-from keystroke.assist.edit.definitions import as_insertion
+from keystroke.assist.edit.definitions import append_definitions
 from keystroke.assist.edit.operations import EditFailure
 from keystroke.assist.edit.operations import EditFailureReason as Reason
 from keystroke.assist.edit.splice import replace_lines, split_lines
@@ -93,8 +93,8 @@ def rewrite_messages(
 def parse_rewrite(answer: str, region: Region, text: str) -> str | EditFailure:
     """The whole file with the region replaced by what the answer holds."""
     before, inside, after = region.parts(text)
-    written = _unfenced(
-        _unlabelled(answer, region.path, inside), nested=any(map(_FENCE.match, inside.splitlines()))
+    written = _extract_fenced(
+        _strip_label(answer, region.path, inside), nested=any(map(_FENCE.match, inside.splitlines()))
     )
     if written is None:
         return EditFailure(Reason.TRUNCATED, region.path, "the rewritten part begins but does not end")
@@ -105,7 +105,9 @@ def parse_rewrite(answer: str, region: Region, text: str) -> str | EditFailure:
             Reason.ELIDED, region.path, f"the answer leaves code out ({remark[0].strip()!r}); write all of it"
         )
     start = len(split_lines(before))
-    written = as_insertion(fix_borders(written, before, inside, after), inside, language_of(region.path))
+    written = append_definitions(
+        fix_borders(written, before, inside, after), inside, language_of(region.path)
+    )
     return replace_lines(text, start, start + len(split_lines(inside)), written)
 
 
@@ -129,7 +131,7 @@ class FenceDetector:
         return False
 
 
-def _unlabelled(answer: str, path: str, inside: str) -> str:
+def _strip_label(answer: str, path: str, inside: str) -> str:
     """The answer without the path that some models write at the top of the block."""
     lines = answer.split("\n")
     start = next((i for i, line in enumerate(lines) if _FENCE.match(line)), None)
@@ -144,7 +146,7 @@ def _unlabelled(answer: str, path: str, inside: str) -> str:
     )
 
 
-def _unfenced(answer: str, *, nested: bool) -> str | None:
+def _extract_fenced(answer: str, *, nested: bool) -> str | None:
     """The text between the first fence and its end: the next fence of its kind, or the last one if `nested`.
     The whole answer if there is no fence; None if it does not end."""
     lines = answer.split("\n")

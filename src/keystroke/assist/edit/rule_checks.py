@@ -1,5 +1,5 @@
-"""Checks that a change keeps the project's written rules (AGENTS.md and its kin), as far as they can be
-checked: forbidden calls and imports, names, type hints, docstrings, line length, comments.
+"""Checks that a change follows the project's written rules (AGENTS.md and similar files), as far as they can
+be checked: forbidden calls and imports, names, type hints, docstrings, line length, comments.
 
 Only what the change adds is judged. A rule that is not understood is left to the model.
 """
@@ -53,7 +53,7 @@ class RuleCheck:
 @lru_cache(maxsize=16)
 def rule_checks(rules: str) -> tuple[RuleCheck, ...]:
     """The checks that a text of rules contains."""
-    return tuple(check for line in _sentences(rules) for check in _checks_of(line))
+    return tuple(check for line in _split_sentences(rules) for check in _checks_of(line))
 
 
 def find_violation(old: str, new: str, path: str, rules: str) -> str | None:
@@ -68,13 +68,13 @@ def find_violation(old: str, new: str, path: str, rules: str) -> str | None:
 
 def command_for_tests(rules: str) -> str | None:
     """The command with which the rules say to run the tests."""
-    for line in _sentences(rules):
+    for line in _split_sentences(rules):
         if (found := _TESTS.search(line)) is not None and not _FORBIDS.search(line[: found.start()]):
             return (found[1] or found[2]).strip()
     return None
 
 
-def _sentences(rules: str) -> Iterator[str]:
+def _split_sentences(rules: str) -> Iterator[str]:
     for line in rules.splitlines():
         text = line.strip().lstrip("-*•0123456789.) ").strip()
         yield from (part.strip() for part in re.split(r"(?<=[.;!])\s+(?=[A-Z`])", text) if part.strip())
@@ -86,27 +86,27 @@ def _checks_of(line: str) -> Iterator[RuleCheck]:
     if found is not None:
         for quoted in _CODE.findall(line[found.start() :].split("; use")[0].split(", use")[0]):
             if (name := _NAME.fullmatch(quoted.strip())) is not None:
-                yield RuleCheck(line, _forbidden(name[1]))
+                yield RuleCheck(line, _check_forbidden(name[1]))
     if re.search(
         r"\b(?:no|without|don't (?:write|add)|do not (?:write|add)|never (?:write|add)) (?:\w+ )?comments?\b",
         low,
     ):
-        yield RuleCheck(line, _comment)
+        yield RuleCheck(line, _find_added_comment)
     if _HINTS.search(low):
-        yield RuleCheck(line, _unannotated)
+        yield RuleCheck(line, _find_missing_hint)
     if re.search(r"\b(?:every|all|each|new|public)\b.*\bfunctions?\b.*\bdocstrings?\b", low):
-        yield RuleCheck(line, _undocumented)
+        yield RuleCheck(line, _find_missing_docstring)
     for style, pattern in _STYLES.items():
         if style.lower() in low and re.search(r"\b(?:function|method|name|variable)", low) and found is None:
-            yield RuleCheck(line, _named(style, pattern))
+            yield RuleCheck(line, _check_name_style(style, pattern))
     length = _LENGTH.search(line)
     if length is not None and (found is None or "longer" in low):
         limit = int(length[1] or length[2])
         if 40 <= limit <= 200:
-            yield RuleCheck(line, _too_long(limit))
+            yield RuleCheck(line, _check_line_length(limit))
 
 
-def _forbidden(name: str) -> Callable[[str, str, str], str | None]:
+def _check_forbidden(name: str) -> Callable[[str, str, str], str | None]:
     first, _, _ = name.partition(".")
     pattern = re.compile(rf"(?<![\w$.]){re.escape(name)}(?![\w$])")
 
@@ -130,17 +130,17 @@ def _code_only(text: str, language: str) -> str:
     return "".join(out)
 
 
-def _comments(text: str, language: str) -> list[str]:
+def _list_comments(text: str, language: str) -> list[str]:
     return [node.text() for node in walk(parse_tree(text, language)) if "comment" in node.kind()]
 
 
-def _comment(old: str, new: str, path: str) -> str | None:
+def _find_added_comment(old: str, new: str, path: str) -> str | None:
     language = language_of(path) or ""
-    fresh = set(_comments(new, language)) - set(_comments(old, language))
+    fresh = set(_list_comments(new, language)) - set(_list_comments(old, language))
     return f"adds the comment {min(fresh).strip()[:60]!r}" if fresh else None
 
 
-def _functions(text: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+def _functions_by_name(text: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
     tree = try_parse(text)
     if tree is None:
         return {}
@@ -157,14 +157,14 @@ def _changed_functions(
     """Functions of Python that the change adds or, unless `fresh`, whose parameters it changes."""
     if not path.endswith((".py", ".pyi")):
         return
-    before = _functions(old)
-    for name, node in _functions(new).items():
+    before = _functions_by_name(old)
+    for name, node in _functions_by_name(new).items():
         known = before.get(name)
         if known is None or (not fresh and ast.dump(known.args) != ast.dump(node.args)):
             yield node
 
 
-def _unannotated(old: str, new: str, path: str) -> str | None:
+def _find_missing_hint(old: str, new: str, path: str) -> str | None:
     for node in _changed_functions(old, new, path, fresh=False):
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         bare = [a.arg for a in arguments if a.annotation is None and a.arg not in ("self", "cls")]
@@ -173,14 +173,14 @@ def _unannotated(old: str, new: str, path: str) -> str | None:
     return None
 
 
-def _undocumented(old: str, new: str, path: str) -> str | None:
+def _find_missing_docstring(old: str, new: str, path: str) -> str | None:
     for node in _changed_functions(old, new, path, fresh=True):
         if ast.get_docstring(node) is None and not node.name.startswith("_"):
             return f"has no docstring in {node.name}"
     return None
 
 
-def _named(style: str, pattern: re.Pattern[str]) -> Callable[[str, str, str], str | None]:
+def _check_name_style(style: str, pattern: re.Pattern[str]) -> Callable[[str, str, str], str | None]:
     def find(old: str, new: str, path: str) -> str | None:
         for node in _changed_functions(old, new, path, fresh=True):
             if not pattern.fullmatch(node.name):
@@ -195,7 +195,7 @@ def _named(style: str, pattern: re.Pattern[str]) -> Callable[[str, str, str], st
     return find
 
 
-def _too_long(limit: int) -> Callable[[str, str, str], str | None]:
+def _check_line_length(limit: int) -> Callable[[str, str, str], str | None]:
     def find(old: str, new: str, path: str) -> str | None:
         after = new.split("\n")
         for _, _, first, last in compare(old.split("\n"), after):

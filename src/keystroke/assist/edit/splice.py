@@ -26,7 +26,7 @@ def strip_line_end(line: str) -> str:
     return line.rstrip("\r\n")
 
 
-def _end(line: str) -> str:
+def _end_of(line: str) -> str:
     return line[len(strip_line_end(line)) :]
 
 
@@ -38,13 +38,13 @@ def replace_lines(text: str, start: int, end: int, new: str) -> str:
     split = SearchReplace(
         tuple(old), tuple(_restore_blanks(old, [strip_line_end(line) for line in split_lines(new)]))
     )
-    return "".join(_written(lines, start, split, lambda line: line, None))
+    return "".join(_replace_block(lines, start, split, lambda line: line, None))
 
 
 def _restore_blanks(old: list[str], new: list[str]) -> list[str]:
     """The new lines without changes of blank lines and trailing spaces, unless nothing else changes."""
-    before, tail = _spaced(old)
-    after, _ = _spaced(new)
+    before, tail = _group_blank_lines(old)
+    after, _ = _group_blank_lines(new)
     spans = compare([line.rstrip() for _, line in before], [line.rstrip() for _, line in after])
     if not spans:
         return new
@@ -63,7 +63,7 @@ def _restore_blanks(old: list[str], new: list[str]) -> list[str]:
     return result + tail
 
 
-def _spaced(lines: list[str]) -> tuple[list[tuple[list[str], str]], list[str]]:
+def _group_blank_lines(lines: list[str]) -> tuple[list[tuple[list[str], str]], list[str]]:
     """Each non-blank line with the blank lines above it, and the blank lines at the end."""
     result: list[tuple[list[str], str]] = []
     blanks: list[str] = []
@@ -82,15 +82,15 @@ def splice_block(
     """The file's lines with the block at line `at` replaced and its indentation repaired; None where the
     block's indentation follows no rule. `final_newline` overrides the file's."""
     old = lines[at : at + len(split.search)]
-    indents = _Indents.learned([strip_line_end(line) for line in old], split.search, lines)
-    return None if indents is None else _written(lines, at, split, indents.repaired, final_newline)
+    indents = _Indents.learn([strip_line_end(line) for line in old], split.search, lines)
+    return None if indents is None else _replace_block(lines, at, split, indents.repair, final_newline)
 
 
-def _written(
+def _replace_block(
     lines: list[str],
     at: int,
     split: SearchReplace,
-    repaired: Callable[[str], str],
+    repair: Callable[[str], str],
     final_newline: bool | None,
 ) -> list[str]:
     """The file's lines with the block replaced. Lines common to both sides of the block stay untouched."""
@@ -101,8 +101,8 @@ def _written(
     for a0, a1, b0, b1 in compare(split.search, split.replace):
         new += old[reached:a0]
         # A line that replaces another takes its line end; further lines take the last one's.
-        ends = [_end(line) or end for line in old[a0:a1]] or [end]
-        new += [repaired(line) + ends[min(i, len(ends) - 1)] for i, line in enumerate(split.replace[b0:b1])]
+        ends = [_end_of(line) or end for line in old[a0:a1]] or [end]
+        new += [repair(line) + ends[min(i, len(ends) - 1)] for i, line in enumerate(split.replace[b0:b1])]
         reached = a1
     new += old[reached:]
     head, tail = lines[:at], lines[at + len(split.search) :]
@@ -129,7 +129,7 @@ def _settle_final_line(
 def line_end(lines: list[str], at: int) -> str:
     """The line end used around `at`."""
     for line in lines[at : at + 3] + lines[max(0, at - 3) : at][::-1] + lines[:1]:
-        if end := _end(line):
+        if end := _end_of(line):
             return end
     return "\n"
 
@@ -144,25 +144,25 @@ class _Indents:
     unit: int  # columns a tab stands for, on whichever side has tabs
 
     @staticmethod
-    def learned(old: Sequence[str], search: Sequence[str], lines: Sequence[str]) -> _Indents | None:
+    def learn(old: Sequence[str], search: Sequence[str], lines: Sequence[str]) -> _Indents | None:
         known: dict[str, str] = {}
         for file_line, block_line in zip(old, search, strict=True):
-            there = _indent(file_line)
-            if block_line.strip() and known.setdefault(_indent(block_line), there) != there:
+            there = _indent_of(file_line)
+            if block_line.strip() and known.setdefault(_indent_of(block_line), there) != there:
                 return None
-        used = "".join({_indent(line) for line in lines if line.strip()})
+        used = "".join({_indent_of(line) for line in lines if line.strip()})
         tabs = "\t" in ("".join(known.values()) or used)
         strange = "" if not used else "\t" if "\t" not in used else " " if " " not in used else ""
-        return _Indents(known, tabs, strange, _unit(search if tabs else lines))
+        return _Indents(known, tabs, strange, _indent_unit(search if tabs else lines))
 
-    def repaired(self, line: str) -> str:
-        indent = _indent(line)
+    def repair(self, line: str) -> str:
+        indent = _indent_of(line)
         familiar = not self.strange or self.strange not in indent
         if not line.strip() or (familiar and all(key == value for key, value in self.known.items())):
             return line
-        return self._mapped(indent) + line[len(indent) :]
+        return self._map_indent(indent) + line[len(indent) :]
 
-    def _mapped(self, indent: str) -> str:
+    def _map_indent(self, indent: str) -> str:
         if indent in self.known or not self.known:
             return self.known.get(indent, indent)
         width = self._width(indent)
@@ -170,8 +170,8 @@ class _Indents:
         there = self._width(self.known[base])
         wanted = max(0, round(there + self._scale() * (width - self._width(base))))
         if wanted >= there:
-            return self.known[base] + self._written(wanted - there)
-        return self._written(wanted)
+            return self.known[base] + self._make_indent(wanted - there)
+        return self._make_indent(wanted)
 
     def _width(self, indent: str) -> int:
         return len(indent.expandtabs(self.unit))
@@ -182,16 +182,16 @@ class _Indents:
         (low, low_there), (high, high_there) = pairs[0], pairs[-1]
         return (high_there - low_there) / (high - low) if high > low and high_there > low_there else 1.0
 
-    def _written(self, width: int) -> str:
+    def _make_indent(self, width: int) -> str:
         return "\t" * (width // self.unit) + " " * (width % self.unit) if self.tabs else " " * width
 
 
-def _indent(line: str) -> str:
+def _indent_of(line: str) -> str:
     return line[: len(line) - len(line.lstrip(" \t"))]
 
 
-def _unit(lines: Sequence[str]) -> int:
+def _indent_unit(lines: Sequence[str]) -> int:
     """The number of spaces per level: the most frequent increase from one line to the next."""
-    depths = [len(_indent(line)) for line in lines if line.strip() and "\t" not in _indent(line)]
+    depths = [len(_indent_of(line)) for line in lines if line.strip() and "\t" not in _indent_of(line)]
     steps = Counter(after - before for before, after in pairwise(depths) if 2 <= after - before <= 8)
     return steps.most_common(1)[0][0] if steps else 4

@@ -38,20 +38,20 @@ CHEAP = 4  # answers that cost about as much as one; with so many, several are a
 MOST = 8  # candidates
 FEW = 3  # further candidates where each costs as much as the first
 TEMPERATURE = 0.8
-HOTTER = 1.0  # where a check refused all that was written
+HOTTER = 1.0  # used after the checks refused every candidate
 LARGEST = 250  # lines that a model is asked to rewrite at once
-# Faults that asking again for the same region can correct; the others need another region.
-_MENDED = (
+# Faults that a second question about the same region can correct; the others need another region.
+_CORRECTABLE = (
     Reason.SYNTAX, Reason.TRUNCATED, Reason.ELIDED, Reason.LOST, Reason.DOUBLED, Reason.NO_HUNKS,
     Reason.UNUSED, Reason.FOREIGN, Reason.RULES,
 )  # fmt: skip
 
 Exists = Callable[[str], bool]
-# How well each of several texts of a file does, of 1, given its path and old text; empty: nothing is known.
+# Scores several texts of a file from 0 to 1, given its path and old text; empty: no score is known.
 Checks = Callable[[str, str, Sequence[str]], Sequence[float]]
-Answer = str | list[str]  # to a question, or to it and all that it announces
+Answer = str | list[str]  # to a question, or to it and those in its `also`
 Steps = Generator[RewriteQuestion, Answer, EditProposal]
-Result = str | Resolution | EditFailure  # of a region: the whole file, several files, or what is wrong
+Result = str | Resolution | EditFailure  # of a region: the new file, several files, or a failure
 
 
 def edit_steps(
@@ -67,18 +67,18 @@ def edit_steps(
     blocks well. `retries`: how often one question is repeated with its fault named; 0 asks once and tries no
     larger region. `candidates`: answers that cost about as much as one; with fewer than four, several are
     asked for only where the first answers fail or leave a doubt; 0: never. `checks` compares candidates."""
-    asking = _Asking(task, retries, exists, candidates, checks)
+    run = _EditRun(task, retries, exists, candidates, checks)
     if task.region is not None:
-        return (yield from asking.one_region(task.region))
+        return (yield from run.one_region(task.region))
     if (texts := apply_renaming(task.files, task.instruction)) is not None:
         return EditProposal(task.files, "", texts)
     if (question := ambiguous_definitions(task.files, task.instruction)) is not None:
         return EditProposal(task.files, "", failures=(EditFailure(Reason.AMBIGUOUS, "", question),))
     if blocks:
-        proposal = yield from asking.by_blocks()
+        proposal = yield from run.by_blocks()
         if not proposal.failures:
             return proposal
-    return (yield from asking.by_regions())
+    return (yield from run.by_regions())
 
 
 def propose_edit(
@@ -111,7 +111,7 @@ def propose_edit(
             stream = writer.sample(question.messages, question.temperature, question.seed)
         else:
             stream = writer.write(question.messages, question.prediction or None)
-        question = next_question(steps, _answered(stream, question.end_detector(), on_text))
+        question = next_question(steps, _collect_answer(stream, question.end_detector(), on_text))
     return question
 
 
@@ -125,7 +125,7 @@ def next_question(steps: Steps, answer: Answer | None) -> RewriteQuestion | Edit
         return proposal
 
 
-def _answered(
+def _collect_answer(
     stream: Iterator[str], ended: Callable[[str], bool], on_text: Callable[[str], None] | None
 ) -> str:
     pieces: list[str] = []
@@ -145,8 +145,8 @@ def _answered(
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking:
-    """One task with the answers so far."""
+class _EditRun:
+    """One task and the answers so far."""
 
     task: EditTask
     retries: int
@@ -159,22 +159,22 @@ class _Asking:
         """The lines the user chose, and no others."""
         result = yield from self._rewrite_region(self.task.files, region)
         if isinstance(result, str):
-            return self._proposal(Resolution({region.path: result}))
+            return self._make_proposal(Resolution({region.path: result}))
         assert isinstance(result, EditFailure)  # blocks are not read where a region was given
-        return self._proposal(Resolution(failures=(result,)))
+        return self._make_proposal(Resolution(failures=(result,)))
 
     def by_blocks(self) -> Steps:
         task = self.task
         messages = block_messages(task.files, task.instruction, task.rules)
         prediction = "\n".join(task.files.values())
         for attempt in range(self.retries + 1):
-            answer = _single((yield RewriteQuestion(messages, prediction)))
+            answer = _first_answer((yield RewriteQuestion(messages, prediction)))
             self.answers.append(answer)
             found = read_operations(task, answer, self.exists)
             if not found.failures or attempt == self.retries:
                 break
             messages = [*messages, *retry_messages(answer, found.failures)]
-        return self._proposal(found)
+        return self._make_proposal(found)
 
     def by_regions(self) -> Steps:
         """Try the chosen regions, then larger ones."""
@@ -182,7 +182,7 @@ class _Asking:
         choice = choose_regions(task.files, task.instruction, near=task.near)
         regions = choice.regions
         if not choice.certain:
-            regions = _whole(task.files, WHOLE) or (yield from self._ask_for_regions()) or regions
+            regions = _whole_file(task.files, WHOLE) or (yield from self._ask_for_regions()) or regions
         message = "nothing in the files answers to the instruction; name a function or lines"
         failure = EditFailure(Reason.NO_PLACE, "", message)
         if self.candidates >= CHEAP and (found := (yield from self._by_candidates(regions, self.candidates))):
@@ -192,56 +192,58 @@ class _Asking:
         for level in (*_region_levels(task.files, regions), *last):
             result = yield from self._rewrite_all(level)
             if isinstance(result, Resolution):
-                return (yield from self._confirmed(result, regions))
+                return (yield from self._confirm(result, regions))
             failure = result
             if not self.retries:
                 break
-        more = self.retries and self._when_unsure and failure.reason is not Reason.NO_PLACE
+        more = self.retries and self._samples_when_unsure and failure.reason is not Reason.NO_PLACE
         if more and (found := (yield from self._by_candidates(regions, FEW))):
             return found
-        return self._proposal(Resolution(failures=(failure,)))
+        return self._make_proposal(Resolution(failures=(failure,)))
 
     @property
-    def _when_unsure(self) -> bool:
+    def _samples_when_unsure(self) -> bool:
         """Whether several candidates are asked for only where there is a reason."""
         return 0 < self.candidates < CHEAP
 
-    def _confirmed(self, result: Resolution, regions: Sequence[Region]) -> Steps:
+    def _confirm(self, result: Resolution, regions: Sequence[Region]) -> Steps:
         """The result, or what more candidates agree on where it leaves a doubt."""
         task = self.task
         path = next(iter(result.texts)) if len(result.texts) == len(task.files) == 1 else None
         text = result.texts[path] if path is not None else None
-        if path is None or text is None or path not in task.files or not self._when_unsure:
-            return self._proposal(result)
-        if not self.retries or self._doubt(task.files[path], text, path) is None:
-            return self._proposal(result)
+        if path is None or text is None or path not in task.files or not self._samples_when_unsure:
+            return self._make_proposal(result)
+        if not self.retries or self._find_doubt(task.files[path], text, path) is None:
+            return self._make_proposal(result)
         found = yield from self._by_candidates(regions, FEW, text)
-        return found or self._proposal(result)
+        return found or self._make_proposal(result)
 
     def _by_candidates(
         self, regions: Sequence[Region], count: int, first: str | None = None
     ) -> Generator[RewriteQuestion, Answer, EditProposal | None]:
-        """Ask in several ways, drop what is damaged, and take what most agree on. `first`: a candidate that
-        is there already. None where no candidate can be used."""
+        """Ask for several candidates, drop unusable ones, and return the one that most agree on. `first`: an
+        existing candidate. None where no candidate can be used."""
         task = self.task
         if len(task.files) != 1:
             return None
         ((path, text),) = task.files.items()
-        ways = list(dict.fromkeys([*(regions if len(regions) == 1 else ()), *_whole(task.files, LARGEST)]))
+        ways = list(
+            dict.fromkeys([*(regions if len(regions) == 1 else ()), *_whole_file(task.files, LARGEST)])
+        )
         if not ways:
             return None
         cheap = self.candidates >= CHEAP
         found = [] if first is None else [first]
-        found += yield from self._ask_all(_ways(ways, count, greedy=cheap))
-        scores = self._scores(path, text, found)
+        found += yield from self._ask_all(_sampling_plan(ways, count, greedy=cheap))
+        scores = self._run_checks(path, text, found)
         if cheap and scores and max(scores.values()) < 1.0:
-            more = [(way, HOTTER) for way, _ in _ways(ways, count, greedy=False)]
+            more = [(way, HOTTER) for way, _ in _sampling_plan(ways, count, greedy=False)]
             found += yield from self._ask_all(more, seed=count)
-            scores = self._scores(path, text, found)
+            scores = self._run_checks(path, text, found)
         if not found:
             return None
         chosen, votes = choose_candidate(found, text, path, task.instruction, task.rules, scores)
-        return replace(self._proposal(Resolution({path: chosen})), agreement=(votes, len(found)))
+        return replace(self._make_proposal(Resolution({path: chosen})), agreement=(votes, len(found)))
 
     def _ask_all(
         self, ways: Sequence[tuple[Region, float]], seed: int = 0
@@ -250,7 +252,7 @@ class _Asking:
         task = self.task
         text = task.files[ways[0][0].path]
         questions = [
-            replace(self._question(way, task.files), temperature=heat, seed=seed + number)
+            replace(self._make_question(way, task.files), temperature=heat, seed=seed + number)
             for number, (way, heat) in enumerate(ways)
         ]
         reply = yield replace(questions[0], also=tuple(questions[1:]))
@@ -265,18 +267,18 @@ class _Asking:
         )
         return [result for result in results if isinstance(result, str)]
 
-    def _scores(self, path: str, old: str, texts: Sequence[str]) -> dict[str, float]:
+    def _run_checks(self, path: str, old: str, texts: Sequence[str]) -> dict[str, float]:
         distinct = list(dict.fromkeys(texts))
         if self.checks is None or not distinct:
             return {}
         return dict(zip(distinct, self.checks(path, old, distinct), strict=False))
 
-    def _doubt(self, old: str, new: str, path: str) -> str | None:
+    def _find_doubt(self, old: str, new: str, path: str) -> str | None:
         """What may be wrong with a change that can be used: something is missing, or a rule is broken."""
         task = self.task
         return find_doubt(old, new, path, task.instruction) or find_violation(old, new, path, task.rules)
 
-    def _question(self, region: Region, texts: Mapping[str, str]) -> RewriteQuestion:
+    def _make_question(self, region: Region, texts: Mapping[str, str]) -> RewriteQuestion:
         task, text = self.task, texts[region.path]
         shown = {
             path: excerpt(content, path, region, task.instruction)
@@ -286,7 +288,7 @@ class _Asking:
         inside = region.parts(text)[1]
         return RewriteQuestion(messages, fenced(inside, language_of(region.path) or ""), inside)
 
-    def _proposal(self, found: Resolution) -> EditProposal:
+    def _make_proposal(self, found: Resolution) -> EditProposal:
         answer = self.answers[-1] if self.answers else ""
         return EditProposal(
             self.task.files, answer, found.texts, found.moves, found.failures, tuple(self.answers)
@@ -322,10 +324,10 @@ class _Asking:
         """Rewrite one region, asking again with the fault named. Returns the whole file, or the last fault.
         `alone`: there is no other region."""
         task, text = self.task, texts[region.path]
-        first = question = self._question(region, texts)
+        first = question = self._make_question(region, texts)
         kept: str | None = None  # a valid file that may be incomplete
         for attempt in range(self.retries + 1):
-            answer = _single((yield question))
+            answer = _first_answer((yield question))
             self.answers.append(answer)
             result: Result
             in_blocks = (has_blocks(answer) or is_envelope(answer)) and not has_blocks(first.inside or "")
@@ -337,13 +339,13 @@ class _Asking:
             if isinstance(result, Resolution) or attempt == self.retries:
                 break
             if isinstance(result, EditFailure):
-                mended = result.reason in _MENDED or (alone and result.reason is Reason.UNCHANGED)
-                if kept is not None or not (mended or task.region is not None):
+                correctable = result.reason in _CORRECTABLE or (alone and result.reason is Reason.UNCHANGED)
+                if kept is not None or not (correctable or task.region is not None):
                     break
-                said = _fault(result, task.instruction)
+                said = _fault_message(result, task.instruction)
             else:
                 alone_file = len(task.files) == 1
-                doubted = self._doubt(text, result, region.path) if alone_file else None
+                doubted = self._find_doubt(text, result, region.path) if alone_file else None
                 if doubted is None or kept is not None:
                     break
                 kept, said = result, f"Look again: {doubted}. Write it again, corrected and complete."
@@ -351,7 +353,7 @@ class _Asking:
             question = replace(first, messages=[*first.messages, *again])
         if kept is None or isinstance(result, Resolution):
             return result
-        worse = isinstance(result, EditFailure) or self._doubt(text, result, region.path)
+        worse = isinstance(result, EditFailure) or self._find_doubt(text, result, region.path)
         return kept if worse else result
 
     def _ask_for_regions(self) -> Generator[RewriteQuestion, Answer, tuple[Region, ...]]:
@@ -359,7 +361,7 @@ class _Asking:
         files, parts = self.task.files, list_parts(self.task.files)
         if len(parts) < 2:
             return ()
-        answer = _single(
+        answer = _first_answer(
             (yield RewriteQuestion(point_messages(files, parts, self.task.instruction), most=40))
         )
         self.answers.append(answer)
@@ -371,11 +373,11 @@ class _Asking:
         )
 
 
-def _single(answer: Answer) -> str:
+def _first_answer(answer: Answer) -> str:
     return answer if isinstance(answer, str) else answer[0]
 
 
-def _ways(regions: Sequence[Region], count: int, *, greedy: bool) -> list[tuple[Region, float]]:
+def _sampling_plan(regions: Sequence[Region], count: int, *, greedy: bool) -> list[tuple[Region, float]]:
     """Which region each candidate rewrites, and how it is sampled: each once greedily, then in turn."""
     ways = [(region, 0.0) for region in regions] if greedy else []
     while len(ways) < count:
@@ -410,24 +412,24 @@ def choose_candidate(
 
 def _region_levels(files: Mapping[str, str], regions: Sequence[Region]) -> Iterator[tuple[Region, ...]]:
     """The regions, then the next larger ones, up to whole files that are not too large."""
-    level = tuple(regions) or _whole(files, LARGEST)
+    level = tuple(regions) or _whole_file(files, LARGEST)
     while level:
         yield level
         larger = tuple(dict.fromkeys(enclosing_region(region, files[region.path]) for region in level))
-        level = larger if larger != level and all(_size(r, files) <= LARGEST for r in larger) else ()
+        level = larger if larger != level and all(_region_size(r, files) <= LARGEST for r in larger) else ()
 
 
-def _whole(files: Mapping[str, str], most: int) -> tuple[Region, ...]:
+def _whole_file(files: Mapping[str, str], most: int) -> tuple[Region, ...]:
     """The only file, if it is short enough."""
     path, text = next(iter(files.items()))
     return (Region(path),) if len(files) == 1 and text.count("\n") <= most else ()
 
 
-def _size(region: Region, files: Mapping[str, str]) -> int:
+def _region_size(region: Region, files: Mapping[str, str]) -> int:
     return (files[region.path].count("\n") + 1 if region.end is None else region.end) - region.start
 
 
-def _fault(failure: EditFailure, instruction: str) -> str:
+def _fault_message(failure: EditFailure, instruction: str) -> str:
     """The message to a model whose rewrite is unusable."""
     if failure.reason is Reason.UNCHANGED:
         return f"You wrote the same code again. Make the change: {instruction.strip()}"
@@ -454,15 +456,15 @@ def read_operations(task: EditTask, answer: str, exists: Exists) -> Resolution:
     operations = parse_answer(answer, tuple(task.files))
     if isinstance(operations, EditFailure):
         return Resolution(failures=(operations,))
-    operations = [_meant(task, operation, exists) for operation in operations]
+    operations = [_complete_path(task, operation, exists) for operation in operations]
     unseen = [one.path for one in operations if one.path not in task.files and exists(one.path)]
     if unseen:
         failure = EditFailure(Reason.UNKNOWN_FILE, unseen[0], "this file is not part of the task")
         return Resolution(failures=(failure,))
-    return _validated(task, resolve(operations, task.files.get))
+    return _validate_resolution(task, resolve(operations, task.files.get))
 
 
-def _validated(task: EditTask, found: Resolution) -> Resolution:
+def _validate_resolution(task: EditTask, found: Resolution) -> Resolution:
     """The resolution with every text checked and repaired, or its faults."""
     texts: dict[str, str | None] = dict(found.texts)
     for path, text in found.texts.items():
@@ -475,7 +477,7 @@ def _validated(task: EditTask, found: Resolution) -> Resolution:
     return replace(found, texts=texts)
 
 
-def _meant(task: EditTask, operation: Operation, exists: Exists) -> Operation:
+def _complete_path(task: EditTask, operation: Operation, exists: Exists) -> Operation:
     """Complete a shortened path: `app.py` becomes `src/app.py` if that is the only match."""
     path = operation.path
     if isinstance(operation, Addition) or path in task.files or exists(path):

@@ -57,7 +57,7 @@ class EditTask:
 class RewriteQuestion:
     """`prediction`: text that the answer mostly repeats; `inside`: the text it rewrites, None where it is no
     rewrite; `most`: the longest useful answer in characters. With a `temperature` the answer is sampled.
-    `also`: questions that follow; whoever answers may answer all of them at once."""
+    `also`: questions that follow; the caller may answer all of them at once."""
 
     messages: Sequence[Message]
     prediction: str = ""

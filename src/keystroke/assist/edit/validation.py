@@ -1,8 +1,8 @@
 """The checks that every change of a user's file passes, whoever wrote it: no file is worse than before.
 
-Only what the change did is judged: a file that was broken before may stay so. What needs no question is
-repaired: missing definitions, missing imports of the standard library, foreign text on lines of its own.
-Nothing is run.
+Only the change is judged: a file that was broken before may stay broken. Unambiguous faults are repaired:
+missing definitions, missing imports of the standard library, foreign text on lines of its own. Nothing is
+run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REMOVING = re.compile(
 _NAMES = ("undefined-name", "undefined-local")
 _MODULE = re.compile(r"^\s*(?:import|export)\b|\brequire\(|\bmodule\.exports\b", re.MULTILINE)
 _MOST_IMPORTS = 4
-_SHORT = 8  # lines; of a shorter file nothing may be left
+_SHORT = 8  # lines; a shorter file may be replaced completely
 _LEAST_LEFT = 0.25  # of the lines of a file that a change leaves as they are
 _ADDED = re.compile(r"\b(?:add|define|introduce|create|declare)\b([^.;,]*)", re.IGNORECASE)
 # How names are defined in the supported languages: declared, assigned, imported, a parameter, a field, a
@@ -68,16 +68,16 @@ _STILL = (
 def validate_change(
     old: str, new: str, path: str, instruction: str, *, complete: bool = True
 ) -> str | EditFailure:
-    """The new text with simple repairs, or what is wrong with it. `old` is empty for a new file. With
-    `complete` False the change may be one of several that belong together: then only faults count that no
-    further step can be meant to mend."""
+    """The new text with simple repairs, or the fault. `old` is empty for a new file. `complete` False: the
+    change may be one of several that belong together, so only faults count that no later change can
+    correct."""
     language = language_of(path)
     if new == old:
         return new
     new = remove_foreign_text(old, new, path, language, instruction)
     if (foreign := find_foreign_text(old, new, path, language, instruction)) is not None:
         return EditFailure(Reason.FOREIGN, path, f"the answer is not only the file: {foreign}")
-    if (problem := _gone(old, new, path, instruction)) is not None:
+    if (problem := _find_loss(old, new, path, instruction)) is not None:
         return problem
     removing = _REMOVING.search(instruction) is not None
     if complete and not removing:
@@ -87,21 +87,21 @@ def validate_change(
             return EditFailure(
                 Reason.LOST, path, f"the answer leaves out {names}; write every part that was there"
             )
-    problem = syntax_failure(old, new, path) or _twice(old, new, path)
+    problem = syntax_failure(old, new, path) or _find_duplicate_definition(old, new, path)
     if problem is not None or not complete:
         return problem or new
     if not removing:
         new = restore_remarks(old, new, path, instruction)
     if (fault := next(_faulty_names(old, new, path, instruction), None)) is not None:
         return EditFailure(fault[0], path, fault[1])
-    return _with_imports(old, new, path) if path.endswith((".py", ".pyi")) else new
+    return _add_imports(old, new, path) if path.endswith((".py", ".pyi")) else new
 
 
 # ── the whole file ──
 
 
-def _gone(old: str, new: str, path: str, instruction: str) -> EditFailure | None:
-    """A file that is emptied, or of which hardly a line is left, without being asked for."""
+def _find_loss(old: str, new: str, path: str, instruction: str) -> EditFailure | None:
+    """The failure of a change that empties a file, or removes most of its lines, without being asked to."""
     before = [line.strip() for line in old.split("\n") if line.strip()]
     after = {line.strip() for line in new.split("\n") if line.strip()}
     if before and not after:
@@ -134,7 +134,7 @@ def syntax_failure(old: str, new: str, path: str) -> EditFailure | None:
     return EditFailure(Reason.SYNTAX, path, "the code does not parse; check its brackets and its last lines")
 
 
-def _twice(old: str, new: str, path: str) -> EditFailure | None:
+def _find_duplicate_definition(old: str, new: str, path: str) -> EditFailure | None:
     language = language_of(path)
     name = find_duplicate(old, new, language)
     if name is None and language in JAVASCRIPT:
@@ -152,11 +152,11 @@ def _twice(old: str, new: str, path: str) -> EditFailure | None:
 def _faulty_names(old: str, new: str, path: str, instruction: str) -> Iterator[tuple[Reason, str]]:
     """Names that are used or defined where they should not be, each fault with its reason."""
     language = language_of(path)
-    if (name := _undeclared(old, new, path)) is not None:
+    if (name := _find_undeclared(old, new, path)) is not None:
         yield Reason.LOST, f"the answer still uses {name!r} and no longer declares it"
-    if (name := _only_used(old, new, path, instruction)) is not None:
+    if (name := _find_used_addition(old, new, path, instruction)) is not None:
         yield Reason.UNDEFINED, f"the answer uses {name!r} and does not define it"
-    if (name := _free(old, new, path, instruction)) is not None:
+    if (name := _find_free_name(old, new, path, instruction)) is not None:
         yield Reason.UNDEFINED, f"the answer uses {name!r}, which is not defined there; define or import it"
     if (name := find_stray_method(old, new, language)) is not None:
         yield Reason.UNDEFINED, f"the answer has the method {name} outside of its class; put it inside"
@@ -165,11 +165,11 @@ def _faulty_names(old: str, new: str, path: str, instruction: str) -> Iterator[t
         yield Reason.UNUSED, f"the answer gives {function} the parameter {parameter} and never uses it"
 
 
-def _with_imports(old: str, new: str, path: str) -> str | EditFailure:
+def _add_imports(old: str, new: str, path: str) -> str | EditFailure:
     """The new text with imports of what it newly uses; a failure where a name cannot be explained."""
-    known = {item.subject for item in _undefined(old, path)}
+    known = {item.subject for item in _undefined_names(old, path)}
     for _ in range(_MOST_IMPORTS):
-        fresh = [item for item in _undefined(new, path, fixes=True) if item.subject not in known]
+        fresh = [item for item in _undefined_names(new, path, fixes=True) if item.subject not in known]
         if not fresh:
             return new
         fix = next((f for item in fresh for f in item.fixes if "import " in f.edits[0].text), None)
@@ -182,7 +182,7 @@ def _with_imports(old: str, new: str, path: str) -> str | EditFailure:
     return new
 
 
-def _only_used(old: str, new: str, path: str, instruction: str) -> str | None:
+def _find_used_addition(old: str, new: str, path: str, instruction: str) -> str | None:
     """A name that the instruction asks to add, and which the new text uses without defining it."""
     if len(instruction) > LONG_TASK or language_of(path) is None:
         return None  # a long description names many things that are not to be defined
@@ -198,7 +198,7 @@ def _only_used(old: str, new: str, path: str, instruction: str) -> str | None:
     return None
 
 
-def _undeclared(old: str, new: str, path: str) -> str | None:
+def _find_undeclared(old: str, new: str, path: str) -> str | None:
     """A variable whose declaration was removed while its uses stayed. Python has its own check."""
     if is_python(path) or language_of(path) is None:
         return None
@@ -212,7 +212,7 @@ def _undeclared(old: str, new: str, path: str) -> str | None:
     return None
 
 
-def _free(old: str, new: str, path: str, instruction: str) -> str | None:
+def _find_free_name(old: str, new: str, path: str, instruction: str) -> str | None:
     """A name of JavaScript or TypeScript that the change uses where it is not visible. In a script without
     modules a name of the instruction may come from another script."""
     language = language_of(path)
@@ -224,7 +224,7 @@ def _free(old: str, new: str, path: str, instruction: str) -> str | None:
     return min(fresh, default=None)
 
 
-def _undefined(text: str, path: str, *, fixes: bool = False) -> list[Diagnostic]:
+def _undefined_names(text: str, path: str, *, fixes: bool = False) -> list[Diagnostic]:
     if not is_python(path):
         return []
     return [item for item in check(text, path, fixes=fixes) if item.code in _NAMES]

@@ -156,7 +156,7 @@ class Workspace:
             self._write(writes, targets, tag)
 
     def _write(self, writes: Sequence[FileWrite], targets: Mapping[str, Path], tag: str) -> None:
-        before = {write.path: self._unchanged(write) for write in writes}
+        before = {write.path: self._read_unchanged(write) for write in writes}
         modes = {
             write.path: write.mode if before[write.path] is None else _mode(targets[write.path])
             for write in writes
@@ -164,7 +164,7 @@ class Workspace:
         written = {write.path: write.data for write in writes}
         with contextlib.ExitStack() as cleanup:
             staged = {
-                write.path: self._staged(targets[write.path], write.data, modes[write.path], cleanup, tag)
+                write.path: self._stage(targets[write.path], write.data, modes[write.path], cleanup, tag)
                 for write in writes
                 if write.data is not None
             }
@@ -172,9 +172,9 @@ class Workspace:
             try:
                 for write in writes:
                     # Staging took time: check again.
-                    self._unchanged(write)
+                    self._read_unchanged(write)
                     done.append(write.path)
-                    _put(targets[write.path], staged.get(write.path))
+                    _put_in_place(targets[write.path], staged.get(write.path))
             except BaseException as error:
                 lost = [
                     path
@@ -193,7 +193,7 @@ class Workspace:
         for folder in {target.parent for target in targets.values()}:
             _sync_folder(folder)
 
-    def _unchanged(self, write: FileWrite) -> bytes | None:
+    def _read_unchanged(self, write: FileWrite) -> bytes | None:
         data = self.read_bytes(write.path)
         if (None if data is None else digest(data)) != write.expected:
             raise InputError(
@@ -207,23 +207,23 @@ class Workspace:
         for path in paths:
             with contextlib.suppress(OSError, KeystrokeError):
                 target = self.locate(path)
-                head = _beside(target, tag)
+                head = _temporary_prefix(target, tag)
                 for name in os.listdir(target.parent):
                     if name.startswith(head) and name.endswith(_ENDING):
                         (target.parent / name).unlink()
 
-    def _staged(
+    def _stage(
         self, target: Path, data: bytes, mode: int | None, cleanup: contextlib.ExitStack, tag: str
     ) -> Path:
         """Write the new content to a temporary file in the target's folder, with the target's mode."""
-        name = target.with_name(f"{_beside(target, tag)}{secrets.token_hex(6)}{_ENDING}")
+        name = target.with_name(f"{_temporary_prefix(target, tag)}{secrets.token_hex(6)}{_ENDING}")
         try:
             for folder in _missing_folders(target.parent):
                 folder.mkdir()
-                cleanup.callback(_quietly, folder.rmdir)
+                cleanup.callback(_suppress_errors, folder.rmdir)
             # O_EXCL: fails on a planted link. Private until it has the target's mode.
             handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600)
-            cleanup.callback(_quietly, name.unlink)
+            cleanup.callback(_suppress_errors, name.unlink)
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
@@ -250,7 +250,7 @@ class Workspace:
                 if data is None:
                     target.unlink(missing_ok=True)
                 elif now != data:
-                    _put(target, self._staged(target, data, mode, cleanup, tag))
+                    _put_in_place(target, self._stage(target, data, mode, cleanup, tag))
         except (OSError, InputError):
             return False
         return True
@@ -272,8 +272,8 @@ def _lock(root: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _beside(target: Path, tag: str) -> str:
-    """The prefix of temporary names beside a target; short enough for every file system."""
+def _temporary_prefix(target: Path, tag: str) -> str:
+    """The prefix of temporary names in a target's folder; short enough for every file system."""
     return f".{target.name.encode()[:100].decode(errors='ignore')}.{tag}."
 
 
@@ -281,7 +281,7 @@ def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def _put(target: Path, staged: Path | None) -> None:
+def _put_in_place(target: Path, staged: Path | None) -> None:
     if staged is None:
         target.unlink()
     else:
@@ -296,7 +296,7 @@ def _missing_folders(folder: Path) -> Iterator[Path]:
     yield from reversed(missing)
 
 
-def _quietly(action: Callable[[], None]) -> None:
+def _suppress_errors(action: Callable[[], None]) -> None:
     with contextlib.suppress(OSError):
         action()
 

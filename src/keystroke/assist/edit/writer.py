@@ -73,15 +73,15 @@ class ModelWriter:
         self.last: Generation | None = None
 
     def sample(self, messages: Messages, temperature: float, seed: int) -> Iterator[str]:
-        return self._generate(messages, None, sampled_params(self._chosen(), temperature, seed))
+        return self._generate(messages, None, sampled_params(self._params_or_default(), temperature, seed))
 
     def write_all(self, questions: Sequence[RewriteQuestion]) -> list[str]:
-        return answer_together(self.model, questions, self._chosen(), self._interrupt)
+        return answer_together(self.model, questions, self._params_or_default(), self._interrupt)
 
     def write(self, messages: Messages, prediction: str | None) -> Iterator[str]:
-        return self._generate(messages, prediction, self._chosen())
+        return self._generate(messages, prediction, self._params_or_default())
 
-    def _chosen(self) -> GenerationParams:
+    def _params_or_default(self) -> GenerationParams:
         from keystroke.engine.generation import GenerationParams
 
         return self._params or GenerationParams()
@@ -143,13 +143,13 @@ def answer_together(
             if interrupt is not None:
                 interrupt.check()
             steps = {number: generation.next_step() for number, (generation, _) in running.items()}
-            asked = {number: step for number, step in steps.items() if step is not None}
-            for number in steps.keys() - asked.keys():
+            requests = {number: step for number, step in steps.items() if step is not None}
+            for number in steps.keys() - requests.keys():
                 del running[number]  # its longest length is reached
             began = time.perf_counter()
-            made = model.engine.step_many(list(asked.values()))
+            results = model.engine.step_many(list(requests.values()))
             spent = time.perf_counter() - began
-            for (number, request), step in zip(asked.items(), made, strict=True):
+            for (number, request), step in zip(requests.items(), results, strict=True):
                 generation, ended = running[number]
                 chunk = generation.apply_step(step, spent, len(request.draft))
                 answers[number] += chunk.text

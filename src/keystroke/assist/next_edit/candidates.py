@@ -35,7 +35,7 @@ def find_candidates(
     text = change.after
     rows = text.split("\n")
     changed = (text.count("\n", 0, change.start), text.count("\n", 0, change.new_end) + 1)
-    found = sorted(_guesses(change, rows, changed, problems), key=lambda guess: (-guess[1], guess[0]))
+    found = sorted(_guess_lines(change, rows, changed, problems), key=lambda guess: (-guess[1], guess[0]))
     spots: list[int] = []
     for row, _ in found:
         if all(abs(spot - row) >= apart for spot in spots):
@@ -45,21 +45,21 @@ def find_candidates(
     return spots
 
 
-def _guesses(
+def _guess_lines(
     change: Burst, rows: Sequence[str], changed: tuple[int, int], problems: Sequence[int]
 ) -> Iterator[tuple[int, float]]:
     first, last = max(0, changed[0] - _FAR), min(len(rows), changed[1] + _FAR)
     outside = [row for row in range(first, last) if not changed[0] <= row < changed[1] and rows[row].strip()]
-    yield from _near(outside, changed)
-    yield from _mentions(change, rows, outside, changed)
-    yield from _alike(change, rows, outside)
+    yield from _nearest_lines(outside, changed)
+    yield from _lines_with_names(change, rows, outside, changed)
+    yield from _similar_lines(change, rows, outside)
     for offset in problems:
         row = change.after.count("\n", 0, offset)
         if row in outside:
             yield row, 0.95
 
 
-def _near(outside: Sequence[int], changed: tuple[int, int]) -> Iterator[tuple[int, float]]:
+def _nearest_lines(outside: Sequence[int], changed: tuple[int, int]) -> Iterator[tuple[int, float]]:
     below = next((row for row in outside if row >= changed[1]), None)
     above = next((row for row in reversed(outside) if row < changed[0]), None)
     if below is not None:
@@ -68,26 +68,26 @@ def _near(outside: Sequence[int], changed: tuple[int, int]) -> Iterator[tuple[in
         yield above, 0.55
 
 
-def _mentions(
+def _lines_with_names(
     change: Burst, rows: Sequence[str], outside: Sequence[int], changed: tuple[int, int]
 ) -> Iterator[tuple[int, float]]:
     """Lines with a removed name weigh most, then those with an added name, then those with a name that
     stayed."""
-    gone, came, kept = changed_names(change)
-    for names, weight in ((gone, 1.0), (came, 0.7), (kept, 0.5)):
+    removed, added, kept = changed_names(change)
+    for names, weight in ((removed, 1.0), (added, 0.7), (kept, 0.5)):
         for name in names[:_NAMES]:
             word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
-            said = [row for row in outside if name in rows[row] and word.search(rows[row])]
-            said.sort(key=lambda row: _distance(row, changed))
-            for index, row in enumerate(said[:_PER_NAME]):
+            matching = [row for row in outside if name in rows[row] and word.search(rows[row])]
+            matching.sort(key=lambda row: _distance(row, changed))
+            for index, row in enumerate(matching[:_PER_NAME]):
                 yield row, weight - 0.03 * index
 
 
-def _alike(change: Burst, rows: Sequence[str], outside: Sequence[int]) -> Iterator[tuple[int, float]]:
+def _similar_lines(change: Burst, rows: Sequence[str], outside: Sequence[int]) -> Iterator[tuple[int, float]]:
     """Lines like those that were changed, as they were before."""
     old = [
         words
-        for line in _lines(change.before, change.start, change.old_end)
+        for line in _touched_lines(change.before, change.start, change.old_end)
         if len(words := _words(line)) > 2
     ]
     if not old:
@@ -103,21 +103,21 @@ def _alike(change: Burst, rows: Sequence[str], outside: Sequence[int]) -> Iterat
 
 def changed_names(change: Burst) -> tuple[list[str], list[str], list[str]]:
     """Names removed from the changed lines, added to them, and kept, in their order."""
-    old = dict.fromkeys(_names(_lines(change.before, change.start, change.old_end)))
-    new = dict.fromkeys(_names(_lines(change.after, change.start, change.new_end)))
-    gone = [name for name in old if name not in new]
-    came = [name for name in new if name not in old]
-    return gone, came, [name for name in new if name in old]
+    old = dict.fromkeys(_find_names(_touched_lines(change.before, change.start, change.old_end)))
+    new = dict.fromkeys(_find_names(_touched_lines(change.after, change.start, change.new_end)))
+    removed = [name for name in old if name not in new]
+    added = [name for name in new if name not in old]
+    return removed, added, [name for name in new if name in old]
 
 
-def _lines(text: str, start: int, end: int) -> list[str]:
+def _touched_lines(text: str, start: int, end: int) -> list[str]:
     """The whole lines that [start, end] touches."""
     first = text.rfind("\n", 0, start) + 1
     last = text.find("\n", end)
     return text[first : last if last >= 0 else len(text)].split("\n")
 
 
-def _names(lines: Iterable[str]) -> Iterator[str]:
+def _find_names(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         for name in IDENTIFIER.findall(line):
             if len(name) > 2 and name.lower() not in _COMMON:

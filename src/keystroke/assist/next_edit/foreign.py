@@ -1,9 +1,8 @@
 """The next edit as other editors' plugins ask for it: prompts made for Zeta 2 and for Sweep's models.
 
 Pure text. It recognises such a prompt, reads from it what our own question needs (the file around the
-cursor, the lines that may be rewritten, what was changed lately), and writes the rewritten lines back in the
-words the client reads. What it does not understand whole it does not recognise: the prompt then goes to the
-model as it is.
+cursor, the lines that may be rewritten, recent changes), and writes the rewritten lines in the client's
+format. A prompt that it does not understand completely is not recognised and goes to the model as it is.
 
     Sweep     <|file_sep|>PATH.diff original: updated: ...
               <|file_sep|>current/PATH:A:B LINES <|file_sep|>updated/...
@@ -40,10 +39,10 @@ class PromptFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EditorPrompt:
-    """What a client wants to know: how do the `window`'s lines go on, between `above` and `below`? `cursor`
-    counts in the window. `begun`: the beginning of the answer, which the prompt ends with. `blocks`: the
+    """What a client asks for: the new lines of `window`, between `above` and `below`. `cursor` is an offset
+    in the window. `answer_start`: the beginning of the answer, which the prompt ends with. `blocks`: the
     marks of the window's blocks and where each stands in it. `earlier`: the window before the last change,
-    where the prompt tells."""
+    where the prompt contains it."""
 
     format: PromptFormat
     path: str
@@ -80,16 +79,16 @@ class EditorPrompt:
         return None
 
     def format_answer(self, window: str) -> str:
-        """The window as it should become, in the client's words."""
+        """The new text of the window, in the client's format."""
         if self.format is PromptFormat.ZETA_BLOCKS:
-            return self._in_blocks(window)
+            return self._format_blocks(window)
         return (
             window.removeprefix(self.answer_start)
             if window.startswith(self.answer_start)
             else self.window[len(self.answer_start) :]
         )
 
-    def _in_blocks(self, window: str) -> str:
+    def _format_blocks(self, window: str) -> str:
         """The blocks that hold the change, between their marks; one mark twice where nothing changes."""
         marks, ends = [m for m, _ in self.blocks], [at for _, at in self.blocks]
         if window == self.window:
@@ -103,15 +102,15 @@ class EditorPrompt:
 
 
 def parse_prompt(prompt: str) -> EditorPrompt | None:
-    """What the prompt asks; None where it is no such prompt. Never raises."""
+    """The parsed prompt; None where it is in none of the formats. Never raises."""
     if len(prompt) > LARGEST:
         return None
     if "<|file_sep|>updated/" in prompt:
-        return _sweep(prompt)
+        return _parse_sweep(prompt)
     if _CURSOR in prompt and prompt.count(_CURSOR) == 1:
         for suffix, prefix, middle, file in _DIALECTS:
             if middle in prompt:
-                return _zeta(prompt, suffix, prefix, middle, file)
+                return _parse_zeta(prompt, suffix, prefix, middle, file)
     return None
 
 
@@ -124,18 +123,18 @@ _DIALECTS = (
 # Sweep
 
 
-def _sweep(prompt: str) -> EditorPrompt | None:
-    sections = [_titled(part) for part in prompt.split("<|file_sep|>")[1:]]
+def _parse_sweep(prompt: str) -> EditorPrompt | None:
+    sections = [_split_title(part) for part in prompt.split("<|file_sep|>")[1:]]
     if len(sections) < 2 or prompt.split("<|file_sep|>", 1)[0].strip():
         return None
-    (current, shown), (updated, begun) = sections[-2:]
+    (current, shown), (updated, answer_start) = sections[-2:]
     name = current.removeprefix("current/")
     if name == current or updated != f"updated/{name}" or shown.count(_SWEEP_CURSOR) > 1:
         return None
     shown = shown.removesuffix("\n")
     cursor = shown.find(_SWEEP_CURSOR)
     window = shown.replace(_SWEEP_CURSOR, "")
-    if not window.startswith(begun):
+    if not window.startswith(answer_start):
         return None
     path, lines = _RANGE.sub("", name), _RANGE.search(name)
     above, below, history, earlier = "", "", [], None
@@ -143,32 +142,40 @@ def _sweep(prompt: str) -> EditorPrompt | None:
         if title == f"original/{name}":
             earlier = body.removesuffix("\n")
         elif title.endswith(".diff"):
-            history += _rewritten(title.removesuffix(".diff"), body)
+            history += _parse_rewrites(title.removesuffix(".diff"), body)
         elif title == path:
             above, below = _surroundings(body, window, lines)
-    at = cursor if cursor >= 0 else len(begun)
+    at = cursor if cursor >= 0 else len(answer_start)
     return EditorPrompt(
-        PromptFormat.SWEEP, path, above, window, below, at, tuple(history[-CHANGES:]), begun, earlier=earlier
+        PromptFormat.SWEEP,
+        path,
+        above,
+        window,
+        below,
+        at,
+        tuple(history[-CHANGES:]),
+        answer_start,
+        earlier=earlier,
     )
 
 
-def _titled(part: str) -> tuple[str, str]:
+def _split_title(part: str) -> tuple[str, str]:
     title, _, body = part.partition("\n")
     return title.strip(), body
 
 
-def _rewritten(path: str, body: str) -> list[RecentChange]:
-    """`original:` and `updated:` of one change."""
+def _parse_rewrites(path: str, body: str) -> list[RecentChange]:
+    """The changes of a section, from `original:` and `updated:`."""
     found = []
     for piece in re.split(r"(?m)^original:\n", body)[1:]:
         old, mark, new = piece.partition("updated:\n")
         if mark:
-            found.append(RecentChange(path, _lines(old), _lines(new)))
+            found.append(RecentChange(path, _end_with_newline(old), _end_with_newline(new)))
     return found
 
 
 def _surroundings(body: str, window: str, lines: re.Match[str] | None) -> tuple[str, str]:
-    """What stands above and below the window in the wider piece of the file."""
+    """The text above and below the window in the larger piece of the file."""
     at = body.find(window)
     if at < 0 or not window or (body.find(window, at + 1) >= 0 and lines is None):
         return "", ""
@@ -181,11 +188,11 @@ def _surroundings(body: str, window: str, lines: re.Match[str] | None) -> tuple[
 # Zeta
 
 
-def _zeta(prompt: str, suffix: str, prefix: str, middle: str, file: str) -> EditorPrompt | None:
+def _parse_zeta(prompt: str, suffix: str, prefix: str, middle: str, file: str) -> EditorPrompt | None:
     cut = _blocks_or_merge(prompt, suffix, prefix, middle)
     if cut is None:
         return None
-    head, window, below, begun, blocks = cut
+    head, window, below, answer_start, blocks = cut
     # The file's own section is the last one before the window; the others are history and other files.
     sections = head.split(file)
     path, _, above = sections[-1].partition("\n")
@@ -196,29 +203,37 @@ def _zeta(prompt: str, suffix: str, prefix: str, middle: str, file: str) -> Edit
     for section in sections[1:-1]:
         title, _, body = section.partition("\n")
         if title.strip() in ("edit_history", "edit history"):
-            history = _diffs(body)
+            history = _parse_diffs(body)
     cursor = window.find(_CURSOR)
     window = window.replace(_CURSOR, "")
-    if cursor < 0 or not window.startswith(begun):
+    if cursor < 0 or not window.startswith(answer_start):
         return None
     form = PromptFormat.ZETA_BLOCKS if blocks else PromptFormat.ZETA
     return EditorPrompt(
-        form, path.strip(), above, window, below, cursor, tuple(history[-CHANGES:]), begun, tuple(blocks)
+        form,
+        path.strip(),
+        above,
+        window,
+        below,
+        cursor,
+        tuple(history[-CHANGES:]),
+        answer_start,
+        tuple(blocks),
     )
 
 
 def _blocks_or_merge(
     prompt: str, suffix: str, prefix: str, middle: str
 ) -> tuple[str, str, str, str, list[tuple[str, int]]] | None:
-    """What comes before the window, the window, what comes below it, the answer's beginning, its blocks."""
-    marked, begun = _MARKER.search(prompt), ""
+    """The text before the window, the window, the text below it, the beginning of the answer, the blocks."""
+    marked, answer_start = _MARKER.search(prompt), ""
     if marked is not None:
         last = list(_MARKER.finditer(prompt))[-1]
         rest = prompt[last.end() :]
         if _START in prompt or rest.strip() != middle or last.start() == marked.start():
             return None
-        window, blocks = _unmarked(prompt[marked.start() : last.end()])
-        head, below = _apart(prompt[: marked.start()], suffix, prefix)
+        window, blocks = _strip_marks(prompt[marked.start() : last.end()])
+        head, below = _split_below(prompt[: marked.start()], suffix, prefix)
         return head, window, below, "", blocks
     if prompt.count(_START) == 1:
         before, _, rest = prompt.partition(_START)
@@ -226,23 +241,23 @@ def _blocks_or_merge(
         if not found:
             return None
         if suffix in rest:  # ABOVE and the window first, then what comes below
-            below, found, begun = rest.removeprefix(suffix).partition(middle)
-            return (before, window, below, begun, []) if found and rest.startswith(suffix) else None
-        begun = rest.removeprefix(middle)
-        head, below = _apart(before.removesuffix(middle), suffix, prefix)
-        return head, window, below, begun, []
+            below, found, answer_start = rest.removeprefix(suffix).partition(middle)
+            return (before, window, below, answer_start, []) if found and rest.startswith(suffix) else None
+        answer_start = rest.removeprefix(middle)
+        head, below = _split_below(before.removesuffix(middle), suffix, prefix)
+        return head, window, below, answer_start, []
     if f"{middle}current\n" in prompt and prompt.count(f"{middle}updated\n") == 1:
         before, _, rest = prompt.partition(f"{middle}current\n")
-        window, _, begun = rest.partition(f"{middle}updated\n")
+        window, _, answer_start = rest.partition(f"{middle}updated\n")
         window, _, below = window.partition(f"{suffix}\n")
         if not below:
             before, _, below = before.partition(f"{suffix}\n")
-        return before, window, below, begun, []
+        return before, window, below, answer_start, []
     return None
 
 
-def _apart(before: str, suffix: str, prefix: str) -> tuple[str, str]:
-    """The text before the window without what comes below it, which stands first or last there."""
+def _split_below(before: str, suffix: str, prefix: str) -> tuple[str, str]:
+    """`before` split into the text above the window and the text below it, which comes first or last."""
     if before.startswith(suffix):
         below, _, head = before.removeprefix(suffix).partition(prefix)
         return head, below.removeprefix("\n") if below == "\n" else below
@@ -250,7 +265,7 @@ def _apart(before: str, suffix: str, prefix: str) -> tuple[str, str]:
     return head, below
 
 
-def _unmarked(marked: str) -> tuple[str, list[tuple[str, int]]]:
+def _strip_marks(marked: str) -> tuple[str, list[tuple[str, int]]]:
     """The window without its marks, and where each stood, not counting the cursor."""
     window, blocks, at = "", [], 0
     for mark in _MARKER.finditer(marked):
@@ -260,7 +275,7 @@ def _unmarked(marked: str) -> tuple[str, list[tuple[str, int]]]:
     return window, blocks
 
 
-def _diffs(body: str) -> list[RecentChange]:
+def _parse_diffs(body: str) -> list[RecentChange]:
     """The hunks of unified diffs, each as lines that became others."""
     found: list[RecentChange] = []
     headings = list(_HEADING.finditer(body))
@@ -279,6 +294,6 @@ def _diffs(body: str) -> list[RecentChange]:
     return found
 
 
-def _lines(text: str) -> str:
+def _end_with_newline(text: str) -> str:
     """Whole lines, each with its end."""
     return text if not text or text.endswith("\n") else f"{text}\n"

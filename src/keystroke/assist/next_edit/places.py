@@ -1,8 +1,8 @@
 """The next edit as one question about several places: where, and to what, in one short answer.
 
 One builder for training and for live use, over lines and an encoder alone; it knows no buffers and no
-engine. For a model of the ChatML family with an adapter that has learned this format. History comes first,
-newest last, so that what was typed before keeps its KV.
+engine. For a model of the ChatML family with an adapter that was trained on this format. History comes first,
+newest last, so that the KV cache of earlier changes stays valid.
 
     <|im_start|>user\\nTASK
     <|file_sep|>PATH\\n-OLD\\n+NEW\\n                                     each change, oldest first
@@ -11,8 +11,8 @@ newest last, so that what was typed before keeps its KV.
     the answer: 0 (nothing is left to do), or PLACE FROM TO \\n NEW; then <|im_end|>
 
 A place is at most twelve lines, each behind a letter that is a token of its own; the letter after its last
-line stands for its end. Lines FROM up to TO of the place become NEW. So the first token of an answer is a
-choice among all places and silence at once, and three tokens say where; nothing that stays is written.
+line stands for its end. Lines FROM up to TO of the place become NEW. So the first token of an answer chooses
+among all places and no change, three tokens give the lines, and unchanged lines are not written.
 `<|fim_pad|>` stands before the cursor's line. Lines that enclose a place (by indentation) are shown above
 it without a letter.
 """
@@ -29,17 +29,17 @@ from keystroke.assist.next_edit.prompt import (
     RecentChange,
     fitting_region,
     join_lines,
-    newest_fitting,
+    join_newest,
     short_path,
 )
 from keystroke.engine.tokenizer import Tokenizer
 from keystroke.text.compare import common_ends
 
-VERSION = 3  # of the format; an adapter says which one it has learned
+VERSION = 3  # of the format; an adapter states which one it was trained on
 MOST_PLACES = 6
 REGION = 12  # lines of a place
 HISTORY_TOKENS, CHANGE_TOKENS, CHANGES = 480, 120, 8
-ANSWER_TOKENS = 384  # a longer answer is none
+ANSWER_TOKENS = 384  # at most, of an answer
 _ENCLOSING = 2  # lines shown above a place
 _LETTERS = "ABCDEFGHIJKLM"
 _TASK = (
@@ -51,7 +51,7 @@ _TASK = (
 
 @dataclass(frozen=True, slots=True)
 class PlaceMarks:
-    """The ids of the tokens that hold the parts apart."""
+    """The ids of the tokens between the parts."""
 
     start: int  # <|im_start|>
     end: int  # <|im_end|>
@@ -83,7 +83,8 @@ class PlacesAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PlacesFormat:
-    """A model's way with places. `encode` must make no special tokens from text."""
+    """Builds prompts about several places and parses the answers. `encode` must not turn text into special
+    tokens."""
 
     encode: Encode
     decode: Decode
@@ -98,11 +99,12 @@ class PlacesFormat:
         cursor: int | None = None,
     ) -> PlacesPrompt:
         """The question which of `places` of `lines` changes after `history` (oldest first). `cursor`: the
-        line it stands in. Places come out in the order of the file, at most as many as there are numbers."""
+        cursor's line. The prompt holds the places in the order of the file, at most as many as there are
+        numbers."""
         marks = self.marks
         ordered = tuple(sorted(places, key=lambda place: (place.first, place.last))[: len(marks.numbers) - 1])
         front = [
-            marks.start, *self.encode("user\n" + _TASK), *self._history(history),
+            marks.start, *self.encode("user\n" + _TASK), *self._encode_history(history),
             marks.file, *self.encode(short_path(path)),
         ]  # fmt: skip
         newline = list(self.encode("\n"))
@@ -125,53 +127,53 @@ class PlacesFormat:
             lines, line, size, lambda part: sum(len(self.encode(f"{row}\n")) for row in part)
         )
 
-    def answer(self, prompt: PlacesPrompt, said: PlacesAnswer | None) -> list[int]:
-        """What the model should say: the smallest run of lines that differs; None, or no difference, is
-        silence."""
-        if said is None or said.lines == prompt.lines[said.place]:
+    def encode_answer(self, prompt: PlacesPrompt, answer: PlacesAnswer | None) -> list[int]:
+        """The tokens of an answer: the smallest run of lines that differs; "0" where it is None or changes
+        nothing."""
+        if answer is None or answer.lines == prompt.lines[answer.place]:
             return [self.marks.numbers[0], self.marks.end]
-        old, new = prompt.lines[said.place], said.lines
+        old, new = prompt.lines[answer.place], answer.lines
         first, same = common_ends(old, new)
         marks = self.marks
-        place = [marks.numbers[said.place + 1], marks.letters[first], marks.letters[len(old) - same]]
+        place = [marks.numbers[answer.place + 1], marks.letters[first], marks.letters[len(old) - same]]
         text = join_lines(new[first : len(new) - same])
         return [*place, *self.encode("\n"), *self.encode(text), marks.end]
 
     def parse(self, prompt: PlacesPrompt, tokens: Sequence[int]) -> PlacesAnswer | None:
-        """What the answer makes of a place, or silence as None; raises ValueError where it is neither (no
-        end, no such place, lines out of order)."""
+        """The place with its new lines; None where the answer is "0". Raises ValueError for any other answer
+        (no end, no such place, lines out of order)."""
         marks = self.marks
         if prompt.end not in tokens:
             raise ValueError("the answer does not end")
-        said = list(tokens[: list(tokens).index(prompt.end)])
-        if said == [marks.numbers[0]]:
+        ids = list(tokens[: list(tokens).index(prompt.end)])
+        if ids == [marks.numbers[0]]:
             return None
         numbers = marks.numbers[1 : len(prompt.places) + 1]
-        if len(said) < 3 or said[0] not in numbers:
+        if len(ids) < 3 or ids[0] not in numbers:
             raise ValueError("the answer names no place")
-        place = numbers.index(said[0])
+        place = numbers.index(ids[0])
         old = prompt.lines[place]
         letters = marks.letters[: len(old) + 1]
-        if said[1] not in letters or said[2] not in letters:
+        if ids[1] not in letters or ids[2] not in letters:
             raise ValueError("the answer names no lines")
-        first, last = letters.index(said[1]), letters.index(said[2])
-        text = self.decode(said[3:])
+        first, last = letters.index(ids[1]), letters.index(ids[2])
+        text = self.decode(ids[3:])
         if last < first or (text and not text.startswith("\n")):
             raise ValueError("the answer's lines are out of order")
         text = text.removeprefix("\n")
         new = text.removesuffix("\n").split("\n") if text else []
         return PlacesAnswer(place, (*old[:first], *new, *old[last:]))
 
-    def _history(self, history: Sequence[RecentChange]) -> list[int]:
+    def _encode_history(self, history: Sequence[RecentChange]) -> list[int]:
         parts = []
         for change in reversed(history[-CHANGES:]):
-            sides = (_signed("-", change.before), _signed("+", change.after))
-            gone, came = (list(self.encode(side))[:CHANGE_TOKENS] for side in sides)
-            parts.append([self.marks.file, *self.encode(short_path(change.path)), *gone, *came])
-        return newest_fitting(parts, HISTORY_TOKENS, least=1)
+            sides = (_prefix_lines("-", change.before), _prefix_lines("+", change.after))
+            removed, added = (list(self.encode(side))[:CHANGE_TOKENS] for side in sides)
+            parts.append([self.marks.file, *self.encode(short_path(change.path)), *removed, *added])
+        return join_newest(parts, HISTORY_TOKENS, least=1)
 
 
-def _signed(sign: str, text: str) -> str:
+def _prefix_lines(sign: str, text: str) -> str:
     return "".join(f"{sign}{line}\n" for line in text.removesuffix("\n").split("\n")) if text else ""
 
 
@@ -205,5 +207,5 @@ def places_format(tokenizer: Tokenizer) -> PlacesFormat | None:
 
 
 def adapter_places_format(tokenizer: Tokenizer, learned: Mapping[str, str]) -> PlacesFormat | None:
-    """The format of a model whose adapter says that it has learned this version; None of any other."""
+    """The format of a model whose adapter was trained on this version; None for any other."""
     return places_format(tokenizer) if learned.get("next_edit") == str(VERSION) else None

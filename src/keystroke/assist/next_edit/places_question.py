@@ -40,20 +40,20 @@ class PlacesQuestion(EditQuestion[PlacesFormat]):
         prompt = await asyncio.to_thread(self.prompt)
         if prompt is None:
             return NoEditReason.NOWHERE
-        said = await run(prompt.tokens, PROBE, None)
-        if not said.logprobs:
+        reply = await run(prompt.tokens, PROBE, None)
+        if not reply.logprobs:
             return NoEditReason.LEFT
-        first = said.logprobs[0]
+        first = reply.logprobs[0]
         chances = {token: math.exp(chance) for token, chance in [*first.top, (first.token, first.logprob)]}
         silence, *others = self.format.marks.numbers
         numbers = others[: len(prompt.places)]
         best = max(numbers, key=lambda number: chances.get(number, 0.0))
-        here = chances.get(best, 0.0)
-        if here < PLACE[self.eagerness]:
+        place_chance = chances.get(best, 0.0)
+        if place_chance < PLACE[self.eagerness]:
             return NoEditReason.LEFT if chances.get(silence, 0.0) >= 0.5 else NoEditReason.UNSURE
         draft = [t for line in prompt.lines[numbers.index(best)] for t in self.format.encode(f"{line}\n")]
-        said = await run((*prompt.tokens, best), _writing(prompt), FileDrafter(draft))
-        return await asyncio.to_thread(self.parse_answer, prompt, best, said, here)
+        reply = await run((*prompt.tokens, best), _answer_params(prompt), FileDrafter(draft))
+        return await asyncio.to_thread(self.parse_answer, prompt, best, reply, place_chance)
 
     def prompt(self) -> PlacesPrompt | None:
         """The prompt; None where nothing changed or no candidate place was found."""
@@ -70,22 +70,22 @@ class PlacesQuestion(EditQuestion[PlacesFormat]):
         return self.format.build([*self.history, *changes], self.path, lines, places, self.cursor_line)
 
     def parse_answer(
-        self, prompt: PlacesPrompt, best: int, said: EngineAnswer, here: float
+        self, prompt: PlacesPrompt, best: int, reply: EngineAnswer, place_chance: float
     ) -> PredictedEdits | NoEditReason:
-        """The edits of an answer. `best`: the chosen place, `here` its probability."""
+        """The edits of an answer. `best`: the chosen place, `place_chance` its probability."""
         try:
-            answer = self.format.parse(prompt, (best, *said.tokens))
+            answer = self.format.parse(prompt, (best, *reply.tokens))
         except ValueError:
             return NoEditReason.UNUSABLE
         if answer is None:
             return NoEditReason.LEFT
         edits = self.edits_for(prompt.places[answer.place], answer.lines)
-        written = [entry.logprob for entry in said.logprobs]
+        written = [entry.logprob for entry in reply.logprobs]
         sure = math.exp(sum(written) / len(written)) if written else 1.0
-        return self.judge(edits, sure, TEXT[self.eagerness], here * sure)
+        return self.judge(edits, sure, TEXT[self.eagerness], place_chance * sure)
 
 
-def _writing(prompt: PlacesPrompt) -> GenerationParams:
+def _answer_params(prompt: PlacesPrompt) -> GenerationParams:
     room = min(ANSWER_TOKENS, 96 + 2 * max(len(join_lines(lines)) for lines in prompt.lines))
     return GenerationParams(
         max_tokens=room, sampling=Sampling(logprobs=0), stop_tokens=frozenset({prompt.end})

@@ -9,10 +9,11 @@ engine. History comes first, so that every place asked about shares its tokens; 
 
 Every text is whole lines, each with its newline. In the region each line has its number before it, a token
 of its own, and so has the region's end: <|reserved_1|>LINE<|reserved_2|>LINE...<|reserved_3|>. FROM and TO
-are two of these numbers. So where to change is chosen once, among all lines: a model that had to write the
-whole region would have to leave the old text at some token, and at each one going on with it is likelier.
-`<|cursor|>` stands before the cursor's line if that is in the region. The chance of anything but the first
-answer token `keep` ranks places; the region's own tokens (`EditPrompt.draft`) are a draft of the new text.
+are two of these numbers, so the model chooses the place once, among all lines. If it wrote the whole region,
+it would have to depart from the old text at some token, and repeating the old text is likelier at each one.
+`<|cursor|>` stands before the cursor's line if that is in the region. Places are ranked by the probability
+that the first answer token is not `keep`. The region's own tokens (`EditPrompt.draft`) are a draft of the new
+text.
 
     format = detect(model.tokenizer, model_path)                  # None: the model has not learned edits
     changes = changes_between(old_text, new_text, path)           # after each burst of typing
@@ -33,7 +34,7 @@ from keystroke.engine.tokenizer import Tokenizer
 from keystroke.engine.tokenizer.huggingface import read_json
 from keystroke.text.compare import common_ends
 
-VERSION = 2  # of the format; a model says which one it has learned
+VERSION = 2  # of the format; a model states which one it was trained on
 REGION = 12  # lines that may be rewritten at once
 ABOVE, BELOW = 4, 4  # lines around it that are only read
 HISTORY_TOKENS, CHANGE_TOKENS, CHANGES = 320, 72, 8
@@ -65,7 +66,7 @@ class LineRange:
 @dataclass(frozen=True, slots=True)
 class EditPrompt:
     """`shared`: how many of the tokens are history, the same for every place asked about. `lines`: the
-    region as it stands. `room`: what an answer may take; a longer one is no answer."""
+    region as it stands. `room`: the most tokens of an answer."""
 
     tokens: tuple[int, ...]
     shared: int
@@ -82,7 +83,7 @@ class EditPrompt:
 
 @dataclass(frozen=True, slots=True)
 class EditMarks:
-    """The ids of the tokens that hold the parts apart; `numbers` of a region's lines and of its end."""
+    """The ids of the tokens between the parts; `numbers` of a region's lines and of its end."""
 
     edit: int
     before: int
@@ -103,7 +104,8 @@ SPELLING = (
 
 @dataclass(frozen=True, slots=True)
 class EditFormat:
-    """A model's way with edits. `encode` must make no special tokens from text."""
+    """Builds prompts about one region and parses the answers. `encode` must not turn text into special
+    tokens."""
 
     encode: Encode
     decode: Decode
@@ -120,9 +122,9 @@ class EditFormat:
         """The question whether `region` of `lines` has to change after `history` (oldest first). `cursor`:
         the line it stands in."""
         marks = self.marks
-        front = self._history(history)
-        above = self._fitting([*lines[max(0, region.first - ABOVE) : region.first]], last=True)
-        below = self._fitting([*lines[region.last : region.last + BELOW]], last=False)
+        front = self._encode_history(history)
+        above = self._encode_fitting([*lines[max(0, region.first - ABOVE) : region.first]], last=True)
+        below = self._encode_fitting([*lines[region.last : region.last + BELOW]], last=False)
         inside = tuple(lines[region.first : region.last])
         body: list[int] = []
         for number, line in enumerate(inside):
@@ -139,8 +141,8 @@ class EditFormat:
         """What to ask about when `line` may have to change: fewer lines where they are long."""
         return fitting_region(lines, line, REGION, lambda part: len(self.encode(join_lines(part))))
 
-    def answer(self, old: Sequence[str], new: Sequence[str] | None) -> list[int]:
-        """What the model should say where the region's lines `old` become `new`, or None to leave them."""
+    def encode_answer(self, old: Sequence[str], new: Sequence[str] | None) -> list[int]:
+        """The answer with which the region's lines `old` become `new`; None: they stay."""
         if new is None or list(new) == list(old):
             return [self.marks.keep, self.marks.end]
         first, same = common_ends(old, new)
@@ -149,35 +151,35 @@ class EditFormat:
         return [numbers[first], numbers[len(old) - same], *self.encode(text), self.marks.end]
 
     def parse(self, prompt: EditPrompt, tokens: Sequence[int]) -> list[str] | None:
-        """The lines that the answer puts in the region's place, the old ones where it leaves them; None where
-        it says nothing usable (no end, no place, or a mark in mid-text)."""
+        """The region's lines after the answer, unchanged where it keeps them; None where the answer cannot be
+        used (no end, no place, or a mark inside the text)."""
         if prompt.end not in tokens:
             return None
-        said = list(tokens[: list(tokens).index(prompt.end)])
-        if said == [prompt.keep]:
+        ids = list(tokens[: list(tokens).index(prompt.end)])
+        if ids == [prompt.keep]:
             return list(prompt.lines)
         numbers = self.marks.numbers[: len(prompt.lines) + 1]
-        if len(said) < 2 or said[0] not in numbers or said[1] not in numbers:
+        if len(ids) < 2 or ids[0] not in numbers or ids[1] not in numbers:
             return None
-        first, last = numbers.index(said[0]), numbers.index(said[1])
+        first, last = numbers.index(ids[0]), numbers.index(ids[1])
         marks = self.marks
         others = (marks.keep, marks.edit, marks.before, marks.after, marks.file, marks.cursor, *marks.numbers)
-        if last < first or any(token in others for token in said[2:]):
+        if last < first or any(token in others for token in ids[2:]):
             return None
-        text = self.decode(said[2:])
+        text = self.decode(ids[2:])
         new = text.removesuffix("\n").split("\n") if text else []
         return [*prompt.lines[:first], *new, *prompt.lines[last:]]
 
-    def _history(self, history: Sequence[RecentChange]) -> list[int]:
+    def _encode_history(self, history: Sequence[RecentChange]) -> list[int]:
         marks, parts = self.marks, []
         for change in reversed(history[-CHANGES:]):
             old, new = (list(self.encode(side))[:CHANGE_TOKENS] for side in (change.before, change.after))
             path = self.encode(short_path(change.path))
             parts.append([marks.edit, *path, marks.before, *old, marks.after, *new])
-        return newest_fitting(parts, HISTORY_TOKENS)
+        return join_newest(parts, HISTORY_TOKENS)
 
-    def _fitting(self, lines: list[str], *, last: bool) -> list[int]:
-        """The encoding of as many lines as fit, those next to the region kept longest."""
+    def _encode_fitting(self, lines: list[str], *, last: bool) -> list[int]:
+        """The encoding of as many lines as fit; those farthest from the region are dropped first."""
         while lines:
             tokens = list(self.encode(join_lines(lines)))
             if len(tokens) <= AROUND_TOKENS:
@@ -192,7 +194,7 @@ def join_lines(lines: Sequence[str]) -> str:
 
 def changes_between(old: str, new: str, path: str) -> list[RecentChange]:
     """The changes of whole lines from `old` to `new`, in the order of the file. A change that only adds or
-    only takes away brings the line above along, which says where it is."""
+    only removes includes the line above it, which shows its place."""
     a, b = old.split("\n"), new.split("\n")
     found = []
     for tag, i1, i2, j1, j2 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
@@ -228,7 +230,7 @@ def fitting_region(
     return region
 
 
-def newest_fitting(newest_first: Iterable[Sequence[int]], room: int, least: int = 0) -> list[int]:
+def join_newest(newest_first: Iterable[Sequence[int]], room: int, least: int = 0) -> list[int]:
     """The tokens of the changes that fit, oldest first; `least` of them come in any case."""
     kept: list[Sequence[int]] = []
     for tokens in newest_first:
@@ -254,7 +256,7 @@ def find_marks(tokenizer: Tokenizer) -> EditMarks | None:
 
 
 def detect_edit_format(tokenizer: Tokenizer, path: Path) -> EditFormat | None:
-    """The model's edit format if it says that it has learned this version; None otherwise."""
+    """The model's edit format if it was trained on this version; None otherwise."""
     marks = find_marks(tokenizer)
     if learned_version(path) != VERSION or marks is None:
         return None
@@ -262,10 +264,10 @@ def detect_edit_format(tokenizer: Tokenizer, path: Path) -> EditFormat | None:
 
 
 def learned_version(path: Path) -> object:
-    """The version of the format that a model says it has learned (the GGUF key `keystroke.next_edit`, or
-    `next_edit` in keystroke.json beside the weights); None where it says nothing."""
+    """The version of the format that a model was trained on (the GGUF key `keystroke.next_edit`, or
+    `next_edit` in keystroke.json beside the weights); None where it does not state one."""
     folder = path if path.is_dir() else path.parent
-    said: object = read_json(folder / "keystroke.json").get("next_edit")
+    ids: object = read_json(folder / "keystroke.json").get("next_edit")
     if path.is_file():
-        said = read_metadata(path, lambda key: key == "keystroke.next_edit").get("keystroke.next_edit", said)
-    return said
+        ids = read_metadata(path, lambda key: key == "keystroke.next_edit").get("keystroke.next_edit", ids)
+    return ids

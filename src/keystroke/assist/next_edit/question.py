@@ -43,7 +43,7 @@ _LONGEST_CHANGE = 200  # lines; more is a paste
 class NoEditReason(StrEnum):
     """Why no edit of the model is proposed. The values are wire names."""
 
-    NOWHERE = "nothing_to_change"  # no change, or no candidate place
+    NOWHERE = "nothing_to_change"  # no change was made, or no candidate place was found
     LEFT = "model_leaves_it"  # the model keeps every place
     UNSURE = "low_confidence"
     UNUSABLE = "unusable_answer"
@@ -106,7 +106,7 @@ class EditQuestion(Generic[Form]):
 
     def edits_for(self, place: LineRange, new_lines: Sequence[str]) -> list[Edit]:
         """The smallest edits that make `place` read `new_lines`."""
-        start, end = _span(self.text, place.first, place.last)
+        start, end = _line_span(self.text, place.first, place.last)
         old = self.text[start:end]
         newline = "\r\n" if "\r\n" in old else "\n"
         new = "".join(f"{line}{newline}" for line in new_lines)
@@ -156,18 +156,18 @@ class SinglePlaceQuestion(EditQuestion[EditFormat]):
         prompts = await asyncio.to_thread(self.prompts)
         best: tuple[float, EditPrompt] | None = None
         for prompt in prompts:
-            moves = await self._moves(prompt, run)
-            if best is None or moves > best[0]:
-                best = (moves, prompt)
-            if moves >= SURE:
+            chance = await self._change_chance(prompt, run)
+            if best is None or chance > best[0]:
+                best = (chance, prompt)
+            if chance >= SURE:
                 break
         if best is None:
             return NoEditReason.NOWHERE
-        moves, prompt = best
-        if moves < THRESHOLDS[self.eagerness]:
-            return NoEditReason.LEFT if moves < 0.5 else NoEditReason.UNSURE
-        said = await run(prompt.tokens, _writing(prompt), FileDrafter(prompt.draft))
-        return await asyncio.to_thread(self.parse_answer, prompt, said, moves)
+        chance, prompt = best
+        if chance < THRESHOLDS[self.eagerness]:
+            return NoEditReason.LEFT if chance < 0.5 else NoEditReason.UNSURE
+        reply = await run(prompt.tokens, _answer_params(prompt), FileDrafter(prompt.draft))
+        return await asyncio.to_thread(self.parse_answer, prompt, reply, chance)
 
     def prompts(self) -> list[EditPrompt]:
         """The places to ask about, best guess first."""
@@ -181,22 +181,22 @@ class SinglePlaceQuestion(EditQuestion[EditFormat]):
         return [self.format.build(history, self.path, lines, area, self.cursor_line) for area in regions]
 
     def parse_answer(
-        self, prompt: EditPrompt, said: EngineAnswer, moves: float
+        self, prompt: EditPrompt, reply: EngineAnswer, chance: float
     ) -> PredictedEdits | NoEditReason:
-        """The edits of an answer. `moves`: the probability that the place changes at all."""
-        new_lines = self.format.parse(prompt, said.tokens)
+        """The edits of an answer. `chance`: the probability that the place changes at all."""
+        new_lines = self.format.parse(prompt, reply.tokens)
         if new_lines is None:
             return NoEditReason.UNUSABLE
         edits = self.edits_for(prompt.region, new_lines)
-        sure = moves * _confidence(prompt, said)
+        sure = chance * _confidence(prompt, reply)
         return self.judge(edits, sure, THRESHOLDS[self.eagerness], sure)
 
-    async def _moves(self, prompt: EditPrompt, run: Run) -> float:
+    async def _change_chance(self, prompt: EditPrompt, run: Run) -> float:
         """The probability that the place changes."""
-        said = await run(prompt.tokens, PROBE, None)
-        if not said.logprobs:
+        reply = await run(prompt.tokens, PROBE, None)
+        if not reply.logprobs:
             return 0.0
-        first = said.logprobs[0]
+        first = reply.logprobs[0]
         chances = dict([(first.token, first.logprob), *first.top])
         return 1.0 - math.exp(chances.get(prompt.keep, -math.inf))
 
@@ -204,7 +204,7 @@ class SinglePlaceQuestion(EditQuestion[EditFormat]):
 PROBE = GenerationParams(max_tokens=1, sampling=Sampling(logprobs=_RIVALS), ignore_eos=True)
 
 
-def _writing(prompt: EditPrompt) -> GenerationParams:
+def _answer_params(prompt: EditPrompt) -> GenerationParams:
     """Greedy; keeping the place is excluded, since that was asked before."""
     return GenerationParams(
         max_tokens=prompt.room,
@@ -237,20 +237,20 @@ def merged_edits(old: str, new: str) -> list[Edit]:
     return out
 
 
-def _confidence(prompt: EditPrompt, said: EngineAnswer) -> float:
+def _confidence(prompt: EditPrompt, reply: EngineAnswer) -> float:
     """The geometric mean probability of the new tokens and of those at which the old text continues."""
-    if not said.logprobs:
+    if not reply.logprobs:
         return 1.0
-    tokens = said.tokens[: len(said.logprobs)]
+    tokens = reply.tokens[: len(reply.logprobs)]
     counted: set[int] = set()
     for tag, _, _, start, end in SequenceMatcher(None, prompt.draft, tokens, autojunk=False).get_opcodes():
         if tag != "equal":
             counted.update(range(start, min(end + 1, len(tokens))))
-    chosen = [said.logprobs[i].logprob for i in counted]
+    chosen = [reply.logprobs[i].logprob for i in counted]
     return math.exp(sum(chosen) / len(chosen)) if chosen else 1.0
 
 
-def _span(text: str, first: int, last: int) -> tuple[int, int]:
+def _line_span(text: str, first: int, last: int) -> tuple[int, int]:
     """The offsets of lines [first, last), the last one's line end included where it has one."""
     start = 0
     for _ in range(first):

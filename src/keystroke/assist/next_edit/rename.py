@@ -49,12 +49,12 @@ def find_rename(burst: Burst, language: str) -> tuple[str, str, list[Edit]] | No
     name = leaf_at(root, change.start)
     if name is None or name.kind() not in _NAMES or name.text() != old:
         return None
-    owner = _definition(name)
+    owner = _find_definition(name)
     if owner is None:
         return None
-    scope, member = _scope(name, owner, root)
+    scope, member = _find_scope(name, owner, root)
     edits = []
-    for node in _occurrences(scope, old, name, member=member, parameter=owner.kind() in _PARAMETERS):
+    for node in _find_occurrences(scope, old, name, member=member, parameter=owner.kind() in _PARAMETERS):
         span = node.range()
         start = change.shift_offset(span.start.index)
         edits.append(Edit(start, start + len(old), new))
@@ -69,16 +69,16 @@ def find_uses(text: str, language: str, old: str, new: str) -> list[Edit]:
         for node in walk(root)
         if node.is_leaf() and node.kind() in _NAMES and node.text() == old and not _is_member(node)
     ]
-    if not any(_imported(node) for node in found):
+    if not any(_is_imported(node) for node in found):
         return []
-    return [Edit(n.range().start.index, n.range().end.index, new) for n in found if not _keyword(n)]
+    return [Edit(n.range().start.index, n.range().end.index, new) for n in found if not _is_keyword_name(n)]
 
 
 def is_top_level(burst: Burst, language: str) -> bool:
     """Whether the renamed definition is one that other files can see."""
     change = burst.words()
     name = leaf_at(parse_tree(change.before, language), change.start)
-    owner = _definition(name) if name is not None else None
+    owner = _find_definition(name) if name is not None else None
     if name is None or owner is None or owner.kind() in _PARAMETERS:
         return False
     outer = owner.parent()
@@ -89,40 +89,40 @@ def is_top_level(burst: Burst, language: str) -> bool:
     return True
 
 
-def _definition(name: SgNode) -> SgNode | None:
+def _find_definition(name: SgNode) -> SgNode | None:
     """The node that `name` is the name of, where it is defined there."""
     parent = name.parent()
     if parent is None:
         return None
     kind = parent.kind()
     if kind in _PARAMETERS:
-        return None if _same(parent.field("value"), name) else parent
+        return None if _is_same_node(parent.field("value"), name) else parent
     if kind in _TARGETS:
         field = _TARGETS[kind]
         if field is None:
             return parent
-        return parent if _same(parent.field(field), name) else None
+        return parent if _is_same_node(parent.field(field), name) else None
     if kind in ("pattern_list", "tuple_pattern", "expression_list"):
         outer = parent.parent()
         field = _TARGETS.get(outer.kind()) if outer is not None else None
         if outer is None or field is None:
             return None
-        return outer if _same(outer.field(field), parent) else None
+        return outer if _is_same_node(outer.field(field), parent) else None
     if kind.endswith(
         ("_definition", "_declaration", "_declarator", "_item", "_spec", "_alias", "_signature")
     ):
-        return parent if _same(parent.field("name"), name) else None
+        return parent if _is_same_node(parent.field("name"), name) else None
     return None
 
 
-def _scope(name: SgNode, owner: SgNode, root: SgNode) -> tuple[SgNode, bool]:
+def _find_scope(name: SgNode, owner: SgNode, root: SgNode) -> tuple[SgNode, bool]:
     """The node inside which the name holds, and whether it is reached through its class."""
     # A function's own name belongs to what is around it; a parameter to the function itself.
     at: SgNode | None = owner
     if owner.kind() == "function_declarator":  # C: the name lies deeper than the function
         function = next((node for node in owner.ancestors() if _is_function(node)), None)
         at = function.parent() if function is not None else None
-    elif owner.kind() not in _PARAMETERS and _names_a_thing(owner):
+    elif owner.kind() not in _PARAMETERS and _is_function_or_class(owner):
         at = owner.parent()
     while at is not None:
         if _is_function(at):
@@ -133,29 +133,29 @@ def _scope(name: SgNode, owner: SgNode, root: SgNode) -> tuple[SgNode, bool]:
     return root, False
 
 
-def _names_a_thing(owner: SgNode) -> bool:
+def _is_function_or_class(owner: SgNode) -> bool:
     return _is_function(owner) or owner.kind().startswith(_CLASSES)
 
 
-def _occurrences(
+def _find_occurrences(
     scope: SgNode, old: str, definition: SgNode, *, member: bool, parameter: bool
 ) -> Iterator[SgNode]:
     stack = [scope]
     while stack:
         node = stack.pop()
         if node.is_leaf():
-            if node.kind() not in _NAMES or node.text() != old or _same(node, definition):
+            if node.kind() not in _NAMES or node.text() != old or _is_same_node(node, definition):
                 continue
-            if _is_member(node) is not member or _keyword(node):
+            if _is_member(node) is not member or _is_keyword_name(node):
                 continue
             yield node
             continue
-        if node.range() != scope.range() and not member and _is_function(node) and _has_own(node, old):
+        if node.range() != scope.range() and not member and _is_function(node) and _has_parameter(node, old):
             continue
         stack.extend(reversed(node.children()))
 
 
-def _has_own(function: SgNode, name: str) -> bool:
+def _has_parameter(function: SgNode, name: str) -> bool:
     """Whether a nested function has a parameter of that name."""
     parameters = function.field("parameters")
     if parameters is None:
@@ -173,20 +173,24 @@ def _is_function(node: SgNode) -> bool:
 def _is_member(node: SgNode) -> bool:
     parent = node.parent()
     field = _MEMBERS.get(parent.kind()) if parent is not None else None
-    return parent is not None and field is not None and _same(parent.field(field), node)
+    return parent is not None and field is not None and _is_same_node(parent.field(field), node)
 
 
-def _keyword(node: SgNode) -> bool:
+def _is_keyword_name(node: SgNode) -> bool:
     """`name=` in a call names the other side's parameter."""
     parent = node.parent()
-    return parent is not None and parent.kind() == "keyword_argument" and _same(parent.field("name"), node)
+    return (
+        parent is not None
+        and parent.kind() == "keyword_argument"
+        and _is_same_node(parent.field("name"), node)
+    )
 
 
-def _imported(node: SgNode) -> bool:
+def _is_imported(node: SgNode) -> bool:
     return any("import" in ancestor.kind() for ancestor in node.ancestors())
 
 
-def _same(a: SgNode | None, b: SgNode) -> bool:
+def _is_same_node(a: SgNode | None, b: SgNode) -> bool:
     if a is None:
         return False
     x, y = a.range(), b.range()

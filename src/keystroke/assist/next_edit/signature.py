@@ -36,11 +36,11 @@ class Signature:
 
 def find_changed_calls(burst: Burst, language: str) -> tuple[str, list[Edit]] | None:
     """The function's name and the edits of its calls in `burst.after`."""
-    old = _around(parse_tree(burst.before, language), burst.start, burst.old_end)
+    old = _find_signature(parse_tree(burst.before, language), burst.start, burst.old_end)
     if old is None:
         return None
     root = parse_tree(burst.after, language)
-    new = _around(root, burst.start, burst.new_end)
+    new = _find_signature(root, burst.start, burst.new_end)
     if new is None or new.name != old.name or new.parameters == old.parameters:
         return None
     return _call_edits(root, old, new)
@@ -48,15 +48,15 @@ def find_changed_calls(burst: Burst, language: str) -> tuple[str, list[Edit]] | 
 
 def find_calls_in(text: str, language: str, burst: Burst) -> list[Edit]:
     """The same for another file of the same language."""
-    old = _around(parse_tree(burst.before, language), burst.start, burst.old_end)
-    new = _around(parse_tree(burst.after, language), burst.start, burst.new_end)
+    old = _find_signature(parse_tree(burst.before, language), burst.start, burst.old_end)
+    new = _find_signature(parse_tree(burst.after, language), burst.start, burst.new_end)
     if old is None or new is None or new.name != old.name or old.name not in text:
         return []
     found = _call_edits(parse_tree(text, language), old, new)
     return found[1] if found else []
 
 
-def _around(root: SgNode, start: int, end: int) -> Signature | None:
+def _find_signature(root: SgNode, start: int, end: int) -> Signature | None:
     """The signature whose parameter list holds [start, end]."""
     for node in walk(root):
         if node.kind() not in _LISTS:
@@ -67,13 +67,13 @@ def _around(root: SgNode, start: int, end: int) -> Signature | None:
             name = function.field("name") if function is not None else None
             if function is None or name is None:
                 return None
-            parameters = tuple(p for child in node.children() if (p := _parameter(child)) is not None)
+            parameters = tuple(p for child in node.children() if (p := _read_parameter(child)) is not None)
             method = bool(parameters) and parameters[0].name in _RECEIVERS
             return Signature(name.text(), parameters[method:], method, name.range().start.index)
     return None
 
 
-def _parameter(node: SgNode) -> SignatureParameter | None:
+def _read_parameter(node: SgNode) -> SignatureParameter | None:
     if not node.is_named() or "comment" in node.kind():
         return None
     if node.kind() in ("identifier", "self_parameter"):
@@ -100,20 +100,20 @@ def _call_edits(root: SgNode, old: Signature, new: Signature) -> tuple[str, list
         rename = {}
     edits: list[Edit] = []
     for node in walk(root):
-        if node.kind() in _CALLS and _calls(node, new):
-            edits += _one_call(node, len(before), added, removed, rename)
+        if node.kind() in _CALLS and _is_call_of(node, new):
+            edits += _edits_of_call(node, len(before), added, removed, rename)
     return (new.name, edits) if edits else None
 
 
-def _calls(node: SgNode, signature: Signature) -> bool:
+def _is_call_of(node: SgNode, signature: Signature) -> bool:
     function = node.field("function") or node.field("name")
     if function is None:
         return False
-    said: str = function.text()
-    return said.endswith(f".{signature.name}") if signature.method else said == signature.name
+    called: str = function.text()
+    return called.endswith(f".{signature.name}") if signature.method else called == signature.name
 
 
-def _one_call(
+def _edits_of_call(
     call: SgNode,
     count: int,
     added: list[tuple[int, SignatureParameter]],
@@ -123,22 +123,22 @@ def _one_call(
     inner = call.field("arguments")
     if inner is None:
         return []
-    given = [c for c in inner.children() if c.is_named() and "comment" not in c.kind()]
-    if any(argument.kind() in _SPREAD for argument in given):
+    arguments = [c for c in inner.children() if c.is_named() and "comment" not in c.kind()]
+    if any(argument.kind() in _SPREAD for argument in arguments):
         return []
-    named = {name.text(): c for c in given if (name := c.field("name")) is not None and "=" in c.text()}
-    plain = [c for c in given if c not in named.values()]
+    named = {name.text(): c for c in arguments if (name := c.field("name")) is not None and "=" in c.text()}
+    plain = [c for c in arguments if c not in named.values()]
     edits: list[Edit] = []
     for name, argument in named.items():
         if name in rename:
             start = argument.range().start.index
             edits.append(Edit(start, start + len(name), rename[name]))
-    if added and len(given) > count - len(removed):
+    if added and len(arguments) > count - len(removed):
         return edits  # it has been brought up to date already
     for index, name in removed:
-        victim = named.get(name) or (plain[index] if index < len(plain) else None)
-        if victim is not None and victim in given:
-            edits.append(_without(given, given.index(victim)))
+        dropped = named.get(name) or (plain[index] if index < len(plain) else None)
+        if dropped is not None and dropped in arguments:
+            edits.append(_remove_argument(arguments, arguments.index(dropped)))
     for index, parameter in added:
         if parameter.optional or parameter.name in named:
             continue
@@ -146,16 +146,16 @@ def _one_call(
             at = plain[index].range().start.index
             edits.append(Edit(at, at, f"{parameter.name}, "))
         else:
-            at = given[-1].range().end.index if given else inner.range().start.index + 1
+            at = arguments[-1].range().end.index if arguments else inner.range().start.index + 1
             text = f"{parameter.name}={parameter.name}" if named else parameter.name
-            edits.append(Edit(at, at, f", {text}" if given else text))
+            edits.append(Edit(at, at, f", {text}" if arguments else text))
     return edits
 
 
-def _without(given: list[SgNode], index: int) -> Edit:
+def _remove_argument(arguments: list[SgNode], index: int) -> Edit:
     """Take one argument out with the comma that belongs to it."""
-    span = given[index].range()
-    if index + 1 < len(given):
-        return Edit(span.start.index, given[index + 1].range().start.index, "")
-    start = given[index - 1].range().end.index if index else span.start.index
+    span = arguments[index].range()
+    if index + 1 < len(arguments):
+        return Edit(span.start.index, arguments[index + 1].range().start.index, "")
+    start = arguments[index - 1].range().end.index if index else span.start.index
     return Edit(start, span.end.index, "")

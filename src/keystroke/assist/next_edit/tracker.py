@@ -23,7 +23,7 @@ from keystroke.text.rebase import DropReason
 
 LARGEST = 400_000  # characters; larger files are not searched
 _HISTORY = 8
-_REFUSED = 32
+_MOST_DISMISSED = 32
 _NEAR = 48  # characters between two edits that still belong together
 
 
@@ -65,7 +65,7 @@ class RuleSearch:
         burst = burst_between(self.baseline, text)
         if burst is None:
             return None
-        found = self._found(burst, others)
+        found = self._find_edits(burst, others)
         if found is None:
             return None
         cause, title, own, elsewhere = found
@@ -74,7 +74,7 @@ class RuleSearch:
         places += [ProposedEdit(name, edit) for name, edits in elsewhere.items() for edit in edits]
         return NextEditProposal("", cause, title, tuple(places)) if places else None
 
-    def _found(
+    def _find_edits(
         self, burst: Burst, others: Mapping[str, str]
     ) -> tuple[Cause, str, list[Edit], dict[str, list[Edit]]] | None:
         language = self.language
@@ -122,7 +122,7 @@ class NextEditTracker:
         self._language = language if language in LANGUAGES else None
         self._path = path
         self._trail: deque[RecentChange] = trail if trail is not None else deque(maxlen=CHANGES)
-        self._dismissed: deque[tuple[str, str]] = deque(maxlen=_REFUSED)
+        self._dismissed: deque[tuple[str, str]] = deque(maxlen=_MOST_DISMISSED)
         self._accepted_last: Burst | None = None  # the model's edit that was just accepted
         self._baseline = text  # the text before the burst under way
         self._span: tuple[int, int] | None = None  # of the burst, in the text as it is now
@@ -166,7 +166,7 @@ class NextEditTracker:
         return Intent(change, tuple(self._trail), frozenset(self._dismissed))
 
     def adopt(self, proposal: NextEditProposal | None) -> NextEditProposal | None:
-        """Make this the current proposal; one with the same intent keeps its id."""
+        """Make this the current proposal. It keeps the id of the last one if it has the same purpose."""
         if proposal is None:
             self.proposal = None
             return None
@@ -220,7 +220,9 @@ class NextEditTracker:
         for index, place in enumerate(proposal.edits):
             if place.buffer is None and place.edit == edit:
                 rest = [p for i, p in enumerate(proposal.edits) if i != index]
-                moved = tuple(p for p in (_moved(p, edit) for p in rest) if isinstance(p, ProposedEdit))
+                moved = tuple(
+                    p for p in (_rebase_place(p, edit) for p in rest) if isinstance(p, ProposedEdit)
+                )
                 self.proposal = replace(proposal, edits=moved) if moved else None
                 return True
         return False
@@ -229,7 +231,7 @@ class NextEditTracker:
         proposal = self.proposal
         if proposal is None:
             return None
-        moved = [_moved(place, edit) for place in proposal.edits]
+        moved = [_rebase_place(place, edit) for place in proposal.edits]
         kept = tuple(p for p in moved if isinstance(p, ProposedEdit))
         if not kept:
             self.proposal = None
@@ -243,12 +245,12 @@ def proposal_from_model(text: str, found: PredictedEdits) -> NextEditProposal:
     """A proposal from the model's edits."""
     first = found.edits[0]
     line = text.count("\n", 0, first.start) + 1
-    said = next((row.strip() for row in first.text.split("\n") if row.strip()), "")
-    title = f"Change line {line} to {said:.40}" if said else f"Take out at line {line}"
+    first_line = next((row.strip() for row in first.text.split("\n") if row.strip()), "")
+    title = f"Change line {line} to {first_line:.40}" if first_line else f"Take out at line {line}"
     return NextEditProposal("", Cause.MODEL, title, tuple(ProposedEdit(None, edit) for edit in found.edits))
 
 
-def _moved(place: ProposedEdit, typed: Edit) -> ProposedEdit | Dropped:
+def _rebase_place(place: ProposedEdit, typed: Edit) -> ProposedEdit | Dropped:
     if place.buffer is not None:
         return place
     result = rebase(place.edit, (typed,))
